@@ -86,7 +86,7 @@ def test_growth_is_what_counts_and_a_restart_is_no_growth() -> None:
     assert growth(now, Counts()) == now
 
 
-def read_file(path: str, key: str | None) -> str:
+def read_file(path: str | Path, key: str | None) -> str:
     try:
         return Path(path).read_text()
     except OSError as error:
@@ -184,20 +184,18 @@ def test_the_size_of_a_cache_is_no_growth() -> None:
     assert counter_columns(sglang)["cache_size"] == 4096
 
 
-def test_a_page_that_was_read_before_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers: list[str | None] = []
-
-    def next_answer(url: str, key: str | None) -> str:
-        text = answers.pop(0)
-        if text is None:
-            raise RequestFailed("nothing answers")
-        return text
-
-    monkeypatch.setattr(counters, "page", next_answer)
+def test_a_page_that_was_read_before_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    absent, zero, full = tmp_path / "absent", tmp_path / "zero", tmp_path / "full"
+    zero.write_text("llamacpp:tokens_predicted_total 0\n")
+    full.write_text(VLLM)
+    answers: list[Path] = []
+    monkeypatch.setattr(counters, "page", lambda url, key: read_file(answers.pop(0), key))
     monkeypatch.setattr(counters, "_RETRY_S", 0.0)
     page = CounterPage("http://localhost/v1", None, ["http://localhost/metrics"])
     # What is read each time, and whether that is enough; all of it is asked for, and no more.
-    for texts in ([None], ["llamacpp:tokens_predicted_total 0\n"], [None, None, VLLM], [None] * 3):
-        answers += texts
-        assert (page.read() is not None) == (texts[-1] is not None)
+    for files in ([absent], [zero], [absent, absent, full], [absent] * 3):
+        answers += files
+        assert (page.read() is not None) == files[-1].exists()
         assert answers == []
