@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from harness.config.errors import RunError, SettingError, nearest
 from harness.config.failures import explain, first_line
 from harness.config.packages import INSTALL_LOCAL, is_installed
@@ -135,33 +133,23 @@ def _parsed(text: str, place: str) -> Any:
 
 def _table(content: bytes, suffix: str) -> list[dict[str, Any]]:
     """The rows of a `.csv` or `.parquet` file, by column."""
-    import pandas
-
     file = io.BytesIO(content)
     try:
         if suffix == ".csv":
+            import pandas
+
             # Excel writes semicolons where a comma divides decimals.
             heading = content.partition(b"\n")[0].decode(errors="replace")
             separator = max(",;\t", key=heading.count)
             table = pandas.read_csv(file, sep=separator, dtype=str, keep_default_na=False)
-        else:
-            table = pandas.read_parquet(file, engine="pyarrow")
+            return [
+                {str(name): cell for name, cell in row.items()} for row in table.to_dict("records")
+            ]
+        from pyarrow import parquet
+
+        rows: list[dict[str, Any]] = parquet.read_table(file).to_pylist()
     except ImportError:
         raise BadFile("needs pyarrow: pip install 'specharness[parquet]'") from None
     except (OSError, ValueError) as error:
         raise BadFile(f"cannot be read as {suffix} ({first_line(error)})") from None
-    return [
-        {str(column): _plain(value) for column, value in row.items()}
-        for row in table.to_dict("records")
-    ]
-
-
-def _plain(value: Any) -> Any:
-    """Arrays as lists, also within objects, and a missing number or text as None."""
-    if isinstance(value, np.ndarray):
-        return [_plain(entry) for entry in value]
-    if isinstance(value, dict):
-        return {name: _plain(entry) for name, entry in value.items()}
-    if isinstance(value, float) and np.isnan(value):
-        return None
-    return value
+    return rows
