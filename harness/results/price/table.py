@@ -17,7 +17,7 @@ from statistics import fmean
 
 from harness.config.errors import SettingError
 from harness.config.settings import LARGEST_K
-from harness.results.price.value import QUEUED, IterationCost, why_queued
+from harness.results.price.value import IterationCost, why_queued
 from harness.results.runs import grouped
 from harness.results.statistics.interval import Interval
 
@@ -221,8 +221,9 @@ def _refused(regular: Sequence[_Row], members: Sequence[_Row]) -> dict[int, str]
     refused = {}
     for row in members:
         beside = alone.get(row.rows)
-        if row.waits and beside and row.waits / beside >= QUEUED:
-            refused[row.rows] = why_queued(row.rows, row.waits / beside)
+        reason = why_queued(row.rows, row.waits / beside) if row.waits and beside else None
+        if reason:
+            refused[row.rows] = reason
     return refused
 
 

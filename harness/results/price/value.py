@@ -31,15 +31,17 @@ from harness.results.statistics.interval import CONFIDENCE, Coverage, Interval
 COSTS_FILE = "costs.json"
 _VERSION = 1
 # Answers that take this many times as long as decoding explains, beside the regular ones, have waited in a queue.
-QUEUED = 1.5
+_QUEUED = 1.5
 
 
-def why_queued(rows: int, waits: float) -> str:
-    """The reason for which a load has no price.
+def why_queued(rows: int, waits: float) -> str | None:
+    """Why a load has no price; None where the engine does not queue.
 
     Args:
         waits: the time of an answer over that of decoding it, over the same of the regular arm.
     """
+    if waits < _QUEUED:
+        return None
     return (
         f"has no price with {rows} in flight: beside the regular ones, answers take {waits:.1f} times as long as"
         " decoding explains, so that the engine queues: ask for fewer at once"
