@@ -64,6 +64,11 @@ def new_client(url: str, key: str | None, timeout_s: float) -> httpx2.AsyncClien
     )
 
 
+def root_of(url: str) -> str:
+    """The address of a server, whose API has this one: without `/v1`."""
+    return url.rstrip("/").removesuffix("/v1")
+
+
 def page(url: str, key: str | None) -> str:
     """The body of a page of a server, on a connection of its own.
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from harness.engines.counts import Counts, growth
-from harness.servers.connection import RequestFailed, page
+from harness.servers.connection import RequestFailed, page, root_of
 from harness.servers.dialects import has_no_drafts, known_counters
 from harness.servers.identity import start_time
 
@@ -62,7 +62,7 @@ class CounterPage:
     """
 
     def __init__(self, url: str, key: str | None, pages: Sequence[str] = ()) -> None:
-        root = url.rstrip("/").removesuffix("/v1")
+        root = root_of(url)
         self._key = key
         self._candidates = [pages] if pages else [(root + path,) for path in _PAGES]
         self._last: Counts | None = None

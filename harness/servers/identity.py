@@ -17,7 +17,7 @@ from harness.config.errors import SettingError, from_outside
 from harness.config.model_names import SERVED
 from harness.config.settings import ModelSettings
 from harness.engines.record import ServerIdentity
-from harness.servers.connection import RequestFailed, page
+from harness.servers.connection import RequestFailed, page, root_of
 from harness.servers.dialects import DIALECTS, known_pages
 
 # Prometheus's name for it, in seconds.
@@ -76,15 +76,15 @@ def server_report(url: str, key: str | None = None) -> ServerReport | None:
     Args:
         key: of the API.
     """
-    root = url.rstrip("/").removesuffix("/v1")
+    root = root_of(url)
     about: dict[str, Any] = {}
     try:
         models = _models(_answer(f"{url.rstrip('/')}/models", key, may_refuse=False))
         for path, names in known_pages().items():
             answer = _as_mapping(_answer(root + path, key))
             about |= {f"{path} {name}": answer[name] for name in names if name in answer}
-            # llama.cpp's list has no max_model_len, but the context of the training; this page has that of a request.
-            settings = answer.get("default_generation_settings") if path == "/props" else None
+            # llama.cpp's list has the context of the training, and no max_model_len; /props has that of a request.
+            settings = answer.get("default_generation_settings")
             context = settings.get("n_ctx") if isinstance(settings, dict) else None
             if isinstance(context, int) and context > 0:
                 models = [model._replace(context=model.context or context) for model in models]
@@ -108,7 +108,7 @@ def why_not_ready(url: str, key: str | None) -> str | None:
     Raises:
         SettingError: it wants a key, or another one.
     """
-    root = url.rstrip("/").removesuffix("/v1")
+    root = root_of(url)
     models = f"{url.rstrip('/')}/models"
     for place in (f"{root}/health", models):
         try:
