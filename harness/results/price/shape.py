@@ -167,17 +167,21 @@ def _fits(design: Floats, ms: Floats, errors: Floats, freedom: float) -> bool:
     return float(special.fdtrc(num_free, freedom, mean_square)) >= _LEVEL
 
 
+def _fitted(design: Floats, ms: Floats, errors: Floats) -> Floats:
+    """Coefficients by weighted least squares."""
+    return np.asarray(np.linalg.lstsq(design / errors[:, None], ms / errors, rcond=None)[0])
+
+
 def _residuals(design: Floats, ms: Floats, errors: Floats) -> Floats:
-    coefficients = np.linalg.lstsq(design / errors[:, None], ms / errors, rcond=None)[0]
-    return np.asarray(ms - design @ coefficients)
+    return np.asarray(ms - design @ _fitted(design, ms, errors))
 
 
 def _coefficients(design: Floats, ms: Floats, errors: Floats, freedom: float) -> Sequence[Interval]:
-    """Weighted least squares, each with its interval."""
+    """The coefficients of `_fitted`, each with its interval."""
     # Not by `weighted.T @ weighted`, which overflows where a file holds a number that no machine takes.
     inverse = np.linalg.pinv(design / errors[:, None])
     covariance = inverse @ inverse.T
-    coefficients = inverse @ (ms / errors)
+    coefficients = _fitted(design, ms, errors)
     widths = t_quantile((1 - CONFIDENCE) / 2, freedom) * np.sqrt(np.diag(covariance))
     return [
         Interval(float(value), float(value - width), float(value + width))
@@ -206,7 +210,7 @@ def _steps(
         best = min(left, key=lambda index: left[index][0])
         design = left[best][1]
         indices.append(best)
-    jumps = np.linalg.lstsq(design / errors[:, None], ms / errors, rcond=None)[0][line.shape[1] :]
+    jumps = _fitted(design, ms, errors)[line.shape[1] :]
     steps = []
     for index, jump in zip(indices, jumps, strict=True):
         change = float(jump / ms[index - 1])
