@@ -27,7 +27,7 @@ from harness.local.drafting.method import Pair
 from harness.local.engine.pair import PlacedPair
 from harness.local.models.devices import synchronize
 from harness.local.runners.attention import without_cudnn
-from harness.measuring.prompts.chat_templates import encode_prompts
+from harness.measuring.prompts.chat_templates import Template
 from harness.measuring.prompts.sets import load_prompts
 from harness.reporting.table import Column, Table, TableRow
 from harness.reporting.terminal import plain_console, print_document
@@ -91,7 +91,7 @@ def load(settings: LatencySettings, prompt_tokens: int = 128) -> Pair:
 def read_prompts(settings: LatencySettings, pair: Pair, count: int) -> list[list[int]]:
     """Token ids of the first prompts of the settings' prompt set."""
     prompts = [prompt.chat() for prompt in load_prompts(settings.prompts).take(count)]
-    return encode_prompts(pair.tokenizer, prompts, settings.chat_template)
+    return Template(pair.tokenizer, settings.chat_template).encode(prompts)
 
 
 def timed(

@@ -78,11 +78,11 @@ def report_coverage(options: argparse.Namespace) -> None:
 
 
 def report_comparisons(options: argparse.Namespace) -> None:
-    show("slow-down %", "worse %", "promised %", "better %", "no worse than 2 %")
+    show("slow-down %", "worse %", "better %", "no worse than 2 %")
     rng = np.random.default_rng(1)
     spread = Spread(0.013, 0.0, 0.02)
     for slowdown in SLOWDOWNS:
-        worse, better, no_worse, promised = 0, 0, 0, 0.0
+        worse, better, no_worse = 0, 0, 0
         for _ in range(options.repetitions):
             before, _ = measurement(rng, spread, options.runs, options.prompts)
             after, _ = measurement(rng, spread, options.runs, options.prompts)
@@ -90,9 +90,7 @@ def report_comparisons(options: argparse.Namespace) -> None:
             worse += found.change.low > 1
             better += found.change.high < 1
             no_worse += found.verdict in ("better", "no worse")
-            if found.estimate is not None:
-                promised += found.estimate.chance_to_see(1 + slowdown)
-        counts = (worse, promised, better, no_worse)
+        counts = (worse, better, no_worse)
         shares = [f"{100 * count / options.repetitions:.1f}" for count in counts]
         show(f"{100 * slowdown:g}", *shares)
     print()

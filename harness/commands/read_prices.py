@@ -21,9 +21,9 @@ from harness.measuring.prices import (
     why_no_price,
 )
 from harness.measuring.rows import LatencyRow
-from harness.results.cost_tables import Table, read_table
 from harness.results.files import read_kind
-from harness.results.iteration_cost import COSTS_FILE, IterationCost
+from harness.results.price.table import Table, read_table
+from harness.results.price.value import COSTS_FILE, IterationCost
 from harness.results.rows.acceptance import AcceptanceRow
 from harness.results.runs import Run, grouped
 from harness.results.statistics.interval import Interval

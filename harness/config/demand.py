@@ -17,8 +17,6 @@ class Demand:
         prompt_tokens: length of the longest prompt.
         new_tokens: the most new tokens of a row.
         num_draft_tokens: K; 0 without a draft.
-        rows_setting, tokens_setting: the settings of `batch_size` and `new_tokens`, which advice
-            names.
     """
 
     batch_size: int
@@ -26,8 +24,6 @@ class Demand:
     new_tokens: int
     num_draft_tokens: int
     runner: RunnerName
-    rows_setting: str = "batch_size"
-    tokens_setting: str = "decoding.max_new_tokens"
 
     @property
     def row_tokens(self) -> int:

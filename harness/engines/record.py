@@ -8,7 +8,7 @@ and help are known without it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 
@@ -84,12 +84,6 @@ class Opening(Preparation):
     load: Callable[[], Pair]
     directory: Path = Path()
 
-    @property
-    def context(self) -> int:
-        """The most tokens of a prompt with its answer and what is drafted beyond it."""
-        new_tokens = self.decoding.max_new_tokens + self.settings.most_draft_tokens + 1
-        return self.longest_prompt + new_tokens
-
 
 @dataclass(frozen=True)
 class ServerIdentity:
@@ -103,6 +97,23 @@ class ServerIdentity:
 
     about: Mapping[str, Any]
     started: str | None
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """The servers of a run, which are part of what is measured.
+
+    Attributes:
+        servers: those that run already, as they describe themselves now.
+        answers: whether each of these did.
+        commands: of those that are started, each as its words: the files that they name count, too.
+        variables: of the environment, which say how such servers run and on which devices, without keys.
+    """
+
+    servers: Sequence[ServerIdentity] = ()
+    answers: bool = True
+    commands: Sequence[Sequence[str]] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
 
 
 class EngineRecord(RecordWithSettings, Abilities, Generic[OwnSettings]):
@@ -167,22 +178,9 @@ class EngineRecord(RecordWithSettings, Abilities, Generic[OwnSettings]):
             instead = "; servers need none of them: harness latency -- llama-server ..."
             require_local("engine", self.name, instead)
 
-    def identities(self, run: RunSettings) -> Sequence[ServerIdentity] | None:
-        """The servers that run already as they describe themselves now; None where one does not answer.
-
-        Who they are is part of what is measured.
-        """
-        return []
-
-    def variables(self, environment: Mapping[str, str]) -> dict[str, str]:
-        """The variables of an environment that say how servers run and on which devices, without keys."""
-        return {}
-
-    def commands(self, run: RunSettings) -> Sequence[Sequence[str]]:
-        """The commands of the servers that it starts, each as its words: the files that they name are part of what is
-        measured.
-        """
-        return []
+    def elsewhere(self, run: RunSettings) -> Elsewhere:
+        """Who answers a run outside of this process, as far as that decides what is measured."""
+        return Elsewhere()
 
     def columns(self, run: RunSettings) -> Mapping[str, Any]:
         """Columns about the pair that are known of an engine that does not load it, such as K in a server's command."""

@@ -37,8 +37,6 @@ def acceptance_columns(requests: Sequence[RequestRecord]) -> dict[str, Any]:
     """The fields of `AcceptanceFigures` that these answers give, by name; None for what they do not report.
 
     An answer that reports nothing, among others that do, drafted nothing: llama.cpp leaves zeros out.
-
-    Args:
     """
     reported = [request for request in requests if request.outcomes or request.num_drafted]
     if not reported:

@@ -19,7 +19,6 @@ def ask_all(
     questions: Sequence[Question],
     warmups: Sequence[Question] = (),
     *,
-    allow_failures: bool = False,
     so_far: Callable[[], str | None] = lambda: None,
 ) -> Iterator[tuple[Question, Answers]]:
     """Give every arm every question, in turns; yields each question with all answers.
@@ -28,9 +27,7 @@ def ask_all(
     """
     unanswered = iter(questions)
     answers: Answers = {}
-    for generation in ask_in_turns(
-        engine, questions, warmups, allow_failures=allow_failures, so_far=so_far
-    ):
+    for generation in ask_in_turns(engine, questions, warmups, so_far=so_far):
         answers[generation.arm] = generation
         if len(answers) == len(engine.arms):
             yield next(unanswered), answers

@@ -24,7 +24,7 @@ from harness.config.machine import cpu_name, gpu_names, num_usable_cores, other_
 from harness.config.methods import METHODS
 from harness.config.run import RunSettings
 from harness.config.settings import ModelSettings, PromptSettings
-from harness.engines.record import ServerIdentity
+from harness.engines.record import Elsewhere
 from harness.engines.registry import ENGINES, engine_of
 from harness.results.environment import package_version
 from harness.results.files import read_rows
@@ -119,21 +119,18 @@ def identify(settings: RunSettings, leaving_out: Collection[str] = ()) -> Measur
     Args:
         leaving_out: names of further settings that do not matter.
     """
-    servers = engine_of(settings).identities(settings)
-    digest = _digest(settings, leaving_out, servers or [])
-    if servers is None:
-        return Measurement(digest, reusable=False)
+    elsewhere = engine_of(settings).elsewhere(settings)
+    digest = _digest(settings, leaving_out, elsewhere)
+    servers = elsewhere.servers
     times = [server.started for server in servers if server.started is not None]
     started = "; ".join(times) if times and len(times) == len(servers) else None
     always = settings.resume == "always"
-    is_known = started is not None if servers else not engine_of(settings).commands(settings)
-    reusable = always or is_known
+    is_known = started is not None if servers else not elsewhere.commands
+    reusable = elsewhere.answers and (always or is_known)
     return Measurement(digest, started, reusable, any_start=always)
 
 
-def _digest(
-    settings: RunSettings, leaving_out: Collection[str], servers: Sequence[ServerIdentity]
-) -> str:
+def _digest(settings: RunSettings, leaving_out: Collection[str], elsewhere: Elsewhere) -> str:
     """The digest of a measurement.
 
     Weights on a hub count with repository, revision and commit, weights in a directory with their
@@ -149,8 +146,6 @@ def _digest(
     if prompts:
         prompts = _prompts(prompts)
     cpu = [*other_gpus(), cpu_name(), num_usable_cores(), os.environ.get("OMP_NUM_THREADS")]
-    engine = engine_of(settings)
-    commands = engine.commands(settings)
     # Of a command in the user's own file.
     command = Path(sys.modules[type(settings).__module__].__file__ or "")
     everything: dict[str, Any] = {
@@ -158,9 +153,9 @@ def _digest(
         "settings": asked,
         "prompts": prompts,
         "weights": [_weights(model) for model in settings.models.values()],
-        "servers": [server.about for server in servers],
-        "commands": [_of_command(words) for words in commands],
-        "variables": engine.variables(os.environ) if commands else {},
+        "servers": [server.about for server in elsewhere.servers],
+        "commands": [_of_command(words) for words in elsewhere.commands],
+        "variables": elsewhere.variables,
         "machine": gpu_names() or cpu,
         "versions": {name: package_version(name) for name in _PACKAGES},
         "source": _source(),

@@ -17,14 +17,8 @@ import numpy as np
 
 from harness.config.model_names import SECOND_COMMAND
 from harness.measuring.rows import LatencyRow
-from harness.results.iteration_cost import (
-    QUEUED,
-    IterationCost,
-    Point,
-    StartNoise,
-    mean_time,
-    why_queued,
-)
+from harness.results.price.shape import Point, StartNoise
+from harness.results.price.value import IterationCost, mean_time, why_queued
 from harness.results.prompt_times import Unit, rows_by_unit
 from harness.results.rows.prompts import LatencyPromptRow, decoded_and_iterations
 from harness.results.runs import Run, grouped
@@ -62,9 +56,9 @@ def iteration_cost(
         by_phases += _by_phases(run, run_points, in_one_pass)
         if load is None:
             continue
-        waits = _waits(run)
-        if load > 1 and waits >= QUEUED:
-            refused[load] = why_queued(load, waits)
+        reason = why_queued(load, _waits(run))
+        if load > 1 and reason:
+            refused[load] = reason
         measured += [point for point in run_points if point.width == 1 or not _drafts_less(row)]
     by_place = grouped(measured, _PLACE)
     for point in by_phases:

@@ -25,7 +25,7 @@ from harness.engines.registry import engine_of
 from harness.engines.tokenizer import Tokenizer
 from harness.measuring.measurement import Measurement, further_settings, identify
 from harness.measuring.progress import note, say
-from harness.measuring.prompts.encoding import Encoded, encode, encode_set, origin
+from harness.measuring.prompts.encoding import Encoded, Encoder, origin
 from harness.measuring.prompts.sets import Prompt, PromptSet
 from harness.results.acceptance import Acceptance
 from harness.results.environment import environment_columns, new_run_id, write_environment
@@ -150,6 +150,11 @@ class Session:
         """The tokenizer that the pair shares."""
         return self.planned.tokenizer
 
+    @property
+    def encoder(self) -> Encoder:
+        """Encodes prompts for the pair."""
+        return Encoder(self.planned, self.settings)
+
     def identify(self) -> Measurement:
         """The identity of the measurement, by which `resume` finds earlier rows; determined once.
 
@@ -188,7 +193,7 @@ class Session:
         Raises:
             SettingError: a prompt does not fit into a model's context with its new tokens.
         """
-        token_ids = encode(self.planned, self.settings, prompts)
+        token_ids = self.encoder.encode(prompts)
         new_tokens = new_tokens or self.settings.decoding.max_new_tokens
         excess = self.planned.excess(token_ids, new_tokens)
         if excess is not None:
@@ -217,9 +222,7 @@ class Session:
         if about is not None and not self._said_origin:
             say(about)
         self._said_origin = True
-        encoded = encode_set(
-            self.planned, settings, prompt_set, prompts, new_tokens, answers, num_others
-        )
+        encoded = self.encoder.encode_set(prompt_set, prompts, new_tokens, answers, num_others)
         self._too_long["num_skipped"] = encoded.num_skipped
         self._too_long["num_truncated"] = encoded.num_truncated
         return encoded
@@ -234,9 +237,6 @@ class Session:
         batch_size: int,
         prompt_tokens: int,
         new_tokens: int | None = None,
-        *,
-        rows_setting: str = "batch_size",
-        tokens_setting: str = "decoding.max_new_tokens",
     ) -> PlacedPair | None:
         """Place the pair with its caches, and say where; write `environment.json`.
 
@@ -246,8 +246,6 @@ class Session:
             batch_size: rows that are decoded together.
             prompt_tokens: the most tokens of a prompt.
             new_tokens: the most that follow; `decoding.max_new_tokens` by default.
-            rows_setting, tokens_setting: the settings of `batch_size` and `new_tokens`, which
-                advice names.
 
         Raises:
             RunError: the pair does not fit.
@@ -264,8 +262,6 @@ class Session:
                 new_tokens or settings.decoding.max_new_tokens,
                 num_draft_tokens=settings.most_draft_tokens,
                 runner=settings.runner,
-                rows_setting=rows_setting,
-                tokens_setting=tokens_setting,
             )
             # The first demand of a run is its largest.
             if self.placed is None:

@@ -145,22 +145,6 @@ class Rejection(NamedTuple):
     replacement: str
 
 
-def predicted_speedup(
-    mean_acceptance_length: float, draft_ms: float, verify_ms: float, target_step_ms: float
-) -> float:
-    """The speed-up that theory predicts: tokens per iteration over the cost of one in target steps.
-
-    This is mean_acceptance_length / (K c + v) of Leviathan et al. 2023, theorem 3.8, with the cost of verifying K + 1
-    tokens measured (v) instead of taken as one target step.
-
-    Args:
-        draft_ms: drafting in one iteration, all K steps.
-        verify_ms: the target's forward pass over K + 1 tokens.
-        target_step_ms: the target's forward pass over one token.
-    """
-    return mean_acceptance_length * target_step_ms / (draft_ms + verify_ms)
-
-
 def _ratio(numerator: int, denominator: int) -> float | None:
     return numerator / denominator if denominator else None
 

@@ -30,6 +30,8 @@ _REFUSED_OF_CONTAINERS = {
 }
 # Their flags before a variable.
 _OF_CONTAINERS = ("-e", "--env")
+# How programs are started that are not known: nothing in their commands means anything here.
+_UNKNOWN = Startup(programs=(), address=(), model=(), served_name=())
 _BOTH = "harness latency -- COMMAND -- COMMAND compares any two commands"
 
 
@@ -39,12 +41,12 @@ class Flag:
 
     Attributes:
         name: as the tables have it; the entry of a JSON flag is `--speculative-config.method`.
-        value: None for a switch.
+        value: empty for a switch.
         first, last: places of its words in the command, the last one excluded.
     """
 
     name: str
-    value: str | None
+    value: str
     first: int
     last: int
 
@@ -65,10 +67,8 @@ class ServerCommand:
 
     @property
     def startup(self) -> Startup:
-        """How its kind of server is started."""
-        assert self.dialect is not None
-        assert self.dialect.startup is not None
-        return self.dialect.startup
+        """How its kind of server is started; without any flag where that is not known."""
+        return (self.dialect and self.dialect.startup) or _UNKNOWN
 
     @property
     def program(self) -> str:
@@ -97,17 +97,13 @@ class ServerCommand:
             following = index + 1
             if name is not None:
                 is_switch = name.partition(".")[0] in startup.switches
-                if equals and startup.argparse:
-                    found.append(Flag(name, value, index, following))
-                elif is_switch:
-                    found.append(Flag(name, None, index, following))
-                else:
+                if not (is_switch or (equals and startup.argparse)):
                     value = self.words[following] if following < len(self.words) else ""
                     # `-draft` takes a line of flags.
                     if not value or (value.startswith("--") and " " not in value):
                         raise SettingError(SETTING, f"{typed} needs a value behind it")
                     following += 1
-                    found.append(Flag(name, value, index, following))
+                found.append(Flag(name, value, index, following))
             index = following
         return found
 
@@ -121,15 +117,15 @@ class ServerCommand:
         for flag in self.flags(list(roots)):
             root, dot, key = flag.name.partition(".")
             if root not in json_flags:
-                values[flag.name] = flag.value or ""
+                values[flag.name] = flag.value
             elif dot:
-                values[f"{json_flags[0]}.{key}"] = flag.value or ""
+                values[f"{json_flags[0]}.{key}"] = flag.value
             else:
-                values[root] = flag.value or ""
+                values[root] = flag.value
                 try:
                     entries = json.loads(flag.value or "{}")
                 except ValueError as error:
-                    raise SettingError(SETTING, f"{flag.name} must be JSON ({error})") from error
+                    raise SettingError(SETTING, f"{root} must be JSON ({error})") from error
                 if isinstance(entries, dict):
                     for key, value in entries.items():
                         values[f"{json_flags[0]}.{key}"] = str(value)
@@ -259,11 +255,11 @@ class ServerCommand:
             SettingError: it cannot be told where the port goes, or a flag rules the measurement out.
         """
         has_port = any("{port}" in word for word in self.words)
-        refused = {} if self.dialect is None else self.startup.refused
+        startup = self.startup
         for word in self.words[self.start :]:
             name = word.partition("=")[0].replace("_", "-")
-            if name in refused:
-                raise SettingError(SETTING, f"{name}: {refused[name]}")
+            if name in startup.refused:
+                raise SettingError(SETTING, f"{name}: {startup.refused[name]}")
         if self.dialect is None:
             if has_port:
                 return self
@@ -272,7 +268,6 @@ class ServerCommand:
             rule = f"{self.program} is no server that is known here{known}"
             advice = "of any other program write {port} where its port goes"
             raise SettingError(SETTING, f"{rule}; {advice}")
-        startup = self.startup
         # What is added below must not pass for a value that is missing.
         self.flags([*startup.speculation, *startup.model, *startup.address])
         command = self
@@ -295,15 +290,14 @@ class ServerCommand:
 
     def beside_another(self) -> ServerCommand:
         """The command as it is started on a CPU where another server runs."""
-        if self.dialect is None:
-            return self
         typed = " ".join(self.words[: self.start])
         missing = [
             variable
             for variable in self.startup.beside_another
             if (name := variable.partition("=")[0]) not in os.environ and f"{name}=" not in typed
         ]
-        return _divided(["env", *missing, *self.words], [self.dialect]) if missing else self
+        before = ("env", *missing) if missing else ()
+        return replace(self, words=(*before, *self.words), start=len(before) + self.start)
 
     def _with_defaults(self, flag: Sequence[str]) -> ServerCommand:
         """The command with this flag, unless it has it."""

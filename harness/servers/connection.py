@@ -1,4 +1,4 @@
-"""The HTTP connections to one server: its client, why a request has no answer, and the events of an answer."""
+"""HTTP with one server: its pages, the client for requests, why one has no answer, and the events of an answer."""
 
 from __future__ import annotations
 
@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     import ssl
 
     import httpx2
+
+
+# Of a page, whose timeout is that of each read.
+_PAGE_TIMEOUT_S = 5.0
+_MOST_BYTES = 4_000_000
 
 
 class RequestFailed(RunError):
@@ -57,6 +62,43 @@ def new_client(url: str, key: str | None, timeout_s: float) -> httpx2.AsyncClien
         ),
         follow_redirects=True,
     )
+
+
+def root_of(url: str) -> str:
+    """The address of a server, whose API has this one: without `/v1`."""
+    return url.rstrip("/").removesuffix("/v1")
+
+
+def page(url: str, key: str | None) -> str:
+    """The body of a page of a server, on a connection of its own.
+
+    Args:
+        key: of the server's API. It is not sent on where another server is pointed to.
+
+    Raises:
+        RequestFailed: nothing answers, what answers is malformed, or it is an error.
+    """
+    import httpx2
+
+    client = httpx2.Client(
+        headers=authorization(key),
+        timeout=_PAGE_TIMEOUT_S,
+        verify=_certificates(),
+        follow_redirects=True,
+    )
+    data = b""
+    try:
+        with client, client.stream("GET", url) as response:
+            for part in response.iter_bytes():
+                data += part
+                if len(data) >= _MOST_BYTES:
+                    break
+    except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as error:
+        raise RequestFailed(str(error)) from error
+    if response.is_error:
+        code = response.status_code
+        raise RequestFailed(f"{code} {response.reason_phrase}".rstrip(), code)
+    return data.decode(errors="replace")
 
 
 @asynccontextmanager

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from harness.engines.counts import Counts, growth
+from harness.servers.connection import RequestFailed, page, root_of
 from harness.servers.dialects import has_no_drafts, known_counters
-from harness.servers.identity import page_of, start_time
+from harness.servers.identity import start_time
 
 _PAGES = ("/metrics", "/prometheus/metrics")
 # `vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="2"} 123.0`
@@ -61,7 +62,7 @@ class CounterPage:
     """
 
     def __init__(self, url: str, key: str | None, pages: Sequence[str] = ()) -> None:
-        root = url.rstrip("/").removesuffix("/v1")
+        root = root_of(url)
         self._key = key
         self._candidates = [pages] if pages else [(root + path,) for path in _PAGES]
         self._last: Counts | None = None
@@ -75,11 +76,14 @@ class CounterPage:
         """
         for _ in range(1 if self._last is None else _ATTEMPTS):
             for pages in self._candidates:
-                texts = [page_of(url, self._key) for url in pages]
-                counts = read_counters("\n".join(text or "" for text in texts))
-                if counts.is_known and None not in texts:
+                try:
+                    texts = [page(url, self._key) for url in pages]
+                except RequestFailed:
+                    continue
+                counts = read_counters("\n".join(texts))
+                if counts.is_known:
                     self._candidates = [pages]
-                    starts = [_number(start_time(text or "") or "") for text in texts]
+                    starts = [_number(start_time(text) or "") for text in texts]
                     newest = max((start for start in starts if start is not None), default=None)
                     self._last = self._with_restarts(counts, newest)
                     return self._last

@@ -229,23 +229,21 @@ def known_counters() -> dict[str, str]:
     }
 
 
+def startups() -> list[Startup]:
+    """How servers of any kind are started."""
+    return [dialect.startup for dialect in DIALECTS.all().values() if dialect.startup is not None]
+
+
 def known_programs() -> list[str]:
     """The programs that start servers of any kind, as they are typed: `vllm serve`."""
-    startups = [
-        dialect.startup for dialect in DIALECTS.all().values() if dialect.startup is not None
-    ]
-    every = [program for startup in startups for program in startup.programs]
+    every = [program for startup in startups() for program in startup.programs]
     return [program for program in every if not program.startswith("-")]
 
 
 def has_no_drafts(text: str) -> bool:
     """Whether a page of counters, which has none of drafts, is of a server that has those if it speculates."""
-    counters = [
-        dialect.counts_in_any_case
-        for dialect in DIALECTS.all().values()
-        if dialect.counts_in_any_case
-    ]
-    return any(counter in text for counter in counters)
+    counters = [dialect.counts_in_any_case for dialect in DIALECTS.all().values()]
+    return any(counter and counter in text for counter in counters)
 
 
 def known_pages() -> dict[str, tuple[str, ...]]:
@@ -272,8 +270,8 @@ def how_to_report(server: str | None) -> str:
 def without_port(words: Sequence[str]) -> list[str]:
     """A command that started a server, without the words that the harness added for its port."""
     words = list(words)
-    for dialect in DIALECTS.all().values():
-        added = [] if dialect.startup is None else list(dialect.startup.listening)
+    for startup in startups():
+        added = list(startup.listening)
         for index in range(len(words) - len(added) + 1):
             if added and words[index : index + len(added)] == added:
                 return words[:index] + words[index + len(added) :]

@@ -126,8 +126,7 @@ class ServerEngine(Engine):
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, name="requests", daemon=True)
         self._thread.start()
-        self._servers = [ServerArm(self, one) for one in served]
-        self.arms: list[ServerArm] = list(self._servers)
+        self.arms: list[ServerArm] = [ServerArm(self, one) for one in served]
         # Whether only one of them runs at a time.
         self._one_at_a_time = num_blocks > 0
         if num_blocks:
@@ -147,17 +146,16 @@ class ServerEngine(Engine):
         """
         started = time.perf_counter()
         try:
-            self._start(self._servers[0])
+            self._start(self.arms[0])
         except RunError as error:
-            failed = [server for server in self._servers if server.ended is not None]
-            if not blocks_if_needed or len(self._servers) < 2 or len(failed) != 1:
-                raise
-            if not failed[0].may_fit_alone:
+            failed = [arm for arm in self.arms if arm.ended is not None]
+            is_one_of_two = len(self.arms) == 2 and len(failed) == 1
+            if not (blocks_if_needed and is_one_of_two and failed[0].may_fit_alone):
                 raise
             self.say(f"{error}: it is started once more, alone")
             self._stop()
-            for server in self._servers:
-                server.model = None
+            for arm in self.arms:
+                arm.model = None
             self._one_at_a_time = True
             self.blocks = Blocks(blocks_if_needed, self._leave_alone)
             started = time.perf_counter()
@@ -174,7 +172,7 @@ class ServerEngine(Engine):
                     f" {(num_starts - 1) * self.setup_seconds:.0f} s more (engine.blocks=0 starts them once)"
                 )
         else:
-            number = self.blocks.number * len(self._servers)
+            number = self.blocks.number * len(self.arms)
             minutes = number * self.setup_seconds / 60
             duration = f"about {minutes:.0f} min" if minutes >= 1 else "less than a minute"
             # Such a run ends as soon as its interval is narrow enough.
@@ -186,21 +184,21 @@ class ServerEngine(Engine):
 
     def make_ready(self, arm: ServerArm) -> None:
         """Start the server of an arm if it does not run; where only one may, the others end."""
-        if not arm.is_connected:
+        if arm.client is None:
             self._stop()
             self._start(arm)
 
     def _start(self, arm: ServerArm) -> None:
         """Start and connect the servers that run while this arm is asked, and describe all that are known by now."""
-        together = [arm] if self._one_at_a_time else self._servers
+        together = [arm] if self._one_at_a_time else self.arms
         for server in together:
             server.launch()
         for server in together:
             server.identify()
         # With blocks, the server of one arm alone is known at first.
-        identified = [server for server in self._servers if server.model is not None]
+        identified = [server for server in self.arms if server.model is not None]
         models = [server.model for server in identified if server.model is not None]
-        if all(server.served.model is None for server in self._servers):
+        if all(server.served.model is None for server in self.arms):
             check_same_weights(models)
         for server in together:
             server.connect()
@@ -212,17 +210,17 @@ class ServerEngine(Engine):
 
     def _leave_alone(self, arm: Arm) -> None:
         """End the other servers, and this one if it has answered, which its next question starts again."""
-        for other in self._servers:
+        for other in self.arms:
             if other is not arm or other.was_asked:
                 other.stop()
 
     def _start_afresh(self, arm: Arm) -> None:
         """End both servers if this one has answered; the next question starts both again."""
-        if any(server is arm and server.was_asked for server in self._servers):
+        if any(server is arm and server.was_asked for server in self.arms):
             self._stop()
 
     def _stop(self) -> None:
-        for arm in self._servers:
+        for arm in self.arms:
             arm.stop()
 
     def goes_on(self, decoding: DecodingSettings, batch_size: int, longest_prompt: int) -> bool:
@@ -231,7 +229,7 @@ class ServerEngine(Engine):
         fits = decoding == opening.decoding and batch_size <= opening.batch_size
         fits = fits and longest_prompt <= opening.longest_prompt
         if fits:
-            for arm in self._servers:
+            for arm in self.arms:
                 arm.renew_salts()
         return fits
 
@@ -251,8 +249,7 @@ class ServerArm(Arm):
 
     Attributes:
         was_asked: whether it got a question since it was connected.
-        is_connected: whether it is known to answer, and how it is asked.
-        client: of its API; None while there is no connection.
+        client: of its API; None while it is not known to answer, nor how it is asked.
         requests: records of the last ones.
         drafts: whether it speculates, as far as it shows before it is measured.
 
@@ -271,7 +268,6 @@ class ServerArm(Arm):
         self.name = served.name
         self.served = served
         self.model: ServedModel | None = None
-        self.is_connected = False
         self.was_asked = False
         self.client: httpx2.AsyncClient | None = None
         self.requests: Sequence[RequestRecord] = ()
@@ -286,13 +282,13 @@ class ServerArm(Arm):
 
     def renew_salts(self) -> None:
         """Take no answer to an earlier question from the server's prefix cache."""
-        if self.is_connected:
+        if self.client is not None:
             self.form = dataclasses.replace(self.form, salt=new_salt())
 
     def launch(self) -> None:
         """Start the server, if it is one that is started here."""
         if self.served.launch is not None:
-            self._started = StartedServer(self.served.label or self.name, self.served.launch)
+            self._started = StartedServer(self.served.launch)
             self._url = self._started.url
 
     @property
@@ -319,12 +315,14 @@ class ServerArm(Arm):
             self._started.wait_until_ready(engine.say, engine.key)
         report = server_report(url, engine.key)
         served = self.served
+        command = served.command
         place = served.setting if self._started else f"{served.setting}={url}"
+        typed_model = None if command is None else command.model
         model = choose_model(
             report,
             opening.settings.model,
             served.model,
-            served.typed_model,
+            typed_model,
             served.model_setting,
             place,
         )
@@ -334,7 +332,8 @@ class ServerArm(Arm):
             context = f"{place} has a context of {model.context} tokens"
             rule = f"leaves too little room: {context}, and a prompt has {opening.longest_prompt}"
             raise SettingError("decoding.max_new_tokens", rule, max_new_tokens)
-        self.dialect = dialect_of(model.owner or served.dialect, self._settings.dialect)
+        typed_dialect = (command and command.dialect) or UNKNOWN
+        self.dialect = dialect_of(model.owner or typed_dialect.name, self._settings.dialect)
         self.server = (report and self.dialect.named(report.about)) or None
         self.model = model
 
@@ -355,11 +354,9 @@ class ServerArm(Arm):
         except RunError as error:
             ended = self._started.why_ended() if self._started else None
             raise RunError(ended or str(error)) from error
-        self.is_connected = True
 
     def stop(self) -> None:
         """Close connections, and end the server if it was started here."""
-        self.is_connected = False
         self.was_asked = False
         if self.client is not None:
             asyncio.run_coroutine_threadsafe(self.client.aclose(), self._engine.loop).result()

@@ -6,12 +6,8 @@ A URL says nothing about the server behind it, which may have been restarted wit
 
 from __future__ import annotations
 
-import http.client
 import json
 import re
-import urllib.error
-import urllib.request
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -21,14 +17,11 @@ from harness.config.errors import SettingError, from_outside
 from harness.config.model_names import SERVED
 from harness.config.settings import ModelSettings
 from harness.engines.record import ServerIdentity
+from harness.servers.connection import RequestFailed, page, root_of
 from harness.servers.dialects import DIALECTS, known_pages
 
-_TIMEOUT_S = 5.0
-_MOST_BYTES = 4_000_000
 # Prometheus's name for it, in seconds.
 _START = re.compile(r"^process_start_time_seconds(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
-# Exceptions where nothing answers, or what answers is malformed.
-_NO_ANSWER = (OSError, http.client.HTTPException, ValueError, RecursionError, zlib.error)
 # Statuses of a page that a server does not have, or not for GET.
 _NO_PAGE = (404, 405, 501)
 # Statuses of a request whose key is missing or wrong.
@@ -83,20 +76,20 @@ def server_report(url: str, key: str | None = None) -> ServerReport | None:
     Args:
         key: of the API.
     """
-    root = url.rstrip("/").removesuffix("/v1")
+    root = root_of(url)
     about: dict[str, Any] = {}
     try:
         models = _models(_answer(f"{url.rstrip('/')}/models", key, may_refuse=False))
         for path, names in known_pages().items():
             answer = _as_mapping(_answer(root + path, key))
             about |= {f"{path} {name}": answer[name] for name in names if name in answer}
-            # llama.cpp's list has no max_model_len, but the context of the training; this page has that of a request.
-            settings = answer.get("default_generation_settings") if path == "/props" else None
+            # llama.cpp's list has the context of the training, and no max_model_len; /props has that of a request.
+            settings = answer.get("default_generation_settings")
             context = settings.get("n_ctx") if isinstance(settings, dict) else None
             if isinstance(context, int) and context > 0:
                 models = [model._replace(context=model.context or context) for model in models]
         metrics = _answer(f"{root}/metrics", key) or ""
-    except _NO_ANSWER:
+    except RequestFailed:
         return None
     about["models"] = sorted(f"{model.name} {model.root}" for model in models)
     # Of `harness serve`; other servers count from their start.
@@ -115,62 +108,43 @@ def why_not_ready(url: str, key: str | None) -> str | None:
     Raises:
         SettingError: it wants a key, or another one.
     """
-    root = url.rstrip("/").removesuffix("/v1")
+    root = root_of(url)
     models = f"{url.rstrip('/')}/models"
-    for page in (f"{root}/health", models):
+    for place in (f"{root}/health", models):
         try:
-            body = _answer(page, key, may_refuse=False)
-        except urllib.error.HTTPError as error:
-            answer = f"{page} answers {error.code} {from_outside(str(error.reason))}".rstrip()
-            if error.code not in _KEY_REFUSED:
+            body = _answer(place, key, may_refuse=False)
+        except RequestFailed as failed:
+            if not failed.code:
+                return ""
+            answer = f"{place} answers {from_outside(str(failed))}"
+            if failed.code not in _KEY_REFUSED:
                 return f"it answers, but {answer}"
             rule = "must name the environment variable with the server's key"
-            raise SettingError("engine.api_key_variable", f"{rule}: {answer}") from error
-        except _NO_ANSWER:
-            return ""
-        if body is not None and page != models:
+            raise SettingError("engine.api_key_variable", f"{rule}: {answer}") from failed
+        if body is not None and place != models:
             return None
     return None if _models(body) else f"it answers, but {models} lists no model"
 
 
-def start_time(page: str) -> str | None:
+def start_time(counters: str) -> str | None:
     """When the process behind a page of counters was started: seconds since the epoch, as text; None if unknown."""
-    match = _START.search(page)
+    match = _START.search(counters)
     return match[1] if match else None
 
 
-def page_of(url: str, key: str | None) -> str | None:
-    """The body of a page of a server; None where it has no such page, or nothing answers.
-
-    Args:
-        key: of the server's API.
-    """
-    try:
-        return _answer(url, key)
-    except _NO_ANSWER:
-        return None
-
-
 def _answer(url: str, key: str | None, may_refuse: bool = True) -> str | None:
-    """Return the body of an answer; None where the server has no such page. Raises one of `_NO_ANSWER`.
+    """The body of an answer; None where the server has no such page.
 
     Args:
         may_refuse: whether an answer with another error counts as no such page, too.
+
+    Raises:
+        RequestFailed: nothing answers, or with an error.
     """
-    request = urllib.request.Request(url)
-    if key:
-        # Not sent on where another server is pointed to.
-        request.add_unredirected_header("Authorization", f"Bearer {key}")
     try:
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:
-            data = response.read(_MOST_BYTES)
-            if response.headers.get("Content-Encoding") == "gzip":
-                # Unasked, as some proxies do. 16 stands for gzip's header.
-                data = zlib.decompressobj(16 + zlib.MAX_WBITS).decompress(data, _MOST_BYTES)
-            return str(data.decode(errors="replace"))
-    except urllib.error.HTTPError as error:
-        error.close()
-        if may_refuse or error.code in _NO_PAGE:
+        return page(url, key)
+    except RequestFailed as failed:
+        if failed.code in _NO_PAGE or (failed.code and may_refuse):
             return None
         raise
 

@@ -4,7 +4,6 @@ with the reason, and ended however this process ends (`guard`).
 
 from __future__ import annotations
 
-import os
 import random
 import re
 import shlex
@@ -20,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from harness.config.errors import RunError, SettingError, from_outside
-from harness.servers.command import CONTAINERS
+from harness.servers.command import CONTAINERS, ServerCommand
 from harness.servers.identity import why_not_ready
 
 _GUARD = Path(__file__).with_name("guard.py")
@@ -34,8 +33,6 @@ _LOG_S = 0.05
 _MOST_STOPPING_S = 30.0
 # A server that ended is known to have after this long at most.
 _MOST_ENDING_S = 2.0
-# The end of a log that is read, in bytes.
-_READ = 100_000
 _LONGEST_LINE = 300
 # Lines with the reason why a server ended; the last ones of vLLM and llama.cpp only point to a line above.
 _REASON = re.compile(r"\w*(error|exception|out of memory|cannot|failed)\b", re.IGNORECASE)
@@ -64,17 +61,19 @@ class Launch:
     """How the server of an arm is started.
 
     Attributes:
-        command: program and arguments; `{port}` stands for a free port.
+        name: what messages call the server.
+        command: `{port}` stands for a free port.
         log: the file that its output is appended to.
         timeout_s: until it must be ready.
     """
 
-    command: Sequence[str]
+    name: str
+    command: ServerCommand
     log: Path
     timeout_s: float
 
     def __str__(self) -> str:
-        quoted = shlex.join(self.command)
+        quoted = shlex.join(self.command.words)
         return re.sub(r"'([\w:.=/-]*\{port\}[\w:.=/-]*)'", r"\1", quoted)
 
 
@@ -87,9 +86,6 @@ class Served:
         setting: that has its address, `engine.url`, or `the regular command`.
         model: the name under which it serves the model; None to look for that.
         model_setting: that sets this name.
-        label: what messages call the server, where that is not the arm's name.
-        typed_model: the model that its command names; None where it is not known.
-        dialect: the name of its command's, for a server that tells none.
         url: its address; None for one that is started here.
         pages: of its counters, where they are not below its address.
         launch: how it is started here.
@@ -102,16 +98,15 @@ class Served:
     pages: Sequence[str] = ()
     launch: Launch | None = None
     model_setting: str = "engine.model"
-    label: str = ""
-    typed_model: str | None = None
-    dialect: str = ""
+
+    @property
+    def command(self) -> ServerCommand | None:
+        """By which it is started here."""
+        return None if self.launch is None else self.launch.command
 
 
 class StartedServer:
     """A server that was started here.
-
-    Args:
-        name: of its arm, for messages.
 
     Attributes:
         url: of its API.
@@ -120,14 +115,14 @@ class StartedServer:
         SettingError: its program does not exist.
     """
 
-    def __init__(self, name: str, launch: Launch) -> None:
-        self.name = name
+    def __init__(self, launch: Launch) -> None:
+        self.name = launch.name
         self._launch = launch
-        program = launch.command[0]
-        if shutil.which(program) is None:
-            raise SettingError(program, f"no such program, to start the {name} server")
+        words = launch.command.words
+        if shutil.which(words[0]) is None:
+            raise SettingError(words[0], f"no such program, to start the {self.name} server")
         self._port = _free_port()
-        command = [part.replace("{port}", str(self._port)) for part in launch.command]
+        command = [word.replace("{port}", str(self._port)) for word in words]
         command = _with_container_id(command, launch.log.with_suffix(".cid"))
         self.url = f"http://127.0.0.1:{self._port}/v1"
         self._started = time.monotonic()
@@ -195,14 +190,16 @@ class StartedServer:
             if reason is not None:
                 raise RunError(reason)
             seconds = time.monotonic() - self._started
-            last = f"its last line is: {self._log[-1]}" if self._log else "it wrote nothing"
-            why = f"{why_not}; {last}" if why_not else last
-            if seconds > self._launch.timeout_s:
-                limit = f"engine.start_timeout_s={self._launch.timeout_s:g}"
-                raise RunError(
-                    f"the {self.name} server was not ready within {limit}: {why} (all of it: {self._launch.log})"
-                )
-            if seconds > next_line_s:
+            launch = self._launch
+            if seconds > min(launch.timeout_s, next_line_s):
+                log = self._log
+                last = f"its last line is: {log[-1]}" if log else "it wrote nothing"
+                why = f"{why_not}; {last}" if why_not else last
+                if seconds > launch.timeout_s:
+                    limit = f"engine.start_timeout_s={launch.timeout_s:g}"
+                    raise RunError(
+                        f"the {self.name} server was not ready within {limit}: {why} (all of it: {launch.log})"
+                    )
                 say(f"{self.name}: starting for {seconds:.0f} s: {why}")
                 # The other server may have been waited for meanwhile.
                 next_line_s = seconds + _SAY_S
@@ -218,7 +215,7 @@ class StartedServer:
             before = text
             time.sleep(_LOG_S)
         sums: dict[str, float] = {}
-        for match in line.finditer(_COLOUR.sub("", text)):
+        for match in line.finditer(text):
             for name, number in match.groupdict(default="0").items():
                 sums[name] = sums.get(name, 0.0) + float(number)
         return sums
@@ -227,7 +224,7 @@ class StartedServer:
         """All that it has written since its start."""
         with self._launch.log.open("rb") as file:
             file.seek(self._log_start)
-            return file.read().decode(errors="replace")
+            return _COLOUR.sub("", file.read().decode(errors="replace"))
 
     def stop(self) -> None:
         """End it, and wait until no process of it is left."""
@@ -241,18 +238,8 @@ class StartedServer:
 
     @property
     def _log(self) -> list[str]:
-        """The last lines of its output since its start."""
-        with self._launch.log.open("rb") as file:
-            end = file.seek(0, os.SEEK_END)
-            number = _READ
-            data = b""
-            # Of a last line that is longer the beginning says what it is.
-            while b"\n" not in data.strip() and len(data) < end - self._log_start:
-                file.seek(max(self._log_start, end - number))
-                data = file.read(number)
-                number *= 10
-            text = _COLOUR.sub("", data.decode(errors="replace"))
-        lines = [from_outside(line.strip())[:_LONGEST_LINE] for line in text.splitlines()]
+        """The lines of its output since its start."""
+        lines = [from_outside(line.strip())[:_LONGEST_LINE] for line in self._output().splitlines()]
         return [line for line in lines if line]
 
 

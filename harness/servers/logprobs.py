@@ -38,18 +38,49 @@ def text_logprobs(
     client = ready_client()
     room = asyncio.Semaphore(num_in_flight)
 
-    async def ask(prompt: Sequence[int], text: Sequence[int]) -> list[Likeliest]:
-        async with room:
-            return await _text_logprobs(client, model, scoring, prompt, text, num_top)
+    async def ask(token_ids: Sequence[int], **parameters: Any) -> Any:
+        body = {"model": model, "prompt": token_ids, "max_tokens": 1, "temperature": 0.0}
+        async with answer_to(client, "completions", body | parameters) as response:
+            answer = json.loads(await response.aread())
+        return answer["choices"][0]
+
+    async def score(prompt: Sequence[int], text: Sequence[int]) -> list[Likeliest]:
+        whole = [*prompt, *text]
+        if scoring == "prompt_logprobs":
+            choice = await ask(whole, prompt_logprobs=num_top)
+            entries = choice["prompt_logprobs"][len(prompt) :]
+            return [
+                {int(token): shown["logprob"] for token, shown in entry.items()}
+                for entry in entries
+            ]
+        scored: list[Likeliest] = []
+        for length in range(len(prompt), len(whole)):
+            choice = await ask(whole[:length], logprobs=num_top)
+            [entry] = choice["logprobs"]["content"]
+            scored.append({top["id"]: top["logprob"] for top in entry["top_logprobs"]})
+        return scored
+
+    async def checked(prompt: Sequence[int], text: Sequence[int]) -> list[Likeliest]:
+        try:
+            async with room:
+                scored = await score(prompt, text)
+        except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise AnswerError(f"no log-probabilities of a text can be read ({reason})") from error
+        numbers = [number for likeliest in scored for number in likeliest.values()]
+        are_numbers = all(isinstance(number, float | int) for number in numbers)
+        if len(scored) != len(text) or not are_numbers:
+            raise AnswerError(f"{len(scored)} log-probabilities came for {len(text)} tokens")
+        return scored
 
     async def ask_all() -> list[list[Likeliest]]:
-        requests = [asyncio.create_task(ask(prompt, text)) for prompt, text in texts]
+        tasks = [asyncio.create_task(checked(prompt, text)) for prompt, text in texts]
         try:
-            return await asyncio.gather(*requests)
+            return await asyncio.gather(*tasks)
         finally:
             # After a failure no other one is sent.
-            for request in requests:
-                request.cancel()
+            for task in tasks:
+                task.cancel()
 
     asking = asyncio.run_coroutine_threadsafe(ask_all(), loop)
     try:
@@ -60,53 +91,3 @@ def text_logprobs(
         raise RunError(f"{about}: {from_outside(str(error))}") from error
     finally:
         asking.cancel()
-
-
-async def _text_logprobs(
-    client: httpx2.AsyncClient,
-    model: str,
-    scoring: str,
-    prompt: Sequence[int],
-    text: Sequence[int],
-    num_top: int,
-) -> list[Likeliest]:
-    """The log-probabilities before each token of a text.
-
-    Args:
-        client: of the server's API.
-        model: the name by which the server knows it.
-        scoring: `Dialect.scoring`.
-        num_top: how many of the likeliest tokens are asked for; -1 for all.
-
-    Raises:
-        AnswerError: the answer has no such log-probabilities.
-        RequestFailed, httpx2.RequestError: the request failed.
-    """
-
-    async def ask(token_ids: Sequence[int], **parameters: Any) -> Any:
-        body = {"model": model, "prompt": token_ids, "max_tokens": 1, "temperature": 0.0}
-        async with answer_to(client, "completions", body | parameters) as response:
-            answer = json.loads(await response.aread())
-        return answer["choices"][0]
-
-    whole = [*prompt, *text]
-    found: list[Likeliest] = []
-    try:
-        if scoring == "prompt_logprobs":
-            choice = await ask(whole, prompt_logprobs=num_top)
-            for likeliest in choice["prompt_logprobs"][len(prompt) :]:
-                found.append({int(token): entry["logprob"] for token, entry in likeliest.items()})
-        else:
-            for length in range(len(prompt), len(whole)):
-                choice = await ask(whole[:length], logprobs=num_top)
-                [entry] = choice["logprobs"]["content"]
-                found.append({top["id"]: top["logprob"] for top in entry["top_logprobs"]})
-    except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
-        name = type(error).__name__
-        raise AnswerError(
-            f"no log-probabilities of a text can be read ({name}: {error})"
-        ) from error
-    numbers = [number for likeliest in found for number in likeliest.values()]
-    if len(found) != len(text) or not all(isinstance(one, float | int) for one in numbers):
-        raise AnswerError(f"{len(found)} log-probabilities came for {len(text)} tokens")
-    return found

@@ -14,8 +14,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.config.errors import SettingError, from_outside
+from harness.config.errors import RunError, SettingError, from_outside
 from harness.servers.connection import authorization
+from harness.servers.events import read_event
 
 WIDTHS = range(1, 17)
 _NUM_ROUNDS = 24
@@ -87,23 +88,19 @@ def pass_times(
         if code in (401, 403):
             rule += "; api_key_variable=NAME names the variable with its key"
         raise SettingError("costs", rule, url) from error
-    except (httpx2.HTTPError, ValueError, KeyError, IndexError, TypeError) as error:
+    except (RunError, httpx2.HTTPError, ValueError, KeyError, IndexError, TypeError) as error:
         reason = from_outside(f"{type(error).__name__}: {error}")
         rule = f"is no server that takes token ids ({reason})"
         raise SettingError("costs", rule, url) from error
     return rounds
 
 
-def _check(answer: Mapping[str, Any], num_prompt: int, width: int, num_tokens: int) -> None:
+def _check(answer: Any, num_prompt: int, width: int, num_tokens: int) -> None:
     """Raise a SettingError where the server read more than the new tokens, or ended early, as far as it says so."""
-    usage = answer.get("usage") or {}
-    timings = answer.get("timings") or {}
-    num_read = timings.get("prompt_n")
-    details = usage.get("prompt_tokens_details") or {}
-    if num_read is None and details.get("cached_tokens") is not None:
-        num_read = num_prompt - details["cached_tokens"]
-    if num_read is not None and num_read != width:
-        rule = f"keeps no prefixes: it read {num_read} tokens for {width} new ones"
+    event = read_event(answer)
+    num_cached = num_prompt - width if event.num_cached is None else event.num_cached
+    if num_prompt - num_cached != width:
+        rule = f"keeps no prefixes: it read {num_prompt - num_cached} tokens for {width} new ones"
         raise SettingError("costs", rule)
-    if usage.get("completion_tokens", num_tokens) != num_tokens:
+    if event.num_tokens not in (None, num_tokens):
         raise SettingError("costs", "ends answers before max_tokens")

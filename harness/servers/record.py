@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from harness.config.model_names import SERVED
 from harness.config.settings import api_key, require
 from harness.config.synthetic import marginal_rates
-from harness.engines.record import EngineRecord, Opening
-from harness.servers.dialects import DIALECTS
-from harness.servers.identity import ServerReport, server_report
+from harness.engines.record import Elsewhere, EngineRecord, Opening
+from harness.servers.dialects import startups
+from harness.servers.identity import server_report
 from harness.servers.settings import ServerSettings
 from harness.servers.started import commands_of, labelled, start
 
@@ -82,34 +83,17 @@ class Server(EngineRecord[ServerSettings]):
             "draft_remembers": measured.has_pool,
         }
 
-    def commands(self, run: RunSettings) -> Sequence[Sequence[str]]:
+    def elsewhere(self, run: RunSettings) -> Elsewhere:
         settings = self.settings_of(run)
-        return [command.words for command in commands_of(run)] if settings.start_command else []
-
-    def identities(self, run: RunSettings) -> Sequence[ServerReport] | None:
-        settings = self.settings_of(run)
+        if settings.start_command:
+            commands = [command.words for command in commands_of(run)]
+            return Elsewhere(commands=commands, variables=_variables())
         key = api_key("engine.api_key_variable", settings.api_key_variable)
-        reports = []
         # The regular one first; both may be the same.
-        for url in dict.fromkeys([settings.regular_url, settings.url]):
-            if url is None:
-                continue
-            report = server_report(url, key)
-            if report is None:
-                return None
-            reports.append(report)
-        return reports
-
-    def variables(self, environment: Mapping[str, str]) -> dict[str, str]:
-        startups = [
-            dialect.startup for dialect in DIALECTS.all().values() if dialect.startup is not None
-        ]
-        beginnings = (*_OF_DEVICES, *(name for startup in startups for name in startup.environment))
-        return {
-            name: value
-            for name, value in environment.items()
-            if name.startswith(beginnings) and not name.endswith(("_KEY", "_TOKEN"))
-        }
+        urls = dict.fromkeys(url for url in (settings.regular_url, settings.url) if url is not None)
+        reports = [server_report(url, key) for url in urls]
+        known = [report for report in reports if report is not None]
+        return Elsewhere(known) if len(known) == len(urls) else Elsewhere(answers=False)
 
     def open(self, opening: Opening) -> Engine:
         """Start the servers, or only connect them."""
@@ -137,6 +121,16 @@ class Server(EngineRecord[ServerSettings]):
         # Its counters alone may be elsewhere; those of the others are below their addresses.
         served.append(Served(arm, "engine.url", model, settings.url, settings.metrics_url))
         return ServerEngine(opening, served)
+
+
+def _variables() -> dict[str, str]:
+    """The variables of the environment by which servers run as they do, without keys."""
+    beginnings = (*_OF_DEVICES, *(name for startup in startups() for name in startup.environment))
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(beginnings) and not name.endswith(("_KEY", "_TOKEN"))
+    }
 
 
 def _synthetic_flags(rates: Sequence[float], k: int) -> str:

@@ -13,7 +13,7 @@ from harness.config.model_names import SECOND_COMMAND, SERVED
 from harness.config.settings import ModelSettings
 from harness.engines.record import Opening
 from harness.servers.command import ServerCommand, read_command, removed_words, shown_name
-from harness.servers.dialects import DIALECTS, UNKNOWN
+from harness.servers.dialects import DIALECTS
 from harness.servers.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def labelled(run: RunSettings, commands: Sequence[ServerCommand]) -> RunSettings
     settings = run.engine
     assert isinstance(settings, ServerSettings)
     measured = commands[-1]
-    if run.model.repository == SERVED and measured.dialect is not None and measured.model:
+    if run.model.repository == SERVED and measured.model:
         model = dataclasses.replace(run.model, name=shown_name(measured.model))
         run = dataclasses.replace(run, model=model)
     draft = run.draft
@@ -77,7 +77,7 @@ def labelled(run: RunSettings, commands: Sequence[ServerCommand]) -> RunSettings
 
 def _check_label(draft: DraftSettings, measured: ServerCommand) -> None:
     """Raise a SettingError for a typed draft that is not the one of the command."""
-    if measured.dialect is None or not measured.draft:
+    if not measured.draft:
         return
     typed = {draft.name, draft.repository if isinstance(draft, ModelSettings) else ""}
     if typed.isdisjoint({measured.draft, measured.value(measured.startup.draft)}):
@@ -103,38 +103,23 @@ def start(opening: Opening, settings: ServerSettings) -> Engine:
     served = []
     for name, label, command in zip(names, shown, commands, strict=True):
         log = opening.directory.resolve() / f"{name}_server.log"
-        launch = Launch(command.words, log, settings.start_timeout_s)
+        launch = Launch(label, command, log, settings.start_timeout_s)
         model = (settings.regular_model if name == "regular" else None) or settings.model
-        place = f"the {label} command"
-        kind = command.dialect or UNKNOWN
-        served.append(
-            Served(
-                name,
-                place,
-                model,
-                launch=launch,
-                label=label,
-                typed_model=command.model if kind.startup else None,
-                dialect=kind.name,
-            )
-        )
+        served.append(Served(name, f"the {label} command", model, launch=launch))
         opening.say(f"{label}: {launch}")
     if len(commands) < 2:
         return ServerEngine(opening, served)
     removed = list(removed_words(commands[1], commands[0]))
     if not settings.first_command and removed:
         opening.say(f"the regular server is started without {shlex.join(removed)}")
-    note = commands[1].startup.note if commands[1].dialect is not None else ""
+    note = commands[1].startup.note
     if note and has_gpus:
         opening.say(note)
     most = _MOST_BLOCKS if run.is_until_precise else _BLOCKS
     if settings.blocks != "auto":
         return ServerEngine(opening, served, settings.blocks)
     # Servers share a GPU where flags bound the memory that each takes of it.
-    share_gpus = all(
-        command.dialect is not None and command.value(command.startup.sized_by)
-        for command in commands
-    )
+    share_gpus = all(command.value(command.startup.sized_by) for command in commands)
     if has_gpus and not share_gpus:
         return ServerEngine(opening, served, most)
     most_starts = min(_STARTS, run.num_over_starts // (_PROMPTS_PER_START * run.batch_size))

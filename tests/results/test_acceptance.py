@@ -4,7 +4,6 @@ import pytest
 
 from harness.results.acceptance import (
     Acceptance,
-    predicted_speedup,
 )
 
 # Five iterations with K = 3 and one cut short to K = 1.
@@ -47,11 +46,3 @@ def test_nothing_measured_is_none_and_not_zero() -> None:
 
 def test_sums_are_counts_again() -> None:
     assert Acceptance.of(OUTCOMES[:2]) + Acceptance.of(OUTCOMES[2:]) == Acceptance.of(OUTCOMES)
-
-
-def test_prediction_is_leviathans_formula() -> None:
-    """Theorem 3.8 with v = 1: (1 - alpha^(K+1)) / ((1 - alpha) (K c + 1))."""
-    alpha, k, c = 0.8, 5, 0.05
-    length = (1 - alpha ** (k + 1)) / (1 - alpha)
-    predicted = predicted_speedup(length, draft_ms=k * c, verify_ms=1, target_step_ms=1)
-    assert predicted == pytest.approx(length / (k * c + 1))

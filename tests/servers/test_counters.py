@@ -13,6 +13,7 @@ from harness.engines.requests import RequestRecord
 from harness.measuring.acceptance import counted_acceptance
 from harness.measuring.figures.server import counter_columns, traffic_columns
 from harness.servers import counters
+from harness.servers.connection import RequestFailed
 from harness.servers.counters import CounterPage, read_counters
 from harness.servers.dialects import Dialect
 
@@ -85,10 +86,22 @@ def test_growth_is_what_counts_and_a_restart_is_no_growth() -> None:
     assert growth(now, Counts()) == now
 
 
+def read_file(path: str | Path, key: str | None) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError as error:
+        raise RequestFailed(str(error)) from error
+
+
+@pytest.fixture(autouse=True)
+def pages_are_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counters, "page", read_file)
+
+
 def test_a_restart_is_a_new_start_or_else_a_counter_that_fell(tmp_path: Path) -> None:
     """Other workers behind an address, which tell earlier starts, are none."""
     file = tmp_path / "metrics"
-    page = CounterPage("http://localhost/v1", None, [file.as_uri()])
+    page = CounterPage("http://localhost/v1", None, [file.as_posix()])
     restarts = []
     earlier = time.time() - 1000
     later = earlier + 2000
@@ -100,7 +113,7 @@ def test_a_restart_is_a_new_start_or_else_a_counter_that_fell(tmp_path: Path) ->
         assert counted is not None
         restarts.append(counted.restarts)
     assert restarts == [0, 0, 0, 1, 1]
-    page = CounterPage("http://localhost/v1", None, [file.as_uri()])
+    page = CounterPage("http://localhost/v1", None, [file.as_posix()])
     restarts = []
     for tokens in (9, 12, 2, 3):
         file.write_text(f"llamacpp:tokens_predicted_total {tokens}\n")
@@ -128,7 +141,7 @@ def test_a_server_without_counters_is_soon_not_asked_again(
     tmp_path: Path, num_missed: int, is_asked: bool
 ) -> None:
     file = tmp_path / "metrics"
-    page = CounterPage("http://localhost/v1", None, [file.as_uri()])
+    page = CounterPage("http://localhost/v1", None, [file.as_posix()])
     assert [page.read() for _ in range(num_missed)] == [None] * num_missed
     file.write_text(VLLM)
     assert (page.read() is not None) == is_asked
@@ -137,7 +150,7 @@ def test_a_server_without_counters_is_soon_not_asked_again(
 def test_counters_of_several_pages_are_added_up(tmp_path: Path) -> None:
     """One that cannot be read makes all of them unknown, and requests that run are no counter."""
     files = [tmp_path / "first", tmp_path / "second"]
-    page = CounterPage("http://localhost/v1", None, [file.as_uri() for file in files])
+    page = CounterPage("http://localhost/v1", None, [file.as_posix() for file in files])
     text = (
         "vllm:generation_tokens_total 7\nvllm:num_requests_running 2\nvllm:num_requests_waiting 1\n"
     )
@@ -171,13 +184,18 @@ def test_the_size_of_a_cache_is_no_growth() -> None:
     assert counter_columns(sglang)["cache_size"] == 4096
 
 
-def test_a_page_that_was_read_before_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers: list[str | None] = []
-    monkeypatch.setattr(counters, "page_of", lambda url, key: answers.pop(0))
+def test_a_page_that_was_read_before_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    absent, zero, full = tmp_path / "absent", tmp_path / "zero", tmp_path / "full"
+    zero.write_text("llamacpp:tokens_predicted_total 0\n")
+    full.write_text(VLLM)
+    answers: list[Path] = []
+    monkeypatch.setattr(counters, "page", lambda url, key: read_file(answers.pop(0), key))
     monkeypatch.setattr(counters, "_RETRY_S", 0.0)
     page = CounterPage("http://localhost/v1", None, ["http://localhost/metrics"])
     # What is read each time, and whether that is enough; all of it is asked for, and no more.
-    for texts in ([None], ["llamacpp:tokens_predicted_total 0\n"], [None, None, VLLM], [None] * 3):
-        answers += texts
-        assert (page.read() is not None) == (texts[-1] is not None)
+    for files in ([absent], [zero], [absent, absent, full], [absent] * 3):
+        answers += files
+        assert (page.read() is not None) == files[-1].exists()
         assert answers == []

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from harness.config.errors import RunError
-from harness.servers.identity import page_of
+from harness.servers.command import ServerCommand
+from harness.servers.identity import why_not_ready
 from harness.servers.launch import Launch, StartedServer
 
 
@@ -31,9 +32,11 @@ def test_a_server_that_is_never_ready(
     tmp_path: Path, arguments: list[str], answers: bool, written: str, reason: str
 ) -> None:
     log = tmp_path / "server.log"
-    server = StartedServer("speculative", Launch([sys.executable, *arguments], log, 0.1))
+    server = StartedServer(
+        Launch("speculative", ServerCommand((sys.executable, *arguments)), log, 0.1)
+    )
     try:
-        while answers and page_of(server.url.removesuffix("/v1"), None) is None:
+        while answers and not why_not_ready(server.url, None):
             time.sleep(0.05)
         while written not in log.read_text():
             time.sleep(0.05)
@@ -60,8 +63,8 @@ def test_a_server_that_is_never_ready(
     ],
 )  # fmt: skip
 def test_a_server_that_ends_says_why(tmp_path: Path, program: str, reason: str) -> None:
-    command = [sys.executable, "-c", f"import os, sys; {program}"]
-    server = StartedServer("regular", Launch(command, tmp_path / "server.log", 600))
+    command = (sys.executable, "-c", f"import os, sys; {program}")
+    server = StartedServer(Launch("regular", ServerCommand(command), tmp_path / "server.log", 600))
     try:
         with pytest.raises(RunError) as caught:
             server.wait_until_ready(lambda line: None, None)
@@ -86,9 +89,11 @@ def test_a_container_ends_with_its_server(tmp_path: Path) -> None:
         "    time.sleep(600)\n"
     )
     docker.chmod(0o755)
-    command = [str(docker), "run", "--rm", "-p", "{port}:8000", "vllm/vllm-openai"]
+    command = (str(docker), "run", "--rm", "-p", "{port}:8000", "vllm/vllm-openai")
     for _ in range(2):
-        server = StartedServer("regular", Launch(command, tmp_path / "server.log", 600))
+        server = StartedServer(
+            Launch("regular", ServerCommand(command), tmp_path / "server.log", 600)
+        )
         while not (tmp_path / "runs").exists():
             time.sleep(0.05)
         server.stop()

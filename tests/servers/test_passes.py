@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from harness.config.errors import SettingError
-from harness.results.iteration_cost import IterationCost
+from harness.results.price.value import IterationCost
 from harness.servers import passes
 from harness.servers.passes import WIDTHS, pass_times
 from in_process import Harness, only
@@ -53,7 +53,8 @@ class PlainServer(BaseHTTPRequestHandler):
         num_read = max(1, len(prompt) - common * server.keeps)
         server.cached = prompt
         server.now_ms += ON_ITS_WAY_MS + planted_ms(num_read) + (number - 1) * STEP_MS
-        self._send({"timings": {"prompt_n": num_read}, "usage": {"completion_tokens": number}})
+        timings = {"cache_n": len(prompt) - num_read}
+        self._send({"timings": timings, "usage": {"completion_tokens": number}})
 
     def _is_refused(self) -> bool:
         is_refused = self.key not in (None, self.headers["Authorization"])

@@ -31,15 +31,15 @@ from harness.engines.requests import RequestRecord
 from harness.engines.timing import timed_answer
 from harness.measuring.prices import iteration_cost, why_no_price
 from harness.measuring.progress import progress, say
-from harness.measuring.prompts.encoding import completion_ids, transcribe
+from harness.measuring.prompts.encoding import completion_ids
 from harness.measuring.prompts.sets import Occurrence, Prompt, lines_in_words, load_prompts
-from harness.measuring.prompts.transcripts import Reading, Turn
+from harness.measuring.prompts.transcripts import Reading
 from harness.measuring.rows import LatencyRow
 from harness.measuring.session import Session
 from harness.reporting.optional_plots import drawn_files
 from harness.reporting.table import Table
-from harness.results.iteration_cost import IterationCost
 from harness.results.locked_files import replace_file
+from harness.results.price.value import IterationCost
 from harness.results.rows.acceptance import (
     PARTS_FILE,
     TEXTS_FILE,
@@ -232,7 +232,7 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
             turn = reading.turns[index]
             token_ids = list(reading.transcript.token_ids[answer.start : answer.stop])
             costs = self.costs
-            if turn.number is not None:
+            if turn is not None:
                 # Turns of a conversation differ in context, and so in what an iteration costs.
                 costs = self._costs(placed, answer.start)
             steps = text.cut.iterations[: self.most] * _steps(costs, self.most)
@@ -240,9 +240,9 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
                 AcceptanceTextRow,
                 prompt_index=first_index.setdefault(repr(prompt.opening.chat()), prompt.index),
                 category=prompt.category,
-                turn=turn.number,
+                turn=turn,
                 context=answer.start,
-                prompt=prompt.text if turn.number is None else None,
+                prompt=prompt.text if turn is None else None,
                 completion=session.tokenizer.decode(token_ids, skip_special_tokens=True),
                 token_ids=token_ids,
                 num_tokens=text.cut.num_tokens,
@@ -266,7 +266,7 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
         for opening, token_ids in zip(encoded.prompts, encoded.token_ids, strict=True):
             prompt = whole[opening.index]
             if opening.following:
-                readings += transcribe(session.planned, self.settings, prompt)
+                readings += session.encoder.transcribe(prompt)
             else:
                 answer = completion_ids(session.tokenizer, prompt)
                 readings.append(_of_one_answer(prompt, token_ids, answer))
@@ -402,7 +402,7 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
             figures |= iterations.expected_acceptance(cuts, number)
             if number in self.costs.ks():
                 figures["expected_speedup"] = self.costs.speedup(tokens, number)
-                figures["iteration_cost"] = self.costs.steps_at(number).estimate
+                figures["iteration_cost"] = self.costs.point(number).steps.estimate
                 figures["cost_source"] = self._cost_source()
             if number == self.served_k:
                 figures |= self.health
@@ -429,11 +429,11 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
 
 def _steps(costs: IterationCost, most: int) -> list[float]:
     """Of each K from 1; nan where it is not known."""
-    return [costs.steps_at(number).estimate for number in range(1, most + 1)]
+    return [costs.point(number).steps.estimate for number in range(1, most + 1)]
 
 
 def _of_one_answer(prompt: Prompt, asked: Sequence[int], answer: Sequence[int]) -> Reading:
-    return Reading(prompt, Transcript.of(asked, answer), [Turn(None)])
+    return Reading(prompt, Transcript.of(asked, answer), [None])
 
 
 EXPERIMENT = AcceptanceOfTexts

@@ -13,7 +13,7 @@ from harness.commands.audit.tables import Reading
 from harness.config.amounts import counted, percent
 from harness.reporting.page import Page, Step
 from harness.reporting.table import Column, Line, Table, times
-from harness.results.iteration_cost import IterationCost, Point
+from harness.results.price.shape import Point, shape_of
 from harness.results.runs import grouped
 from harness.results.statistics.interval import Interval
 
@@ -154,7 +154,7 @@ def _lines_over_k(priced: Sequence[Explained]) -> list[Line]:
         for k, cost in sorted(by_k.items()):
             steps = Interval(cost.middle, cost.low, cost.high)
             points.append(Point(int(k) + 1, 1, Interval(), steps, k))
-        shape = IterationCost(points).shape()
+        shape = shape_of(points)
         assert shape is not None
         text = str(shape)
         if shape.fixed is not None and shape.per_token is not None:

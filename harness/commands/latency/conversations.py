@@ -13,7 +13,7 @@ from harness.engines.protocol import Answered, Question
 from harness.engines.registry import engine_of
 from harness.engines.text_tokenizer import text_of
 from harness.measuring.progress import say
-from harness.measuring.prompts.encoding import encode, last, most_answered
+from harness.measuring.prompts.encoding import Encoder, last, most_answered
 from harness.measuring.prompts.sets import Prompt, PromptSet
 
 
@@ -35,8 +35,8 @@ class Conversations:
     def __init__(
         self, settings: RunSettings, planned: AnyPair, prompt_set: PromptSet, first: Question
     ) -> None:
-        self._settings = settings
         self._planned = planned
+        self._encoder = Encoder(planned, settings)
         self._prompt_set = prompt_set
         # The text of each answer, by arm and index of the turn.
         self._answers: dict[tuple[str, int], str] = {}
@@ -69,7 +69,7 @@ class Conversations:
             asked = [prompts[occurrence.place].after([""] * turn) for occurrence in going_on]
             question = dataclasses.replace(
                 first,
-                prompts=encode(self._planned, self._settings, asked),
+                prompts=self._encoder.encode(asked),
                 indices=[
                     self._prompt_set.index(occurrence._replace(turn=turn))
                     for occurrence in going_on
@@ -113,7 +113,7 @@ class Conversations:
         answers = [self._answers[arm, index] for index in before]
         for left_out in range(occurrence.turn + 1):
             prompt = conversation.after(answers, left_out)
-            [ids] = encode(self._planned, self._settings, [prompt])
+            [ids] = self._encoder.encode([prompt])
             if not self._is_limited or len(ids) <= self.longest:
                 break
         else:

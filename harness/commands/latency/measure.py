@@ -39,7 +39,7 @@ from harness.measuring.quietness import Quietness
 from harness.measuring.rows import LatencyRow
 from harness.measuring.session import Session
 from harness.reporting.table import Table
-from harness.results.iteration_cost import write_costs
+from harness.results.price.value import write_costs
 from harness.results.rows.prompts import PROMPTS_FILE, LatencyPromptRow
 from harness.results.runs import Run
 from harness.results.statistics.interval import CONFIDENCE, Interval

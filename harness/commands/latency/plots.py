@@ -140,7 +140,7 @@ def _costs(group: Sequence[RankedRun]) -> tuple[str, Curves]:
             Point(point.steps.estimate, point.steps.low, point.steps.high, point.drafted)
             for point in sorted(priced, key=lambda point: point.width)
         ]
-        step_ms = cost.step_ms(load).estimate
+        step_ms = cost.point(0, load).ms.estimate
         if shape.fixed is not None and shape.per_token is not None and shape.tested:
             fixed, slope = (
                 coefficient.estimate / step_ms for coefficient in (shape.fixed, shape.per_token)

@@ -25,8 +25,8 @@ from harness.measuring.rows import LatencyRow
 from harness.measuring.session import Session
 from harness.reporting.names import name_of
 from harness.reporting.optional_plots import drawn_files
-from harness.results.iteration_cost import write_costs
 from harness.results.locked_files import replace_file
+from harness.results.price.value import write_costs
 from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.runs import Run
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL

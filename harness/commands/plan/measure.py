@@ -26,8 +26,8 @@ from harness.config.settings import LARGEST_K, DecodingSettings, ModelSettings, 
 from harness.engines.door import wing
 from harness.engines.door.plans import Machine, ModelPlan, PairPlan, PassBytes, PretendedGpus
 from harness.measuring.session import Session
-from harness.results.cost_tables import Table
-from harness.results.iteration_cost import IterationCost, write_costs
+from harness.results.price.table import Table
+from harness.results.price.value import IterationCost, write_costs
 from harness.results.rows.acceptance import AcceptanceRow
 from harness.results.schema import OF_A_PAIR_HERE
 from harness.results.statistics.interval import Interval

@@ -14,8 +14,9 @@ from harness.config.errors import SettingError
 from harness.config.synthetic import at_length, length_in_answers
 from harness.reporting.page import Page, Step, heading, title_of_many
 from harness.reporting.table import Column, Line, Style, Table, number, times, with_bounds
-from harness.results import cost_tables
-from harness.results.iteration_cost import Best, Point
+from harness.results.price.shape import Point
+from harness.results.price.table import Table as PriceTable
+from harness.results.price.value import Best
 from harness.results.runs import grouped
 from harness.results.statistics.interval import Interval
 from harness.results.verdict import judge
@@ -62,8 +63,8 @@ class Prediction:
 
 
 def predictions(
-    costs: cost_tables.Table,
-    accepted: cost_tables.Table,
+    costs: PriceTable,
+    accepted: PriceTable,
     load: int | None = None,
     length: float | None = None,
 ) -> tuple[list[Prediction], list[str]]:
@@ -91,7 +92,9 @@ def predictions(
             own = draft or name
             for rows in cost.loads if load is None else (load,):
                 at_lengths = {
-                    k: (length or cost.answer_length(k, rows)) for k in cost.ks(rows) if k in yields
+                    k: (length or cost.point(k, rows).answer_length)
+                    for k in cost.ks(rows)
+                    if k in yields
                 }
                 tokens_by_k = {
                     k: _at_length(accepted, name, k, yielded) for k, yielded in at_lengths.items()
@@ -118,7 +121,7 @@ def predictions(
     return predicted, [*dict.fromkeys([*notes, *costs.notes, *accepted.notes])]
 
 
-def _at_length(accepted: cost_tables.Table, name: str, k: int, length: float | None) -> Interval:
+def _at_length(accepted: PriceTable, name: str, k: int, length: float | None) -> Interval:
     """Tokens per iteration at K of answers of a length, where that of the yields is known, too."""
     tokens = accepted.yields[name][k]
     if length is None:

@@ -26,11 +26,7 @@ from harness.engines.keeper import PairKeeper
 from harness.engines.protocol import Engine, Question, Request
 from harness.engines.record import Preparation
 from harness.engines.timing import timed_answer
-from harness.measuring.prompts.chat_templates import (
-    encode_prompts,
-    require_tools,
-    uses_template,
-)
+from harness.measuring.prompts.chat_templates import Template
 from harness.measuring.prompts.messages import messages_of, tools_of
 from harness.measuring.prompts.prompt_files import BadFile
 from harness.measuring.race import Lap, as_json, run_lap, token_text
@@ -72,23 +68,22 @@ class ServedModel:
         Without a template, or with `chat_template=never`, its messages are paragraphs of one text.
         Raises Refusal for messages or tools that the template does not take.
         """
-        tokenizer = self._pair.tokenizer
-        chat_template = self.settings.chat_template
+        template = Template(self._pair.tokenizer, self.settings.chat_template)
         try:
             messages = messages_of([message.model_dump() for message in body.messages])
             chat = Chat(messages, tools_of(body.tools))
         except BadFile as error:
             raise Refusal(400, f"messages: {error}") from error
         try:
-            require_tools(tokenizer, [chat], chat_template)
+            template.check_tools([chat])
         except SettingError as error:
             reason = "tools: this model has no chat template that shows them"
             raise Refusal(400, reason) from error
         try:
-            if not uses_template(tokenizer, chat_template):
+            if not template.is_used:
                 text = "\n\n".join(message["content"] for message in messages)
                 chat = Chat(({"role": "user", "content": text},))
-            [token_ids] = encode_prompts(tokenizer, [chat], chat_template)
+            [token_ids] = template.encode([chat])
         except Exception as error:  # a template may refuse with any
             raise Refusal(400, f"messages: {first_line(error)}") from error
         return token_ids

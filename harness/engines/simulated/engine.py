@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from harness.config.run import RepeatedSettings
 from harness.engines.arrivals import Arrival, Origin, Watch
-from harness.engines.protocol import Answered, Arm, Blocks, Engine, Request, Traits
+from harness.engines.protocol import Answered, Arm, Blocks, Engine, Request
 from harness.engines.rates import arrival_times, has_built_up
 from harness.engines.record import Opening
 from harness.engines.requests import Load, RequestRecord
@@ -62,7 +62,6 @@ class SimulatedArm(Arm):
 
     def __init__(self, name: str, settings: SimulatedSettings, clock: _Clock) -> None:
         self.name = name
-        self.traits = Traits()
         self.settings = settings
         self.clock = clock
         self.start()
@@ -179,9 +178,8 @@ class _Batch:
         self._settings = arm.settings
         self._clock = arm.clock
         self._extra = extra
-        number = first.decoding.num_draft_tokens
-        is_drafting = arm.name == "speculative" and isinstance(number, int)
-        self._num_draft_tokens = number if is_drafting and isinstance(number, int) else 0
+        drafts = arm.name == "speculative"
+        self._num_draft_tokens = first.decoding.most_draft_tokens if drafts else 0
         self.waiting: deque[_Row] = deque()
         self.running: list[_Row] = []
         self.ended: list[_Row] = []

@@ -84,9 +84,9 @@ def _less_text(case: Case) -> list[Remedy]:
     demand = case.demand
     rows = _most(demand.batch_size, lambda number: fits(batch_size=number))
     if rows:
-        return [Remedy(f"{demand.rows_setting}={rows}")]
+        return [Remedy(f"batch_size={rows}")]
     tokens = _most(demand.new_tokens, lambda number: fits(batch_size=1, new_tokens=number))
-    one_row = f"{demand.rows_setting}=1 {demand.tokens_setting}={tokens}"
+    one_row = f"batch_size=1 decoding.max_new_tokens={tokens}"
     return [Remedy(one_row)] if tokens else []
 
 

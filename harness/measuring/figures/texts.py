@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from os.path import commonprefix
 from typing import TYPE_CHECKING
 
 from harness.engines.text_tokenizer import TextTokenizer
@@ -100,12 +100,7 @@ def _num_alike(request: RequestRecord, other: RequestRecord) -> int:
     about as many as a text of that length has in the first answer.
     """
     if all(len(answer.shown_ids) == answer.num_tokens for answer in (request, other)):
-        return _common_length(request.shown_ids, other.shown_ids)
+        return len(commonprefix([request.shown_ids, other.shown_ids]))  # noqa: RUF071
     text = request.text.encode()
-    num_bytes = _common_length(text, other.text.encode())
+    num_bytes = len(commonprefix([text, other.text.encode()]))  # noqa: RUF071
     return num_bytes * request.num_tokens // max(len(text), 1)
-
-
-def _common_length(first: Sequence[int], second: Sequence[int]) -> int:
-    pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
-    return sum(1 for _ in pairs)

@@ -1,141 +1,118 @@
-"""Prompts through a chat template, or without one, to token ids."""
+"""Chats through a chat template, or without one, to token ids or text."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from harness.config.errors import SettingError
 from harness.config.failures import first_line
 from harness.config.run import ChatTemplate
 from harness.engines.chat import Chat
-from harness.engines.tokenizer import Tokenizer
 
 
-def uses_template(tokenizer: Tokenizer, chat_template: ChatTemplate) -> bool:
-    """Whether prompts go through the tokenizer's chat template."""
-    return chat_template != "never" and bool(tokenizer.chat_template)
+@dataclass(frozen=True)
+class Template:
+    """How chats are written for a model; a plain prompt is a chat of one message.
 
+    `auto` uses the tokenizer's template if it has one. Without a template a plain prompt is encoded with the special
+    tokens that the tokenizer adds by itself; `never` does the same with the text of a whole chat.
 
-def encode_prompts(
-    tokenizer: Tokenizer,
-    chats: Sequence[Chat],
-    chat_template: ChatTemplate,
-    arguments: Mapping[str, Any] | None = None,
-) -> list[list[int]]:
-    """Token ids of each prompt; a plain prompt is a chat of one message.
-
-    `auto` uses the tokenizer's template if it has one. Without a template a plain prompt is encoded
-    with the special tokens that the tokenizer adds by itself; `never` does the same with the text
-    of a whole chat. `arguments` are variables of the template.
-
-    Raises SettingError for `always` without a template, for a chat of several messages that only a
-    template could read, for one that the template refuses, and for a prompt of no tokens.
+    Attributes:
+        choice: `chat_template`.
+        arguments: variables of the template.
     """
-    require_template(tokenizer, chats, chat_template)
-    encoded: list[list[int]] = []
-    for chat in chats:
-        tokens: Any
-        if uses_template(tokenizer, chat_template):
-            tokens = _through_template(tokenizer, chat, chat_template, arguments or {})
+
+    tokenizer: Any
+    choice: ChatTemplate
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_used(self) -> bool:
+        """Whether chats go through the tokenizer's chat template."""
+        return self.choice != "never" and bool(self.tokenizer.chat_template)
+
+    def check(self, chats: Sequence[Chat]) -> None:
+        """Raise a SettingError for `always` without a template, and for chats that only a template could read."""
+        has_template = bool(self.tokenizer.chat_template)
+        if self.choice == "always" and not has_template:
+            rule = "this model's tokenizer has none; use auto or never"
+            raise SettingError("chat_template", rule, self.choice)
+        long = [chat for chat in chats if len(chat.messages) > 1]
+        if self.choice == "auto" and not has_template and long:
+            chats_in_words = f"{len(long)} of {len(chats)} prompts are chats of several messages"
+            reason = f"this model's tokenizer has none, and {chats_in_words}"
+            if all(
+                [message["role"] for message in chat.messages] == ["system", "user"]
+                for chat in long
+            ):
+                reason = (
+                    "a system message needs a chat template, and this model's tokenizer has none"
+                )
+            advice = "chat_template=never reads them as text"
+            raise SettingError("chat_template", f"{reason}; {advice}", self.choice)
+
+    def check_tools(self, chats: Sequence[Chat]) -> None:
+        """Raise a SettingError for chats with tools without a template, or with one that leaves the tools out."""
+        with_tools = [chat for chat in chats if chat.has_tools]
+        if not with_tools:
+            return
+        problem = f"{len(with_tools)} of {len(chats)} prompts have tools"
+        if not self.is_used:
+            rule = f"{problem}, which only a chat template shows to this model"
+            raise SettingError("chat_template", rule, self.choice)
+        offered = next((chat for chat in with_tools if chat.tools), None)
+        if offered is not None:
+            shown = self._token_ids(offered)
+            if shown == self._token_ids(Chat(offered.messages)):
+                raise SettingError("prompts", f"{problem}, and this model's template shows none")
+
+    def encode(self, chats: Sequence[Chat]) -> list[list[int]]:
+        """Token ids of each chat, and of the beginning of the answer.
+
+        Raises:
+            SettingError: as `check`; and for a chat that the template refuses, or of no tokens.
+        """
+        self.check(chats)
+        return [self._token_ids(chat) for chat in chats]
+
+    def _token_ids(self, chat: Chat) -> list[int]:
+        if self.is_used:
+            tokens = self._applied(chat, add_generation_prompt=True)
         else:
             is_plain = len(chat.messages) == 1
-            text = chat.messages[0]["content"] if is_plain else as_text(chat, asks=True)
-            tokens = tokenizer(text)["input_ids"]
+            text = chat.messages[0]["content"] if is_plain else self.text(chat, asks=True)
+            tokens = self.tokenizer(text)["input_ids"]
         if not tokens:
-            raise SettingError(
-                "prompts", f"the prompt {chat.messages[-1]['content']!r} has no tokens"
+            last = chat.messages[-1]["content"]
+            raise SettingError("prompts", f"the prompt {last!r} has no tokens")
+        return list(map(int, tokens))
+
+    def text(self, chat: Chat, *, asks: bool) -> str:
+        """The text of a chat, with `asks` with the beginning of the answer.
+
+        Without a template it is `user: Hello\\nassistant: Hi\\nuser: Why?\\nassistant:`.
+
+        Raises:
+            SettingError: the template refuses the chat.
+        """
+        if self.is_used:
+            return str(self._applied(chat, add_generation_prompt=asks, tokenize=False))
+        turns = [f"{message['role']}: {message['content']}\n" for message in chat.messages]
+        return "".join([*turns, "assistant:"] if asks else turns)
+
+    def _applied(self, chat: Chat, **options: bool) -> Any:
+        """A chat in the form of the chat template: token ids, or text with `tokenize=False`."""
+        from jinja2 import TemplateError
+
+        tools = list(map(dict, chat.tools)) or None
+        try:
+            return self.tokenizer.apply_chat_template(
+                chat.for_template(), tools=tools, return_dict=False, **{**options, **self.arguments}
             )
-        encoded.append(list(map(int, tokens)))
-    return encoded
-
-
-def require_template(
-    tokenizer: Tokenizer, chats: Sequence[Chat], chat_template: ChatTemplate
-) -> None:
-    """Raise a SettingError for `always` without a template, and for chats that only a template could read."""
-    has_template = bool(tokenizer.chat_template)
-    if chat_template == "always" and not has_template:
-        rule = "this model's tokenizer has none; use auto or never"
-        raise SettingError("chat_template", rule, chat_template)
-    long = [chat for chat in chats if len(chat.messages) > 1]
-    if chat_template == "auto" and not has_template and long:
-        chats_in_words = f"{len(long)} of {len(chats)} prompts are chats of several messages"
-        reason = f"this model's tokenizer has none, and {chats_in_words}"
-        if all(
-            [message["role"] for message in chat.messages] == ["system", "user"] for chat in long
-        ):
-            reason = "a system message needs a chat template, and this model's tokenizer has none"
-        advice = "chat_template=never reads them as text"
-        raise SettingError("chat_template", f"{reason}; {advice}", chat_template)
-
-
-def as_text(chat: Chat, *, asks: bool) -> str:
-    """A chat without a template, with `asks` for the model to go on.
-
-    `user: Hello\\nassistant: Hi\\nuser: Why?\\nassistant:`
-    """
-    turns = [f"{message['role']}: {message['content']}\n" for message in chat.messages]
-    return "".join([*turns, "assistant:"] if asks else turns)
-
-
-def require_tools(
-    tokenizer: Tokenizer,
-    chats: Sequence[Chat],
-    chat_template: ChatTemplate,
-    arguments: Mapping[str, Any] | None = None,
-) -> None:
-    """Require a template that shows tools to the model, where chats have some.
-
-    Raises:
-        SettingError: without a template, or with one that leaves the tools out.
-    """
-    with_tools = [chat for chat in chats if chat.has_tools]
-    if not with_tools:
-        return
-    problem = f"{len(with_tools)} of {len(chats)} prompts have tools"
-    if not uses_template(tokenizer, chat_template):
-        rule = f"{problem}, which only a chat template shows to this model"
-        raise SettingError("chat_template", rule, chat_template)
-    offered = next((chat for chat in with_tools if chat.tools), None)
-    if offered is not None:
-        shown, without = (
-            _through_template(tokenizer, chat, chat_template, arguments or {})
-            for chat in (offered, Chat(offered.messages))
-        )
-        if shown == without:
-            raise SettingError("prompts", f"{problem}, and this model's template shows none")
-
-
-def _through_template(
-    tokenizer: Any,
-    chat: Chat,
-    chat_template: ChatTemplate,
-    arguments: Mapping[str, Any],
-) -> Any:
-    """Token ids of a chat, and the beginning of the answer, in the form of the chat template."""
-    return from_template(
-        tokenizer, chat, chat_template, {"add_generation_prompt": True, **arguments}
-    )
-
-
-def from_template(
-    tokenizer: Any, chat: Chat, chat_template: ChatTemplate, arguments: Mapping[str, Any]
-) -> Any:
-    """What a chat is in the form of the chat template: token ids, or text with `tokenize=False`.
-
-    Raises:
-        SettingError: the template refuses the chat.
-    """
-    from jinja2 import TemplateError
-
-    tools = list(map(dict, chat.tools)) or None
-    try:
-        return tokenizer.apply_chat_template(
-            chat.for_template(), tools=tools, return_dict=False, **arguments
-        )
-    except (TemplateError, ValueError, TypeError) as error:
-        # A template may take no system prompt, or be one of several without a default.
-        reason = f"this model's template refuses a prompt ({first_line(error)})"
-        advice = "" if chat.has_tools else "; chat_template=never reads it as text"
-        raise SettingError("chat_template", f"{reason}{advice}", chat_template) from error
+        except (TemplateError, ValueError, TypeError) as error:
+            # A template may take no system prompt, or be one of several without a default.
+            reason = f"this model's template refuses a prompt ({first_line(error)})"
+            advice = "" if chat.has_tools else "; chat_template=never reads it as text"
+            raise SettingError("chat_template", f"{reason}{advice}", self.choice) from error

@@ -4,31 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from harness.config.amounts import counted
 from harness.config.errors import SettingError
 from harness.config.packages import INSTALL_LOCAL
-from harness.config.run import ChatTemplate, PromptedSettings, RunSettings
-from harness.config.settings import PromptSettings
+from harness.config.run import PromptedSettings, RunSettings
+from harness.config.settings import PromptSettings, require
 from harness.engines.chat import Chat
 from harness.engines.door.pairs import AnyPair
 from harness.engines.text_tokenizer import TextTokenizer
 from harness.engines.tokenizer import Tokenizer
 from harness.measuring.progress import note, say
-from harness.measuring.prompts.chat_templates import (
-    as_text,
-    encode_prompts,
-    from_template,
-    require_template,
-    require_tools,
-    uses_template,
-)
-from harness.measuring.prompts.prompt_files import fetched_commit
+from harness.measuring.prompts.chat_templates import Template
 from harness.measuring.prompts.sets import Prompt, PromptSet, lines_in_words
 from harness.measuring.prompts.transcripts import Reading, readings_of
+from harness.results.weights import hub_commit
 
 # Tokens by which an answer may grow when its text is encoded again as part of the next prompt.
 _MARGIN = 8
@@ -91,63 +84,179 @@ def chats_of(prompts: Sequence[Prompt]) -> list[Chat]:
     return [prompt.chat() for prompt in prompts]
 
 
-def encode(planned: AnyPair, settings: RunSettings, prompts: Sequence[Prompt]) -> list[list[int]]:
-    """Token ids of each prompt, through the chat template where setting and tokenizer agree on it;
-    those of given lengths are text that is cut. Prompts may be too long for the models.
+class Encoder:
+    """Encodes the prompts of a run: first turns, later ones, warm-ups, and what users type.
+
+    Args:
+        planned: the pair, whose tokenizer and limits count.
 
     Raises:
-        SettingError: a prompt that no chat template reads, or with a token that a model lacks.
+        SettingError: `chat_template` cannot be combined with `prompts.lengths`.
     """
-    template = template_here(settings, planned.tokenizer)
-    arguments = (
-        settings.prompts.template_arguments if isinstance(settings, PromptedSettings) else None
-    )
-    if any(prompt.num_tokens is not None for prompt in prompts):
-        if template == "always":
-            rule = "cannot be combined with prompts.lengths, which cuts text that is no chat"
-            raise SettingError("chat_template", rule, template)
-        template = "never"
-        if isinstance(planned.tokenizer, TextTokenizer):
+
+    def __init__(self, planned: AnyPair, settings: RunSettings) -> None:
+        self._planned = planned
+        self._settings = settings
+        tokenizer = planned.tokenizer
+        choice = settings.chat_template
+        arguments: Mapping[str, Any] = {}
+        if settings.engine.asks_chats and not tokenizer.chat_template:
+            # The messages are sent; token ids only say about how long they are.
+            choice = "never"
+        if isinstance(settings, PromptedSettings):
+            arguments = settings.prompts.template_arguments or {}
+            if settings.prompts.lengths:
+                rule = "cannot be combined with prompts.lengths, which cuts text that is no chat"
+                require(choice != "always", "chat_template", rule, choice)
+                choice = "never"
+        self._template = Template(tokenizer, choice, arguments)
+
+    def encode(self, prompts: Sequence[Prompt]) -> list[list[int]]:
+        """Token ids of each prompt, through the chat template where setting and tokenizer agree on it;
+        those of given lengths are text that is cut. Prompts may be too long for the models.
+
+        Raises:
+            SettingError: a prompt that no chat template reads, or with a token that a model lacks.
+        """
+        is_cut = any(prompt.num_tokens is not None for prompt in prompts)
+        if is_cut and isinstance(self._planned.tokenizer, TextTokenizer):
             rule = f"needs the model's tokenizer to cut texts by tokens: {INSTALL_LOCAL}"
             raise SettingError("prompts.lengths", rule)
-    chats = [prompt.chat() for prompt in prompts]
-    if not settings.engine.asks_chats:
-        require_tools(planned.tokenizer, chats, template, arguments)
-    token_ids = []
-    for prompt, ids in zip(
-        prompts, encode_prompts(planned.tokenizer, chats, template, arguments), strict=True
-    ):
-        if prompt.num_tokens is not None and len(ids) < prompt.num_tokens:
-            rule = f"a text of this set has only {len(ids)} tokens"
-            raise SettingError("prompts.lengths", rule, prompt.num_tokens)
-        token_ids.append(ids[: prompt.num_tokens])
-    planned.check_vocabulary(token_ids)
-    return token_ids
+        chats = [prompt.chat() for prompt in prompts]
+        if not self._settings.engine.asks_chats:
+            self._template.check_tools(chats)
+        token_ids = []
+        for prompt, ids in zip(prompts, self._template.encode(chats), strict=True):
+            if prompt.num_tokens is not None and len(ids) < prompt.num_tokens:
+                rule = f"a text of this set has only {len(ids)} tokens"
+                raise SettingError("prompts.lengths", rule, prompt.num_tokens)
+            token_ids.append(ids[: prompt.num_tokens])
+        self._planned.check_vocabulary(token_ids)
+        return token_ids
 
+    def transcribe(self, prompt: Prompt) -> list[Reading]:
+        """The transcripts of a recorded conversation, in this model's tokens.
 
-def transcribe(planned: AnyPair, settings: PromptedSettings, prompt: Prompt) -> list[Reading]:
-    """The transcripts of a recorded conversation, in this model's tokens.
+        Raises:
+            SettingError: a conversation that no chat template reads, or with a token that a model lacks.
+        """
+        chats = [prompt.conversation]
+        self._template.check(chats)
+        self._template.check_tools(chats)
+        readings = readings_of(prompt, self._template)
+        transcripts = [list(reading.transcript.token_ids) for reading in readings]
+        self._planned.check_vocabulary(transcripts)
+        return readings
 
-    Raises:
-        SettingError: a conversation that no chat template reads, or with a token that a model lacks.
-    """
-    tokenizer = planned.tokenizer
-    template = settings.chat_template
-    arguments = {**(settings.prompts.template_arguments or {}), "tokenize": False}
-    chats = [prompt.conversation]
-    require_template(tokenizer, chats, template)
-    require_tools(tokenizer, chats, template, settings.prompts.template_arguments)
-    has_template = uses_template(tokenizer, template)
+    def encode_set(
+        self,
+        prompt_set: PromptSet,
+        prompts: tuple[Prompt, ...],
+        new_tokens: int,
+        answers: str | None = None,
+        num_others: int = 0,
+    ) -> Encoded:
+        """Encode prompts of a set; those that are too long are refused, skipped or truncated as
+        `prompts.too_long` says. Prints what the settings do not show.
 
-    def render(chat: Chat, asks: bool) -> str:
-        if not has_template:
-            return as_text(chat, asks=asks)
-        more = {"add_generation_prompt": asks, **arguments}
-        return str(from_template(tokenizer, chat, template, more))
+        Args:
+            new_tokens: that follow each prompt.
+            answers: what they are; `decoding.max_new_tokens` by default.
+            num_others: how many prompts a warm-up takes.
 
-    readings = readings_of(prompt, tokenizer, render, adds_special_tokens=not has_template)
-    planned.check_vocabulary([list(reading.transcript.token_ids) for reading in readings])
-    return readings
+        Raises:
+            SettingError: a prompt does not fit into a model's context, and `prompts.too_long` does not
+                say what to do, or no prompt would be left.
+        """
+        token_ids = self.encode(prompts)
+        # Of conversations the last turn's, with room for the answers before it.
+        whole = list(token_ids)
+        for index, prompt in enumerate(prompts):
+            if prompt.turns:
+                turn = len(prompt.turns) - 1
+                [ids] = self.encode([prompt.after([""] * turn)])
+                # Any tokens stand in for the answers.
+                whole[index] = [*ids, *ids[-1:] * most_answered(turn, new_tokens)]
+        encoded = Encoded(prompts, token_ids, chats_of(prompts))
+        encoded = self._fitted(encoded, whole, new_tokens, answers)
+        if num_others:
+            measured = set(encoded.indices)
+            others = [prompt for prompt in prompt_set.prompts if prompt.index not in measured]
+            others = others[: _MOST_WARMUP * num_others]
+            pairs = zip(others, self.encode(others), strict=True)
+            short = [(prompt, ids) for prompt, ids in pairs if len(ids) <= encoded.longest]
+            kept = tuple(prompt for prompt, _ in short)
+            unmeasured = Encoded(kept, [ids for _, ids in short], chats_of(kept))
+            encoded = dataclasses.replace(encoded, others=unmeasured)
+        described = prompt_set.described(encoded.prompts)
+        if described:
+            note(described)
+        if prompt_set.num_left_out:
+            say(f"{counted(prompt_set.num_left_out, 'row')} without a question left out")
+        num_chats = sum(len(prompt.chat().messages) > 1 for prompt in encoded.prompts)
+        if self._template.choice == "never" and num_chats and not self._settings.engine.asks_chats:
+            say(
+                f"chat_template=never: {counted(num_chats, 'chat')} read as text, every message with its role"
+            )
+        return encoded
+
+    def _fitted(
+        self,
+        encoded: Encoded,
+        whole: list[list[int]],
+        new_tokens: int,
+        answers: str | None,
+    ) -> Encoded:
+        """Skip, truncate or refuse prompts that are too long.
+
+        Args:
+            whole: the prompts; of conversations the last turn's, with room for the answers before it.
+        """
+        planned, settings = self._planned, self._settings
+        assert isinstance(settings, PromptedSettings)
+        room = planned.room(new_tokens)
+        if room is not None and room < 1:
+            limit = room + new_tokens
+            new = f"{new_tokens} are new" if answers is None else f"{answers} take {new_tokens}"
+            rule = f"leaves no room for a prompt: the context has {limit} tokens, and {new}"
+            raise SettingError("decoding.max_new_tokens", rule, settings.decoding.max_new_tokens)
+        prompts = encoded.prompts
+        token_ids = encoded.token_ids
+        long = [index for index, ids in enumerate(whole) if room is not None and len(ids) > room]
+        where = lines_in_words([prompts[index].line for index in long], settings.prompts)
+        problem = f"{len(long)} of {len(prompts)} prompts are too long ({where})"
+        too_long = settings.prompts.too_long
+        if too_long == "skip" and 0 < len(long) < len(prompts):
+            say(f"{problem} and are left out")
+            kept = [index for index in range(len(prompts)) if index not in long]
+            encoded = dataclasses.replace(encoded.part(kept), num_skipped=len(long))
+            whole = [whole[index] for index in kept]
+        elif too_long == "truncate" and long and room is not None and room > 1:
+            cut = [index for index in long if len(token_ids[index]) > room]
+            if cut and settings.engine.asks_chats and any(chat.has_tools for chat in encoded.chats):
+                rule = f"{problem}, and chats with tools are sent whole; skip leaves them out"
+                raise SettingError("prompts.too_long", rule, too_long)
+            if cut:
+                say(f"{problem}: their last {room} tokens are read")
+            else:
+                say(f"{problem}: conversations go on without their oldest turns")
+            for index in cut:
+                token_ids[index] = last(token_ids[index], room, planned.tokenizer.bos_token_id)
+            chats = [] if cut else encoded.chats
+            encoded = dataclasses.replace(encoded, chats=chats, num_truncated=len(long))
+            whole = token_ids
+        excess = planned.excess(whole, new_tokens, answers)
+        if excess is None:
+            return encoded
+        has_turns = any(prompt.turns for prompt in prompts)
+        earlier = ", with the answers before its last turn" if has_turns else ""
+        longest = f"the longest has {excess.num_prompt_tokens} tokens{earlier}; {excess.rule}"
+        if not long or encoded.num_skipped or encoded.num_truncated:
+            # Only in the tokens of a draft with another tokenizer are they too long.
+            raise SettingError("prompts", longest)
+        skipping = "leaves none" if too_long == "skip" else "leaves them out"
+        advice = f"; prompts.too_long=skip {skipping}, truncate reads their last tokens"
+        raise SettingError("prompts", f"{problem}; {longest}{advice}")
 
 
 def origin(settings: PromptSettings) -> str | None:
@@ -155,7 +264,7 @@ def origin(settings: PromptSettings) -> str | None:
     parts = []
     if settings.repository is not None:
         revision = settings.revision or "its main branch"
-        commit = fetched_commit(settings)
+        commit = hub_commit(settings.repository, settings.revision, "dataset")
         if commit not in (None, settings.revision):
             revision += f" as last fetched (commit {commit[:12]})"
         parts.append(f"from {settings.repository} on the hub, at {revision}")
@@ -164,122 +273,9 @@ def origin(settings: PromptSettings) -> str | None:
     return f"prompts={settings.name}: {'; '.join(parts)}" if parts else None
 
 
-def encode_set(
-    planned: AnyPair,
-    settings: PromptedSettings,
-    prompt_set: PromptSet,
-    prompts: tuple[Prompt, ...],
-    new_tokens: int,
-    answers: str | None = None,
-    num_others: int = 0,
-) -> Encoded:
-    """Encode prompts of a set; those that are too long are refused, skipped or truncated as
-    `prompts.too_long` says. Prints what the settings do not show.
-
-    Args:
-        new_tokens: that follow each prompt.
-        answers: what they are; `decoding.max_new_tokens` by default.
-        num_others: how many prompts a warm-up takes.
-
-    Raises:
-        SettingError: a prompt does not fit into a model's context, and `prompts.too_long` does not
-            say what to do, or no prompt would be left.
-    """
-    token_ids = encode(planned, settings, prompts)
-    # Of conversations the last turn's, with room for the answers before it.
-    whole = list(token_ids)
-    for index, prompt in enumerate(prompts):
-        if prompt.turns:
-            turn = len(prompt.turns) - 1
-            [ids] = encode(planned, settings, [prompt.after([""] * turn)])
-            # Any tokens stand in for the answers.
-            whole[index] = [*ids, *ids[-1:] * most_answered(turn, new_tokens)]
-    encoded = Encoded(prompts, token_ids, chats_of(prompts))
-    encoded = _fitted(encoded, whole, planned, settings, new_tokens, answers)
-    if num_others:
-        measured = set(encoded.indices)
-        others = [prompt for prompt in prompt_set.prompts if prompt.index not in measured]
-        others = others[: _MOST_WARMUP * num_others]
-        pairs = zip(others, encode(planned, settings, others), strict=True)
-        short = [(prompt, ids) for prompt, ids in pairs if len(ids) <= encoded.longest]
-        kept = tuple(prompt for prompt, _ in short)
-        unmeasured = Encoded(kept, [ids for _, ids in short], chats_of(kept))
-        encoded = dataclasses.replace(encoded, others=unmeasured)
-    described = prompt_set.described(encoded.prompts)
-    if described:
-        note(described)
-    if prompt_set.num_left_out:
-        say(f"{counted(prompt_set.num_left_out, 'row')} without a question left out")
-    num_chats = sum(len(prompt.chat().messages) > 1 for prompt in encoded.prompts)
-    is_text = template_here(settings, planned.tokenizer) == "never"
-    if is_text and num_chats and not settings.engine.asks_chats:
-        say(
-            f"chat_template=never: {counted(num_chats, 'chat')} read as text, every message with its role"
-        )
-    return encoded
-
-
 def most_answered(turn: int, new_tokens: int) -> int:
     """The most tokens of all answers before a turn, which is counted from 0."""
     return turn * (new_tokens + _MARGIN)
-
-
-def _fitted(
-    encoded: Encoded,
-    whole: list[list[int]],
-    planned: AnyPair,
-    settings: PromptedSettings,
-    new_tokens: int,
-    answers: str | None,
-) -> Encoded:
-    """Skip, truncate or refuse prompts that are too long.
-
-    Args:
-        whole: the prompts; of conversations the last turn's, with room for the answers before it.
-    """
-    room = planned.room(new_tokens)
-    if room is not None and room < 1:
-        limit = room + new_tokens
-        new = f"{new_tokens} are new" if answers is None else f"{answers} take {new_tokens}"
-        rule = f"leaves no room for a prompt: the context has {limit} tokens, and {new}"
-        raise SettingError("decoding.max_new_tokens", rule, settings.decoding.max_new_tokens)
-    prompts = encoded.prompts
-    token_ids = encoded.token_ids
-    long = [index for index, ids in enumerate(whole) if room is not None and len(ids) > room]
-    where = lines_in_words([prompts[index].line for index in long], settings.prompts)
-    problem = f"{len(long)} of {len(prompts)} prompts are too long ({where})"
-    too_long = settings.prompts.too_long
-    if too_long == "skip" and 0 < len(long) < len(prompts):
-        say(f"{problem} and are left out")
-        kept = [index for index in range(len(prompts)) if index not in long]
-        encoded = dataclasses.replace(encoded.part(kept), num_skipped=len(long))
-        whole = [whole[index] for index in kept]
-    elif too_long == "truncate" and long and room is not None and room > 1:
-        cut = [index for index in long if len(token_ids[index]) > room]
-        if cut and settings.engine.asks_chats and any(chat.has_tools for chat in encoded.chats):
-            rule = f"{problem}, and chats with tools are sent whole; skip leaves them out"
-            raise SettingError("prompts.too_long", rule, too_long)
-        if cut:
-            say(f"{problem}: their last {room} tokens are read")
-        else:
-            say(f"{problem}: conversations go on without their oldest turns")
-        for index in cut:
-            token_ids[index] = last(token_ids[index], room, planned.tokenizer.bos_token_id)
-        chats = [] if cut else encoded.chats
-        encoded = dataclasses.replace(encoded, chats=chats, num_truncated=len(long))
-        whole = token_ids
-    excess = planned.excess(whole, new_tokens, answers)
-    if excess is None:
-        return encoded
-    has_turns = any(prompt.turns for prompt in prompts)
-    earlier = ", with the answers before its last turn" if has_turns else ""
-    longest = f"the longest has {excess.num_prompt_tokens} tokens{earlier}; {excess.rule}"
-    if not long or encoded.num_skipped or encoded.num_truncated:
-        # Only in the tokens of a draft with another tokenizer are they too long.
-        raise SettingError("prompts", longest)
-    skipping = "leaves none" if too_long == "skip" else "leaves them out"
-    advice = f"; prompts.too_long=skip {skipping}, truncate reads their last tokens"
-    raise SettingError("prompts", f"{problem}; {longest}{advice}")
 
 
 def last(token_ids: list[int], count: int, bos_token: int | None) -> list[int]:
@@ -291,21 +287,14 @@ def last(token_ids: list[int], count: int, bos_token: int | None) -> list[int]:
     return token_ids[-count:]
 
 
-def template_here(settings: RunSettings, tokenizer: Tokenizer) -> ChatTemplate:
-    """The use of a chat template by which prompts are encoded here."""
-    if settings.engine.asks_chats and not tokenizer.chat_template:
-        # The messages are sent; token ids only say about how long they are.
-        return "never"
-    return settings.chat_template
-
-
 def decide_ignore_eos(settings: AnySettings, tokenizer: Tokenizer) -> AnySettings:
     """Settings with `decoding.ignore_eos=auto` decided: texts go on after their end, but not in
     chats.
     """
     if settings.decoding.ignore_eos != "auto":
         return settings
-    is_chat = settings.engine.asks_chats or uses_template(tokenizer, settings.chat_template)
+    template = Template(tokenizer, settings.chat_template)
+    is_chat = settings.engine.asks_chats or template.is_used
     decoding = dataclasses.replace(settings.decoding, ignore_eos=not is_chat)
     return dataclasses.replace(settings, decoding=decoding)
 

@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from harness.config.errors import RunError, SettingError, nearest
 from harness.config.failures import explain, first_line
 from harness.config.packages import INSTALL_LOCAL, is_installed
@@ -51,11 +49,16 @@ def _fetched(settings: PromptSettings, file: str) -> Path:
     repository = settings.repository
     revision = settings.revision
     assert repository is not None
-    cached = _cached(settings, file)
-    if cached is not None:
-        return cached
+    if not is_installed("huggingface_hub"):
+        rule = f"is on the hub, and huggingface_hub is not installed: {INSTALL_LOCAL}"
+        raise SettingError("prompts", rule, settings.name)
     import huggingface_hub
 
+    cached = huggingface_hub.try_to_load_from_cache(
+        repository, file, revision=revision, repo_type="dataset"
+    )
+    if isinstance(cached, str):
+        return Path(cached)
     try:
         # Raises within seconds if the hub refuses or is out of reach: the download would try for
         # half a minute.
@@ -72,31 +75,6 @@ def _fetched(settings: PromptSettings, file: str) -> Path:
         error = explain(exception, "prompts", place, "dataset")
         raise error or RunError(f"prompts: {first_line(exception)}") from exception
     return Path(path)
-
-
-def _cached(settings: PromptSettings, file: str) -> Path | None:
-    """A file of a set on the hub as it was last fetched; None if it never was."""
-    assert settings.repository is not None
-    if not is_installed("huggingface_hub"):
-        rule = f"is on the hub, and huggingface_hub is not installed: {INSTALL_LOCAL}"
-        raise SettingError("prompts", rule, settings.name)
-    from huggingface_hub import try_to_load_from_cache
-
-    path = try_to_load_from_cache(
-        settings.repository, file, revision=settings.revision, repo_type="dataset"
-    )
-    return Path(path) if isinstance(path, str) else None
-
-
-def fetched_commit(settings: PromptSettings) -> str | None:
-    """The commit at which a set on the hub was fetched; None for one that never was."""
-    file = settings.files[0]
-    cached = _cached(settings, file)
-    if cached is None:
-        return None
-    # The cache has it as snapshots/COMMIT/FILE.
-    num_parts = len(Path(file).parts)
-    return cached.parents[num_parts - 1].name
 
 
 def read_rows(path: Path, source: str | None = None) -> Iterator[NumberedRow]:
@@ -155,33 +133,23 @@ def _parsed(text: str, place: str) -> Any:
 
 def _table(content: bytes, suffix: str) -> list[dict[str, Any]]:
     """The rows of a `.csv` or `.parquet` file, by column."""
-    import pandas
-
     file = io.BytesIO(content)
     try:
         if suffix == ".csv":
+            import pandas
+
             # Excel writes semicolons where a comma divides decimals.
             heading = content.partition(b"\n")[0].decode(errors="replace")
             separator = max(",;\t", key=heading.count)
             table = pandas.read_csv(file, sep=separator, dtype=str, keep_default_na=False)
-        else:
-            table = pandas.read_parquet(file, engine="pyarrow")
+            return [
+                {str(name): cell for name, cell in row.items()} for row in table.to_dict("records")
+            ]
+        from pyarrow import parquet
+
+        rows: list[dict[str, Any]] = parquet.read_table(file).to_pylist()
     except ImportError:
         raise BadFile("needs pyarrow: pip install 'specharness[parquet]'") from None
     except (OSError, ValueError) as error:
         raise BadFile(f"cannot be read as {suffix} ({first_line(error)})") from None
-    return [
-        {str(column): _plain(value) for column, value in row.items()}
-        for row in table.to_dict("records")
-    ]
-
-
-def _plain(value: Any) -> Any:
-    """Arrays as lists, also within objects, and a missing number or text as None."""
-    if isinstance(value, np.ndarray):
-        return [_plain(entry) for entry in value]
-    if isinstance(value, dict):
-        return {name: _plain(entry) for name, entry in value.items()}
-    if isinstance(value, float) and np.isnan(value):
-        return None
-    return value
+    return rows

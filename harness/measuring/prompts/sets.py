@@ -47,11 +47,6 @@ _PLACEHOLDER = re.compile(
 _CHARACTERS_PER_TOKEN = 12
 # Keys of a prompt; the first that a row has counts.
 _KEYS = tuple(column for column in PROMPT_COLUMNS if column != "category")
-# Names of columns that hold no prompts, however long their texts are, and the fewest words of one that may.
-_NO_PROMPT = re.compile(
-    r"(^|_)(id|name|url|uri|path|source|author|address|model)s?$", re.IGNORECASE
-)
-_FEWEST_WORDS = 3
 # Roles of the messages that a model answers.
 _ASKS = ("user", "tool")
 # Names of lines or categories in a message.
@@ -401,32 +396,19 @@ def _of_first_key(row: Mapping[str, Any]) -> Prompt:
         row = _with_messages(row) or row
     key = next((key for key in _KEYS if row.get(key) is not None), None)
     if key is None:
-        # The longest text is most likely the prompt.
-        lengths = {
-            name: len(value)
-            for name, value in row.items()
-            if isinstance(value, str)
-            and len(value.split()) >= _FEWEST_WORDS
-            and not _NO_PROMPT.search(name)
-        }
-        longest = max(lengths, key=lengths.__getitem__, default=None)
-        advice = f"; 'prompts.columns={{prompt: {longest}}}' takes {longest}" if longest else ""
-        raise BadFile(
-            f"has none of {', '.join(_KEYS)}; it has {', '.join(row) or 'nothing'}{advice}"
-        )
+        rule = f"has none of {', '.join(_KEYS)}; it has {', '.join(row) or 'nothing'}"
+        raise BadFile(f"{rule}; 'prompts.columns={{prompt: COLUMN}}' names another")
     value = row[key]
-    if key == "turns":
-        if not isinstance(value, list) or not value:
-            raise BadFile("must have a list of texts as turns")
-        turns = [text_of(turn, "every one of turns") for turn in value]
-        return Prompt(turns[0], turns=tuple(turns))
     if key == "conversations":
         if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
             raise BadFile("must have a list of objects with from and value as conversations")
-        by_human = [entry for entry in value if entry.get("from") in ("human", "user")]
-        if not by_human:
+        value = [entry.get("value") for entry in value if entry.get("from") in ("human", "user")]
+        if not value:
             raise NoQuestion("has nothing from a human among its conversations")
-        turns = [text_of(entry.get("value"), "every value of a human") for entry in by_human]
+    if key in ("turns", "conversations"):
+        if not isinstance(value, list) or not value:
+            raise BadFile("must have a list of texts as turns")
+        turns = [text_of(turn, f"every one of {key}") for turn in value]
         return Prompt(turns[0], turns=tuple(turns))
     if key == "messages":
         messages = messages_of(value)

@@ -7,42 +7,32 @@ with it. From the last answer to the first, each one that its own prompt precede
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import takewhile
-from typing import Any
+from os.path import commonprefix
 
 from harness.config.errors import SettingError
 from harness.engines.chat import Chat
 from harness.engines.door.reading import Transcript
 from harness.engines.tokenizer import Tokenizer
+from harness.measuring.prompts.chat_templates import Template
 from harness.measuring.prompts.sets import Prompt
-
-# Messages -> their text, and with True the beginning of the answer to them.
-Render = Callable[[Chat, bool], str]
 
 # Of the private use area: no template writes it.
 _OTHER_ANSWER = {"role": "assistant", "content": "\ue000"}
 
 
 @dataclass(frozen=True)
-class Turn:
-    """An answer of a conversation.
+class Reading:
+    """A transcript of a prompt.
 
     Attributes:
-        number: from 1; None for the one answer to a prompt.
+        turns: for each of its answers the turn of the conversation, from 1; None for the one answer to a prompt.
     """
-
-    number: int | None
-
-
-@dataclass(frozen=True)
-class Reading:
-    """A transcript of a prompt, and the turns that its answers are."""
 
     prompt: Prompt
     transcript: Transcript
-    turns: Sequence[Turn]
+    turns: Sequence[int | None]
 
     def until(self, num_tokens: int) -> Reading | None:
         """The part that so many tokens hold; None without an answer of two tokens."""
@@ -60,21 +50,18 @@ class Reading:
         return Reading(self.prompt, transcript, turns)
 
 
-def readings_of(
-    prompt: Prompt, tokenizer: Tokenizer, render: Render, *, adds_special_tokens: bool
-) -> list[Reading]:
+def readings_of(prompt: Prompt, template: Template) -> list[Reading]:
     """The transcripts of a conversation, which have each answer once.
-
-    Args:
-        adds_special_tokens: whether the tokenizer begins a text as it does by itself.
 
     Raises:
         SettingError: a template whose text of a conversation does not go on with an answer.
     """
     chat = prompt.conversation
+    tokenizer = template.tokenizer
 
     def tokens_of(text: str) -> list[int]:
-        return list(tokenizer(text, add_special_tokens=adds_special_tokens)["input_ids"])
+        # A template has written the special tokens itself.
+        return list(tokenizer(text, add_special_tokens=not template.is_used)["input_ids"])
 
     answers = [
         index
@@ -82,17 +69,17 @@ def readings_of(
         if index > 0 and message["role"] == "assistant"
     ]
     readings = []
-    for text, spans in _texts(prompt, chat, answers, render):
+    for text, spans in _texts(prompt, chat, answers, template):
         _, first = spans[0]
         begin = first.start
         token_ids = tokens_of(text[:begin])
         places: list[range] = []
-        turns: list[Turn] = []
+        turns: list[int] = []
         for place, characters in spans:
             token_ids += _behind_others(tokenizer, text[begin : characters.start])
             answer_ids = _behind_others(tokenizer, text[characters.start : characters.stop])
             places.append(range(len(token_ids), len(token_ids) + len(answer_ids)))
-            turns.append(Turn(answers.index(place) + 1))
+            turns.append(answers.index(place) + 1)
             token_ids += answer_ids
             begin = characters.stop
         if len(spans) == 1 or token_ids == tokens_of(text[:begin]):
@@ -106,7 +93,7 @@ def readings_of(
     return readings
 
 
-def _behind_others(tokenizer: Any, text: str) -> list[int]:
+def _behind_others(tokenizer: Tokenizer, text: str) -> list[int]:
     """Token ids of a text that follows another: by itself it may begin with a space that the tokenizer adds."""
     line_break = list(tokenizer("\n", add_special_tokens=False)["input_ids"])
     token_ids = list(tokenizer("\n" + text, add_special_tokens=False)["input_ids"])
@@ -117,15 +104,15 @@ def _behind_others(tokenizer: Any, text: str) -> list[int]:
 
 
 def _texts(
-    prompt: Prompt, chat: Chat, answers: Sequence[int], render: Render
+    prompt: Prompt, chat: Chat, answers: Sequence[int], template: Template
 ) -> list[tuple[str, list[tuple[int, range]]]]:
     """Texts, each with the answers that it ends: the place of each message, and its characters."""
     texts: list[tuple[str, list[tuple[int, range]]]] = []
     for place in reversed(answers):
         asked = Chat(chat.messages[:place], chat.tools)
-        before = render(asked, True)
+        before = template.text(asked, asks=True)
         # What ends a message is the model's own, but not the line break behind it.
-        after = render(Chat(chat.messages[: place + 1], chat.tools), False).rstrip()
+        after = template.text(Chat(chat.messages[: place + 1], chat.tools), asks=False).rstrip()
         if texts:
             text, spans = texts[-1]
             if text.startswith(after) and text.startswith(before):
@@ -136,11 +123,10 @@ def _texts(
         if not after.startswith(before):
             # The prompt ends with an empty thought that the message lacks. The answer begins where prompt, text and a
             # text with another answer part. Without the third one, the "<" of "<html>" would be that of "<think>".
-            other = render(Chat((*asked.messages, _OTHER_ANSWER), chat.tools), False)
-            characters = zip(before, after, other, strict=False)
-            begin = len(list(takewhile(lambda three: len(set(three)) == 1, characters)))
+            other = template.text(Chat((*asked.messages, _OTHER_ANSWER), chat.tools), asks=False)
+            begin = len(commonprefix([before, after, other]))  # noqa: RUF071
             where = f"message {place + 1} of line {prompt.line}"
-            if begin < len(render(asked, False).rstrip()):
+            if begin < len(template.text(asked, asks=False).rstrip()):
                 rule = f"this model's template hides the answer in {where}"
                 raise SettingError("prompts", rule)
             if before.rfind("<think>", begin) > before.rfind("</think>", begin):

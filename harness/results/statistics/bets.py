@@ -12,6 +12,7 @@ Results are logarithms of these factors, [b, n] of b bettors over n draws, 0 whe
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
@@ -190,23 +191,16 @@ def power_of_halves(
         capital = np.logaddexp.reduce(won) + num_draws * math.log(2) - math.log(num_bettors)
         return bool(capital - lost >= log_wanted)
 
-    fewest, most = num_draws // 2, num_draws + 1
-    while fewest < most:
-        middle = (fewest + most) // 2
-        if middle > num_draws or is_enough(middle):
-            most = middle
-        else:
-            fewest = middle + 1
+    numbers = range(num_draws // 2, num_draws + 1)
+    fewest = numbers.start + bisect_left(numbers, True, key=is_enough)
     return float(stats.binom.sf(fewest - 1, num_draws, min(1.0, 0.5 + shift)))
 
 
-def draws_needed(
-    shift: float, log_wanted: float, num_bettors: int, power: float, tolerated: float = 0.0
-) -> int | None:
+def draws_needed(shift: float, log_wanted: float, num_bettors: int, power: float) -> int | None:
     """The fewest draws, nearly, with which `power_of_halves` is enough; None where no number is."""
     number = 10
     while number <= _MOST_DRAWS:
-        if power_of_halves(number, shift, log_wanted, num_bettors, tolerated) >= power:
+        if power_of_halves(number, shift, log_wanted, num_bettors) >= power:
             return number
         number = math.ceil(1.03 * number)
     return None
@@ -216,18 +210,15 @@ def visible_shift(
     num_draws: int, log_wanted: float, num_bettors: int, power: float, tolerated: float = 0.0
 ) -> float | None:
     """The smallest shift, to a thousandth, for which `power_of_halves` is enough; None where none up to a half is."""
-    most = 500
-    if power_of_halves(num_draws, most / 1000, log_wanted, num_bettors, tolerated) < power:
+
+    def is_visible(thousandths: int) -> bool:
+        shift = thousandths / 1000
+        return power_of_halves(num_draws, shift, log_wanted, num_bettors, tolerated) >= power
+
+    if not is_visible(500):
         return None
-    fewest = 1
-    while fewest < most:
-        middle = (fewest + most) // 2
-        shift = middle / 1000
-        if power_of_halves(num_draws, shift, log_wanted, num_bettors, tolerated) >= power:
-            most = middle
-        else:
-            fewest = middle + 1
-    return most / 1000
+    smallest = 1 + bisect_left(range(1, 500), True, key=is_visible)
+    return smallest / 1000
 
 
 def least_visible_shift(probabilities: Floats, total_variation: float) -> Floats:

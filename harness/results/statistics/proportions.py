@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
+from harness.results.statistics.arrays import Flags
 from harness.results.statistics.distributions import normal_quantile
 from harness.results.statistics.interval import CONFIDENCE, Interval
 
@@ -59,66 +59,40 @@ def difference_of_paired_proportions(
     Raises:
         ValueError: when the two differ in length.
     """
-    counts = _PairedCounts.of(first_correct, second_correct)
-    if counts.total == 0:
+    first_answers, second_answers = _paired(first_correct, second_correct)
+    total = first_answers.size
+    if not total:
         return Interval()
-    correlation = _corrected_correlation(counts)
-    first = wilson_interval(counts.first, counts.total, confidence)
-    second = wilson_interval(counts.second, counts.total, confidence)
+    correlation = _corrected_correlation(first_answers, second_answers)
+    first = wilson_interval(int(first_answers.sum()), total, confidence)
+    second = wilson_interval(int(second_answers.sum()), total, confidence)
     difference = second.estimate - first.estimate
     below = _distance(second.estimate - second.low, first.high - first.estimate, correlation)
     above = _distance(second.high - second.estimate, first.estimate - first.low, correlation)
     return Interval(difference, difference - below, difference + above)
 
 
-class _PairedCounts(NamedTuple):
-    """How many questions both arms, one of them, and neither answered correctly.
-
-    Python's integers, because products of four such numbers are beyond 64 bits.
-    """
-
-    both: int
-    only_first: int
-    only_second: int
-    neither: int
-
-    @classmethod
-    def of(cls, first_correct: Sequence[bool], second_correct: Sequence[bool]) -> _PairedCounts:
-        """Count. Raises ValueError when the arms differ in length."""
-        first = np.asarray(first_correct, dtype=bool)
-        second = np.asarray(second_correct, dtype=bool)
-        if first.ndim != 1 or first.shape != second.shape:
-            raise ValueError(f"{first.shape} answers against {second.shape}")
-        return cls(
-            both=int((first & second).sum()),
-            only_first=int((first & ~second).sum()),
-            only_second=int((second & ~first).sum()),
-            neither=int((~first & ~second).sum()),
-        )
-
-    @property
-    def total(self) -> int:
-        return sum(self)
-
-    @property
-    def first(self) -> int:
-        return self.both + self.only_first
-
-    @property
-    def second(self) -> int:
-        return self.both + self.only_second
+def _paired(first_correct: Sequence[bool], second_correct: Sequence[bool]) -> tuple[Flags, Flags]:
+    """Both as arrays. Raises ValueError when the arms differ in length."""
+    first = np.asarray(first_correct, dtype=bool)
+    second = np.asarray(second_correct, dtype=bool)
+    if first.ndim != 1 or first.shape != second.shape:
+        raise ValueError(f"{first.shape} answers against {second.shape}")
+    return first, second
 
 
-def _corrected_correlation(counts: _PairedCounts) -> float:
+def _corrected_correlation(first: Flags, second: Flags) -> float:
     """φ of two arms, with Newcombe's continuity correction; 0 if an arm never varies.
 
     The correction takes n / 2 off a positive numerator, down to 0.
     """
-    total = counts.total
-    margins = counts.first * (total - counts.first) * counts.second * (total - counts.second)
+    # Python's integers, because products of four such numbers are beyond 64 bits.
+    total, num_first, num_second = first.size, int(first.sum()), int(second.sum())
+    margins = num_first * (total - num_first) * num_second * (total - num_second)
     if not margins:
         return 0.0
-    covariance = float(counts.both * counts.neither - counts.only_first * counts.only_second)
+    # Both right times neither, less one alone times the other alone.
+    covariance = float(total * int((first & second).sum()) - num_first * num_second)
     if covariance > 0:
         covariance = max(covariance - total / 2, 0.0)
     return covariance / math.sqrt(margins)
@@ -141,10 +115,10 @@ def mcnemar_p_value(first_correct: Sequence[bool], second_correct: Sequence[bool
     Raises:
         ValueError: when the two differ in length.
     """
-    counts = _PairedCounts.of(first_correct, second_correct)
-    discordant = counts.only_first + counts.only_second
+    first, second = _paired(first_correct, second_correct)
+    discordant = int((first != second).sum())
     if discordant == 0:
         return 1.0
     from scipy.stats import binomtest
 
-    return float(binomtest(counts.only_first, discordant).pvalue)
+    return float(binomtest(int((first & ~second).sum()), discordant).pvalue)

@@ -121,18 +121,6 @@ class RatioEstimate:
             return float(distance == 0)
         return 2 * t_tail(distance / self.standard_error, self.degrees_of_freedom)
 
-    def chance_to_see(self, ratio: float) -> float:
-        """Power: the chance that an interval like this one excludes 1 if this were the ratio.
-
-        Both sides count. nan without an interval.
-        """
-        if self.standard_error == 0:
-            return float(ratio != 1)
-        freedom = self.degrees_of_freedom
-        quantile = t_quantile((1 - CONFIDENCE) / 2, freedom)
-        shift = abs(math.log(ratio)) / self.standard_error
-        return t_tail(quantile - shift, freedom) + t_tail(quantile + shift, freedom)
-
     @property
     def visible_difference(self) -> float | None:
         """The smallest difference that is found in 80 % of the cases: 0.041 for a ratio of 1.041.

@@ -13,7 +13,7 @@ import pytest
 
 from harness.commands.acceptance.conversations import lines_of_parts, slower_at
 from harness.commands.acceptance.measure import AcceptanceOfTexts
-from harness.results.iteration_cost import IterationCost
+from harness.results.price.value import IterationCost
 from harness.results.rows.acceptance import AcceptancePartRow, AcceptanceTextRow
 from harness.results.statistics.interval import Interval
 from in_process import QUICKEST_PAIR, Harness, only, results

@@ -15,7 +15,7 @@ import pytest
 import harness as package
 from harness.config.synthetic import length_in_answers
 from harness.engines.simulated.settings import SimulatedSettings
-from harness.results.iteration_cost import IterationCost
+from harness.results.price.value import IterationCost
 from in_process import Harness, only
 from wording import mentions
 
@@ -168,7 +168,7 @@ def test_a_run_leaves_its_costs_and_they_are_read_again(harness: Harness) -> Non
     harness("latency", *SIMULATED, "K=4", "batch_size=2", "num_prompts=16")
     file = only("costs.json")
     content = json.loads(file.read_text())
-    schema = Path(package.__file__).parent / "results" / "costs.schema.json"
+    schema = Path(package.__file__).parent / "results" / "price" / "costs.schema.json"
     jsonschema.validate(content, json.loads(schema.read_text()))
     cost = IterationCost.from_json(content)
     assert [(point.width, point.rows) for point in cost.points] == [(1, 2), (5, 2)]

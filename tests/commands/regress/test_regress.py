@@ -119,8 +119,8 @@ def write_sides(
     return sides
 
 
-def simulated(number: int, slowdown: float, num_pairs: int) -> list[tuple[str, float, float]]:
-    """Verdict on ms per token, its p-value, and the power that it states."""
+def simulated(number: int, slowdown: float, num_pairs: int) -> list[tuple[str, float]]:
+    """Verdict on ms per token, and its p-value."""
     found = []
     for pair in range(num_pairs):
         rng = np.random.default_rng([0, number, pair])
@@ -130,9 +130,7 @@ def simulated(number: int, slowdown: float, num_pairs: int) -> list[tuple[str, f
         ms, *_ = compared_runs(before, after, margin=0.0)
         assert ms.figure.name == "ms per token"
         assert ms.comparison is not None
-        assert ms.comparison.estimate is not None
-        power = ms.comparison.estimate.chance_to_see(1 + slowdown)
-        found.append((ms.verdict, ms.comparison.p_value, power))
+        found.append((ms.verdict, ms.comparison.p_value))
     return found
 
 
@@ -169,19 +167,16 @@ def test_significance_is_adjusted_for_the_number_of_measurements() -> None:
 def test_identical_programs_are_seldom_told_apart() -> None:
     """Nominally 2.5 % worse, and 5 % of either; at most 2 points more of 200 pairs."""
     found = simulated(0, slowdown=0.0, num_pairs=200)
-    worse = sum(verdict == "worse" for verdict, _, _ in found)
+    worse = sum(verdict == "worse" for verdict, _ in found)
     assert worse <= 200 * 0.045
-    assert sum(p_value < 0.05 for _, p_value, _ in found) <= 200 * 0.07
+    assert sum(p_value < 0.05 for _, p_value in found) <= 200 * 0.07
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("slowdown", [0.02, 0.05])
-def test_slow_downs_are_found_as_often_as_is_promised(slowdown: float) -> None:
-    """Seeded; three standard errors of a share of 60 pairs."""
+def test_slow_downs_are_found(slowdown: float) -> None:
     found = simulated(1, slowdown, num_pairs=60)
-    share = np.mean([verdict == "worse" for verdict, _, _ in found])
-    promised = float(np.mean([power for _, _, power in found]))
-    assert share >= promised - 3 * math.sqrt(promised * (1 - promised) / 60) - 0.02
+    share = np.mean([verdict == "worse" for verdict, _ in found])
     assert share > {0.02: 0.2, 0.05: 0.9}[slowdown]
 
 

@@ -13,7 +13,7 @@ from harness.config.settings import PromptSettings
 from harness.engines.chat import Chat
 from harness.engines.door.pairs import Excess
 from harness.measuring.prompts import encoding
-from harness.measuring.prompts.chat_templates import encode_prompts, require_tools
+from harness.measuring.prompts.chat_templates import Template
 from harness.measuring.prompts.sets import Prompt, PromptSet
 from harness.servers import record as server
 from some_settings import settings_of
@@ -31,7 +31,7 @@ def test_prompts_too_long_for_a_draft_with_another_tokenizer_are_refused(
 ) -> None:
     """Those that are left fit in the target's tokens, and not in the draft's."""
     token_ids = [[1] * length for length in lengths]
-    monkeypatch.setattr(encoding, "encode", lambda *_: token_ids)
+    monkeypatch.setattr(encoding.Encoder, "encode", lambda *_: token_ids)
     planned: Any = SimpleNamespace(
         room=lambda new_tokens: ROOM,
         excess=lambda *_: Excess(30, "and draft=other takes 20"),
@@ -42,13 +42,13 @@ def test_prompts_too_long_for_a_draft_with_another_tokenizer_are_refused(
     prompts = tuple(Prompt(f"text {line}", line=line) for line in (1, 2))
     prompt_set = PromptSet("mine", prompts, "digest")
     with pytest.raises(SettingError) as refused:
-        encoding.encode_set(planned, settings, prompt_set, prompts, new_tokens=4)
+        encoding.Encoder(planned, settings).encode_set(prompt_set, prompts, new_tokens=4)
     expected = "prompts: the longest has 30 tokens; and draft=other takes 20"
     assert str(refused.value) == expected
 
 
 def test_chats_with_tools_are_sent_whole_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoding, "encode", lambda *_: [[1] * 3, [1] * 30])
+    monkeypatch.setattr(encoding.Encoder, "encode", lambda *_: [[1] * 3, [1] * 30])
     planned: Any = SimpleNamespace(
         room=lambda new_tokens: ROOM,
         excess=lambda *_: None,
@@ -65,7 +65,7 @@ def test_chats_with_tools_are_sent_whole_or_not_at_all(monkeypatch: pytest.Monke
         mine = PromptSettings(name="mine", file="mine.jsonl", too_long=too_long)
         engine = server.ServerSettings(name="server", url="http://127.0.0.1:1/v1", chat=chat)
         settings = settings_of(LatencySettings, prompts=mine, engine=engine)
-        return encoding.encode_set(planned, settings, prompt_set, prompts, new_tokens=4)
+        return encoding.Encoder(planned, settings).encode_set(prompt_set, prompts, new_tokens=4)
 
     with pytest.raises(
         SettingError, match=r"truncate: 1 of 2 .*, and chats with tools are sent whole"
@@ -92,32 +92,32 @@ def test_plain_prompts() -> None:
     tokenizer = make_tokenizer()
     a, b = tokenizer.get_vocab()["a"], tokenizer.get_vocab()["b"]
     for mode in ("auto", "never"):
-        assert encode_prompts(tokenizer, [said("ab"), said("b")], mode) == [[a, b], [b]]
+        assert Template(tokenizer, mode).encode([said("ab"), said("b")]) == [[a, b], [b]]
 
 
 def test_chat_template() -> None:
     tokenizer = make_tokenizer(chat_template=TEMPLATE)
     a, colon = tokenizer.get_vocab()["a"], tokenizer.get_vocab()[":"]
     for mode in ("auto", "always"):
-        assert encode_prompts(tokenizer, [said("a")], mode) == [[0, a, colon]]
-    assert encode_prompts(tokenizer, [said("a")], "never") == [[a]]
+        assert Template(tokenizer, mode).encode([said("a")]) == [[0, a, colon]]
+    assert Template(tokenizer, "never").encode([said("a")]) == [[a]]
 
 
 def test_a_template_has_the_variables_of_the_user() -> None:
     template = "{% if loud %}b{% endif %}{{ messages[0]['content'] }}"
     tokenizer = make_tokenizer(chat_template=template)
     a, b = tokenizer.get_vocab()["a"], tokenizer.get_vocab()["b"]
-    assert encode_prompts(tokenizer, [said("a")], "auto") == [[a]]
-    assert encode_prompts(tokenizer, [said("a")], "auto", {"loud": True}) == [[b, a]]
+    assert Template(tokenizer, "auto").encode([said("a")]) == [[a]]
+    assert Template(tokenizer, "auto", {"loud": True}).encode([said("a")]) == [[b, a]]
 
 
 def test_a_chat_keeps_its_turns_in_a_template_and_as_text() -> None:
     tokenizer = make_tokenizer(chat_template=TEMPLATE)
     a, b, colon = (tokenizer.get_vocab()[token] for token in "ab:")
-    (templated,) = encode_prompts(tokenizer, [said("a", "b", "a")], "auto")
+    (templated,) = Template(tokenizer, "auto").encode([said("a", "b", "a")])
     assert [token for token in templated if token in (a, b)] == [a, b, a]
     assert templated[-1] == colon
-    (text,) = encode_prompts(tokenizer, [said("a", "b", "a")], "never")
+    (text,) = Template(tokenizer, "never").encode([said("a", "b", "a")])
     assert tokenizer.decode(text) == "user: a\nassistant: b\nuser: a\nassistant:"
 
 
@@ -141,7 +141,7 @@ def test_a_chat_that_a_template_cannot_show_is_refused(
     tokenizer = make_tokenizer()
     tokenizer.chat_template = template
     with pytest.raises(SettingError, match=word) as refused:
-        encode_prompts(tokenizer, [chat], mode)
+        Template(tokenizer, mode).encode([chat])
     assert refused.value.setting == setting
 
 
@@ -150,12 +150,12 @@ def test_tools_need_a_template_that_shows_them() -> None:
     chat = Chat(said("a").messages, (find,))
     shows = "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}" + TEMPLATE
     tokenizer = make_tokenizer(chat_template=shows)
-    require_tools(tokenizer, [said("a"), chat], "auto")
-    [ids] = encode_prompts(tokenizer, [chat], "auto")
+    Template(tokenizer, "auto").check_tools([said("a"), chat])
+    [ids] = Template(tokenizer, "auto").encode([chat])
     assert ids[0] == tokenizer.get_vocab()["b"]
 
     with pytest.raises(SettingError, match=r"^prompts: 1 of 2 prompts have tools"):
-        require_tools(make_tokenizer(chat_template=TEMPLATE), [said("a"), chat], "auto")
+        Template(make_tokenizer(chat_template=TEMPLATE), "auto").check_tools([said("a"), chat])
     with pytest.raises(SettingError, match=r"^chat_template=never: 1 of 2 prompts have tools"):
-        require_tools(tokenizer, [said("a"), chat], "never")
-    require_tools(make_tokenizer(), [said("a")], "auto")
+        Template(tokenizer, "never").check_tools([said("a"), chat])
+    Template(make_tokenizer(), "auto").check_tools([said("a")])

@@ -187,7 +187,7 @@ def called(call: object) -> bytes:
 REFUSED = {
     "absent key": (
         b'{"prompt": "a"}\n\n{"label": "b", "text": "a long one", "id": 2}',
-        r"line 3 has none of prompt, turns, messages, .*'prompts.columns={prompt: text}' takes text$",
+        r"line 3 has none of prompt, turns, messages, .*it has label, text, id; 'prompts.columns={",
     ),
     "not JSON": (b'{"prompt": "a"}\n\n{"prompt": "b"\n', r"line 3 is not JSON"),
     "a number": (b"7", "line 1 must be an object"),

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from harness.config.errors import SettingError
 from harness.engines.chat import Chat
-from harness.measuring.prompts.chat_templates import encode_prompts, from_template
+from harness.measuring.prompts.chat_templates import Template
 from harness.measuring.prompts.sets import Prompt
 from harness.measuring.prompts.transcripts import Reading, readings_of
 from tiny_checkpoints import make_tokenizer
@@ -68,21 +68,15 @@ def conversation(*messages: dict[str, Any]) -> Prompt:
 def read(prompt: Prompt, tokenizer: Any, **arguments: Any) -> list[Reading]:
     """The readings of a conversation, each answer of which follows what the model was asked."""
 
-    def render(chat: Chat, asks: bool) -> str:
-        given = {"tokenize": False, "add_generation_prompt": asks, **arguments}
-        return str(from_template(tokenizer, chat, "auto", given))
-
-    readings = readings_of(prompt, tokenizer, render, adds_special_tokens=False)
+    readings = readings_of(prompt, template := Template(tokenizer, "auto", arguments))
     messages = prompt.conversation.messages
     places = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
     for reading in readings:
         for answer, turn in zip(reading.transcript.answers, reading.turns, strict=True):
-            asked = Chat(messages[: places[turn.number - 1]], prompt.tools)
-            [before] = encode_prompts(tokenizer, [asked], "auto", arguments)
+            asked = Chat(messages[: places[turn - 1]], prompt.tools)
+            [before] = template.encode([asked])
             assert list(reading.transcript.token_ids[: answer.start]) == before
-    assert sorted(turn.number for one in readings for turn in one.turns) == [
-        *range(1, len(places) + 1)
-    ]
+    assert sorted(turn for one in readings for turn in one.turns) == [*range(1, len(places) + 1)]
     return readings
 
 
@@ -110,7 +104,7 @@ def test_where_a_template_drops_thoughts_each_turn_is_read_with_its_own() -> Non
     first = [ASKED, thinking(CALLED, "Look."), FOUND, thinking(SAID, "So b.")]
     then = [MORE, thinking(CALLED, "Again."), FOUND, SAID]
     readings = read(conversation(*first, *then), tokenizer)
-    assert [[turn.number for turn in one.turns] for one in readings] == [[1, 2], [3, 4]]
+    assert [list(one.turns) for one in readings] == [[1, 2], [3, 4]]
     assert "Look." in texts(readings[0], tokenizer)[0]
     assert "Again." in texts(readings[1], tokenizer)[0]
     assert "Look." not in tokenizer.decode(readings[1].transcript.token_ids)

@@ -18,7 +18,8 @@ from harness.measuring.prices import (
     steps_by_k,
 )
 from harness.measuring.rows import LatencyRow
-from harness.results.iteration_cost import IterationCost, Shape
+from harness.results.price.shape import Shape
+from harness.results.price.value import IterationCost
 from harness.results.runs import Run
 from harness.results.statistics.interval import Interval
 
@@ -121,7 +122,7 @@ def iteration_line(runs: Sequence[Run[LatencyRow]]) -> str | None:
         return None
     load = cost.loads[0]
     shape = cost.shape(load)
-    step_ms = cost.step_ms(load)
+    step_ms = cost.point(0, load).ms
     if shape is None or not step_ms.is_known:
         return None
     step = f"a regular step takes {_ms(Interval(step_ms.estimate))}"

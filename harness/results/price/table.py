@@ -11,12 +11,13 @@ import csv
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
 
 from harness.config.errors import SettingError
 from harness.config.settings import LARGEST_K
-from harness.results.iteration_cost import QUEUED, IterationCost, why_queued
+from harness.results.price.value import IterationCost, why_queued
 from harness.results.runs import grouped
 from harness.results.statistics.interval import Interval
 
@@ -187,14 +188,18 @@ def _table(rows: Sequence[_Row], path: str) -> Table:
     yields: dict[str, dict[int, Interval]] = {}
     measured = {}
     notes: list[str] = []
-    for draft, members in grouped([row for row in rows if row.width > 1], _draft).items():
+    for draft, members in grouped(
+        [row for row in rows if row.width > 1], attrgetter("draft")
+    ).items():
         timed = [row for row in (*regular, *members) if row.ms.is_known]
         if any(row.width > 1 for row in timed):
             refused = _refused(regular, members)
             points = [(row.width, row.rows, row.ms) for row in timed]
             costs[draft] = IterationCost.of_points(points, path, refused)
         yields[draft] = {}
-        for width, same in grouped([row for row in members if row.tokens], _width).items():
+        for width, same in grouped(
+            [row for row in members if row.tokens], attrgetter("width")
+        ).items():
             lengths = [row.tokens or 0.0 for row in same]
             yields[draft][width - 1] = Interval(fmean(lengths))
             spread = max(lengths) / min(lengths) - 1
@@ -205,17 +210,9 @@ def _table(rows: Sequence[_Row], path: str) -> Table:
             for row in members:
                 k = row.width - 1
                 if row.tokens and k in costs[draft].ks(row.rows):
-                    speedup = row.tokens / costs[draft].steps_at(k, row.rows).estimate
+                    speedup = row.tokens / costs[draft].point(k, row.rows).steps.estimate
                     measured[draft, k, row.rows] = speedup
     return Table(costs, yields, measured=measured, notes=notes)
-
-
-def _draft(row: _Row) -> str:
-    return row.draft
-
-
-def _width(row: _Row) -> int:
-    return row.width
 
 
 def _refused(regular: Sequence[_Row], members: Sequence[_Row]) -> dict[int, str]:
@@ -224,8 +221,9 @@ def _refused(regular: Sequence[_Row], members: Sequence[_Row]) -> dict[int, str]
     refused = {}
     for row in members:
         beside = alone.get(row.rows)
-        if row.waits and beside and row.waits / beside >= QUEUED:
-            refused[row.rows] = why_queued(row.rows, row.waits / beside)
+        reason = why_queued(row.rows, row.waits / beside) if row.waits and beside else None
+        if reason:
+            refused[row.rows] = reason
     return refused
 
 

@@ -21,126 +21,31 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from harness.config.amounts import change_in_percent
 from harness.config.errors import SettingError
 from harness.results.locked_files import replace_file
-from harness.results.statistics.arrays import Floats
+from harness.results.price.shape import Point, Shape, StartNoise, shape_of
 from harness.results.statistics.distributions import t_quantile
 from harness.results.statistics.interval import CONFIDENCE, Coverage, Interval
 
 # In the directory of a run of `latency`; `costs.schema.json` beside this file describes it.
 COSTS_FILE = "costs.json"
 _VERSION = 1
-# Points are no line if the test says so at this level and one is at least this share off.
-_LEVEL = 0.05
-_TOLERATED = 0.02
-# A step that is named is at least this share of the time off a line.
-_LEAST_STEP = 0.03
-# How well times are known where nobody says it.
-_UNKNOWN_NOISE = 0.02
 # Answers that take this many times as long as decoding explains, beside the regular ones, have waited in a queue.
-QUEUED = 1.5
+_QUEUED = 1.5
 
 
-def why_queued(rows: int, waits: float) -> str:
-    """The reason for which a load has no price.
+def why_queued(rows: int, waits: float) -> str | None:
+    """Why a load has no price; None where the engine does not queue.
 
     Args:
         waits: the time of an answer over that of decoding it, over the same of the regular arm.
     """
+    if waits < _QUEUED:
+        return None
     return (
         f"has no price with {rows} in flight: beside the regular ones, answers take {waits:.1f} times as long as"
         " decoding explains, so that the engine queues: ask for fewer at once"
     )
-
-
-class StartNoise(NamedTuple):
-    """What differs from start to start: each width was measured with another one.
-
-    Attributes:
-        share: standard deviation, as a share of a time.
-        freedom: degrees of freedom of this estimate.
-    """
-
-    share: float
-    freedom: float
-
-    @classmethod
-    def of(cls, steps_ms: Sequence[float]) -> StartNoise:
-        """From one time that several starts repeat, the regular step; of fewer than two a usual one."""
-        if len(steps_ms) < 2:
-            return cls(_UNKNOWN_NOISE, 1e6)
-        return cls(float(np.std(np.log(steps_ms), ddof=1)), len(steps_ms) - 1)
-
-
-class Step(NamedTuple):
-    """A jump of the time between two neighbouring widths that were measured.
-
-    Attributes:
-        change: what it adds to a line, as a share of the time before it: 0.41 for +41 %.
-    """
-
-    before: int
-    after: int
-    change: float
-
-    def __str__(self) -> str:
-        percent = change_in_percent(1 + self.change, 0).replace("-", "−")
-        return f"from {self.before} to {self.after} tokens {percent}"
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Whether the times of an iteration are a line over the draft tokens.
-
-    Attributes:
-        fixed, per_token: of the line, in ms, or in steps of points without; None where the points are none.
-        tested: whether noise was known and there were more than two points to test it with.
-        steps: the jumps that explain what is no line; () where none does.
-    """
-
-    fixed: Interval | None
-    per_token: Interval | None
-    tested: bool
-    steps: Sequence[Step] = ()
-
-    @property
-    def is_line(self) -> bool:
-        return self.fixed is not None
-
-    def __str__(self) -> str:
-        """Of what is no line: `no line, from 8 to 9 tokens +41 %`."""
-        return ", ".join(["no line", *map(str, self.steps)])
-
-
-@dataclass(frozen=True)
-class Point:
-    """An iteration that was measured.
-
-    Attributes:
-        width: tokens of each row that it verifies: K + 1.
-        rows: in flight.
-        ms: its time.
-        steps: the same in regular steps at this load; without an estimate where no regular step is known.
-        num_drafted: draft tokens that it had on average: fewer than K at the ends of answers.
-        answer_length: mean tokens of the answers that it was measured by; None where it is unknown.
-    """
-
-    width: int
-    rows: int
-    ms: Interval
-    steps: Interval = field(default_factory=Interval)
-    num_drafted: float | None = None
-    answer_length: float | None = None
-
-    @property
-    def drafted(self) -> float:
-        return self.width - 1 if self.num_drafted is None else self.num_drafted
-
-    @property
-    def time(self) -> Interval:
-        """`ms`, and where these are unknown `steps`."""
-        return self.ms if self.ms.is_known else self.steps
 
 
 class Best(NamedTuple):
@@ -159,8 +64,6 @@ class IterationCost:
         points: by load and width; a regular step is that of width 1.
         source: where it is from, for pages.
         refused: why there is no price at a load, by its rows in flight.
-        in_bytes: whether it is of the bytes that must be read, which is a bound and no measurement; then there are
-            steps without milliseconds.
         start_noise: by rows in flight, of widths that were measured with a start each.
         one_step: whether all K of a load have the same regular step, whose error then moves none against another.
     """
@@ -168,7 +71,6 @@ class IterationCost:
     points: Sequence[Point] = ()
     source: str = ""
     refused: Mapping[int, str] = field(default_factory=dict)
-    in_bytes: bool = False
     one_step: bool = False
     start_noise: Mapping[int, StartNoise] = field(default_factory=dict)
 
@@ -210,10 +112,10 @@ class IterationCost:
         return cls(tuple(points), source)
 
     @classmethod
-    def of_steps(cls, steps: Mapping[int, float], source: str, rows: int = 1) -> IterationCost:
-        """From bytes: what an iteration of each K reads, in regular steps."""
-        points = [Point(k + 1, rows, Interval(), Interval(cost)) for k, cost in steps.items()]
-        return cls(tuple(points), source, in_bytes=True)
+    def of_steps(cls, steps: Mapping[int, float], source: str) -> IterationCost:
+        """From bytes: what an iteration of each K reads, in regular steps. It is a bound, without milliseconds."""
+        points = [Point(k + 1, 1, Interval(), Interval(cost)) for k, cost in steps.items()]
+        return cls(tuple(points), source)
 
     @property
     def loads(self) -> Sequence[int]:
@@ -225,27 +127,19 @@ class IterationCost:
         priced = [point for point in self.points if point.rows == rows and point.steps.is_known]
         return sorted(point.width - 1 for point in priced if point.width > 1)
 
-    def _measured(self, k: int, rows: int) -> Point | None:
-        """An iteration of K draft tokens, also at a load that is refused; None where it was not measured."""
-        width_and_rows = (k + 1, rows)
-        return next(
-            (point for point in self.points if (point.width, point.rows) == width_and_rows), None
-        )
+    def point(self, k: int, rows: int = 1) -> Point:
+        """The iteration of K draft tokens (0: a regular step), also at a load that is refused; without figures where it
+        was not measured.
+        """
+        for point in self.points:
+            if (point.width, point.rows) == (k + 1, rows):
+                return point
+        return Point(k + 1, rows, Interval())
 
-    def step_ms(self, rows: int = 1) -> Interval:
-        """A regular step at a load; unknown where it was not measured."""
-        point = self._measured(0, rows)
-        return Interval() if point is None else point.ms
-
-    def steps_at(self, k: int, rows: int = 1) -> Interval:
-        """Regular steps of an iteration, also at a load that is refused; unknown where it was not measured."""
-        point = self._measured(k, rows)
-        return Interval() if point is None else point.steps
-
-    def answer_length(self, k: int, rows: int = 1) -> float | None:
-        """Mean tokens of the answers by which an iteration was measured; None where that is unknown."""
-        point = self._measured(k, rows)
-        return None if point is None else point.answer_length
+    def shape(self, rows: int = 1) -> Shape | None:
+        """Whether the times at a load are a line, see `shape_of`."""
+        points = [point for point in self.points if point.rows == rows]
+        return shape_of(points, self.start_noise.get(rows))
 
     def at(self, k: int, rows: int = 1) -> Point:
         """The iteration of K draft tokens at a load.
@@ -255,8 +149,8 @@ class IterationCost:
         """
         if rows in self.refused:
             raise SettingError("costs", self.refused[rows])
-        point = self._measured(k, rows)
-        if point is not None and point.steps.is_known:
+        point = self.point(k, rows)
+        if point.steps.is_known:
             return point
         ks = ", ".join(map(str, self.ks(rows)))
         load = f" with {rows} in flight" if rows > 1 or len(self.loads) > 1 else ""
@@ -301,51 +195,6 @@ class IterationCost:
                 alike.append(k)
         return Best(best, speedups[best], alike)
 
-    def shape(self, rows: int = 1) -> Shape | None:
-        """Whether the times of an iteration at a load are a line over its draft tokens; None with fewer than two.
-
-        The line is weighted by the times' own noise and that between starts. Residuals over that noise are tested as a
-        sum of squares over the degrees of freedom, by Fisher's F with those of the noise; a regular step, which drafts
-        nothing, is not part of it.
-        """
-        points = [
-            point
-            for point in self.points
-            if point.rows == rows and point.width > 1 and point.time.is_known
-        ]
-        drafted = np.array([point.drafted for point in points], float)
-        if len(set(drafted)) < 2:
-            return None
-        ms = np.array([point.time.estimate for point in points], float)
-        # Nothing is known better than rounding.
-        errors = np.maximum([_standard_error(point.time) for point in points], 1e-6 * ms)
-        covers = [
-            point.time.covers for point in points if point.time.covers and point.time.has_bounds
-        ]
-        are_known = len(covers) == len(points)
-        freedom: float = min([cover.num_units - 1 for cover in covers], default=1e6)
-        if rows in self.start_noise:
-            share, starts_freedom = self.start_noise[rows]
-            within, between = float(np.square(errors / ms).mean()), share**2
-            # Several runs of a width show what differs between them by themselves.
-            were_once = [cover.num_runs is None for cover in covers] if are_known else True
-            errors = np.hypot(errors, share * ms * np.array(were_once))
-            # Of a sum of two variances, by Satterthwaite.
-            freedom = (within + between) ** 2 / (within**2 / freedom + between**2 / starts_freedom)
-        line = np.stack([np.ones_like(drafted), drafted], axis=1)
-        tested = are_known and len(points) > 2
-        if _fits(line, ms, errors, freedom):
-            fixed, per_token = _coefficients(line, ms, errors, freedom)
-            if are_known:
-                covers_both = covers[0]
-                return Shape(
-                    replace(fixed, covers=covers_both),
-                    replace(per_token, covers=covers_both),
-                    tested,
-                )
-            return Shape(Interval(fixed.estimate), Interval(per_token.estimate), tested)
-        return Shape(None, None, tested, _steps(points, line, ms, errors, freedom))
-
     def as_json(self) -> dict[str, Any]:
         """For `costs.json`, which `from_json` reads."""
         points = []
@@ -386,74 +235,6 @@ def write_costs(directory: Path, cost: IterationCost) -> None:
     """Write the file of a run, whole or not at all."""
     content = json.dumps(cost.as_json(), indent=1, allow_nan=False)
     replace_file(directory / COSTS_FILE, f"{content}\n".encode())
-
-
-def _fits(design: Floats, ms: Floats, errors: Floats, freedom: float) -> bool:
-    """Whether a model explains the times but for their noise, or but for what does not matter."""
-    residuals = _residuals(design, ms, errors)
-    num_free = len(ms) - design.shape[1]
-    if num_free <= 0 or (np.abs(residuals) <= _TOLERATED * ms).all():
-        return True
-    from scipy import special
-
-    mean_square = float(np.square(residuals / errors).sum()) / num_free
-    return float(special.fdtrc(num_free, freedom, mean_square)) >= _LEVEL
-
-
-def _residuals(design: Floats, ms: Floats, errors: Floats) -> Floats:
-    coefficients = np.linalg.lstsq(design / errors[:, None], ms / errors, rcond=None)[0]
-    return np.asarray(ms - design @ coefficients)
-
-
-def _coefficients(design: Floats, ms: Floats, errors: Floats, freedom: float) -> Sequence[Interval]:
-    """Weighted least squares, each with its interval."""
-    # Not by `weighted.T @ weighted`, which overflows where a file holds a number that no machine takes.
-    inverse = np.linalg.pinv(design / errors[:, None])
-    covariance = inverse @ inverse.T
-    coefficients = inverse @ (ms / errors)
-    widths = t_quantile((1 - CONFIDENCE) / 2, freedom) * np.sqrt(np.diag(covariance))
-    return [
-        Interval(float(value), float(value - width), float(value + width))
-        for value, width in zip(coefficients, widths, strict=True)
-    ]
-
-
-def _steps(
-    points: Sequence[Point], line: Floats, ms: Floats, errors: Floats, freedom: float
-) -> Sequence[Step]:
-    """The fewest jumps between neighbours that, on top of a line, explain the times; () where none do.
-
-    At each turn the jump is added that explains most. With fewer points than a line, a jump and one to test them with
-    nothing can be said.
-    """
-    design = line
-    indices: list[int] = []
-    while len(ms) - design.shape[1] > 1 and not _fits(design, ms, errors, freedom):
-        left = {}
-        for index in range(1, len(ms)):
-            if index not in indices:
-                jump = (np.arange(len(ms)) >= index).astype(float)
-                larger = np.column_stack([design, jump])
-                residuals = _residuals(larger, ms, errors) / errors
-                left[index] = (float(np.square(residuals).sum()), larger)
-        best = min(left, key=lambda index: left[index][0])
-        design = left[best][1]
-        indices.append(best)
-    jumps = np.linalg.lstsq(design / errors[:, None], ms / errors, rcond=None)[0][line.shape[1] :]
-    steps = []
-    for index, jump in zip(indices, jumps, strict=True):
-        change = float(jump / ms[index - 1])
-        if abs(change) >= _LEAST_STEP:
-            steps.append(Step(points[index - 1].width, points[index].width, change))
-    return sorted(steps)
-
-
-def _standard_error(time: Interval) -> float:
-    """That of a time, from the width of its interval. Bounds that cover nothing are those of rounding, beside noise."""
-    width = time.high - time.low if time.has_bounds else 0.0
-    if time.covers is None or not time.has_bounds:
-        return math.hypot(_UNKNOWN_NOISE * time.estimate, width / math.sqrt(12))
-    return width / (2 * t_quantile((1 - CONFIDENCE) / 2, time.covers.num_units - 1))
 
 
 def _as_interval(value: Interval | float) -> Interval:

@@ -12,8 +12,9 @@ import pytest
 from scipy.stats import binomtest
 
 from harness.config.errors import SettingError
-from harness.results.cost_tables import read_table
-from harness.results.iteration_cost import IterationCost, Point, StartNoise, mean_time
+from harness.results.price.shape import Point, StartNoise, shape_of
+from harness.results.price.table import read_table
+from harness.results.price.value import IterationCost, mean_time
 from harness.results.statistics.distributions import t_quantile
 from harness.results.statistics.interval import Coverage, Interval
 
@@ -113,14 +114,16 @@ def test_a_load_that_is_refused_has_its_figures_but_no_price() -> None:
     points = [(1, 1, 20.0), (5, 1, 25.6), (5, 1, 40.0), (1, 8, 25.0), (5, 8, 40.0)]
     points += [(2, 4, 9.0), (1, 16, 50.0)]
     cost = IterationCost.of_points(points, refused={8: "queued"})
-    assert (cost.steps_at(4).estimate, cost.steps_at(4, 8).estimate) == pytest.approx((1.6, 1.6))
-    assert cost.steps_at(0).estimate == 1
-    assert (cost.step_ms().estimate, cost.step_ms(8).estimate) == (20, 25)
-    absent = cost.steps_at(3), cost.step_ms(2), cost.steps_at(1, 4)
+    assert (cost.point(4).steps.estimate, cost.point(4, 8).steps.estimate) == pytest.approx(
+        (1.6, 1.6)
+    )
+    assert cost.point(0).steps.estimate == 1
+    assert (cost.point(0).ms.estimate, cost.point(0, 8).ms.estimate) == (20, 25)
+    absent = cost.point(3).steps, cost.point(0, 2).ms, cost.point(1, 4).steps
     assert not any(one.is_known for one in absent)
     assert (cost.loads, cost.ks(), cost.ks(4)) == ([1, 4, 8], [4], [])
     read = IterationCost.of_steps({4: 1.25, 1: 1.0625, 2: 1.125}, "bytes")
-    assert (read.at(4).steps.estimate, read.in_bytes, cost.in_bytes) == (1.25, True, False)
+    assert read.at(4).steps.estimate == 1.25
     assert line_of(read)[:2] == pytest.approx((1, 1 / 16))
 
 
@@ -152,16 +155,15 @@ def test_starts_that_differ_invent_no_steps(ks: Sequence[int], start_noise: floa
     false_alarms = twin_alarms = num_covered = num_found = 0
     for _ in range(number):
         points, steps_ms = swept(rng, ks, start_noise)
-        noise = {1: StartNoise.of(steps_ms)}
-        shape = IterationCost(points, start_noise=noise).shape()
-        twin = IterationCost(points).shape()
+        shape = shape_of(points, StartNoise.of(steps_ms))
+        twin = shape_of(points)
         assert shape is not None
         assert twin is not None
         false_alarms += not shape.is_line
         twin_alarms += not twin.is_line
         num_covered += shape.per_token is None or shape.per_token.low < 2.5 < shape.per_token.high
         points, steps_ms = swept(rng, ks, start_noise, jump_ms=8.0)
-        shape = IterationCost(points, start_noise={1: StartNoise.of(steps_ms)}).shape()
+        shape = shape_of(points, StartNoise.of(steps_ms))
         num_found += shape is not None and [step[:2] for step in shape.steps] == [(7, 9)]
     assert false_alarms <= 0.09 * number
     assert num_covered >= 0.9 * number
