@@ -98,11 +98,12 @@ class _Written:
 
     @property
     def has_ended(self) -> bool:
-        """Whether a token has no text even alone, as the one that ends a text.
+        """Whether one of the tokens has no text by itself, which is taken for the end of the text.
 
-        Not every tokenizer lists all of these among its special tokens.
+        Not every tokenizer lists all of these among its special tokens. Some drop a space at the beginning of a text,
+        which a second token behind it shows.
         """
-        return any(not self._shown([token]) for token in self.tokens)
+        return any(not self._shown([token, token]) for token in self.tokens)
 
     def text_with(self, *tokens: int) -> str:
         """The text with these tokens added, without a last character that is incomplete."""

@@ -91,9 +91,9 @@ class ReportedReference:
             [second] = self._scores([text], self._num_top, 1)
             for first_scores, second_scores in zip(first, second, strict=True):
                 likeliest = max(first_scores, key=lambda token: first_scores[token])
-                differences.append(
-                    abs(first_scores[likeliest] - second_scores.get(likeliest, -math.inf))
-                )
+                # Where it is not shown again, it is less likely than those that are.
+                again = second_scores.get(likeliest, min(second_scores.values()))
+                differences.append(abs(first_scores[likeliest] - again))
         self.rounding = max(_LEAST_ROUNDING, 2 * max(differences))
 
     def first_proposals(
@@ -102,7 +102,7 @@ class ReportedReference:
         first_tokens: Sequence[int],
         decoding: DecodingSettings,
     ) -> None:
-        """Servers do not say them."""
+        """None: servers do not report what their draft proposed first."""
 
     def margin(self, token_ids: Sequence[int], wanted: int, other: int) -> Margin:
         pairs = [(token_ids, [wanted]), (token_ids, [other])]

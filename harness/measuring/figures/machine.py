@@ -49,7 +49,7 @@ class Energy(Group):
 
     num_units: MaybeInt = pooled("mean", "prompts, batches or laps during which GPUs were watched")
     num_throttled_units: MaybeInt = pooled(
-        "largest", "those of them at whose end clocks were lowered"
+        "largest", "of these, how many ended with lowered clocks"
     )
     joules_per_token: MaybeFloat = pooled(
         "mean",
@@ -58,7 +58,7 @@ class Energy(Group):
     )
     energy_ratio: Interval | None = with_interval(
         "mean",
-        "regular / speculative energy per token, totals over units",
+        "regular / speculative energy per token, over all tokens",
         ends="95 % paired interval",
     )
 
@@ -86,25 +86,23 @@ def _ratio(run: MeasuredRun, regular: MeasuredArm, speculative: MeasuredArm) -> 
 
     A unit in which an arm was too fast for the counter is left out.
     """
-    import numpy as np
+    from harness.results.statistics.ratios import log_ratio, totals_by_unit
 
-    from harness.results.statistics.ratios import ratio_of_totals, totals_by_unit
-
-    totals = []
+    joules = []
+    tokens = []
     size = min(len(regular.generations), len(speculative.generations))
     for arm in (regular, speculative):
         generations = arm.generations[:size]
-        joules = _joules(generations)
-        tokens = list(map(_num_tokens, generations))
-        if not joules or 0 in tokens:
+        amounts = _joules(generations)
+        lengths = list(map(_num_tokens, generations))
+        if not amounts or 0 in lengths:
             return None
-        totals.append(totals_by_unit(np.divide(joules, tokens), arm.units[:size]))
-    regular_totals, speculative_totals = totals
-    counted = (regular_totals > 0) & (speculative_totals > 0)
-    unit = paired_times(run, regular, speculative).unit
-    return ratio_of_totals(
-        regular_totals[counted], speculative_totals[counted], seed=run.settings.seed, unit=unit
-    )
+        joules.append(totals_by_unit(amounts, arm.units[:size]))
+        tokens.append(totals_by_unit(lengths, arm.units[:size]))
+    counted = (joules[0] > 0) & (joules[1] > 0)
+    numerators = [joules[0][counted], tokens[1][counted]]
+    denominators = [tokens[0][counted], joules[1][counted]]
+    return log_ratio(numerators, denominators, paired_times(run, regular, speculative).unit)
 
 
 def _joules(generations: Sequence[Answered]) -> list[float]:

@@ -131,6 +131,14 @@ def test_an_answer_shorter_than_the_counters_period_empties_nothing(
     assert (of_both.joules_per_token, of_both.energy_ratio) == (None, None)
 
 
+def test_the_ratio_follows_from_the_columns_where_answers_differ_in_length() -> None:
+    regular = [generation(100.0, tokens=100), generation(10.0, tokens=10)]
+    speculative = [generation(50.0, tokens=100), generation(10.0, tokens=10)]
+    arms = figures(Energy, speculative), figures(Energy, regular, speculative)
+    assert arms[0].joules_per_token == pytest.approx(60 / 110)
+    assert arms[1].energy_ratio.estimate == pytest.approx(110 / 60)
+
+
 def test_the_ratio_is_paired() -> None:
     """Prompts differ tenfold in energy, and speculation halves each: the interval is narrow."""
     regular = [generation(1.0 + 9 * (place % 2)) for place in range(12)]
