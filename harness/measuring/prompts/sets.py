@@ -395,6 +395,8 @@ def _of_first_key(row: Mapping[str, Any]) -> Prompt:
     if not any(row.get(key) is not None for key in _KEYS):
         row = _with_messages(row) or row
     key = next((key for key in _KEYS if row.get(key) is not None), None)
+    if key is None and not row.keys().isdisjoint(_KEYS):
+        raise NoQuestion("has nothing as its prompt")
     if key is None:
         rule = f"has none of {', '.join(_KEYS)}; it has {', '.join(row) or 'nothing'}"
         raise BadFile(f"{rule}; 'prompts.columns={{prompt: COLUMN}}' names another")
@@ -437,8 +439,11 @@ def _of_first_key(row: Mapping[str, Any]) -> Prompt:
 
 def _with_messages(row: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """A row with the messages that it has in a column of any name, or in an object of one: `conversation`,
-    `body.messages`.
+    `body.messages`. A request to complete a text has that in place of messages: `body.prompt`.
     """
+    body = row.get("body")
+    if isinstance(body, dict) and isinstance(body.get("prompt"), str):
+        return {**row, "prompt": body["prompt"]}
     for value in row.values():
         if isinstance(value, dict) and (inner := _with_messages(value)):
             return {**row, **inner}

@@ -250,16 +250,20 @@ TOLD = {"from": "gpt", "value": "Because."}
         ('\ufeffid;prompt;category\n1;"Who, and\nwhy?";a\n', "mine.csv", ["Who, and\nwhy?"], 0),
         ([{"model": "a", "conversation": ASKED}], "mine.jsonl", ["Who?"], 0),
         (
-            [{"url": "/v1/x y z", "body": {"model": "a", "messages": ASKED}}],
+            [{"url": "x y z", "body": {"messages": ASKED}}, {"body": {"prompt": "Why?"}}],
             "mine.jsonl",
-            ["Who?"],
+            ["Who?", "Why?"],
             0,
         ),
         (
-            [{"prompt": "Why?"}, {"prompt": " "}, {"conversations": [TOLD]}, {"messages": []}],
+            [
+                *({"prompt": text} for text in ("Why?", " ", None)),
+                {"conversations": [TOLD]},
+                {"messages": []},
+            ],
             "mine.jsonl",
             ["Why?"],
-            3,
+            4,
         ),
     ],
 )
