@@ -27,9 +27,9 @@ _MOST_BARS = 12
 _BESIDE = 0.07
 
 
-def latency_plots(runs: Sequence[Run[LatencyRow]]) -> dict[str, list[Plot]]:
+def latency_plots(pairs: Sequence[RankedRun]) -> dict[str, list[Plot]]:
     """Speed-ups of pairs by K, and by load with the line where speculation stops to pay; iterations by K."""
-    complete = [pair for pair in ranked_runs(runs) if pair.speedup is not None]
+    complete = [pair for pair in pairs if pair.speedup is not None]
     targets = [*grouped(complete, attrgetter("target")).values()]
     by_k = [panel for panel in map(_against_k, targets) if panel is not None]
     by_load: list[Plot] = []

@@ -1,12 +1,15 @@
-"""Speed-up and acceptance of one run by category of prompts, and by turn of conversations."""
+"""Speed-up and acceptance by category of prompts, and by turn of conversations."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import attrgetter
+from typing import NamedTuple
 
+from harness.commands.latency.tables.ranked import RankedRun
 from harness.measuring.rows import LatencyRow
+from harness.reporting.table import Column, Table, number, share, with_bounds
 from harness.results.rows.prompts import LatencyPromptRow, tokens_per_iteration
 from harness.results.runs import grouped
 from harness.results.statistics.interval import Interval
@@ -34,6 +37,46 @@ class Category:
     speedup: Interval | None
     acceptance_rate: float | None
     tokens_per_iteration: float | None
+
+
+class _Part(NamedTuple):
+    """A category, or a turn, of a pair."""
+
+    pair: RankedRun
+    part: Category
+
+
+def divided_tables(pairs: Sequence[RankedRun]) -> list[Table]:
+    """Pairs at their best K by category of prompts, and by turn."""
+    return [
+        _divided("categories", "category", "With which prompts?", pairs, by_category),
+        _divided("turns", "turn", "In which turn?", pairs, by_turn),
+    ]
+
+
+def _divided(
+    key: str,
+    heading: str,
+    title: str,
+    pairs: Sequence[RankedRun],
+    divide: Callable[[Sequence[LatencyPromptRow], LatencyRow], Sequence[Category]],
+) -> Table:
+    best = [pair for pair in pairs if pair.best]
+    parts = [_Part(pair, part) for pair in best for part in divide(pair.run.prompt_rows, pair.row)]
+    by_name = grouped(parts, attrgetter("part.name"))
+    columns = [
+        Column(heading, text=True, of="part.name", once=True),
+        Column("prompts", of="part.num_prompts"),
+        Column("speed-up\n(95 % interval)", with_bounds, "part.speedup", optional=True),
+        Column("acceptance", share, "part.acceptance_rate", optional=True),
+        Column("tokens/iteration", number(), "part.tokens_per_iteration", optional=True),
+    ]
+    if len(pairs) > 1:
+        columns.insert(1, Column("pair", text=True, of=lambda item: item.pair.name.label()))
+    # A single one says nothing new.
+    shown = [item for items in by_name.values() for item in items] if len(by_name) > 1 else []
+    about = "Speed-ups are of four prompts or more, intervals of eight."
+    return Table.of(key, title, shown, columns, about=about)
 
 
 def by_turn(prompts: Sequence[LatencyPromptRow], row: LatencyRow) -> list[Category]:

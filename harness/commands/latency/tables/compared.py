@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from harness.commands.latency.tables.categories import by_category
 from harness.commands.latency.tables.costs import (
     auto_gave_up,
     held_back,
@@ -21,7 +20,6 @@ from harness.commands.latency.tables.ranking import luck_notes
 from harness.commands.latency.tables.run import (
     ACCEPTED,
     ARM,
-    OF_A_PART,
     SPEEDUP,
     identical_texts,
 )
@@ -29,7 +27,6 @@ from harness.config.amounts import percent
 from harness.measuring.prices import StepCosts, costs_in_steps
 from harness.measuring.rows import LatencyRow
 from harness.reporting.table import Column, Table, number, share, times
-from harness.results.runs import grouped
 from harness.results.schema import NO_VERDICT
 from harness.results.statistics.interval import UNKNOWN
 from harness.results.verdict import verdict_of
@@ -103,7 +100,7 @@ def pairs_table(pairs: Sequence[RankedRun], further_notes: Sequence[str] = ()) -
             reasons.append(f"{pair.name.label(', ')}: no verdict: {reason}.")
         elif reason:
             reasons.append(f"{reason[:1].upper()}{reason[1:]}.")
-    about_rows = caveats([pair.row for pair in pairs])
+    about_rows = caveats(pair.run for pair in pairs)
     notes = list(dict.fromkeys([*reasons, *further_notes, *luck_notes(pairs), *about_rows]))
     if len(notes) > _MOST_NOTES:
         notes[_MOST_NOTES:] = [f"{len(notes) - _MOST_NOTES} more notes are left out."]
@@ -177,30 +174,6 @@ def reasons_table(pairs: Sequence[RankedRun]) -> Table:
 def _positions(rates: Sequence[float | None]) -> str:
     """`92 87 –`, in percent."""
     return " ".join(UNKNOWN if rate is None else f"{100 * rate:.0f}" for rate in rates)
-
-
-def categories_table(pairs: Sequence[RankedRun]) -> Table:
-    """Pairs at their best K by category of prompts."""
-    divided = [
-        (pair.name.label(), part)
-        for pair in pairs
-        if pair.best
-        for part in by_category(pair.run.prompt_rows, pair.row)
-    ]
-    by_name = grouped(divided, lambda item: item[1].name)
-    columns = (
-        Column("category", text=True, of=lambda item: item[1].name, once=True),
-        Column("pair", text=True, of=lambda item: item[0]),
-        *(column.at(lambda item: item[1]) for column in OF_A_PART),
-    )
-    # One category alone says nothing new.
-    parts = [item for items in by_name.values() for item in items] if len(by_name) > 1 else []
-    about = "Speed-ups are of four prompts or more, intervals of eight."
-    # Without one, few readers want the rest: it opens on a click.
-    is_thin = all(part.speedup is None for _, part in parts)
-    return Table.of(
-        "categories", "With which prompts?", parts, columns, about=about, in_full=is_thin
-    )
 
 
 class _Arm(NamedTuple):

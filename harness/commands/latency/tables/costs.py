@@ -98,10 +98,8 @@ def held_back(regular: LatencyRow | None, row: LatencyRow) -> str | None:
     return main_limit(tokens, proposed, costs)
 
 
-def share_of_iteration(rows: Sequence[LatencyRow]) -> float | None:
-    """A regular step as a share of an iteration's time, of the rows of a run; None where one of them is unknown."""
-    run = Run([*rows])
-    run.prompt_rows = []
+def share_of_iteration(run: Run[LatencyRow]) -> float | None:
+    """A regular step as a share of an iteration's time; None where one of them is unknown."""
     known = [point for point in points_of(run) if point.width > 1 and point.steps.is_known]
     return 1 / known[0].steps.estimate if known else None
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
+from harness.commands.latency.tables.ranked import RankedRun
 from harness.commands.latency.tables.run import SPEEDUP
 from harness.measuring.rows import LatencyRow
 from harness.reporting.table import Column, Table, number
-from harness.reporting.words import called
 from harness.results.published import DIFFERENCES, Published, figures, published_for
 
 
-@dataclass(frozen=True)
-class _Counterparts:
+class _Counterparts(NamedTuple):
     """A published figure, and the row of our measurement of the same pair where there is one."""
 
     name: str
@@ -22,16 +21,8 @@ class _Counterparts:
     ours: LatencyRow | None
 
 
-class Measured(NamedTuple):
-    """A pair that we measured, or a target alone; `regular` is None where its own row is missing."""
-
-    name: str
-    row: LatencyRow
-    regular: LatencyRow | None
-
-
-def published_tables(measured: Sequence[Measured]) -> list[Table]:
-    """Published figures of the pairs that we measured, and a table of all that we know of."""
+def published_tables(pairs: Sequence[RankedRun]) -> list[Table]:
+    """Published figures of the pairs, or targets alone, that we measured, and a table of all that we know of."""
 
     def our_length(item: _Counterparts) -> float | None:
         if item.ours is None or item.theirs.mean_acceptance_length is None:
@@ -53,7 +44,7 @@ def published_tables(measured: Sequence[Measured]) -> list[Table]:
         ),
         Column("our tokens\nper iteration", number(), our_length, optional=True),
     )
-    counterparts = _counterparts(measured)
+    counterparts = _counterparts(pairs)
     sources = dict.fromkeys(item.theirs.source for item in counterparts)
     next_to_ours = Table.of(
         "published",
@@ -74,19 +65,19 @@ def published_tables(measured: Sequence[Measured]) -> list[Table]:
     return [next_to_ours, every]
 
 
-def _counterparts(measured: Sequence[Measured]) -> list[_Counterparts]:
+def _counterparts(pairs: Sequence[RankedRun]) -> list[_Counterparts]:
     """Published figures of pairs and of the targets alone.
 
     A figure of a pair is in the list once, next to the first of ours; one of a target once per device.
     """
     by_figure: dict[object, _Counterparts] = {}
-    for ours in measured:
-        for figure in published_for(ours.row):
+    for pair in pairs:
+        for figure in published_for(pair.row):
             index = figures().index(figure)
             if figure.drafts:
-                by_figure.setdefault(index, _Counterparts(ours.name, figure, ours.row))
-            elif ours.regular is not None:
-                target = called(ours.row.model or "unknown model")
-                counterparts = _Counterparts(target, figure, ours.regular)
-                by_figure.setdefault((index, ours.row.devices), counterparts)
+                name = pair.name.label()
+                by_figure.setdefault(index, _Counterparts(name, figure, pair.row))
+            elif pair.regular is not None:
+                counterparts = _Counterparts(pair.model, figure, pair.regular)
+                by_figure.setdefault((index, pair.row.devices), counterparts)
     return list(by_figure.values())

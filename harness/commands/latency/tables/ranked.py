@@ -156,15 +156,9 @@ def ranked_runs(runs: Sequence[Run[LatencyRow]]) -> list[RankedRun]:
 
     Made up are random weights and synthetic acceptance. Runs of one pair are ordered by load and
     then by K, ascending: 13B with 7B at K=2 and 4 (12 ms), then 30B with 7B at batch size 1 and 4
-    (25 ms). Runs of which an arm is missing are left out.
+    (25 ms). Runs without figures, or of which an arm is missing, are left out.
     """
-    # Tables, sentences and plots ask for the same.
-    return [*_ranked(tuple(runs))]
-
-
-@functools.lru_cache(maxsize=1)
-def _ranked(runs: tuple[Run[LatencyRow], ...]) -> Sequence[RankedRun]:
-    shown = [run for run in runs if run.status != "incomplete"]
+    shown = [run for run in runs if run.has_figures and run.status != "incomplete"]
     names = distinct_names([run.last for run in shown])
     ranked = [RankedRun.of(run, name) for run, name in zip(shown, names, strict=True)]
     none_quiet = not any(item.is_quiet for item in ranked)

@@ -7,9 +7,9 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import NamedTuple
 
+from harness.commands.latency.tables.answer import headline
 from harness.commands.latency.tables.costs import iteration_line
 from harness.commands.latency.tables.ranked import CONDITIONS, RankedRun
-from harness.commands.latency.tables.run import headline
 from harness.measuring.rows import LatencyRow
 from harness.reporting.names import Name
 from harness.reporting.table import Line

@@ -24,19 +24,24 @@ _MOST_K = 8
 _RISING = 1.01
 
 
-def reason(regular: LatencyRow, row: LatencyRow) -> list[Table]:
-    """Acceptance, where the time goes, and what follows, of the speculative arm."""
+def acceptance_table(row: LatencyRow) -> Table:
+    """How many draft tokens were accepted, in lines."""
     # Where whole blocks are verified, no token is tested by itself.
     tested = row.acceptance_by_position if tests_each_token(row.rule) else None
     of_all = row.marginal_acceptance_by_position
-    acceptance = (
+    lines = (
         ("acceptance", _acceptance(row)),
         ("by position", _by_position(of_all, "of all iterations, as vLLM has it")),
         ("of those tested", _of_those_tested(row)),
         ("by position", _by_position(tested, "of those tested there")),
         ("where drafted", _where_drafted(row)),
     )
-    times = (
+    return Table.of_lines("acceptance", lines, "Acceptance: accepted ÷ proposed draft tokens")
+
+
+def times_table(regular: LatencyRow, row: LatencyRow) -> Table:
+    """The phases of an iteration, the speed-up that follows, and other costs, in lines."""
+    lines = (
         *_prediction(regular, row),
         ("by K", _by_k(regular, row)),
         ("target reads", _target_reads(regular)),
@@ -45,15 +50,7 @@ def reason(regular: LatencyRow, row: LatencyRow) -> list[Table]:
         ("goodput", _goodput(regular, row)),
         ("cache", _room(regular, row)),
     )
-    return [
-        Table.of_lines("acceptance", acceptance, "Acceptance: accepted ÷ proposed draft tokens"),
-        Table.of_lines("reason", times, "Where the time goes"),
-    ]
-
-
-def costs_of_a_step(regular: LatencyRow, row: LatencyRow) -> Table:
-    """The cost of a target step: all that a run has to say whose two arms cannot be compared, or that has one."""
-    return Table.of_lines("reason", [("target reads", _target_reads(regular))])
+    return Table.of_lines("reason", lines, "Where the time goes")
 
 
 def _acceptance(row: LatencyRow) -> str | None:

@@ -1,76 +1,37 @@
-"""One run of `latency`: times of its arms, the speed-up with its interval, and the reason for it."""
+"""The figures behind the answer of one run of `latency`: times of its arms, requests, acceptance and costs."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import replace
 
-from harness.commands.latency.tables.categories import Category, by_category, by_turn
+from harness.commands.latency.tables.answer import has_verdict, stated_speedup
 from harness.commands.latency.tables.doubts import notes
-from harness.commands.latency.tables.reason import costs_of_a_step, reason
-from harness.config.amounts import counted
+from harness.commands.latency.tables.reason import acceptance_table, times_table
 from harness.measuring.figures.requests import PERCENTILES
 from harness.measuring.rows import LatencyRow
-from harness.reporting.table import (
-    Column,
-    Line,
-    Table,
-    number,
-    share,
-    times,
-    with_bounds,
-)
+from harness.reporting.table import Column, Table, number, share, with_bounds
 from harness.reporting.words import arm_name, explained_by_rounding
 from harness.results.rows.prompts import LatencyPromptRow
-from harness.results.schema import NO_VERDICT, ComparedRow
-from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, UNKNOWN, Coverage, Interval
-from harness.results.verdict import verdict_of
+from harness.results.runs import Run
+from harness.results.statistics.interval import UNKNOWN
 
 # Share by which the requests in flight may differ from `batch_size` without a line.
 _MOST_OFF = 0.02
 
 
-def run_tables(rows: Sequence[LatencyRow], prompts: Sequence[LatencyPromptRow] = ()) -> list[Table]:
-    """The figures behind the answer: times, acceptance, costs, categories, with notes.
-
-    Args:
-        rows: of the run, the regular arm first.
-        prompts: rows of its prompts file.
-    """
-    regular = rows[0]
-    last = rows[-1]
-    tables = [_arms(rows)]
+def run_tables(run: Run[LatencyRow]) -> list[Table]:
+    """The figures of a run, whose regular arm is the first: times with notes, requests, acceptance, costs."""
+    rows = run.rows
+    tables = [_arms(run)]
     requests = [row for row in rows if row.was_served]
     if requests:
         columns = (ARM[0], *REQUESTS)
         about = (*filter(None, [_load(requests)]), TIMES)
         tables.append(Table.of("requests", "", requests, columns, notes=about))
-    is_alone = last.arm == "speculative" and len(rows) == 1
+    is_alone = len(rows) == 1 and run.last.arm == "speculative"
     if has_verdict(rows) or is_alone:
-        tables += reason(regular, last)
-    else:
-        tables.append(costs_of_a_step(regular, last))
-    if last.status != NO_VERDICT:
-        tables += _divided("categories", "category", by_category(prompts, last))
-        tables += _divided("turns", "turn", by_turn(prompts, last))
-    about_run = filter(None, [_decode_only(last), _compared_texts(last, prompts), *notes(rows)])
-    tables[0] = replace(tables[0], notes=(*tables[0].notes, *about_run))
-    return tables
-
-
-def was_measured(rows: Sequence[LatencyRow]) -> bool:
-    return any(row.ms_per_token is not None for row in rows)
-
-
-def has_verdict(rows: Sequence[LatencyRow]) -> bool:
-    """Whether both arms were compared, or were refused a comparison."""
-    last = rows[-1]
-    if last.status == NO_VERDICT:
-        return True
-    # A server need not report its acceptance; elsewhere a draft without any proposed nothing.
-    has_drafted = last.mean_acceptance_length is not None or last.was_served
-    return len(rows) > 1 and last.speedup is not None and has_drafted
+        tables.append(acceptance_table(run.last))
+    return [*tables, times_table(rows[0], run.last)]
 
 
 def _load(rows: Sequence[LatencyRow]) -> str | None:
@@ -84,63 +45,17 @@ def _load(rows: Sequence[LatencyRow]) -> str | None:
     return in_flight.capitalize() if max(most_off, default=0) > _MOST_OFF else None
 
 
-def _arms(rows: Sequence[LatencyRow]) -> Table:
-    """Times of each arm."""
-    last = rows[-1]
+def _arms(run: Run[LatencyRow]) -> Table:
+    """Times of each arm, with what else is to be known about them."""
+    rows, last = run.rows, run.last
     ended_early = any(row.shortest_answer not in (None, row.max_new_tokens) for row in rows)
     lengths = [_LENGTH] if ended_early else []
-    has_spread = any(row.ms_per_token_std is not None for row in rows)
-    unit = "batches" if (last.batch_size or 1) > 1 and not last.was_served else "prompts"
-    notes = (f"±: standard deviation over {unit}.",) if has_spread else ()
-    return Table.of("arms", "", rows, (*ARM, *lengths, SPEEDUP), notes=notes)
-
-
-def _divided(key: str, heading: str, parts: Sequence[Category]) -> list[Table]:
-    """Speed-ups of parts of the prompts; [] for a single part, which says nothing new."""
-    name = Column(heading, text=True, of="name")
-    table = Table.of(key, "", parts, (name, *OF_A_PART), look="plain")
-    return [table] if len(parts) > 1 else []
-
-
-def headline(row: ComparedRow, num_compared: int = 1) -> Line:
-    """The verdict on a speed-up, in one of four forms, with what it rests on.
-
-    `2.31× faster`, `1.25× slower`, `cannot tell: 0.74× (0.38 to 1.56)`, `no interval: 3 prompts, 8
-    needed`.
-
-    Args:
-        num_compared: see `verdict_of`.
-    """
-    if row.status == NO_VERDICT:
-        return Line("no verdict", "warning", f"{row.error}")
-    verdict = verdict_of(row, num_compared)
-    speedup = verdict.speedup
-    if math.isnan(speedup.estimate):
-        return Line("cannot tell", "warning", verdict.reason)
-    coverage = Coverage.of(speedup)
-    if not speedup.has_bounds:
-        text = verdict.reason
-        if coverage is not None and "fewer than" in text:
-            text = f"no interval: {counted(coverage.num_units, coverage.unit)}, {FEWEST_FOR_INTERVAL} needed"
-        return Line(text, "strong", f"{times(speedup.estimate)} in this run")
-    covers = f", over {speedup.covers}" if speedup.covers else ""
-    if coverage is not None and coverage.unit == "block":
-        covers += ", each with a start of both arms"
-    elif coverage is not None and coverage.num_runs is None:
-        # Two starts of one program differ, too.
-        is_served = row.engine == "server" and not row.has_one_server
-        covers += " of one start of each server" if is_served else " of one run"
-    if num_compared > 1:
-        covers += f", for {num_compared} pairs at once"
-    if verdict.conclusion == "faster":
-        bounds = speedup.bounds()
-        return Line(f"{times(speedup.estimate)} faster", "good", f"95 % interval {bounds}{covers}")
-    if verdict.conclusion == "slower":
-        slowdown = Interval(1 / speedup.estimate, 1 / speedup.high, 1 / speedup.low)
-        more = f"95 % interval {slowdown.bounds()}{covers}; speed-up {speedup:×}"
-        return Line(f"{times(1 / speedup.estimate)} slower", "bad", more)
-    because = verdict.reason or f"95 % interval{covers}, includes 1"
-    return Line(f"cannot tell: {speedup:×}", "strong", because)
+    about = [_decode_only(last), _compared_texts(last, run.prompt_rows), *notes(run)]
+    if any(row.ms_per_token_std is not None for row in rows):
+        unit = "batches" if (last.batch_size or 1) > 1 and not last.was_served else "prompts"
+        about.insert(0, f"±: standard deviation over {unit}.")
+    sentences = tuple(filter(None, about))
+    return Table.of("arms", "", rows, (*ARM, *lengths, SPEEDUP), notes=sentences)
 
 
 def _decode_only(row: LatencyRow) -> str | None:
@@ -153,30 +68,11 @@ def _decode_only(row: LatencyRow) -> str | None:
     )
 
 
-def result_line(row: LatencyRow) -> str:
-    """`2.31× (2.18 to 2.42)`, or the time of an arm alone; empty where nothing was measured."""
-    if row.ms_per_token is None:
-        return ""
-    speedup = stated_speedup(row)
-    return f"{row.ms_per_token:.2f} ms/token" if speedup is None else f"{speedup:×}"
-
-
-def stated_speedup(row: LatencyRow) -> Interval | None:
-    """The speed-up as far as the verdict lets it be stated; else None."""
-    speedup: Interval = verdict_of(row).speedup
-    return speedup if speedup.is_known else None
-
-
 def _time(row: LatencyRow) -> str | None:
     if not row.ms_per_token:
         return None
     spread = "" if row.ms_per_token_std is None else f" ± {row.ms_per_token_std:.2f}"
     return f"{row.ms_per_token:.2f}{spread}"
-
-
-def _short(milliseconds: float) -> str:
-    """At most five characters for less than 100 s, so that three stay on a line."""
-    return f"{milliseconds:.1f}" if milliseconds < 1000 else f"{milliseconds:.0f}"
 
 
 def _percentiles(heading: str, name: str, optional: bool = False) -> Column:
@@ -186,7 +82,7 @@ def _percentiles(heading: str, name: str, optional: bool = False) -> Column:
         values = [getattr(row, f"{name}_p{percentile}_ms") for percentile in PERCENTILES]
         if all(value is None for value in values):
             return None
-        return " / ".join(UNKNOWN if value is None else _short(value) for value in values)
+        return " / ".join(UNKNOWN if value is None else f"{value:.1f}" for value in values)
 
     return Column(f"{heading}\np50 / p99", of=percentiles, optional=optional)
 
@@ -216,13 +112,6 @@ REQUESTS = (
     Column("failed", of="num_failed"),
     Column("timed\nout", of="num_timed_out"),
     Column("sent\nagain", of=lambda row: row.num_sent_again or None, optional=True),
-)
-# Columns about a `Category`.
-OF_A_PART = (
-    Column("prompts", of="num_prompts"),
-    Column("speed-up\n(95 % interval)", with_bounds, "speedup", optional=True),
-    Column("acceptance", share, "acceptance_rate", optional=True),
-    Column("tokens/iteration", number(), "tokens_per_iteration", optional=True),
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from harness.commands.latency.tables.run import result_line
+from harness.commands.latency.tables.answer import result_line
 from harness.commands.latency.tables.shown_commands import server_commands
 from harness.config.model_names import SECOND_COMMAND
 from harness.measuring.rows import LatencyRow
