@@ -13,11 +13,7 @@ from harness.commands.latency.tables.compared import arms_table, pairs_table, re
 from harness.commands.latency.tables.doubts import doubts, not_quiet
 from harness.commands.latency.tables.published import published_tables
 from harness.commands.latency.tables.ranked import RankedRun, ranked_runs
-from harness.commands.latency.tables.ranking import (
-    close_not_ordered,
-    iteration_lines,
-    latency_answers,
-)
+from harness.commands.latency.tables.ranking import iteration_lines, latency_answers, not_ordered
 from harness.commands.latency.tables.run import run_tables
 from harness.measuring.rows import LatencyRow
 from harness.reporting.page import Page, heading, title_of_many
@@ -75,12 +71,12 @@ def _page_of_runs(pairs: Sequence[RankedRun]) -> Page:
     # At their best K, and targets alone.
     shown = [pair for pair in pairs if pair.best]
     shown += [pair for pair in pairs if pair.speedup is None and not pair.is_partial]
-    weakened_by = [not_quiet([pair.run for pair in pairs]), close_not_ordered(pairs)]
+    disturbed = not_quiet([pair.run for pair in pairs])
     iterations = iteration_lines(pairs)
     return Page(
         title_of_many([pair.row for pair in pairs]),
         latency_answers(pairs) or [Line("nothing was compared")],
-        [*filter(None, weakened_by)],
+        [*([disturbed] if disturbed else []), *not_ordered(pairs)],
         [
             pairs_table(pairs, iterations[_MOST_LINES:]),
             *divided_tables(pairs),

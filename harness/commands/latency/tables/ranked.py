@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
 from harness.measuring.rows import LatencyRow
 from harness.reporting.names import Name, distinct_names
-from harness.reporting.words import called, labels
+from harness.reporting.words import called
 from harness.results.runs import Run, grouped
 from harness.results.schema import NO_VERDICT, RunnerNames
 from harness.results.verdict import Verdict, verdict_of, why_no_ranking
 
 # Columns in which rows must be equal for their regular arms to do the same work. A method may need
 # another runner, placement and rule.
-CONDITIONS = (
+_CONDITIONS = (
     "model quantization dtype devices engine server regular_url temperature top_k top_p batch_size request_rate"
     " max_new_tokens ignore_eos prompts weights num_threads"
 ).split()
-_same_conditions = attrgetter(*CONDITIONS)
+_same_conditions = attrgetter(*_CONDITIONS)
 
 
 @dataclass(eq=False)
@@ -34,7 +34,6 @@ class RankedRun:
         verdict: on the run alone.
         target: equal for runs over the same regular decoding, which may be ranked.
         num_compared: the number of runs with an interval of its target, at least 1.
-        none_quiet: whether no run was, so that the word would be in every line.
         why_not: why times of the target's runs cannot be compared, and so runs that are close are not ordered; empty
             where they can.
         shown: whether it is shown to pay, by an interval that holds for all runs of its target at once.
@@ -48,7 +47,6 @@ class RankedRun:
     verdict: Verdict
     target: Hashable
     num_compared: int = field(default=1, init=False)
-    none_quiet: bool = field(default=False, init=False)
     why_not: str = field(default="", init=False)
     shown: bool = field(default=False, init=False)
     best: bool = field(default=False, init=False)
@@ -82,11 +80,6 @@ class RankedRun:
     @property
     def draft(self) -> str:
         return called(self.row.draft or "none")
-
-    @property
-    def method(self) -> str:
-        """The draft with its details."""
-        return " · ".join([self.draft, *labels(self.row), *self.name.details])
 
     @property
     def k(self) -> int | str | None:
@@ -161,19 +154,17 @@ def ranked_runs(runs: Sequence[Run[LatencyRow]]) -> list[RankedRun]:
     shown = [run for run in runs if run.has_figures and run.status != "incomplete"]
     names = distinct_names([run.last for run in shown])
     ranked = [RankedRun.of(run, name) for run, name in zip(shown, names, strict=True)]
-    none_quiet = not any(item.is_quiet for item in ranked)
     for runs_of_target in grouped(ranked, attrgetter("target")).values():
         num_compared = max(1, sum(item.has_interval for item in runs_of_target))
         times = [item.regular_ms for item in runs_of_target if not item.is_partial]
         why_not = why_no_ranking([ms for ms in times if ms is not None])
         for item in runs_of_target:
-            item.none_quiet = none_quiet
             item.num_compared = num_compared
             item.why_not = why_not or ""
             item.shown = item.has_interval and verdict_of(item.row, num_compared).pays
     for series in grouped(ranked, attrgetter("series")).values():
         _mark_best(series)
-    return sorted(ranked, key=_place(ranked))
+    return _ordered(ranked)
 
 
 def _mark_best(series: Sequence[RankedRun]) -> None:
@@ -193,33 +184,15 @@ def _mark_best(series: Sequence[RankedRun]) -> None:
     best.best_k = is_known and len(several) > 1
 
 
-def _place(ranked: Sequence[RankedRun]) -> Callable[[RankedRun], tuple[object, ...]]:
-    """The place of a run among all, as `ranked_runs` orders them."""
+def _ordered(ranked: Sequence[RankedRun]) -> list[RankedRun]:
+    """The runs as `ranked_runs` orders them."""
 
-    def fastest(key: str) -> dict[Hashable, float]:
-        """Milliseconds per token of the fastest complete run."""
-        groups = grouped(ranked, attrgetter("is_real", key))
-        return {
-            group: min(
-                (item.row.ms_per_token or math.inf for item in items if item.speedup is not None),
-                default=math.inf,
-            )
-            for group, items in groups.items()
-        }
+    def ms_per_token(item: RankedRun) -> float:
+        return item.row.ms_per_token or math.inf if item.speedup is not None else math.inf
 
-    fastest_of_model = fastest("model")
-    fastest_of_curve = fastest("curve")
-    first_seen = {curve: index for index, curve in enumerate(grouped(ranked, attrgetter("curve")))}
-
-    def place(item: RankedRun) -> tuple[object, ...]:
-        return (
-            not item.is_real,
-            fastest_of_model[item.is_real, item.model],
-            item.model,
-            fastest_of_curve[item.is_real, item.curve],
-            first_seen[item.curve],
-            item.load,
-            item.name.k_order,
-        )
-
-    return place
+    fastest_first = sorted(ranked, key=lambda item: (not item.is_real, ms_per_token(item)))
+    ordered = []
+    for same_model in grouped(fastest_first, attrgetter("is_real", "model")).values():
+        for curve in grouped(same_model, attrgetter("curve")).values():
+            ordered += sorted(curve, key=attrgetter("load", "name.k_order"))
+    return ordered
