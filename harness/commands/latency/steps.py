@@ -154,7 +154,7 @@ def steps_after_runs(pairs: Sequence[RankedRun]) -> list[Step]:
     another_draft = _free_draft([pair.row for pair in pairs], "none is shown to pay")
     if not best.verdict.pays and another_draft is not None:
         return [another_draft]
-    ks = {pair.name.k_order for pair in pairs if pair.series == best.series}
+    ks = {pair.name.k_order for pair in pairs if pair.name.group == best.name.group}
     if best.verdict.pays and isinstance(best.k, int) and len(ks) > 1 and best.k == max(ks):
         return [Step(f"K={best.k} is the largest measured", f"K={2 * best.k}")]
     if any("repeat" in (pair.row.settings or {}) or pair.run.times > 1 for pair in pairs):

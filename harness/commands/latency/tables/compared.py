@@ -51,7 +51,7 @@ def _remark(pair: RankedRun) -> str | None:
         return f"{pair.run.status}\n{pair.row.num_prompts or 0} prompts"
     if pair.row.status == NO_VERDICT:
         return "no verdict"
-    if not pair.is_quiet:
+    if not pair.row.was_quiet:
         return "not quiet"
     return "best K" if pair.best_k else None
 

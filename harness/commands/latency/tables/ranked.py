@@ -31,8 +31,6 @@ class RankedRun:
     Attributes:
         run: its last row, `row`, is that of the speculative arm, in a run without a draft the regular one.
         name: among the other runs.
-        verdict: on the run alone.
-        target: equal for runs over the same regular decoding, which may be ranked.
         num_compared: the number of runs with an interval of its target, at least 1.
         why_not: why times of the target's runs cannot be compared, and so runs that are close are not ordered; empty
             where they can.
@@ -44,25 +42,24 @@ class RankedRun:
 
     run: Run[LatencyRow]
     name: Name
-    verdict: Verdict
-    target: Hashable
     num_compared: int = field(default=1, init=False)
     why_not: str = field(default="", init=False)
     shown: bool = field(default=False, init=False)
     best: bool = field(default=False, init=False)
     best_k: bool = field(default=False, init=False)
 
-    @classmethod
-    def of(cls, run: Run[LatencyRow], name: Name) -> RankedRun:
-        """The run by itself."""
-        row = run.last
-        target = (
-            _same_conditions(row),
-            RunnerNames.parse(row.runner or "").target,
-            # That of the regular server comes first.
-            (row.server_command or "").partition("; ")[0],
-        )
-        return cls(run, name, verdict_of(row), target)
+    @functools.cached_property
+    def target(self) -> Hashable:
+        """Equal for runs over the same regular decoding, which may be ranked."""
+        row = self.run.last
+        # The command of the regular server comes first.
+        command = (row.server_command or "").partition("; ")[0]
+        return _same_conditions(row), RunnerNames.parse(row.runner or "").target, command
+
+    @functools.cached_property
+    def verdict(self) -> Verdict:
+        """On the run alone."""
+        return verdict_of(self.run.last)
 
     @property
     def row(self) -> LatencyRow:
@@ -87,18 +84,9 @@ class RankedRun:
         return self.name.num_draft_tokens
 
     @property
-    def is_real(self) -> bool:
-        """Whether neither its weights are random nor its acceptance is synthetic."""
-        return self.row.real
-
-    @property
     def is_partial(self) -> bool:
         """Whether it failed or was stopped, so that its figures cover a part of the prompts."""
         return self.run.status not in ("ok", NO_VERDICT)
-
-    @property
-    def is_quiet(self) -> bool:
-        return self.row.was_quiet
 
     @property
     def has_interval(self) -> bool:
@@ -108,7 +96,7 @@ class RankedRun:
     @property
     def is_sound(self) -> bool:
         """Whether it has an interval, from a quiet machine."""
-        return self.has_interval and self.is_quiet
+        return self.has_interval and self.row.was_quiet
 
     @property
     def speedup(self) -> float | None:
@@ -122,11 +110,6 @@ class RankedRun:
         return None if self.regular is None else self.regular.ms_per_token
 
     @property
-    def series(self) -> Hashable:
-        """Equal for runs that differ only in K or circumstances."""
-        return self.name.group
-
-    @property
     def load(self) -> float:
         """Requests per second where they are sent at a rate, else `batch_size`."""
         return self.row.request_rate or self.row.batch_size or 1
@@ -138,10 +121,10 @@ class RankedRun:
         return "requests in flight, or rows of a batch"
 
     @property
-    def curve(self) -> Hashable:
-        """Equal for runs that differ only in `load`, which counts `unit_of_load`."""
-        others = [item for item in self.name.settings.items() if item[0] != "batch_size"]
-        return self.unit_of_load, self.name.pair, *others
+    def curve(self) -> Sequence[str]:
+        """Equal for runs that differ only in K and `load`."""
+        settings = self.name.settings.items()
+        return self.name.pair, *(text for column, text in settings if column != "batch_size")
 
 
 def ranked_runs(runs: Sequence[Run[LatencyRow]]) -> list[RankedRun]:
@@ -153,7 +136,7 @@ def ranked_runs(runs: Sequence[Run[LatencyRow]]) -> list[RankedRun]:
     """
     shown = [run for run in runs if run.has_figures and run.status != "incomplete"]
     names = distinct_names([run.last for run in shown])
-    ranked = [RankedRun.of(run, name) for run, name in zip(shown, names, strict=True)]
+    ranked = [RankedRun(run, name) for run, name in zip(shown, names, strict=True)]
     for runs_of_target in grouped(ranked, attrgetter("target")).values():
         num_compared = max(1, sum(item.has_interval for item in runs_of_target))
         times = [item.regular_ms for item in runs_of_target if not item.is_partial]
@@ -162,7 +145,7 @@ def ranked_runs(runs: Sequence[Run[LatencyRow]]) -> list[RankedRun]:
             item.num_compared = num_compared
             item.why_not = why_not or ""
             item.shown = item.has_interval and verdict_of(item.row, num_compared).pays
-    for series in grouped(ranked, attrgetter("series")).values():
+    for series in grouped(ranked, attrgetter("name.group")).values():
         _mark_best(series)
     return _ordered(ranked)
 
@@ -190,9 +173,9 @@ def _ordered(ranked: Sequence[RankedRun]) -> list[RankedRun]:
     def ms_per_token(item: RankedRun) -> float:
         return item.row.ms_per_token or math.inf if item.speedup is not None else math.inf
 
-    fastest_first = sorted(ranked, key=lambda item: (not item.is_real, ms_per_token(item)))
+    fastest_first = sorted(ranked, key=lambda item: (not item.row.real, ms_per_token(item)))
     ordered = []
-    for same_model in grouped(fastest_first, attrgetter("is_real", "model")).values():
-        for curve in grouped(same_model, attrgetter("curve")).values():
+    for same_model in grouped(fastest_first, attrgetter("row.real", "model")).values():
+        for curve in grouped(same_model, attrgetter("unit_of_load", "curve")).values():
             ordered += sorted(curve, key=attrgetter("load", "name.k_order"))
     return ordered

@@ -36,7 +36,7 @@ def latency_answers(pairs: Sequence[RankedRun]) -> list[Line]:
 
     Made-up pairs are left out where there are real ones.
     """
-    considered = [pair for pair in pairs if pair.is_real] or pairs
+    considered = [pair for pair in pairs if pair.row.real] or pairs
     targets = [*grouped(considered, attrgetter("target")).values()]
     shown = [group for group in targets if any(pair.best for pair in group)] or targets
     workloads = grouped(considered, attrgetter(*[f"row.{column}" for column in _WORKLOAD]))
@@ -140,7 +140,7 @@ def compared_with_first(pairs: Sequence[RankedRun]) -> list[Rival]:
         else:
             not_ranked.append(Rival(pair, _NOT_RANKED))
     times = None
-    if not first.why_not and all(pair.is_quiet for pair in ranked):
+    if not first.why_not and all(pair.row.was_quiet for pair in ranked):
         times = _common_times(ranked)
     compared = []
     if times is None:
@@ -168,7 +168,7 @@ def luck_notes(pairs: Sequence[RankedRun]) -> list[str]:
     """How much of the speed-up of the best of several K is luck."""
     notes = []
     measured = [pair for pair in pairs if pair.speedup is not None]
-    for series in grouped(measured, attrgetter("series")).values():
+    for series in grouped(measured, attrgetter("name.group")).values():
         times = _common_times(series)
         if times is None or not any(pair.best_k for pair in series):
             continue
@@ -196,7 +196,7 @@ def iteration_lines(pairs: Sequence[RankedRun]) -> list[str]:
         and not pair.row.was_starved
     ]
     measured.sort(key=attrgetter("speedup"), reverse=True)
-    by_series = grouped(measured, attrgetter("series"))
+    by_series = grouped(measured, attrgetter("name.group"))
     lines: dict[str, str] = {}
     for series in by_series.values():
         line = iteration_line([pair.run for pair in series])
