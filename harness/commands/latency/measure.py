@@ -9,7 +9,7 @@ import math
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from harness.commands.command import Experiment
@@ -249,7 +249,16 @@ class Latency(Experiment[LatencySettings, LatencyRow]):
         units: set[int] = set()
         first_look = FIRST_LOOK_AT_BLOCKS if self.run.in_blocks else FIRST_LOOK
         answers: Answers = {}
-        for generation in self._answers(engine, timed, so_far):
+        for generation in ask_in_turns(
+            engine,
+            self.questions,
+            [self.warmup] * settings.num_warmup,
+            arms=timed,
+            allow_failures=True,
+            so_far=so_far,
+            question_for=self.conversations.for_arm,
+        ):
+            self.conversations.keep(generation)
             name = generation.arm
             answers[name] = generation
             self.run.arms[name].phases.add(generation.phases)
@@ -279,25 +288,6 @@ class Latency(Experiment[LatencySettings, LatencyRow]):
                 if is_precise(speedup, settings.half_width):
                     return "precision"
         return None
-
-    def _answers(
-        self,
-        engine: Engine,
-        arms: Sequence[Arm],
-        so_far: Callable[[], str | None] = lambda: None,
-    ) -> Iterator[Answered]:
-        """The answers of these arms to every question, as `ask_in_turns` gives them."""
-        for generation in ask_in_turns(
-            engine,
-            self.questions,
-            [self.warmup] * self.settings.num_warmup,
-            arms=arms,
-            allow_failures=True,
-            so_far=so_far,
-            question_for=self.conversations.for_arm,
-        ):
-            self.conversations.keep(generation)
-            yield generation
 
     def _check_batch(self) -> None:
         """Raise a SettingError for a batch of more prompts than are asked, and for repetitions whose

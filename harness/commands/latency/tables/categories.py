@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ from harness.commands.latency.tables.ranked import RankedRun
 from harness.measuring.rows import LatencyRow
 from harness.reporting.table import Column, Table, number, share, with_bounds
 from harness.results.rows.prompts import LatencyPromptRow, tokens_per_iteration
-from harness.results.runs import grouped
+from harness.results.runs import Run, grouped
 from harness.results.statistics.interval import Interval
 from harness.results.statistics.ratios import (
     at_equal_lengths,
@@ -23,7 +23,7 @@ from harness.results.statistics.ratios import (
 _FEWEST_PROMPTS = 4
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Category:
     """The prompts of one category, or of one turn, that both arms finished.
 
@@ -48,10 +48,15 @@ class _Part(NamedTuple):
 
 def divided_tables(pairs: Sequence[RankedRun]) -> list[Table]:
     """Pairs at their best K by category of prompts, and by turn."""
-    return [
-        _divided("categories", "category", "With which prompts?", pairs, by_category),
-        _divided("turns", "turn", "In which turn?", pairs, by_turn),
-    ]
+    by_turn = _divided(
+        "turns",
+        "turn",
+        "In which turn?",
+        pairs,
+        lambda prompt: f"turn {prompt.turn}" if prompt.turn else None,
+    )
+    by_category = attrgetter("category")
+    return [_divided("categories", "category", "With which prompts?", pairs, by_category), by_turn]
 
 
 def _divided(
@@ -59,10 +64,10 @@ def _divided(
     heading: str,
     title: str,
     pairs: Sequence[RankedRun],
-    divide: Callable[[Sequence[LatencyPromptRow], LatencyRow], Sequence[Category]],
+    name_of: Callable[[LatencyPromptRow], str | None],
 ) -> Table:
     best = [pair for pair in pairs if pair.best]
-    parts = [_Part(pair, part) for pair in best for part in divide(pair.run.prompt_rows, pair.row)]
+    parts = [_Part(pair, part) for pair in best for part in parts_of(pair.run, name_of)]
     by_name = grouped(parts, attrgetter("part.name"))
     columns = [
         Column(heading, text=True, of="part.name", once=True),
@@ -79,36 +84,27 @@ def _divided(
     return Table.of(key, title, shown, columns, about=about)
 
 
-def by_turn(prompts: Sequence[LatencyPromptRow], row: LatencyRow) -> list[Category]:
-    """Speed-up and acceptance by turn, as `by_category`; empty without conversations."""
-    named = [
-        dataclasses.replace(prompt, category=f"turn {prompt.turn}")
-        for prompt in prompts
-        if prompt.turn is not None
-    ]
-    return by_category(named, row)
-
-
-def by_category(prompts: Sequence[LatencyPromptRow], row: LatencyRow) -> list[Category]:
-    """Speed-up and acceptance by category; empty for batches, which time all their prompts
-    together.
+def parts_of(
+    run: Run[LatencyRow], name_of: Callable[[LatencyPromptRow], str | None]
+) -> list[Category]:
+    """Speed-up and acceptance of parts of a run's prompts; [] for batches, which time all their prompts together.
 
     Args:
-        prompts: rows of the run's prompts file.
-        row: of the speculative arm.
+        name_of: the name of the part that a prompt belongs to; None for a prompt of none.
     """
+    row = run.last
     each_is_timed = row.batch_size == 1 or row.was_served
     if row.arm == "regular" or not each_is_timed:
         return []
-    timed = [prompt for prompt in prompts if prompt.is_timed and prompt.category]
+    timed = [prompt for prompt in run.prompt_rows if prompt.is_timed and name_of(prompt)]
     regular = {prompt.prompt_index: prompt for prompt in timed if prompt.arm == "regular"}
     speculative = [prompt for prompt in timed if prompt.arm == row.arm]
     in_both_arms = [prompt for prompt in speculative if prompt.prompt_index in regular]
-    categories = []
-    for name, members in grouped(in_both_arms, attrgetter("category")).items():
+    parts = []
+    for name, members in grouped(in_both_arms, name_of).items():
         counterparts = [regular[prompt.prompt_index] for prompt in members]
-        categories.append(_category(name, counterparts, members))
-    return categories
+        parts.append(_category(str(name), counterparts, members))
+    return parts
 
 
 def _units(prompts: Sequence[LatencyPromptRow]) -> tuple[list[int], str]:

@@ -49,13 +49,6 @@ def main_limit(tokens: float, proposed: float, costs: StepCosts) -> str:
     return f"{limit} would give {ideals[limit]:.2f}×"
 
 
-def rest_ms(row: LatencyRow) -> float | None:
-    """Time of an iteration beyond drafting and verifying."""
-    if row.iteration_ms is None or row.draft_ms is None or row.verify_ms is None:
-        return None
-    return max(0.0, row.iteration_ms - row.draft_ms - row.verify_ms)
-
-
 def predicted_by_k(regular: LatencyRow | None, row: LatencyRow) -> dict[int, Interval]:
     """The speed-up predicted for every K up to the measured one; never above the tokens per iteration.
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from harness.commands.latency.tables.costs import (
     best_of,
     predicted_by_k,
-    rest_ms,
     share_of_predicted,
 )
 from harness.config.acceptance_rules import tests_each_token
@@ -44,7 +43,7 @@ def times_table(regular: LatencyRow, row: LatencyRow) -> Table:
     lines = (
         *_prediction(regular, row),
         ("by K", _by_k(regular, row)),
-        ("target reads", _target_reads(regular)),
+        ("target reads", _roof(regular.step_bytes, regular.floor_ms, regular.target_step_ms)),
         ("draft reads", _draft_reads(row)),
         ("energy", _energy(regular, row)),
         ("goodput", _goodput(regular, row)),
@@ -107,12 +106,12 @@ def _by_position(rates: Sequence[float | None] | None, denominator: str) -> str 
 def _prediction(regular: LatencyRow, row: LatencyRow) -> list[tuple[str, str]]:
     """Phases of an iteration, and the speed-up that follows from them; empty where one is unknown."""
     costs = costs_in_steps(regular, row)
-    rest = rest_ms(row)
     share = share_of_predicted(row)
     speedup = row.decode_speedup or row.speedup
-    if costs is None or rest is None or share is None or speedup is None:
+    if costs is None or share is None or speedup is None or row.iteration_ms is None:
         return []
-    if rest:
+    rest = row.iteration_ms - (row.draft_ms or 0.0) - (row.verify_ms or 0.0)
+    if rest > 0:
         phases = f"= drafting {row.draft_ms:.2f} + verifying {row.verify_ms:.2f} + rest {rest:.2f}"
     else:
         # The separate pass with stopwatches was slower than the timed one: the phases add up to more.
@@ -189,10 +188,6 @@ def rises(predictions: Mapping[int, Interval]) -> bool:
     last = max(predictions)
     before = predictions.get(last - 1)
     return before is not None and predictions[last].estimate > _RISING * before.estimate
-
-
-def _target_reads(regular: LatencyRow) -> str | None:
-    return _roof(regular.step_bytes, regular.floor_ms, regular.target_step_ms)
 
 
 def _draft_reads(row: LatencyRow) -> str | None:
