@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from harness.commands.latency.tables.categories import Category, parts_of
-from harness.commands.latency.tables.compared import pairs_table
+from harness.commands.latency.tables.figures import pairs_table
 from harness.commands.latency.tables.ranked import ranked_runs
 from harness.commands.report.command import build
 from harness.measuring.rows import LatencyRow

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from harness.commands.latency.tables.figures import SPEEDUP
 from harness.commands.latency.tables.ranked import RankedRun
-from harness.commands.latency.tables.run import SPEEDUP
 from harness.measuring.rows import LatencyRow
 from harness.reporting.table import Column, Table, number
 from harness.results.published import DIFFERENCES, Published, figures, published_for
