@@ -16,7 +16,7 @@ from harness.commands.latency.tables.figures import (
     reasons_table,
     requests_table,
 )
-from harness.commands.latency.tables.published import published_tables
+from harness.commands.latency.tables.published import published_table
 from harness.commands.latency.tables.ranked import RankedRun, ranked_runs
 from harness.commands.latency.tables.ranking import iteration_lines, latency_answers, not_ordered
 from harness.commands.latency.tables.reason import acceptance_table, times_table
@@ -65,7 +65,7 @@ def _page_of_run(pair: RankedRun) -> Page:
             *([acceptance_table(run.last)] if may_draft else []),
             times_table(run.rows[0], run.last),
             *divided_tables([pair]),
-            *published_tables([pair] if run.status == "ok" else []),
+            published_table([pair] if run.status == "ok" else []),
         ],
         [
             *(("Why", reason) for reason in reasons(run)),
@@ -92,7 +92,7 @@ def _page_of_runs(pairs: Sequence[RankedRun]) -> Page:
             *divided_tables(pairs),
             reasons_table(pairs),
             arms_table(pairs),
-            *published_tables(shown),
+            published_table(shown),
         ],
         [("Why", line) for line in iterations[:_MOST_LINES]],
         steps_after_runs(pairs),
