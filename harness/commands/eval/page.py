@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 
 from harness.commands.eval.changes import contrasts
 from harness.commands.eval.rows import EvalRow
@@ -49,7 +50,9 @@ def eval_page(runs: Sequence[Run[EvalRow]]) -> Page | None:
     if len(measured) > 1:
         # A difference is looked into first.
         ordered = sorted(measured, key=lambda run: not any(map(_differs, merged_rows(run.rows))))
-        findings = [*swept(measured), *verdict_lines(measured)] or [Line("nothing was compared")]
+        findings = [*islice(contrasts(measured), _MOST_CONTRASTS), *verdict_lines(measured)] or [
+            Line("nothing was compared")
+        ]
         steps = [step for run in ordered for step in _next_steps(run.rows)]
         return Page(
             title_of_many([run.last for run in measured]), findings, (), [table], next=steps[:1]
@@ -204,21 +207,6 @@ def verdict_lines(runs: Sequence[Run]) -> list[Line]:
         pairs = "; ".join(differing)
         text = f"The speculative arm's accuracy differs (McNemar p < {_SIGNIFICANT}): {pairs}."
     return [Line(text, "strong")]
-
-
-def swept(runs: Sequence[Run]) -> list[Line]:
-    """Sentences on how the accuracy of the regular arms differs along what several runs vary."""
-    lines = []
-    for contrast in contrasts(runs)[:_MOST_CONTRASTS]:
-        name, other = contrast.names
-        change = contrast.comparison.change
-        points = f"{100 * change.estimate:+.1f} points"
-        if not change.excludes(0):
-            points = f"no significant difference, {points}"
-        bounds = change.bounds(".1%")
-        more = f"95 % interval {bounds}, on the same {counted(contrast.num_questions, 'question')}"
-        lines.append(Line(f"{name} against {other}, regular: {points}", "strong", more))
-    return lines
 
 
 def _differs(row: EvalRow) -> bool:
