@@ -19,9 +19,8 @@ from harness.reporting.page import Page, Step, heading, title_of_many
 from harness.reporting.table import Bar, Bars, Column, Line, Table, TableRow, times
 
 _NO_GPU = "No GPU here: planned for main memory; gpus=4 gpu_memory=40GB pretends GPUs."
-# Devices that an answer shows, and those below a doubt.
+# Devices that an answer shows.
 _MOST_DEVICES = 4
-_FEW_DEVICES = 2
 # A verification that costs at least this many steps costs noticeably more than one.
 _COSTLY_VERIFICATION = 1.2
 
@@ -42,12 +41,9 @@ def plan_page(rows: Sequence[PlanRow]) -> Page | None:
         return None
     doubts = [] if row.num_gpus else [_NO_GPU]
     doubts += [f"{note[:1].upper()}{note[1:]}." for note in (row.note or "").split("; ") if note]
-    bars = _bars(row, _FEW_DEVICES if doubts else _MOST_DEVICES)
-    tables = [_models(row), _devices(row), _limits(row)]
+    tables: list[Table | Bars] = [_bars(row), _models(row), _devices(row), _limits(row)]
     steps = [_measure(row)] if fitting else [*map(_would_fit, _remedies(row)[:1])]
-    return Page(
-        heading(row, _settings(row)), [_finding(row)], doubts, [bars, *tables], [*_why(row)], steps
-    )
+    return Page(heading(row, _settings(row)), [_finding(row)], doubts, tables, [*_why(row)], steps)
 
 
 def _settings(row: PlanRow) -> str:
@@ -60,7 +56,7 @@ def _settings(row: PlanRow) -> str:
     return " · ".join(filter(None, settings))
 
 
-def _bars(row: PlanRow, most: int) -> Bars:
+def _bars(row: PlanRow) -> Bars:
     """How full the fullest devices are; neighbouring GPUs that are equally full share a bar."""
     used = _used(row)
     free = {name: sizes["free"] for name, sizes in (row.devices_bytes or {}).items()}
@@ -75,7 +71,7 @@ def _bars(row: PlanRow, most: int) -> Bars:
             # `GPUs 2 to 5 each`.
             called = f"{called.replace('GPU', 'GPUs')} to {names[-1].removeprefix('cuda:')} each"
         bars.append(Bar(called, shares[names[0]], (amounts[names[0]],)))
-    fullest = sorted(bars, key=lambda bar: bar.size)[-most:]
+    fullest = sorted(bars, key=lambda bar: bar.size)[-_MOST_DEVICES:]
     whole = max([1.0, *(bar.size for bar in fullest)])
     return Bars(tuple(bar for bar in bars if bar in fullest), whole)
 

@@ -23,7 +23,6 @@ from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.runs import Run
 from harness.results.schema import NO_VERDICT
 from harness.results.statistics.interval import UNKNOWN
-from harness.results.verdict import verdict_of
 
 # Share by which the requests in flight may differ from `batch_size` without a line.
 _MOST_OFF = 0.02
@@ -107,11 +106,7 @@ _PAIRS = (
     _ACCEPTED.at("row"),
     Column(
         "all at\nonce",
-        of=lambda pair: (
-            verdict_of(pair.row, pair.num_compared).speedup.bounds()
-            if pair.num_compared > 1
-            else None
-        ),
+        of=lambda pair: pair.at_once.speedup.bounds() if pair.num_compared > 1 else None,
         optional=True,
         meaning="95 % intervals that hold together for all pairs of a target",
     ),

@@ -62,6 +62,11 @@ class RankedRun:
         return verdict_of(self.run.last)
 
     @property
+    def at_once(self) -> Verdict:
+        """By an interval that holds for all runs of its target at once."""
+        return verdict_of(self.run.last, self.num_compared)
+
+    @property
     def row(self) -> LatencyRow:
         return self.run.last
 
@@ -144,7 +149,7 @@ def ranked_runs(runs: Sequence[Run[LatencyRow]]) -> list[RankedRun]:
         for item in runs_of_target:
             item.num_compared = num_compared
             item.why_not = why_not or ""
-            item.shown = item.has_interval and verdict_of(item.row, num_compared).pays
+            item.shown = item.has_interval and item.at_once.pays
     for series in grouped(ranked, attrgetter("name.group")).values():
         _mark_best(series)
     return _ordered(ranked)

@@ -15,7 +15,6 @@ from harness.results.runs import grouped
 from harness.results.statistics.arrays import Floats
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Interval
 from harness.results.statistics.multiplicity import best_of_several, ranking
-from harness.results.verdict import verdict_of
 
 # Targets that get a sentence, and rivals that are named in one.
 _MOST_TARGETS = 6
@@ -144,9 +143,9 @@ def compared_with_first(pairs: Sequence[RankedRun]) -> list[Rival]:
         times = _common_times(ranked)
     compared = []
     if times is None:
-        low = verdict_of(first.row, first.num_compared).speedup.low
+        low = first.at_once.speedup.low
         for pair in ranked[1:]:
-            high = verdict_of(pair.row, pair.num_compared).speedup.high
+            high = pair.at_once.speedup.high
             compared.append(Rival(pair, LESS if high < low else ALIKE))
     else:
         for place in sorted(ranking(*times), key=attrgetter("index"))[1:]:
