@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.config.amounts import counted, percent
+from harness.measuring.prices import spent_by_unit
 from harness.measuring.rows import LatencyRow
 from harness.reporting.changes import ONE_RUN, Compared, Figure, Sides
 from harness.results.prompt_times import Unit, rows_by_unit, waits_by_unit, waits_of_both_arms
-from harness.results.rows.prompts import LatencyPromptRow, decoded_and_iterations
+from harness.results.rows.prompts import decoded_and_iterations
 from harness.results.runs import Run
 from harness.results.schema import NO_VERDICT
 from harness.results.statistics.comparisons import Noise, compare, noise_of_runs
@@ -45,13 +46,13 @@ class FigureOfPrompts(Figure):
 
     Attributes:
         column: of the runs' own rows.
-        by_unit: rows of a run's prompts file -> its value for each unit; empty where they lack it.
+        by_unit: a run -> its value for each unit; empty where the rows of its prompts lack it.
         in_turns: whether it is a ratio of two arms that take turns, which the load of the machine slows alike.
     """
 
     column: str = field(kw_only=True)
     in_turns: bool = False
-    by_unit: Callable[[Sequence[LatencyPromptRow]], Values] = field(kw_only=True)
+    by_unit: Callable[[Run[LatencyRow]], Values] = field(kw_only=True)
 
 
 def changes_by_prompt(sides: Sides[LatencyRow]) -> list[Compared]:
@@ -252,7 +253,7 @@ def _processor_share(run: Run) -> float | None:
 
 def _by_run(runs: Iterable[Run], figure: FigureOfPrompts) -> list[Values]:
     """The figure in each run that has it."""
-    values = [figure.by_unit(run.prompt_rows) for run in runs]
+    values = [figure.by_unit(run) for run in runs]
     return [by_unit for by_unit in values if by_unit]
 
 
@@ -260,8 +261,8 @@ def _by_common_seed(
     sides: Sides[LatencyRow], figure: FigureOfPrompts
 ) -> tuple[list[Values], list[Values]] | None:
     """The figure in runs with the same seeds before and after, in the same order; else None."""
-    before = {run.last.seed: figure.by_unit(run.prompt_rows) for run in sides.before}
-    after = {run.last.seed: figure.by_unit(run.prompt_rows) for run in sides.after}
+    before = {run.last.seed: figure.by_unit(run) for run in sides.before}
+    after = {run.last.seed: figure.by_unit(run) for run in sides.after}
     seeds = [seed for seed in before if before[seed] and after.get(seed)]
     if not seeds:
         return None
@@ -283,14 +284,13 @@ def _matrix(runs: Sequence[Values], units: Sequence[Unit]) -> Floats:
     return np.array([[values[unit] for unit in units] for values in runs])
 
 
-def _ms_per_token(prompts: Sequence[LatencyPromptRow]) -> Values:
+def _ms_per_token(run: Run[LatencyRow]) -> Values:
     """Of the arm that speculates, or of the only one."""
-    has_draft = any(row.arm == "speculative" for row in prompts)
-    return _ratios_of_totals(waits_by_unit(prompts, "speculative" if has_draft else "regular"))
+    return _ratios_of_totals(waits_by_unit(run.prompt_rows, run.last.arm or "regular"))
 
 
-def _speedup(prompts: Sequence[LatencyPromptRow]) -> Values:
-    both = waits_of_both_arms(prompts)
+def _speedup(run: Run[LatencyRow]) -> Values:
+    both = waits_of_both_arms(run.prompt_rows)
     regular = _ratios_of_totals({unit: wait for unit, (wait, _) in both.items()})
     speculative = _ratios_of_totals({unit: wait for unit, (_, wait) in both.items()})
     return {unit: regular[unit] / speculative[unit] for unit in both}
@@ -315,29 +315,21 @@ def _ratios_of_totals(totals: Mapping[Unit, tuple[float, float]]) -> Values:
     return values
 
 
-def _iterations(prompts: Sequence[LatencyPromptRow]) -> dict[Unit, tuple[float, float]]:
-    """Tokens after the first, and iterations; of servers that count these for each request."""
-    units = rows_by_unit(prompts, "speculative")
+def _tokens_per_iteration(run: Run[LatencyRow]) -> Values:
+    """Tokens after the first over iterations; of servers that count these for each request."""
+    units = rows_by_unit(run.prompt_rows, "speculative")
     if not any(row.num_iterations for rows in units.values() for row in rows):
         return {}
     totals = {unit: decoded_and_iterations(rows) for unit, rows in units.items()}
     # An answer of a single token has no iteration.
-    return {unit: pair for unit, pair in totals.items() if pair and pair[1]}
+    return _ratios_of_totals({unit: pair for unit, pair in totals.items() if pair and pair[1]})
 
 
-def _tokens_per_iteration(prompts: Sequence[LatencyPromptRow]) -> Values:
-    return _ratios_of_totals(_iterations(prompts))
-
-
-def _ms_per_iteration(prompts: Sequence[LatencyPromptRow]) -> Values:
-    """Time after the first token over iterations."""
-    units = rows_by_unit(prompts, "speculative")
-    costs = {}
-    for unit, (_, num_iterations) in _iterations(prompts).items():
-        rows = units[unit]
-        ms = sum((row.time_ms or 0.0) - (row.time_to_first_token_ms or 0.0) for row in rows)
-        costs[unit] = (ms, num_iterations)
-    return _ratios_of_totals(costs) if all(ms > 0 for ms, _ in costs.values()) else {}
+def _ms_per_iteration(run: Run[LatencyRow]) -> Values:
+    """Time after the first token over iterations, where these are counted."""
+    if not _tokens_per_iteration(run):
+        return {}
+    return _ratios_of_totals(spent_by_unit(run.last, run.prompt_rows))
 
 
 _TOKENS_PER_ITERATION = FigureOfPrompts(
