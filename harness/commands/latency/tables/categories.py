@@ -10,14 +10,11 @@ from typing import NamedTuple
 from harness.commands.latency.tables.ranked import RankedRun
 from harness.measuring.rows import LatencyRow
 from harness.reporting.table import Column, Table, number, share, with_bounds
+from harness.results.prompt_times import common_times, waits_of_both_arms
 from harness.results.rows.prompts import LatencyPromptRow, tokens_per_iteration
 from harness.results.runs import Run, grouped
 from harness.results.statistics.interval import Interval
-from harness.results.statistics.ratios import (
-    at_equal_lengths,
-    ratio_of_totals,
-    totals_by_unit,
-)
+from harness.results.statistics.ratios import ratio_of_totals
 
 # The speed-up of fewer prompts is noise.
 _FEWEST_PROMPTS = 4
@@ -107,21 +104,6 @@ def parts_of(
     return parts
 
 
-def _units(prompts: Sequence[LatencyPromptRow]) -> tuple[list[int], str]:
-    """What is independent of each other: of each prompt the number of its unit, and what a unit is called.
-
-    Turns of a conversation depend on each other, and so do repetitions: a prompt is one unit. Requests that were in
-    flight together share a lap's conditions, and the lap is.
-    """
-    places: dict[int, set[int]] = {}
-    for prompt in prompts:
-        if prompt.unit is not None:
-            places.setdefault(prompt.unit, set()).add(prompt.place)
-    if any(len(prompts_of_unit) > 1 for prompts_of_unit in places.values()):
-        return [prompt.unit or 0 for prompt in prompts], "lap"
-    return [prompt.place for prompt in prompts], "prompt"
-
-
 def _category(
     name: str, regular: Sequence[LatencyPromptRow], speculative: Sequence[LatencyPromptRow]
 ) -> Category:
@@ -129,12 +111,11 @@ def _category(
     num_prompts = len({prompt.place for prompt in speculative})
     speedup = None
     if num_prompts >= _FEWEST_PROMPTS:
-        units, unit_name = _units(speculative)
-        arms = (regular, speculative)
-        ms = [totals_by_unit([prompt.time_ms or 0.0 for prompt in arm], units) for arm in arms]
-        tokens = [totals_by_unit([prompt.num_tokens or 1 for prompt in arm], units) for arm in arms]
-        regular_times, speculative_times = at_equal_lengths(ms, tokens)
-        speedup = ratio_of_totals(regular_times, speculative_times, unit=unit_name)
+        waits = waits_of_both_arms([*regular, *speculative])
+        regular_times, speculative_times = common_times([waits])
+        # Requests that were in flight together share a lap's conditions; turns and repetitions of a prompt are one.
+        unit = "lap" if any(len(places) > 1 for places in waits) else "prompt"
+        speedup = ratio_of_totals(regular_times[0], speculative_times[0], unit=unit)
     num_proposed = 0.0
     num_accepted = 0
     for prompt in speculative:
