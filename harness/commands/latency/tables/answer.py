@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 
 from harness.commands.latency.tables.costs import held_back, share_of_iteration
-from harness.commands.latency.tables.doubts import two_digits
 from harness.commands.latency.tables.reason import not_reported
 from harness.config.amounts import counted, percent
 from harness.config.model_names import SECOND_COMMAND
@@ -167,7 +166,7 @@ def end(row: LatencyRow) -> list[str]:
     if not row.speedup.has_bounds:
         return [f"{ended} after {num_prompts}: no interval"] if ended else []
     reached = half_width(row.speedup)
-    figures = f"half of the interval's width is {two_digits(reached)} after {num_prompts}"
+    figures = f"half of the interval's width is {percent(reached, 1)} after {num_prompts}"
     if row.precision is None or reached <= row.precision:
         return [f"as precise as asked: {figures}"]
-    return [f"not as precise as asked ({two_digits(row.precision)}): {ended}", figures]
+    return [f"not as precise as asked ({percent(row.precision, 1)}): {ended}", figures]

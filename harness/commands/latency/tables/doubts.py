@@ -87,12 +87,6 @@ def _each_arm(run: _Run, text: Callable[[LatencyRow], str | None]) -> str:
     return " and ".join(filter(None, map(text, run.rows)))
 
 
-def two_digits(share: float) -> str:
-    """`4.1 %`, `0.35 %`, `14 %`, `140 %`."""
-    digits = ".2g" if share < 0.995 else ".0f"
-    return f"{100 * share:{digits}} %"
-
-
 def not_quiet(runs: Sequence[_Run]) -> str | None:
     """A sentence about the runs of a sweep whose times other programs or drift have changed, and what helps."""
     disturbed = [run for run in runs if not run.last.was_quiet]
@@ -201,7 +195,7 @@ def _busy(run: _Run) -> str | None:
         return None
     advice = "; OMP_NUM_THREADS=1 may help" if (row.num_threads or 1) > 1 else ""
     load = f"load {row.load or 0:.1f} on {row.num_cores} cores"
-    return f"{two_digits(share)} of the CPU time it wanted ({load}){advice}"
+    return f"{percent(share)} of the CPU time it wanted ({load}){advice}"
 
 
 def _low_acceptance(run: _Run) -> str | None:
@@ -279,7 +273,7 @@ def _after_the_end(run: _Run) -> str | None:
     share = row.share_after_end or 0.0
     if not _is_compared(run) or not row.ignore_eos or share <= _MOST_AFTER_END:
         return None
-    sentence = f"{two_digits(share)}; decoding.ignore_eos=false stops there."
+    sentence = f"{percent(share)}; decoding.ignore_eos=false stops there."
     before, after = row.acceptance_rate_before_end, row.acceptance_rate_after_end
     if before is None or after is None:
         return sentence
