@@ -96,22 +96,18 @@ class Latency(Experiment[LatencySettings, LatencyRow]):
         encoded = session.encode_set(
             self.prompt_set, self.prompts, new_tokens, num_others=settings.batch_size
         )
+        # Prompts that are too long may have been skipped.
         self.prompts = encoded.prompts
         self._check_batch()
         first_turns = Question(encoded.token_ids, settings.decoding, settings.seed, encoded.indices)
         self.conversations = Conversations(settings, session.planned, self.prompt_set, first_turns)
         longest = max(encoded.longest, self.conversations.longest)
-        batch_size = settings.batch_size
-        if not asks_again(settings, self.prompt_set):
-            # Prompts that are too long may have been skipped.
-            batch_size = min(batch_size, len(encoded.prompts))
-
         placed = session.place(settings.batch_size, longest)
         if settings.profile:
             devices = [] if placed is None else placed.devices
             rule = "needs a model on a GPU of this machine: it lists kernels"
             require(any(device.type == "cuda" for device in devices), "profile", rule, True)
-        engine = session.open(batch_size, longest)
+        engine = session.open(settings.batch_size, longest)
         if settings.precision is not None:
             rule = "needs two arms: it is about the speed-up, which a single server does not have"
             has_two = any(arm.name == "regular" for arm in engine.arms)
@@ -134,7 +130,7 @@ class Latency(Experiment[LatencySettings, LatencyRow]):
         self.run = dataclasses.replace(
             self.run,
             pass_ms=None if watches is None else watches.pass_ms(example),
-            roofs=() if placed is None else wing.roofs(placed, batch_size, context),
+            roofs=() if placed is None else wing.roofs(placed, settings.batch_size, context),
         )
         if settings.profile:
             profiles = wing.profile_arms(engine, example, session.directory)
@@ -189,9 +185,9 @@ class Latency(Experiment[LatencySettings, LatencyRow]):
     def rows(self, session: Session) -> list[LatencyRow]:
         """One row per arm, with None for anything that was not measured."""
         # Where the run ended before the regular arm's answers: figures follow from these too.
-        unwritten = self.unwritten.items()
+        unwritten = [*self.unwritten.values()]
         self.unwritten = {}
-        self._write([answer for name, answer in unwritten if name in self.run.arms], session)
+        self._write(unwritten, session)
         rows = []
         for measured in self.run.arms.values():
             figures = figures_of(LatencyRow, self.run, measured)
