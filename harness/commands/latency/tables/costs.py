@@ -27,8 +27,6 @@ _CHEAP = 0.1
 _EXPENSIVE = 0.5
 # Drafts that cost nothing, by the beginnings of their names here and in servers. They do not draft in every iteration.
 _FREE = ("ngram", "lookup", "suffix")
-# Points that are named where they are no line.
-_MOST_POINTS = 6
 
 
 def main_limit(tokens: float, proposed: float, costs: StepCosts) -> str:
@@ -135,10 +133,6 @@ def iteration_line(runs: Sequence[Run[LatencyRow]]) -> str | None:
 def _points(cost: IterationCost, shape: Shape, load: int) -> str:
     """`An iteration takes 25.1 ms at K=2, 36.0 ms at K=8: no line, from 7 to 9 tokens +31 %`."""
     points = [point for point in cost.points if point.rows == load and point.width > 1]
-    if len(points) > _MOST_POINTS:
-        beside = {width for step in shape.steps for width in step[:2]}
-        ends = {points[0].width, points[-1].width}
-        points = [point for point in points if point.width in beside | ends]
     times = ", ".join(
         f"{_ms(Interval(point.ms.estimate))} at K={point.width - 1}" for point in points
     )

@@ -26,7 +26,6 @@ from harness.results.statistics.interval import UNKNOWN
 
 # Share by which the requests in flight may differ from `batch_size` without a line.
 _MOST_OFF = 0.02
-_MOST_NOTES = 20
 
 
 def _time(row: LatencyRow) -> str | None:
@@ -137,8 +136,6 @@ def pairs_table(pairs: Sequence[RankedRun], further_notes: Sequence[str] = ()) -
             reasons.append(f"{reason[:1].upper()}{reason[1:]}.")
     about_rows = caveats(pair.run for pair in pairs)
     notes = list(dict.fromkeys([*reasons, *further_notes, *luck_notes(pairs), *about_rows]))
-    if len(notes) > _MOST_NOTES:
-        notes[_MOST_NOTES:] = [f"{len(notes) - _MOST_NOTES} more notes are left out."]
     return Table.of(
         "pairs",
         "How much faster?",
