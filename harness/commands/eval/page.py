@@ -43,7 +43,8 @@ _NO_WIDTH = (
 
 def eval_page(runs: Sequence[Run[EvalRow]]) -> Page | None:
     """Whether the arms differ, in one run or anywhere; None where nothing was answered."""
-    measured = [run for run in runs if run.has_figures]
+    # A damaged file may have rows of single seeds alone.
+    measured = [run for run in runs if any(row.has_figures for row in merged_rows(run.rows))]
     if not measured:
         return None
     table = accuracy_table(measured)
@@ -60,9 +61,6 @@ def eval_page(runs: Sequence[Run[EvalRow]]) -> Page | None:
     (run,) = measured
     title = heading(run.last, settings_line(run.rows))
     merged = merged_rows(run.rows)
-    if not merged:
-        # A file may have rows of single seeds alone.
-        return Page(title, tables=[table])
     row = merged[-1]
     bars = Bars(tuple(_bar(arm) for arm in merged if arm.accuracy is not None), whole=1.0)
     table = replace(table, notes=(*table.notes, *_notes(merged)))
@@ -119,9 +117,8 @@ def _doubts(row: EvalRow) -> list[str]:
 
 def _next_steps(rows: Sequence[EvalRow]) -> list[Step]:
     """Whether a difference is one of the texts, or more questions where none shows."""
-    row = next(reversed(merged_rows(rows)), None)
-    # A file may have rows of single seeds alone.
-    if row is None or row.difference is None or row.status != "ok":
+    row = merged_rows(rows)[-1]
+    if row.difference is None or row.status != "ok":
         return []
     if _differs(row):
         recovery = f"harness recovery model={row.model} draft={row.draft}"
