@@ -96,11 +96,9 @@ def not_quiet(runs: Sequence[_Run]) -> str | None:
     cause = "times drifted"
     if shares:
         cause = f"one got {percent(min(shares))} of the CPU time it wanted"
-    num_several = sum((run.last.num_threads or 1) > 1 for run in disturbed) if shares else 0
     help_ = "repeats=5 measures what that changes"
-    if num_several:
-        several = "" if num_several == len(disturbed) else f" {num_several} of them"
-        help_ = f"OMP_NUM_THREADS=1 may help{several}"
+    if shares and any((run.last.num_threads or 1) > 1 for run in disturbed):
+        help_ = "OMP_NUM_THREADS=1 may help"
     number = f"{len(disturbed)} of {counted(len(runs), 'run')}"
     return f"The machine was not quiet in {number} ({cause}): {help_}."
 

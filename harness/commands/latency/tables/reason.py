@@ -25,16 +25,18 @@ _RISING = 1.01
 
 def acceptance_table(row: LatencyRow) -> Table:
     """How many draft tokens were accepted, in lines."""
+    of_all = _by_position(row.marginal_acceptance_by_position, "of all iterations, as vLLM has it")
+    lines = [("acceptance", _acceptance(row)), ("by position", of_all)]
+    rate = row.conditional_acceptance_rate
     # Where whole blocks are verified, no token is tested by itself.
-    tested = row.acceptance_by_position if tests_each_token(row.rule) else None
-    of_all = row.marginal_acceptance_by_position
-    lines = (
-        ("acceptance", _acceptance(row)),
-        ("by position", _by_position(of_all, "of all iterations, as vLLM has it")),
-        ("of those tested", _of_those_tested(row)),
-        ("by position", _by_position(tested, "of those tested there")),
-        ("where drafted", _where_drafted(row)),
-    )
+    if rate is not None and tests_each_token(row.rule):
+        tested = f"{percent(rate, 1)}: tokens behind a rejection are not tested"
+        by_position = _by_position(row.acceptance_by_position, "of those tested there")
+        lines += [("of those tested", tested), ("by position", by_position)]
+    length = row.mean_acceptance_length
+    if length is not None and f"{length:.2f}" != f"{row.tokens_per_iteration or 0:.2f}":
+        drafted = f"{length:.2f} tokens per iteration that drafted something, as vLLM has it"
+        lines.append(("where drafted", drafted))
     return Table.of_lines("acceptance", lines, "Acceptance: accepted ÷ proposed draft tokens")
 
 
@@ -70,22 +72,6 @@ def _acceptance(row: LatencyRow) -> str | None:
         if row.request_rate or (row.batch_size or 1) > 1:
             source += ", of the requests that only keep up the load, too"
     return "; ".join(parts) + source
-
-
-def _of_those_tested(row: LatencyRow) -> str | None:
-    if row.conditional_acceptance_rate is None or not tests_each_token(row.rule):
-        return None
-    return (
-        f"{percent(row.conditional_acceptance_rate, 1)}: tokens behind a rejection are not tested"
-    )
-
-
-def _where_drafted(row: LatencyRow) -> str | None:
-    """The mean acceptance length, if it differs from the tokens per iteration."""
-    length = row.mean_acceptance_length
-    if length is None or f"{length:.2f}" == f"{row.tokens_per_iteration or 0:.2f}":
-        return None
-    return f"{length:.2f} tokens per iteration that drafted something, as vLLM has it"
 
 
 def not_reported(row: LatencyRow) -> str:
