@@ -69,12 +69,6 @@ class Checks:
         self.findings = "; ".join(findings)
         self.verdict, self.reason = self._judged()
 
-    @property
-    def summary(self) -> str:
-        """The verdict in one line, for an error."""
-        because = self.reason or (self.findings if self.verdict == "lossy" else "")
-        return f"{self.verdict}: {because}" if because else self.verdict
-
     def _judged(self) -> tuple[str, str]:
         """The verdict of any lossy check, of a lossy rule or a coin, else of the checks that decide; and its reason."""
         row = self.row
