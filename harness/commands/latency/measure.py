@@ -15,9 +15,9 @@ from typing import Any
 from harness.commands.command import Experiment
 from harness.commands.latency.conversations import Conversations
 from harness.commands.latency.own_texts import follows_from_answers, tokens_by_k
-from harness.commands.latency.profiles import profile_table
 from harness.commands.latency.questions import asks_again, questions_to_ask
 from harness.commands.latency.record import LatencySettings
+from harness.commands.latency.tables.figures import profile_table
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import require
 from harness.config.synthetic import length_in_answers

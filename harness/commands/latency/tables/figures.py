@@ -14,10 +14,11 @@ from harness.commands.latency.tables.doubts import caveats, notes
 from harness.commands.latency.tables.ranked import RankedRun
 from harness.commands.latency.tables.ranking import luck_notes
 from harness.config.amounts import percent
+from harness.engines.door.profiles import Profile
 from harness.measuring.figures.requests import PERCENTILES
 from harness.measuring.prices import StepCosts, costs_in_steps
 from harness.measuring.rows import LatencyRow
-from harness.reporting.table import Column, Table, number, share, times, with_bounds
+from harness.reporting.table import Column, Table, TableRow, number, share, times, with_bounds
 from harness.reporting.words import arm_name, explained_by_rounding
 from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.runs import Run
@@ -320,3 +321,22 @@ def _compared_texts(row: LatencyRow, prompts: Sequence[LatencyPromptRow]) -> str
         f"; the largest logit margin at a difference is {abs(widest.logit_margin or 0.0):.2g}"
     )
     return f"{sentence}{explained_by_rounding(row.margin_over_rounding)}."
+
+
+def profile_table(profile: Profile) -> Table:
+    """The kernels that took longest, with their share of all the time."""
+    columns = (
+        Column("kernel", text=True),
+        Column("calls"),
+        Column("ms", number(2)),
+        Column("share", share),
+    )
+    return Table(
+        f"profile-{profile.arm}",
+        f"Where {profile.num_tokens} tokens of {profile.arm} decoding spend GPU time"
+        f" (the prompt and {profile.num_iterations} iterations, slowed down by the profiler)",
+        columns,
+        tuple(map(TableRow, profile.kernels)),
+        notes=(f"trace for https://ui.perfetto.dev: {profile.trace}",),
+        look="plain",
+    )
