@@ -85,7 +85,6 @@ def test_a_report(harness: Harness, snapshot: SnapshotAssertion) -> None:
     page = Path("results/report.html").read_text(encoding="utf-8")
     text = re.sub(r"<(style|script|svg)\b.*?</\1>", " ", page, flags=re.DOTALL)
     lines = [" ".join(line.split()) for line in re.sub(r"<[^>]+>", "\n", text).splitlines()]
-    shown = [line for line in lines if line]
     # Behind these is the machine.
-    about_runs = shown[: shown.index("Environment")]
+    about_runs = filter(None, lines[: lines.index("Environment")])
     assert steady("\n".join(about_runs)) == snapshot(name="html")

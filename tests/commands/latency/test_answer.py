@@ -115,10 +115,7 @@ def rows_of_run(**changes: Any) -> list[LatencyRow]:
     return [dataclasses.replace(regular, target_step_ms=320.0, **alone), speculative]
 
 
-def printed(
-    prompts: list[LatencyPromptRow] | None = None,
-    **changes: Any,
-) -> str:
+def printed(prompts: list[LatencyPromptRow] | None = None, **changes: Any) -> str:
     run = Run(rows_of_run(**changes))
     run.prompt_rows = prompts or []
     return full(latency_page([run]))
