@@ -68,11 +68,6 @@ class Published:
         return " to ".join(dict.fromkeys(f"{end:.2f}×" for end in ends))
 
     @property
-    def accuracy_text(self) -> str:
-        """`28.4 / 28.1`, regular and speculative, in percent; or nothing."""
-        return " / ".join(f"{100 * value:.1f}" for value in self.accuracy.values())
-
-    @property
     def accuracy(self) -> Mapping[str, float]:
         """By arm; empty where they give none."""
         arms = {"regular": self.accuracy_regular, "speculative": self.accuracy_speculative}

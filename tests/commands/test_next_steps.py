@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from harness.commands.eval.page import eval_page
-from harness.commands.latency.tables.answer import page_of_run
+from harness.commands.latency.page import latency_page
 from harness.config.machine import note_command_line
 from harness.reporting import words
 from harness.results.runs import Run
@@ -75,7 +75,7 @@ def test_the_next_command_of_latency_is_accepted(typed: str, changes: dict[str, 
     )
     rows = [dataclasses.replace(regular, target_step_ms=320.0, **costs), speculative]
     with collected() as steps:
-        short(page_of_run(rows))
+        short(latency_page([Run(rows)]))
     all_accepted(steps)
 
 
@@ -83,7 +83,7 @@ def test_a_larger_budget_is_accepted() -> None:
     note_command_line(["latency", "precision=2%", "budget=30s"])
     spent = {"speedup_covers": "5 prompts", "stopped_by": "budget", "settings": {"budget": "30s"}}
     with collected() as steps:
-        short(page_of_run(latency_run(**FIGURES | NO_BOUNDS | spent)))
+        short(latency_page([Run(latency_run(**FIGURES | NO_BOUNDS | spent))]))
     assert any("budget=96s" in step.command for step in steps)
     all_accepted(steps)
 

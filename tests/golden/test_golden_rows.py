@@ -12,8 +12,7 @@ from harness.commands.acceptance.page import acceptance_page
 from harness.commands.compare.rows import CompareRow
 from harness.commands.compare.tables import races_page, verdict
 from harness.commands.eval.page import eval_page
-from harness.commands.latency.tables.answer import page_of_run
-from harness.commands.latency.tables.of_runs import page_of_runs
+from harness.commands.latency.page import latency_page
 from harness.commands.map.page import map_page
 from harness.commands.map.rows import MapRow
 from harness.commands.recovery.rows import RecoveryRow
@@ -124,6 +123,7 @@ PRECISE = {"precision": 0.05, "stopped_by": "budget", "speedup_covers": "15 prom
 COMMANDS = {
     "engine": "server",
     "server_command": "vllm A; vllm A -x",
+    "directory": "outputs/1",
     "url": "http://a/v1",
     "regular_url": "http://b/v1",
 }
@@ -203,7 +203,7 @@ def test_a_latency(snapshot: SnapshotAssertion, case: str) -> None:
     regular, speculative = latency_run(run="20261120T100000.000001-abcdef")
     first = regular.from_values(regular.values() | both | {"speedup": None} | of_regular)
     second = speculative.from_values(speculative.values() | both)
-    assert short(page_of_run([first, second])) == snapshot
+    assert short(latency_page([Run([first, second])])) == snapshot
 
 
 ALONE = {"draft": None, "num_draft_tokens": None}
@@ -245,7 +245,7 @@ def test_many_latencies(snapshot: SnapshotAssertion, case: str) -> None:
     for number, (speedup, changes) in enumerate(MANY[case]):
         found = latency_run(speedup=speedup, run=f"20261120T100000.00000{number}-abcdef", **changes)
         runs.append(Run(found))
-    assert short(page_of_runs(runs), 100) == snapshot
+    assert short(latency_page(runs), 100) == snapshot
 
 
 PAIR = {

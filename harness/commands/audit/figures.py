@@ -214,11 +214,6 @@ class Row:
         return (*sorted(texts.items()), ("load", load.text))
 
     @property
-    def curve(self) -> tuple[object, ...]:
-        """What points over K have in common."""
-        return self.name, self.circumstances
-
-    @property
     def k(self) -> float:
         """NaN where it is not stated."""
         return self.figures.get("num_draft_tokens", UNKNOWN).low

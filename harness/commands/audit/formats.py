@@ -18,12 +18,10 @@ class RawTable(NamedTuple):
 
     Attributes:
         names: our names of columns, as far as the format has them.
-        is_certain: whether the text is surely meant as a table.
     """
 
     rows: Sequence[Cells]
     names: Cells
-    is_certain: bool
 
 
 class _Tool(NamedTuple):
@@ -95,7 +93,7 @@ def tables_of(text: str) -> list[RawTable]:
             names |= {_FIXED_K: "num_draft_tokens", _MEAN_DRAFTED: "mean_num_draft_tokens"}
             rows = [_cells_of_run(tool, run) for run in runs]
             headings = dict.fromkeys(heading for row in rows for heading in row)
-            return [RawTable([dict.fromkeys(headings, "") | row for row in rows], names, True)]
+            return [RawTable([dict.fromkeys(headings, "") | row for row in rows], names)]
     tables = [*_markdown_tables(text)]
     return tables or [*_table_by_lines(text)]
 
@@ -135,7 +133,7 @@ def _markdown_tables(text: str) -> Iterator[RawTable]:
         if has_cells:
             rows = [re.split(r"(?<!\\)\|", _bare(line)) for line in lines]
             if len(rows) > 2 and all(re.fullmatch(r"\s*:?-+:?\s*", cell) for cell in rows[1]):
-                yield RawTable(_by_heading([rows[0], *rows[2:]]), {}, True)
+                yield RawTable(_by_heading([rows[0], *rows[2:]]), {})
 
 
 def _bare(line: str) -> str:
@@ -160,7 +158,7 @@ def _table_by_lines(text: str) -> Iterator[RawTable]:
         widths = {len(row) for row in rows}
         # Two cells apart by spaces have the lines of a summary.
         if len(rows) > 1 and len(widths) == 1 and min(widths) >= (2 if delimiter else 3):
-            yield RawTable(_by_heading(rows), {}, False)
+            yield RawTable(_by_heading(rows), {})
             return
 
 

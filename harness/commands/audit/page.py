@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from operator import attrgetter
 
 from harness.commands.audit.costs import Explained, explained, is_apart, speedups
 from harness.commands.audit.figures import CLAIMS
@@ -146,7 +147,7 @@ def _lines_over_k(priced: Sequence[Explained]) -> list[Line]:
     """The fixed part and the part of each draft token, where a curve has several K."""
     chains = [item for item in priced if item.row.k >= 1 and not item.row.is_tree]
     lines = []
-    for curve in grouped(chains, lambda item: item.row.curve).values():
+    for curve in grouped(chains, attrgetter("row.name", "row.circumstances")).values():
         by_k = {item.row.k: item.steps for item in curve}
         if len(by_k) < max(3, len(curve)) or by_k[max(by_k)].middle <= by_k[min(by_k)].middle:
             continue

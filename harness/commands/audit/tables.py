@@ -93,13 +93,12 @@ def read_text(text: str, columns: Cells, everywhere: Row, title: str) -> Reading
             reading.notes.extend(notes)
     if reading.tables:
         return reading
-    is_table = title.endswith((".csv", ".tsv")) or any(table.is_certain for table in raw)
     rule = f"has no table that is read; audit {FORMS}"
     if re.search(r"<t[rdh]\b", text):
         rule = "has an HTML table, which is not read: save it as Markdown or CSV"
     elif any("" in list(table.rows[0])[1:] for table in raw):
         rule = "has columns without a heading: write two rows of headings as one"
-    elif is_table and headings:
+    elif headings:
         figures = "acceptance, length, speed-up or speed of both arms"
         rule = f"has no {figures} in columns that are known: {_unread(headings)}"
     raise SettingError(title, rule)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import replace
 from statistics import fmean
 
 from harness.commands.eval.rows import EvalRow, read_answers
+from harness.config.amounts import counted
 from harness.reporting.changes import Compared, Figure, Sides
+from harness.reporting.table import Line
 from harness.reporting.words import called, in_words
 from harness.results.runs import Run, grouped
-from harness.results.statistics.comparisons import Comparison, compare_proportions
+from harness.results.statistics.comparisons import compare_proportions
 
 _ACCURACY = Figure("accuracy", "higher", ("higher", "lower"), is_share=True)
 # Settings on which the answers of the regular arm depend, beside the questions.
-_OF_REGULAR = (
+_REGULAR_SETTINGS = (
     "model",
     "repository",
     "quantization",
@@ -47,25 +49,10 @@ def change_of_accuracy(sides: Sides[EvalRow]) -> Compared:
     )
 
 
-@dataclass(frozen=True)
-class Contrast:
-    """The accuracy of a target against that of another one, of the regular arms on the same questions.
-
-    Attributes:
-        names: of both, by the settings in which their regular arms differ.
-        comparison: this target minus the other.
+def contrasts(runs: Sequence[Run]) -> Iterator[Line]:
+    """Sentences on how the accuracies of the regular arms of a sweep differ from that of the first one, on the same
+    questions: of the full-precision target, where others are quantized.
     """
-
-    names: tuple[str, str]
-    num_questions: int
-    comparison: Comparison
-
-
-def contrasts(runs: Sequence[Run]) -> list[Contrast]:
-    """How the regular arms of a sweep differ from the first one: of the full-precision target, where others are
-    quantized. [] where all are the same arm, and of tasks that share no questions.
-    """
-    found = []
     measured = [run for run in runs if run.status == "ok" and run.row("regular") is not None]
     for of_task in grouped(measured, lambda run: (run.last.task, run.last.operands)).values():
         targets = [same[0] for same in grouped(of_task, _regular_settings).values()]
@@ -78,17 +65,21 @@ def contrasts(runs: Sequence[Run]) -> list[Contrast]:
             questions = [question for question in correct if question in expected]
             if not questions:
                 continue
-            comparison = compare_proportions(
+            change = compare_proportions(
                 [expected[question] for question in questions],
                 [correct[question] for question in questions],
                 margin=0.0,
-            )
-            found.append(Contrast(_names(*both), len(questions), comparison))
-    return found
+            ).change
+            points = f"{100 * change.estimate:+.1f} points"
+            if not change.excludes(0):
+                points = f"no significant difference, {points}"
+            asked = counted(len(questions), "question")
+            more = f"95 % interval {change.bounds('.1%')}, on the same {asked}"
+            yield Line(f"{' against '.join(_names(*both))}, regular: {points}", "strong", more)
 
 
 def _regular_settings(run: Run) -> tuple[Hashable, ...]:
-    return tuple(getattr(run.last, column) for column in _OF_REGULAR)
+    return tuple(getattr(run.last, column) for column in _REGULAR_SETTINGS)
 
 
 def _names(*runs: Run) -> tuple[str, str]:
@@ -96,7 +87,9 @@ def _names(*runs: Run) -> tuple[str, str]:
     first, second = (run.last for run in runs)
     if first.model != second.model:
         return called(first.model or ""), called(second.model or "")
-    differing = [name for name in _OF_REGULAR if getattr(first, name) != getattr(second, name)]
+    differing = [
+        name for name in _REGULAR_SETTINGS if getattr(first, name) != getattr(second, name)
+    ]
     words = [
         ", ".join(in_words(row, name) or f"{name} {getattr(row, name)}" for name in differing)
         for row in (first, second)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 
 from harness.commands.eval.changes import contrasts
 from harness.commands.eval.rows import EvalRow
@@ -42,14 +43,17 @@ _NO_WIDTH = (
 
 def eval_page(runs: Sequence[Run[EvalRow]]) -> Page | None:
     """Whether the arms differ, in one run or anywhere; None where nothing was answered."""
-    measured = [run for run in runs if run.has_figures]
+    # A damaged file may have rows of single seeds alone.
+    measured = [run for run in runs if any(row.has_figures for row in merged_rows(run.rows))]
     if not measured:
         return None
     table = accuracy_table(measured)
     if len(measured) > 1:
         # A difference is looked into first.
         ordered = sorted(measured, key=lambda run: not any(map(_differs, merged_rows(run.rows))))
-        findings = [*swept(measured), *verdict_lines(measured)] or [Line("nothing was compared")]
+        findings = [*islice(contrasts(measured), _MOST_CONTRASTS), *verdict_lines(measured)] or [
+            Line("nothing was compared")
+        ]
         steps = [step for run in ordered for step in _next_steps(run.rows)]
         return Page(
             title_of_many([run.last for run in measured]), findings, (), [table], next=steps[:1]
@@ -57,9 +61,6 @@ def eval_page(runs: Sequence[Run[EvalRow]]) -> Page | None:
     (run,) = measured
     title = heading(run.last, settings_line(run.rows))
     merged = merged_rows(run.rows)
-    if not merged:
-        # A file may have rows of single seeds alone.
-        return Page(title, tables=[table])
     row = merged[-1]
     bars = Bars(tuple(_bar(arm) for arm in merged if arm.accuracy is not None), whole=1.0)
     table = replace(table, notes=(*table.notes, *_notes(merged)))
@@ -116,9 +117,8 @@ def _doubts(row: EvalRow) -> list[str]:
 
 def _next_steps(rows: Sequence[EvalRow]) -> list[Step]:
     """Whether a difference is one of the texts, or more questions where none shows."""
-    row = next(reversed(merged_rows(rows)), None)
-    # A file may have rows of single seeds alone.
-    if row is None or row.difference is None or row.status != "ok":
+    row = merged_rows(rows)[-1]
+    if row.difference is None or row.status != "ok":
         return []
     if _differs(row):
         recovery = f"harness recovery model={row.model} draft={row.draft}"
@@ -204,21 +204,6 @@ def verdict_lines(runs: Sequence[Run]) -> list[Line]:
         pairs = "; ".join(differing)
         text = f"The speculative arm's accuracy differs (McNemar p < {_SIGNIFICANT}): {pairs}."
     return [Line(text, "strong")]
-
-
-def swept(runs: Sequence[Run]) -> list[Line]:
-    """Sentences on how the accuracy of the regular arms differs along what several runs vary."""
-    lines = []
-    for contrast in contrasts(runs)[:_MOST_CONTRASTS]:
-        name, other = contrast.names
-        change = contrast.comparison.change
-        points = f"{100 * change.estimate:+.1f} points"
-        if not change.excludes(0):
-            points = f"no significant difference, {points}"
-        bounds = change.bounds(".1%")
-        more = f"95 % interval {bounds}, on the same {counted(contrast.num_questions, 'question')}"
-        lines.append(Line(f"{name} against {other}, regular: {points}", "strong", more))
-    return lines
 
 
 def _differs(row: EvalRow) -> bool:

@@ -94,11 +94,6 @@ class AnswerRow(Row):
     answered_at: str = figure("when it was answered, UTC")
     server_started: MaybeText = circumstance("when the server was started, as it says")
 
-    @property
-    def key(self) -> tuple[str, int, int]:
-        """Arm, seed and index of the question: once in every run."""
-        return self.arm, self.seed, self.prompt_index
-
 
 def read_answers(path: Path) -> list[AnswerRow]:
     """The answers in a store, in the order they were given; none where it does not exist.

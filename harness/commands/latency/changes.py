@@ -8,17 +8,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from operator import attrgetter
 from statistics import fmean
 
 import numpy as np
 from numpy.typing import NDArray
 
 from harness.config.amounts import counted, percent
+from harness.measuring.prices import spent_by_unit
 from harness.measuring.rows import LatencyRow
 from harness.reporting.changes import ONE_RUN, Compared, Figure, Sides
 from harness.results.prompt_times import Unit, rows_by_unit, waits_by_unit, waits_of_both_arms
-from harness.results.rows.prompts import LatencyPromptRow, decoded_and_iterations
+from harness.results.rows.prompts import decoded_and_iterations
 from harness.results.runs import Run
 from harness.results.schema import NO_VERDICT
 from harness.results.statistics.comparisons import Noise, compare, noise_of_runs
@@ -46,42 +46,45 @@ class FigureOfPrompts(Figure):
 
     Attributes:
         column: of the runs' own rows.
-        by_unit: rows of a run's prompts file -> its value for each unit; empty where they lack it.
+        by_unit: a run -> its value for each unit; empty where the rows of its prompts lack it.
         in_turns: whether it is a ratio of two arms that take turns, which the load of the machine slows alike.
     """
 
     column: str = field(kw_only=True)
     in_turns: bool = False
-    by_unit: Callable[[Sequence[LatencyPromptRow]], Values] = field(kw_only=True)
+    by_unit: Callable[[Run[LatencyRow]], Values] = field(kw_only=True)
 
 
 def changes_by_prompt(sides: Sides[LatencyRow]) -> list[Compared]:
     """The figures of `latency` that both sides have; without a verdict where they cannot be compared."""
-    both = (("before", sides.before), ("after", sides.after))
-    refused = [(side, run) for side, runs in both for run in runs if run.status == NO_VERDICT]
-    if refused:
-        side, run = refused[0]
-        reason: str | None = f"{side}: no verdict: {run.last.error}"
-    else:
-        reason = why_other_work(_evidence(sides.before[-1]), _evidence(sides.after[-1]))
-    noise = _noise_by_figure(sides.noise)
-    compared = [_compared_figure(figure, sides, noise.get(figure.name)) for figure in _OF_PROMPTS]
+    compared = [_compared_figure(figure, sides) for figure in _OF_PROMPTS]
     present = [change for change in compared if change is not None]
-    if reason is None and present:
-        present[0] = replace(present[0], split=_split(sides, noise.get(_ITERATION.name)))
-    if reason is not None and present:
+    reason = _why_not(sides)
+    if not present:
+        return [replace(sides.compared(_OF_PROMPTS[0]), reason=reason or _why_unread(sides))]
+    if reason is not None:
         # Without the figures: they are of different work.
         return [replace(sides.compared(change.figure), reason=reason) for change in present]
-    if present:
-        return present
-    if reason is None:
-        unread = [run for run in sides.runs if not run.prompt_rows]
-        reason = "the times in the prompts' files cannot be read"
-        if unread:
-            reason = "files of the prompts are gone (column directory)"
-        places = {str(run.directory or run.file) for run in unread or sides.runs}
-        reason += f": {', '.join(sorted(places))}"
-    return [replace(sides.compared(_OF_PROMPTS[0]), reason=reason)]
+    return [replace(present[0], split=_split(sides)), *present[1:]]
+
+
+def _why_not(sides: Sides[LatencyRow]) -> str | None:
+    """Why both sides cannot be compared; None where nothing is known against it."""
+    for side, runs in (("before", sides.before), ("after", sides.after)):
+        for run in runs:
+            if run.status == NO_VERDICT:
+                return f"{side}: no verdict: {run.last.error}"
+    return why_other_work(_evidence(sides.before[-1]), _evidence(sides.after[-1]))
+
+
+def _why_unread(sides: Sides[LatencyRow]) -> str:
+    """Why there are no times of prompts, and where they should be."""
+    unread = [run for run in sides.runs if not run.prompt_rows]
+    reason = "the times in the prompts' files cannot be read"
+    if unread:
+        reason = "files of the prompts are gone (column directory)"
+    places = {str(run.directory or run.file) for run in unread or sides.runs}
+    return f"{reason}: {', '.join(sorted(places))}"
 
 
 def _evidence(run: Run) -> ArmEvidence:
@@ -94,20 +97,14 @@ def _evidence(run: Run) -> ArmEvidence:
     )
 
 
-def _noise_by_figure(runs: Sequence[Run]) -> dict[str, Noise]:
-    """How far apart runs with the same settings are, for each figure that is timed."""
-    noises = {}
-    for figure in filter(attrgetter("timed"), (*_OF_PROMPTS, _ITERATION)):
-        values = _by_run(runs, figure)
-        units = _common_units(values)
-        if len(values) > 1 and units:
-            noises[figure.name] = noise_of_runs([_matrix(values, units)])
-    return noises
+def _noise(figure: FigureOfPrompts, runs: Sequence[Run]) -> Noise | None:
+    """How far apart runs with the same settings are; None for a figure that is not timed."""
+    values = _by_run(runs, figure) if figure.timed else []
+    units = _common_units(values)
+    return noise_of_runs([_matrix(values, units)]) if len(values) > 1 and units else None
 
 
-def _compared_figure(
-    figure: FigureOfPrompts, sides: Sides[LatencyRow], noise: Noise | None
-) -> Compared | None:
+def _compared_figure(figure: FigureOfPrompts, sides: Sides[LatencyRow]) -> Compared | None:
     """One figure of a measurement; None where a side does not have it."""
     runs_before = _by_run(sides.before, figure)
     runs_after = _by_run(sides.after, figure)
@@ -130,6 +127,7 @@ def _compared_figure(
     coverages = [Coverage.of(run.last.speedup) for run in sides.runs]
     if all(coverage is not None and coverage.unit == "block" for coverage in coverages):
         unit = "block"
+    noise = _noise(figure, sides.noise)
     comparison = compare(before, after, figure.better, sides.margin, noise, unit=unit)
     verdict = comparison.verdict
     reason = ""
@@ -154,14 +152,11 @@ def _compared_figure(
     )
 
 
-def _split(sides: Sides[LatencyRow], noise: Noise | None) -> str:
+def _split(sides: Sides[LatencyRow]) -> str:
     """`all of it is acceptance: 3.19 → 2.66 tokens per iteration, 0.83 (0.80 to 0.87); 30.0 → 29.9 ms per iteration,
     the same: 1.00 (0.99 to 1.01)`, of the time per token after the first. Empty where one of them is unknown.
     """
-    parts = [
-        _compared_figure(_TOKENS_PER_ITERATION, sides, None),
-        _compared_figure(_ITERATION, sides, noise),
-    ]
+    parts = [_compared_figure(figure, sides) for figure in (_TOKENS_PER_ITERATION, _ITERATION)]
     changes = [part.comparison.change for part in parts if part and part.comparison]
     are_known = len(changes) == len(parts) and all(change.has_bounds for change in changes)
     if not are_known or any(run.last.held_back for run in sides.runs):
@@ -170,7 +165,10 @@ def _split(sides: Sides[LatencyRow], noise: Noise | None) -> str:
     if parts[1] is not None and not parts[1].needs_runs:
         # Such as under another load.
         effects[1] = "cannot tell"
-    tokens, cost = map(_in_words, effects, changes)
+    tokens, cost = (
+        f"{change:.2f}" if effect == "changed" else f"{effect}: {change:.2f}"
+        for effect, change in zip(effects, changes, strict=True)
+    )
     yields, costs = (
         [_over_runs(figure, runs) for runs in (sides.before, sides.after)]
         for figure in (_TOKENS_PER_ITERATION, _ITERATION)
@@ -186,12 +184,6 @@ def _effect(change: Interval, margin: float) -> str:
         return "changed"
     is_within = 1 - margin <= change.low and change.high <= 1 + margin
     return "the same" if is_within else "cannot tell"
-
-
-def _in_words(effect: str, change: Interval) -> str:
-    """`0.83 (0.80 to 0.87)`, or `the same: 1.00 (0.99 to 1.01)`."""
-    ratio = f"{change.estimate:.2f} ({change.low:.2f} to {change.high:.2f})"
-    return ratio if effect == "changed" else f"{effect}: {ratio}"
 
 
 def _attributed(effects: Sequence[str], changes: Sequence[Interval]) -> str:
@@ -261,7 +253,7 @@ def _processor_share(run: Run) -> float | None:
 
 def _by_run(runs: Iterable[Run], figure: FigureOfPrompts) -> list[Values]:
     """The figure in each run that has it."""
-    values = [figure.by_unit(run.prompt_rows) for run in runs]
+    values = [figure.by_unit(run) for run in runs]
     return [by_unit for by_unit in values if by_unit]
 
 
@@ -269,8 +261,8 @@ def _by_common_seed(
     sides: Sides[LatencyRow], figure: FigureOfPrompts
 ) -> tuple[list[Values], list[Values]] | None:
     """The figure in runs with the same seeds before and after, in the same order; else None."""
-    before = {run.last.seed: figure.by_unit(run.prompt_rows) for run in sides.before}
-    after = {run.last.seed: figure.by_unit(run.prompt_rows) for run in sides.after}
+    before = {run.last.seed: figure.by_unit(run) for run in sides.before}
+    after = {run.last.seed: figure.by_unit(run) for run in sides.after}
     seeds = [seed for seed in before if before[seed] and after.get(seed)]
     if not seeds:
         return None
@@ -292,14 +284,13 @@ def _matrix(runs: Sequence[Values], units: Sequence[Unit]) -> Floats:
     return np.array([[values[unit] for unit in units] for values in runs])
 
 
-def _ms_per_token(prompts: Sequence[LatencyPromptRow]) -> Values:
+def _ms_per_token(run: Run[LatencyRow]) -> Values:
     """Of the arm that speculates, or of the only one."""
-    has_draft = any(row.arm == "speculative" for row in prompts)
-    return _ratios_of_totals(waits_by_unit(prompts, "speculative" if has_draft else "regular"))
+    return _ratios_of_totals(waits_by_unit(run.prompt_rows, run.last.arm or "regular"))
 
 
-def _speedup(prompts: Sequence[LatencyPromptRow]) -> Values:
-    both = waits_of_both_arms(prompts)
+def _speedup(run: Run[LatencyRow]) -> Values:
+    both = waits_of_both_arms(run.prompt_rows)
     regular = _ratios_of_totals({unit: wait for unit, (wait, _) in both.items()})
     speculative = _ratios_of_totals({unit: wait for unit, (_, wait) in both.items()})
     return {unit: regular[unit] / speculative[unit] for unit in both}
@@ -324,29 +315,21 @@ def _ratios_of_totals(totals: Mapping[Unit, tuple[float, float]]) -> Values:
     return values
 
 
-def _iterations(prompts: Sequence[LatencyPromptRow]) -> dict[Unit, tuple[float, float]]:
-    """Tokens after the first, and iterations; of servers that count these for each request."""
-    units = rows_by_unit(prompts, "speculative")
+def _tokens_per_iteration(run: Run[LatencyRow]) -> Values:
+    """Tokens after the first over iterations; of servers that count these for each request."""
+    units = rows_by_unit(run.prompt_rows, "speculative")
     if not any(row.num_iterations for rows in units.values() for row in rows):
         return {}
     totals = {unit: decoded_and_iterations(rows) for unit, rows in units.items()}
     # An answer of a single token has no iteration.
-    return {unit: pair for unit, pair in totals.items() if pair and pair[1]}
+    return _ratios_of_totals({unit: pair for unit, pair in totals.items() if pair and pair[1]})
 
 
-def _tokens_per_iteration(prompts: Sequence[LatencyPromptRow]) -> Values:
-    return _ratios_of_totals(_iterations(prompts))
-
-
-def _ms_per_iteration(prompts: Sequence[LatencyPromptRow]) -> Values:
-    """Time after the first token over iterations."""
-    units = rows_by_unit(prompts, "speculative")
-    costs = {}
-    for unit, (_, num_iterations) in _iterations(prompts).items():
-        rows = units[unit]
-        ms = sum((row.time_ms or 0.0) - (row.time_to_first_token_ms or 0.0) for row in rows)
-        costs[unit] = (ms, num_iterations)
-    return _ratios_of_totals(costs) if all(ms > 0 for ms, _ in costs.values()) else {}
+def _ms_per_iteration(run: Run[LatencyRow]) -> Values:
+    """Time after the first token over iterations, where these are counted."""
+    if not _tokens_per_iteration(run):
+        return {}
+    return _ratios_of_totals(spent_by_unit(run.last, run.prompt_rows))
 
 
 _TOKENS_PER_ITERATION = FigureOfPrompts(

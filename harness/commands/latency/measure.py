@@ -8,15 +8,16 @@ import dataclasses
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 from harness.commands.command import Experiment
 from harness.commands.latency.conversations import Conversations
 from harness.commands.latency.own_texts import follows_from_answers, tokens_by_k
-from harness.commands.latency.profiles import profile_table
 from harness.commands.latency.questions import asks_again, questions_to_ask
 from harness.commands.latency.record import LatencySettings
+from harness.commands.latency.tables.figures import profile_table
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import require
 from harness.config.synthetic import length_in_answers
@@ -53,8 +54,8 @@ from harness.results.statistics.stopping import (
 from harness.results.verdict import judged, require_verdict, too_many_failures
 
 # `test=true`: enough to see that a pair works at all; of prompts at least one batch.
-TEST_PROMPTS = 2
-TEST_TOKENS = 16
+_TEST_PROMPTS = 2
+_TEST_TOKENS = 16
 
 
 class Latency(Experiment[LatencySettings, LatencyRow]):
@@ -67,7 +68,6 @@ class Latency(Experiment[LatencySettings, LatencyRow]):
     alike.
 
     Attributes:
-        overridden: a message about the settings that `test=true` changes; empty for none.
         run: everything that was measured by now, from which the figures of the rows follow. Each step of `measure`
             ends with a new value, so that a run that ends early has the figures of the steps before.
         unwritten: answers that count already, and whose rows wait for those of the regular arm.
@@ -80,7 +80,7 @@ class Latency(Experiment[LatencySettings, LatencyRow]):
     def __init__(self, settings: LatencySettings) -> None:
         self.prompt_set = load_prompts(settings.prompts)
         available = len(self.prompt_set.prompts)
-        self.settings, self.overridden = _settled(settings, available)
+        self.settings = _settled(settings, available)
         self.prompts = self.prompt_set.take(min(self.settings.num_asked, available))
         self._check_batch()
         # A run that fails before it measures has rows too, without figures.
@@ -96,31 +96,18 @@ class Latency(Experiment[LatencySettings, LatencyRow]):
         encoded = session.encode_set(
             self.prompt_set, self.prompts, new_tokens, num_others=settings.batch_size
         )
+        # Prompts that are too long may have been skipped.
         self.prompts = encoded.prompts
         self._check_batch()
-        # Facts that the printed settings do not show.
-        if self.overridden:
-            say(self.overridden)
-        if asks_again(settings, self.prompt_set):
-            number = len(self.prompts)
-            again = f"{number} prompts, which are asked again, in another order each time"
-            if number == 1:
-                again = "one prompt, which is asked again"
-            say(f"num_prompts={settings.num_asked}: {self.prompt_set.name} has {again}")
         first_turns = Question(encoded.token_ids, settings.decoding, settings.seed, encoded.indices)
         self.conversations = Conversations(settings, session.planned, self.prompt_set, first_turns)
         longest = max(encoded.longest, self.conversations.longest)
-        batch_size = settings.batch_size
-        if not asks_again(settings, self.prompt_set):
-            # Prompts that are too long may have been skipped.
-            batch_size = min(batch_size, len(encoded.prompts))
-
         placed = session.place(settings.batch_size, longest)
         if settings.profile:
             devices = [] if placed is None else placed.devices
             rule = "needs a model on a GPU of this machine: it lists kernels"
             require(any(device.type == "cuda" for device in devices), "profile", rule, True)
-        engine = session.open(batch_size, longest)
+        engine = session.open(settings.batch_size, longest)
         if settings.precision is not None:
             rule = "needs two arms: it is about the speed-up, which a single server does not have"
             has_two = any(arm.name == "regular" for arm in engine.arms)
@@ -143,7 +130,7 @@ class Latency(Experiment[LatencySettings, LatencyRow]):
         self.run = dataclasses.replace(
             self.run,
             pass_ms=None if watches is None else watches.pass_ms(example),
-            roofs=() if placed is None else wing.roofs(placed, batch_size, context),
+            roofs=() if placed is None else wing.roofs(placed, settings.batch_size, context),
         )
         if settings.profile:
             profiles = wing.profile_arms(engine, example, session.directory)
@@ -198,9 +185,9 @@ class Latency(Experiment[LatencySettings, LatencyRow]):
     def rows(self, session: Session) -> list[LatencyRow]:
         """One row per arm, with None for anything that was not measured."""
         # Where the run ended before the regular arm's answers: figures follow from these too.
-        unwritten = self.unwritten.items()
+        unwritten = [*self.unwritten.values()]
         self.unwritten = {}
-        self._write([answer for name, answer in unwritten if name in self.run.arms], session)
+        self._write(unwritten, session)
         rows = []
         for measured in self.run.arms.values():
             figures = figures_of(LatencyRow, self.run, measured)
@@ -233,7 +220,6 @@ class Latency(Experiment[LatencySettings, LatencyRow]):
         Returns what ended this before the last question; None if nothing did.
         """
         settings = self.settings
-        queues = engine_of(settings).queues
         timed: Sequence[Arm] = engine.arms
         watched: Sequence[Arm] = []
         if engine.stopwatches is not None:
@@ -242,15 +228,15 @@ class Latency(Experiment[LatencySettings, LatencyRow]):
                 timed = watched
                 watched = []
 
-        seconds = dict.fromkeys((arm.name for arm in timed), 0.0)
-        num_tokens = dict.fromkeys(seconds, 0)
+        seconds: defaultdict[str, float] = defaultdict(float)
+        num_tokens: defaultdict[str, int] = defaultdict(int)
 
         def so_far() -> str | None:
             """The estimate of the speed-up so far; None before there is one."""
-            pair = list(self.run.arms)
-            if len(pair) < 2 or not all(seconds[name] and num_tokens[name] for name in pair):
+            arms = list(self.run.arms)
+            if len(arms) < 2 or not all(seconds[name] and num_tokens[name] for name in arms):
                 return None
-            regular, speculative = (seconds[name] / num_tokens[name] for name in pair)
+            regular, speculative = (seconds[name] / num_tokens[name] for name in arms)
             return f"{regular / speculative:.2f}× so far"
 
         started = time.monotonic()
@@ -259,16 +245,24 @@ class Latency(Experiment[LatencySettings, LatencyRow]):
         units: set[int] = set()
         first_look = FIRST_LOOK_AT_BLOCKS if self.run.in_blocks else FIRST_LOOK
         answers: Answers = {}
-        for generation in self._answers(engine, timed, so_far):
+        for generation in ask_in_turns(
+            engine,
+            self.questions,
+            [self.warmup] * settings.num_warmup,
+            arms=timed,
+            allow_failures=True,
+            so_far=so_far,
+            question_for=self.conversations.for_arm,
+        ):
+            self.conversations.keep(generation)
             name = generation.arm
             answers[name] = generation
             self.run.arms[name].phases.add(generation.phases)
             seconds[name] += generation.seconds
             num_tokens[name] += sum(request.num_tokens for request in generation.requests)
             quietness.look()
-            if queues:
-                # A lap may take long: it must not be lost with the other arm's.
-                self._keep(session, answers, [name])
+            # A lap may take long: it must not be lost with the other arm's.
+            self._keep(session, answers, name)
             if len(answers) < len(timed):
                 continue
             question = self.questions[num_answered]
@@ -276,8 +270,6 @@ class Latency(Experiment[LatencySettings, LatencyRow]):
                 # Once more, under stopwatches.
                 again = timed_answer(engine, arm, self.conversations.for_arm(question, arm.name))
                 self.run.arms[arm.name].phases.add(again.phases)
-            if not queues:
-                self._keep(session, answers, list(answers))
             answers = {}
 
             units.add(question.unit)
@@ -292,25 +284,6 @@ class Latency(Experiment[LatencySettings, LatencyRow]):
                 if is_precise(speedup, settings.half_width):
                     return "precision"
         return None
-
-    def _answers(
-        self,
-        engine: Engine,
-        arms: Sequence[Arm],
-        so_far: Callable[[], str | None] = lambda: None,
-    ) -> Iterator[Answered]:
-        """The answers of these arms to every question, as `ask_in_turns` gives them."""
-        for generation in ask_in_turns(
-            engine,
-            self.questions,
-            [self.warmup] * self.settings.num_warmup,
-            arms=arms,
-            allow_failures=True,
-            so_far=so_far,
-            question_for=self.conversations.for_arm,
-        ):
-            self.conversations.keep(generation)
-            yield generation
 
     def _check_batch(self) -> None:
         """Raise a SettingError for a batch of more prompts than are asked, and for repetitions whose
@@ -330,18 +303,17 @@ class Latency(Experiment[LatencySettings, LatencyRow]):
         rule = f"needs as many prompts: num_prompts={size}, where {number} are measured"
         require(size <= number, "batch_size", rule, size)
 
-    def _keep(self, session: Session, answers: Answers, new: Sequence[str]) -> None:
-        """Keep the new answers to a question, and write the rows of those that are complete.
+    def _keep(self, session: Session, answers: Answers, name: str) -> None:
+        """Keep the newest answer to a question, and write the rows of those that are complete.
 
         A speculative row has the position at which its text differs from the regular one. So it is written once the
         regular arm has answered.
 
         Args:
             answers: the generation of each arm that has answered this question, by arm.
-            new: names of the arms among them whose generation is not in `self.run` yet.
+            name: of the arm that answered last.
         """
-        for name in new:
-            self.run.arms[name].generations.append(answers[name])
+        self.run.arms[name].generations.append(answers[name])
         # The regular one, unless a server that speculates is alone.
         first = next(iter(self.run.arms))
         if first not in answers:
@@ -354,8 +326,8 @@ class Latency(Experiment[LatencySettings, LatencyRow]):
             reference = None if weights is None else weights.reference
             compare_texts(self.run, reference, session.tokenizer, answers)
         # The regular answer also completes a speculative one that came before it.
-        complete = answers if first in new else new
-        self._write([answers[name] for name in self.run.arms if name in complete], session)
+        complete = self.run.arms if name == first else [name]
+        self._write([answers[arm] for arm in complete if arm in answers], session)
 
     def _write(self, generations: Sequence[Answered], session: Session) -> None:
         rows = [
@@ -434,33 +406,21 @@ def _acceptance_of_prompt(request: RequestRecord) -> dict[str, Any]:
     return known | {"num_iterations": num_iterations}
 
 
-def _settled(settings: LatencySettings, available: int) -> tuple[LatencySettings, str]:
-    """Settings with what follows from the number of prompts of the set, and a message about what `test=true` makes
-    shorter; "" for nothing.
-    """
-    message = ""
+def _settled(settings: LatencySettings, available: int) -> LatencySettings:
+    """Settings with what `test=true` and the number of prompts of the set make of them."""
     if settings.test:
-        prompts = settings.num_asked
-        tokens = settings.decoding.max_new_tokens
-        fewer = min(max(TEST_PROMPTS, settings.batch_size), prompts)
-        shorter = min(TEST_TOKENS, tokens)
-        changes = []
-        if fewer != prompts:
-            changes.append(f"num_prompts={fewer} in place of {prompts}")
-        if shorter != tokens:
-            changes.append(f"decoding.max_new_tokens={shorter} in place of {tokens}")
-        if changes:
-            message = f"test=true: {' and '.join(changes)}"
+        fewer = min(max(_TEST_PROMPTS, settings.batch_size), settings.num_asked)
+        shorter = min(_TEST_TOKENS, settings.decoding.max_new_tokens)
         decoding = dataclasses.replace(settings.decoding, max_new_tokens=shorter)
-        settings = dataclasses.replace(settings, num_prompts=fewer, decoding=decoding)
-    if settings.num_prompts == "auto":
-        if settings.precision is not None:
-            settings = dataclasses.replace(settings, num_prompts=available)
-        elif engine_of(settings).columns(settings).get("draft_remembers"):
-            # A prompt that is asked again finds its own answer in the server's pool.
-            asked_once = min(settings.num_asked, available)
-            settings = dataclasses.replace(settings, num_prompts=asked_once)
-    return settings, message
+        return dataclasses.replace(settings, num_prompts=fewer, decoding=decoding)
+    if settings.num_prompts != "auto":
+        return settings
+    if settings.precision is not None:
+        return dataclasses.replace(settings, num_prompts=available)
+    if engine_of(settings).columns(settings).get("draft_remembers"):
+        # A prompt that is asked again finds its own answer in the server's pool.
+        return dataclasses.replace(settings, num_prompts=min(settings.num_asked, available))
+    return settings
 
 
 EXPERIMENT = Latency

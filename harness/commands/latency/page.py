@@ -6,33 +6,104 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from harness.commands.latency.tables.answer import page_of_run
-from harness.commands.latency.tables.of_runs import page_of_runs
-from harness.commands.latency.tables.run import was_measured
+from harness.commands.latency.steps import steps_after_run, steps_after_runs
+from harness.commands.latency.tables.answer import checked, end, has_verdict, headline, reasons
+from harness.commands.latency.tables.categories import divided_tables
+from harness.commands.latency.tables.doubts import doubts, not_quiet
+from harness.commands.latency.tables.figures import (
+    arms_table,
+    pairs_table,
+    reasons_table,
+    requests_table,
+)
+from harness.commands.latency.tables.published import published_table
+from harness.commands.latency.tables.ranked import RankedRun, ranked_runs
+from harness.commands.latency.tables.ranking import iteration_lines, latency_answers, not_ordered
+from harness.commands.latency.tables.reason import acceptance_table, times_table
 from harness.measuring.rows import LatencyRow
-from harness.reporting.page import Page
+from harness.reporting.page import Page, heading, title_of_many
+from harness.reporting.table import Bar, Bars, Line
+from harness.reporting.words import arm_name, settings_line
 from harness.results.runs import Run
 
 if TYPE_CHECKING:
     from harness.reporting.drawing import Plot
 
+# Pairs whose iterations are explained.
+_MOST_LINES = 2
+
 
 def latency_page(runs: Sequence[Run[LatencyRow]]) -> Page | None:
     """The page of one run or of many; None where nothing was measured."""
+    pairs = ranked_runs(runs)
+    if not pairs:
+        return None
 
     def plots() -> dict[str, list[Plot]]:
         from harness.commands.latency.plots import latency_plots
 
-        return latency_plots(runs)
+        return latency_plots(pairs)
 
-    page = _page(runs)
-    return page and replace(page, plots=plots)
+    page = _page_of_run(pairs[0]) if len(pairs) == 1 else _page_of_runs(pairs)
+    return replace(page, plots=plots)
 
 
-def _page(runs: Sequence[Run[LatencyRow]]) -> Page | None:
-    measured = [run for run in runs if was_measured(run.rows)]
-    if not measured:
-        return None
-    if len(measured) == 1:
-        return page_of_run(measured[0].rows, measured[0].prompt_rows)
-    return page_of_runs(runs)
+def _page_of_run(pair: RankedRun) -> Page:
+    """The verdict, both arms, why, what to type next, and the figures behind it."""
+    run = pair.run
+    arms = [row for row in run.rows if row.ms_per_token is not None]
+    # A server alone may be the speculative arm.
+    may_draft = has_verdict(run.rows) or run.rows[0].arm == "speculative"
+    return Page(
+        heading(run.last, settings_line(run.rows)),
+        [headline(run.last)] if has_verdict(run.rows) else [],
+        doubts(run),
+        [
+            Bars(tuple(map(_bar, arms))),
+            arms_table([pair]),
+            requests_table(run),
+            *([acceptance_table(run.last)] if may_draft else []),
+            times_table(run.rows[0], run.last),
+            *divided_tables([pair]),
+            published_table([pair] if run.status == "ok" else []),
+        ],
+        [
+            *(("Why", reason) for reason in reasons(run)),
+            *(("Checked", held) for held in checked(run.rows)),
+            *(("Ended", ended) for ended in end(run.last)),
+        ],
+        steps_after_run(run.rows),
+    )
+
+
+def _page_of_runs(pairs: Sequence[RankedRun]) -> Page:
+    """The fastest pair, a row for each, and what to type next."""
+    # At their best K, and targets alone.
+    shown = [pair for pair in pairs if pair.best]
+    shown += [pair for pair in pairs if pair.speedup is None and not pair.is_partial]
+    disturbed = not_quiet([pair.run for pair in pairs])
+    iterations = iteration_lines(pairs)
+    return Page(
+        title_of_many([pair.row for pair in pairs]),
+        latency_answers(pairs) or [Line("nothing was compared")],
+        [*([disturbed] if disturbed else []), *not_ordered(pairs)],
+        [
+            pairs_table(pairs, iterations[_MOST_LINES:]),
+            *divided_tables(pairs),
+            reasons_table(pairs),
+            arms_table(pairs),
+            published_table(shown),
+        ],
+        [("Why", line) for line in iterations[:_MOST_LINES]],
+        steps_after_runs(pairs),
+    )
+
+
+def _bar(row: LatencyRow) -> Bar:
+    first_ms = row.time_to_first_token_ms
+    figures = (
+        f"{row.ms_per_token:.2f} ms/token",
+        f"{row.tokens_per_second:.1f} tokens/s" if row.tokens_per_second else "",
+        f"first token {first_ms:.1f} ms" if first_ms else "",
+    )
+    return Bar(arm_name(row), row.ms_per_token or 0.0, figures)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from operator import attrgetter
 
 from harness.commands.latency.tables.costs import measured_over_k
@@ -20,6 +19,7 @@ from harness.reporting.drawing import (
 )
 from harness.reporting.page import title_of_many
 from harness.results.runs import Run, grouped
+from harness.results.statistics.interval import Interval
 
 # Rows that a slide has room for.
 _MOST_BARS = 12
@@ -27,25 +27,16 @@ _MOST_BARS = 12
 _BESIDE = 0.07
 
 
-def latency_plots(runs: Sequence[Run[LatencyRow]]) -> dict[str, list[Plot]]:
+def latency_plots(pairs: Sequence[RankedRun]) -> dict[str, list[Plot]]:
     """Speed-ups of pairs by K, and by load with the line where speculation stops to pay; iterations by K."""
-    complete = [pair for pair in ranked_runs(runs) if pair.speedup is not None]
+    complete = [pair for pair in pairs if pair.speedup is not None]
     targets = [*grouped(complete, attrgetter("target")).values()]
-    by_k = [panel for panel in map(_against_k, targets) if panel is not None]
+    by_k = [panel for panel in map(_by_k, targets) if panel[1]]
     by_load: list[Plot] = []
     # A damaged file may hold any number.
     loaded = [pair for pair in complete if pair.load > 0]
     for unit, pairs_of_unit in grouped(loaded, attrgetter("unit_of_load")).items():
-        curves: dict[str, Sequence[Point]] = {}
-        for curve in grouped(pairs_of_unit, attrgetter("curve")).values():
-            by_number = grouped(curve, attrgetter("load"))
-            if len(by_number) < 2 or len(curves) >= MOST_CURVES:
-                continue
-            # Of several K, or circumstances, at one load the best.
-            at_load = [max(pairs, key=attrgetter("speedup")) for pairs in by_number.values()]
-            name = at_load[0].name
-            details = [text for column, text in name.settings.items() if column != "batch_size"]
-            curves[" · ".join([name.pair, *details])] = _points(at_load, attrgetter("load"))
+        curves = _by_load(pairs_of_unit)
         if curves:
             by_load += curve_plots([("", curves)], unit, doubling=True)
     costs = [panel for panel in map(_costs, targets) if panel[1]]
@@ -67,85 +58,66 @@ def speedup_bars(runs: Sequence[Run[LatencyRow]]) -> Plot | None:
     for pair in ordered:
         speedup = pair.verdict.speedup
         colour = {"faster": "C2", "slower": "C1"}.get(pair.verdict.conclusion, "C5")
-        point = Point(speedup.estimate, speedup.low, speedup.high, 0)
-        bars.append((pair.name.label(", "), f"{speedup:×}", point, colour))
+        bars.append((pair.name.label(", "), f"{speedup:×}", _point(speedup, 0), colour))
     title = title_of_many([pair.row for pair in ordered])
     return Plot(title, bar_figure(bars, "speed-up over regular decoding, 95 % intervals"))
 
 
-def _points(pairs: Sequence[RankedRun], x: Callable[[RankedRun], float]) -> list[Point]:
-    speedups = [(pair.verdict.speedup, x(pair)) for pair in pairs]
-    return [
-        Point(speedup.estimate, speedup.low, speedup.high, position)
-        for speedup, position in speedups
-    ]
+def _point(value: Interval, x: float) -> Point:
+    return Point(value.estimate, value.low, value.high, x)
 
 
-def _against_k(group: Sequence[RankedRun]) -> tuple[str, Curves] | None:
-    """Title and curves of a target's pairs, a line for each draft; None where none was measured with several K."""
+def _by_k(group: Sequence[RankedRun]) -> tuple[str, Curves]:
+    """Title and curves of a target's pairs, one for each draft; without curves where no pair has several K."""
     numbered = [pair for pair in group if isinstance(pair.k, int) and pair.k > 0]
-    by_series = [*grouped(numbered, attrgetter("series")).values()]
-    several = {
-        series
-        for series, pairs in grouped(group, attrgetter("series")).items()
-        if len({pair.name.k_order for pair in pairs}) > 1
-    }
-    if not any(pairs[0].series in several for pairs in by_series):
-        return None
-    shared = _shared_settings(group)
-    title = ", ".join([group[0].model, *shared.values()])
+    by_series = grouped(numbered, attrgetter("name.group"))
+    title = group[0].model
+    if len(by_series) > MOST_CURVES:
+        title += f" (the first {MOST_CURVES} of {len(by_series)})"
     curves: dict[str, Sequence[Point]] = {}
-    for pairs in by_series:
-        curves[_label(pairs[0], shared)] = _points(pairs, lambda pair: pair.name.k_order)
-    if len(curves) > MOST_CURVES:
-        title += f" (the first {MOST_CURVES} of {len(curves)})"
-    shown: dict[str, Sequence[Point]] = {}
-    for index, (label, points) in enumerate([*curves.items()][:MOST_CURVES]):
+    for index, (names, series) in enumerate([*by_series.items()][:MOST_CURVES]):
         # Beside each other, so that intervals at one K do not hide each other.
-        shown[label] = [point._replace(x=point.x + _BESIDE * index) for point in points]
-    return title, shown
+        curves[" · ".join(names)] = [
+            _point(pair.verdict.speedup, pair.name.k_order + _BESIDE * index) for pair in series
+        ]
+    has_several = any(len({pair.k for pair in series}) > 1 for series in by_series.values())
+    return title, curves if has_several else {}
 
 
-def _shared_settings(group: Sequence[RankedRun]) -> dict[str, str]:
-    """The settings in the names of these runs that are the same in all of them, in words, by column."""
-    names = [pair.name for pair in group]
-    return {
-        column: text
-        for column, text in names[0].settings.items()
-        if all(name.settings.get(column) == text for name in names)
-    }
-
-
-def _label(pair: RankedRun, shared: Collection[str]) -> str:
-    """The name of a curve: the pair, and those of its settings that not all have."""
-    own = [text for column, text in pair.name.settings.items() if column not in shared]
-    return " · ".join([pair.name.pair, *own])
+def _by_load(pairs: Sequence[RankedRun]) -> Curves:
+    """The curves of pairs with several loads."""
+    curves: dict[str, Sequence[Point]] = {}
+    for names, curve in grouped(pairs, attrgetter("curve")).items():
+        by_number = grouped(curve, attrgetter("load"))
+        if len(by_number) > 1 and len(curves) < MOST_CURVES:
+            # Of several K, or circumstances, at one load the best.
+            best = [max(at_load, key=attrgetter("speedup")) for at_load in by_number.values()]
+            curves[" · ".join(names)] = [_point(pair.verdict.speedup, pair.load) for pair in best]
+    return curves
 
 
 def _costs(group: Sequence[RankedRun]) -> tuple[str, Curves]:
     """Title and curves of what an iteration costs, a curve for each draft with several K, and the line through it where
     the times are one.
     """
-    shared = _shared_settings(group)
     curves: dict[str, Sequence[Point]] = {}
-    for series in grouped(group, attrgetter("series")).values():
+    for names, series in grouped(group, attrgetter("name.group")).items():
         cost = measured_over_k([pair.run for pair in series])
         load = cost.loads[0] if cost.loads else 1
         shape = cost.shape(load)
         priced = [point for point in cost.points if point.width > 1 and point.steps.is_known]
         if shape is None or not priced or len(curves) >= MOST_CURVES:
             continue
-        name = _label(series[0], shared)
-        curves[name] = [
-            Point(point.steps.estimate, point.steps.low, point.steps.high, point.drafted)
+        points = [
+            _point(point.steps, point.drafted)
             for point in sorted(priced, key=lambda point: point.width)
         ]
-        step_ms = cost.point(0, load).ms.estimate
+        curves[" · ".join(names)] = points
         if shape.fixed is not None and shape.per_token is not None and shape.tested:
-            fixed, slope = (
-                coefficient.estimate / step_ms for coefficient in (shape.fixed, shape.per_token)
-            )
-            line = [(fixed + slope * x, x) for x in (curves[name][0].x, curves[name][-1].x)]
+            step_ms = cost.point(0, load).ms.estimate
+            fixed = shape.fixed.estimate / step_ms
+            slope = shape.per_token.estimate / step_ms
             label = f"{fixed:.2f} steps and {slope:.2f} per draft token"
-            curves[label] = [Point(y, math.nan, math.nan, x) for y, x in line]
+            ends = (points[0].x, points[-1].x)
+            curves[label] = [_point(Interval(fixed + slope * x), x) for x in ends]
     return group[0].model, curves

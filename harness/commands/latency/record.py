@@ -173,7 +173,7 @@ class Latency(Command[LatencySettings, LatencyRow]):
 
     def line(self, rows: Sequence[LatencyRow]) -> str:
         """The speed-up; the speculative arm's row is the last."""
-        from harness.commands.latency.tables.run import result_line
+        from harness.commands.latency.tables.answer import result_line
 
         return result_line(rows[-1])
 
@@ -186,7 +186,7 @@ class Latency(Command[LatencySettings, LatencyRow]):
         """Without the rest of the page, which takes a hundred times as long."""
         from harness.commands.latency.tables.doubts import doubts
 
-        return doubts(run.rows, run.prompt_rows)
+        return doubts(run)
 
     def picture(self, runs: Sequence[Run[LatencyRow]]) -> Plot | None:
         from harness.commands.latency.plots import speedup_bars

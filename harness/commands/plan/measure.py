@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.commands.command import Experiment
-from harness.commands.plan.predictions import Prediction, predictions
+from harness.commands.plan.predictions import predictions
 from harness.commands.plan.record import PlanSettings
 from harness.commands.plan.rows import PlanRow
 from harness.commands.plan.tables import least_ms
@@ -51,7 +51,7 @@ class Plan(Experiment[PlanSettings, PlanRow]):
 
     Attributes:
         accepted: the tokens per iteration of each K, by `acceptance=`; empty without it.
-        predictions: from measured costs; None without `costs=`.
+        predictions: the columns of each, from measured costs; None without `costs=`.
         timed: costs that were measured for this prediction.
         figures: columns of the row, filled by `measure`; of predictions those that all rows have.
     """
@@ -60,7 +60,7 @@ class Plan(Experiment[PlanSettings, PlanRow]):
         self.settings = settings
         most = LARGEST_K if settings.costs is not None else _MOST_GUESSED
         self.accepted = settings.accepted.yields(most)
-        self.predictions: Sequence[Prediction] | None = None
+        self.predictions: Sequence[dict[str, Any]] | None = None
         self.timed: IterationCost | None = None
         self.figures: dict[str, Any] = {}
         if settings.costs is not None:
@@ -133,8 +133,7 @@ class Plan(Experiment[PlanSettings, PlanRow]):
     def rows(self, session: Session) -> list[PlanRow]:
         if self.predictions is not None:
             return [
-                session.row(PlanRow, **self.figures | prediction.columns())
-                for prediction in self.predictions
+                session.row(PlanRow, **self.figures | prediction) for prediction in self.predictions
             ]
         return [session.row(PlanRow, **self.figures)]
 

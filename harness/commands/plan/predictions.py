@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import groupby
 from typing import Any
 
 from harness.commands.plan.rows import PlanRow
@@ -14,52 +13,16 @@ from harness.config.errors import SettingError
 from harness.config.synthetic import at_length, length_in_answers
 from harness.reporting.page import Page, Step, heading, title_of_many
 from harness.reporting.table import Column, Line, Style, Table, number, times, with_bounds
-from harness.results.price.shape import Point
 from harness.results.price.table import Table as PriceTable
-from harness.results.price.value import Best
 from harness.results.runs import grouped
 from harness.results.statistics.interval import Interval
 from harness.results.verdict import judge
 
-# A prediction counts as right within this share of what was measured, where intervals do not judge it.
+# A prediction counts as close within this share of what was measured.
 _CLOSE = 0.05
 _STYLES: dict[str, Style] = {"faster": "good", "slower": "bad"}
 # Loads whose best K is named in a sentence.
 _MOST_NAMED = 4
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """Of one draft, load and K.
-
-    Attributes:
-        best: of this draft and load.
-        measured: the same as the texts' own runs measured it; None where they did not.
-        length: tokens of an answer; None where neither costs nor settings say it.
-    """
-
-    draft: str
-    point: Point
-    tokens: Interval
-    speedup: Interval
-    best: Best
-    measured: float | None = None
-    length: float | None = None
-
-    def columns(self) -> dict[str, Any]:
-        return {
-            "draft": self.draft or None,
-            "num_draft_tokens": self.point.width - 1,
-            "batch_size": self.point.rows,
-            "break_even_tokens": self.point.steps.estimate if self.point.steps.is_known else None,
-            "iteration_ms": self.point.ms,
-            "predicted_speedup": self.speedup,
-            "predicted_tokens_per_iteration": self.tokens.estimate,
-            "best_num_draft_tokens": self.best.k,
-            "as_good_num_draft_tokens": [*self.best.alike] or None,
-            "measured_speedup": self.measured,
-            "max_new_tokens": self.length and round(self.length),
-        }
 
 
 def predictions(
@@ -67,8 +30,9 @@ def predictions(
     accepted: PriceTable,
     load: int | None = None,
     length: float | None = None,
-) -> tuple[list[Prediction], list[str]]:
-    """All that costs and yields have in common, and why there is no more.
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Predictions for every draft, load and K that has both a cost and a yield, as columns of a row, and why others have
+    none.
 
     Args:
         load: rows in flight that are asked for; None for all that were measured.
@@ -77,44 +41,43 @@ def predictions(
     Raises:
         SettingError: they have nothing in common.
     """
-    predicted: list[Prediction] = []
+    predicted: list[dict[str, Any]] = []
     # Each with what it is about.
     problems: list[tuple[str, SettingError]] = []
     for draft, cost in costs.costs.items():
-        names = {draft, "", *(accepted.yields if not draft else ())}
-        shared = [name for name in accepted.yields if name in names]
+        # Yields without a name are of any draft, and costs without one are of any.
+        shared = [name for name in accepted.yields if not draft or name in (draft, "")]
         if not shared:
             others = ", ".join(accepted.yields)
             error = SettingError("acceptance", f"has nothing of {draft}, only of {others}")
             problems.append((error.setting, error))
-        for name in shared:
+        for name, rows in itertools.product(shared, cost.loads if load is None else (load,)):
             yields = accepted.yields[name]
-            own = draft or name
-            for rows in cost.loads if load is None else (load,):
-                at_lengths = {
-                    k: (length or cost.point(k, rows).answer_length)
-                    for k in cost.ks(rows)
-                    if k in yields
+            lengths = {k: length or cost.point(k, rows).answer_length for k in cost.ks(rows)}
+            tokens = {k: _at_length(accepted, name, k, lengths[k]) for k in lengths if k in yields}
+            try:
+                # With none in common it says why.
+                best = cost.best_k(tokens or yields, rows)
+            except SettingError as error:
+                problems.append((draft or name or error.setting, error))
+                continue
+            for k, tokens_of_k in tokens.items():
+                point = cost.at(k, rows)
+                answer_length = lengths[k]
+                columns = {
+                    "draft": draft or name or None,
+                    "num_draft_tokens": k,
+                    "batch_size": rows,
+                    "break_even_tokens": point.steps.estimate if point.steps.is_known else None,
+                    "iteration_ms": point.ms,
+                    "predicted_speedup": cost.speedup(tokens_of_k, k, rows),
+                    "predicted_tokens_per_iteration": tokens_of_k.estimate,
+                    "best_num_draft_tokens": best.k,
+                    "as_good_num_draft_tokens": [*best.alike] or None,
+                    "measured_speedup": accepted.measured.get((name, k, rows)),
+                    "max_new_tokens": answer_length and round(answer_length),
                 }
-                tokens_by_k = {
-                    k: _at_length(accepted, name, k, yielded) for k, yielded in at_lengths.items()
-                }
-                try:
-                    best = cost.best_k(tokens_by_k or yields, rows)
-                except SettingError as error:
-                    problems.append((draft or name or error.setting, error))
-                    continue
-                for k, tokens in tokens_by_k.items():
-                    prediction = Prediction(
-                        own,
-                        cost.at(k, rows),
-                        tokens,
-                        cost.speedup(tokens, k, rows),
-                        best,
-                        accepted.measured.get((name, k, rows)),
-                        at_lengths[k],
-                    )
-                    predicted.append(prediction)
+                predicted.append(columns)
     if not predicted:
         raise problems[0][1]
     notes = [f"{subject} {error.rule}" for subject, error in problems]
@@ -203,7 +166,9 @@ def _findings(rows: Sequence[PlanRow]) -> Iterator[Line]:
         by_load = grouped(members, lambda row: row.batch_size or 1)
         bests = [max(by_load[load], key=_estimate) for load in sorted(by_load)]
         parts = []
-        for (draft, k), same in groupby(bests, lambda row: (row.draft, row.num_draft_tokens)):
+        for (draft, k), same in itertools.groupby(
+            bests, lambda row: (row.draft, row.num_draft_tokens)
+        ):
             first, *others = same
             name = f"{draft} K={k}" if has_drafts else f"K={k}"
             loads, gains = f"{first.batch_size or 1}", f"{_speedup(first):×}"
@@ -228,7 +193,7 @@ def _findings(rows: Sequence[PlanRow]) -> Iterator[Line]:
 
 
 def _beside_measured(rows: Sequence[PlanRow]) -> Iterator[Line]:
-    """How many predictions are what was measured."""
+    """How many predictions come close to what was measured."""
     measured = [(row, row.measured_speedup) for row in rows if row.measured_speedup]
     errors = [abs(_estimate(row) / speedup - 1) for row, speedup in measured]
     if errors:

@@ -77,7 +77,8 @@ class Recovery(Experiment[RecoverySettings, RecoveryRow]):
         """Raises VerdictError if the pair is lossy, or if nothing can be told."""
         exit_code = RECORD.exit_code(rows)
         if exit_code:
-            raise VerdictError(Checks(rows).summary, exit_code)
+            checks = Checks(rows)
+            raise VerdictError(f"{checks.verdict}: {checks.reason or checks.findings}", exit_code)
 
     def _checks(self, session: Session) -> Iterator[Columns]:
         """Open the engine, look for a reference, and yield each check."""

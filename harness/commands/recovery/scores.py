@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+from scipy.special import entr
 
 from harness.commands.recovery.sampling import Sampling
 from harness.commands.recovery.workload import Answer, Columns, acceptance_of
@@ -234,7 +235,7 @@ class Scores:
             if again is not None:
                 other = sampling.probabilities_along(again, request.prompt, tokens)
                 roundings[text] = Rounding.between(exact, other)
-        entropies = -(exact * np.log(exact, out=np.zeros_like(exact), where=exact > 0)).sum(-1)
+        entropies = entr(exact).sum(-1)
         for answer in alike:
             drawn = DrawnText.of(
                 exact,
@@ -382,7 +383,6 @@ def _decided(places: Sequence[_Place], sampling: Sampling, reference: Reference)
         _, target = sampling.probabilities_along(np.stack([logits] * 2), place.token_ids, text)
         residual = np.clip(target - drafts, 0, None)
         rejected = float(residual.sum())
-        known = residual[residual > 0] / rejected if rejected else residual[:0]
-        entropy = float(-(known * np.log(known)).sum())
+        entropy = float(entr(residual / rejected).sum()) if rejected else 0.0
         decided.append(place.chance * rejected * entropy)
     return decided

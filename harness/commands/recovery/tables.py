@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 
 from harness.commands.recovery.rows import RecoveryRow
@@ -23,8 +22,6 @@ from harness.reporting.words import (
 from harness.results.runs import Run
 from harness.results.schema import RunnerNames
 
-# Checks that an answer shows.
-_MOST_CHECKS = 4
 _TITLE = "Is it lossless?"
 _STYLES: dict[str, Style] = {"lossless": "good", "lossy": "bad", "undecided": "warning"}
 _HEADLINES = {
@@ -66,17 +63,11 @@ class Checks:
         self.kinds = [row for row in rows if row.check == "kind"]
         self.deciding = [row for row in rows if row.check not in (None, "kind")]
         self.is_control = self.row.fault not in (None, "none")
-        self.num_draws_needed = _rounded_up(max(row.num_draws_needed or 0 for row in rows))
+        self.num_draws_needed = max(row.num_draws_needed or 0 for row in rows)
         findings = [_greedy_findings(self.greedy)] if self.greedy else []
         findings += [_sampled_findings(self.sampled)] if self.sampled else []
         self.findings = "; ".join(findings)
         self.verdict, self.reason = self._judged()
-
-    @property
-    def summary(self) -> str:
-        """The verdict in one line, for an error."""
-        because = self.reason or (self.findings if self.verdict == "lossy" else "")
-        return f"{self.verdict}: {because}" if because else self.verdict
 
     def _judged(self) -> tuple[str, str]:
         """The verdict of any lossy check, of a lossy rule or a coin, else of the checks that decide; and its reason."""
@@ -118,12 +109,6 @@ class Checks:
         )
 
 
-def _rounded_up(number: int) -> int:
-    """To two digits: 12345 becomes 13000."""
-    unit = 10 ** max(0, len(str(number)) - 2)
-    return math.ceil(number / unit) * unit
-
-
 def recovery_page(runs: Sequence[Run]) -> Page | None:
     """The verdict on a run, or the pairs by verdict; None where no check was finished."""
     measured = [run for run in runs if run.has_figures and run.rows[0].check is not None]
@@ -140,12 +125,7 @@ def recovery_page(runs: Sequence[Run]) -> Page | None:
     asked = dataclasses.replace(run.rows[-1], num_prompts=None, batch_size=None)
     in_flight = counted(run.row.batch_size or 1, "request")
     title = heading(run.row, f"{in_flight} in flight · {settings_line([asked])}")
-    tables = [
-        _checks_table(run.deciding[:_MOST_CHECKS]).in_short(),
-        dataclasses.replace(_checks_table(run.deciding), title=_TITLE, notes=tuple(_notes(run))),
-    ]
-    if run.kinds:
-        tables.append(_kinds_table(run))
+    tables = [_checks_table(run), _kinds_table(run)]
     return Page(title, [_finding(run)], _doubts(run), tables, next=_next_steps(run))
 
 
@@ -260,8 +240,8 @@ def pairs_table(every: Sequence[Checks]) -> Table:
     )
 
 
-def _checks_table(rows: Sequence[RecoveryRow]) -> Table:
-    """One row per check."""
+def _checks_table(checks: Checks) -> Table:
+    """One row per check that decides."""
     columns = (
         Column("check", text=True, of=_check),
         Column("K", of="num_draft_tokens", identifies_row=True),
@@ -273,7 +253,7 @@ def _checks_table(rows: Sequence[RecoveryRow]) -> Table:
         Column("accepted", percent, "acceptance_rate", optional=True),
         Column("tokens", "{:,}".format, "num_tokens", optional=True),
     )
-    return Table.of("recovery", "", rows, columns)
+    return Table.of("recovery", _TITLE, checks.deciding, columns, notes=tuple(_notes(checks)))
 
 
 def _kinds_table(checks: Checks) -> Table:

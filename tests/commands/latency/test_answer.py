@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from harness.commands.latency.tables.answer import page_of_run
+from harness.commands.latency.page import latency_page
 from harness.commands.latency.tables.costs import main_limit
 from harness.commands.latency.tables.table_row import table_rows
 from harness.config.machine import note_command_line
@@ -44,7 +44,7 @@ def answer(width: int = 80, arguments: str = "latency", **changes: Any) -> str:
         ("draft_ms", "verify_ms", "mean_acceptance_length", "tokens_per_iteration")
     )
     rows = [dataclasses.replace(regular, target_step_ms=320.0, **costs), speculative]
-    return short(page_of_run(rows), width)
+    return short(latency_page([Run(rows)]), width)
 
 
 @pytest.mark.parametrize("width", [60, 80, 200])
@@ -85,7 +85,7 @@ def test_what_is_typed_next_replaces_a_setting_however_it_was_typed(
 
 
 def test_a_run_that_failed_at_once_has_no_answer() -> None:
-    assert page_of_run(latency_run(status="failed", error="killed")) is None
+    assert latency_page([Run(latency_run(status="failed", error="killed"))]) is None
 
 
 def test_bars_are_plain_where_letters_are() -> None:
@@ -115,11 +115,10 @@ def rows_of_run(**changes: Any) -> list[LatencyRow]:
     return [dataclasses.replace(regular, target_step_ms=320.0, **alone), speculative]
 
 
-def printed(
-    prompts: list[LatencyPromptRow] | None = None,
-    **changes: Any,
-) -> str:
-    return full(page_of_run(rows_of_run(**changes), prompts or []))
+def printed(prompts: list[LatencyPromptRow] | None = None, **changes: Any) -> str:
+    run = Run(rows_of_run(**changes))
+    run.prompt_rows = prompts or []
+    return full(latency_page([run]))
 
 
 def test_decoding_alone_is_said_where_its_speedup_differs() -> None:
@@ -153,7 +152,7 @@ def test_tokens_per_iteration_are_those_of_all_iterations() -> None:
         for row in prompt_rows(rows_of_run(run="1"), [("story", 40.0), ("sum", 80.0)])
     ]
     text = printed(prompts, tokens_per_iteration=1.1, mean_acceptance_length=1.5)
-    lines = [line.split() for line in text.splitlines()]
+    lines = [line.replace("│", " ").split() for line in text.splitlines()]
     assert ["story", "1", "12.5", "%", "1.10"] in lines
     assert mentions(text, "1.10 tokens per iteration")
     assert mentions(text, "1.50 tokens per iteration that drafted")

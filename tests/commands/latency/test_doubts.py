@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from harness.commands.latency.tables.doubts import DOUBTS, doubts, notes
+from harness.results.runs import Run
 from report_files import latency_run, prompt_rows
 from wording import mentions
 
@@ -146,7 +147,7 @@ def test_what_is_said_of_a_run(regular: Changes, speculative: Changes, said: str
         plain.from_values(plain.values() | regular),
         drafted.from_values(drafted.values() | speculative),
     ]
-    text = " ".join([*doubts(rows), *notes(rows)])
+    text = " ".join([*doubts(Run(rows)), *notes(Run(rows))])
     assert said in text
     assert said or not text
 
@@ -155,25 +156,25 @@ def test_a_run_that_is_not_compared_has_no_doubt_about_the_arms() -> None:
     found = {"interleaved": False, "rare_units": "2 of 8", "other_gpu_processes": 1} | DRIFT
     found |= SLOW | AFTER | READ | {"read_prompt_tokens": 1, "cached_tokens": 900, "drifted": True}
     regular, row = latency_run(**found, url="http://a/v1", regular_url="http://a/v1")
-    assert doubts([regular, replace(row, speedup=None)]) == []
+    assert doubts(Run([regular, replace(row, speedup=None)])) == []
 
 
 @pytest.mark.parametrize(("texts", "said"), [("ab", ""), ("aabb", ""), ("aab", "2 of 3 prompts")])
 def test_repeated_prompts_are_said(texts: str, said: str) -> None:
-    run = latency_run()
-    prompts = [
+    run = Run(latency_run())
+    run.prompt_rows = [
         replace(row, prompt=texts[row.prompt_index or 0])
-        for row in prompt_rows(run, [("a", 50.0)] * len(texts))
+        for row in prompt_rows(run.rows, [("a", 50.0)] * len(texts))
     ]
-    assert said in " ".join(found := doubts(run, prompts))
+    assert said in " ".join(found := doubts(run))
     assert bool(found) == bool(said)
 
 
 def test_the_first_error_of_each_arm_is_named() -> None:
-    run = latency_run(num_failed=1)
-    prompts = [
+    run = Run(latency_run(num_failed=1))
+    run.prompt_rows = [
         replace(row, error=f"{row.arm} broke")
-        for row in prompt_rows(run, [("a", 50.0)])
+        for row in prompt_rows(run.rows, [("a", 50.0)])
         if row.arm == "speculative"
     ]
-    assert mentions(doubts(run, prompts)[0], "1 of 15 regular and", "(speculative broke)")
+    assert mentions(doubts(run)[0], "1 of 15 regular and", "(speculative broke)")

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from harness.commands.latency.page import latency_page
 from harness.commands.latency.plots import latency_plots
 from harness.commands.latency.tables.costs import iteration_line, predicted_by_k
-from harness.commands.latency.tables.of_runs import page_of_runs
-from harness.commands.latency.tables.reason import reason
+from harness.commands.latency.tables.ranked import ranked_runs
+from harness.commands.latency.tables.reason import times_table
 from harness.measuring.rows import LatencyRow
 from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.runs import Run
@@ -171,7 +172,7 @@ def test_of_a_pair_the_fastest_series_has_the_line() -> None:
     slow = [run_of(k, 30.2, 3.1, temperature=1.0) for k in (2, 4, 8)]
     fast = [run_of(k, 21.4, 3.1) for k in (2, 4, 8)]
     single = run_of(8, 10.0, 3.1, temperature=0.5)
-    text = short(page_of_runs([*fast, *slow, single]), 200)
+    text = short(latency_page([*fast, *slow, single]), 200)
     assert mentions(text, "(as labelled), greedy: An iteration takes 21.4 ms")
     assert text.count("An iteration") == 1
 
@@ -179,7 +180,7 @@ def test_of_a_pair_the_fastest_series_has_the_line() -> None:
 def test_the_plot_shows_the_points_and_the_line_where_there_is_one() -> None:
     def labels(jump: float) -> tuple[list[str], list[float]]:
         runs = [run_of(k, 21.4, 3.1, jump=jump, noise=0.01) for k in (2, 4, 6, 8, 10)]
-        (plot,) = latency_plots(runs)["iteration"]
+        (plot,) = latency_plots(ranked_runs(runs))["iteration"]
         (axes,) = plot.figure.axes
         handles, names = axes.get_legend_handles_labels()
         return names, [*handles[0].lines[0].get_ydata()]
@@ -217,7 +218,7 @@ def predicted(*args: Any, **changes: Any) -> list[float]:
 
 
 def by_k(pair: tuple[LatencyRow, LatencyRow]) -> str | None:
-    lines = dict(row.cells for table in reason(*pair) for row in table.rows)
+    lines = dict(row.cells for row in times_table(*pair).rows)
     return lines.get("by K")
 
 

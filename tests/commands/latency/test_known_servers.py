@@ -230,6 +230,6 @@ def test_categories_are_those_that_the_server_noted(
     answers = servers[1].noted[-len(lines) :]
     for place, name in enumerate("ab"):
         truth = Truth(answers[place::2])
-        shown = re.search(rf"^ *{name} +6 .* ([\d.]+)$", outcome.summary, re.MULTILINE)
+        shown = re.search(rf"^[ │]*{name}[ │]+6 .* ([\d.]+)[ │]*$", outcome.summary, re.MULTILINE)
         assert shown is not None
         assert float(shown[1]) == pytest.approx(truth.tokens_per_iteration, abs=0.0051)

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import re
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from harness.commands.latency.tables.categories import by_category
-from harness.commands.latency.tables.compared import pairs_table
+from harness.commands.latency.tables.categories import Category, parts_of
+from harness.commands.latency.tables.figures import pairs_table
 from harness.commands.latency.tables.ranked import ranked_runs
 from harness.commands.report.command import build
 from harness.measuring.rows import LatencyRow
 from harness.reporting.table import legend
 from harness.results.files import append_rows
 from harness.results.rows.prompts import LatencyPromptRow
-from harness.results.runs import group
+from harness.results.runs import Run, group
 from pages import findings
 from report_files import latency_run, prompt_rows, write
 
@@ -130,7 +131,10 @@ def test_a_table_over_loads_is_in_the_order_of_the_loads() -> None:
     assert len(pairs_table(pairs).rows) == 8
 
 
-ROW = LatencyRow(arm="speculative", requests_per_second=1.0, batch_size=8)
+def by_category(prompts: list[LatencyPromptRow]) -> list[Category]:
+    run = Run([LatencyRow(arm="speculative", requests_per_second=1.0, batch_size=8)])
+    run.prompt_rows = prompts
+    return parts_of(run, attrgetter("category"))
 
 
 def planted(rng: np.random.Generator, of_laps: float) -> list[LatencyPromptRow]:
@@ -156,7 +160,7 @@ def test_requests_of_a_lap_are_not_independent() -> None:
     rng = np.random.default_rng(0)
     covered = 0
     for _ in range(120):
-        [category] = by_category(planted(rng, 0.1), ROW)
+        [category] = by_category(planted(rng, 0.1))
         assert category.speedup is not None
         covered += category.speedup.low <= 2 <= category.speedup.high
     # Over prompts it was 51 %.
@@ -166,7 +170,7 @@ def test_requests_of_a_lap_are_not_independent() -> None:
 
 def test_fewer_than_eight_laps_have_no_interval() -> None:
     prompts = [row for row in planted(np.random.default_rng(0), 0.0) if row.unit != 7]
-    [category] = by_category(prompts, ROW)
+    [category] = by_category(prompts)
     assert category.speedup is not None
     assert category.speedup.estimate == pytest.approx(2, rel=0.05)
     assert not category.speedup.has_bounds
@@ -181,7 +185,7 @@ def test_a_category_is_over_all_of_its_tokens() -> None:
                 time_ms=300 + step_ms * (length - 1),
             )  # fmt: skip
             prompts.append(row)
-    [category] = by_category(prompts, ROW)
+    [category] = by_category(prompts)
     assert category.speedup is not None
     assert category.speedup.estimate == pytest.approx((600 + 2580) / (600 + 1290))
     assert str(category.speedup.covers) == "8 prompts"

@@ -1,26 +1,26 @@
-"""Speed-up and acceptance of one run by category of prompts, and by turn of conversations."""
+"""Speed-up and acceptance by category of prompts, and by turn of conversations."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from operator import attrgetter
+from typing import NamedTuple
 
+from harness.commands.latency.tables.ranked import RankedRun
 from harness.measuring.rows import LatencyRow
+from harness.reporting.table import Column, Table, number, share, with_bounds
+from harness.results.prompt_times import common_times, waits_of_both_arms
 from harness.results.rows.prompts import LatencyPromptRow, tokens_per_iteration
-from harness.results.runs import grouped
+from harness.results.runs import Run, grouped
 from harness.results.statistics.interval import Interval
-from harness.results.statistics.ratios import (
-    at_equal_lengths,
-    ratio_of_totals,
-    totals_by_unit,
-)
+from harness.results.statistics.ratios import ratio_of_totals
 
 # The speed-up of fewer prompts is noise.
 _FEWEST_PROMPTS = 4
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Category:
     """The prompts of one category, or of one turn, that both arms finished.
 
@@ -36,51 +36,72 @@ class Category:
     tokens_per_iteration: float | None
 
 
-def by_turn(prompts: Sequence[LatencyPromptRow], row: LatencyRow) -> list[Category]:
-    """Speed-up and acceptance by turn, as `by_category`; empty without conversations."""
-    named = [
-        dataclasses.replace(prompt, category=f"turn {prompt.turn}")
-        for prompt in prompts
-        if prompt.turn is not None
+class _Part(NamedTuple):
+    """A category, or a turn, of a pair."""
+
+    pair: RankedRun
+    part: Category
+
+
+def divided_tables(pairs: Sequence[RankedRun]) -> list[Table]:
+    """Pairs at their best K by category of prompts, and by turn."""
+    by_turn = _divided(
+        "turns",
+        "turn",
+        "In which turn?",
+        pairs,
+        lambda prompt: f"turn {prompt.turn}" if prompt.turn else None,
+    )
+    by_category = attrgetter("category")
+    return [_divided("categories", "category", "With which prompts?", pairs, by_category), by_turn]
+
+
+def _divided(
+    key: str,
+    heading: str,
+    title: str,
+    pairs: Sequence[RankedRun],
+    name_of: Callable[[LatencyPromptRow], str | None],
+) -> Table:
+    best = [pair for pair in pairs if pair.best]
+    parts = [_Part(pair, part) for pair in best for part in parts_of(pair.run, name_of)]
+    by_name = grouped(parts, attrgetter("part.name"))
+    columns = [
+        Column(heading, text=True, of="part.name", once=True),
+        Column("prompts", of="part.num_prompts"),
+        Column("speed-up\n(95 % interval)", with_bounds, "part.speedup", optional=True),
+        Column("acceptance", share, "part.acceptance_rate", optional=True),
+        Column("tokens/iteration", number(), "part.tokens_per_iteration", optional=True),
     ]
-    return by_category(named, row)
+    if len(pairs) > 1:
+        columns.insert(1, Column("pair", text=True, of=lambda item: item.pair.name.label()))
+    # A single one says nothing new.
+    shown = [item for items in by_name.values() for item in items] if len(by_name) > 1 else []
+    about = "Speed-ups are of four prompts or more, intervals of eight."
+    return Table.of(key, title, shown, columns, about=about)
 
 
-def by_category(prompts: Sequence[LatencyPromptRow], row: LatencyRow) -> list[Category]:
-    """Speed-up and acceptance by category; empty for batches, which time all their prompts
-    together.
+def parts_of(
+    run: Run[LatencyRow], name_of: Callable[[LatencyPromptRow], str | None]
+) -> list[Category]:
+    """Speed-up and acceptance of parts of a run's prompts; [] for batches, which time all their prompts together.
 
     Args:
-        prompts: rows of the run's prompts file.
-        row: of the speculative arm.
+        name_of: the name of the part that a prompt belongs to; None for a prompt of none.
     """
+    row = run.last
     each_is_timed = row.batch_size == 1 or row.was_served
     if row.arm == "regular" or not each_is_timed:
         return []
-    timed = [prompt for prompt in prompts if prompt.is_timed and prompt.category]
+    timed = [prompt for prompt in run.prompt_rows if prompt.is_timed and name_of(prompt)]
     regular = {prompt.prompt_index: prompt for prompt in timed if prompt.arm == "regular"}
     speculative = [prompt for prompt in timed if prompt.arm == row.arm]
     in_both_arms = [prompt for prompt in speculative if prompt.prompt_index in regular]
-    categories = []
-    for name, members in grouped(in_both_arms, attrgetter("category")).items():
+    parts = []
+    for name, members in grouped(in_both_arms, name_of).items():
         counterparts = [regular[prompt.prompt_index] for prompt in members]
-        categories.append(_category(name, counterparts, members))
-    return categories
-
-
-def _units(prompts: Sequence[LatencyPromptRow]) -> tuple[list[int], str]:
-    """What is independent of each other: of each prompt the number of its unit, and what a unit is called.
-
-    Turns of a conversation depend on each other, and so do repetitions: a prompt is one unit. Requests that were in
-    flight together share a lap's conditions, and the lap is.
-    """
-    places: dict[int, set[int]] = {}
-    for prompt in prompts:
-        if prompt.unit is not None:
-            places.setdefault(prompt.unit, set()).add(prompt.place)
-    if any(len(prompts_of_unit) > 1 for prompts_of_unit in places.values()):
-        return [prompt.unit or 0 for prompt in prompts], "lap"
-    return [prompt.place for prompt in prompts], "prompt"
+        parts.append(_category(str(name), counterparts, members))
+    return parts
 
 
 def _category(
@@ -90,12 +111,11 @@ def _category(
     num_prompts = len({prompt.place for prompt in speculative})
     speedup = None
     if num_prompts >= _FEWEST_PROMPTS:
-        units, unit_name = _units(speculative)
-        arms = (regular, speculative)
-        ms = [totals_by_unit([prompt.time_ms or 0.0 for prompt in arm], units) for arm in arms]
-        tokens = [totals_by_unit([prompt.num_tokens or 1 for prompt in arm], units) for arm in arms]
-        regular_times, speculative_times = at_equal_lengths(ms, tokens)
-        speedup = ratio_of_totals(regular_times, speculative_times, unit=unit_name)
+        waits = waits_of_both_arms([*regular, *speculative])
+        regular_times, speculative_times = common_times([waits])
+        # Requests that were in flight together share a lap's conditions; turns and repetitions of a prompt are one.
+        unit = "lap" if any(len(places) > 1 for places in waits) else "prompt"
+        speedup = ratio_of_totals(regular_times[0], speculative_times[0], unit=unit)
     num_proposed = 0.0
     num_accepted = 0
     for prompt in speculative:

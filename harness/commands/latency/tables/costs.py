@@ -28,8 +28,6 @@ _CHEAP = 0.1
 _EXPENSIVE = 0.5
 # Drafts that cost nothing, by the beginnings of their names here and in servers. They do not draft in every iteration.
 _FREE = ("ngram", "lookup", "suffix")
-# Points that are named where they are no line.
-_MOST_POINTS = 6
 
 
 def main_limit(tokens: float, proposed: float, costs: StepCosts) -> str:
@@ -48,13 +46,6 @@ def main_limit(tokens: float, proposed: float, costs: StepCosts) -> str:
     }
     limit = max(ideals, key=lambda name: ideals[name])
     return f"{limit} would give {ideals[limit]:.2f}×"
-
-
-def rest_ms(row: LatencyRow) -> float | None:
-    """Time of an iteration beyond drafting and verifying."""
-    if row.iteration_ms is None or row.draft_ms is None or row.verify_ms is None:
-        return None
-    return max(0.0, row.iteration_ms - row.draft_ms - row.verify_ms)
 
 
 def predicted_by_k(regular: LatencyRow | None, row: LatencyRow) -> dict[int, Interval]:
@@ -99,10 +90,8 @@ def held_back(regular: LatencyRow | None, row: LatencyRow) -> str | None:
     return main_limit(tokens, proposed, costs)
 
 
-def share_of_iteration(rows: Sequence[LatencyRow]) -> float | None:
-    """A regular step as a share of an iteration's time, of the rows of a run; None where one of them is unknown."""
-    run = Run([*rows])
-    run.prompt_rows = []
+def share_of_iteration(run: Run[LatencyRow]) -> float | None:
+    """A regular step as a share of an iteration's time; None where one of them is unknown."""
     known = [point for point in points_of(run) if point.width > 1 and point.steps.is_known]
     return 1 / known[0].steps.estimate if known else None
 
@@ -145,10 +134,6 @@ def iteration_line(runs: Sequence[Run[LatencyRow]]) -> str | None:
 def _points(cost: IterationCost, shape: Shape, load: int) -> str:
     """`An iteration takes 25.1 ms at K=2, 36.0 ms at K=8: no line, from 7 to 9 tokens +31 %`."""
     points = [point for point in cost.points if point.rows == load and point.width > 1]
-    if len(points) > _MOST_POINTS:
-        beside = {width for step in shape.steps for width in step[:2]}
-        ends = {points[0].width, points[-1].width}
-        points = [point for point in points if point.width in beside | ends]
     times = ", ".join(
         f"{_ms(Interval(point.ms.estimate))} at K={point.width - 1}" for point in points
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
@@ -13,7 +12,7 @@ from harness.config.amounts import counted, percent
 from harness.config.synthetic import is_length, length_deviation, mean_length, rates_of_row
 from harness.measuring.rows import LatencyRow
 from harness.reporting.words import LOSSY, TOO_LONG, lossy_rule, synthetic_value, too_long
-from harness.results.rows.prompts import LatencyPromptRow
+from harness.results.runs import Run
 from harness.results.schema import NO_VERDICT, RunnerNames
 from harness.results.verdict import MOST_CACHED, MOST_READ_OTHERWISE
 
@@ -33,41 +32,18 @@ _STANDARD_ERRORS = 2.0
 # Of an engine that verifies by itself, a smaller share of the tested draft tokens gets a note.
 _LOW_ACCEPTANCE = 0.2
 
+_Run = Run[LatencyRow]
 # `against`: a reason not to believe the figures as they stand. `note`: what else is to be known. Both are said of a
 # single run; those that begin with `setting` below tables of many runs too.
 Rank = Literal["against", "setting against", "setting note", "note"]
-
-
-@dataclass(frozen=True)
-class _Run:
-    """What sentences are about.
-
-    Attributes:
-        rows: of the regular arm, then of the speculative one where there is a draft.
-        prompts: rows of the run's prompts file.
-    """
-
-    rows: Sequence[LatencyRow]
-    prompts: Sequence[LatencyPromptRow] = ()
-
-    @property
-    def last(self) -> LatencyRow:
-        return self.rows[-1]
-
-    @property
-    def is_compared(self) -> bool:
-        return self.last.speedup is not None
-
-    def each_arm(self, text: Callable[[LatencyRow], str | None]) -> str:
-        """Words about the arms for which there are some."""
-        return " and ".join(filter(None, map(text, self.rows)))
 
 
 class Doubt(NamedTuple):
     """A sentence about a run.
 
     Attributes:
-        applies: what it finds in a run, something false where the sentence is not to be said.
+        applies: what it finds in a run, something false where the sentence is not to be said. Its rows are of the
+            regular arm, then of the speculative one where there is a draft.
         text: the sentence, a template with `row`, the last one of the run, and `found`.
     """
 
@@ -76,27 +52,22 @@ class Doubt(NamedTuple):
     text: str
 
 
-def doubts(rows: Sequence[LatencyRow], prompts: Sequence[LatencyPromptRow] = ()) -> list[str]:
-    """Reasons not to believe the figures of a run as they stand, the most serious first.
-
-    Args:
-        rows: of the regular arm, then of the speculative one where there is a draft.
-        prompts: rows of the run's prompts file.
-    """
-    return _said([_Run(rows, prompts)], ("against", "setting against"))
+def doubts(run: _Run) -> list[str]:
+    """Reasons not to believe the figures of a run as they stand, the most serious first."""
+    return _said([run], ("against", "setting against"))
 
 
-def notes(rows: Sequence[LatencyRow]) -> list[str]:
+def notes(run: _Run) -> list[str]:
     """What else is to be known about the figures of a run."""
-    return _said([_Run(rows)], ("setting note", "note"))
+    return _said([run], ("setting note", "note"))
 
 
-def caveats(rows: Iterable[LatencyRow]) -> list[str]:
-    """Sentences about the settings of these rows and their servers, each once."""
-    return _said([_Run([row]) for row in rows], ("setting note", "setting against"))
+def caveats(runs: Iterable[_Run]) -> list[str]:
+    """Sentences about the settings of these runs and their servers, each once."""
+    return _said(runs, ("setting note", "setting against"))
 
 
-def _said(runs: Sequence[_Run], ranks: Sequence[Rank]) -> list[str]:
+def _said(runs: Iterable[_Run], ranks: Sequence[Rank]) -> list[str]:
     """The sentences that apply to any of these runs, each once."""
     sentences: dict[str, None] = {}
     for run in runs:
@@ -107,26 +78,27 @@ def _said(runs: Sequence[_Run], ranks: Sequence[Rank]) -> list[str]:
     return list(sentences)
 
 
-def two_digits(share: float) -> str:
-    """`4.1 %`, `0.35 %`, `14 %`, `140 %`."""
-    digits = ".2g" if share < 0.995 else ".0f"
-    return f"{100 * share:{digits}} %"
+def _is_compared(run: _Run) -> bool:
+    return run.last.speedup is not None
 
 
-def not_quiet(runs: Sequence[Sequence[LatencyRow]]) -> str | None:
+def _each_arm(run: _Run, text: Callable[[LatencyRow], str | None]) -> str:
+    """Words about the arms for which there are some."""
+    return " and ".join(filter(None, map(text, run.rows)))
+
+
+def not_quiet(runs: Sequence[_Run]) -> str | None:
     """A sentence about the runs of a sweep whose times other programs or drift have changed, and what helps."""
-    disturbed = [rows for rows in runs if not rows[-1].was_quiet]
+    disturbed = [run for run in runs if not run.last.was_quiet]
     if not disturbed:
         return None
     shares = [share for share in map(_processor_share, disturbed) if share is not None]
     cause = "times drifted"
     if shares:
         cause = f"one got {percent(min(shares))} of the CPU time it wanted"
-    num_several = sum((rows[-1].num_threads or 1) > 1 for rows in disturbed) if shares else 0
     help_ = "repeats=5 measures what that changes"
-    if num_several:
-        several = "" if num_several == len(disturbed) else f" {num_several} of them"
-        help_ = f"OMP_NUM_THREADS=1 may help{several}"
+    if shares and any((run.last.num_threads or 1) > 1 for run in disturbed):
+        help_ = "OMP_NUM_THREADS=1 may help"
     number = f"{len(disturbed)} of {counted(len(runs), 'run')}"
     return f"The machine was not quiet in {number} ({cause}): {help_}."
 
@@ -145,11 +117,13 @@ def _failures(run: _Run) -> str:
     def of_arm(row: LatencyRow) -> str | None:
         if not row.num_failed:
             return None
-        errors = [prompt.error for prompt in run.prompts if prompt.arm == row.arm and prompt.error]
+        errors = [
+            prompt.error for prompt in run.prompt_rows if prompt.arm == row.arm and prompt.error
+        ]
         first = f" ({errors[0]})" if errors else ""
         return f"{row.num_failed} of {row.num_prompts} {row.arm}{first}"
 
-    return run.each_arm(of_arm)
+    return _each_arm(run, of_arm)
 
 
 def _synthetic(run: _Run) -> str | None:
@@ -193,7 +167,7 @@ def _has_a_slower_runner(run: _Run) -> bool:
 def _in_two_places(run: _Run) -> str | None:
     """Which of two servers would be slower by what is not speculation."""
     row = run.last
-    if not run.is_compared or row.url is None or row.regular_url is None:
+    if not _is_compared(run) or row.url is None or row.regular_url is None:
         return None
     url, regular = urlsplit(row.url), urlsplit(row.regular_url)
     if url.hostname != regular.hostname:
@@ -205,21 +179,21 @@ def _in_two_places(run: _Run) -> str | None:
     )
 
 
-def _processor_share(rows: Sequence[LatencyRow]) -> float | None:
+def _processor_share(run: _Run) -> float | None:
     """The share of the processor time that a run got, where that is too little; None of a server on another machine."""
-    shares = [row.processor_share for row in rows if row.processor_share is not None]
-    return min(shares) if any(row.was_starved for row in rows) else None
+    shares = [row.processor_share for row in run.rows if row.processor_share is not None]
+    return min(shares) if any(row.was_starved for row in run.rows) else None
 
 
-def _busy(rows: Sequence[LatencyRow]) -> str | None:
+def _busy(run: _Run) -> str | None:
     """How much of the processor other programs left."""
-    row = rows[-1]
-    share = _processor_share(rows)
+    row = run.last
+    share = _processor_share(run)
     if share is None:
         return None
     advice = "; OMP_NUM_THREADS=1 may help" if (row.num_threads or 1) > 1 else ""
     load = f"load {row.load or 0:.1f} on {row.num_cores} cores"
-    return f"{two_digits(share)} of the CPU time it wanted ({load}){advice}"
+    return f"{percent(share)} of the CPU time it wanted ({load}){advice}"
 
 
 def _low_acceptance(run: _Run) -> str | None:
@@ -255,14 +229,15 @@ def _slow_here(row: LatencyRow) -> str | None:
 
 def _foreign_traffic(run: _Run) -> str | None:
     """The tokens that a server generated for others while it was measured."""
-    parts = run.each_arm(
+    parts = _each_arm(
+        run,
         lambda row: (
             f"{row.foreign_tokens} of {row.server_tokens} tokens during the {row.arm} arm"
             if row.foreign_tokens
             else None
-        )
+        ),
     )
-    if not run.is_compared or not parts:
+    if not _is_compared(run) or not parts:
         return None
     by_counters = "metrics" in [row.acceptance_source for row in run.rows]
     return f"{parts} are theirs{'; acceptance includes them' if by_counters else ''}"
@@ -271,7 +246,7 @@ def _foreign_traffic(run: _Run) -> str | None:
 def _other_caches(run: _Run) -> str | None:
     """The numbers of prompt tokens that the arms took from a cache, where they differ."""
     rows = run.rows
-    if not run.is_compared or all(row.cached_tokens is None for row in rows):
+    if not _is_compared(run) or all(row.cached_tokens is None for row in rows):
         return None
     numbers = [row.cached_tokens or 0 for row in rows]
     num_prompt_tokens = max(row.read_prompt_tokens or row.num_prompt_tokens or 0 for row in rows)
@@ -294,9 +269,9 @@ def _other_prompts(row: LatencyRow) -> str | None:
 def _after_the_end(run: _Run) -> str | None:
     row = run.last
     share = row.share_after_end or 0.0
-    if not run.is_compared or not row.ignore_eos or share <= _MOST_AFTER_END:
+    if not _is_compared(run) or not row.ignore_eos or share <= _MOST_AFTER_END:
         return None
-    sentence = f"{two_digits(share)}; decoding.ignore_eos=false stops there."
+    sentence = f"{percent(share)}; decoding.ignore_eos=false stops there."
     before, after = row.acceptance_rate_before_end, row.acceptance_rate_after_end
     if before is None or after is None:
         return sentence
@@ -323,7 +298,7 @@ def _too_slow(row: LatencyRow) -> str | None:
 
 
 def _same_prompts(run: _Run) -> str | None:
-    texts = Counter(prompt.prompt for prompt in run.prompts if prompt.arm == "regular")
+    texts = Counter(prompt.prompt for prompt in run.prompt_rows if prompt.arm == "regular")
     most = max(texts.values(), default=0)
     return None if most < 2 or 2 * most <= texts.total() else f"{most} of {texts.total()}"
 
@@ -337,7 +312,7 @@ def _unseen(row: LatencyRow) -> str | None:
 def _preempted(run: _Run) -> str | None:
     if not any(row.num_preemptions for row in run.rows):
         return None
-    return run.each_arm(lambda row: f"{row.num_preemptions or 0} times in the {row.arm} arm")
+    return _each_arm(run, lambda row: f"{row.num_preemptions or 0} times in the {row.arm} arm")
 
 
 def num_target_gpus(row: LatencyRow) -> int:
@@ -347,7 +322,7 @@ def num_target_gpus(row: LatencyRow) -> int:
 
 def _takes_turns(run: _Run) -> int | None:
     number = num_target_gpus(run.last)
-    return number if run.is_compared and number > 1 else None
+    return number if _is_compared(run) and number > 1 else None
 
 
 # In the order in which they are said, the most serious first. A new one is one row.
@@ -362,7 +337,7 @@ DOUBTS = (
     # It explains the figures below it, and only the first one is always shown.
     Doubt(
         "against",
-        lambda run: run.is_compared and _busy(run.rows),
+        lambda run: _is_compared(run) and _busy(run),
         "The machine was not quiet: this run got {found}.",
     ),
     Doubt("against", _unfinished, "{row.status}: the figures cover {found}."),
@@ -387,12 +362,12 @@ DOUBTS = (
     Doubt("against", _failures, "Requests failed: {found}."),
     Doubt(
         "against",
-        lambda run: run.is_compared and run.last.has_one_server,
+        lambda run: _is_compared(run) and run.last.has_one_server,
         "Both URLs are the same server: the ratio only shows how far apart identical arms are.",
     ),
     Doubt(
         "against",
-        lambda run: run.is_compared and run.last.has_same_command,
+        lambda run: _is_compared(run) and run.last.has_same_command,
         "Both commands are the same: the ratio only shows how far apart identical servers are. An interval over prompts"
         " does not cover their starts, and engine.blocks=4 does.",
     ),
@@ -404,35 +379,35 @@ DOUBTS = (
     ),
     Doubt(
         "against",
-        lambda run: run.is_compared and _busy_gpus(run),
+        lambda run: _is_compared(run) and _busy_gpus(run),
         "The GPUs were not quiet: {found}.",
     ),
     Doubt(
         "against",
-        lambda run: run.is_compared and run.last.drifted and run.last.drift,
+        lambda run: _is_compared(run) and run.last.drifted and run.last.drift,
         "The speed-up changed during the run: the second half has {found.estimate:.2f} times the speed-up of the first"
         " ({found.low:.2f} to {found.high:.2f}).",
     ),
     Doubt(
         "against",
-        lambda run: run.is_compared and run.last.rare_units,
+        lambda run: _is_compared(run) and run.last.rare_units,
         "{found}: they cause most of the interval's width.",
     ),
     Doubt("against", _foreign_traffic, "The server also answered other clients: {found}."),
     Doubt(
         "against",
-        lambda run: run.is_compared and run.each_arm(_slow_here),
+        lambda run: _is_compared(run) and _each_arm(run, _slow_here),
         "First tokens took {found}: this machine or the network was the bottleneck.",
     ),
     Doubt("against", _other_caches, "The arms took different shares of the {found}."),
     Doubt(
         "against",
-        lambda run: run.is_compared and run.each_arm(_other_prompts),
+        lambda run: _is_compared(run) and _each_arm(run, _other_prompts),
         "The servers read {found}: another chat template, or truncated prompts.",
     ),
     Doubt(
         "against",
-        lambda run: run.is_compared and run.last.interleaved is False,
+        lambda run: _is_compared(run) and run.last.interleaved is False,
         "The arms did not take turns (interleaved=false): a machine that slowed down would look like a slower arm.",
     ),
     Doubt("against", _after_the_end, "Tokens after the end of their texts: {found}"),
@@ -451,7 +426,7 @@ DOUBTS = (
     Doubt("setting note", lambda run: too_long(run.last), f"{{found}} {TOO_LONG}."),
     Doubt(
         "setting against",
-        lambda run: run.each_arm(_too_slow),
+        lambda run: _each_arm(run, _too_slow),
         "The server did not keep up with {row.request_rate:g} requests/s: {found}, so that the queue and the ratio"
         " depend on how long it is asked.",
     ),
@@ -479,7 +454,7 @@ DOUBTS = (
     ),
     Doubt(
         "note",
-        lambda run: run.each_arm(_unseen),
+        lambda run: _each_arm(run, _unseen),
         "The server's counters saw only {found}, probably one worker's of several: they are not used.",
     ),
     Doubt(

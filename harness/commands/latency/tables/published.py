@@ -2,91 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
-from harness.commands.latency.tables.run import SPEEDUP
+from harness.commands.latency.tables.figures import SPEEDUP
+from harness.commands.latency.tables.ranked import RankedRun
 from harness.measuring.rows import LatencyRow
 from harness.reporting.table import Column, Table, number
-from harness.reporting.words import called
-from harness.results.published import DIFFERENCES, Published, figures, published_for
+from harness.results.published import DIFFERENCES, Published, published_for
 
 
-@dataclass(frozen=True)
-class _Counterparts:
-    """A published figure, and the row of our measurement of the same pair where there is one."""
+class _Counterparts(NamedTuple):
+    """A published figure, and the row of our measurement of the same pair."""
 
     name: str
     theirs: Published
-    ours: LatencyRow | None
+    ours: LatencyRow
 
 
-class Measured(NamedTuple):
-    """A pair that we measured, or a target alone; `regular` is None where its own row is missing."""
+def published_table(pairs: Sequence[RankedRun]) -> Table:
+    """Published figures next to those of the pairs, or of the targets alone, that we measured.
 
-    name: str
-    row: LatencyRow
-    regular: LatencyRow | None
-
-
-def published_tables(measured: Sequence[Measured]) -> list[Table]:
-    """Published figures of the pairs that we measured, and a table of all that we know of."""
-
-    def our_length(item: _Counterparts) -> float | None:
-        if item.ours is None or item.theirs.mean_acceptance_length is None:
-            return None
-        return item.ours.tokens_per_iteration
-
-    columns = (
-        Column("pair", text=True, of="name"),
-        Column("prompts", text=True, of="theirs.prompts_text", optional=True),
-        Column("published by", text=True, of="theirs.source"),
-        Column("their hardware", text=True, of=lambda item: item.theirs.hardware or "not stated"),
-        Column("our hardware", text=True, of="ours.devices", optional=True),
-        Column("their\nms/token", "{:.3g}".format, "theirs.ms_per_token"),
-        Column("our\nms/token", number(), "ours.ms_per_token", optional=True),
-        Column("their\nspeed-up", of="theirs.speedup_text"),
-        replace(SPEEDUP.at("ours"), heading="our\nspeed-up", optional=True, reference=None),
-        Column(
-            "their tokens\nper iteration", number(), "theirs.mean_acceptance_length", optional=True
-        ),
-        Column("our tokens\nper iteration", number(), our_length, optional=True),
-    )
-    counterparts = _counterparts(measured)
-    sources = dict.fromkeys(item.theirs.source for item in counterparts)
-    next_to_ours = Table.of(
+    A figure of a pair is in the table once, next to the first of ours; one of a target once per device.
+    """
+    counterparts: dict[Hashable, _Counterparts] = {}
+    for pair in pairs:
+        for figure in published_for(pair.row):
+            name, ours, device = pair.name.label(), pair.run.row("speculative"), None
+            if not figure.drafts:
+                name, ours, device = pair.model, pair.regular, pair.row.devices
+            if ours is not None:
+                key = (id(figure), device)
+                counterparts.setdefault(key, _Counterparts(name, figure, ours))
+    sources = dict.fromkeys(item.theirs.source for item in counterparts.values())
+    return Table.of(
         "published",
         "Next to published figures",
-        counterparts,
-        columns,
+        counterparts.values(),
+        _COLUMNS,
         about="Hardware, prompts and code differ: compare speed-ups rather than times.",
         notes=[f"{name}: {DIFFERENCES[name]}." for name in sources if name in DIFFERENCES],
     )
-    accuracy = Column("correct products %, regular / speculative", of="theirs.accuracy_text")
-    every = Table.of(
-        "all_published",
-        "All published figures",
-        [_Counterparts(figure.named, figure, None) for figure in figures()],
-        (*columns, accuracy),
-        in_full=True,
-    )
-    return [next_to_ours, every]
 
 
-def _counterparts(measured: Sequence[Measured]) -> list[_Counterparts]:
-    """Published figures of pairs and of the targets alone.
+def _our_length(item: _Counterparts) -> float | None:
+    """Where theirs is known."""
+    return item.ours.tokens_per_iteration if item.theirs.mean_acceptance_length else None
 
-    A figure of a pair is in the list once, next to the first of ours; one of a target once per device.
-    """
-    by_figure: dict[object, _Counterparts] = {}
-    for ours in measured:
-        for figure in published_for(ours.row):
-            index = figures().index(figure)
-            if figure.drafts:
-                by_figure.setdefault(index, _Counterparts(ours.name, figure, ours.row))
-            elif ours.regular is not None:
-                target = called(ours.row.model or "unknown model")
-                counterparts = _Counterparts(target, figure, ours.regular)
-                by_figure.setdefault((index, ours.row.devices), counterparts)
-    return list(by_figure.values())
+
+_COLUMNS = (
+    Column("pair", text=True, of="name"),
+    Column("prompts", text=True, of="theirs.prompts_text", optional=True),
+    Column("published by", text=True, of="theirs.source"),
+    Column("their hardware", text=True, of=lambda item: item.theirs.hardware or "not stated"),
+    Column("our hardware", text=True, of="ours.devices", optional=True),
+    Column("their\nms/token", "{:.3g}".format, "theirs.ms_per_token"),
+    Column("our\nms/token", number(), "ours.ms_per_token", optional=True),
+    Column("their\nspeed-up", of="theirs.speedup_text"),
+    replace(SPEEDUP.at("ours"), heading="our\nspeed-up", optional=True, reference=None),
+    Column("their tokens\nper iteration", number(), "theirs.mean_acceptance_length", optional=True),
+    Column("our tokens\nper iteration", number(), _our_length, optional=True),
+)

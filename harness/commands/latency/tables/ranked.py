@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
 from harness.measuring.rows import LatencyRow
 from harness.reporting.names import Name, distinct_names
-from harness.reporting.words import called, labels
+from harness.reporting.words import called
 from harness.results.runs import Run, grouped
 from harness.results.schema import NO_VERDICT, RunnerNames
 from harness.results.verdict import Verdict, verdict_of, why_no_ranking
 
 # Columns in which rows must be equal for their regular arms to do the same work. A method may need
 # another runner, placement and rule.
-CONDITIONS = (
+_CONDITIONS = (
     "model quantization dtype devices engine server regular_url temperature top_k top_p batch_size request_rate"
     " max_new_tokens ignore_eos prompts weights num_threads"
 ).split()
-_same_conditions = attrgetter(*CONDITIONS)
+_same_conditions = attrgetter(*_CONDITIONS)
 
 
 @dataclass(eq=False)
@@ -31,10 +31,7 @@ class RankedRun:
     Attributes:
         run: its last row, `row`, is that of the speculative arm, in a run without a draft the regular one.
         name: among the other runs.
-        verdict: on the run alone.
-        target: equal for runs over the same regular decoding, which may be ranked.
         num_compared: the number of runs with an interval of its target, at least 1.
-        none_quiet: whether no run was, so that the word would be in every line.
         why_not: why times of the target's runs cannot be compared, and so runs that are close are not ordered; empty
             where they can.
         shown: whether it is shown to pay, by an interval that holds for all runs of its target at once.
@@ -45,26 +42,29 @@ class RankedRun:
 
     run: Run[LatencyRow]
     name: Name
-    verdict: Verdict
-    target: Hashable
     num_compared: int = field(default=1, init=False)
-    none_quiet: bool = field(default=False, init=False)
     why_not: str = field(default="", init=False)
     shown: bool = field(default=False, init=False)
     best: bool = field(default=False, init=False)
     best_k: bool = field(default=False, init=False)
 
-    @classmethod
-    def of(cls, run: Run[LatencyRow], name: Name) -> RankedRun:
-        """The run by itself."""
-        row = run.last
-        target = (
-            _same_conditions(row),
-            RunnerNames.parse(row.runner or "").target,
-            # That of the regular server comes first.
-            (row.server_command or "").partition("; ")[0],
-        )
-        return cls(run, name, verdict_of(row), target)
+    @functools.cached_property
+    def target(self) -> Hashable:
+        """Equal for runs over the same regular decoding, which may be ranked."""
+        row = self.run.last
+        # The command of the regular server comes first.
+        command = (row.server_command or "").partition("; ")[0]
+        return _same_conditions(row), RunnerNames.parse(row.runner or "").target, command
+
+    @functools.cached_property
+    def verdict(self) -> Verdict:
+        """On the run alone."""
+        return verdict_of(self.run.last)
+
+    @property
+    def at_once(self) -> Verdict:
+        """By an interval that holds for all runs of its target at once."""
+        return verdict_of(self.run.last, self.num_compared)
 
     @property
     def row(self) -> LatencyRow:
@@ -84,28 +84,14 @@ class RankedRun:
         return called(self.row.draft or "none")
 
     @property
-    def method(self) -> str:
-        """The draft with its details."""
-        return " · ".join([self.draft, *labels(self.row), *self.name.details])
-
-    @property
     def k(self) -> int | str | None:
         """K as it was set: a number, `auto` or None."""
         return self.name.num_draft_tokens
 
     @property
-    def is_real(self) -> bool:
-        """Whether neither its weights are random nor its acceptance is synthetic."""
-        return self.row.real
-
-    @property
     def is_partial(self) -> bool:
         """Whether it failed or was stopped, so that its figures cover a part of the prompts."""
         return self.run.status not in ("ok", NO_VERDICT)
-
-    @property
-    def is_quiet(self) -> bool:
-        return self.row.was_quiet
 
     @property
     def has_interval(self) -> bool:
@@ -115,7 +101,7 @@ class RankedRun:
     @property
     def is_sound(self) -> bool:
         """Whether it has an interval, from a quiet machine."""
-        return self.has_interval and self.is_quiet
+        return self.has_interval and self.row.was_quiet
 
     @property
     def speedup(self) -> float | None:
@@ -129,11 +115,6 @@ class RankedRun:
         return None if self.regular is None else self.regular.ms_per_token
 
     @property
-    def series(self) -> Hashable:
-        """Equal for runs that differ only in K or circumstances."""
-        return self.name.group
-
-    @property
     def load(self) -> float:
         """Requests per second where they are sent at a rate, else `batch_size`."""
         return self.row.request_rate or self.row.batch_size or 1
@@ -145,10 +126,10 @@ class RankedRun:
         return "requests in flight, or rows of a batch"
 
     @property
-    def curve(self) -> Hashable:
-        """Equal for runs that differ only in `load`, which counts `unit_of_load`."""
-        others = [item for item in self.name.settings.items() if item[0] != "batch_size"]
-        return self.unit_of_load, self.name.pair, *others
+    def curve(self) -> Sequence[str]:
+        """Equal for runs that differ only in K and `load`."""
+        settings = self.name.settings.items()
+        return self.name.pair, *(text for column, text in settings if column != "batch_size")
 
 
 def ranked_runs(runs: Sequence[Run[LatencyRow]]) -> list[RankedRun]:
@@ -156,30 +137,22 @@ def ranked_runs(runs: Sequence[Run[LatencyRow]]) -> list[RankedRun]:
 
     Made up are random weights and synthetic acceptance. Runs of one pair are ordered by load and
     then by K, ascending: 13B with 7B at K=2 and 4 (12 ms), then 30B with 7B at batch size 1 and 4
-    (25 ms). Runs of which an arm is missing are left out.
+    (25 ms). Runs without figures, or of which an arm is missing, are left out.
     """
-    # Tables, sentences and plots ask for the same.
-    return [*_ranked(tuple(runs))]
-
-
-@functools.lru_cache(maxsize=1)
-def _ranked(runs: tuple[Run[LatencyRow], ...]) -> Sequence[RankedRun]:
-    shown = [run for run in runs if run.status != "incomplete"]
+    shown = [run for run in runs if run.has_figures and run.status != "incomplete"]
     names = distinct_names([run.last for run in shown])
-    ranked = [RankedRun.of(run, name) for run, name in zip(shown, names, strict=True)]
-    none_quiet = not any(item.is_quiet for item in ranked)
+    ranked = [RankedRun(run, name) for run, name in zip(shown, names, strict=True)]
     for runs_of_target in grouped(ranked, attrgetter("target")).values():
         num_compared = max(1, sum(item.has_interval for item in runs_of_target))
         times = [item.regular_ms for item in runs_of_target if not item.is_partial]
         why_not = why_no_ranking([ms for ms in times if ms is not None])
         for item in runs_of_target:
-            item.none_quiet = none_quiet
             item.num_compared = num_compared
             item.why_not = why_not or ""
-            item.shown = item.has_interval and verdict_of(item.row, num_compared).pays
-    for series in grouped(ranked, attrgetter("series")).values():
+            item.shown = item.has_interval and item.at_once.pays
+    for series in grouped(ranked, attrgetter("name.group")).values():
         _mark_best(series)
-    return sorted(ranked, key=_place(ranked))
+    return _ordered(ranked)
 
 
 def _mark_best(series: Sequence[RankedRun]) -> None:
@@ -199,33 +172,15 @@ def _mark_best(series: Sequence[RankedRun]) -> None:
     best.best_k = is_known and len(several) > 1
 
 
-def _place(ranked: Sequence[RankedRun]) -> Callable[[RankedRun], tuple[object, ...]]:
-    """The place of a run among all, as `ranked_runs` orders them."""
+def _ordered(ranked: Sequence[RankedRun]) -> list[RankedRun]:
+    """The runs as `ranked_runs` orders them."""
 
-    def fastest(key: str) -> dict[Hashable, float]:
-        """Milliseconds per token of the fastest complete run."""
-        groups = grouped(ranked, attrgetter("is_real", key))
-        return {
-            group: min(
-                (item.row.ms_per_token or math.inf for item in items if item.speedup is not None),
-                default=math.inf,
-            )
-            for group, items in groups.items()
-        }
+    def ms_per_token(item: RankedRun) -> float:
+        return item.row.ms_per_token or math.inf if item.speedup is not None else math.inf
 
-    fastest_of_model = fastest("model")
-    fastest_of_curve = fastest("curve")
-    first_seen = {curve: index for index, curve in enumerate(grouped(ranked, attrgetter("curve")))}
-
-    def place(item: RankedRun) -> tuple[object, ...]:
-        return (
-            not item.is_real,
-            fastest_of_model[item.is_real, item.model],
-            item.model,
-            fastest_of_curve[item.is_real, item.curve],
-            first_seen[item.curve],
-            item.load,
-            item.name.k_order,
-        )
-
-    return place
+    fastest_first = sorted(ranked, key=lambda item: (not item.row.real, ms_per_token(item)))
+    ordered = []
+    for same_model in grouped(fastest_first, attrgetter("row.real", "model")).values():
+        for curve in grouped(same_model, attrgetter("unit_of_load", "curve")).values():
+            ordered += sorted(curve, key=attrgetter("load", "name.k_order"))
+    return ordered

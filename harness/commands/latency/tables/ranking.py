@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
+from harness.commands.latency.tables.answer import headline
 from harness.commands.latency.tables.costs import iteration_line
-from harness.commands.latency.tables.ranked import CONDITIONS, RankedRun
-from harness.commands.latency.tables.run import headline
-from harness.measuring.rows import LatencyRow
-from harness.reporting.names import Name
+from harness.commands.latency.tables.ranked import RankedRun
 from harness.reporting.table import Line
 from harness.results.prompt_times import common_times, waits_of_both_arms
 from harness.results.runs import grouped
 from harness.results.statistics.arrays import Floats
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Interval
 from harness.results.statistics.multiplicity import best_of_several, ranking
-from harness.results.verdict import verdict_of
 
 # Targets that get a sentence, and rivals that are named in one.
 _MOST_TARGETS = 6
@@ -39,58 +35,40 @@ def latency_answers(pairs: Sequence[RankedRun]) -> list[Line]:
 
     Made-up pairs are left out where there are real ones.
     """
-    considered = [pair for pair in pairs if pair.is_real] or pairs
+    considered = [pair for pair in pairs if pair.row.real] or pairs
     targets = [*grouped(considered, attrgetter("target")).values()]
-    drafting = [group for group in targets if any(pair.best for pair in group)]
-    shown = drafting or targets
-    lines = []
-    differing: set[Hashable] = set()
+    shown = [group for group in targets if any(pair.best for pair in group)] or targets
     workloads = grouped(considered, attrgetter(*[f"row.{column}" for column in _WORKLOAD]))
-    for compared in workloads.values():
-        if _regular_arms_differ(compared):
-            differing |= {pair.target for pair in compared}
-            lines.append(_fastest_arm(compared))
+    lines = [line for line in map(_fastest_arm, workloads.values()) if line is not None]
     for group in shown[:_MOST_TARGETS]:
-        lines += _answer(group, names_regular=group[0].target in differing)
+        lines += _answer(group)
     num_more = len(shown) - _MOST_TARGETS
     if num_more > 0:
         lines.append(Line(f"{num_more} more targets or conditions are in the table.", "dim"))
     return lines
 
 
-def _regular_arms_differ(pairs: Sequence[RankedRun]) -> bool:
-    """Whether targets, such as number formats of a model, differ in speed without a draft: then speed-ups do not rank
-    their arms.
+def _fastest_arm(pairs: Sequence[RankedRun]) -> Line | None:
+    """The fastest arm of one workload by its time per token; None where all targets, such as number formats of a
+    model, take about as long without a draft: then speed-ups rank their arms.
     """
-    times = {pair.target: pair.regular_ms for pair in pairs if not pair.is_partial}
-    known_times = [ms for ms in times.values() if ms]
-    return len(known_times) > 1 and max(known_times) > _REGULAR_APART * min(known_times)
-
-
-def _fastest_arm(pairs: Sequence[RankedRun]) -> Line:
-    """The fastest arm of one workload by its time per token."""
-    ms, name = min(
-        (row.ms_per_token, _arm_name(pair, row))
-        for pair in pairs
-        for row in pair.run.rows
-        if row.ms_per_token is not None and not pair.is_partial
-    )
+    complete = [pair for pair in pairs if not pair.is_partial]
+    regular_ms = {pair.target: pair.regular_ms for pair in complete}
+    known_ms = [ms for ms in regular_ms.values() if ms]
+    if len(known_ms) < 2 or max(known_ms) <= _REGULAR_APART * min(known_ms):
+        return None
+    arms = []
+    for pair in complete:
+        for row in pair.run.rows:
+            without = " without its draft" if row.arm == "regular" and row.draft else ""
+            if row.ms_per_token is not None:
+                arms.append((row.ms_per_token, f"{pair.name.label(', ')}{without}"))
+    ms, name = min(arms)
     return Line(f"{name} is the fastest arm: {ms:.4g} ms/token", "strong")
 
 
-def _arm_name(pair: RankedRun, row: LatencyRow) -> str:
-    if row.arm != "regular":
-        return pair.name.label(", ")
-    formats = [text for text in [pair.name.settings.get("number_formats")] if text]
-    return f"{', '.join([pair.model, *formats, *_conditions(pair.name)])} without a draft"
-
-
-def _answer(group: Sequence[RankedRun], *, names_regular: bool) -> list[Line]:
-    """The fastest pair of one target under one set of conditions, and the others by how they compare with it.
-
-    Args:
-        names_regular: whether the time of the regular arm is named, because other targets have another.
-    """
+def _answer(group: Sequence[RankedRun]) -> list[Line]:
+    """The fastest pair of one target under one set of conditions, and the others by how they compare with it."""
     bests = [pair for pair in group if pair.best]
     if not bests:
         return [
@@ -103,31 +81,25 @@ def _answer(group: Sequence[RankedRun], *, names_regular: bool) -> list[Line]:
         ]
     bests.sort(key=attrgetter("is_sound", "shown", "speedup"), reverse=True)
     first, *others = bests
-    answer = headline(first.row, first.num_compared)
     beginning = ""
-    if others and first.has_interval:
+    if others and first.shown:
+        is_fastest = all((pair.speedup or 0.0) <= (first.speedup or 0.0) for pair in others)
+        beginning = "Fastest: " if is_fastest else "Fastest shown to pay: "
+    elif others and first.has_interval:
         beginning = "None is shown to pay; the best: "
-        if first.shown:
-            is_fastest = all((pair.speedup or 0.0) <= (first.speedup or 0.0) for pair in others)
-            beginning = "Fastest: " if is_fastest else "Fastest shown to pay: "
-    more = answer.more
-    if not first.is_quiet and not first.none_quiet:
-        more += "; the machine was not quiet"
-    if names_regular and first.regular_ms is not None:
-        more += f"; without a draft {first.regular_ms:.4g} ms/token"
-    conditions = _conditions(first.name)
-    if conditions:
-        beginning = f"{', '.join(conditions)}: {beginning.lower()}"
-    text = f"{beginning}{_short_name(first.name)}: {answer.text}"
-    lines = [Line(text, answer.style, more)]
+    answer = headline(first.row, first.num_compared)
+    text = f"{beginning}{first.name.label(', ')}: {answer.text}"
+    lines = [Line(text, answer.style, answer.more)]
     for word, rivals in grouped(compared_with_first(bests), attrgetter("word")).items():
         names = []
         for rival in rivals:
             share = "" if rival.share is None else f": {rival.share:.2f} of its speed-up"
-            names.append(f"{_short_name(rival.pair.name)}{share}")
+            names.append(f"{rival.pair.name.label(', ')}{share}")
         covers = next((f" over {rival.share.covers}" for rival in rivals if rival.share), "")
         about = f" (simultaneous 95 % intervals{covers})" if covers else ""
-        lines.append(Line(f"{word}: {_listed(names)}{about}."))
+        num_more = len(names) - _MOST_NAMED
+        more = f"; and {num_more} more" if num_more > 0 else ""
+        lines.append(Line(f"{word}: {'; '.join(names[:_MOST_NAMED])}{more}{about}."))
     return lines
 
 
@@ -158,73 +130,44 @@ def compared_with_first(pairs: Sequence[RankedRun]) -> list[Rival]:
     (`benchmarks/ranking_order.py`). A pair without an interval, or beside a sound one from a busy machine, is not
     ranked.
     """
-    first = pairs[0]
+    first, *others = pairs
     ranked = [first]
-    rivals = []
-    for pair in pairs[1:]:
+    not_ranked = []
+    for pair in others:
         if pair.has_interval and (pair.is_sound or not first.is_sound):
             ranked.append(pair)
         else:
-            rivals.append(Rival(pair, _NOT_RANKED))
+            not_ranked.append(Rival(pair, _NOT_RANKED))
     times = None
-    if not first.why_not and all(pair.is_quiet for pair in ranked):
+    if not first.why_not and all(pair.row.was_quiet for pair in ranked):
         times = _common_times(ranked)
-    if times is None:
-        low = verdict_of(first.row, first.num_compared).speedup.low
-        compared = []
-        for pair in ranked[1:]:
-            high = verdict_of(pair.row, pair.num_compared).speedup.high
-            compared.append(Rival(pair, LESS if high < low else ALIKE))
-        return [*compared, *rivals]
     compared = []
-    for ranked_pair in sorted(ranking(*times), key=attrgetter("index")):
-        if ranked_pair.index:
-            share = (
-                ranked_pair.relative_to_best if ranked_pair.relative_to_best.has_bounds else None
-            )
-            compared.append(
-                Rival(ranked[ranked_pair.index], LESS if ranked_pair.worse else ALIKE, share)
-            )
-    return [*compared, *rivals]
+    if times is None:
+        low = first.at_once.speedup.low
+        for pair in ranked[1:]:
+            high = pair.at_once.speedup.high
+            compared.append(Rival(pair, LESS if high < low else ALIKE))
+    else:
+        for place in sorted(ranking(*times), key=attrgetter("index"))[1:]:
+            share = place.relative_to_best if place.relative_to_best.has_bounds else None
+            compared.append(Rival(ranked[place.index], LESS if place.worse else ALIKE, share))
+    return [*compared, *not_ranked]
 
 
-def close_not_ordered(pairs: Sequence[RankedRun]) -> str | None:
-    """Why pairs that are close are not ordered; None where they are."""
-    changed = grouped([pair for pair in pairs if pair.why_not], attrgetter("target"))
-    if not changed:
-        return None
-    firsts = [group[0] for group in changed.values()]
-    first, *others = [", ".join([pair.model, *_conditions(pair.name)]) for pair in firsts]
-    text = f"{first}: {firsts[0].why_not}: pairs that are close are not ordered"
-    return f"{text}, nor are those of {_listed(others)}." if others else f"{text}."
-
-
-def _conditions(name: Name) -> list[str]:
-    """The conditions of a pair's target, where those of other targets differ: `temperature 0.5`."""
-    return [text for column, text in name.settings.items() if text and _is_condition(column)]
-
-
-def _is_condition(column: str) -> bool:
-    """Whether a column is about the target alone; what fills a command may change the regular one, too."""
-    return column in CONDITIONS or column.startswith("settings.vary.")
-
-
-def _short_name(name: Name) -> str:
-    """The name of a pair among those of its target, without the conditions that these share."""
-    settings = {column: text for column, text in name.settings.items() if not _is_condition(column)}
-    return replace(name, settings=settings).label(", ")
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f"; and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return f"{'; '.join(names[:_MOST_NAMED])}{more}"
+def not_ordered(pairs: Sequence[RankedRun]) -> list[str]:
+    """Of each target whose runs are too far apart, why pairs that are close are not ordered."""
+    changed = {pair.target: pair for pair in pairs if pair.why_not}
+    return [
+        f"{pair.model}: {pair.why_not}: pairs that are close are not ordered."
+        for pair in changed.values()
+    ]
 
 
 def luck_notes(pairs: Sequence[RankedRun]) -> list[str]:
     """How much of the speed-up of the best of several K is luck."""
     notes = []
     measured = [pair for pair in pairs if pair.speedup is not None]
-    for series in grouped(measured, attrgetter("series")).values():
+    for series in grouped(measured, attrgetter("name.group")).values():
         times = _common_times(series)
         if times is None or not any(pair.best_k for pair in series):
             continue
@@ -251,17 +194,15 @@ def iteration_lines(pairs: Sequence[RankedRun]) -> list[str]:
         and not pair.why_not
         and not pair.row.was_starved
     ]
-    has_several = len({pair.series for pair in measured}) > 1
-    lines = []
-    for runs_of_pair in grouped(measured, attrgetter("name.pair")).values():
-        fastest_first = sorted(runs_of_pair, key=attrgetter("speedup"), reverse=True)
-        for series in grouped(fastest_first, attrgetter("series")).values():
-            line = iteration_line([pair.run for pair in series])
-            if line is not None:
-                name = ", ".join(series[0].name.group)
-                lines.append(f"{name}: {line}" if has_several else line)
-                break
-    return lines
+    measured.sort(key=attrgetter("speedup"), reverse=True)
+    by_series = grouped(measured, attrgetter("name.group"))
+    lines: dict[str, str] = {}
+    for series in by_series.values():
+        line = iteration_line([pair.run for pair in series])
+        name = series[0].name
+        if line is not None and name.pair not in lines:
+            lines[name.pair] = f"{', '.join(name.group)}: {line}" if len(by_series) > 1 else line
+    return [*lines.values()]
 
 
 def _common_times(pairs: Sequence[RankedRun]) -> tuple[Floats, Floats] | None:

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from harness.commands.latency.tables.costs import (
     best_of,
     predicted_by_k,
-    rest_ms,
     share_of_predicted,
 )
 from harness.config.acceptance_rules import tests_each_token
@@ -24,36 +23,35 @@ _MOST_K = 8
 _RISING = 1.01
 
 
-def reason(regular: LatencyRow, row: LatencyRow) -> list[Table]:
-    """Acceptance, where the time goes, and what follows, of the speculative arm."""
+def acceptance_table(row: LatencyRow) -> Table:
+    """How many draft tokens were accepted, in lines."""
+    of_all = _by_position(row.marginal_acceptance_by_position, "of all iterations, as vLLM has it")
+    lines = [("acceptance", _acceptance(row)), ("by position", of_all)]
+    rate = row.conditional_acceptance_rate
     # Where whole blocks are verified, no token is tested by itself.
-    tested = row.acceptance_by_position if tests_each_token(row.rule) else None
-    of_all = row.marginal_acceptance_by_position
-    acceptance = (
-        ("acceptance", _acceptance(row)),
-        ("by position", _by_position(of_all, "of all iterations, as vLLM has it")),
-        ("of those tested", _of_those_tested(row)),
-        ("by position", _by_position(tested, "of those tested there")),
-        ("where drafted", _where_drafted(row)),
-    )
-    times = (
+    if rate is not None and tests_each_token(row.rule):
+        tested = f"{percent(rate, 1)}: tokens behind a rejection are not tested"
+        by_position = _by_position(row.acceptance_by_position, "of those tested there")
+        lines += [("of those tested", tested), ("by position", by_position)]
+    length = row.mean_acceptance_length
+    if length is not None and f"{length:.2f}" != f"{row.tokens_per_iteration or 0:.2f}":
+        drafted = f"{length:.2f} tokens per iteration that drafted something, as vLLM has it"
+        lines.append(("where drafted", drafted))
+    return Table.of_lines("acceptance", lines, "Acceptance: accepted ÷ proposed draft tokens")
+
+
+def times_table(regular: LatencyRow, row: LatencyRow) -> Table:
+    """The phases of an iteration, the speed-up that follows, and other costs, in lines."""
+    lines = (
         *_prediction(regular, row),
         ("by K", _by_k(regular, row)),
-        ("target reads", _target_reads(regular)),
+        ("target reads", _roof(regular.step_bytes, regular.floor_ms, regular.target_step_ms)),
         ("draft reads", _draft_reads(row)),
         ("energy", _energy(regular, row)),
         ("goodput", _goodput(regular, row)),
         ("cache", _room(regular, row)),
     )
-    return [
-        Table.of_lines("acceptance", acceptance, "Acceptance: accepted ÷ proposed draft tokens"),
-        Table.of_lines("reason", times, "Where the time goes"),
-    ]
-
-
-def costs_of_a_step(regular: LatencyRow, row: LatencyRow) -> Table:
-    """The cost of a target step: all that a run has to say whose two arms cannot be compared, or that has one."""
-    return Table.of_lines("reason", [("target reads", _target_reads(regular))])
+    return Table.of_lines("reason", lines, "Where the time goes")
 
 
 def _acceptance(row: LatencyRow) -> str | None:
@@ -76,22 +74,6 @@ def _acceptance(row: LatencyRow) -> str | None:
     return "; ".join(parts) + source
 
 
-def _of_those_tested(row: LatencyRow) -> str | None:
-    if row.conditional_acceptance_rate is None or not tests_each_token(row.rule):
-        return None
-    return (
-        f"{percent(row.conditional_acceptance_rate, 1)}: tokens behind a rejection are not tested"
-    )
-
-
-def _where_drafted(row: LatencyRow) -> str | None:
-    """The mean acceptance length, if it differs from the tokens per iteration."""
-    length = row.mean_acceptance_length
-    if length is None or f"{length:.2f}" == f"{row.tokens_per_iteration or 0:.2f}":
-        return None
-    return f"{length:.2f} tokens per iteration that drafted something, as vLLM has it"
-
-
 def not_reported(row: LatencyRow) -> str:
     if row.drafted is False or row.is_simulated:
         return "nothing was drafted"
@@ -110,12 +92,12 @@ def _by_position(rates: Sequence[float | None] | None, denominator: str) -> str 
 def _prediction(regular: LatencyRow, row: LatencyRow) -> list[tuple[str, str]]:
     """Phases of an iteration, and the speed-up that follows from them; empty where one is unknown."""
     costs = costs_in_steps(regular, row)
-    rest = rest_ms(row)
     share = share_of_predicted(row)
     speedup = row.decode_speedup or row.speedup
-    if costs is None or rest is None or share is None or speedup is None:
+    if costs is None or share is None or speedup is None or row.iteration_ms is None:
         return []
-    if rest:
+    rest = row.iteration_ms - (row.draft_ms or 0.0) - (row.verify_ms or 0.0)
+    if rest > 0:
         phases = f"= drafting {row.draft_ms:.2f} + verifying {row.verify_ms:.2f} + rest {rest:.2f}"
     else:
         # The separate pass with stopwatches was slower than the timed one: the phases add up to more.
@@ -192,10 +174,6 @@ def rises(predictions: Mapping[int, Interval]) -> bool:
     last = max(predictions)
     before = predictions.get(last - 1)
     return before is not None and predictions[last].estimate > _RISING * before.estimate
-
-
-def _target_reads(regular: LatencyRow) -> str | None:
-    return _roof(regular.step_bytes, regular.floor_ms, regular.target_step_ms)
 
 
 def _draft_reads(row: LatencyRow) -> str | None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from harness.commands.latency.tables.run import result_line
-from harness.commands.latency.tables.shown_commands import server_commands
+from harness.commands.latency.tables.answer import result_line
 from harness.config.model_names import SECOND_COMMAND
 from harness.measuring.rows import LatencyRow
 from harness.reporting.files import escape
@@ -15,44 +15,20 @@ from harness.results.runs import Run
 from harness.results.schema import NO_VERDICT
 from harness.results.statistics.interval import UNKNOWN
 from harness.results.verdict import verdict_of
-
-_HEADINGS = (
-    "model",
-    "server",
-    "draft",
-    "K",
-    "device",
-    "speed-up (95 % interval)",
-    "tokens per iteration",
-    "command",
-)
+from harness.servers.dialects import without_port
 
 
 def table_rows(runs: Sequence[Run[LatencyRow]]) -> Iterator[str]:
     """The lines of the table: headings, separator, and a row for each run."""
-    yield _line(_HEADINGS)
-    yield _line(["---"] * len(_HEADINGS))
+    yield _line([*_COLUMNS, "command"])
+    yield _line(["---"] * (len(_COLUMNS) + 1))
     for run in runs:
-        yield _line(_cells(run))
+        cells = [escape(cell(run.last)) for cell in _COLUMNS.values()]
+        yield _line([*cells, _command(run.last)])
 
 
-def _line(cells: Sequence[str]) -> str:
+def _line(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
-
-
-def _cells(run: Run[LatencyRow]) -> list[str]:
-    row = run.last
-    tokens = row.tokens_per_iteration
-    texts = [
-        ", ".join([called(row.model or "unknown model"), *labels(row)]),
-        row.server or f"harness {row.harness_version}, engine={row.engine}",
-        _draft(row),
-        str(name_of(row).num_draft_tokens or UNKNOWN),
-        device_of(row),
-        _speedup(row),
-        f"{tokens:.2f}" if tokens else UNKNOWN,
-    ]
-    return [*map(escape, texts), _command(row)]
 
 
 def _draft(row: LatencyRow) -> str:
@@ -75,14 +51,34 @@ def _speedup(row: LatencyRow) -> str:
     return text if row.was_quiet else f"{text}, not quiet"
 
 
+_COLUMNS: Mapping[str, Callable[[LatencyRow], str]] = {
+    "model": lambda row: ", ".join([called(row.model or "unknown model"), *labels(row)]),
+    "server": lambda row: row.server or f"harness {row.harness_version}, engine={row.engine}",
+    "draft": _draft,
+    "K": lambda row: str(name_of(row).num_draft_tokens or UNKNOWN),
+    "device": device_of,
+    "speed-up (95 % interval)": _speedup,
+    "tokens per iteration": lambda row: (
+        f"{row.tokens_per_iteration:.2f}" if row.tokens_per_iteration else UNKNOWN
+    ),
+}
+
+
 def _command(row: LatencyRow) -> str:
-    """Of a server that was started here."""
-    commands = server_commands(row)
+    """The command of a server that was started here, as others can type it: without the port that the harness adds."""
+    commands = []
+    for command in (row.server_command or "").split("; "):
+        try:
+            words = shlex.split(command)
+        except ValueError:
+            # Cut within quotes: the command itself has a semicolon.
+            return UNKNOWN
+        if words:
+            commands.append(_as_code(shlex.join(without_port(words))))
     if not commands:
         return UNKNOWN
-    *others, measured = map(_as_code, commands)
-    # The regular command follows from the other one.
-    return f"{measured} against {others[0]}" if row.draft == SECOND_COMMAND else measured
+    # The regular command follows from the other one, unless there are two.
+    return " against ".join(reversed(commands)) if row.draft == SECOND_COMMAND else commands[-1]
 
 
 def _as_code(command: str) -> str:

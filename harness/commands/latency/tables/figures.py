@@ -1,0 +1,342 @@
+"""The tables of `latency`, with every column that they have: of pairs, of why they are as fast, of arms, of requests.
+
+`row.draft_ms` of a `RankedRun` reads the row of the speculative arm, `regular.target_step_ms` that of the regular one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from harness.commands.latency.tables.answer import stated_speedup
+from harness.commands.latency.tables.costs import auto_gave_up, held_back, share_of_predicted
+from harness.commands.latency.tables.doubts import caveats, notes
+from harness.commands.latency.tables.ranked import RankedRun
+from harness.commands.latency.tables.ranking import luck_notes
+from harness.config.amounts import percent
+from harness.engines.door.profiles import Profile
+from harness.measuring.figures.requests import PERCENTILES
+from harness.measuring.prices import StepCosts, costs_in_steps
+from harness.measuring.rows import LatencyRow
+from harness.reporting.table import Column, Table, TableRow, number, share, times, with_bounds
+from harness.reporting.words import arm_name, explained_by_rounding
+from harness.results.rows.prompts import LatencyPromptRow
+from harness.results.runs import Run
+from harness.results.schema import NO_VERDICT
+from harness.results.statistics.interval import UNKNOWN
+
+# Share by which the requests in flight may differ from `batch_size` without a line.
+_MOST_OFF = 0.02
+
+
+def _time(row: LatencyRow) -> str | None:
+    if not row.ms_per_token:
+        return None
+    spread = "" if row.ms_per_token_std is None else f" ± {row.ms_per_token_std:.2f}"
+    return f"{row.ms_per_token:.2f}{spread}"
+
+
+def _percentiles(heading: str, name: str, optional: bool = False) -> Column:
+    """A column with the percentiles of a time, such as `time_to_first_token`."""
+
+    def percentiles(row: LatencyRow) -> str | None:
+        values = [getattr(row, f"{name}_p{percentile}_ms") for percentile in PERCENTILES]
+        if all(value is None for value in values):
+            return None
+        return " / ".join(UNKNOWN if value is None else f"{value:.1f}" for value in values)
+
+    return Column(f"{heading}\np50 / p99", of=percentiles, optional=optional)
+
+
+# Columns about a row of `latency`.
+SPEEDUP = Column("speed-up\n(95 % interval)", with_bounds, stated_speedup, reference=1)
+_ACCEPTED = Column("accepted", share, "acceptance_rate")
+_ARM = (
+    Column("arm", text=True, of=arm_name),
+    Column("ms/token", of=_time),
+    Column("tokens/s", number(1), "tokens_per_second"),
+    Column("first token ms", number(1), "time_to_first_token_ms"),
+    Column("peak memory GB", lambda size: f"{size / 1e9:.2f}", "peak_memory_bytes", optional=True),
+)
+_TIMES = (
+    "TPOT: time per output token after the first, a mean for each request; AIPerf calls it inter-token latency."
+    " ITL: time between two arrivals, each of one or more tokens; AIPerf has single events (inter-chunk latency)."
+)
+_REQUESTS = (
+    _ARM[0],
+    _percentiles("first token ms", "time_to_first_token"),
+    _percentiles("TPOT ms", "time_per_output_token"),
+    _percentiles("ITL ms", "inter_token_latency", optional=True),
+    Column("requests/s", number(), "requests_per_second"),
+    Column("goodput\nrequests/s", number(), "goodput", optional=True),
+    Column("tokens/s\nper user", number(1), "tokens_per_second_per_user"),
+    Column("failed", of="num_failed"),
+    Column("timed\nout", of="num_timed_out"),
+    Column("sent\nagain", of=lambda row: row.num_sent_again or None, optional=True),
+)
+# Columns about a pair.
+_PAIR = Column("pair", text=True, of="name.cell", once=True)
+_K = Column("K", of="k", identifies_row=True, optional=True)
+
+
+def _remark(pair: RankedRun) -> str | None:
+    """What distinguishes a pair in a table: `best K`, or why its figures say little."""
+    if pair.is_partial:
+        return f"{pair.run.status}\n{pair.row.num_prompts or 0} prompts"
+    if pair.row.status == NO_VERDICT:
+        return "no verdict"
+    if not pair.row.was_quiet:
+        return "not quiet"
+    return "best K" if pair.best_k else None
+
+
+_PAIRS = (
+    Column("pair", text=True, of="name.pair", once=True),
+    Column("settings", text=True, of=lambda pair: " · ".join(pair.name.details), optional=True),
+    _K,
+    SPEEDUP.at("row"),
+    Column("", of=_remark, optional=True, text=True),
+    # A run without a draft has the row of the regular arm alone.
+    Column(
+        "spec.\nms/token",
+        number(),
+        lambda pair: None if pair.row is pair.regular else pair.row.ms_per_token,
+    ),
+    Column("regular\nms/token", number(), "regular.ms_per_token"),
+    _ACCEPTED.at("row"),
+    Column(
+        "all at\nonce",
+        of=lambda pair: pair.at_once.speedup.bounds() if pair.num_compared > 1 else None,
+        optional=True,
+        meaning="95 % intervals that hold together for all pairs of a target",
+    ),
+    Column(
+        "goodput",
+        times,
+        "row.goodput_ratio.estimate",
+        optional=True,
+        meaning="ratio of both arms' requests per second within engine.slo",
+    ),
+    Column(
+        "runs",
+        of="run.times",
+        varies=True,
+        meaning="how often this was measured; the newest is shown",
+    ),
+)
+
+
+def pairs_table(pairs: Sequence[RankedRun], further_notes: Sequence[str] = ()) -> Table:
+    """Speed-up of each pair and K, with the settings in which they differ."""
+    reasons = []
+    for pair in pairs:
+        reason = pair.verdict.reason
+        if pair.row.status == NO_VERDICT:
+            reasons.append(f"{pair.name.label(', ')}: no verdict: {reason}.")
+        elif reason:
+            reasons.append(f"{reason[:1].upper()}{reason[1:]}.")
+    about_rows = caveats(pair.run for pair in pairs)
+    notes = list(dict.fromkeys([*reasons, *further_notes, *luck_notes(pairs), *about_rows]))
+    return Table.of(
+        "pairs",
+        "How much faster?",
+        pairs,
+        _PAIRS,
+        strong="best_k",
+        faint="is_partial",
+        notes=tuple(notes),
+    )
+
+
+def reasons_table(pairs: Sequence[RankedRun]) -> Table:
+    """Why a pair is as fast as it is: tokens per iteration, costs, and what limits it."""
+    drafting = [pair for pair in pairs if pair.row.mean_acceptance_length is not None]
+
+    def costs(pair: RankedRun) -> StepCosts | None:
+        return None if auto_gave_up(pair.row) else costs_in_steps(pair.regular, pair.row)
+
+    def marginal_alone(row: LatencyRow) -> Sequence[float | None] | None:
+        # Only of a server whose counters give acceptance over all iterations, and nothing finer.
+        return row.marginal_acceptance_by_position if row.acceptance_by_position is None else None
+
+    def limit(pair: RankedRun) -> str | None:
+        return held_back(pair.regular, pair.row) if pair.best else None
+
+    columns = (
+        _PAIR,
+        _K,
+        _ACCEPTED.at("row"),
+        Column("of those\ntested", share, "row.conditional_acceptance_rate", optional=True),
+        Column("tokens per\niteration", number(), "row.tokens_per_iteration"),
+        Column(
+            "c",
+            number(3),
+            "draft",
+            optional=True,
+            meaning="time of a draft token, in steps of the target",
+        ).at(costs),
+        Column(
+            "v",
+            number(),
+            "verify",
+            optional=True,
+            meaning="time of a verification, in the same",
+        ).at(costs),
+        Column("predicted", times, "row.predicted_speedup", optional=True),
+        Column("of\npredicted", percent, share_of_predicted, optional=True).at("row"),
+        Column(
+            "held back most",
+            text=True,
+            of=limit,
+            optional=True,
+            meaning="what limits the speed-up most, and the speed-up without it",
+        ),
+        Column("by\nposition, %", _positions, "row.acceptance_by_position", optional=True),
+        Column("of all\niterations, %", _positions, marginal_alone, optional=True).at("row"),
+    )
+    return Table.of(
+        "reasons",
+        "Why?",
+        drafting,
+        columns,
+        strong="best_k",
+        faint="is_partial",
+    )
+
+
+def _positions(rates: Sequence[float | None]) -> str:
+    """`92 87 –`, in percent."""
+    return " ".join(UNKNOWN if rate is None else f"{100 * rate:.0f}" for rate in rates)
+
+
+class _Arm(NamedTuple):
+    """An arm of a run, whose row `arm` is."""
+
+    pair: RankedRun
+    arm: LatencyRow
+
+
+def arms_table(pairs: Sequence[RankedRun]) -> Table:
+    """Times of each arm; below those of one run what else is to be known about them."""
+    arms = [_Arm(pair, row) for pair in pairs for row in pair.run.rows]
+    columns = [column.at("arm") for column in _ARM]
+    if any(item.arm.shortest_answer not in (None, item.arm.max_new_tokens) for item in arms):
+        length = Column("tokens\nper answer", number(1), "arm.mean_answer_length")
+        columns.append(length)
+    if len(pairs) == 1:
+        columns.append(SPEEDUP.at("arm"))
+        return Table.of("arms", "", arms, columns, notes=_about_times(pairs[0].run))
+    of_pairs = (
+        _PAIR.at("pair"),
+        Column(
+            "K",
+            of=lambda item: item.pair.k if item.arm is item.pair.row else None,
+            identifies_row=True,
+            optional=True,
+        ),
+        *columns,
+        Column(
+            "greedy texts\nidentical",
+            of=lambda item: _identical_texts(item.arm, item.pair.run.prompt_rows),
+            optional=True,
+        ),
+    )
+    faint = "pair.is_partial"
+    return Table.of("arms", "Times of each arm", arms, of_pairs, faint=faint, in_full=True)
+
+
+def _about_times(run: Run[LatencyRow]) -> tuple[str, ...]:
+    last = run.last
+    about = [_decode_only(last), _compared_texts(last, run.prompt_rows), *notes(run)]
+    if any(row.ms_per_token_std is not None for row in run.rows):
+        unit = "batches" if (last.batch_size or 1) > 1 and not last.was_served else "prompts"
+        about.insert(0, f"±: standard deviation over {unit}.")
+    return tuple(filter(None, about))
+
+
+def requests_table(run: Run[LatencyRow]) -> Table:
+    """Times of the requests of each arm, where requests were sent."""
+    served = [row for row in run.rows if row.was_served]
+    about = (*filter(None, [_load(served)]), _TIMES)
+    return Table.of("requests", "", served, _REQUESTS, notes=about)
+
+
+def _load(rows: Sequence[LatencyRow]) -> str | None:
+    """What was in flight, where that is not what was asked for."""
+    known = [row for row in rows if row.mean_in_flight is not None]
+    means = [f"{row.arm} {row.mean_in_flight:.1f}" for row in known]
+    in_flight = f"in flight on average: {', '.join(means)}."
+    if known and known[-1].offered_rate is not None:
+        return f"{known[-1].offered_rate:.1f} requests/s were sent; {in_flight}"
+    most_off = [abs((row.mean_in_flight or 0) / (row.batch_size or 1) - 1) for row in known]
+    return in_flight.capitalize() if max(most_off, default=0) > _MOST_OFF else None
+
+
+def _decode_only(row: LatencyRow) -> str | None:
+    """About the speed-up after the first token, if it is outside the interval of the total."""
+    decode = row.decode_speedup
+    if decode is None or row.speedup is None or not row.speedup.excludes(decode.estimate):
+        return None
+    return (
+        f"Without the time to the first token it is {decode:×}: longer answers come closer to this."
+    )
+
+
+def _identical_texts(row: LatencyRow, prompts: Sequence[LatencyPromptRow]) -> str | None:
+    """`14 of 15`: of the greedy texts that were compared, those that equal the regular arm's.
+
+    Failed requests are not compared, nor are turns that follow a difference in a conversation.
+
+    Args:
+        prompts: rows of the run's prompts file. Where it is gone, all prompts count as compared.
+    """
+    identical = row.identical_prompts
+    if identical is None:
+        return None
+    num_compared = identical + len(_differing(prompts)) if prompts else row.num_prompts
+    return f"{identical} of {num_compared}"
+
+
+def _differing(prompts: Sequence[LatencyPromptRow]) -> list[LatencyPromptRow]:
+    return [prompt for prompt in prompts if prompt.divergence_position is not None]
+
+
+def _compared_texts(row: LatencyRow, prompts: Sequence[LatencyPromptRow]) -> str | None:
+    """A sentence about whether greedy texts of both arms are the same."""
+    identical = _identical_texts(row, prompts)
+    if identical is None or not prompts:
+        return None
+    differing = _differing(prompts)
+    if not differing:
+        return f"Greedy output of both arms is identical token for token on {identical} prompts."
+    first = min(prompt.divergence_position or 0 for prompt in differing)
+    sentence = (
+        f"Greedy output of both arms is identical on {identical} prompts."
+        f" The earliest difference is at token {first}"
+    )
+    if any(prompt.logit_margin is None for prompt in differing):
+        return f"{sentence}; without the model's logits it is unknown whether a tie explains it."
+    widest = max(differing, key=lambda prompt: abs(prompt.logit_margin or 0.0))
+    sentence += (
+        f"; the largest logit margin at a difference is {abs(widest.logit_margin or 0.0):.2g}"
+    )
+    return f"{sentence}{explained_by_rounding(row.margin_over_rounding)}."
+
+
+def profile_table(profile: Profile) -> Table:
+    """The kernels that took longest, with their share of all the time."""
+    columns = (
+        Column("kernel", text=True),
+        Column("calls"),
+        Column("ms", number(2)),
+        Column("share", share),
+    )
+    return Table(
+        f"profile-{profile.arm}",
+        f"Where {profile.num_tokens} tokens of {profile.arm} decoding spend GPU time"
+        f" (the prompt and {profile.num_iterations} iterations, slowed down by the profiler)",
+        columns,
+        tuple(map(TableRow, profile.kernels)),
+        notes=(f"trace for https://ui.perfetto.dev: {profile.trace}",),
+        look="plain",
+    )
