@@ -31,8 +31,8 @@ def predictions(
     load: int | None = None,
     length: float | None = None,
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Predictions for every draft, load and K that has both a cost and a yield, as columns of a row, and why others have
-    none.
+    """Predictions for every draft, load and K that has both a cost and a yield, as columns of a row, and why others
+    have none.
 
     Args:
         load: rows in flight that are asked for; None for all that were measured.
