@@ -15,7 +15,6 @@ from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_MASKED_LM_MAPPING,
     AutoConfig,
-    GenerationConfig,
     PreTrainedConfig,
 )
 
@@ -105,7 +104,6 @@ def read_checkpoint(role: str, settings: ModelSettings, *, weights: bool = True)
             config = AutoConfig.from_pretrained(settings.repository, **source_arguments(settings))
         except Exception as exception:
             raise explain_configuration(exception, role, settings) from exception
-        _check_generation(role, settings)
     check_decoder(role, settings, config)
     return Checkpoint(role, settings, config)
 
@@ -182,26 +180,6 @@ def _hint_at_contents(directory: Path) -> str:
     if (directory / "adapter_config.json").is_file():
         return " (it is an adapter, which must be merged into its base model first)"
     return ""
-
-
-def _check_generation(role: str, settings: ModelSettings) -> None:
-    """Raise a SettingError for a directory whose generation_config.json is broken.
-
-    Some mistakes in it fail after the weights have loaded. transformers ignores the others, and
-    texts would not end where the model ends them.
-    """
-    file = Path(settings.repository, "generation_config.json")
-    if settings.gguf_file is not None or not file.is_file():
-        return
-    rule = "its generation_config.json cannot be used"
-    try:
-        end_tokens = GenerationConfig.from_pretrained(settings.repository).eos_token_id
-    except Exception as exception:
-        raise SettingError(role, f"{rule}: {first_line(exception)}", settings.name) from exception
-    tokens = end_tokens if isinstance(end_tokens, list) else [end_tokens]
-    if end_tokens is not None and not all(type(token) is int for token in tokens):
-        cause = f"eos_token_id={end_tokens!r} must be a token id or a list of them"
-        raise SettingError(role, f"{rule}: {cause}", settings.name)
 
 
 def check_model_access(settings: ModelSettings) -> None:

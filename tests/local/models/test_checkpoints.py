@@ -206,23 +206,6 @@ def test_weights_that_are_damaged_missing_or_of_another_shape(save_model: SaveMo
     assert "damaged" in refused()
 
 
-@pytest.mark.parametrize(
-    "text", ['{"eos_token_id": 1', '{"max_new_tokens": -5}', '{"eos_token_id": "end"}']
-)
-def test_a_broken_generation_config_is_found_before_weights_load(
-    save_model: SaveModel, text: str
-) -> None:
-    settings = save_model()
-    file = Path(settings.repository, "generation_config.json")
-    for good in ('{"eos_token_id": [1, 2]}', "{}"):
-        file.write_text(good)
-        read_checkpoint("draft", settings)
-    file.write_text(text)
-    with pytest.raises(SettingError, match=r"^draft=.*generation_config\.json") as raised:
-        read_checkpoint("draft", settings)
-    assert len(str(raised.value).splitlines()) == 1
-
-
 def test_directory_without_tokenizer(save_model: SaveModel, tmp_path: Path) -> None:
     settings = save_model()
     bare = tmp_path / "bare"
