@@ -115,11 +115,9 @@ class Sketch:
         modules: names of all modules, the empty one included.
         spare_slots: for a draft head: slots that its own cache has beyond the needed ones. None for
             a model, whose runner holds the cache.
-        borrowed_bytes: for a draft: weights of the target that each of its passes reads too,
-            whatever its tokens.
         copied: for a draft head: matrices of the target that it copies to its own device where they
             are on others.
-        borrowed_tensors: for a draft: further ones, of which a pass of more tokens may read more.
+        borrowed_tensors: for a draft: weights of the target that its passes read too.
         drafts_in_one_pass: for a draft: whether one pass drafts all tokens.
         pass_numbers: about how many numbers a layer works with at once for each token of a pass; 0
             where unknown.
@@ -138,7 +136,6 @@ class Sketch:
     class_name: str = ""
     modules: frozenset[str] = frozenset([""])
     spare_slots: int | None = None
-    borrowed_bytes: int = 0
     copied: tuple[Block, ...] = ()
     borrowed_tensors: tuple[TensorSketch, ...] = ()
     drafts_in_one_pass: bool = False
@@ -223,22 +220,13 @@ class Sketch:
             return f"{no_size}: it is estimated from the configuration"
         return None
 
-    @functools.cached_property
-    def _read_bytes(self) -> dict[int, int]:
-        """What `read_bytes` has returned, by the number of tokens: costs are asked for at many contexts."""
-        return {}
-
     def read_bytes(self, num_tokens: int = 1) -> int:
         """Return the bytes of weights that a pass of `num_tokens` tokens reads, on any device."""
-        if num_tokens not in self._read_bytes:
-            # As if all were on one GPU: nothing is offloaded then, and so all is quantized.
-            weights = self.weights_on({"": 0}, num_tokens=num_tokens)
-            borrowed = self.borrowed_bytes
-            for tensor in self.borrowed_tensors:
-                size = tensor.nbytes(self.dtype, self.quantization)
-                borrowed += round(tensor.read_share(num_tokens) * size)
-            self._read_bytes[num_tokens] = sum(weights.values()) + borrowed
-        return self._read_bytes[num_tokens]
+        total = 0
+        for tensor in (*self.tensors, *self.borrowed_tensors):
+            size = tensor.nbytes(self.dtype, self.quantization)
+            total += round(tensor.read_share(num_tokens) * size)
+        return total
 
     def weights_on(self, device_map: DeviceMap, *, num_tokens: int | None = None) -> dict[str, int]:
         """Return the bytes of weights and buffers by `cuda:0`, `cpu` or `disk`.

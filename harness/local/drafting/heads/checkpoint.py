@@ -84,7 +84,8 @@ class HeadCheckpoint:
         block = Block(("",), tensors, (LayerCache("", head.cached_numbers),))
         matrix_size = config.target_size * config.vocabulary_size
         num_missing = (not config.own_embedding) + (not config.own_output)
-        copies = (TensorSketch("borrowed", num_missing * matrix_size, read_per_token=0.0),)
+        copies = (TensorSketch("copied", num_missing * matrix_size, read_per_token=0.0),)
+        borrowed = TensorSketch("borrowed", head.num_outputs_borrowed * matrix_size)
         return Sketch(
             role="draft",
             settings=self.settings,
@@ -94,7 +95,7 @@ class HeadCheckpoint:
             vocabulary_size=config.vocabulary_size,
             class_name=self.kind.name,
             spare_slots=SPARE_SLOTS,
-            borrowed_bytes=head.num_outputs_borrowed * matrix_size * dtype.itemsize,
+            borrowed_tensors=(borrowed,),
             copied=(Block(("",), copies),) if num_missing else (),
             drafts_in_one_pass=head.one_pass,
         )
