@@ -11,7 +11,6 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -24,7 +23,7 @@ from harness.local.decoding.transfer import to_device
 from harness.local.decoding.warp import AnyWarp, CommonWarp, TokenIds, current_warp
 from harness.local.drafting.model import ModelDrafter
 from harness.local.models.checkpoints import Checkpoint
-from harness.local.models.tokenizers import load_tokenizer, vocabulary_size
+from harness.local.models.tokenizers import vocabulary_size
 
 # The character by which SentencePiece marks spaces; ordinary tokens of byte-level tokenizers have none.
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
@@ -160,19 +159,6 @@ def how_to_translate(
         rule = f"has {num_draft_outputs} outputs against {target_size}, for {num_tokens} tokens"
         raise SettingError("draft", rule, draft.settings.name)
     return None
-
-
-def check_if_local(target: Checkpoint, draft: Checkpoint) -> None:
-    """Call `how_to_translate` for its errors alone, for a plan, which loads no weights.
-
-    Only if both tokenizers are in directories, so that nothing is downloaded.
-    """
-    for checkpoint in (target, draft):
-        if not any(Path(checkpoint.settings.repository).glob("tokenizer*")):
-            return
-    target_tokenizer = load_tokenizer(target.settings)
-    draft_tokenizer = load_tokenizer(draft.settings, "draft")
-    how_to_translate(target, draft, target_tokenizer, draft_tokenizer)
 
 
 def translation(

@@ -23,7 +23,6 @@ from harness.config.run import RunSettings
 from harness.config.settings import PlacementSettings
 from harness.engines.door.plans import Machine, ModelPlan, PairPlan, PassBytes, PretendedGpus, Roof
 from harness.engines.registry import engine_of
-from harness.local.drafting.translated import check_if_local
 from harness.local.engine.pair import PlacedPair, sketch_pair
 from harness.local.models.devices import check_gpu_numbers, free_memory, visible_gpus
 from harness.local.models.fit import Case, Misfit, Placement, effective_strategy, fit
@@ -110,9 +109,8 @@ def plan_on(
     excess = pair.excess([[0] * prompt_length], settings.decoding.max_new_tokens)
     if excess is not None:
         raise SettingError("prompt_length", excess.rule, prompt_length)
-    if len(pair.checkpoints) > 1:
-        check = check_if_local if settings.weights == "stored" else check_sizes
-        check(*pair.checkpoints)
+    if len(pair.checkpoints) > 1 and settings.weights == "random":
+        check_sizes(*pair.checkpoints)
 
     demand = Demand(
         settings.batch_size,
