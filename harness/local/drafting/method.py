@@ -47,15 +47,12 @@ class DraftPlan:
         checkpoint: the draft model, where it has weights of its own.
         head: the draft head, which reads the target's hidden states.
         shares_target: whether the draft is the target itself.
-        mask_token: the token in place of those not drawn yet, of a model that drafts all tokens in
-            one pass.
     """
 
     settings: DraftSettings
     checkpoint: Checkpoint | None = None
     head: HeadCheckpoint | None = None
     shares_target: bool = False
-    mask_token: int | None = None
 
 
 @dataclass(frozen=True)

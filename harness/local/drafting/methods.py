@@ -115,7 +115,6 @@ class ModelDraft(HeadMethod):
     ) -> DraftPlan:
         """Return a plan with the target itself, a head or a draft model, by its configuration."""
         from harness.local.drafting.heads.checkpoint import read_head
-        from harness.local.drafting.model import checked_mask
 
         identifying = [name for name in ModelSettings.__dataclass_fields__ if name != "name"]
         head = None
@@ -124,9 +123,7 @@ class ModelDraft(HeadMethod):
         elif head := read_head(settings, target, layers=settings.layers, weights=needs_weights):
             plan = DraftPlan(settings, head=head)
         else:
-            checkpoint = read_checkpoint("draft", settings)
-            mask = checked_mask(settings.name, checkpoint.config)
-            plan = DraftPlan(settings, checkpoint=checkpoint, mask_token=mask)
+            plan = DraftPlan(settings, checkpoint=read_checkpoint("draft", settings))
         if settings.threshold is not None and not (head and head.config.confidence):
             rule = f"is for suffix and heads with a confidence head (DSpark), not for draft={settings.name}"
             raise SettingError("draft.threshold", rule, settings.threshold)

@@ -6,13 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from harness.config.errors import SettingError
 from harness.local.decoding.protocols import Drafter, Proposal, Runner, Step
 from harness.local.decoding.randomness import existing_index
 from harness.local.decoding.transfer import padded, to_device
@@ -183,17 +181,3 @@ def mask_token(config: PreTrainedConfig) -> int | None:
         if token is not None:
             return token
     return None
-
-
-def checked_mask(name: str, config: PreTrainedConfig) -> int | None:
-    """Return the mask of a draft as `mask_token` does.
-
-    Raises:
-        SettingError: for a mask that is not in the draft's vocabulary.
-    """
-    mask: Any = mask_token(config)
-    size = config.get_text_config(decoder=True).vocab_size
-    if mask is not None and not (type(mask) is int and 0 <= mask < size):
-        rule = f"has a config.json whose mask token, {mask}, is not in its vocabulary of {size}"
-        raise SettingError("draft", rule, name)
-    return mask

@@ -52,9 +52,9 @@ def check_pair(planned: PlannedPair, decoding: DecodingSettings) -> None:
     draft = planned.draft_settings.name
     if planned.head is not None:
         planned.head.kind.check_huggingface(planned.head.config, draft, decoding.most_draft_tokens)
-    plan = planned.draft_plan
-    rule = "drafts all tokens in one pass, which engine=huggingface cannot"
-    require(plan is None or plan.mask_token is None, "draft", rule, draft)
+    elif len(planned.checkpoints) > 1:
+        rule = "drafts all tokens in one pass, which engine=huggingface cannot"
+        require(planned.shorter_proposals_follow, "draft", rule, draft)
     for checkpoint in planned.checkpoints:
         model = checkpoint.settings.name
         rule = f"must be none with engine=huggingface: {model} takes back no tokens in generate()"

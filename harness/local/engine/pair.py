@@ -23,6 +23,7 @@ from harness.config.settings import DraftSettings, Dtype, ModelSettings, Placeme
 from harness.engines.door.pairs import Excess
 from harness.local.drafting.heads.checkpoint import HeadCheckpoint
 from harness.local.drafting.method import DraftPlan, Pair, method_of
+from harness.local.drafting.model import mask_token
 from harness.local.drafting.translated import Translation, how_to_translate
 from harness.local.models.checkpoints import (
     Checkpoint,
@@ -340,9 +341,9 @@ def sketch_pair(
         if weights is not None:
             check_quantizer(checkpoint, device)
         model_dtype = resolve_dtype(checkpoint.settings.dtype or dtype, checkpoint, device)
-        sketches.append(sketch_model(checkpoint, model_dtype))
-    if plan is not None and plan.mask_token is not None:
-        sketches[1] = dataclasses.replace(sketches[1], drafts_in_one_pass=True)
+        sketch = sketch_model(checkpoint, model_dtype)
+        is_parallel = checkpoint.role == "draft" and mask_token(checkpoint.config) is not None
+        sketches.append(dataclasses.replace(sketch, drafts_in_one_pass=is_parallel))
     if plan is not None:
         draft_sketch = method_of(plan.settings).sketch(plan, target_checkpoint, sketches[0].dtype)
         if draft_sketch is not None:
