@@ -132,7 +132,7 @@ class ModelReference:
         first_tokens: Sequence[int],
         decoding: DecodingSettings,
     ) -> tuple[Floats, Floats] | None:
-        make = self._runners.make_drafter
+        make = self._runners.new_drafters()
         if make is None:
             return None
         with torch.inference_mode():

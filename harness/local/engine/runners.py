@@ -52,8 +52,6 @@ class PairRunners:
         draft: the runner of the model that drafts, if one does.
         compiled_draft: the compiled proposals of a head, if one drafts and could be compiled.
         names: of the target's runner and the draft's.
-        make_drafter: makes a drafter for a warp; None without a draft. Its drafters may share what
-            they learned of earlier answers (`draft.shared=true`).
         num_choices: the numbers of draft tokens that `auto` chooses from.
         setup_seconds: how long compiling took.
     """
@@ -63,13 +61,30 @@ class PairRunners:
     draft: Runner | None
     compiled_draft: CompiledDraft | None
     names: RunnerNames
-    make_drafter: MakeDrafter | None
     num_choices: Sequence[int]
     setup_seconds: float
 
     def new_drafters(self) -> MakeDrafter | None:
-        """Another `make_drafter`, whose drafters share nothing with those of the first."""
-        return _drafters(self.pair, self.draft, self.compiled_draft)
+        """What makes a drafter for a warp; None without a draft.
+
+        Its drafters may share what they learned of earlier answers (`draft.shared=true`), and
+        nothing with those of another call. The shapes of proposals are checked if the method is not
+        built in.
+        """
+        settings = self.pair.draft_settings
+        if settings is None:
+            return None
+        make = method_of(settings).drafter(settings, self.pair, self.draft)
+
+        def make_prepared(warp: AnyWarp) -> Drafter:
+            drafter = make(warp)
+            if isinstance(drafter, HeadDrafter):
+                drafter.compiled = self.compiled_draft
+            if not METHODS.is_built_in(settings.method):
+                drafter = with_checked_shapes(drafter, settings.name)
+            return drafter
+
+        return make_prepared
 
     def clear(self) -> None:
         """Zero caches that further batches use again, after logits that are not finite."""
@@ -141,33 +156,9 @@ def open_runners(pair: Pair, preparation: Preparation) -> PairRunners:
         draft=draft,
         compiled_draft=compiled_draft,
         names=RunnerNames(target_name, draft_name),
-        make_drafter=_drafters(pair, draft, compiled_draft),
         num_choices=[0, *numbers],
         setup_seconds=setup_seconds,
     )
-
-
-def _drafters(
-    pair: Pair, draft: Runner | None, compiled_draft: CompiledDraft | None
-) -> MakeDrafter | None:
-    """Make drafters of a pair; None without a draft.
-
-    The shapes of proposals are checked if the method is not built in.
-    """
-    settings = pair.draft_settings
-    if settings is None:
-        return None
-    make = method_of(settings).drafter(settings, pair, draft)
-
-    def make_prepared(warp: AnyWarp) -> Drafter:
-        drafter = make(warp)
-        if isinstance(drafter, HeadDrafter):
-            drafter.compiled = compiled_draft
-        if not METHODS.is_built_in(settings.method):
-            drafter = with_checked_shapes(drafter, settings.name)
-        return drafter
-
-    return make_prepared
 
 
 def _compiled_draft(pair: Pair, preparation: Preparation) -> CompiledDraft | None:
