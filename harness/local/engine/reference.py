@@ -23,6 +23,7 @@ from harness.config.settings import DecodingSettings
 from harness.engines.door.reference import Margin
 from harness.engines.protocol import Weights, in_batches
 from harness.engines.record import Preparation
+from harness.local.decoding.protocols import Runner, Step
 from harness.local.decoding.transfer import padded
 from harness.local.drafting.method import Pair
 from harness.local.engine.runners import PairRunners, open_runners, warp_of
@@ -99,18 +100,11 @@ class ModelReference:
     def logits_along(
         self, prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]
     ) -> Floats:
-        distinct = list(dict.fromkeys(map(tuple, prompts)))
-        indices = [distinct.index(tuple(prompt)) for prompt in prompts]
-        first = self.logits(distinct)[indices]
-        self._runners.target.select(indices)
-        pieces = [first.unsqueeze(1).cpu()]
-        longest = max(map(len, texts))
-        tokens = torch.tensor(padded(texts, longest), device=first.device)[:, :-1]
-        for piece in tokens.split(_PIECE, dim=1):
-            if piece.shape[1]:
-                following = self._runners.target.extend(piece).logits
-                pieces.append(self._allowed(following).cpu())
-                self._runners.target.keep([piece.shape[1]] * len(texts))
+        # Nothing follows the last token.
+        rows = [row[:-1] for row in padded(texts, max(map(len, texts)))]
+        pieces = []
+        for step in steps_along(self._runners.target, prompts, rows, _PIECE):
+            pieces.append(self._allowed(step.logits).cpu())
         logits = torch.cat(pieces, dim=1)
         finite = logits.amax(-1).isfinite().tolist()
         for are_finite, prompt, text in zip(finite, prompts, texts, strict=True):
@@ -149,6 +143,26 @@ class ModelReference:
     def close(self) -> None:
         """Give back the memory of the runners."""
         self._runners.close()
+
+
+def steps_along(
+    runner: Runner, prompts: Sequence[Sequence[int]], rows: Sequence[Sequence[int]], width: int
+) -> Iterator[Step]:
+    """Read texts in a new batch: prompts, of which equal ones are read once, and rows of one length behind them.
+
+    Returns the steps after the prompts and after at most `width` further tokens: logits [B, n, V], n=1 of the first.
+    """
+    distinct = list(dict.fromkeys(map(tuple, prompts)))
+    indices = [distinct.index(tuple(prompt)) for prompt in prompts]
+    first = runner.start(distinct)
+    runner.select(indices)
+    hidden = None if first.hidden is None else first.hidden[indices]
+    yield Step(first.logits[indices].unsqueeze(1), hidden)
+    tokens = torch.tensor(rows, dtype=torch.long, device=first.logits.device)
+    for piece in tokens.split(width, dim=1):
+        if piece.shape[1]:
+            yield runner.extend(piece)
+            runner.keep([piece.shape[1]] * len(rows))
 
 
 def open_reference(
