@@ -55,20 +55,22 @@ def truncated_config(config: PreTrainedConfig, num_layers: int) -> PreTrainedCon
     return shorter
 
 
-def exit_sketch(target: Checkpoint, name: str, num_layers: int, dtype: torch.dtype) -> Sketch:
-    """Return the sizes of `draft=NAME`, which has no weights of its own.
+def shared_sketch(layers: Checkpoint, name: str, dtype: torch.dtype) -> Sketch:
+    """Return the sizes of `draft=NAME` that has no weights of its own.
 
-    It holds only its caches, and reads the weights of the target's first layers (`borrowed_tensors`).
+    It holds only its caches, and reads the weights of the target (`borrowed_tensors`).
+
+    Args:
+        layers: the target, or its first layers.
     """
-    config = truncated_config(target.config, num_layers)
-    whole = sketch_model(dataclasses.replace(target, config=config), dtype)
+    whole = sketch_model(layers, dtype)
     caches = tuple(cache for block in whole.blocks for cache in block.caches)
     # "" is the whole model: its caches are one piece, on one device.
     own_block = Block(modules=("",), tensors=(), caches=caches)
     return dataclasses.replace(
         whole,
         role="draft",
-        settings=ModelSettings(name=name, repository=target.settings.repository),
+        settings=ModelSettings(name=name, repository=layers.settings.repository),
         blocks=(own_block,),
         num_parameters=0,
         borrowed_tensors=tuple(whole.tensors),

@@ -129,6 +129,14 @@ class ModelDraft(HeadMethod):
             raise SettingError("draft.threshold", rule, settings.threshold)
         return plan
 
+    def sketch(self, plan: DraftPlan, target: Checkpoint, dtype: torch.dtype) -> Sketch | None:
+        """Return the sizes of a head, and of a draft that is the target itself."""
+        from harness.local.drafting.early_exit import shared_sketch
+
+        if plan.shares_target:
+            return shared_sketch(target, plan.settings.name, dtype)
+        return super().sketch(plan, target, dtype)
+
     def describe(self, settings: ModelDraftSettings) -> str:
         """Describe a draft that is the target itself; it is called for no other draft."""
         return "is the target itself: it shares its weights, always agrees and costs as much"
@@ -261,10 +269,12 @@ class EarlyExit(Method):
 
     def sketch(self, plan: DraftPlan, target: Checkpoint, dtype: torch.dtype) -> Sketch:
         """Return a sketch without weights: a cache, and the target's layers that are read."""
-        from harness.local.drafting.early_exit import exit_sketch
+        from harness.local.drafting.early_exit import shared_sketch, truncated_config
 
         settings: Any = plan.settings
-        return exit_sketch(target, settings.name, settings.num_layers, dtype)
+        config = truncated_config(target.config, settings.num_layers)
+        first_layers = dataclasses.replace(target, config=config)
+        return shared_sketch(first_layers, settings.name, dtype)
 
     def describe(self, settings: EarlyExitSettings) -> str:
         number = settings.num_layers

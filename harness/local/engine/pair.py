@@ -73,11 +73,6 @@ class PlannedPair:
         return None if self.draft_plan is None else self.draft_plan.settings
 
     @property
-    def shared(self) -> bool:
-        """Whether the draft is the target itself, whose weights load once."""
-        return self.draft_plan is not None and self.draft_plan.shares_target
-
-    @property
     def head(self) -> HeadCheckpoint | None:
         """A draft that is a head."""
         return None if self.draft_plan is None else self.draft_plan.head
@@ -91,7 +86,7 @@ class PlannedPair:
 
     def case(self, free: Memory, demand: Demand) -> Case:
         """Return the case of placing this pair on devices with these free bytes."""
-        return Case(tuple(self.sketches), self.placement, free, demand, self.shared)
+        return Case(tuple(self.sketches), self.placement, free, demand)
 
     def room(self, new_tokens: int) -> int | None:
         """The most tokens that a prompt may have before `new_tokens` more; None for any number."""
@@ -240,8 +235,8 @@ class PlacedPair(PlannedPair):
             # A head is in the target's format.
             columns["draft_dtype"] = columns["dtype"]
             columns["draft_weight_bytes"] = self.placements[-1].bytes_per_device
-        elif self.shared or len(self.models) > 1:
-            draft = target if self.shared else self.models[1]
+        elif len(self.models) > 1:
+            draft = self.models[1]
             columns["draft_dtype"] = str(draft.dtype).removeprefix("torch.")
             columns["draft_weight_bytes"] = draft.placement.bytes_per_device
         return columns
@@ -250,8 +245,9 @@ class PlacedPair(PlannedPair):
         """Load the weights. Raises RunError or SettingError if memory, files or a library fail."""
         target, *others = [model.load() for model in self.models]
         draft = others[0] if others else None
-        if self.shared and isinstance(self.draft_settings, ModelSettings):
-            draft = dataclasses.replace(target, settings=self.draft_settings)
+        if self.draft_plan is not None and self.draft_plan.shares_target:
+            settings: Any = self.draft_plan.settings
+            draft = dataclasses.replace(target, settings=settings)
         head = None
         if self.head is not None:
             device = self.placements[-1].devices[0]

@@ -141,7 +141,6 @@ def plan_on(
         models.append(plan)
     return PairPlan(
         models=tuple(models),
-        shared=case.shared,
         draft_layers=None if pair.draft_settings is None else pair.draft_settings.layers,
         row_tokens=demand.row_tokens,
         reserve_bytes=case.reserve_bytes if machine.num_gpus else 0,
@@ -185,8 +184,7 @@ def _case_pass_bytes(case: Case, draft_tokens: Iterable[int]) -> PassBytes | Non
     if not all(sketch.knows_cache for sketch in case.models):
         return None
     target, draft = case.models[0], case.models[-1]
-    drafts = len(case.models) > 1 or case.shared
-    draft_step = case.step_bytes(draft) if drafts else 0.0
+    draft_step = case.step_bytes(draft) if len(case.models) > 1 else 0.0
     # A verification may read more than a step: its tokens take different experts.
     verification = {}
     drafting = {}
@@ -218,12 +216,11 @@ def roofs(placed: PlacedPair, batch_size: int, num_tokens: int) -> list[Roof]:
         }
         floor_ms = sum(1000 * size / (rates[device] or math.nan) for device, size in read.items())
         roofs.append(Roof(read.total(), None if math.isnan(floor_ms) else floor_ms))
-    if placed.head is not None:
-        head = placed.sketches[-1]
-        head_caches = head.block_caches(batch_size * num_tokens, batch_size, only_read=True)
+    for sketch in placed.sketches[len(placed.models) :]:
+        own_caches = sketch.block_caches(batch_size * num_tokens, batch_size, only_read=True)
         # A head may draft all tokens in one pass: a rate per drafted token would say little.
-        roofs.append(Roof(head.read_bytes(batch_size) + sum(head_caches), None))
-    return roofs * 2 if placed.shared else roofs
+        roofs.append(Roof(sketch.read_bytes(batch_size) + sum(own_caches), None))
+    return roofs
 
 
 def copy_bandwidth(device: torch.device) -> float | None:

@@ -78,15 +78,12 @@ class Case:
         placement: of both models; an explicit map is the target's alone.
         free: bytes on each GPU that may be used, and in main memory (`"cpu"`). Without a GPU
             everything goes to the CPU.
-        shared: whether the target itself is the draft, by settings that are equal: its weights are
-            there once, its caches twice.
     """
 
     models: tuple[Sketch, ...]
     placement: PlacementSettings
     free: Memory
     demand: Demand
-    shared: bool = False
 
     @property
     def spread(self) -> Case:
@@ -162,7 +159,7 @@ class Case:
         states; 0 of these for most models.
         """
         demand = self.demand
-        num_rows = demand.batch_size * (2 if self.shared else 1)
+        num_rows = demand.batch_size
         if sketch.state_bytes:
             # A recurrent model has everything twice, before and after the draft tokens.
             num_states = num_rows * (2 if demand.num_draft_tokens else 1)

@@ -19,7 +19,7 @@ from harness.local.decoding.protocols import Proposal
 from harness.local.decoding.verify import Offer, verify
 from harness.local.drafting.checked import checked_rule, with_checked_shapes
 from harness.local.drafting.early_exit import (
-    exit_sketch,
+    shared_sketch,
     truncated,
     truncated_config,
 )
@@ -111,10 +111,9 @@ def test_more_tokens_read_more_experts_of_the_borrowed_layers() -> None:
     """As they do where the same layers are a model of their own."""
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_local_experts": 8}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "num_experts_per_tok": 2}
-    target = as_checkpoint(make_config("mixtral", num_hidden_layers=4, **sizes, **heads))
-    draft = exit_sketch(target, "early_exit", 2, torch.float32)
     alone = as_checkpoint(make_config("mixtral", num_hidden_layers=2, **sizes, **heads))
     whole = sketch_model(alone, torch.float32)
+    draft = shared_sketch(alone, "early_exit", torch.float32)
     assert draft.weight_bytes == 0
     for num_tokens in (1, 8, 1000):
         assert draft.read_bytes(num_tokens) == whole.read_bytes(num_tokens)

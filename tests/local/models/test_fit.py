@@ -211,10 +211,6 @@ def test_tokens_that_a_runner_holds() -> None:
     assert longer.cached_tokens(spare_slots=256) == 2 * 404 + 256
     asked = case(sketch(cache=10), free=machine(40), demand=demand)
     assert fit(asked)[0].cache_per_device == {"cuda:0": 2 * 356 * 10 * 10 * 2}
-    shared = dataclasses.replace(asked, shared=True)
-    assert fit(shared)[0].cache_per_device == {"cuda:0": 4 * 356 * 10 * 10 * 2}, (
-        "a draft has its own"
-    )
 
 
 # Outside the GPUs ----------------------------------------------------------------------------------------------------
