@@ -22,7 +22,6 @@ from harness.engines.protocol import Arm, Engine, Question, Stopwatches
 from harness.local.decoding.protocols import Runner
 from harness.local.engine.runners import PairRunners
 from harness.local.models.devices import synchronize
-from harness.local.runners.snapshot import SnapshotRunner
 from harness.local.runners.wrapped import Replacing
 
 # Passes of each width that count; one before them does not.
@@ -86,8 +85,7 @@ def stopwatches_of(runners: PairRunners, make_arms: MakeArms) -> Stopwatches:
             return None
         # Compiled runners have few widths and read others more slowly. A recurrent state also reads
         # again what was kept before.
-        is_plain = runners.names.target in ("eager", "static")
-        if not is_plain or isinstance(runners.target, SnapshotRunner):
+        if runners.names.target != "static":
             return None
         # The text has no room for the widest pass.
         if number >= question.decoding.max_new_tokens:
