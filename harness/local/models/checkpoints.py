@@ -36,18 +36,6 @@ _NOT_RECURRENT = {
     "moe",
     "mlp",
 }
-# Parts of the names of recurrent models. The last resort, for models that bring their own code and declare nothing.
-_RECURRENT_NAMES = (
-    "mamba",
-    "rwkv",
-    "ssm",
-    "recurrent",
-    "retnet",
-    "lstm",
-    "hyena",
-    "jamba",
-    "griffin",
-)
 
 
 @dataclass(frozen=True)
@@ -148,8 +136,7 @@ def recurrent_kind(config: PreTrainedConfig) -> str | None:
         return f"{config.model_type}: {', '.join(recurrent_types)}"
     # transformers' own mark, by which `generate` refuses assistants for these models.
     stateful = getattr(MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None), "_is_stateful", False)
-    by_name = any(name in config.model_type.lower() for name in _RECURRENT_NAMES)
-    return config.model_type if stateful or by_name else None
+    return config.model_type if stateful else None
 
 
 def _check_directory(role: str, settings: ModelSettings, weights: bool) -> None:
