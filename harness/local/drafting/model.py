@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from os.path import commonprefix
 
 import torch
 from torch import Tensor
@@ -110,7 +111,7 @@ class ModelDrafter(Drafter):
             texts.append([*fed, *self._unread[row], *decided])
             # What draws without feeding its own tokens leaves nothing in the cache.
             read = [*fed, *drafted[row][:-1]] if fed else []
-            num_read.append(_num_equal(texts[-1][:-1], read))
+            num_read.append(len(commonprefix([texts[-1][:-1], read])))  # noqa: RUF071
         if any(self._fed):
             pairs = list(zip(texts, num_read, strict=True))
             num_unread = min(2, max(len(text) - count for text, count in pairs))
@@ -131,12 +132,6 @@ class ModelDrafter(Drafter):
     def _forget_proposal(self) -> None:
         self._fed = [[] for _ in self._unread]
         self._drafted = None
-
-
-def _num_equal(tokens: Sequence[int], others: Sequence[int]) -> int:
-    """Return how many tokens are equal before the first that differs."""
-    pairs = list(zip(tokens, others, strict=False))
-    return next((index for index, (token, other) in enumerate(pairs) if token != other), len(pairs))
 
 
 class ParallelDrafter(ModelDrafter):

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from os.path import commonprefix
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.modeling_layers import MtpModel
 
 from harness.config.settings import DecodingSettings, require
-from harness.engines.arrivals import Origin, Watch
+from harness.engines.arrivals import Watch, origins
 from harness.engines.phases import Phases
 from harness.engines.protocol import (
     Answered,
@@ -249,19 +250,9 @@ class _Recorder(BaseStreamer):
         proposed = self.proposed[: self.request.decoding.max_new_tokens - self.num_generated]
         self.num_generated += len(tokens)
         self.proposed = []
-        num_accepted = 0
-        for candidate, token in zip(proposed, tokens, strict=False):
-            if candidate != token:
-                break
-            num_accepted += 1
-        if not proposed:
-            last = Origin.TARGET
-        elif num_accepted < len(proposed):
-            last = Origin.RECOVERED
-        else:
-            last = Origin.BONUS
-        origins = [*[Origin.DRAFT] * num_accepted, last][: len(tokens)]
-        self.note(Iteration([self.row], [tokens], [origins], [proposed], [num_accepted]))
+        num_accepted = len(commonprefix([proposed, tokens]))  # noqa: RUF071
+        token_origins = origins(len(proposed), num_accepted, len(tokens))
+        self.note(Iteration([self.row], [tokens], [token_origins], [proposed], [num_accepted]))
         if self.num_generated >= (self.request.leave_after or math.inf):
             raise _LeftError
 
