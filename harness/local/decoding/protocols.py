@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from harness.local.decoding.warp import AnyWarp
-
 T = TypeVar("T")
 
 
@@ -60,7 +58,9 @@ class Runner(Protocol):
         """
         ...
 
-    def draw(self, tokens: Tensor, uniforms: Tensor, warp: AnyWarp) -> tuple[Tensor, Tensor]:
+    def draw(
+        self, tokens: Tensor, uniforms: Tensor, warp: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, Tensor]:
         """Extend by tokens [B, n], draw K tokens per row with uniforms [B, K], and extend by all of
         them but the last -> tokens [B, K], and the distributions [B, K, V] they were drawn from.
         """

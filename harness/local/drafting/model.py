@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from os.path import commonprefix
 
 import torch
@@ -81,7 +81,7 @@ class ModelDrafter(Drafter):
         tokens, probabilities = self._draw(uniforms.to(self._runner_device), self.warp)
         return Proposal(tokens.to(self._device), probabilities.to(self._device))
 
-    def _draw(self, uniforms: Tensor, warp: AnyWarp) -> tuple[Tensor, Tensor]:
+    def _draw(self, uniforms: Tensor, warp: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
         """Feed the unread tokens, and draw tokens [B, K] from distributions [B, K, V].
 
         The last one or two of each row are fed as the drawing begins: runners compile passes over one
@@ -153,7 +153,7 @@ class ParallelDrafter(ModelDrafter):
         super().__init__(runner, warp, device)
         self._mask = mask
 
-    def _draw(self, uniforms: Tensor, warp: AnyWarp) -> tuple[Tensor, Tensor]:
+    def _draw(self, uniforms: Tensor, warp: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
         counts = list(map(len, self._unread))
         num_draft_tokens = uniforms.shape[1]
         width = max(counts) + num_draft_tokens - 1
