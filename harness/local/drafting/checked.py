@@ -14,7 +14,7 @@ from harness.config.errors import HarnessError, RunError, in_one_line
 from harness.config.failures import as_run_error
 from harness.local.decoding.protocols import Drafter, NonFiniteError, Proposal
 from harness.local.decoding.verify import Offer, Verdict
-from harness.local.runners.wrapped import Replacing
+from harness.local.runners.base import Replacing
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from harness.engines.protocol import Arm, Engine, Question, Stopwatches
 from harness.local.decoding.protocols import Runner
 from harness.local.engine.runners import PairRunners
 from harness.local.models.devices import synchronize
-from harness.local.runners.wrapped import Replacing
+from harness.local.runners.base import Replacing
 
 # Passes of each width that count; one before them does not.
 _NUM_ROUNDS = 3

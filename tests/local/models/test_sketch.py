@@ -19,8 +19,7 @@ from harness.config.settings import Quantization
 from harness.local.models.fit import fit
 from harness.local.models.meta import bare_model, sketch_model
 from harness.local.models.sketch import Sketch, TensorSketch, four_bit_bytes
-from harness.local.runners.recurrent_state import map_tensors
-from harness.local.runners.snapshot import SnapshotRunner
+from harness.local.runners.snapshot import SnapshotRunner, map_tensors
 from sketches import GB, case, gpus_of, machine
 from sketches import sketch as by_hand
 from tiny_checkpoints import (
