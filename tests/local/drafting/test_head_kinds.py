@@ -175,10 +175,7 @@ def test_distributions_equal_those_without_a_cache(name: str) -> None:
         *(name for name in KINDS if name == "MTP of three layers"),
     ],
 )
-def test_what_is_decided_without_a_proposal_is_read_as_well(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("harness.local.drafting.heads.drafter.MOST_UNREAD", 8)
+def test_what_is_decided_without_a_proposal_is_read_as_well(name: str) -> None:
     check_against(*KINDS[name](), Scripted([0, 0, 3, 0, 2, 3]))
 
 
