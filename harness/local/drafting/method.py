@@ -39,20 +39,19 @@ MakeDrafter = Callable[["AnyWarp"], "Drafter"]
 
 @dataclass(frozen=True)
 class DraftPlan:
-    """A draft before any weights load: which checkpoint or head it is, and what it shares with its
-    target. One that needs no weights, as `lookup`, has settings alone.
+    """A draft before any weights load: which checkpoint or head it is. One that needs no weights of
+    its own, as `lookup` or the target itself, has settings alone.
 
     Attributes:
-        settings: the draft's, in which the plan has filled in what the user left open.
+        settings: the draft's, in which the plan has filled in what the user left open; None without
+            a draft.
         checkpoint: the draft model, where it has weights of its own.
         head: the draft head, which reads the target's hidden states.
-        shares_target: whether the draft is the target itself.
     """
 
-    settings: DraftSettings
+    settings: DraftSettings | None
     checkpoint: Checkpoint | None = None
     head: HeadCheckpoint | None = None
-    shares_target: bool = False
 
 
 @dataclass(frozen=True)

@@ -119,7 +119,7 @@ class ModelDraft(HeadMethod):
         identifying = [name for name in ModelSettings.__dataclass_fields__ if name != "name"]
         head = None
         if all(getattr(target.settings, name) == getattr(settings, name) for name in identifying):
-            plan = DraftPlan(settings, shares_target=True)
+            plan = DraftPlan(settings)  # the target itself
         elif head := read_head(settings, target, layers=settings.layers, weights=needs_weights):
             plan = DraftPlan(settings, head=head)
         else:
@@ -133,8 +133,9 @@ class ModelDraft(HeadMethod):
         """Return the sizes of a head, and of a draft that is the target itself."""
         from harness.local.drafting.early_exit import shared_sketch
 
-        if plan.shares_target:
-            return shared_sketch(target, plan.settings.name, dtype)
+        settings: Any = plan.settings
+        if plan.head is None and plan.checkpoint is None:
+            return shared_sketch(target, settings.name, dtype)
         return super().sketch(plan, target, dtype)
 
     def describe(self, settings: ModelDraftSettings) -> str:

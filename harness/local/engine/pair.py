@@ -53,7 +53,8 @@ class PlannedPair:
         sketches: the sizes of these, then of what else drafts with weights or a cache of its own: a head, or
             layers of the target.
         placement: the run's.
-        draft_plan: what drafts; None without a draft.
+        draft_settings: of the draft, of any kind; None without one.
+        head: a draft that is a head.
         translation: between the tokenizers, of a draft with another one.
         tokenizer: the target's; None for a pair on paper, whose tokenizers nobody has read.
         gpus: that it may be placed on, by torch's indices; none for a pair on the CPU, and on paper.
@@ -62,25 +63,16 @@ class PlannedPair:
     checkpoints: Sequence[Checkpoint]
     sketches: Sequence[Sketch]
     placement: PlacementSettings
-    draft_plan: DraftPlan | None = None
+    draft_settings: DraftSettings | None = None
+    head: HeadCheckpoint | None = None
     translation: Translation | None = None
     tokenizer: Any = None
     gpus: Sequence[int] = ()
 
     @property
-    def draft_settings(self) -> DraftSettings | None:
-        """The settings of the draft, of any kind."""
-        return None if self.draft_plan is None else self.draft_plan.settings
-
-    @property
-    def head(self) -> HeadCheckpoint | None:
-        """A draft that is a head."""
-        return None if self.draft_plan is None else self.draft_plan.head
-
-    @property
     def shorter_proposals_follow(self) -> bool:
         """Whether a shorter proposal is the beginning of a longer one; False without a draft."""
-        if self.draft_plan is None:
+        if self.draft_settings is None:
             return False
         return not any(sketch.drafts_in_one_pass for sketch in self.sketches[1:])
 
@@ -231,28 +223,25 @@ class PlacedPair(PlannedPair):
             "dtype": str(target.dtype).removeprefix("torch."),
             "weight_bytes": target.placement.bytes_per_device,
         }
-        if self.head is not None:
-            # A head is in the target's format.
-            columns["draft_dtype"] = columns["dtype"]
-            columns["draft_weight_bytes"] = self.placements[-1].bytes_per_device
-        elif len(self.models) > 1:
-            draft = self.models[1]
+        draft = self.sketches[-1]
+        if draft.role == "draft" and draft.weight_bytes:
             columns["draft_dtype"] = str(draft.dtype).removeprefix("torch.")
-            columns["draft_weight_bytes"] = draft.placement.bytes_per_device
+            columns["draft_weight_bytes"] = self.placements[-1].bytes_per_device
         return columns
 
     def load(self) -> Pair:
         """Load the weights. Raises RunError or SettingError if memory, files or a library fail."""
         target, *others = [model.load() for model in self.models]
+        settings: Any = self.draft_settings
         draft = others[0] if others else None
-        if self.draft_plan is not None and self.draft_plan.shares_target:
-            settings: Any = self.draft_plan.settings
-            draft = dataclasses.replace(target, settings=settings)
         head = None
         if self.head is not None:
             device = self.placements[-1].devices[0]
             head = self.head.load(device, target.dtype, target.model)
-        return Pair(target, draft, self.tokenizer, head, self.draft_settings, self.translation)
+        elif draft is None and isinstance(settings, ModelSettings):
+            # The draft is the target itself.
+            draft = dataclasses.replace(target, settings=settings)
+        return Pair(target, draft, self.tokenizer, head, settings, self.translation)
 
 
 def plan_pair(
@@ -326,11 +315,11 @@ def sketch_pair(
         read = partial(read_checkpoint, weights=weights is not None)
     target_checkpoint = read("model", target)
     checkpoints = [target_checkpoint]
-    plan: DraftPlan | None = None
+    plan = DraftPlan(draft)
     if draft is not None:
         plan = method_of(draft).plan(draft, target_checkpoint, read, weights == "stored")
-        if plan.checkpoint is not None:
-            checkpoints.append(plan.checkpoint)
+    if plan.checkpoint is not None:
+        checkpoints.append(plan.checkpoint)
     sketches: list[Sketch] = []
     for checkpoint in checkpoints:
         refuse_second_quantization(checkpoint)
@@ -340,10 +329,14 @@ def sketch_pair(
         sketch = sketch_model(checkpoint, model_dtype)
         is_parallel = checkpoint.role == "draft" and mask_token(checkpoint.config) is not None
         sketches.append(dataclasses.replace(sketch, drafts_in_one_pass=is_parallel))
-    if plan is not None:
+    if plan.settings is not None:
         draft_sketch = method_of(plan.settings).sketch(plan, target_checkpoint, sketches[0].dtype)
         if draft_sketch is not None:
             sketches.append(draft_sketch)
     return PlannedPair(
-        checkpoints=checkpoints, sketches=sketches, placement=placement, draft_plan=plan
+        checkpoints=checkpoints,
+        sketches=sketches,
+        placement=placement,
+        draft_settings=plan.settings,
+        head=plan.head,
     )
