@@ -114,7 +114,11 @@ class Drafter(Protocol):
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
     ) -> None:
         """Begin a new batch: B prompts, the token decided after each, the target's step."""
-        ...
+        self.clear()
+        self.add(prompts, first_tokens, step)
+
+    def clear(self) -> None:
+        """Forget the batch, if there is one; `add` follows."""
 
     def add(
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step

@@ -52,20 +52,14 @@ class ModelDrafter(Drafter):
         # The runner's own proposal [B, K], until its verdict.
         self._drafted: Tensor | None = None
 
-    def start(
-        self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
-    ) -> None:
-        self._runner_device = self.runner.start(self._own_prompts(prompts)).logits.device
+    def clear(self) -> None:
         self._unread = []
-        self._join(first_tokens)
 
     def add(
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
     ) -> None:
-        self.runner.add(self._own_prompts(prompts))
-        self._join(first_tokens)
-
-    def _join(self, first_tokens: Sequence[int]) -> None:
+        read = self.runner.add if self._unread else self.runner.start
+        self._runner_device = read(self._own_prompts(prompts)).logits.device
         self._unread += [self._own_tokens([token]) for token in first_tokens]
         self._forget_proposal()
 

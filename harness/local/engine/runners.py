@@ -15,7 +15,6 @@ from transformers import PreTrainedModel
 
 from harness.config.errors import SettingError
 from harness.config.methods import METHODS
-from harness.config.run import RunnerName
 from harness.config.settings import DecodingSettings
 from harness.engines.record import Preparation
 from harness.local.decoding.protocols import Drafter, Runner
@@ -121,11 +120,11 @@ def open_runners(pair: Pair, preparation: Preparation) -> PairRunners:
         "hidden_layers": () if method is None else tuple(method.layers(pair)),
     }
     num_slots = preparation.num_slots
-    target, target_name = _build("model", pair.target, preparation, options, widths, num_slots)
+    target = _build("model", pair.target, preparation, options, widths, num_slots)
 
     draft: Runner | None = None
     # A draft without a runner, such as a text method, goes by the target's.
-    draft_name = target_name
+    draft_name = target.name
     model = None if method is None else method.model(pair)
     if method is not None and model is not None:
         widths = list(method.widths(pair, numbers))
@@ -135,10 +134,11 @@ def open_runners(pair: Pair, preparation: Preparation) -> PairRunners:
         # The widest pass may begin at the last draft token, which needs the last but one of the
         # target's slots, and reaches `widest - 1` slots beyond it.
         num_slots += max(widths) - 2
-        draft, draft_name = _build("draft", model, preparation, options, widths, num_slots)
+        draft = _build("draft", model, preparation, options, widths, num_slots)
+        draft_name = draft.name
 
     compiled_draft: CompiledDraft | None = None
-    if pair.head is not None and target_name == "compiled":
+    if pair.head is not None and target.name == "compiled":
         compiled_draft = _compiled_draft(pair, preparation)
         draft_name = "static" if compiled_draft is None else "compiled"
     parts = (target, draft, compiled_draft)
@@ -155,7 +155,7 @@ def open_runners(pair: Pair, preparation: Preparation) -> PairRunners:
         target=target,
         draft=draft,
         compiled_draft=compiled_draft,
-        names=RunnerNames(target_name, draft_name),
+        names=RunnerNames(target.name, draft_name),
         num_choices=[0, *numbers],
         setup_seconds=setup_seconds,
     )
@@ -186,8 +186,8 @@ def _build(
     options: Options,
     widths: Sequence[int],
     num_slots: int,
-) -> tuple[Runner, RunnerName]:
-    """A runner for a model, and its name.
+) -> StaticRunner | SnapshotRunner:
+    """A runner for a model.
 
     Args:
         role: `model` for the target, or `draft`; errors name it.
@@ -199,10 +199,7 @@ def _build(
     """
     model = loaded.model
     name = loaded.settings.name
-    runner = preparation.runner
-    if runner == "auto":
-        runner = "compiled" if loaded.input_device.type == "cuda" else "static"
-    if runner != "eager":
+    if preparation.runner != "eager":
         try:
             if recurrent_kind(model.config) is not None:
                 raise UnsupportedModelError("has a recurrent state")
@@ -214,16 +211,15 @@ def _build(
                 _checked[model] = num_slots
         except UnsupportedModelError as reason:
             preparation.say(f"{name} {reason}; it runs with runner=eager")
-            runner = "eager"
-    if runner == "compiled":
-        preparation.say(f"{name}: compiling")
-        try:
-            static.compile(preparation.batch_size, num_slots, widths)
-        except UnsupportedModelError as reason:
-            preparation.say(f"{name} {reason}; it runs with runner=static")
-            runner = "static"
-    if runner != "eager":
-        return static, runner
+        else:
+            on_gpu = loaded.input_device.type == "cuda"
+            if preparation.runner == "compiled" or (preparation.runner == "auto" and on_gpu):
+                preparation.say(f"{name}: compiling")
+                try:
+                    static.compile(preparation.batch_size, num_slots, widths)
+                except UnsupportedModelError as reason:
+                    preparation.say(f"{name} {reason}; it runs with runner=static")
+            return static
 
     # A target without a draft reads token by token, and is never rolled back.
     takes_back = max(widths) > 1
@@ -242,4 +238,4 @@ def _build(
     except UnsupportedModelError as reason:
         rule = f"must be 1 for {role}={name}: reading several rows at once, it {reason}"
         raise SettingError("batch_size", rule, preparation.batch_size) from reason
-    return snapshot, "eager"
+    return snapshot

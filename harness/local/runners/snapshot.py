@@ -24,6 +24,7 @@ from torch import Tensor
 from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
+from harness.config.run import RunnerName
 from harness.local.decoding.protocols import Runner, Step
 from harness.local.decoding.transfer import padded, to_device
 from harness.local.models.cache_names import CACHES
@@ -74,6 +75,8 @@ class SnapshotRunner(Runner):
     If rows have unequally many unread tokens, the copy has read padding, so it is dropped at once.
     Where no token will be taken back, nothing is copied: the state itself becomes `_ahead`.
     """
+
+    name: RunnerName = "eager"
 
     def __init__(
         self,

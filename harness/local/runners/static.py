@@ -20,6 +20,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from harness.config.amounts import round_up
+from harness.config.run import RunnerName
 from harness.local.decoding.protocols import Runner, Step
 from harness.local.decoding.transfer import padded, to_device
 from harness.local.runners.attention import without_cudnn
@@ -76,6 +77,10 @@ class StaticRunner(Runner):
         self._passes: dict[int, CompiledCall] = {}
         self._compiled_slots = _NO_SLOTS
         self.setup_seconds = 0.0
+
+    @property
+    def name(self) -> RunnerName:
+        return "compiled" if self._passes else "static"
 
     @torch.inference_mode()
     def start(self, prompts: Sequence[Sequence[int]]) -> Step:

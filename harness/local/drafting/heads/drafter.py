@@ -140,12 +140,9 @@ class HeadDrafter(Drafter):
         """The warp of the batch as it is now."""
         return current_warp(self._warp)
 
-    def start(
-        self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
-    ) -> None:
+    def clear(self) -> None:
         self.cache = SlotCache() if self.compiled is None else self.compiled.cache
         self._unread = UnreadFeatures(self.device)
-        self.add(prompts, first_tokens, step)
 
     def add(
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
