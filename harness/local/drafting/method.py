@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerBase
 
+    from harness.config.run import Weights
     from harness.config.settings import DecodingSettings
     from harness.local.decoding.protocols import Drafter, Runner
     from harness.local.decoding.warp import AnyWarp
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from harness.local.drafting.heads.head import Head
     from harness.local.drafting.text import Text
     from harness.local.drafting.translated import Translation
-    from harness.local.models.checkpoints import Checkpoint, ReadCheckpoint
+    from harness.local.models.checkpoints import Checkpoint
     from harness.local.models.loading import LoadedModel
     from harness.local.models.sketch import Sketch
 
@@ -125,16 +126,14 @@ class Method(MethodRecord):
         self,
         settings: Any,
         target: Checkpoint,
-        read_checkpoint: ReadCheckpoint,
-        needs_weights: bool,
+        weights: Weights | None,
     ) -> DraftPlan:
         """Plan the draft, before any weights load.
 
         Args:
             settings: an object of the class `settings`, as typed by the user.
             target: the target's checkpoint.
-            read_checkpoint: reads the checkpoint of a draft model.
-            needs_weights: whether the run needs the stored weights of the draft.
+            weights: of the run; None for a pair on paper, which needs none.
 
         Raises:
             SettingError: a draft that does not go with the target.

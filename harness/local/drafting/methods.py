@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from harness.config.errors import SettingError
-from harness.config.run import RunSettings
+from harness.config.run import RunSettings, Weights
 from harness.config.settings import (
     DecodingSettings,
     DraftSettings,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from harness.local.decoding.protocols import Runner
     from harness.local.decoding.warp import AnyWarp
     from harness.local.drafting.text import Text
-    from harness.local.models.checkpoints import Checkpoint, ReadCheckpoint
+    from harness.local.models.checkpoints import Checkpoint
     from harness.local.models.loading import LoadedModel
     from harness.local.models.sketch import Sketch
 
@@ -110,20 +110,21 @@ class ModelDraft(HeadMethod):
         self,
         settings: ModelDraftSettings,
         target: Checkpoint,
-        read_checkpoint: ReadCheckpoint,
-        needs_weights: bool,
+        weights: Weights | None,
     ) -> DraftPlan:
         """Return a plan with the target itself, a head or a draft model, by its configuration."""
         from harness.local.drafting.heads.checkpoint import read_head
+        from harness.local.models.random_weights import checkpoint_for
 
         identifying = [name for name in ModelSettings.__dataclass_fields__ if name != "name"]
         head = None
+        needs_weights = weights == "stored"
         if all(getattr(target.settings, name) == getattr(settings, name) for name in identifying):
             plan = DraftPlan(settings)  # the target itself
         elif head := read_head(settings, target, layers=settings.layers, weights=needs_weights):
             plan = DraftPlan(settings, head=head)
         else:
-            plan = DraftPlan(settings, checkpoint=read_checkpoint("draft", settings))
+            plan = DraftPlan(settings, checkpoint=checkpoint_for("draft", settings, weights))
         if settings.threshold is not None and not (head and head.config.confidence):
             rule = f"is for suffix and heads with a confidence head (DSpark), not for draft={settings.name}"
             raise SettingError("draft.threshold", rule, settings.threshold)
@@ -208,13 +209,14 @@ class Mtp(HeadMethod):
         self,
         settings: SampledDraftSettings,
         target: Checkpoint,
-        read_checkpoint: ReadCheckpoint,
-        needs_weights: bool,
+        weights: Weights | None,
     ) -> DraftPlan:
         """Return a plan with the head that the target's checkpoint holds."""
         from harness.local.drafting.heads.mtp import read_mtp
 
-        return DraftPlan(settings, head=read_mtp(settings.name, target, weights=needs_weights))
+        return DraftPlan(
+            settings, head=read_mtp(settings.name, target, weights=weights == "stored")
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,8 +259,7 @@ class EarlyExit(Method):
         self,
         settings: EarlyExitSettings,
         target: Checkpoint,
-        read_checkpoint: ReadCheckpoint,
-        needs_weights: bool,
+        weights: Weights | None,
     ) -> DraftPlan:
         """Return a plan whose settings have the number of layers, a quarter if none was given."""
         from harness.local.drafting.early_exit import truncated_config

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -27,9 +26,7 @@ from harness.local.drafting.model import mask_token
 from harness.local.drafting.translated import Translation, how_to_translate
 from harness.local.models.checkpoints import (
     Checkpoint,
-    ReadCheckpoint,
     check_quantizer,
-    read_checkpoint,
     refuse_second_quantization,
     resolve_dtype,
 )
@@ -38,7 +35,7 @@ from harness.local.models.fit import Case, Memory, Placement, effective_strategy
 from harness.local.models.loading import PlacedModel
 from harness.local.models.meta import sketch_model
 from harness.local.models.quiet import quiet_libraries
-from harness.local.models.random_weights import random_checkpoint, random_tokenizer
+from harness.local.models.random_weights import checkpoint_for, random_tokenizer
 from harness.local.models.remedies import fit_or_explain
 from harness.local.models.sketch import Sketch
 from harness.local.models.tokenizers import load_tokenizer, max_context, vocabulary_size
@@ -309,15 +306,11 @@ def sketch_pair(
         device: of the kind on which the models will be; `meta` for a GPU that is not here.
         weights: None if not even stored ones will be needed.
     """
-    if weights == "random":
-        read: ReadCheckpoint = random_checkpoint
-    else:
-        read = partial(read_checkpoint, weights=weights is not None)
-    target_checkpoint = read("model", target)
+    target_checkpoint = checkpoint_for("model", target, weights)
     checkpoints = [target_checkpoint]
     plan = DraftPlan(draft)
     if draft is not None:
-        plan = method_of(draft).plan(draft, target_checkpoint, read, weights == "stored")
+        plan = method_of(draft).plan(draft, target_checkpoint, weights)
     if plan.checkpoint is not None:
         checkpoints.append(plan.checkpoint)
     sketches: list[Sketch] = []

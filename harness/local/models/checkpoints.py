@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -51,10 +50,6 @@ class Checkpoint:
     settings: ModelSettings
     config: PreTrainedConfig
     random: bool = False
-
-
-# From a role and the settings of a model to its checkpoint.
-ReadCheckpoint = Callable[[str, ModelSettings], Checkpoint]
 
 
 def source_arguments(settings: ModelSettings) -> dict[str, Any]:
