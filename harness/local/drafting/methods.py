@@ -132,7 +132,7 @@ class ModelDraft(HeadMethod):
 
     def sketch(self, plan: DraftPlan, target: Checkpoint, dtype: torch.dtype) -> Sketch | None:
         """Return the sizes of a head, and of a draft that is the target itself."""
-        from harness.local.drafting.early_exit import shared_sketch
+        from harness.local.drafting.model import shared_sketch
 
         settings: Any = plan.settings
         if plan.head is None and plan.checkpoint is None:
@@ -262,7 +262,7 @@ class EarlyExit(Method):
         weights: Weights | None,
     ) -> DraftPlan:
         """Return a plan whose settings have the number of layers, a quarter if none was given."""
-        from harness.local.drafting.early_exit import truncated_config
+        from harness.local.drafting.model import truncated_config
 
         total = target.config.get_text_config(decoder=True).num_hidden_layers
         layers = settings.layers or (max(1, total // 4),)
@@ -271,7 +271,7 @@ class EarlyExit(Method):
 
     def sketch(self, plan: DraftPlan, target: Checkpoint, dtype: torch.dtype) -> Sketch:
         """Return a sketch without weights: a cache, and the target's layers that are read."""
-        from harness.local.drafting.early_exit import shared_sketch, truncated_config
+        from harness.local.drafting.model import shared_sketch, truncated_config
 
         settings: Any = plan.settings
         config = truncated_config(target.config, settings.num_layers)
@@ -285,7 +285,7 @@ class EarlyExit(Method):
 
     def model(self, pair: Pair) -> LoadedModel:
         """Return the target's first layers as a model."""
-        from harness.local.drafting.early_exit import truncated
+        from harness.local.drafting.model import truncated
 
         settings: Any = pair.draft_settings
         shorter = truncated(pair.target.model, settings.num_layers)

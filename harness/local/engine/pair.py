@@ -31,13 +31,11 @@ from harness.local.models.checkpoints import (
     resolve_dtype,
 )
 from harness.local.models.devices import check_gpu_numbers, free_memory, visible_gpus
-from harness.local.models.fit import Case, Memory, Placement, effective_strategy
+from harness.local.models.fit import Case, Memory, Placement, effective_strategy, fit_or_explain
 from harness.local.models.loading import PlacedModel
-from harness.local.models.meta import sketch_model
 from harness.local.models.quiet import quiet_libraries
 from harness.local.models.random_weights import checkpoint_for, random_tokenizer
-from harness.local.models.remedies import fit_or_explain
-from harness.local.models.sketch import Sketch
+from harness.local.models.sketch import Sketch, sketch_model
 from harness.local.models.tokenizers import load_tokenizer, max_context, vocabulary_size
 
 

@@ -25,9 +25,16 @@ from harness.engines.door.plans import Machine, ModelPlan, PairPlan, PassBytes, 
 from harness.engines.registry import engine_of
 from harness.local.engine.pair import PlacedPair, sketch_pair
 from harness.local.models.devices import check_gpu_numbers, free_memory, visible_gpus
-from harness.local.models.fit import Case, Misfit, Placement, effective_strategy, fit
+from harness.local.models.fit import (
+    Case,
+    Misfit,
+    Placement,
+    effective_strategy,
+    fit,
+    fit_regardless,
+    remedies,
+)
 from harness.local.models.quiet import quiet_libraries
-from harness.local.models.remedies import fit_regardless, remedies
 from harness.local.models.sketch import offloads
 from harness.local.models.tokenizers import PADDING, check_sizes
 

@@ -25,8 +25,7 @@ from harness.local.models.checkpoints import (
     refuse_second_quantization,
     stored_quantization,
 )
-from harness.local.models.meta import bare_model
-from harness.local.models.sketch import DeviceMap, covering
+from harness.local.models.sketch import DeviceMap, bare_model, covering
 from harness.local.models.tokenizers import check_sizes, vocabulary_size
 
 # Most architectures start training with it.

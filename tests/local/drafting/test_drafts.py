@@ -18,13 +18,13 @@ from harness.config.errors import RunError, SettingError
 from harness.local.decoding.protocols import Proposal
 from harness.local.decoding.verify import Offer, verify
 from harness.local.drafting.checked import checked_rule, with_checked_shapes
-from harness.local.drafting.early_exit import (
+from harness.local.drafting.methods import EarlyExit, EarlyExitSettings
+from harness.local.drafting.model import (
     shared_sketch,
     truncated,
     truncated_config,
 )
-from harness.local.drafting.methods import EarlyExit, EarlyExitSettings
-from harness.local.models.meta import sketch_model
+from harness.local.models.sketch import sketch_model
 from harness.local.runners.snapshot import SnapshotRunner
 from tiny_checkpoints import as_checkpoint, make_config
 

@@ -22,7 +22,7 @@ from harness.config.errors import RunError, SettingError
 from harness.config.settings import ModelSettings, PlacementSettings
 from harness.local.drafting.translated import Translation, how_to_translate
 from harness.local.models.checkpoints import check_decoder, read_checkpoint, recurrent_kind
-from harness.local.models.meta import sketch_model
+from harness.local.models.sketch import sketch_model
 from harness.local.models.tokenizers import load_tokenizer, max_context
 from tiny_checkpoints import VOCABULARY_SIZE, as_checkpoint, load_pair, make_config, make_tokenizer
 

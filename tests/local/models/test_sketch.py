@@ -17,8 +17,13 @@ from architectures import RECURRENT, random_model
 from harness.config.demand import Demand
 from harness.config.settings import Quantization
 from harness.local.models.fit import fit
-from harness.local.models.meta import bare_model, sketch_model
-from harness.local.models.sketch import Sketch, TensorSketch, four_bit_bytes
+from harness.local.models.sketch import (
+    Sketch,
+    TensorSketch,
+    bare_model,
+    four_bit_bytes,
+    sketch_model,
+)
 from harness.local.runners.snapshot import SnapshotRunner, map_tensors
 from sketches import GB, case, gpus_of, machine
 from sketches import sketch as by_hand
