@@ -58,16 +58,6 @@ class Runner(Protocol):
         """
         ...
 
-    def draw(
-        self, tokens: Tensor, uniforms: Tensor, warp: Callable[[Tensor], Tensor]
-    ) -> tuple[Tensor, Tensor]:
-        """Extend by tokens [B, n], draw K tokens per row with uniforms [B, K], and extend by all of
-        them but the last -> tokens [B, K], and the distributions [B, K, V] they were drawn from.
-        """
-        from harness.local.decoding.randomness import draw
-
-        return draw(lambda new: self.extend(new).logits, tokens, uniforms, warp)
-
     def decide(self, tokens: Tensor, decision: Callable[[Tensor], T]) -> tuple[Step, T]:
         """Extend as `extend` does -> the step, and what the decision makes of its logits. Stopwatches
         time both as one phase.

@@ -21,7 +21,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from harness.config.errors import SettingError
 from harness.config.settings import ModelSettings
 from harness.local.decoding.protocols import Drafter, Proposal, Runner, Step
-from harness.local.decoding.randomness import existing_index
+from harness.local.decoding.randomness import draw, existing_index
 from harness.local.decoding.transfer import padded, to_device
 from harness.local.decoding.warp import AnyWarp
 from harness.local.models.checkpoints import Checkpoint
@@ -104,7 +104,9 @@ class ModelDrafter(Drafter):
         self._fed = [tokens[-num_last:] for tokens in self._unread]
         self._unread = [[] for _ in self._fed]
         last = to_device(self._fed, self._runner_device)
-        self._drafted, probabilities = self.runner.draw(last, uniforms, warp)
+        self._drafted, probabilities = draw(
+            lambda tokens: self.runner.extend(tokens).logits, last, uniforms, warp
+        )
         return self._drafted, probabilities
 
     def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
