@@ -78,17 +78,27 @@ class ModelReference:
         self, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]] | None = None
     ) -> Tensor:
         """Logits [B, V] after prompts, or after continuations of equal lengths, which are read behind their cache."""
-        logits = self._runners.target.start(prompts).logits
-        if continuations is not None and continuations[0]:
-            tokens = torch.tensor(continuations, device=logits.device)
-            logits = self._runners.target.extend(tokens).logits[:, -1]
-        finite = logits.amax(-1).isfinite()
-        if not finite.all():
-            self._runners.clear()
-            row = finite.tolist().index(False)
-            length = len(prompts[row]) + (0 if continuations is None else len(continuations[row]))
-            raise not_finite(self._pair, "model", f"token {length} of prompt and text")
-        return self._allowed(logits)
+        rows = continuations or [[] for _ in prompts]
+        *_, step = steps_along(self._runners.target, prompts, rows, _PIECE)
+        logits = step.logits[:, -1:]
+        lengths = [len(prompt) + len(row) for prompt, row in zip(prompts, rows, strict=True)]
+        self._require_finite(logits, lengths, [1] * len(lengths))
+        return self._allowed(logits[:, 0])
+
+    def _require_finite(
+        self, logits: Tensor, lengths: Sequence[int], counts: Sequence[int]
+    ) -> None:
+        """Raise a RunError for logits [B, n, V] that are no numbers among the first counts[b] of row b.
+
+        Args:
+            lengths: tokens of prompt and text before the first logits of each row.
+        """
+        finite = logits.amax(-1).isfinite().tolist()
+        for are_finite, length, count in zip(finite, lengths, counts, strict=True):
+            if not all(are_finite[:count]):
+                self._runners.clear()
+                place = f"token {length + are_finite.index(False)} of prompt and text"
+                raise not_finite(self._pair, "model", place)
 
     def _allowed(self, logits: Tensor) -> Tensor:
         """Logits [..., V] in float32, without the tokens that are never drawn."""
@@ -106,13 +116,8 @@ class ModelReference:
         for step in steps_along(self._runners.target, prompts, rows, _PIECE):
             pieces.append(self._allowed(step.logits).cpu())
         logits = torch.cat(pieces, dim=1)
-        finite = logits.amax(-1).isfinite().tolist()
-        for are_finite, prompt, text in zip(finite, prompts, texts, strict=True):
-            # What follows a shorter text only fills its row up.
-            if not all(are_finite[: len(text)]):
-                self._runners.clear()
-                length = len(prompt) + are_finite.index(False)
-                raise not_finite(self._pair, "model", f"token {length} of prompt and text")
+        # What follows a shorter text only fills its row up.
+        self._require_finite(logits, list(map(len, prompts)), list(map(len, texts)))
         return logits.numpy()
 
     def logits_again(self, prompt: Sequence[int], text: Sequence[int]) -> Floats | None:
