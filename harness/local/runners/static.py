@@ -255,15 +255,11 @@ class StaticRunner(Runner):
         Args:
             states: keys and values of the same kinds.
         """
-        old = self._slots
         num_rows = len(self._lengths)
-        if old.have_room(num_rows, num_slots):
+        if self._slots.have_room(num_rows, num_slots):
             return
-        self._slots = Slots.like(
-            states, max(num_rows, old.num_rows), max(round_up(num_slots), old.num_slots)
-        )
-        if old.buffers:
-            self._slots.write(old.buffers)
+        slots = self._slots if self._slots.buffers else Slots.like(states, 0, 0)
+        self._slots = slots.enlarged(num_rows, round_up(num_slots))
 
     def _read_prompts(
         self, prompts: Sequence[Sequence[int]]
