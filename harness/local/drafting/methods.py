@@ -53,15 +53,19 @@ class SampledDraftSettings(DraftSettings):
         return Warp(0) if self.sampling == "greedy" else target_warp
 
 
-class HeadMethod(Method):
-    """A way to draft that may have a head."""
+class SampledMethod(Method):
+    """A way to draft by a head, or by a model that drafts token by token."""
 
     def drafter(
         self, settings: SampledDraftSettings, pair: Pair, runner: Runner | None
     ) -> MakeDrafter:
-        """Return a function that makes drafters with the pair's head."""
+        """Return a function that makes drafters with the model of the runner, or with the pair's head."""
         from harness.local.drafting.heads.drafter import HeadDrafter
+        from harness.local.drafting.model import ModelDrafter
 
+        if runner is not None:
+            device = pair.target.input_device
+            return lambda warp: ModelDrafter(runner, settings.warp(warp), device)
         head = pair.head
         assert head is not None
         threshold = getattr(settings, "threshold", None) or 0.0  # 0 holds nothing back
@@ -95,7 +99,7 @@ class ModelDraftSettings(SampledDraftSettings, ModelSettings):
         require(known, "threshold", "must be in [0, 1]", self.threshold)
 
 
-class ModelDraft(HeadMethod):
+class ModelDraft(SampledMethod):
     """A model of its own, or a head; the configuration in a repository says which."""
 
     name = "model"
@@ -162,12 +166,11 @@ class ModelDraft(HeadMethod):
         self, settings: SampledDraftSettings, pair: Pair, runner: Runner | None
     ) -> MakeDrafter:
         """Return drafters with a head, in parallel, translated or plain, in this order."""
-        from harness.local.drafting.model import ModelDrafter, ParallelDrafter, mask_token
+        from harness.local.drafting.model import ParallelDrafter, mask_token
         from harness.local.drafting.translated import TranslatedDrafter
 
-        if pair.draft is None:
+        if pair.draft is None or runner is None:
             return super().drafter(settings, pair, runner)
-        assert runner is not None
         device = pair.target.input_device
         translation = pair.translation
         mask = mask_token(pair.draft.model.config)
@@ -177,7 +180,7 @@ class ModelDraft(HeadMethod):
             return lambda warp: ParallelDrafter(runner, settings.warp(warp), mask, device)
         if translation is not None:
             return lambda warp: TranslatedDrafter(runner, translation, settings.warp(warp), device)
-        return lambda warp: ModelDrafter(runner, settings.warp(warp), device)
+        return super().drafter(settings, pair, runner)
 
     def huggingface(
         self, pair: Pair, settings: ModelDraftSettings, decoding: DecodingSettings
@@ -198,7 +201,7 @@ class ModelDraft(HeadMethod):
         return arguments
 
 
-class Mtp(HeadMethod):
+class Mtp(SampledMethod):
     """Layers that predict several tokens, as far as transformers reads them."""
 
     name = "mtp"
@@ -242,7 +245,7 @@ class EarlyExitSettings(SampledDraftSettings):
         return self.layers[0]
 
 
-class EarlyExit(Method):
+class EarlyExit(SampledMethod):
     """The first layers of the target as a draft model without weights of its own."""
 
     name = "early_exit"
@@ -291,16 +294,6 @@ class EarlyExit(Method):
         shorter = truncated(pair.target.model, settings.num_layers)
         as_model = dataclasses.replace(pair.target.settings, name=settings.name)
         return dataclasses.replace(pair.target, settings=as_model, model=shorter)
-
-    def drafter(
-        self, settings: EarlyExitSettings, pair: Pair, runner: Runner | None
-    ) -> MakeDrafter:
-        """Return a function that makes a `ModelDrafter` over the first layers."""
-        from harness.local.drafting.model import ModelDrafter
-
-        assert runner is not None
-        device = pair.target.input_device
-        return lambda warp: ModelDrafter(runner, settings.warp(warp), device)
 
     def huggingface(
         self, pair: Pair, settings: EarlyExitSettings, decoding: DecodingSettings
