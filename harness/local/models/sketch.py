@@ -222,11 +222,6 @@ class Sketch:
         return sum(self.block_caches(num_states=0))
 
     @property
-    def is_head(self) -> bool:
-        """Whether it is a draft head, whose cache is its own."""
-        return self.spare_slots is not None
-
-    @property
     def state_bytes(self) -> int:
         """The recurrent state of one row."""
         return sum(self.block_caches(num_tokens=0))
@@ -238,7 +233,8 @@ class Sketch:
         A model always has a cache, so that a size of zero means an unknown one. A head's size is
         always known, and is zero for a head without attention.
         """
-        return self.is_head or bool(self.cache_bytes or self.state_bytes)
+        is_head = self.spare_slots is not None
+        return is_head or bool(self.cache_bytes or self.state_bytes)
 
     @property
     def about_cache(self) -> str | None:
