@@ -17,6 +17,7 @@ from harness.local.drafting.heads.eagle import Eagle3
 from harness.local.drafting.heads.head import Head, Unread
 from harness.local.drafting.heads.medusa import Medusa
 from harness.local.drafting.heads.slot_cache import SlotCache
+from harness.local.runners.slots import Slots
 
 # The weight of each further draft token, as a share of the one before: verification reaches it less often.
 DECAY = 0.8
@@ -111,10 +112,10 @@ class _Unrolled(SlotCache):
         self, keys: Tensor, values: Tensor, layer: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         if layer in self._layers:
-            earlier_keys, earlier_values = self._layers[layer]
+            earlier_keys, earlier_values = self._layers[layer].buffers
             keys = torch.cat([earlier_keys, keys], 2)
             values = torch.cat([earlier_values, values], 2)
-        self._layers[layer] = keys, values
+        self._layers[layer] = Slots([keys, values])
         return keys, values
 
     def range_mask(self, first: Tensor, last: Tensor) -> Tensor:

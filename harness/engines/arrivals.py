@@ -25,6 +25,22 @@ class Origin(StrEnum):
     BONUS = "bonus"  # drawn from the target after all offered draft tokens were accepted
 
 
+def origins(num_proposed: int, num_accepted: int, num_tokens: int) -> list[Origin]:
+    """Where the tokens of one iteration come from, the last of which may be cut off.
+
+    Args:
+        num_proposed: the draft tokens that were verified.
+        num_accepted: how many of these were accepted.
+        num_tokens: how many the answer gained.
+    """
+    last = Origin.BONUS
+    if not num_proposed:
+        last = Origin.TARGET
+    elif num_accepted < num_proposed:
+        last = Origin.RECOVERED
+    return [*[Origin.DRAFT] * num_accepted, last][:num_tokens]
+
+
 @dataclass(frozen=True, slots=True)
 class Arrival:
     """Tokens of one answer that arrived together.

@@ -10,8 +10,7 @@ from transformers import PreTrainedModel
 from architectures import random_model, random_pair
 from harness.local.decoding.protocols import Drafter
 from harness.local.decoding.warp import AnyWarp
-from harness.local.drafting.early_exit import truncated
-from harness.local.drafting.model import ModelDrafter, ParallelDrafter
+from harness.local.drafting.model import ModelDrafter, ParallelDrafter, truncated
 from harness.local.drafting.translated import TranslatedDrafter, Translation
 from harness.local.runners.static import StaticRunner
 from mtp_models import mtp_target

@@ -14,7 +14,7 @@ from harness.local.decoding.warp import BatchWarp, Warp
 from harness.local.engine.fault import Fault
 from harness.local.engine.faults.rollback_off_by_one import StaleRunner
 from harness.local.engine.logprobs import LEAST, Burst, TokenLogprob
-from harness.local.runners.wrapped import Wrapped
+from harness.local.runners.base import Wrapped
 
 # Prompts count as the same that share this many first tokens.
 _PREFIX_TOKENS = 4

@@ -23,5 +23,5 @@ def run_as_traced(monkeypatch: pytest.MonkeyPatch) -> list[GraphModule]:
         return part.forward
 
     monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", compile_fx)
-    monkeypatch.setattr("harness.local.runners.regions._compiled", {})
+    monkeypatch.setattr("harness.local.runners.compiled._compiled", {})
     return parts

@@ -169,14 +169,6 @@ def _sizes(machine: Machine, plan: PairPlan) -> dict[str, Any]:
     figures["device_map"] = dict(target.device_map)
     for draft in drafts:
         figures |= _model_sizes("draft_", draft)
-    if plan.shared:
-        # The draft is made of the target's own layers.
-        figures |= _model_sizes("draft_", target)
-        figures["draft_bytes"] = 0
-        if figures["cache_bytes"] is not None:
-            # The target's plan has both caches, its own and that of the draft, which are equal.
-            figures["cache_bytes"] //= 2
-            figures["draft_cache_bytes"] //= 2
     return figures
 
 

@@ -111,7 +111,6 @@ class PairPlan:
 
     Attributes:
         models: the target, then a draft with weights or a cache of its own.
-        shared: whether the target itself drafts; its caches then count twice.
         draft_layers: `draft.layers`: how many of the target's layers draft, or those that a head reads.
         row_tokens: tokens of the longest row: its prompt, the new tokens and the draft tokens.
         reserve_bytes: what stays free on each GPU; 0 without one.
@@ -122,7 +121,6 @@ class PairPlan:
     """
 
     models: tuple[ModelPlan, ...]
-    shared: bool
     draft_layers: tuple[int, ...] | None
     row_tokens: int
     reserve_bytes: int

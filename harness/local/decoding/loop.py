@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from harness.engines.arrivals import Origin
+from harness.engines.arrivals import Origin, origins
 from harness.local.decoding.adaptive import DraftLength, draft_length_of
 from harness.local.decoding.protocols import Drafter, NonFiniteError, Runner, Step
 from harness.local.decoding.randomness import Purpose, inverse_cdf
@@ -352,7 +352,7 @@ def _taken(
     width = max(lengths)
     vocabulary_size = step.logits.shape[-1]
     taken: list[list[int]] = []
-    origins: list[list[Origin]] = []
+    token_origins: list[list[Origin]] = []
     kept_logits: dict[int, Tensor] = {}
     for index, (row, decision) in enumerate(zip(rows, decisions, strict=True)):
         # All that was offered must be finite, not only what was accepted: a rule may accept a token
@@ -367,20 +367,15 @@ def _taken(
         if decision.next_token >= vocabulary_size:
             raise NonFiniteError("model", position + decision.num_accepted, row.number)
         accepted = decision.draft_tokens[: decision.num_accepted]
-        last_origin = Origin.BONUS
-        if not lengths[index]:
-            last_origin = Origin.TARGET
-        elif decision.num_accepted < lengths[index]:
-            last_origin = Origin.RECOVERED
         tokens = row.take([*accepted, decision.next_token])
         taken.append(tokens)
-        origins.append([*[Origin.DRAFT] * len(accepted), last_origin][: len(tokens)])
+        token_origins.append(origins(lengths[index], decision.num_accepted, len(tokens)))
         if row.request.keeps_logits:
             kept_logits[row.number] = step.logits[index]
     return Iteration(
         rows=[row.number for row in rows],
         tokens=taken,
-        origins=origins,
+        origins=token_origins,
         proposed=[
             list(decision.draft_tokens[:length])
             for decision, length in zip(decisions, lengths, strict=True)

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from harness.local.decoding.warp import AnyWarp
-
 T = TypeVar("T")
 
 
@@ -59,14 +57,6 @@ class Runner(Protocol):
         extension.
         """
         ...
-
-    def draw(self, tokens: Tensor, uniforms: Tensor, warp: AnyWarp) -> tuple[Tensor, Tensor]:
-        """Extend by tokens [B, n], draw K tokens per row with uniforms [B, K], and extend by all of
-        them but the last -> tokens [B, K], and the distributions [B, K, V] they were drawn from.
-        """
-        from harness.local.decoding.randomness import draw
-
-        return draw(lambda new: self.extend(new).logits, tokens, uniforms, warp)
 
     def decide(self, tokens: Tensor, decision: Callable[[Tensor], T]) -> tuple[Step, T]:
         """Extend as `extend` does -> the step, and what the decision makes of its logits. Stopwatches
@@ -114,7 +104,11 @@ class Drafter(Protocol):
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
     ) -> None:
         """Begin a new batch: B prompts, the token decided after each, the target's step."""
-        ...
+        self.clear()
+        self.add(prompts, first_tokens, step)
+
+    def clear(self) -> None:
+        """Forget the batch, if there is one; `add` follows."""
 
     def add(
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step

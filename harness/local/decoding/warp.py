@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -90,38 +90,9 @@ class BatchWarp:
         return self.current(logits)
 
 
-@dataclass(frozen=True, eq=False)
-class TokenIds:
-    """Many token ids, a large part of a vocabulary. A tensor of them stays on each device, because copying takes
-    milliseconds. Equal to itself alone, so that they are never compared one by one.
-    """
-
-    ids: tuple[int, ...]
-    _on_devices: dict[torch.device, Tensor] = field(default_factory=dict, init=False, repr=False)
-
-    def on(self, device: torch.device | str) -> Tensor:
-        device = torch.device(device)
-        if device not in self._on_devices:
-            self._on_devices[device] = to_device(self.ids, device)
-        return self._on_devices[device]
+AnyWarp = Warp | RowWarp | BatchWarp
 
 
-@dataclass(frozen=True)
-class CommonWarp:
-    """Another warp over some of the tokens; all others have no probability."""
-
-    warp: Warp | RowWarp
-    tokens: TokenIds
-
-    def __call__(self, logits: Tensor) -> Tensor:
-        tokens = self.tokens.on(logits.device)
-        probabilities = self.warp(logits[..., tokens])
-        return probabilities.new_zeros(logits.shape).index_copy_(-1, tokens, probabilities)
-
-
-AnyWarp = Warp | RowWarp | BatchWarp | CommonWarp
-
-
-def current_warp(warp: AnyWarp) -> Warp | RowWarp | CommonWarp:
+def current_warp(warp: AnyWarp) -> Warp | RowWarp:
     """Return a warp that does not change: that of a running batch as it is now, or the same one."""
     return warp.current if isinstance(warp, BatchWarp) else warp

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerBase
 
+    from harness.config.run import Weights
     from harness.config.settings import DecodingSettings
     from harness.local.decoding.protocols import Drafter, Runner
     from harness.local.decoding.warp import AnyWarp
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from harness.local.drafting.heads.head import Head
     from harness.local.drafting.text import Text
     from harness.local.drafting.translated import Translation
-    from harness.local.models.checkpoints import Checkpoint, ReadCheckpoint
+    from harness.local.models.checkpoints import Checkpoint
     from harness.local.models.loading import LoadedModel
     from harness.local.models.sketch import Sketch
 
@@ -39,23 +40,19 @@ MakeDrafter = Callable[["AnyWarp"], "Drafter"]
 
 @dataclass(frozen=True)
 class DraftPlan:
-    """A draft before any weights load: which checkpoint or head it is, and what it shares with its
-    target. One that needs no weights, as `lookup`, has settings alone.
+    """A draft before any weights load: which checkpoint or head it is. One that needs no weights of
+    its own, as `lookup` or the target itself, has settings alone.
 
     Attributes:
-        settings: the draft's, in which the plan has filled in what the user left open.
+        settings: the draft's, in which the plan has filled in what the user left open; None without
+            a draft.
         checkpoint: the draft model, where it has weights of its own.
         head: the draft head, which reads the target's hidden states.
-        shares_target: whether the draft is the target itself.
-        mask_token: the token in place of those not drawn yet, of a model that drafts all tokens in
-            one pass.
     """
 
-    settings: DraftSettings
+    settings: DraftSettings | None
     checkpoint: Checkpoint | None = None
     head: HeadCheckpoint | None = None
-    shares_target: bool = False
-    mask_token: int | None = None
 
 
 @dataclass(frozen=True)
@@ -129,16 +126,14 @@ class Method(MethodRecord):
         self,
         settings: Any,
         target: Checkpoint,
-        read_checkpoint: ReadCheckpoint,
-        needs_weights: bool,
+        weights: Weights | None,
     ) -> DraftPlan:
         """Plan the draft, before any weights load.
 
         Args:
             settings: an object of the class `settings`, as typed by the user.
             target: the target's checkpoint.
-            read_checkpoint: reads the checkpoint of a draft model.
-            needs_weights: whether the run needs the stored weights of the draft.
+            weights: of the run; None for a pair on paper, which needs none.
 
         Raises:
             SettingError: a draft that does not go with the target.

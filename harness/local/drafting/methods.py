@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from harness.config.errors import SettingError
-from harness.config.run import RunSettings
+from harness.config.run import RunSettings, Weights
 from harness.config.settings import (
     DecodingSettings,
     DraftSettings,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from harness.local.decoding.protocols import Runner
     from harness.local.decoding.warp import AnyWarp
     from harness.local.drafting.text import Text
-    from harness.local.models.checkpoints import Checkpoint, ReadCheckpoint
+    from harness.local.models.checkpoints import Checkpoint
     from harness.local.models.loading import LoadedModel
     from harness.local.models.sketch import Sketch
 
@@ -53,15 +53,19 @@ class SampledDraftSettings(DraftSettings):
         return Warp(0) if self.sampling == "greedy" else target_warp
 
 
-class HeadMethod(Method):
-    """A way to draft that may have a head."""
+class SampledMethod(Method):
+    """A way to draft by a head, or by a model that drafts token by token."""
 
     def drafter(
         self, settings: SampledDraftSettings, pair: Pair, runner: Runner | None
     ) -> MakeDrafter:
-        """Return a function that makes drafters with the pair's head."""
+        """Return a function that makes drafters with the model of the runner, or with the pair's head."""
         from harness.local.drafting.heads.drafter import HeadDrafter
+        from harness.local.drafting.model import ModelDrafter
 
+        if runner is not None:
+            device = pair.target.input_device
+            return lambda warp: ModelDrafter(runner, settings.warp(warp), device)
         head = pair.head
         assert head is not None
         threshold = getattr(settings, "threshold", None) or 0.0  # 0 holds nothing back
@@ -95,7 +99,7 @@ class ModelDraftSettings(SampledDraftSettings, ModelSettings):
         require(known, "threshold", "must be in [0, 1]", self.threshold)
 
 
-class ModelDraft(HeadMethod):
+class ModelDraft(SampledMethod):
     """A model of its own, or a head; the configuration in a repository says which."""
 
     name = "model"
@@ -110,27 +114,34 @@ class ModelDraft(HeadMethod):
         self,
         settings: ModelDraftSettings,
         target: Checkpoint,
-        read_checkpoint: ReadCheckpoint,
-        needs_weights: bool,
+        weights: Weights | None,
     ) -> DraftPlan:
         """Return a plan with the target itself, a head or a draft model, by its configuration."""
         from harness.local.drafting.heads.checkpoint import read_head
-        from harness.local.drafting.model import checked_mask
+        from harness.local.models.random_weights import checkpoint_for
 
         identifying = [name for name in ModelSettings.__dataclass_fields__ if name != "name"]
         head = None
+        needs_weights = weights == "stored"
         if all(getattr(target.settings, name) == getattr(settings, name) for name in identifying):
-            plan = DraftPlan(settings, shares_target=True)
+            plan = DraftPlan(settings)  # the target itself
         elif head := read_head(settings, target, layers=settings.layers, weights=needs_weights):
             plan = DraftPlan(settings, head=head)
         else:
-            checkpoint = read_checkpoint("draft", settings)
-            mask = checked_mask(settings.name, checkpoint.config)
-            plan = DraftPlan(settings, checkpoint=checkpoint, mask_token=mask)
+            plan = DraftPlan(settings, checkpoint=checkpoint_for("draft", settings, weights))
         if settings.threshold is not None and not (head and head.config.confidence):
             rule = f"is for suffix and heads with a confidence head (DSpark), not for draft={settings.name}"
             raise SettingError("draft.threshold", rule, settings.threshold)
         return plan
+
+    def sketch(self, plan: DraftPlan, target: Checkpoint, dtype: torch.dtype) -> Sketch | None:
+        """Return the sizes of a head, and of a draft that is the target itself."""
+        from harness.local.drafting.model import shared_sketch
+
+        settings: Any = plan.settings
+        if plan.head is None and plan.checkpoint is None:
+            return shared_sketch(target, settings.name, dtype)
+        return super().sketch(plan, target, dtype)
 
     def describe(self, settings: ModelDraftSettings) -> str:
         """Describe a draft that is the target itself; it is called for no other draft."""
@@ -155,12 +166,11 @@ class ModelDraft(HeadMethod):
         self, settings: SampledDraftSettings, pair: Pair, runner: Runner | None
     ) -> MakeDrafter:
         """Return drafters with a head, in parallel, translated or plain, in this order."""
-        from harness.local.drafting.model import ModelDrafter, ParallelDrafter, mask_token
+        from harness.local.drafting.model import ParallelDrafter, mask_token
         from harness.local.drafting.translated import TranslatedDrafter
 
-        if pair.draft is None:
+        if pair.draft is None or runner is None:
             return super().drafter(settings, pair, runner)
-        assert runner is not None
         device = pair.target.input_device
         translation = pair.translation
         mask = mask_token(pair.draft.model.config)
@@ -170,7 +180,7 @@ class ModelDraft(HeadMethod):
             return lambda warp: ParallelDrafter(runner, settings.warp(warp), mask, device)
         if translation is not None:
             return lambda warp: TranslatedDrafter(runner, translation, settings.warp(warp), device)
-        return lambda warp: ModelDrafter(runner, settings.warp(warp), device)
+        return super().drafter(settings, pair, runner)
 
     def huggingface(
         self, pair: Pair, settings: ModelDraftSettings, decoding: DecodingSettings
@@ -191,7 +201,7 @@ class ModelDraft(HeadMethod):
         return arguments
 
 
-class Mtp(HeadMethod):
+class Mtp(SampledMethod):
     """Layers that predict several tokens, as far as transformers reads them."""
 
     name = "mtp"
@@ -202,13 +212,14 @@ class Mtp(HeadMethod):
         self,
         settings: SampledDraftSettings,
         target: Checkpoint,
-        read_checkpoint: ReadCheckpoint,
-        needs_weights: bool,
+        weights: Weights | None,
     ) -> DraftPlan:
         """Return a plan with the head that the target's checkpoint holds."""
         from harness.local.drafting.heads.mtp import read_mtp
 
-        return DraftPlan(settings, head=read_mtp(settings.name, target, weights=needs_weights))
+        return DraftPlan(
+            settings, head=read_mtp(settings.name, target, weights=weights == "stored")
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,7 +245,7 @@ class EarlyExitSettings(SampledDraftSettings):
         return self.layers[0]
 
 
-class EarlyExit(Method):
+class EarlyExit(SampledMethod):
     """The first layers of the target as a draft model without weights of its own."""
 
     name = "early_exit"
@@ -251,11 +262,10 @@ class EarlyExit(Method):
         self,
         settings: EarlyExitSettings,
         target: Checkpoint,
-        read_checkpoint: ReadCheckpoint,
-        needs_weights: bool,
+        weights: Weights | None,
     ) -> DraftPlan:
         """Return a plan whose settings have the number of layers, a quarter if none was given."""
-        from harness.local.drafting.early_exit import truncated_config
+        from harness.local.drafting.model import truncated_config
 
         total = target.config.get_text_config(decoder=True).num_hidden_layers
         layers = settings.layers or (max(1, total // 4),)
@@ -264,10 +274,12 @@ class EarlyExit(Method):
 
     def sketch(self, plan: DraftPlan, target: Checkpoint, dtype: torch.dtype) -> Sketch:
         """Return a sketch without weights: a cache, and the target's layers that are read."""
-        from harness.local.drafting.early_exit import exit_sketch
+        from harness.local.drafting.model import shared_sketch, truncated_config
 
         settings: Any = plan.settings
-        return exit_sketch(target, settings.name, settings.num_layers, dtype)
+        config = truncated_config(target.config, settings.num_layers)
+        first_layers = dataclasses.replace(target, config=config)
+        return shared_sketch(first_layers, settings.name, dtype)
 
     def describe(self, settings: EarlyExitSettings) -> str:
         number = settings.num_layers
@@ -276,22 +288,12 @@ class EarlyExit(Method):
 
     def model(self, pair: Pair) -> LoadedModel:
         """Return the target's first layers as a model."""
-        from harness.local.drafting.early_exit import truncated
+        from harness.local.drafting.model import truncated
 
         settings: Any = pair.draft_settings
         shorter = truncated(pair.target.model, settings.num_layers)
         as_model = dataclasses.replace(pair.target.settings, name=settings.name)
         return dataclasses.replace(pair.target, settings=as_model, model=shorter)
-
-    def drafter(
-        self, settings: EarlyExitSettings, pair: Pair, runner: Runner | None
-    ) -> MakeDrafter:
-        """Return a function that makes a `ModelDrafter` over the first layers."""
-        from harness.local.drafting.model import ModelDrafter
-
-        assert runner is not None
-        device = pair.target.input_device
-        return lambda warp: ModelDrafter(runner, settings.warp(warp), device)
 
     def huggingface(
         self, pair: Pair, settings: EarlyExitSettings, decoding: DecodingSettings

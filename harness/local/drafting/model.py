@@ -1,25 +1,38 @@
 """Draft models with the target's tokenizer: token by token, or all tokens in one pass.
 
-`translated` has those with another tokenizer.
+`translated` has those with another tokenizer. Early exit is the first layers of the target, with its
+norm and head, as a separate model that shares all weights. Nothing is trained for it, as in Draft &
+Verify (Zhang et al. 2023, arXiv:2309.08168); LayerSkip (Elhoushi et al. 2024, arXiv:2404.16710)
+trains models so that early layers predict well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+import dataclasses
+from collections.abc import Callable, Sequence
+from os.path import commonprefix
 from typing import Any
 
 import torch
-from torch import Tensor
-from transformers import PreTrainedConfig
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from harness.config.errors import SettingError
+from harness.config.settings import ModelSettings
 from harness.local.decoding.protocols import Drafter, Proposal, Runner, Step
-from harness.local.decoding.randomness import existing_index
+from harness.local.decoding.randomness import draw, existing_index
 from harness.local.decoding.transfer import padded, to_device
 from harness.local.decoding.warp import AnyWarp
+from harness.local.models.checkpoints import Checkpoint
+from harness.local.models.sketch import Block, Sketch, sketch_model
 
 # Where a configuration names the mask of a parallel draft, in the order in which vLLM looks for it.
 _KEYS = ("pard_token", "ptd_token_id")
+
+# Fields of configurations (Gemma 3n, Gemma 4) by which layers cannot be counted otherwise: the last ones take keys and
+# values of earlier ones, and each has a part of an input that is made for all.
+_TIES = ("num_kv_shared_layers", "hidden_size_per_layer_input")
 
 
 class ModelDrafter(Drafter):
@@ -53,20 +66,14 @@ class ModelDrafter(Drafter):
         # The runner's own proposal [B, K], until its verdict.
         self._drafted: Tensor | None = None
 
-    def start(
-        self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
-    ) -> None:
-        self._runner_device = self.runner.start(self._own_prompts(prompts)).logits.device
+    def clear(self) -> None:
         self._unread = []
-        self._join(first_tokens)
 
     def add(
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
     ) -> None:
-        self.runner.add(self._own_prompts(prompts))
-        self._join(first_tokens)
-
-    def _join(self, first_tokens: Sequence[int]) -> None:
+        read = self.runner.add if self._unread else self.runner.start
+        self._runner_device = read(self._own_prompts(prompts)).logits.device
         self._unread += [self._own_tokens([token]) for token in first_tokens]
         self._forget_proposal()
 
@@ -82,7 +89,7 @@ class ModelDrafter(Drafter):
         tokens, probabilities = self._draw(uniforms.to(self._runner_device), self.warp)
         return Proposal(tokens.to(self._device), probabilities.to(self._device))
 
-    def _draw(self, uniforms: Tensor, warp: AnyWarp) -> tuple[Tensor, Tensor]:
+    def _draw(self, uniforms: Tensor, warp: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
         """Feed the unread tokens, and draw tokens [B, K] from distributions [B, K, V].
 
         The last one or two of each row are fed as the drawing begins: runners compile passes over one
@@ -97,7 +104,9 @@ class ModelDrafter(Drafter):
         self._fed = [tokens[-num_last:] for tokens in self._unread]
         self._unread = [[] for _ in self._fed]
         last = to_device(self._fed, self._runner_device)
-        self._drafted, probabilities = self.runner.draw(last, uniforms, warp)
+        self._drafted, probabilities = draw(
+            lambda tokens: self.runner.extend(tokens).logits, last, uniforms, warp
+        )
         return self._drafted, probabilities
 
     def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
@@ -112,7 +121,7 @@ class ModelDrafter(Drafter):
             texts.append([*fed, *self._unread[row], *decided])
             # What draws without feeding its own tokens leaves nothing in the cache.
             read = [*fed, *drafted[row][:-1]] if fed else []
-            num_read.append(_num_equal(texts[-1][:-1], read))
+            num_read.append(len(commonprefix([texts[-1][:-1], read])))  # noqa: RUF071
         if any(self._fed):
             pairs = list(zip(texts, num_read, strict=True))
             num_unread = min(2, max(len(text) - count for text, count in pairs))
@@ -135,12 +144,6 @@ class ModelDrafter(Drafter):
         self._drafted = None
 
 
-def _num_equal(tokens: Sequence[int], others: Sequence[int]) -> int:
-    """Return how many tokens are equal before the first that differs."""
-    pairs = list(zip(tokens, others, strict=False))
-    return next((index for index, (token, other) in enumerate(pairs) if token != other), len(pairs))
-
-
 class ParallelDrafter(ModelDrafter):
     """Proposes by one pass of a parallel draft model (PARD, An et al. 2025, arXiv:2504.18583).
 
@@ -160,7 +163,7 @@ class ParallelDrafter(ModelDrafter):
         super().__init__(runner, warp, device)
         self._mask = mask
 
-    def _draw(self, uniforms: Tensor, warp: AnyWarp) -> tuple[Tensor, Tensor]:
+    def _draw(self, uniforms: Tensor, warp: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
         counts = list(map(len, self._unread))
         num_draft_tokens = uniforms.shape[1]
         width = max(counts) + num_draft_tokens - 1
@@ -185,15 +188,117 @@ def mask_token(config: PreTrainedConfig) -> int | None:
     return None
 
 
-def checked_mask(name: str, config: PreTrainedConfig) -> int | None:
-    """Return the mask of a draft as `mask_token` does.
+# Early exit ------------------------------------------------------------------------------------------
+
+
+def truncated_config(config: PreTrainedConfig, num_layers: int) -> PreTrainedConfig:
+    """Return the configuration of the first `num_layers` layers.
 
     Raises:
-        SettingError: for a mask that is not in the draft's vocabulary.
+        SettingError: if the model has no more layers than that, or cannot be shortened.
     """
-    mask: Any = mask_token(config)
-    size = config.get_text_config(decoder=True).vocab_size
-    if mask is not None and not (type(mask) is int and 0 <= mask < size):
-        rule = f"has a config.json whose mask token, {mask}, is not in its vocabulary of {size}"
-        raise SettingError("draft", rule, name)
-    return mask
+    text_config = config.get_text_config(decoder=True)
+    total = text_config.num_hidden_layers
+    if not 1 <= num_layers < total:
+        rule = f"must be at least 1 and below the target's number of layers, {total}"
+        raise SettingError("draft.layers", rule, num_layers)
+    for name in _TIES:
+        if getattr(text_config, name, None):
+            rule = f"early_exit cannot shorten {config.model_type}, whose later layers depend on their number ({name})"
+            raise SettingError("draft", rule)
+    kinds = getattr(text_config, "layer_types", None)
+    shorter = copy.deepcopy(config)
+    shorter_text: Any = shorter.get_text_config(decoder=True)  # `shorter`, or a part of it
+    try:
+        shorter_text.num_hidden_layers = num_layers
+        # Some configurations compute this list from other fields: it may be right already.
+        if kinds is not None and list(shorter_text.layer_types) != list(kinds[:num_layers]):
+            shorter_text.layer_types = kinds[:num_layers]
+    except AttributeError as error:
+        rule = f"early_exit cannot shorten the configuration of {config.model_type}"
+        raise SettingError("draft", rule) from error
+    return shorter
+
+
+def shared_sketch(layers: Checkpoint, name: str, dtype: torch.dtype) -> Sketch:
+    """Return the sizes of `draft=NAME` that has no weights of its own.
+
+    It holds only its caches, and reads the weights of the target (`borrowed_tensors`).
+
+    Args:
+        layers: the target, or its first layers.
+    """
+    whole = sketch_model(layers, dtype)
+    caches = tuple(cache for block in whole.blocks for cache in block.caches)
+    # "" is the whole model: its caches are one piece, on one device.
+    own_block = Block(modules=("",), tensors=(), caches=caches)
+    return dataclasses.replace(
+        whole,
+        role="draft",
+        settings=ModelSettings(name=name, repository=layers.settings.repository),
+        blocks=(own_block,),
+        num_parameters=0,
+        borrowed_tensors=tuple(whole.tensors),
+    )
+
+
+def truncated(model: PreTrainedModel, num_layers: int) -> PreTrainedModel:
+    """Return a model of the first `num_layers` layers of another, with its norm and its head.
+
+    Both have the same modules, and the other model stays as it is. Only one of the two may return
+    hidden states: transformers' hooks for them are on the shared layers, and each model would add
+    its own.
+
+    Raises:
+        SettingError: for a model whose list of layers is not found.
+    """
+    config = truncated_config(model.config, num_layers)
+    *parents, name = _path_to_layers(model)
+    shorter = parent = _copied(model, config)
+    for attribute in parents:
+        child = _copied(parent.get_submodule(attribute), config)
+        setattr(parent, attribute, child)
+        parent = child
+    layers = parent.get_submodule(name)
+    assert isinstance(layers, nn.ModuleList)
+    setattr(parent, name, layers[:num_layers])
+    return shorter
+
+
+def _path_to_layers(model: PreTrainedModel) -> list[str]:
+    """Return the attribute names that lead to the list of decoder layers: ["model", "layers"].
+
+    It is the only list as long as there are layers, lists within such a list aside.
+    """
+    num_layers = model.config.get_text_config(decoder=True).num_hidden_layers
+    paths: list[str] = []
+    for name, module in model.named_modules():
+        inside = any(name.startswith(f"{outer}.") for outer in paths)
+        if isinstance(module, nn.ModuleList) and len(module) == num_layers and not inside:
+            paths.append(name)
+    if len(paths) != 1:
+        name = type(model).__name__
+        rule = f"early_exit needs a model with one list of layers; {name} has {len(paths)}"
+        raise SettingError("draft", rule)
+    return paths[0].split(".")
+
+
+def _copied(module: Any, config: PreTrainedConfig) -> Any:
+    """Copy a module so that replacing a child or the configuration leaves the original as it is.
+
+    Args:
+        config: of the whole model. A part that reads the text alone gets the part for texts.
+    """
+    twin = copy.copy(module)
+    twin._modules = dict(module._modules)
+    text_config = config.get_text_config(decoder=True)
+    is_of_text = type(getattr(module, "config", None)) is type(text_config)
+    twin.config = text_config if is_of_text else config
+    hook = twin.__dict__.pop("_hf_hook", None)
+    if hook is not None:
+        # accelerate has put a method of the original in the place of `forward`.
+        from accelerate.hooks import add_hook_to_module
+
+        del twin.__dict__["forward"], twin.__dict__["_old_forward"]
+        add_hook_to_module(twin, hook)
+    return twin

@@ -54,12 +54,9 @@ class TextDrafter(Drafter):
         self._proposed: list[list[int]] = []
         self._propose_nothing()
 
-    def start(
-        self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
-    ) -> None:
+    def clear(self) -> None:
         self._begin_batch()
         self._texts = []
-        self.add(prompts, first_tokens, step)
 
     def add(
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step

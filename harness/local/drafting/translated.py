@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -21,16 +20,32 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from harness.config.errors import SettingError
 from harness.local.decoding.protocols import Proposal, Runner
 from harness.local.decoding.transfer import to_device
-from harness.local.decoding.warp import AnyWarp, CommonWarp, TokenIds, current_warp
+from harness.local.decoding.warp import AnyWarp
 from harness.local.drafting.model import ModelDrafter
 from harness.local.models.checkpoints import Checkpoint
-from harness.local.models.tokenizers import load_tokenizer, vocabulary_size
+from harness.local.models.tokenizers import vocabulary_size
 
 # The character by which SentencePiece marks spaces; ordinary tokens of byte-level tokenizers have none.
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 
 # Byte-level BPE writes each byte of a token as a character that can be printed.
 _BYTE_OF_STAND_IN = {character: byte for byte, character in bytes_to_unicode().items()}
+
+
+@dataclass(frozen=True)
+class TokenIds:
+    """Many token ids, a large part of a vocabulary. A tensor of them stays on each device, because copying takes
+    milliseconds.
+    """
+
+    ids: tuple[int, ...]
+    _on_devices: dict[torch.device, Tensor] = field(default_factory=dict, init=False, repr=False)
+
+    def on(self, device: torch.device | str) -> Tensor:
+        device = torch.device(device)
+        if device not in self._on_devices:
+            self._on_devices[device] = to_device(self.ids, device)
+        return self._on_devices[device]
 
 
 @dataclass(frozen=True)
@@ -61,12 +76,6 @@ class Translation:
     def target_tokens(self) -> dict[int, int]:
         """The target's id for each token of the draft that both have."""
         return {draft: target for target, draft in self.common.items()}
-
-    def drawing_warp(self, of_target: AnyWarp) -> CommonWarp:
-        """Return the warp for the draft's logits, given the one for the target's: over the common tokens alone."""
-        current = current_warp(of_target)
-        assert not isinstance(current, CommonWarp)
-        return CommonWarp(current, self.common_draft_tokens)
 
     def into_draft(self, tokens: Sequence[int]) -> list[int]:
         """Turn the target's next tokens into the draft's."""
@@ -119,11 +128,17 @@ class TranslatedDrafter(ModelDrafter):
             rows = uniforms.tolist()
             taken = [[translation.common.get(token, any_token) for token in row] for row in rows]
             uniforms = to_device(taken, self._runner_device)
-        warp = translation.drawing_warp(self.warp)
+        draft_ids = translation.common_draft_tokens.on(self._runner_device)
+        target_ids = translation.common_target_tokens.on(self._device)
+
+        def warp(logits: Tensor) -> Tensor:
+            """Probabilities over the common tokens alone; all others have none."""
+            probabilities = self.warp(logits[..., draft_ids])
+            nothing = probabilities.new_zeros(logits.shape)
+            return nothing.index_copy_(-1, draft_ids, probabilities)
+
         drafted, probabilities = self._draw(uniforms.to(self._runner_device), warp)
         tokens = [self._offered(row) for row in drafted.tolist()]
-        draft_ids = translation.common_draft_tokens.on(probabilities.device)
-        target_ids = translation.common_target_tokens.on(self._device)
         common = probabilities[..., draft_ids].to(self._device)
         shape = (*common.shape[:-1], translation.target_vocabulary_size)
         over_target = common.new_zeros(shape).index_copy_(-1, target_ids, common)
@@ -160,19 +175,6 @@ def how_to_translate(
         rule = f"has {num_draft_outputs} outputs against {target_size}, for {num_tokens} tokens"
         raise SettingError("draft", rule, draft.settings.name)
     return None
-
-
-def check_if_local(target: Checkpoint, draft: Checkpoint) -> None:
-    """Call `how_to_translate` for its errors alone, for a plan, which loads no weights.
-
-    Only if both tokenizers are in directories, so that nothing is downloaded.
-    """
-    for checkpoint in (target, draft):
-        if not any(Path(checkpoint.settings.repository).glob("tokenizer*")):
-            return
-    target_tokenizer = load_tokenizer(target.settings)
-    draft_tokenizer = load_tokenizer(draft.settings, "draft")
-    how_to_translate(target, draft, target_tokenizer, draft_tokenizer)
 
 
 def translation(

@@ -231,7 +231,7 @@ class LocalEngine(Engine):
         self.weights: Weights = loaded_weights(pair, ModelReference(self.runners))
         self.runner = str(self.runners.names)
         self.setup_seconds = self.runners.setup_seconds
-        self.arms = self._make_arms(self.runners.make_drafter)
+        self.arms = self._make_arms()
         self.stopwatches = stopwatches_of(self.runners, self._make_arms)
 
     def close(self) -> None:
@@ -242,9 +242,12 @@ class LocalEngine(Engine):
         release_memory(self._pair.devices)
 
     def _make_arms(
-        self, make: MakeDrafter | None, new_timer: Callable[[], PhaseTimer | None] = lambda: None
+        self, new_timer: Callable[[], PhaseTimer | None] = lambda: None
     ) -> Sequence[Arm]:
-        """The regular arm and, where there is a draft, the speculative one."""
+        """The regular arm and, where there is a draft, the speculative one. They share no drafters
+        with those that were made before.
+        """
+        make = self.runners.new_drafters()
         policy = Adaptive(self.runners.num_choices)
         common = (self.runners, self.weights, policy)
         arms = [LocalArm("regular", *common, timer=new_timer())]

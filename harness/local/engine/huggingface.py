@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from os.path import commonprefix
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.modeling_layers import MtpModel
 
 from harness.config.settings import DecodingSettings, require
-from harness.engines.arrivals import Origin, Watch
+from harness.engines.arrivals import Watch, origins
 from harness.engines.phases import Phases
 from harness.engines.protocol import (
     Answered,
@@ -52,9 +53,9 @@ def check_pair(planned: PlannedPair, decoding: DecodingSettings) -> None:
     draft = planned.draft_settings.name
     if planned.head is not None:
         planned.head.kind.check_huggingface(planned.head.config, draft, decoding.most_draft_tokens)
-    plan = planned.draft_plan
-    rule = "drafts all tokens in one pass, which engine=huggingface cannot"
-    require(plan is None or plan.mask_token is None, "draft", rule, draft)
+    elif len(planned.checkpoints) > 1:
+        rule = "drafts all tokens in one pass, which engine=huggingface cannot"
+        require(planned.shorter_proposals_follow, "draft", rule, draft)
     for checkpoint in planned.checkpoints:
         model = checkpoint.settings.name
         rule = f"must be none with engine=huggingface: {model} takes back no tokens in generate()"
@@ -249,19 +250,9 @@ class _Recorder(BaseStreamer):
         proposed = self.proposed[: self.request.decoding.max_new_tokens - self.num_generated]
         self.num_generated += len(tokens)
         self.proposed = []
-        num_accepted = 0
-        for candidate, token in zip(proposed, tokens, strict=False):
-            if candidate != token:
-                break
-            num_accepted += 1
-        if not proposed:
-            last = Origin.TARGET
-        elif num_accepted < len(proposed):
-            last = Origin.RECOVERED
-        else:
-            last = Origin.BONUS
-        origins = [*[Origin.DRAFT] * num_accepted, last][: len(tokens)]
-        self.note(Iteration([self.row], [tokens], [origins], [proposed], [num_accepted]))
+        num_accepted = len(commonprefix([proposed, tokens]))  # noqa: RUF071
+        token_origins = origins(len(proposed), num_accepted, len(tokens))
+        self.note(Iteration([self.row], [tokens], [token_origins], [proposed], [num_accepted]))
         if self.num_generated >= (self.request.leave_after or math.inf):
             raise _LeftError
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -23,23 +22,20 @@ from harness.config.settings import DraftSettings, Dtype, ModelSettings, Placeme
 from harness.engines.door.pairs import Excess
 from harness.local.drafting.heads.checkpoint import HeadCheckpoint
 from harness.local.drafting.method import DraftPlan, Pair, method_of
+from harness.local.drafting.model import mask_token
 from harness.local.drafting.translated import Translation, how_to_translate
 from harness.local.models.checkpoints import (
     Checkpoint,
-    ReadCheckpoint,
     check_quantizer,
-    read_checkpoint,
     refuse_second_quantization,
     resolve_dtype,
 )
 from harness.local.models.devices import check_gpu_numbers, free_memory, visible_gpus
-from harness.local.models.fit import Case, Memory, Placement, effective_strategy
+from harness.local.models.fit import Case, Memory, Placement, effective_strategy, fit_or_explain
 from harness.local.models.loading import PlacedModel
-from harness.local.models.meta import sketch_model
 from harness.local.models.quiet import quiet_libraries
-from harness.local.models.random_weights import random_checkpoint, random_tokenizer
-from harness.local.models.remedies import fit_or_explain
-from harness.local.models.sketch import Sketch
+from harness.local.models.random_weights import checkpoint_for, random_tokenizer
+from harness.local.models.sketch import Sketch, sketch_model
 from harness.local.models.tokenizers import load_tokenizer, max_context, vocabulary_size
 
 
@@ -52,7 +48,8 @@ class PlannedPair:
         sketches: the sizes of these, then of what else drafts with weights or a cache of its own: a head, or
             layers of the target.
         placement: the run's.
-        draft_plan: what drafts; None without a draft.
+        draft_settings: of the draft, of any kind; None without one.
+        head: a draft that is a head.
         translation: between the tokenizers, of a draft with another one.
         tokenizer: the target's; None for a pair on paper, whose tokenizers nobody has read.
         gpus: that it may be placed on, by torch's indices; none for a pair on the CPU, and on paper.
@@ -61,36 +58,22 @@ class PlannedPair:
     checkpoints: Sequence[Checkpoint]
     sketches: Sequence[Sketch]
     placement: PlacementSettings
-    draft_plan: DraftPlan | None = None
+    draft_settings: DraftSettings | None = None
+    head: HeadCheckpoint | None = None
     translation: Translation | None = None
     tokenizer: Any = None
     gpus: Sequence[int] = ()
 
     @property
-    def draft_settings(self) -> DraftSettings | None:
-        """The settings of the draft, of any kind."""
-        return None if self.draft_plan is None else self.draft_plan.settings
-
-    @property
-    def shared(self) -> bool:
-        """Whether the draft is the target itself, whose weights load once."""
-        return self.draft_plan is not None and self.draft_plan.shares_target
-
-    @property
-    def head(self) -> HeadCheckpoint | None:
-        """A draft that is a head."""
-        return None if self.draft_plan is None else self.draft_plan.head
-
-    @property
     def shorter_proposals_follow(self) -> bool:
         """Whether a shorter proposal is the beginning of a longer one; False without a draft."""
-        if self.draft_plan is None:
+        if self.draft_settings is None:
             return False
         return not any(sketch.drafts_in_one_pass for sketch in self.sketches[1:])
 
     def case(self, free: Memory, demand: Demand) -> Case:
         """Return the case of placing this pair on devices with these free bytes."""
-        return Case(tuple(self.sketches), self.placement, free, demand, self.shared)
+        return Case(tuple(self.sketches), self.placement, free, demand)
 
     def room(self, new_tokens: int) -> int | None:
         """The most tokens that a prompt may have before `new_tokens` more; None for any number."""
@@ -235,27 +218,25 @@ class PlacedPair(PlannedPair):
             "dtype": str(target.dtype).removeprefix("torch."),
             "weight_bytes": target.placement.bytes_per_device,
         }
-        if self.head is not None:
-            # A head is in the target's format.
-            columns["draft_dtype"] = columns["dtype"]
-            columns["draft_weight_bytes"] = self.placements[-1].bytes_per_device
-        elif self.shared or len(self.models) > 1:
-            draft = target if self.shared else self.models[1]
+        draft = self.sketches[-1]
+        if draft.role == "draft" and draft.weight_bytes:
             columns["draft_dtype"] = str(draft.dtype).removeprefix("torch.")
-            columns["draft_weight_bytes"] = draft.placement.bytes_per_device
+            columns["draft_weight_bytes"] = self.placements[-1].bytes_per_device
         return columns
 
     def load(self) -> Pair:
         """Load the weights. Raises RunError or SettingError if memory, files or a library fail."""
         target, *others = [model.load() for model in self.models]
+        settings: Any = self.draft_settings
         draft = others[0] if others else None
-        if self.shared and isinstance(self.draft_settings, ModelSettings):
-            draft = dataclasses.replace(target, settings=self.draft_settings)
         head = None
         if self.head is not None:
             device = self.placements[-1].devices[0]
             head = self.head.load(device, target.dtype, target.model)
-        return Pair(target, draft, self.tokenizer, head, self.draft_settings, self.translation)
+        elif draft is None and isinstance(settings, ModelSettings):
+            # The draft is the target itself.
+            draft = dataclasses.replace(target, settings=settings)
+        return Pair(target, draft, self.tokenizer, head, settings, self.translation)
 
 
 def plan_pair(
@@ -323,30 +304,30 @@ def sketch_pair(
         device: of the kind on which the models will be; `meta` for a GPU that is not here.
         weights: None if not even stored ones will be needed.
     """
-    if weights == "random":
-        read: ReadCheckpoint = random_checkpoint
-    else:
-        read = partial(read_checkpoint, weights=weights is not None)
-    target_checkpoint = read("model", target)
+    target_checkpoint = checkpoint_for("model", target, weights)
     checkpoints = [target_checkpoint]
-    plan: DraftPlan | None = None
+    plan = DraftPlan(draft)
     if draft is not None:
-        plan = method_of(draft).plan(draft, target_checkpoint, read, weights == "stored")
-        if plan.checkpoint is not None:
-            checkpoints.append(plan.checkpoint)
+        plan = method_of(draft).plan(draft, target_checkpoint, weights)
+    if plan.checkpoint is not None:
+        checkpoints.append(plan.checkpoint)
     sketches: list[Sketch] = []
     for checkpoint in checkpoints:
         refuse_second_quantization(checkpoint)
         if weights is not None:
             check_quantizer(checkpoint, device)
         model_dtype = resolve_dtype(checkpoint.settings.dtype or dtype, checkpoint, device)
-        sketches.append(sketch_model(checkpoint, model_dtype))
-    if plan is not None and plan.mask_token is not None:
-        sketches[1] = dataclasses.replace(sketches[1], drafts_in_one_pass=True)
-    if plan is not None:
+        sketch = sketch_model(checkpoint, model_dtype)
+        is_parallel = checkpoint.role == "draft" and mask_token(checkpoint.config) is not None
+        sketches.append(dataclasses.replace(sketch, drafts_in_one_pass=is_parallel))
+    if plan.settings is not None:
         draft_sketch = method_of(plan.settings).sketch(plan, target_checkpoint, sketches[0].dtype)
         if draft_sketch is not None:
             sketches.append(draft_sketch)
     return PlannedPair(
-        checkpoints=checkpoints, sketches=sketches, placement=placement, draft_plan=plan
+        checkpoints=checkpoints,
+        sketches=sketches,
+        placement=placement,
+        draft_settings=plan.settings,
+        head=plan.head,
     )

@@ -23,12 +23,18 @@ from harness.config.run import RunSettings
 from harness.config.settings import PlacementSettings
 from harness.engines.door.plans import Machine, ModelPlan, PairPlan, PassBytes, PretendedGpus, Roof
 from harness.engines.registry import engine_of
-from harness.local.drafting.translated import check_if_local
 from harness.local.engine.pair import PlacedPair, sketch_pair
 from harness.local.models.devices import check_gpu_numbers, free_memory, visible_gpus
-from harness.local.models.fit import Case, Misfit, Placement, effective_strategy, fit
+from harness.local.models.fit import (
+    Case,
+    Misfit,
+    Placement,
+    effective_strategy,
+    fit,
+    fit_regardless,
+    remedies,
+)
 from harness.local.models.quiet import quiet_libraries
-from harness.local.models.remedies import fit_regardless, remedies
 from harness.local.models.sketch import offloads
 from harness.local.models.tokenizers import PADDING, check_sizes
 
@@ -110,9 +116,8 @@ def plan_on(
     excess = pair.excess([[0] * prompt_length], settings.decoding.max_new_tokens)
     if excess is not None:
         raise SettingError("prompt_length", excess.rule, prompt_length)
-    if len(pair.checkpoints) > 1:
-        check = check_if_local if settings.weights == "stored" else check_sizes
-        check(*pair.checkpoints)
+    if len(pair.checkpoints) > 1 and settings.weights == "random":
+        check_sizes(*pair.checkpoints)
 
     demand = Demand(
         settings.batch_size,
@@ -143,7 +148,6 @@ def plan_on(
         models.append(plan)
     return PairPlan(
         models=tuple(models),
-        shared=case.shared,
         draft_layers=None if pair.draft_settings is None else pair.draft_settings.layers,
         row_tokens=demand.row_tokens,
         reserve_bytes=case.reserve_bytes if machine.num_gpus else 0,
@@ -187,8 +191,7 @@ def _case_pass_bytes(case: Case, draft_tokens: Iterable[int]) -> PassBytes | Non
     if not all(sketch.knows_cache for sketch in case.models):
         return None
     target, draft = case.models[0], case.models[-1]
-    drafts = len(case.models) > 1 or case.shared
-    draft_step = case.step_bytes(draft) if drafts else 0.0
+    draft_step = case.step_bytes(draft) if len(case.models) > 1 else 0.0
     # A verification may read more than a step: its tokens take different experts.
     verification = {}
     drafting = {}
@@ -220,12 +223,11 @@ def roofs(placed: PlacedPair, batch_size: int, num_tokens: int) -> list[Roof]:
         }
         floor_ms = sum(1000 * size / (rates[device] or math.nan) for device, size in read.items())
         roofs.append(Roof(read.total(), None if math.isnan(floor_ms) else floor_ms))
-    if placed.head is not None:
-        head = placed.sketches[-1]
-        head_caches = head.block_caches(batch_size * num_tokens, batch_size, only_read=True)
+    for sketch in placed.sketches[len(placed.models) :]:
+        own_caches = sketch.block_caches(batch_size * num_tokens, batch_size, only_read=True)
         # A head may draft all tokens in one pass: a rate per drafted token would say little.
-        roofs.append(Roof(head.read_bytes(batch_size) + sum(head_caches), None))
-    return roofs * 2 if placed.shared else roofs
+        roofs.append(Roof(sketch.read_bytes(batch_size) + sum(own_caches), None))
+    return roofs
 
 
 def copy_bandwidth(device: torch.device) -> float | None:

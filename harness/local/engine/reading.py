@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,7 +25,7 @@ from harness.local.decoding.warp import AnyWarp
 from harness.local.drafting.method import Pair
 from harness.local.drafting.methods import SampledDraftSettings
 from harness.local.drafting.model import ModelDrafter
-from harness.local.engine.reference import not_finite
+from harness.local.engine.reference import not_finite, steps_along
 from harness.local.engine.runners import open_runners, warp_of
 from harness.results.statistics.iterations import acceptance_chances, cut
 
@@ -56,8 +55,9 @@ class PairReader:
         self._warp = warp_of(decoding)
         # The eager runner is what every model can have.
         self._runners = open_runners(pair, Preparation(decoding=decoding, runner="eager"))
-        assert self._runners.make_drafter is not None
-        self._drafter = self._runners.make_drafter(self._warp)
+        make_drafter = self._runners.new_drafters()
+        assert make_drafter is not None
+        self._drafter = make_drafter(self._warp)
 
     def close(self) -> None:
         """Give the caches back."""
@@ -85,35 +85,34 @@ class PairReader:
     def _read_together(self, transcripts: Sequence[Transcript]) -> Iterator[list[ReadText]]:
         """Read transcripts with one prompt, in one pass of the target over all of them."""
         texts = [transcript.token_ids for transcript in transcripts]
-        # Nothing follows the last token. Shorter texts go on with tokens that are not looked at.
-        rows = padded([text[:-1] for text in texts], max(map(len, texts)) - 1)
-        wanted = [
-            [token - 1 for answer in transcript.answers for token in answer]
-            for transcript in transcripts
-        ]
-        hidden: list[list[Tensor]] = [[] for _ in texts]
-        # For each token of a transcript's answers, in parts: its probability, and the mean and the variance of the
-        # log-probability if a token were drawn in its place.
-        figures: list[list[Tensor]] = [[] for _ in texts]
-        num_first = len(transcripts[0].prompt)
-        for part in read_along(self._runners.target, self._warp, "model", rows, wanted, num_first):
-            if part.hidden is not None:
-                hidden[part.row].append(part.hidden)
-            logarithms = part.probabilities.clamp(min=torch.finfo(torch.float32).tiny).log()
-            means = (part.probabilities * logarithms).sum(-1)
-            squares = (part.probabilities * logarithms.square()).sum(-1)
+        prompt = transcripts[0].prompt
+        # Shorter texts go on with tokens that are not looked at.
+        rows = padded([text[len(prompt) :] for text in texts], max(map(len, texts)) - len(prompt))
+        hidden: list[Tensor] = []
+        # Of each token behind the prompt: its probability, and the mean and the variance of the log-probability if a
+        # token were drawn in its place.
+        parts: list[Tensor] = []
+        for step, upcoming in _steps(self._runners.target, [prompt] * len(texts), rows):
+            if step.hidden is not None:
+                hidden.append(step.hidden)
+            probabilities = self._warp(step.logits)
+            logarithms = probabilities.clamp(min=torch.finfo(torch.float32).tiny).log()
+            means = (probabilities * logarithms).sum(-1)
+            squares = (probabilities * logarithms.square()).sum(-1)
             variances = (squares - means.square()).clamp(min=0)
-            given = _next_probabilities(part, texts[part.row])
-            figures[part.row].append(torch.stack([given, means, variances]).double())
-        for row, (text, transcript) in enumerate(zip(texts, transcripts, strict=True)):
-            features = torch.cat(hidden[row]) if hidden[row] else None
-            hidden[row] = []
-            lengths = list(map(len, transcript.answers))
-            target = torch.cat(figures[row], dim=1).split(lengths, dim=1)
-            yield [
-                self._read_text(answer_figures, self._draft_probabilities(text, answer, features))
-                for answer_figures, answer in zip(target, transcript.answers, strict=True)
-            ]
+            given = _chosen(probabilities, upcoming)
+            parts.append(torch.stack([given, means, variances], dim=-1).double())
+        figures = torch.cat(parts, dim=1)
+        for row, transcript in enumerate(transcripts):
+            features = torch.cat([states[row] for states in hidden]) if hidden else None
+            read_texts = []
+            for answer in transcript.answers:
+                first = answer.start - len(prompt)
+                answer_figures = figures[row, first : first + len(answer)]
+                _require_finite("model", answer_figures, answer.start)
+                draft = self._draft_probabilities(transcript.token_ids, answer, features)
+                read_texts.append(self._read_text(answer_figures, draft))
+            yield read_texts
 
     def _draft_probabilities(
         self, tokens: Sequence[int], answer: range, features: Tensor | None
@@ -132,7 +131,7 @@ class PairReader:
         return probabilities
 
     def _read_text(self, figures: Tensor, draft: Tensor) -> ReadText:
-        target, means, variances = figures
+        target, means, variances = figures.unbind(-1)
         chances = acceptance_chances(
             target.cpu().numpy(), draft.cpu().numpy(), block=self._is_block
         )
@@ -148,78 +147,38 @@ class PairReader:
         )
 
 
-class ReadPart(NamedTuple):
-    """Part of a text that a model has read.
-
-    Attributes:
-        row: the number of the text.
-        indices: m of its tokens.
-        probabilities: [m, V], the distributions of the tokens after these.
-        hidden: [n, L, D], the states of all tokens that were read; None without layers.
+def _steps(
+    runner: Runner, prompts: Sequence[Sequence[int]], rows: Sequence[Sequence[int]]
+) -> Iterator[tuple[Step, Tensor]]:
+    """Read rows of one length behind their prompts, but the last tokens -> steps of n tokens [B, n, ...], and the
+    tokens [B, n] that follow each.
     """
+    num_read = 0
+    upcoming = torch.tensor(rows)
+    read = [row[:-1] for row in rows]
+    for step in steps_along(runner, prompts, read, max(1, CHUNK // len(rows))):
+        num_new = step.logits.shape[1]
+        yield step, upcoming[:, num_read : num_read + num_new].to(step.logits.device)
+        num_read += num_new
 
-    row: int
-    indices: Sequence[int]
-    probabilities: Tensor
-    hidden: Tensor | None
 
-
-def read_along(
-    runner: Runner,
-    warp: AnyWarp,
-    role: str,
-    rows: Sequence[Sequence[int]],
-    wanted: Sequence[Sequence[int]],
-    num_first: int,
-) -> Iterator[ReadPart]:
-    """Read texts of one length, in parts of all rows together.
+def _require_finite(role: str, figures: Tensor, first: int) -> None:
+    """Raise a NonFiniteError for figures [n, ...] of nan: they would stand for a token that is not offered, or cannot
+    be drawn.
 
     Args:
-        role: of the model, as in errors.
-        wanted: of each row, the indices of tokens after which distributions are wanted, ascending; none before
-            index `num_first - 1`.
-        num_first: how many tokens all rows begin with.
-
-    Raises:
-        NonFiniteError: distributions that are nan: in figures it would stand for a token that is not offered, or
-            cannot be drawn.
+        role: of the model that gave them.
+        first: the index in its text of the first token.
     """
-    num_first = min(num_first, CHUNK)
-    width = max(1, CHUNK // len(rows))
-    step = runner.start([row[:num_first] for row in rows])
-    logits = step.logits.unsqueeze(1)
-    tokens = torch.tensor(rows, device=logits.device)
-    begin = num_first - 1
-    while True:
-        end = begin + logits.shape[1]
-        for row, row_wanted in enumerate(wanted):
-            indices = [index for index in row_wanted if begin <= index < end]
-            probabilities = logits.new_empty(0, logits.shape[-1])
-            if indices:
-                probabilities = warp(logits[row, [index - begin for index in indices]])
-            are_finite = probabilities.isfinite().all(-1).tolist()
-            if not all(are_finite):
-                raise NonFiniteError(role, indices[are_finite.index(False)] + 1, row=0)
-            hidden = None if step.hidden is None else step.hidden[row]
-            yield ReadPart(row, indices, probabilities, hidden)
-        if end == tokens.shape[1]:
-            return
-        step = runner.extend(tokens[:, end : end + width])
-        logits = step.logits
-        runner.keep([logits.shape[1]] * len(rows))
-        begin = end
+    are_finite = figures.reshape(len(figures), -1).isfinite().all(-1).tolist()
+    if not all(are_finite):
+        raise NonFiniteError(role, first + are_finite.index(False), row=0)
 
 
-def _next_probabilities(part: ReadPart, text: Sequence[int]) -> Tensor:
-    """The probabilities [m] of the text's own tokens in a part of it; 0 of tokens beyond V."""
-    return _chosen(part.probabilities, [text[index + 1] for index in part.indices])
-
-
-def _chosen(probabilities: Tensor, tokens: Sequence[int]) -> Tensor:
-    """The probabilities [m] of m tokens in distributions [m, V]; 0 of tokens beyond V."""
-    wanted = torch.tensor(tokens, dtype=torch.long, device=probabilities.device)
-    is_known = wanted < probabilities.shape[-1]
-    index = wanted.where(is_known, 0).unsqueeze(-1)
+def _chosen(probabilities: Tensor, tokens: Tensor) -> Tensor:
+    """The probabilities [..., m] of m tokens [..., m] in distributions [..., m, V]; 0 of tokens beyond V."""
+    is_known = tokens < probabilities.shape[-1]
+    index = tokens.where(is_known, 0).unsqueeze(-1)
     return probabilities.gather(-1, index).squeeze(-1) * is_known
 
 
@@ -235,9 +194,12 @@ def windows(
     Returns:
         Probabilities [len(answer) - 1, most] as `replayed` returns them: entry (s, j) is entry (s + j, 0).
     """
-    rows, wanted = [tokens[: answer.stop - 1]], [answer[:-1]]
-    parts = read_along(runner, warp, "draft", rows, wanted, answer.start + 1)
-    probabilities = torch.cat([_next_probabilities(part, tokens) for part in parts])
+    first = answer.start + 1
+    parts = []
+    for step, upcoming in _steps(runner, [tokens[:first]], [tokens[first : answer.stop]]):
+        parts.append(_chosen(warp(step.logits), upcoming)[0])
+    probabilities = torch.cat(parts)
+    _require_finite("draft", probabilities, first)
     beyond = probabilities.new_full((most - 1,), torch.nan)
     # A view shares its entries.
     return torch.cat([probabilities, beyond]).unfold(0, most, 1).clone()
@@ -282,7 +244,7 @@ def replayed(
         probabilities = is_taken.float()
         if proposal.probabilities is not None:
             distributions = proposal.probabilities[0].cpu()
-            probabilities = _chosen(distributions, wanted[: len(drafted)].tolist())
+            probabilities = _chosen(distributions, wanted[: len(drafted)])
             # Another token may be drawn only where the text's own cannot: what follows it is never accepted.
             if not is_taken.all() and probabilities[int(is_taken.int().argmin())] > 0:
                 return None

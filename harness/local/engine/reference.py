@@ -23,6 +23,7 @@ from harness.config.settings import DecodingSettings
 from harness.engines.door.reference import Margin
 from harness.engines.protocol import Weights, in_batches
 from harness.engines.record import Preparation
+from harness.local.decoding.protocols import Runner, Step
 from harness.local.decoding.transfer import padded
 from harness.local.drafting.method import Pair
 from harness.local.engine.runners import PairRunners, open_runners, warp_of
@@ -77,17 +78,27 @@ class ModelReference:
         self, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]] | None = None
     ) -> Tensor:
         """Logits [B, V] after prompts, or after continuations of equal lengths, which are read behind their cache."""
-        logits = self._runners.target.start(prompts).logits
-        if continuations is not None and continuations[0]:
-            tokens = torch.tensor(continuations, device=logits.device)
-            logits = self._runners.target.extend(tokens).logits[:, -1]
-        finite = logits.amax(-1).isfinite()
-        if not finite.all():
-            self._runners.clear()
-            row = finite.tolist().index(False)
-            length = len(prompts[row]) + (0 if continuations is None else len(continuations[row]))
-            raise not_finite(self._pair, "model", f"token {length} of prompt and text")
-        return self._allowed(logits)
+        rows = continuations or [[] for _ in prompts]
+        *_, step = steps_along(self._runners.target, prompts, rows, _PIECE)
+        logits = step.logits[:, -1:]
+        lengths = [len(prompt) + len(row) for prompt, row in zip(prompts, rows, strict=True)]
+        self._require_finite(logits, lengths, [1] * len(lengths))
+        return self._allowed(logits[:, 0])
+
+    def _require_finite(
+        self, logits: Tensor, lengths: Sequence[int], counts: Sequence[int]
+    ) -> None:
+        """Raise a RunError for logits [B, n, V] that are no numbers among the first counts[b] of row b.
+
+        Args:
+            lengths: tokens of prompt and text before the first logits of each row.
+        """
+        finite = logits.amax(-1).isfinite().tolist()
+        for are_finite, length, count in zip(finite, lengths, counts, strict=True):
+            if not all(are_finite[:count]):
+                self._runners.clear()
+                place = f"token {length + are_finite.index(False)} of prompt and text"
+                raise not_finite(self._pair, "model", place)
 
     def _allowed(self, logits: Tensor) -> Tensor:
         """Logits [..., V] in float32, without the tokens that are never drawn."""
@@ -99,26 +110,14 @@ class ModelReference:
     def logits_along(
         self, prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]
     ) -> Floats:
-        distinct = list(dict.fromkeys(map(tuple, prompts)))
-        indices = [distinct.index(tuple(prompt)) for prompt in prompts]
-        first = self.logits(distinct)[indices]
-        self._runners.target.select(indices)
-        pieces = [first.unsqueeze(1).cpu()]
-        longest = max(map(len, texts))
-        tokens = torch.tensor(padded(texts, longest), device=first.device)[:, :-1]
-        for piece in tokens.split(_PIECE, dim=1):
-            if piece.shape[1]:
-                following = self._runners.target.extend(piece).logits
-                pieces.append(self._allowed(following).cpu())
-                self._runners.target.keep([piece.shape[1]] * len(texts))
+        # Nothing follows the last token.
+        rows = [row[:-1] for row in padded(texts, max(map(len, texts)))]
+        pieces = []
+        for step in steps_along(self._runners.target, prompts, rows, _PIECE):
+            pieces.append(self._allowed(step.logits).cpu())
         logits = torch.cat(pieces, dim=1)
-        finite = logits.amax(-1).isfinite().tolist()
-        for are_finite, prompt, text in zip(finite, prompts, texts, strict=True):
-            # What follows a shorter text only fills its row up.
-            if not all(are_finite[: len(text)]):
-                self._runners.clear()
-                length = len(prompt) + are_finite.index(False)
-                raise not_finite(self._pair, "model", f"token {length} of prompt and text")
+        # What follows a shorter text only fills its row up.
+        self._require_finite(logits, list(map(len, prompts)), list(map(len, texts)))
         return logits.numpy()
 
     def logits_again(self, prompt: Sequence[int], text: Sequence[int]) -> Floats | None:
@@ -132,7 +131,7 @@ class ModelReference:
         first_tokens: Sequence[int],
         decoding: DecodingSettings,
     ) -> tuple[Floats, Floats] | None:
-        make = self._runners.make_drafter
+        make = self._runners.new_drafters()
         if make is None:
             return None
         with torch.inference_mode():
@@ -149,6 +148,26 @@ class ModelReference:
     def close(self) -> None:
         """Give back the memory of the runners."""
         self._runners.close()
+
+
+def steps_along(
+    runner: Runner, prompts: Sequence[Sequence[int]], rows: Sequence[Sequence[int]], width: int
+) -> Iterator[Step]:
+    """Read texts in a new batch: prompts, of which equal ones are read once, and rows of one length behind them.
+
+    Returns the steps after the prompts and after at most `width` further tokens: logits [B, n, V], n=1 of the first.
+    """
+    distinct = list(dict.fromkeys(map(tuple, prompts)))
+    indices = [distinct.index(tuple(prompt)) for prompt in prompts]
+    first = runner.start(distinct)
+    runner.select(indices)
+    hidden = None if first.hidden is None else first.hidden[indices]
+    yield Step(first.logits[indices].unsqueeze(1), hidden)
+    tokens = torch.tensor(rows, dtype=torch.long, device=first.logits.device)
+    for piece in tokens.split(width, dim=1):
+        if piece.shape[1]:
+            yield runner.extend(piece)
+            runner.keep([piece.shape[1]] * len(rows))
 
 
 def open_reference(

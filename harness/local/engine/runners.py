@@ -15,7 +15,6 @@ from transformers import PreTrainedModel
 
 from harness.config.errors import SettingError
 from harness.config.methods import METHODS
-from harness.config.run import RunnerName
 from harness.config.settings import DecodingSettings
 from harness.engines.record import Preparation
 from harness.local.decoding.protocols import Drafter, Runner
@@ -52,8 +51,6 @@ class PairRunners:
         draft: the runner of the model that drafts, if one does.
         compiled_draft: the compiled proposals of a head, if one drafts and could be compiled.
         names: of the target's runner and the draft's.
-        make_drafter: makes a drafter for a warp; None without a draft. Its drafters may share what
-            they learned of earlier answers (`draft.shared=true`).
         num_choices: the numbers of draft tokens that `auto` chooses from.
         setup_seconds: how long compiling took.
     """
@@ -63,13 +60,30 @@ class PairRunners:
     draft: Runner | None
     compiled_draft: CompiledDraft | None
     names: RunnerNames
-    make_drafter: MakeDrafter | None
     num_choices: Sequence[int]
     setup_seconds: float
 
     def new_drafters(self) -> MakeDrafter | None:
-        """Another `make_drafter`, whose drafters share nothing with those of the first."""
-        return _drafters(self.pair, self.draft, self.compiled_draft)
+        """What makes a drafter for a warp; None without a draft.
+
+        Its drafters may share what they learned of earlier answers (`draft.shared=true`), and
+        nothing with those of another call. The shapes of proposals are checked if the method is not
+        built in.
+        """
+        settings = self.pair.draft_settings
+        if settings is None:
+            return None
+        make = method_of(settings).drafter(settings, self.pair, self.draft)
+
+        def make_prepared(warp: AnyWarp) -> Drafter:
+            drafter = make(warp)
+            if isinstance(drafter, HeadDrafter):
+                drafter.compiled = self.compiled_draft
+            if not METHODS.is_built_in(settings.method):
+                drafter = with_checked_shapes(drafter, settings.name)
+            return drafter
+
+        return make_prepared
 
     def clear(self) -> None:
         """Zero caches that further batches use again, after logits that are not finite."""
@@ -106,11 +120,11 @@ def open_runners(pair: Pair, preparation: Preparation) -> PairRunners:
         "hidden_layers": () if method is None else tuple(method.layers(pair)),
     }
     num_slots = preparation.num_slots
-    target, target_name = _build("model", pair.target, preparation, options, widths, num_slots)
+    target = _build("model", pair.target, preparation, options, widths, num_slots)
 
     draft: Runner | None = None
     # A draft without a runner, such as a text method, goes by the target's.
-    draft_name = target_name
+    draft_name = target.name
     model = None if method is None else method.model(pair)
     if method is not None and model is not None:
         widths = list(method.widths(pair, numbers))
@@ -120,10 +134,11 @@ def open_runners(pair: Pair, preparation: Preparation) -> PairRunners:
         # The widest pass may begin at the last draft token, which needs the last but one of the
         # target's slots, and reaches `widest - 1` slots beyond it.
         num_slots += max(widths) - 2
-        draft, draft_name = _build("draft", model, preparation, options, widths, num_slots)
+        draft = _build("draft", model, preparation, options, widths, num_slots)
+        draft_name = draft.name
 
     compiled_draft: CompiledDraft | None = None
-    if pair.head is not None and target_name == "compiled":
+    if pair.head is not None and target.name == "compiled":
         compiled_draft = _compiled_draft(pair, preparation)
         draft_name = "static" if compiled_draft is None else "compiled"
     parts = (target, draft, compiled_draft)
@@ -140,34 +155,10 @@ def open_runners(pair: Pair, preparation: Preparation) -> PairRunners:
         target=target,
         draft=draft,
         compiled_draft=compiled_draft,
-        names=RunnerNames(target_name, draft_name),
-        make_drafter=_drafters(pair, draft, compiled_draft),
+        names=RunnerNames(target.name, draft_name),
         num_choices=[0, *numbers],
         setup_seconds=setup_seconds,
     )
-
-
-def _drafters(
-    pair: Pair, draft: Runner | None, compiled_draft: CompiledDraft | None
-) -> MakeDrafter | None:
-    """Make drafters of a pair; None without a draft.
-
-    The shapes of proposals are checked if the method is not built in.
-    """
-    settings = pair.draft_settings
-    if settings is None:
-        return None
-    make = method_of(settings).drafter(settings, pair, draft)
-
-    def make_prepared(warp: AnyWarp) -> Drafter:
-        drafter = make(warp)
-        if isinstance(drafter, HeadDrafter):
-            drafter.compiled = compiled_draft
-        if not METHODS.is_built_in(settings.method):
-            drafter = with_checked_shapes(drafter, settings.name)
-        return drafter
-
-    return make_prepared
 
 
 def _compiled_draft(pair: Pair, preparation: Preparation) -> CompiledDraft | None:
@@ -195,8 +186,8 @@ def _build(
     options: Options,
     widths: Sequence[int],
     num_slots: int,
-) -> tuple[Runner, RunnerName]:
-    """A runner for a model, and its name.
+) -> StaticRunner | SnapshotRunner:
+    """A runner for a model.
 
     Args:
         role: `model` for the target, or `draft`; errors name it.
@@ -208,10 +199,7 @@ def _build(
     """
     model = loaded.model
     name = loaded.settings.name
-    runner = preparation.runner
-    if runner == "auto":
-        runner = "compiled" if loaded.input_device.type == "cuda" else "static"
-    if runner != "eager":
+    if preparation.runner != "eager":
         try:
             if recurrent_kind(model.config) is not None:
                 raise UnsupportedModelError("has a recurrent state")
@@ -223,16 +211,15 @@ def _build(
                 _checked[model] = num_slots
         except UnsupportedModelError as reason:
             preparation.say(f"{name} {reason}; it runs with runner=eager")
-            runner = "eager"
-    if runner == "compiled":
-        preparation.say(f"{name}: compiling")
-        try:
-            static.compile(preparation.batch_size, num_slots, widths)
-        except UnsupportedModelError as reason:
-            preparation.say(f"{name} {reason}; it runs with runner=static")
-            runner = "static"
-    if runner != "eager":
-        return static, runner
+        else:
+            on_gpu = loaded.input_device.type == "cuda"
+            if preparation.runner == "compiled" or (preparation.runner == "auto" and on_gpu):
+                preparation.say(f"{name}: compiling")
+                try:
+                    static.compile(preparation.batch_size, num_slots, widths)
+                except UnsupportedModelError as reason:
+                    preparation.say(f"{name} {reason}; it runs with runner=static")
+            return static
 
     # A target without a draft reads token by token, and is never rolled back.
     takes_back = max(widths) > 1
@@ -251,4 +238,4 @@ def _build(
     except UnsupportedModelError as reason:
         rule = f"must be 1 for {role}={name}: reading several rows at once, it {reason}"
         raise SettingError("batch_size", rule, preparation.batch_size) from reason
-    return snapshot, "eager"
+    return snapshot

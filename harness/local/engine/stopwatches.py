@@ -20,11 +20,9 @@ from harness.engines.door.profiles import Kernel, Profile
 from harness.engines.phases import Phases
 from harness.engines.protocol import Arm, Engine, Question, Stopwatches
 from harness.local.decoding.protocols import Runner
-from harness.local.drafting.method import MakeDrafter
 from harness.local.engine.runners import PairRunners
 from harness.local.models.devices import synchronize
-from harness.local.runners.snapshot import SnapshotRunner
-from harness.local.runners.wrapped import Replacing
+from harness.local.runners.base import Replacing
 
 # Passes of each width that count; one before them does not.
 _NUM_ROUNDS = 3
@@ -33,8 +31,8 @@ _NUM_TRACED = 8
 # Kernels that are listed: one layer has as many.
 _NUM_LISTED = 25
 
-# Makes an engine's arms over its runners, given what makes drafters and what makes timers.
-MakeArms = Callable[[MakeDrafter | None, Callable[[], "PhaseTimer"]], Sequence[Arm]]
+# Makes an engine's arms over its runners, given what makes timers.
+MakeArms = Callable[[Callable[[], "PhaseTimer"]], Sequence[Arm]]
 
 
 class PhaseTimer:
@@ -79,18 +77,15 @@ def stopwatches_of(runners: PairRunners, make_arms: MakeArms) -> Stopwatches:
     are_free = all(device.type == "cpu" for device in devices)
 
     def arms() -> Sequence[Arm]:
-        # Copies that answer what the arms themselves have answered learn nothing from them.
-        make = runners.make_drafter if are_free else runners.new_drafters()
-        return make_arms(make, lambda: PhaseTimer(devices))
+        return make_arms(lambda: PhaseTimer(devices))
 
     def passes(question: Question) -> list[float | None] | None:
         number = question.decoding.num_draft_tokens
-        if runners.make_drafter is None or number == "auto":
+        if runners.pair.draft_settings is None or number == "auto":
             return None
         # Compiled runners have few widths and read others more slowly. A recurrent state also reads
         # again what was kept before.
-        is_plain = runners.names.target in ("eager", "static")
-        if not is_plain or isinstance(runners.target, SnapshotRunner):
+        if runners.names.target != "static":
             return None
         # The text has no room for the widest pass.
         if number >= question.decoding.max_new_tokens:

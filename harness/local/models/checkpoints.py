@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +14,6 @@ from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_MASKED_LM_MAPPING,
     AutoConfig,
-    GenerationConfig,
     PreTrainedConfig,
 )
 
@@ -37,18 +35,6 @@ _NOT_RECURRENT = {
     "moe",
     "mlp",
 }
-# Parts of the names of recurrent models. The last resort, for models that bring their own code and declare nothing.
-_RECURRENT_NAMES = (
-    "mamba",
-    "rwkv",
-    "ssm",
-    "recurrent",
-    "retnet",
-    "lstm",
-    "hyena",
-    "jamba",
-    "griffin",
-)
 
 
 @dataclass(frozen=True)
@@ -64,10 +50,6 @@ class Checkpoint:
     settings: ModelSettings
     config: PreTrainedConfig
     random: bool = False
-
-
-# From a role and the settings of a model to its checkpoint.
-ReadCheckpoint = Callable[[str, ModelSettings], Checkpoint]
 
 
 def source_arguments(settings: ModelSettings) -> dict[str, Any]:
@@ -105,7 +87,6 @@ def read_checkpoint(role: str, settings: ModelSettings, *, weights: bool = True)
             config = AutoConfig.from_pretrained(settings.repository, **source_arguments(settings))
         except Exception as exception:
             raise explain_configuration(exception, role, settings) from exception
-        _check_generation(role, settings)
     check_decoder(role, settings, config)
     return Checkpoint(role, settings, config)
 
@@ -150,8 +131,7 @@ def recurrent_kind(config: PreTrainedConfig) -> str | None:
         return f"{config.model_type}: {', '.join(recurrent_types)}"
     # transformers' own mark, by which `generate` refuses assistants for these models.
     stateful = getattr(MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None), "_is_stateful", False)
-    by_name = any(name in config.model_type.lower() for name in _RECURRENT_NAMES)
-    return config.model_type if stateful or by_name else None
+    return config.model_type if stateful else None
 
 
 def _check_directory(role: str, settings: ModelSettings, weights: bool) -> None:
@@ -182,26 +162,6 @@ def _hint_at_contents(directory: Path) -> str:
     if (directory / "adapter_config.json").is_file():
         return " (it is an adapter, which must be merged into its base model first)"
     return ""
-
-
-def _check_generation(role: str, settings: ModelSettings) -> None:
-    """Raise a SettingError for a directory whose generation_config.json is broken.
-
-    Some mistakes in it fail after the weights have loaded. transformers ignores the others, and
-    texts would not end where the model ends them.
-    """
-    file = Path(settings.repository, "generation_config.json")
-    if settings.gguf_file is not None or not file.is_file():
-        return
-    rule = "its generation_config.json cannot be used"
-    try:
-        end_tokens = GenerationConfig.from_pretrained(settings.repository).eos_token_id
-    except Exception as exception:
-        raise SettingError(role, f"{rule}: {first_line(exception)}", settings.name) from exception
-    tokens = end_tokens if isinstance(end_tokens, list) else [end_tokens]
-    if end_tokens is not None and not all(type(token) is int for token in tokens):
-        cause = f"eos_token_id={end_tokens!r} must be a token id or a list of them"
-        raise SettingError(role, f"{rule}: {cause}", settings.name)
 
 
 def check_model_access(settings: ModelSettings) -> None:

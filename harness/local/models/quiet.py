@@ -23,10 +23,6 @@ _FLOODS = {
     "bitsandbytes.autograd._functions": "MatMul8bitLt: inputs will be cast",
     # On every CPU with AVX-512 BF16 where the `kernels` package is not installed.
     "bitsandbytes.backends.cpu.ops": "Failed to load CPU gemm_4bit_forward from kernels-community",
-    # All requests in flight, whenever vLLM fails.
-    "vllm.logging_utils.dump_input": "Dumping",
-    # vLLM's build for CPUs looks for it.
-    "torch._library.triton": "Triton not available",
 }
 
 
@@ -37,8 +33,6 @@ _FAULTS = ("MISSING", "MISMATCH", "CONVERSION")
 
 # The start of Python warnings.
 _WARNINGS = (
-    # vLLM reads every attribute of torch.distributed.
-    "`torch.distributed.reduce_op` is deprecated",
     # With every compilation on a GPU, even of models in half precision; float32 is the user's choice.
     "TensorFloat32 tensor cores for float32",
 )

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from harness.config.errors import SettingError
+from harness.config.run import Weights
 from harness.config.settings import ModelSettings
 from harness.local.models.checkpoints import (
     Checkpoint,
@@ -24,12 +25,21 @@ from harness.local.models.checkpoints import (
     refuse_second_quantization,
     stored_quantization,
 )
-from harness.local.models.meta import bare_model
-from harness.local.models.sketch import DeviceMap, covering
+from harness.local.models.sketch import DeviceMap, bare_model, covering
 from harness.local.models.tokenizers import check_sizes, vocabulary_size
 
 # Most architectures start training with it.
 _STANDARD_DEVIATION = 0.02
+
+
+def checkpoint_for(role: str, settings: ModelSettings, weights: Weights | None) -> Checkpoint:
+    """A model for a run with such weights; None for a pair on paper, which needs none.
+
+    Raises SettingError or RunError as `read_checkpoint` and `random_checkpoint`.
+    """
+    if weights == "random":
+        return random_checkpoint(role, settings)
+    return read_checkpoint(role, settings, weights=weights is not None)
 
 
 def random_checkpoint(role: str, settings: ModelSettings) -> Checkpoint:

@@ -1,9 +1,11 @@
-"""What runners over transformers models share: calls of the model, and tokens as it takes them."""
+"""What runners over transformers models share: calls of the model, tokens as it takes them, and objects around a
+runner of which some calls are changed.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypedDict
 
@@ -180,3 +182,21 @@ def right_aligned(states: Tensor, lengths: Sequence[int]) -> Tensor:
     sources = (torch.arange(width, device=states.device) - missing).clamp(min=0)
     rows = torch.arange(num_rows, device=states.device).unsqueeze(1)
     return states[rows, sources]
+
+
+class Wrapped:
+    """Hands every call on that a subclass does not have, so that a wrapped runner's compiled passes are what runs."""
+
+    def __init__(self, wrapped: Any) -> None:
+        self._wrapped = wrapped
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._wrapped, name)
+
+
+class Replacing(Wrapped):
+    """Another object, some of whose methods are replaced."""
+
+    def __init__(self, wrapped: Any, **methods: Callable[..., Any]) -> None:
+        super().__init__(wrapped)
+        vars(self).update(methods)

@@ -2,19 +2,54 @@
 
 Compiling fuses the many small kernels of norms and rotary embeddings. On a GPU torch also records
 CUDA graphs, which removes the host's work for each kernel.
+
+On a CPU equal layers are compiled once (`compile_call`): the graph of a forward pass is cut where a
+layer begins and ends, and parts that compute the same share their code. That is the regional
+compilation of PyTorch's recipes, without a new compilation for each layer's index.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
+from torch._guards import detect_fake_mode
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
+from torch.fx.node import map_arg
+from torch.fx.passes.split_module import split_module
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
 
 from harness.local.runners.checks import refusing
-from harness.local.runners.regions import compile_call
+
+# A call on tensors that it holds already.
+Call = Callable[[], Sequence[Tensor]]
+
+# A product of more rows than this is left to a library.
+_FEW_ROWS = 8
+# The largest matrix that stays in a core's cache: 512 KiB in float32.
+_MOST_NUMBERS_IN_CACHE = 1 << 17
+
+# Options of inductor, torch's compiler.
+_OPTIONS = {
+    # The tensors are the same in every pass: their sizes need no check.
+    "size_asserts": False,
+    # A multiplication and an addition become one instruction.
+    "cpp.enable_floating_point_contract_flag": "fast",
+    # Do not test whether g++ knows the processor's vector instructions: that takes 3 s. If it does
+    # not, the first kernel fails.
+    "cpp.vec_isa_ok": True,
+}
+
+# Compiled parts by their signatures. Models of the same sizes share them, so a process keeps them
+# until it ends; they hold code, but no weights.
+_compiled: dict[str, Callable[..., Any]] = {}
 
 
 class CompiledCall:
@@ -22,7 +57,7 @@ class CompiledCall:
 
     A GPU gets `torch.compile`, with CUDA graphs that torch records and owns. On a CPU that would
     take minutes for a whole model, and a seventh of a small model's speed layer by layer, so that
-    `regions` compiles there.
+    `compile_call` compiles there.
 
     Args:
         call: returns new tensors, never an input.
@@ -68,3 +103,183 @@ def filled_up(tensor: Tensor, *sizes: int) -> Tensor:
     for count in reversed(missing):
         padding += [0, count]
     return nn.functional.pad(tensor, padding)
+
+
+def compile_call(call: Call, model: nn.Module) -> Call:
+    """Compile a call of a model: a function without arguments over tensors that it holds already,
+    the same ones every time.
+
+    The result neither looks up the tensors again nor checks them; both would take a tenth of a
+    small model's pass.
+
+    Raises an error of torch if the call depends on the values of tensors: they have none while the
+    call is traced.
+    """
+    with _layers_marked(model), _PlainTensors():
+        traced = make_fx(call, tracing_mode="fake", _allow_non_fake_inputs=True)()
+    _tensors_to_inputs(traced)
+    whole = _split_by_layer(traced)
+    for node in whole.graph.find_nodes(op="call_module"):
+        part = whole.get_submodule(node.target)
+        assert isinstance(part, fx.GraphModule)
+        signature = _signature(part.graph)
+        if signature not in _compiled:
+            _compiled[signature] = _compile(part)
+        node.op = "call_function"
+        node.target = _compiled[signature]
+    whole.recompile()
+    # `_tensors_to_inputs` has named each placeholder after the attribute with its tensor.
+    placeholders = traced.graph.find_nodes(op="placeholder")
+    tensors = [getattr(traced, node.target) for node in placeholders]
+    return functools.partial(whole.forward, *tensors)
+
+
+def _tensors_to_inputs(traced: fx.GraphModule) -> None:
+    """Turn the tensors that a graph refers to into inputs, one for each tensor."""
+    graph = traced.graph
+    fake = detect_fake_mode([node.meta.get("val") for node in graph.nodes])
+    assert fake is not None
+    inputs: dict[str, fx.Node] = {}
+    for node in graph.find_nodes(op="get_attr"):
+        name = node.target
+        if name not in inputs:
+            with graph.inserting_before(next(iter(graph.nodes))):
+                inputs[name] = graph.placeholder(name)
+            # A fake tensor, because compiled code outlives the model and must not keep its weights.
+            inputs[name].meta["val"] = fake.from_tensor(getattr(traced, name))
+        node.replace_all_uses_with(inputs[name])
+        graph.erase_node(node)
+
+
+def _split_by_layer(traced: fx.GraphModule) -> fx.GraphModule:
+    """Split a graph into parts: runs of consecutive nodes with the same mark; see `_mark`."""
+    calls = [node for node in traced.graph.nodes if node.op == "call_function"]
+    runs = itertools.groupby(calls, lambda node: node.meta.get("layer"))
+    part_of: dict[fx.Node, int] = {}
+    for number, (_, run) in enumerate(runs):
+        for node in run:
+            part_of[node] = number
+    return split_module(traced, traced, part_of.__getitem__)
+
+
+def _compile(part: fx.GraphModule) -> Callable[..., Any]:
+    """Compile a part of a graph."""
+    from torch._inductor.compile_fx import compile_fx  # loading it takes a second
+
+    # Inductor traces a Python function that is the target of a node. Products with factors (alpha
+    # and beta of addmm, as keywords) stay as they are.
+    products = [node for node in part.graph.nodes if node.target in _PRODUCTS and not node.kwargs]
+    for node in products:
+        node.target = _PRODUCTS[node.target]
+    output = part.graph.output_node()
+    is_single = not isinstance(output.args[0], tuple)
+    if is_single:
+        output.args = (output.args,)  # inductor knows tuples only
+    part.recompile()
+    examples = [node.meta["val"] for node in part.graph.find_nodes(op="placeholder")]
+    code: Any = compile_fx(part, examples, config_patches=_OPTIONS)
+
+    def run(*inputs: Tensor) -> Any:
+        outputs = code(*inputs)
+        return outputs[0] if is_single else outputs
+
+    return run
+
+
+class _PlainTensors(TorchFunctionMode):
+    """Passes quantized weights to operations as plain tensors: fake tensors know no subclasses."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: Any = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        def plain(weight: nn.Parameter) -> Tensor:
+            return weight.as_subclass(Tensor)
+
+        args, kwargs = tree_map_only(nn.Parameter, plain, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def _layers_marked(model: nn.Module) -> Iterator[None]:
+    """Mark each traced node with the path of its layer, such as `model.layers.3`, or with None.
+
+    A layer is the outermost numbered module on its path. A path with a digit before the number, as
+    in `tower2.layers.0`, is not recognised: its layers are compiled as one part.
+
+    Marks are set afterwards: on entry of a layer, the nodes since the last mark belong to no layer;
+    on exit, those since the entry belong to this one.
+    """
+    with ExitStack() as hooks:
+        for path, module in model.named_modules():
+            if not re.fullmatch(r"(\D+\.)?\d+", path):
+                continue
+            hooks.callback(module.register_forward_pre_hook(lambda *_: _mark(None)).remove)
+            hooks.callback(module.register_forward_hook(lambda *_, path=path: _mark(path)).remove)
+        yield
+
+
+def end_part() -> None:
+    """End a part here, while a call is traced; equal parts are compiled once.
+
+    A head that drafts token by token calls it before each token, so that its K equal steps are K
+    parts with the same code. Without tracing it does nothing.
+    """
+    mode = get_proxy_mode()
+    if mode is not None:
+        _mark(f"part {len(mode.tracer.graph.nodes)}")
+
+
+def _mark(layer: str | None) -> None:
+    """Mark all nodes that have been traced since the last call."""
+    mode = get_proxy_mode()
+    assert mode is not None
+    for node in reversed(mode.tracer.graph.nodes):
+        if "layer" in node.meta:
+            break
+        node.meta["layer"] = layer
+
+
+def product(rows: Tensor, matrix: Tensor) -> Tensor:
+    """Multiply rows [n, D] by a matrix [D, N] -> [n, N].
+
+    Few rows are multiplied as sums, which inductor fuses with what follows. A library's
+    product of few rows takes up to twice as long, and separates two kernels.
+    """
+    is_transposed_weight = matrix.stride(0) == 1
+    suits_sums = rows.dtype == torch.float32 and is_transposed_weight
+    if not suits_sums or len(rows) > _FEW_ROWS:
+        return rows @ matrix
+    # as_strided forces the rows into memory; otherwise each sum would compute them again.
+    rows = rows.contiguous().as_strided(rows.shape, (rows.shape[1], 1))
+    if matrix.numel() <= _MOST_NUMBERS_IN_CACHE:
+        return (rows.unsqueeze(1) * matrix.t()).sum(-1)
+    # A sum for each row reads a large matrix once: inductor computes sums over the same ranges in
+    # one loop.
+    return torch.stack([(matrix.t() * row).sum(-1) for row in rows])
+
+
+def _biased_product(bias: Tensor, rows: Tensor, matrix: Tensor) -> Tensor:
+    return product(rows, matrix) + bias
+
+
+_aten = torch.ops.aten
+_PRODUCTS = {_aten.mm.default: product, _aten.addmm.default: _biased_product}
+
+
+def _signature(graph: fx.Graph) -> str:
+    """Describe a graph by a text that is equal for graphs with the same operations and shapes."""
+    numbers: dict[fx.Node, str] = {}
+    lines = []
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            example = node.meta["val"]
+            lines.append(f"{example.shape} {example.stride()} {example.dtype} {example.device}")
+        else:
+            arguments = map_arg((node.args, node.kwargs), numbers.__getitem__)
+            lines.append(f"{node.op} {node.target} {arguments}")
+        numbers[node] = f"%{len(numbers)}"
+    return "\n".join(lines)

@@ -63,6 +63,14 @@ class Slots:
     def have_room(self, num_rows: int, num_slots: int) -> bool:
         return num_rows <= self.num_rows and num_slots <= self.num_slots
 
+    def enlarged(self, num_rows: int, num_slots: int = 0) -> Slots:
+        """Return a copy with at least so many rows and slots, the new ones zero."""
+        enlarged = self.like(
+            self.buffers, max(num_rows, self.num_rows), max(num_slots, self.num_slots)
+        )
+        enlarged.write(self.buffers)
+        return enlarged
+
     def first_rows(self, num_rows: int) -> Slots:
         """Return the first rows, in the same memory."""
         return Slots([buffer[:num_rows] for buffer in self.buffers])
@@ -77,7 +85,7 @@ class Slots:
         for buffer in self.buffers:
             buffer.zero_()
 
-    def select(self, rows: Tensor, num_used: int, first_row: int) -> None:
+    def select(self, rows: Tensor, num_used: int, first_row: int = 0) -> None:
         """Copy the first `num_used` slots of these rows [n] to the rows from `first_row` on."""
         for buffer in self.buffers:
             used = buffer[:, :, :num_used]

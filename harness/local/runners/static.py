@@ -20,6 +20,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from harness.config.amounts import round_up
+from harness.config.run import RunnerName
 from harness.local.decoding.protocols import Runner, Step
 from harness.local.decoding.transfer import padded, to_device
 from harness.local.runners.attention import without_cudnn
@@ -76,6 +77,10 @@ class StaticRunner(Runner):
         self._passes: dict[int, CompiledCall] = {}
         self._compiled_slots = _NO_SLOTS
         self.setup_seconds = 0.0
+
+    @property
+    def name(self) -> RunnerName:
+        return "compiled" if self._passes else "static"
 
     @torch.inference_mode()
     def start(self, prompts: Sequence[Sequence[int]]) -> Step:
@@ -250,15 +255,11 @@ class StaticRunner(Runner):
         Args:
             states: keys and values of the same kinds.
         """
-        old = self._slots
         num_rows = len(self._lengths)
-        if old.have_room(num_rows, num_slots):
+        if self._slots.have_room(num_rows, num_slots):
             return
-        self._slots = Slots.like(
-            states, max(num_rows, old.num_rows), max(round_up(num_slots), old.num_slots)
-        )
-        if old.buffers:
-            self._slots.write(old.buffers)
+        slots = self._slots if self._slots.buffers else Slots.like(states, 0, 0)
+        self._slots = slots.enlarged(num_rows, round_up(num_slots))
 
     def _read_prompts(
         self, prompts: Sequence[Sequence[int]]

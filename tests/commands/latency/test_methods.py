@@ -80,7 +80,8 @@ def test_a_head_that_cannot_be_compiled_drafts_eagerly_and_says_so(
     def refuse(*arguments: object) -> None:
         raise UnsupportedModelError("cannot be compiled: a test says so")
 
-    monkeypatch.setattr(StaticRunner, "compile", lambda self, *shapes: None)
+    # A pass of no width.
+    monkeypatch.setattr(StaticRunner, "compile", lambda self, *_: self._passes.update({0: None}))
     monkeypatch.setattr("harness.local.drafting.heads.drafter.CompiledCall", refuse)
     short = ["num_prompts=2", "num_warmup=0", "decoding.max_new_tokens=4"]
     said = harness("latency", "draft=tiny_medusa", "runner=compiled", *short).stderr

@@ -16,8 +16,7 @@ from drafts import DRAFTS
 from harness.local.decoding.loop import Iteration, Loop
 from harness.local.decoding.protocols import Drafter, Runner
 from harness.local.decoding.warp import AnyWarp, BatchWarp, Warp
-from harness.local.drafting.early_exit import truncated
-from harness.local.drafting.model import ModelDrafter
+from harness.local.drafting.model import ModelDrafter, truncated
 from harness.local.models.loading import cross_once
 from harness.local.runners.snapshot import SnapshotRunner
 from harness.local.runners.static import StaticRunner

@@ -12,15 +12,14 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel
 
-from architectures import VOCABULARY, random_model
+from architectures import VOCABULARY
 from chains import GREEDY
 from drafts import MASK
 from fakes import Scripted
-from harness.config.errors import SettingError
 from harness.local.decoding.protocols import Drafter, Proposal
 from harness.local.decoding.warp import AnyWarp, Warp
 from harness.local.drafting.heads.head import Head
-from harness.local.drafting.model import ModelDrafter, ParallelDrafter, checked_mask
+from harness.local.drafting.model import ModelDrafter, ParallelDrafter
 from harness.local.runners.snapshot import SnapshotRunner
 from harness.local.runners.static import StaticRunner
 from head_references import (
@@ -176,10 +175,7 @@ def test_distributions_equal_those_without_a_cache(name: str) -> None:
         *(name for name in KINDS if name == "MTP of three layers"),
     ],
 )
-def test_what_is_decided_without_a_proposal_is_read_as_well(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("harness.local.drafting.heads.drafter.MOST_UNREAD", 8)
+def test_what_is_decided_without_a_proposal_is_read_as_well(name: str) -> None:
     check_against(*KINDS[name](), Scripted([0, 0, 3, 0, 2, 3]))
 
 
@@ -240,12 +236,3 @@ def test_no_token_is_drawn_that_does_not_exist() -> None:
     assert int(proposal.tokens.max()) < VOCABULARY
     assert proposal.probabilities is not None
     assert proposal.probabilities[:, 1].isnan().all()
-
-
-@pytest.mark.parametrize("mask", [VOCABULARY, "<mask>"])
-def test_a_mask_of_a_parallel_draft_outside_its_vocabulary_is_refused(mask: Any) -> None:
-    config = random_model("llama").config
-    assert checked_mask("draft", config) is None
-    config.pard_token = mask
-    with pytest.raises(SettingError, match=str(mask)):
-        checked_mask("draft", config)

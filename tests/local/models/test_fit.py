@@ -10,9 +10,8 @@ import torch
 
 from harness.config.demand import Demand, Remedy
 from harness.config.errors import RunError, SettingError
-from harness.local.models.fit import Case, fit
-from harness.local.models.remedies import fit_or_explain
-from harness.local.models.remedies import remedies as found_remedies
+from harness.local.models.fit import Case, fit, fit_or_explain
+from harness.local.models.fit import remedies as found_remedies
 from harness.local.models.sketch import Block, TensorSketch, offloads
 from sketches import GB, NOTHING, case, draft, fits, gpus_of, machine, sketch
 from wording import mentions
@@ -21,7 +20,7 @@ from wording import mentions
 @pytest.fixture(autouse=True)
 def a_short_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """For numbers of GPUs that would be enough."""
-    monkeypatch.setattr("harness.local.models.remedies._MOST_GPUS", 8)
+    monkeypatch.setattr("harness.local.models.fit._MOST_GPUS", 8)
 
 
 def refused(asked: Case) -> list[str]:
@@ -211,10 +210,6 @@ def test_tokens_that_a_runner_holds() -> None:
     assert longer.cached_tokens(spare_slots=256) == 2 * 404 + 256
     asked = case(sketch(cache=10), free=machine(40), demand=demand)
     assert fit(asked)[0].cache_per_device == {"cuda:0": 2 * 356 * 10 * 10 * 2}
-    shared = dataclasses.replace(asked, shared=True)
-    assert fit(shared)[0].cache_per_device == {"cuda:0": 4 * 356 * 10 * 10 * 2}, (
-        "a draft has its own"
-    )
 
 
 # Outside the GPUs ----------------------------------------------------------------------------------------------------

@@ -17,10 +17,14 @@ from architectures import RECURRENT, random_model
 from harness.config.demand import Demand
 from harness.config.settings import Quantization
 from harness.local.models.fit import fit
-from harness.local.models.meta import bare_model, sketch_model
-from harness.local.models.sketch import Sketch, TensorSketch, four_bit_bytes
-from harness.local.runners.recurrent_state import map_tensors
-from harness.local.runners.snapshot import SnapshotRunner
+from harness.local.models.sketch import (
+    Sketch,
+    TensorSketch,
+    bare_model,
+    four_bit_bytes,
+    sketch_model,
+)
+from harness.local.runners.snapshot import SnapshotRunner, map_tensors
 from sketches import GB, case, gpus_of, machine
 from sketches import sketch as by_hand
 from tiny_checkpoints import (
@@ -231,8 +235,8 @@ def test_bytes_of_one_tensor_and_those_that_are_borrowed() -> None:
     expert = TensorSketch("e", 1000, read_per_token=0.25)
     assert [one.nbytes(torch.float16, "8bit") for one in (matrix, other)] == [1040, 4000]
     alone = by_hand(3, cache=7)
-    borrowing = dataclasses.replace(alone, borrowed_bytes=100, borrowed_tensors=(expert,))
-    assert borrowing.read_bytes(2) - alone.read_bytes(2) == 100 + 2000 * 7 // 16
+    borrowing = dataclasses.replace(alone, borrowed_tensors=(expert,))
+    assert borrowing.read_bytes(2) - alone.read_bytes(2) == 2000 * 7 // 16
     assert sum(alone.block_caches(5, 1, only_read=True)) == 3 * 5 * 7 * 2
     assert (alone.cache_bytes, alone.state_bytes) == (3 * 7 * 2, 0)
 

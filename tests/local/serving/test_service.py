@@ -25,8 +25,7 @@ from harness.local.decoding.randomness import uniforms
 from harness.local.decoding.warp import BatchWarp, Warp
 from harness.local.drafting.model import ModelDrafter
 from harness.local.engine.fault import NONE
-from harness.local.serving.answers import Answer
-from harness.local.serving.service import LocalService
+from harness.local.serving.service import Answer, LocalService
 
 
 class Letters:

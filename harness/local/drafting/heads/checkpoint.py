@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import transformers
 from transformers import PreTrainedModel
 
 from harness.config.errors import HarnessError, RunError, SettingError
@@ -84,7 +83,8 @@ class HeadCheckpoint:
         block = Block(("",), tensors, (LayerCache("", head.cached_numbers),))
         matrix_size = config.target_size * config.vocabulary_size
         num_missing = (not config.own_embedding) + (not config.own_output)
-        copies = (TensorSketch("borrowed", num_missing * matrix_size, read_per_token=0.0),)
+        copies = (TensorSketch("copied", num_missing * matrix_size, read_per_token=0.0),)
+        borrowed = TensorSketch("borrowed", head.num_outputs_borrowed * matrix_size)
         return Sketch(
             role="draft",
             settings=self.settings,
@@ -94,7 +94,7 @@ class HeadCheckpoint:
             vocabulary_size=config.vocabulary_size,
             class_name=self.kind.name,
             spare_slots=SPARE_SLOTS,
-            borrowed_bytes=head.num_outputs_borrowed * matrix_size * dtype.itemsize,
+            borrowed_tensors=(borrowed,),
             copied=(Block(("",), copies),) if num_missing else (),
             drafts_in_one_pass=head.one_pass,
         )
@@ -210,11 +210,6 @@ def _check_no_head(stored: StoredHead) -> None:
     """Raise a SettingError for what is no model either, or has settings of a head."""
     if stored.is_speculators:
         raise stored.refused(f"is a speculators head of type {stored.kind}, which is not supported")
-    names = stored.raw.get("architectures")
-    name = names[0] if isinstance(names, list) and names else "ForCausalLM"
-    is_model = hasattr(transformers, name) or name.endswith(("ForCausalLM", "LMHeadModel"))
-    if not is_model and not stored.settings.trust_remote_code:
-        raise stored.refused(f"is a {name}: no head that is known here, and no model")
     if stored.raw and stored.chosen_layers is not None:
         rule = f"is for heads and early_exit, and draft={stored.settings.name} is a model"
         raise SettingError("draft.layers", rule, tuple(stored.chosen_layers))

@@ -28,9 +28,6 @@ from harness.local.runners.attention import without_cudnn
 from harness.local.runners.checks import require_close
 from harness.local.runners.compiled import CompiledCall, filled_up
 
-# Unread features accumulate until the next proposal; above this many they are processed early to
-# bound memory.
-MOST_UNREAD = 64
 _NUM_UNREAD = len(Unread._fields)
 
 
@@ -143,12 +140,9 @@ class HeadDrafter(Drafter):
         """The warp of the batch as it is now."""
         return current_warp(self._warp)
 
-    def start(
-        self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
-    ) -> None:
+    def clear(self) -> None:
         self.cache = SlotCache() if self.compiled is None else self.compiled.cache
         self._unread = UnreadFeatures(self.device)
-        self.add(prompts, first_tokens, step)
 
     def add(
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
@@ -165,14 +159,14 @@ class HeadDrafter(Drafter):
     @torch.inference_mode()
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
         compiled = self.compiled
-        if compiled is not None and self.cache is compiled.cache:
+        uniforms = uniforms.to(self.device)
+        if compiled is not None and compiled.fits(self, uniforms):
             # It reads as many features as a verdict can leave; others are read before it.
             if self._unread.longest > compiled.most_unread:
                 self._read_early()
             self._reserve(max(self._unread.num_read) + compiled.num_written)
         unread = self._unread.all()
-        uniforms = uniforms.to(self.device)
-        if compiled is not None and self.cache is compiled.cache and compiled.fits(self, uniforms):
+        if compiled is not None and compiled.fits(self, uniforms):
             draft = compiled(unread, uniforms)
         else:
             num_ahead = self.head.num_ahead(num_draft_tokens)
@@ -193,8 +187,6 @@ class HeadDrafter(Drafter):
 
     @torch.inference_mode()
     def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
-        if self._unread.longest > MOST_UNREAD:
-            self._read_early()
         assert step.hidden is not None
         decided = [[token] for token in next_tokens]
         if any(num_accepted):
@@ -315,7 +307,8 @@ class CompiledDraft:
 
     def fits(self, drafter: HeadDrafter, uniforms: Tensor) -> bool:
         """Whether it drafts with these uniforms [B, up to K], for this drafter's batch."""
-        return uniforms.shape[1] <= self._num_draft_tokens and drafter.warp == self._warp
+        is_known = uniforms.shape[1] <= self._num_draft_tokens and drafter.warp == self._warp
+        return is_known and drafter.cache is self.cache
 
     @torch.inference_mode()
     def __call__(self, unread: Unread, uniforms: Tensor) -> Draft:

@@ -21,7 +21,7 @@ from harness.local.drafting.heads.head import Draft, Draw, HeadConfig, LayeredHe
 from harness.local.drafting.heads.slot_cache import SlotCache
 from harness.local.drafting.heads.stored import StoredHead
 from harness.local.models.cache_names import CACHE
-from harness.local.runners.regions import end_part
+from harness.local.runners.compiled import end_part
 
 _OPTIONS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 

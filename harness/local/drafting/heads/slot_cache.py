@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from harness.local.runners.slots import Slots
+
 # How many slots beyond the needed ones are allocated when a cache grows.
 SPARE_SLOTS = 256
 
@@ -33,8 +35,7 @@ class SlotCache:
     def __init__(self) -> None:
         self.positions = torch.empty(0, dtype=torch.long)
         self.num_slots = 0
-        # For each layer its keys and its values [rows, heads, slots, D].
-        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+        self._layers: dict[int, Slots] = {}
 
     def place(self, starts: Tensor, count: int) -> None:
         """Make `update` write `count` entries of each row next, from position `starts` [B] on."""
@@ -48,13 +49,11 @@ class SlotCache:
 
         transformers' attention calls it.
         """
-        num_rows = len(keys)
-        all_keys, all_values = self._layers.get(layer, (keys[:0], values[:0]))
-        if len(all_keys) < num_rows or all_keys.shape[2] < self.num_slots:
-            num_slots = self.num_slots + SPARE_SLOTS
-            all_keys = _enlarged(all_keys, num_rows, num_slots)
-            all_values = _enlarged(all_values, num_rows, num_slots)
-            self._layers[layer] = all_keys, all_values
+        slots = self._layers.get(layer, Slots([keys[:0], values[:0]]))
+        if not slots.have_room(len(keys), self.num_slots):
+            slots = slots.enlarged(len(keys), self.num_slots + SPARE_SLOTS)
+            self._layers[layer] = slots
+        all_keys, all_values = slots.buffers
         return self._write(all_keys, keys), self._write(all_values, values)
 
     def _write(self, buffer: Tensor, states: Tensor) -> Tensor:
@@ -67,40 +66,36 @@ class SlotCache:
 
     def clear(self) -> None:
         """Zero all slots, in place: a mask does not hide nan."""
-        for keys, values in self._layers.values():
-            keys.zero_()
-            values.zero_()
+        for slots in self._layers.values():
+            slots.clear()
 
     def ensure_rows(self, num_rows: int) -> None:
         """Grow the buffers to at least `num_rows` rows.
 
         `select` may then name rows that joined, but that no `update` has written yet.
         """
-        for layer, (keys, values) in self._layers.items():
-            if len(keys) < num_rows:
-                self._layers[layer] = _enlarged(keys, num_rows), _enlarged(values, num_rows)
+        for layer, slots in self._layers.items():
+            if slots.num_rows < num_rows:
+                self._layers[layer] = slots.enlarged(num_rows)
 
     def select(self, rows: Tensor) -> None:
         """Move these rows to the front of the same buffers, in this order."""
-        for buffers in self._layers.values():
-            for buffer in buffers:
-                buffer[: len(rows)] = buffer[rows]
+        for slots in self._layers.values():
+            slots.select(rows, slots.num_slots)
 
     def copied(self) -> SlotCache:
         """Return a cache with the same entries in buffers of its own."""
         copied = SlotCache()
         copied.num_slots = self.num_slots
-        for layer, (keys, values) in self._layers.items():
-            copied._layers[layer] = keys.clone(), values.clone()
+        for layer, slots in self._layers.items():
+            copied._layers[layer] = slots.enlarged(slots.num_rows)
         return copied
 
     @property
     def numbers_per_token(self) -> int:
         """How many numbers, keys and values of all layers, one entry has."""
-        total = 0
-        for keys, values in self._layers.values():
-            total += keys.shape[1] * keys.shape[3] + values.shape[1] * values.shape[3]
-        return total
+        buffers = [buffer for slots in self._layers.values() for buffer in slots.buffers]
+        return sum(buffer.shape[1] * buffer.shape[3] for buffer in buffers)
 
     def causal_mask(self, window: int | None) -> Tensor:
         """Return a mask [B, 1, n, S] of what each entry sees: nothing after it, within the
@@ -116,12 +111,3 @@ class SlotCache:
         not_before = slots >= first.unsqueeze(-1)
         not_after = slots <= last.unsqueeze(-1)
         return (not_before & not_after).unsqueeze(1)
-
-
-def _enlarged(buffer: Tensor, num_rows: int, num_slots: int = 0) -> Tensor:
-    """Return a copy of a buffer with at least as many rows and slots, the new ones zero."""
-    num_old_rows, num_heads, num_old_slots, width = buffer.shape
-    shape = (max(num_rows, num_old_rows), num_heads, max(num_slots, num_old_slots), width)
-    enlarged = buffer.new_zeros(shape)
-    enlarged[:num_old_rows, :, :num_old_slots] = buffer
-    return enlarged

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from harness.local.decoding.protocols import Runner, Step
 from harness.local.engine.fault import Fault
-from harness.local.runners.wrapped import Wrapped
+from harness.local.runners.base import Wrapped
 
 
 class StaleRunner(Wrapped):
