@@ -379,6 +379,8 @@ def test_other_tensors_are_one_line(
         ("SafeAILab", {"hidden_size": "128"}, "no head can be built"),
         ("SafeAILab", {"hidden_act": "nope"}, "no head can be built"),
         ("z-lab dflash", {"dflash_config": [1]}, "no head can be built"),
+        # SpecForge's MTP heads look like a Qwen3 of one layer.
+        ("DeepSpec eagle3", {"architectures": ["Qwen3_5MTPDraftModel"]}, "Qwen3_5MTPDraftModel"),
     ],
 )  # fmt: skip
 def test_another_target_or_format_is_one_line(

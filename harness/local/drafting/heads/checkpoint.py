@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import transformers
 from transformers import PreTrainedModel
 
 from harness.config.errors import HarnessError, RunError, SettingError
@@ -210,6 +211,11 @@ def _check_no_head(stored: StoredHead) -> None:
     """Raise a SettingError for what is no model either, or has settings of a head."""
     if stored.is_speculators:
         raise stored.refused(f"is a speculators head of type {stored.kind}, which is not supported")
+    names = stored.raw.get("architectures")
+    name = names[0] if isinstance(names, list) and names else "ForCausalLM"
+    is_model = hasattr(transformers, name) or name.endswith(("ForCausalLM", "LMHeadModel"))
+    if not is_model and not stored.settings.trust_remote_code:
+        raise stored.refused(f"is a {name}: no head that is known here, and no model")
     if stored.raw and stored.chosen_layers is not None:
         rule = f"is for heads and early_exit, and draft={stored.settings.name} is a model"
         raise SettingError("draft.layers", rule, tuple(stored.chosen_layers))
