@@ -67,6 +67,8 @@ _FORMS = (
     (False, True, False),
     (False, False, False),
 )
+# Statuses of a request in a form that a server does not take; of others the form is not the reason.
+_FORM_ERRORS = (400, 404, 422, 500)
 
 # New tokens of the request that finds out how a server is asked.
 _PROBE_TOKENS = 8
@@ -141,8 +143,8 @@ class ServerEngine(Engine):
             self.arms[0].name = "speculative"
 
     def _begin(self, blocks_if_needed: int, most_starts: int) -> None:
-        """Start the servers: all of them, or with blocks the first; in blocks too where they do not start side by
-        side, and each does alone, and where starting both again takes little time.
+        """Start all servers, or with blocks the first. If one of two ends for lack of memory, it is started alone, and
+        blocks are taken. If starting takes little time, both are started several times.
         """
         started = time.perf_counter()
         try:
@@ -249,7 +251,7 @@ class ServerArm(Arm):
 
     Attributes:
         was_asked: whether it got a question since it was connected.
-        client: of its API; None while it is not known to answer, nor how it is asked.
+        client: of its API; None before `connect`, and after `stop`.
         requests: records of the last ones.
         drafts: whether it speculates, as far as it shows before it is measured.
 
@@ -450,13 +452,13 @@ class ServerArm(Arm):
             may_be_empty = request.may_be_empty or "stop" in sent.body
             if sent.request.error is None and not sent.request.num_tokens and not may_be_empty:
                 sent.request.error = RequestError(0, "AnswerError", "the answer has no token")
-        counted = None
+        grown = None
         now = self._counters()
         if now is not None and before is not None:
             self._num_restarts = now.restarts
-            counted = growth(now, before)
+            grown = growth(now, before)
         seconds = load.seconds * load.share
-        return Answered(requests=self.requests, seconds=seconds, load=load, counted=counted)
+        return Answered(requests=self.requests, seconds=seconds, load=load, counted=grown)
 
     def _require_tools(self, requests: Sequence[Request]) -> None:
         """Raises SettingError for a server whose prompts are no longer with tools than without: it leaves them out."""
@@ -606,8 +608,7 @@ class ServerArm(Arm):
                 numbers = (request.num_drafted, counts.drafts, counts.proposed)
                 self.drafts = any(numbers)
                 return
-            # Of another status the form is not the reason.
-            if error.code not in (400, 404, 422, 500):
+            if error.code not in _FORM_ERRORS:
                 break
         assert error is not None
         place = self.served.setting
@@ -615,7 +616,7 @@ class ServerArm(Arm):
             place += f"={self._url}"
         advice = (
             "\nif it has no chat template: engine.chat=false sends prompts as text"
-            if chat and error.code
+            if chat and error.code in _FORM_ERRORS
             else ""
         )
         raise RunError(f"{place}: {error}{advice}")

@@ -163,9 +163,11 @@ class StartedServer:
 
     @property
     def may_fit_alone(self) -> bool:
-        """Whether it may have ended because another server took the memory."""
-        was_killed = self._guard.poll() == 128 + signal.SIGILL
-        return not was_killed and not any(map(_NOT_FOR_MEMORY.search, self._log))
+        """Whether it may have ended because another server took the memory: not for want of an instruction, nor of a
+        wrong option.
+        """
+        lacks_instructions = self._guard.poll() == 128 + signal.SIGILL
+        return not lacks_instructions and not any(map(_NOT_FOR_MEMORY.search, self._log))
 
     def why_ended(self) -> str | None:
         """Why it has ended, of a server that just closed a connection: its guard sees the end a moment later."""
@@ -245,6 +247,10 @@ class StartedServer:
 
 def _with_container_id(command: list[str], file: Path) -> list[str]:
     """The command of a container with a file for its id, by which the guard ends it."""
+    for index, word in enumerate(command):
+        if word.startswith("--cidfile="):
+            # In two words, as the guard reads it.
+            return [*command[:index], *word.split("=", 1), *command[index + 1 :]]
     names = [PurePosixPath(word).name for word in command]
     for index, name in enumerate(names):
         if (

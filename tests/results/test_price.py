@@ -346,3 +346,31 @@ def test_a_word_selects_rows_of_a_table(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text(TABLE)
     (cost,) = read_table("costs", f"{tmp_path}/t.csv@chat").costs.values()
     assert cost.at(4).steps.estimate == pytest.approx(11 * 2.5 / 22)
+
+
+MIXED = """k, rows, ms, acceptance_length, draft, dataset
+0, 1, 20,, ,
+4, 1, 30, 3.0, EAGLE, HumanEval
+4, 1, 30, 2.0, EAGLE, MTBench
+"""
+
+
+def test_a_regular_step_without_a_mark_is_of_all_data_and_drafts(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(MIXED)
+    with pytest.raises(SettingError, match="has several dataset: HumanEval, MTBench; name one"):
+        read_table("costs", f"{tmp_path}/t.csv")
+    table = read_table("costs", f"{tmp_path}/t.csv@EAGLE@MTBench")
+    assert table.costs["EAGLE"].at(4).steps.estimate == pytest.approx(1.5)
+    assert table.yields["EAGLE"][4].estimate == 2.0
+
+
+def test_steps_that_leave_times_unexplained_are_not_named() -> None:
+    """Each time is twice the one before: a line and one jump miss them, and there are no points for more."""
+    times = {2: 10.0, 3: 20.0, 4: 40.0, 5: 80.0}
+    points = [
+        (width, 1, Interval(ms, ms - 0.05, ms + 0.05, Coverage(15, "prompt")))
+        for width, ms in times.items()
+    ]
+    shape = IterationCost.of_points(points).shape()
+    assert shape is not None
+    assert (shape.is_line, [*shape.steps], str(shape)) == (False, [], "no line")

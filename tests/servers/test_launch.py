@@ -84,13 +84,14 @@ def test_a_container_ends_with_its_server(tmp_path: Path) -> None:
         "if sys.argv[1] == 'kill':\n"
         "    (place / 'killed').write_text(sys.argv[2])\n"
         "else:\n"
+        "    assert sum(word.startswith('--cidfile') for word in sys.argv) == 1\n"
         "    pathlib.Path(sys.argv[sys.argv.index('--cidfile') + 1]).write_text('c0ffee')\n"
         "    (place / 'runs').touch()\n"
         "    time.sleep(600)\n"
     )
     docker.chmod(0o755)
-    command = (str(docker), "run", "--rm", "-p", "{port}:8000", "vllm/vllm-openai")
-    for _ in range(2):
+    for own in ((), (), (f"--cidfile={tmp_path / 'mine'}",)):
+        command = (str(docker), "run", *own, "--rm", "-p", "{port}:8000", "vllm/vllm-openai")
         server = StartedServer(
             Launch("regular", ServerCommand(command), tmp_path / "server.log", 600)
         )

@@ -154,7 +154,7 @@ class ModelDraft(SampledMethod):
     def widths(self, pair: Pair, numbers: Sequence[int]) -> Sequence[int]:
         """Return those of a model that drafts token by token, or of a parallel draft.
 
-        A parallel draft reads up to K decided tokens with K masks, and draws nothing by itself.
+        A parallel draft reads up to K + 1 decided tokens with K - 1 masks, and draws nothing by itself.
         """
         from harness.local.drafting.model import mask_token
 

@@ -119,7 +119,7 @@ class ModelDrafter(Drafter):
             fed = self._fed[row]
             decided = self._own_tokens([*self._offered(drafted[row][:count]), token])
             texts.append([*fed, *self._unread[row], *decided])
-            # What draws without feeding its own tokens leaves nothing in the cache.
+            # A parallel draft has fed nothing that is still in the cache.
             read = [*fed, *drafted[row][:-1]] if fed else []
             num_read.append(len(commonprefix([texts[-1][:-1], read])))  # noqa: RUF071
         if any(self._fed):

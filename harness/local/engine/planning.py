@@ -57,7 +57,7 @@ def find_machine(settings: RunSettings, pretended: PretendedGpus | None) -> Mach
 
 
 def _this_machine(placement: PlacementSettings) -> Machine:
-    gpus = [] if placement.strategy == "cpu" else visible_gpus()
+    gpus = [] if effective_strategy(placement) == "cpu" else visible_gpus()
     if not gpus:
         return Machine(free_memory(gpus), f"{cpu_name() or 'the CPU'}, main memory", {})
     names = [torch.cuda.get_device_name(gpu) for gpu in gpus]
@@ -187,7 +187,7 @@ def pass_bytes(placed: PlacedPair, demand: Demand, draft_tokens: Iterable[int]) 
 
 
 def _case_pass_bytes(case: Case, draft_tokens: Iterable[int]) -> PassBytes | None:
-    """The same of a pair that may not fit."""
+    """The bytes that passes of a case read, whether or not it fits."""
     if not all(sketch.knows_cache for sketch in case.models):
         return None
     target, draft = case.models[0], case.models[-1]

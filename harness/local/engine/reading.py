@@ -1,8 +1,8 @@
 """Existing texts, read by both models of a pair: how often a draft is accepted on them (teacher forcing).
 
-The target reads a text in one pass, and so does a draft model. Any other drafter replays it: after each token of an
-answer it proposes, taking the text's own tokens in place of those that it would draw. From the probabilities of both,
-`results.statistics.iterations` computes acceptance.
+The target and a draft model read a text in passes of `CHUNK` tokens. Any other drafter replays it: after each token of
+an answer it proposes, taking the text's own tokens in place of those that it would draw. From the probabilities of
+both, `results.statistics.iterations` computes acceptance.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CHUNK = 256
 
 
 class PairReader:
-    """Reads texts with a pair, in one pass of the target, and of the draft one for each depth at most.
+    """Reads texts with a pair.
 
     Args:
         decoding: temperature, top-k, top-p and rule of acceptance.
@@ -117,7 +117,7 @@ class PairReader:
     def _draft_probabilities(
         self, tokens: Sequence[int], answer: range, features: Tensor | None
     ) -> Tensor:
-        """The draft's probabilities [tokens but the first, K] of an answer, as `replayed` returns them."""
+        """The draft's probabilities [len(answer) - 1, K], as `replayed` returns them."""
         settings = self._pair.draft_settings
         # A draft model with the target's tokenizer, which drafts token by token.
         if type(self._drafter) is ModelDrafter:
@@ -250,6 +250,8 @@ def replayed(
                 return None
         num_offered = len(drafted) if proposal.lengths is None else proposal.lengths[0]
         num_offered = min(num_offered, len(upcoming))
+        if num_offered:
+            _require_finite("draft", probabilities[:num_offered], index + 1)
         replay[number, :num_offered] = probabilities[:num_offered]
         states = None if hidden is None else hidden[index].unsqueeze(0).unsqueeze(0)
         drafter.observe([0], [tokens[index + 1]], Step(logits, states))

@@ -320,7 +320,7 @@ def _share_out(
         for block, device in zip(sketch.blocks, block_devices, strict=True):
             device_map |= dict.fromkeys(block.modules, device)
     placement = _placement(case, sketch, device_map)
-    # With a disk, weights in main memory are not quantized.
+    # Blocks outside of GPUs make those in main memory unquantized too: `loads` may have been too small.
     exceeds_room = any(placement.taken(device) > size for device, size in room.items())
     return None if exceeds_room else placement
 

@@ -56,8 +56,8 @@ class CompiledCall:
     """A function of tensors of fixed shapes, compiled for the device of its inputs.
 
     A GPU gets `torch.compile`, with CUDA graphs that torch records and owns. On a CPU that would
-    take minutes for a whole model, and a seventh of a small model's speed layer by layer, so that
-    `compile_call` compiles there.
+    take minutes for a whole model, and layer by layer it would cost a small model a seventh of its
+    speed, so that `compile_call` compiles there.
 
     Args:
         call: returns new tensors, never an input.

@@ -183,7 +183,7 @@ class SnapshotRunner(Runner):
 
     def keep(self, counts: Sequence[int]) -> None:
         """Keep the first counts[b] extended tokens of row b. Raises a ValueError for a token to be
-        taken back if the state was not copied.
+        taken back of a recurrent model whose state was not copied.
         """
         num_extended = self._extended.shape[1]
         if not all(0 <= count <= num_extended for count in counts):

@@ -97,19 +97,7 @@ class Encoder:
     def __init__(self, planned: AnyPair, settings: RunSettings) -> None:
         self._planned = planned
         self._settings = settings
-        tokenizer = planned.tokenizer
-        choice = settings.chat_template
-        arguments: Mapping[str, Any] = {}
-        if settings.engine.asks_chats and not tokenizer.chat_template:
-            # The messages are sent; token ids only say about how long they are.
-            choice = "never"
-        if isinstance(settings, PromptedSettings):
-            arguments = settings.prompts.template_arguments or {}
-            if settings.prompts.lengths:
-                rule = "cannot be combined with prompts.lengths, which cuts text that is no chat"
-                require(choice != "always", "chat_template", rule, choice)
-                choice = "never"
-        self._template = Template(tokenizer, choice, arguments)
+        self._template = _template(planned.tokenizer, settings)
 
     def encode(self, prompts: Sequence[Prompt]) -> list[list[int]]:
         """Token ids of each prompt, through the chat template where setting and tokenizer agree on it;
@@ -259,6 +247,26 @@ class Encoder:
         raise SettingError("prompts", f"{problem}; {longest}{advice}")
 
 
+def _template(tokenizer: Tokenizer, settings: RunSettings) -> Template:
+    """The template that the prompts of a run go through.
+
+    Raises:
+        SettingError: `chat_template` cannot be combined with `prompts.lengths`.
+    """
+    choice = settings.chat_template
+    arguments: Mapping[str, Any] = {}
+    if settings.engine.asks_chats and not tokenizer.chat_template:
+        # The messages are sent; token ids only say about how long they are.
+        choice = "never"
+    if isinstance(settings, PromptedSettings):
+        arguments = settings.prompts.template_arguments or {}
+        if settings.prompts.lengths:
+            rule = "cannot be combined with prompts.lengths, which cuts text that is no chat"
+            require(choice != "always", "chat_template", rule, choice)
+            choice = "never"
+    return Template(tokenizer, choice, arguments)
+
+
 def origin(settings: PromptSettings) -> str | None:
     """Where a prompt set comes from and its licence, in one line; None where neither is known."""
     parts = []
@@ -293,8 +301,7 @@ def decide_ignore_eos(settings: AnySettings, tokenizer: Tokenizer) -> AnySetting
     """
     if settings.decoding.ignore_eos != "auto":
         return settings
-    template = Template(tokenizer, settings.chat_template)
-    is_chat = settings.engine.asks_chats or template.is_used
+    is_chat = settings.engine.asks_chats or _template(tokenizer, settings).is_used
     decoding = dataclasses.replace(settings.decoding, ignore_eos=not is_chat)
     return dataclasses.replace(settings, decoding=decoding)
 

@@ -210,6 +210,8 @@ def _steps(
         best = min(left, key=lambda index: left[index][0])
         design = left[best][1]
         indices.append(best)
+    if not _fits(design, ms, errors, freedom):
+        return ()
     jumps = _fitted(design, ms, errors)[line.shape[1] :]
     steps = []
     for index, jump in zip(indices, jumps, strict=True):

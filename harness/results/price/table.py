@@ -63,7 +63,7 @@ class Table:
     notes: Sequence[str] = ()
 
     def of_draft(self, setting: str, draft: str, path: str) -> Table:
-        """The same of one draft alone.
+        """The same with the costs and yields of one draft alone.
 
         Raises:
             SettingError: it has none of that name.
@@ -103,7 +103,8 @@ def read_table(setting: str, path: str) -> Table:
         lines = Path(name).expanduser().read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise SettingError(setting, "cannot be read as text", path) from error
-    table = csv.DictReader(line for line in lines if line.strip() and not line.startswith("#"))
+    written = (line for line in lines if line.strip() and not line.startswith("#"))
+    table = csv.DictReader(written, skipinitialspace=True, restval="")
     names = {column.strip().lower(): column for column in table.fieldnames or []}
     columns = {
         ours: next((names[alias] for alias in aliases if alias in names), None)
@@ -119,27 +120,31 @@ def read_table(setting: str, path: str) -> Table:
     texts = [
         column
         for column in names.values()
-        if column not in known_columns and column.lower() != "draft"
+        if column not in known_columns and column != names.get("draft")
     ]
     rows = list(table)
     drafts = names.get("draft")
     for word in words:
-        if drafts is not None and any(row[drafts] == word for row in rows):
-            # A regular step is of every draft.
-            rows = [row for row in rows if row[drafts] == word or _is_regular(row, columns)]
-        else:
-            rows = [row for row in rows if word in row.values()]
-        if not rows:
+        marked = {column for row in rows for column, cell in row.items() if cell == word}
+        if not marked:
             raise SettingError(setting, f"has no row with {word}", path)
+        # A regular step is of every draft, and of all data where it names none.
+        is_of_all = drafts in marked
+        rows = [
+            row
+            for row in rows
+            if word in row.values()
+            or (_is_regular(row, columns) and (is_of_all or not any(map(row.get, marked))))
+        ]
     for column in texts:
-        values = list(dict.fromkeys(row[column] for row in rows))
-        if len(values) > 1 and not _is_number(values[0]):
+        values = [value for value in dict.fromkeys(row[column] for row in rows) if value]
+        if len(values) > 1 and not all(map(_is_number, values)):
             rule = f"has several {column}: {', '.join(values[:4])}; name one: {name}@{values[0]}"
             raise SettingError(setting, rule, path)
     read = []
     for number, row in enumerate(rows, start=1):
         try:
-            read.append(_row(row, columns, row.get(names.get("draft", ""), "") or ""))
+            read.append(_row(row, columns, row[drafts] if drafts else ""))
         except (ValueError, TypeError) as error:
             raise SettingError(setting, f"row {number} is not understood: {error}", path) from error
     return _table(read, path)

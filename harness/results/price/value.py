@@ -119,7 +119,7 @@ class IterationCost:
 
     @property
     def loads(self) -> Sequence[int]:
-        """Rows in flight at which an iteration has a price in steps."""
+        """Rows in flight at which an iteration was measured, with or without a regular step."""
         return sorted({point.rows for point in self.points if point.width > 1})
 
     def ks(self, rows: int = 1) -> Sequence[int]:
@@ -214,7 +214,7 @@ class IterationCost:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> IterationCost:
-        """The reverse of `as_json`.
+        """The reverse of `as_json`, which leaves out how starts of servers differ.
 
         Raises:
             ValueError, KeyError, TypeError: it is none.

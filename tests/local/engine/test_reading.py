@@ -5,6 +5,7 @@ The oracle is the drafter itself: from the text up to a place it proposes, and i
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from harness.config.errors import RunError
 from harness.config.settings import DecodingSettings, ModelSettings
 from harness.engines.door.reading import Transcript
 from harness.engines.record import Preparation
-from harness.local.decoding.protocols import Drafter, Step
+from harness.local.decoding.protocols import Drafter, NonFiniteError, Proposal, Step
 from harness.local.decoding.warp import Warp
 from harness.local.drafting.method import Pair
 from harness.local.drafting.model import ModelDrafter
@@ -163,6 +164,16 @@ def test_acceptance_along_a_text_is_not_made_of_nan(role: str) -> None:
     texts = [Transcript.of([5, 6], answer) for answer in ([7, 8, 9, 10], [7, 8, BROKEN, 9, 10])]
     with pytest.raises(RunError, match=rf"{role}: {role} gives logits that are nan .* text"):
         list(reader.read(texts))
+
+
+def test_a_drafter_that_proposes_with_nan_is_refused() -> None:
+    """As a broken head would, whose tokens are then those of the text."""
+    nan = torch.full((1, 3, 32), torch.nan)
+    broken: Any = SimpleNamespace(
+        start=lambda *_: None, propose=lambda number, wanted: Proposal(wanted, nan)
+    )
+    with pytest.raises(NonFiniteError, match="logits of the draft are not finite"):
+        replayed(broken, [5, 6, 7, 8, 9], range(2, 5), None, 3, 32)
 
 
 def test_a_reference_gives_no_logits_of_nan() -> None:

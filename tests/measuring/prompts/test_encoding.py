@@ -9,7 +9,7 @@ import pytest
 
 from harness.commands.latency.record import LatencySettings
 from harness.config.errors import SettingError
-from harness.config.settings import PromptSettings
+from harness.config.settings import DecodingSettings, PromptSettings
 from harness.engines.chat import Chat
 from harness.engines.door.pairs import Excess
 from harness.measuring.prompts import encoding
@@ -101,6 +101,16 @@ def test_chat_template() -> None:
     for mode in ("auto", "always"):
         assert Template(tokenizer, mode).encode([said("a")]) == [[0, a, colon]]
     assert Template(tokenizer, "never").encode([said("a")]) == [[a]]
+
+
+@pytest.mark.parametrize(("lengths", "goes_on"), [((), False), ((512,), True)])
+def test_texts_go_on_after_their_end_but_in_chats(lengths: tuple[int, ...], goes_on: bool) -> None:
+    """Prompts of given lengths are cut texts, and no chats."""
+    mine = PromptSettings(name="mine", file="mine.txt", lengths=lengths)
+    decoding = DecodingSettings(ignore_eos="auto")
+    settings = settings_of(LatencySettings, prompts=mine, decoding=decoding)
+    tokenizer = make_tokenizer(chat_template=TEMPLATE)
+    assert encoding.decide_ignore_eos(settings, tokenizer).decoding.ignore_eos == goes_on
 
 
 def test_a_template_has_the_variables_of_the_user() -> None:

@@ -169,4 +169,7 @@ def end(row: LatencyRow) -> list[str]:
     figures = f"half of the interval's width is {percent(reached, 1)} after {num_prompts}"
     if row.precision is None or reached <= row.precision:
         return [f"as precise as asked: {figures}"]
-    return [f"not as precise as asked ({percent(row.precision, 1)}): {ended}", figures]
+    return [
+        f"not as precise as asked ({percent(row.precision, 1)}): {ended or row.stopped_by}",
+        figures,
+    ]

@@ -1,6 +1,7 @@
-"""The tables of `latency`, with every column that they have: of pairs, of why they are as fast, of arms, of requests.
+"""The tables of `latency`, with every column that they have: pairs, why they are as fast, arms, requests, kernels.
 
-`row.draft_ms` of a `RankedRun` reads the row of the speculative arm, `regular.target_step_ms` that of the regular one.
+`row.acceptance_rate` of a `RankedRun` reads the row of the speculative arm (of a run without a draft the regular one),
+`regular.ms_per_token` that of the regular one.
 """
 
 from __future__ import annotations

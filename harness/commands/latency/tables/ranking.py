@@ -1,4 +1,4 @@
-"""The answers of many runs of `latency`, a sentence for each target: which draft is the fastest, and its rivals."""
+"""The answers of many runs of `latency`: for each target the fastest draft and its rivals; notes below the table."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ from harness.results.statistics.multiplicity import best_of_several, ranking
 # Targets that get a sentence, and rivals that are named in one.
 _MOST_TARGETS = 6
 _MOST_NAMED = 3
-
-
 # Regular arms whose times differ by more are not equally fast; starts of one program differ by less.
 _REGULAR_APART = 1.1
 # Columns in which rows must be equal for the times per token of different targets to be compared.
@@ -130,6 +128,7 @@ def compared_with_first(pairs: Sequence[RankedRun]) -> list[Rival]:
     (`benchmarks/ranking_order.py`). A pair without an interval, or beside a sound one from a busy machine, is not
     ranked.
     """
+    # Prompt by prompt where that is fair, else by intervals.
     first, *others = pairs
     ranked = [first]
     not_ranked = []

@@ -75,6 +75,7 @@ def _acceptance(row: LatencyRow) -> str | None:
 
 
 def not_reported(row: LatencyRow) -> str:
+    """Why acceptance is unknown, and how to have it reported."""
     if row.drafted is False or row.is_simulated:
         return "nothing was drafted"
     advice = how_to_report(row.server) if row.engine == "server" else ""
