@@ -12,7 +12,7 @@ import pytest
 from harness.config.errors import SettingError
 from harness.config.settings import PromptSettings
 from harness.measuring.prompts import sets as prompts
-from harness.measuring.prompts.sets import Prompt, PromptSet, load_prompts
+from harness.measuring.prompts.sets import Occurrence, Prompt, PromptSet, load_prompts
 from wording import mentions
 
 SHIPPED = Path(prompts.__file__).with_name("prompt_sets")
@@ -331,3 +331,21 @@ def test_a_shipped_set_is_varied_from_its_first_prompts_on(name: str) -> None:
     first = Counter(prompt.category for prompt in asked[:15])
     for category, count in counts.items():
         assert abs(first[category] - 15 * count / len(asked)) <= 1
+
+
+def test_turns_are_asked_one_after_another(tmp_path: Path) -> None:
+    rows = [{"turns": ["A", "B"]}, {"turns": ["C"]}]
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    settings = PromptSettings(name="mine", file=str(tmp_path / "t.jsonl"), turns="all")
+    loaded = load_prompts(settings)
+    assert [prompt.turns for prompt in loaded.prompts] == [("A", "B"), ()]
+    second = loaded.at(loaded.index(Occurrence(0, turn=1)))
+    assert (second.text, second.turn) == ("B", 2)
+
+
+def test_an_answer_is_text_or_numbers_of_tokens(load: Load) -> None:
+    [prompt] = load([{"prompt": "A", "token_ids": "[1, 2]"}]).prompts
+    assert prompt.completion == (1, 2)
+    for wrong in ([-1], [1.5], 7):
+        with pytest.raises(SettingError, match="must have text as completion, or a list of token"):
+            load([{"prompt": "A", "token_ids": wrong}])
