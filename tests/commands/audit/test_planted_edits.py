@@ -17,10 +17,9 @@ import pandas as pd
 import pytest
 
 from harness.commands.audit.command import main
-from harness.commands.audit.costs import Explained, computed_speedups, explained
-from harness.commands.audit.figures import Row
 from harness.commands.audit.formats import Cells
 from harness.commands.audit.judge import judge
+from harness.commands.audit.rows import Row, computed_speedups
 from harness.commands.audit.tables import Reading, read_text
 from harness.config.errors import VerdictError
 
@@ -157,9 +156,8 @@ def reading(path: Path) -> Reading:
     return read_text(path.read_text(encoding="utf-8"), {}, Row(""), path.name)
 
 
-def explanations(path: Path) -> list[Explained]:
-    (rows,) = reading(path).tables
-    return [item for item in map(explained, rows) if item.steps.is_known]
+def rows_with_costs(path: Path) -> list[Row]:
+    return [row for row in reading(path).rows if row.steps.is_known]
 
 
 @pytest.mark.parametrize("path", THREADS, ids=lambda path: path.stem)
@@ -179,7 +177,7 @@ def test_a_public_table_is_read(path: Path) -> None:
 
 
 def test_most_public_tables_hold_a_cost() -> None:
-    without = [path.stem for path in THREADS if not explanations(path)]
+    without = [path.stem for path in THREADS if not rows_with_costs(path)]
     assert len(THREADS) >= 30
     assert without == ["ollama-17865"]
 
@@ -202,7 +200,7 @@ def test_costs_that_authors_published_are_found() -> None:
     """Within 5 %: 18 rows of six threads, three of which timed an iteration and a plain step."""
     compared = 0
     for path in THREADS:
-        found = {item.row.place: item.steps.middle for item in explanations(path)}
+        found = {row.place: row.steps.middle for row in rows_with_costs(path)}
         for place, cost in _their_costs(path).items():
             assert found[place] == pytest.approx(cost, rel=0.05), (path.stem, place)
             compared += 1
