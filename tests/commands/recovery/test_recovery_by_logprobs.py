@@ -28,12 +28,6 @@ QUICK += ["temperature=1.5", "num_draws=200", "shift=0.5", "false_alarm_rate=1e-
 QUICK += ["by_kind=false", "reference=regular", "samplings=[logprobs,logprobs_whole]"]
 
 
-@pytest.fixture(autouse=True)
-def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the commands draw less than a user's may: these faults are large."""
-    monkeypatch.setattr("harness.commands.recovery.record.FEWEST_DRAWS", 100)
-
-
 def arms(url: str) -> list[str]:
     return [f"engine.url={url}/v1", f"engine.regular_url={url}/regular/v1"]
 

@@ -23,12 +23,6 @@ QUICK += ["temperature=1", "shift=0.5", "false_alarm_rate=1e-6", "by_kind=false"
 QUICK += ["samplings=[as_asked]"]
 
 
-@pytest.fixture(autouse=True)
-def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the commands draw less than a user's may: these faults are large."""
-    monkeypatch.setattr("harness.commands.recovery.record.FEWEST_DRAWS", 100)
-
-
 @pytest.fixture(scope="module")
 def pair() -> Pair:
     """A target that is its own draft: what the servers do is tested, and 2 layers do it 12 times as fast."""
@@ -122,9 +116,12 @@ ASKED = ["recovery", "engine=server", "model=tiny_draft", "decoding=greedy"]
 ASKED += ["decoding.max_new_tokens=8", "num_prompts=4", "batch_size=2"]
 
 
-def test_a_kind_without_drafts_is_named_as_the_server_reports(harness: Harness) -> None:
+def test_kinds_without_drafts_and_those_refused_or_ignored_are_named(harness: Harness) -> None:
     server = EchoServer(
-        version="0.32.0", num_draft_tokens=4, silent=lambda body: len(body["prompt"]) > 100
+        version="0.32.0",
+        num_draft_tokens=4,
+        refuses=("grammar", "n"),
+        silent=lambda body: len(body["prompt"]) > 100,
     )
     with ExitStack() as opened:
         servers = addresses(opened, EchoServer(version="0.32.0"), server)
@@ -132,30 +129,14 @@ def test_a_kind_without_drafts_is_named_as_the_server_reports(harness: Harness) 
         harness(*ASKED, *servers, "samplings=[as_asked,top_k]", code=None)
     found = results("recovery").query("check == 'kind'").set_index("sampling")
     assert found.index[found.verdict == "no drafts"].tolist() == ["long cached prompt"]
-    assert set(found.verdict) <= {"drafts", "no drafts", "ignored"}
-    assert found.acceptance_rate["plain"] == pytest.approx(1 / 3)
-    assert found.identical_prompts["plain"] == 4
-
-
-def test_kinds_that_are_refused_or_ignored_are_named_and_silence_is_a_doubt(
-    harness: Harness,
-) -> None:
-    server = EchoServer(
-        version="0.32.0",
-        num_draft_tokens=4,
-        refuses=("grammar", "n"),
-        silent=lambda body: body["temperature"] == 0,
-    )
-    with ExitStack() as opened:
-        servers = addresses(opened, EchoServer(version="0.32.0"), server)
-        harness(*ASKED, *servers, code=None)
-    found = results("recovery").query("check == 'kind'").set_index("sampling")
-    assert found.verdict[["grammar", "n=2"]].tolist() == ["refused", "refused"]
+    assert found.index[found.verdict == "refused"].tolist() == ["grammar", "n=2"]
     assert "unknown parameter" in found.finding["grammar"]
     # Letters are no object.
     assert found.verdict["JSON schema"] == "ignored"
-    assert found.verdict["plain"] == "no drafts"
-    assert not {"tools"} & set(found.index), "they are for chats alone"
+    assert set(found.verdict) <= {"drafts", "no drafts", "ignored", "refused"}
+    assert found.acceptance_rate["plain"] == pytest.approx(1 / 3)
+    assert found.identical_prompts["plain"] == 4
+    assert "tools" not in found.index, "they are for chats alone"
 
 
 def test_drafts_that_are_never_accepted_are_told_from_silence_and_so_is_a_part() -> None:
