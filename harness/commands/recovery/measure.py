@@ -26,7 +26,7 @@ from harness.commands.recovery.workload import (
     Asking,
     Columns,
     PlannedRequest,
-    acceptance_of,
+    sampled_check,
     taken_samplings,
 )
 from harness.config.errors import RunError, VerdictError
@@ -239,13 +239,7 @@ def compared_checks(
         tested_texts = [by_index[planned.index].token_ids for planned in asked]
         samples.append((expected_texts, tested_texts))
     result = token_test.compare(samples, _NUM_COMPARED)
-    names = ", ".join(sampling.name for sampling in samplings)
-    yield {
-        **vars(result),
-        "check": "sampled",
-        "sampling": names,
-        **acceptance_of([*by_index.values()]),
-    }
+    yield sampled_check(result, samplings, [*by_index.values()])
 
 
 EXPERIMENT = Recovery

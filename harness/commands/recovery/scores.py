@@ -17,7 +17,7 @@ import numpy as np
 from scipy.special import entr
 
 from harness.commands.recovery.sampling import Sampling
-from harness.commands.recovery.workload import Answer, Columns, acceptance_of
+from harness.commands.recovery.workload import Answer, Columns, sampled_check
 from harness.config.errors import RunError
 from harness.engines.divergence import Divergence, check_known, first_divergence
 from harness.engines.door.reference import Reference
@@ -288,11 +288,8 @@ class Scores:
         """Take the checks of what was added: that of greedy texts, and that of drawn tokens if any were asked for."""
         checks = [self.greedy.columns()]
         if self._samplings:
-            names = ", ".join(sampling.name for sampling in self._samplings)
-            acceptance = acceptance_of([answer.record for answer in self.answers])
-            checks.append(
-                {**vars(self.sampled()), "check": "sampled", "sampling": names, **acceptance}
-            )
+            records = [answer.record for answer in self.answers]
+            checks.append(sampled_check(self.sampled(), self._samplings, records))
         self.so_far = checks
 
 
