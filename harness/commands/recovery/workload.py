@@ -27,7 +27,7 @@ from harness.engines.requests import RequestRecord
 from harness.engines.timing import quick_garbage_collections
 from harness.measuring.acceptance import acceptance_columns
 from harness.measuring.progress import progress, say
-from harness.results.statistics.drawn_tokens import TokenResult
+from harness.results.statistics.drawn_tokens import TokenResult, TokenTest
 
 # Of a check's row, by name.
 Columns = dict[str, Any]
@@ -113,14 +113,6 @@ def acceptance_of(records: Sequence[RequestRecord]) -> Columns:
     """Columns about acceptance: without rejections much of the algorithm never ran."""
     columns = acceptance_columns(records)
     return {name: columns[name] for name in columns.keys() & RecoveryRow.columns().keys()}
-
-
-def sampled_check(
-    result: TokenResult, samplings: Sequence[Sampling], records: Sequence[RequestRecord]
-) -> Columns:
-    """The check of all drawn tokens, with the acceptance of all answers."""
-    names = ", ".join(sampling.name for sampling in samplings)
-    return {**vars(result), "check": "sampled", "sampling": names, **acceptance_of(records)}
 
 
 def taken_samplings(
@@ -315,6 +307,10 @@ class Asking:
     samplings: Sequence[Sampling]
     end_tokens: frozenset[int]
 
+    @property
+    def token_test(self) -> TokenTest:
+        return TokenTest(self.settings.false_alarm_rate, self.settings.shift)
+
     def workload(self) -> Workload:
         settings = self.settings
         return Workload(self.prompts, self.samplings, settings.decoding, settings.seed)
@@ -339,3 +335,8 @@ class Asking:
             number = f"{len(failed)} of {len(requests)} requests"
             raise RunError(f"{number} failed {doing}: {failed[0].error}")
         return [Answer(*answered) for answered in zip(planned, records, strict=True)]
+
+    def sampled_check(self, result: TokenResult, records: Sequence[RequestRecord]) -> Columns:
+        """The check of all drawn tokens, with the acceptance of all answers."""
+        names = ", ".join(sampling.name for sampling in self.samplings)
+        return {**vars(result), "check": "sampled", "sampling": names, **acceptance_of(records)}

@@ -13,9 +13,10 @@ import pytest
 import torch
 
 from architectures import random_model
+from harness.commands.recovery.record import RecoverySettings
 from harness.commands.recovery.sampling import Sampling
 from harness.commands.recovery.scores import GreedyTexts, Scores
-from harness.commands.recovery.workload import Answer, PlannedRequest
+from harness.commands.recovery.workload import Answer, Asking, PlannedRequest
 from harness.config.faults import FAULTS as PLANTED
 from harness.config.settings import DecodingSettings
 from harness.engines.divergence import Divergence, first_divergence
@@ -24,8 +25,9 @@ from harness.engines.record import Preparation
 from harness.engines.timing import timed_answer
 from harness.local.drafting.method import Pair
 from harness.local.engine.engine import LocalEngine
-from harness.results.statistics.drawn_tokens import Finding, TokenResult, TokenTest
+from harness.results.statistics.drawn_tokens import Finding, TokenResult
 from planted_faults import planted
+from some_settings import settings_of
 from tiny_checkpoints import pair_of
 
 PROMPT = [3, 1, 4, 1, 5]
@@ -80,9 +82,9 @@ def sample(
         for answer in timed_answer(faulty, tested, question).requests:
             request = PlannedRequest(tuple(PROMPT), sampling, num_tokens, len(answered))
             answered.append(Answer(request, answer))
-    test = TokenTest(level=1e-9, shift=0.15)
+    settings = settings_of(RecoverySettings, false_alarm_rate=1e-9, shift=0.15, batch_size=8)
     reference = engine(dtype=dtype).weights.reference
-    scores = Scores(reference, [sampling], test, frozenset(), 64, 0)
+    scores = Scores(reference, Asking(settings, [], [sampling], frozenset()))
     scores.add(answered)
     return scores.sampled()
 
