@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from echo_server import EchoServer, serving
-from harness.commands.recovery.kinds import Answers, Baseline, kinds
+from harness.commands.recovery.kinds import Answers, kinds
 from harness.commands.recovery.scores import GreedyTexts
 from harness.config.errors import RunError
 from harness.config.settings import DecodingSettings
@@ -148,15 +148,15 @@ def test_drafts_that_are_never_accepted_are_told_from_silence_and_so_is_a_part()
     rejected = Answers(kind, [record((4, 0), (4, 0))] * 4)
     partly = Answers(kind, [record((4, 3)), record(), record((4, 1)), record()])
     silent = Answers(kind, [record()] * 4)
-    baseline = Baseline.over([good, rejected, partly, silent])
-    found = [each.check(baseline) for each in (good, rejected, partly, silent)]
+    every = [good, rejected, partly, silent]
+    found = [each.check(every) for each in every]
     assert [each["verdict"] for each in found] == [
         "drafts", "none accepted", "some drafts", "no drafts",
     ]  # fmt: skip
     assert "none in 2 of 4" in found[2]["finding"]
     assert found[0]["identical_prompts"] is None
     # Where no kind always drafts, as with n-grams, a part is nothing special.
-    assert partly.check(Baseline.over([partly, silent]))["verdict"] == "drafts"
+    assert partly.check([partly, silent])["verdict"] == "drafts"
 
 
 def answers(seconds: float, regular_s: float, num_together: int = 1) -> Answers:
@@ -175,22 +175,20 @@ def answers(seconds: float, regular_s: float, num_together: int = 1) -> Answers:
 )
 def test_where_tokens_come_one_by_one_speed_tells(seconds: float, verdict: str) -> None:
     fast, other = answers(0.5, 1.0), answers(seconds, 1.0)
-    baseline = Baseline.over([fast, other])
-    assert fast.check(baseline)["verdict"] == "drafts"
-    found = other.check(baseline)
+    assert fast.check([fast, other])["verdict"] == "drafts"
+    found = other.check([fast, other])
     assert found["verdict"] == verdict
     assert "the regular arm's speed" in found["finding"]
     assert found["identical_prompts"] == 3
     slow = answers(1.0, 1.0)
-    assert slow.check(Baseline.over([slow]))["verdict"] == "unknown"
+    assert slow.check([slow])["verdict"] == "unknown"
 
 
 def test_without_reports_tokens_that_arrive_together_tell() -> None:
-    together, apart, some = (answers(0.5, 1.0, number) for number in (4, 1, 2))
-    baseline = Baseline.over([together, apart, some])
-    found = [each.check(baseline)["verdict"] for each in (together, apart, some)]
-    assert found == ["drafts", "no drafts", "drafts"]
-    assert "1.0 tokens at a time" in apart.check(baseline)["finding"]
+    every = [answers(0.5, 1.0, number) for number in (4, 1, 2)]
+    found = [each.check(every) for each in every]
+    assert [each["verdict"] for each in found] == ["drafts", "no drafts", "drafts"]
+    assert "1.0 tokens at a time" in found[1]["finding"]
 
 
 def test_kinds_before_one_that_ends_the_server_have_their_rows(harness: Harness) -> None:
