@@ -21,8 +21,8 @@ from pathlib import Path
 import numpy
 import pandas as pd
 
-from harness.commands.audit.figures import Row
 from harness.commands.audit.judge import judge
+from harness.commands.audit.rows import Row
 from harness.commands.audit.tables import read_text
 
 COLUMNS = (
@@ -131,12 +131,10 @@ def accusations(rows: list[dict[str, str]], columns: tuple[str, ...]) -> list[st
     accused = []
     for one in (claim for row in table for claim in judge(row)):
         if one.verdict in ("impossible", "unlikely"):
-            accused.append(
-                f"{one.row.place} {one.figure} {one.printed} {one.verdict}: {one.reason}"
-            )
+            accused.append(f"{one.verdict}: {one}")
         elif one.figure == "acceptance_rate" and "÷ tested" in one.reason:
             # The columns are printed as accepted ÷ proposed.
-            accused.append(f"{NAMED}: {one.row.place} {one.printed} {one.reason}")
+            accused.append(f"{NAMED}: {one}")
     return accused
 
 

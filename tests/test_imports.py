@@ -169,25 +169,21 @@ def test_the_door_and_registries_alone_name_the_other_wing() -> None:
     assert naming == {"engines/door/wing.py", "engines/registry.py", *registries}
 
 
-def named_commands(tree: Path) -> list[str]:
-    """Imports of a command's folder from outside of it, one line each; the registry finds commands by their folders."""
-    package = tree / PACKAGE
+def test_no_command_is_imported_by_another_one_or_by_any_room() -> None:
+    """The registry finds commands by their folders."""
+    package = ROOT / PACKAGE
     found = []
     for file in sorted(package.rglob("*.py")):
         parts = file.relative_to(package).parts
         own = parts[1] if parts[0] == "commands" and len(parts) > 2 else None
-        for statement in imports(file, tree):
+        for statement in imports(file, ROOT):
             path = statement.module.split(".")[1:]
             is_folder = path[:1] == ["commands"] and (package / "/".join(path[:2])).is_dir()
             # `map` is `latency` over a grid.
             allowed = {own, "latency"} if own == "map" else {own}
             if is_folder and len(path) > 1 and path[1] not in allowed:
                 found.append(f"{file.relative_to(package)} {statement.module}")
-    return found
-
-
-def test_no_command_is_imported_by_another_one_or_by_any_room() -> None:
-    assert named_commands(ROOT) == []
+    assert found == []
 
 
 def test_no_files_import_each_other() -> None:

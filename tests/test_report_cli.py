@@ -15,10 +15,8 @@ from report_files import latency_run, write
 @pytest.mark.slow
 def test_real_runs_become_tables_and_files(harness: Harness) -> None:
     """The shipped pair goes through every command, and fails once."""
-    quick, short = (
-        ("num_prompts=4", "decoding.max_new_tokens=12"),
-        ("decoding.num_draft_tokens=1", "decoding.max_new_tokens=8"),
-    )
+    quick = ("num_prompts=4", "decoding.max_new_tokens=12")
+    short = ("decoding.num_draft_tokens=1", "decoding.max_new_tokens=8")
     itself = ("model=tiny_draft", "draft=tiny_draft")
     runs = (
         (("latency", *itself, "decoding.num_draft_tokens=2", *quick), 0),

@@ -10,7 +10,6 @@ import pytest
 
 from harness.cli.tables import exit_code, job_line, print_sweep
 from harness.commands.recovery.rows import RecoveryRow
-from harness.config.machine import note_command_line
 from harness.measuring.rows import LatencyRow
 from report_files import eval_run, latency_run
 from wording import mentions
@@ -69,48 +68,3 @@ def test_pairs_and_failures_are_printed(capsys: pytest.CaptureFixture[str]) -> N
     assert out.count("best K") == 1, "30B was measured at one K only"
     assert out.count("1.50×") == 1
     assert mentions(error, "5 of 6 jobs", "multirun/latency.csv", "the same command again")
-
-
-@pytest.mark.parametrize(
-    ("changes", "said", "command"),
-    [
-        ({}, "13B with 7B, K=4: 2.00× faster", "harness latency -m model=13B K=8"),
-        (
-            {"processor_share": 0.4, "num_threads": 4},
-            "not quiet in 1 of 2 runs (one got 40 % of the CPU time it wanted): OMP_NUM_THREADS=1",
-            "",
-        ),
-        (
-            {"regular_ms": 900.0},
-            "K=4: 2.00× faster 95 % interval",
-            "repeats=5",
-        ),
-    ],
-)
-def test_a_sweep_has_one_answer_and_one_step(
-    changes: dict[str, Any],
-    said: str,
-    command: str,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    note_command_line(["latency", "-m", "model=13B", "K=2,4"])
-    changes = dict(changes)
-    regular_ms = changes.pop("regular_ms", 100.0)
-    first = latency_run(2, 1.5)
-    regular, speculative = latency_run(4, **{"speedup": 2.0, **changes})
-    second = [dataclasses.replace(regular, ms_per_token=regular_ms), speculative]
-    rows = [*of_job(0, first), *of_job(1, second)]
-    summary = tmp_path / "summary.txt"
-    print_sweep("latency", rows, tmp_path / "latency.csv", 2, summary=summary)
-    out = capsys.readouterr().out
-    assert max(map(len, out.splitlines())) <= 80
-    assert out.count("Next") == 1
-    prose = " ".join(out.split())
-    assert said in prose
-    assert command in prose
-    # The tables that it leaves out.
-    assert "How much faster?" not in out
-    assert "How much faster?" in summary.read_text()

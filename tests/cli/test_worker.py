@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,13 +17,6 @@ from harness.results.files import append_rows, read_rows
 from some_settings import settings_of
 
 
-class SomeJob:
-    """A job whose process writes no rows."""
-
-    def __init__(self, **settings: Any) -> None:
-        self.settings = settings_of(LatencySettings, **settings)
-
-
 class SlowLoader:
     """A worker that needs 100 s to load a pair."""
 
@@ -30,7 +24,7 @@ class SlowLoader:
         self.loading = False
         self.has_ended = False
 
-    def run(self, job: SomeJob, timeout_s: float | None) -> HarnessError | None:
+    def run(self, job: Any, timeout_s: float | None) -> HarnessError | None:
         self.loading = timeout_s is not None and timeout_s < 100
         return RunError(f"no end after {timeout_s} s") if self.loading else None
 
@@ -47,7 +41,7 @@ def crew(monkeypatch: pytest.MonkeyPatch) -> jobs.Crew:
 def test_a_pair_that_loads_too_slowly_is_tried_again_with_more_time(crew: jobs.Crew) -> None:
     errors = []
     for timeout_s in (10.0, 10.0, 600.0):
-        job: Any = SomeJob(job_timeout_s=timeout_s)
+        job: Any = SimpleNamespace(settings=settings_of(LatencySettings, job_timeout_s=timeout_s))
         errors.append(crew.run(job))
     assert list(map(str, errors)) == [
         "no end after 10.0 s",

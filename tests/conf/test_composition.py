@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_dir
+from hydra import compose
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
-from omegaconf import OmegaConf
 
+from composing import composed, composed_line, composing
 from documented import ROOT, typed_lines, words_of
 from harness.cli.manifest import Manifest, SweepCallback
-from harness.cli.menu import config_source, conversion, documentation, names, server_words, typed
+from harness.cli.menu import documentation
 from harness.cli.menu.names import CONF
-from harness.commands.registry import configured, with_settings
-from harness.config.methods import METHODS
+from harness.commands.registry import with_settings
 from recipes.reference_pages import departures
-from remembered_configs import remember
-
-remember()
 
 # model/ has its own test, launchers are tried in tests/cli/test_launchers.py; hydra/ is no menu for users.
 CHOICES = [
@@ -38,41 +33,8 @@ CHOICES = [
 
 @pytest.fixture(autouse=True)
 def _hydra() -> Iterator[None]:
-    config_source.register()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with composing():
         yield
-
-
-def composed(command: str, *overrides: str, methods: Sequence[str] = ()) -> Any:
-    """The settings of a run, or of a job of a sweep over these ways to draft."""
-    plain: Any = OmegaConf.to_container(
-        compose(command, list(overrides)), resolve=True, throw_on_missing=True
-    )
-    assert plain.pop("command") == command
-    plain["draft"] = METHODS.without_others(plain["draft"], methods)
-    return conversion.from_config(configured(command).settings, plain)
-
-
-def overrides_of(command: str, words: list[str]) -> list[str]:
-    """Overrides of a run; of a sweep those of its last job."""
-    known = conversion.setting_hints(configured(command).settings)
-    words, servers = server_words.split_commands(words)
-    _, settings, _ = typed.for_hydra(words, command, known)
-    settings += server_words.server_settings(servers, settings, command)
-    # Launchers may not be installed; tests/cli/test_launchers.py tries them.
-    own = [word for word in settings if not re.match(r"\+launcher|hydra\.", word)]
-    parser = OverridesParser.create(GlobalHydra.instance().config_loader())
-    parsed = parser.parse_overrides(own)
-    (jobs,) = BasicSweeper.split_arguments(parsed, None)
-    return list(jobs[-1])
-
-
-def save_what_the_documentation_names(directory: Path) -> None:
-    """The files that its command lines read before anything is measured."""
-    page = (ROOT / "docs" / "your-own-method.md").read_text(encoding="utf-8")
-    for code in re.findall("```python\n(.*?)```", page, re.DOTALL):
-        name = re.match("# (.*)", code)[1]
-        (directory / name).write_text(code)
 
 
 def test_every_documented_command_line_is_right(
@@ -83,7 +45,11 @@ def test_every_documented_command_line_is_right(
     monkeypatch.setattr("harness.servers.started.shutil.which", lambda name: name)
     # In a job of Slurm's.
     monkeypatch.setenv("SLURM_JOB_ID", "17")
-    save_what_the_documentation_names(tmp_path)
+    # The files that command lines read before anything is measured.
+    page = (ROOT / "docs" / "your-own-method.md").read_text(encoding="utf-8")
+    for code in re.findall("```python\n(.*?)```", page, re.DOTALL):
+        name = re.match("# (.*)", code)[1]
+        (tmp_path / name).write_text(code)
     lines = typed_lines()
     assert len(lines) > 130
     wrong = []
@@ -96,11 +62,7 @@ def test_every_documented_command_line_is_right(
         if command not in with_settings() or presets_alone or own_presets or "--help" in words:
             continue
         try:
-            drafts = [word.removeprefix("draft=") for word in words if word.startswith("draft=")]
-            methods = [names.method_name(draft) for draft in ",".join(drafts).split(",") if draft]
-            composed(
-                command, *overrides_of(command, words), methods=methods if "-m" in words else ()
-            )
+            composed_line(command, words)
         except Exception as error:
             wrong.append(f"{line}: {error}")
     assert wrong == [], "\n".join(wrong)

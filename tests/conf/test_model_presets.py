@@ -12,7 +12,7 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from harness.cli.menu.conversion import from_config
 from harness.config.settings import ModelSettings
@@ -136,19 +136,6 @@ def preset(name: str) -> ModelSettings:
     return from_config(ModelSettings, {str(key): value for key, value in container.items()})
 
 
-def configuration(architecture: Mapping[str, Any]) -> PretrainedConfig:
-    return AutoConfig.for_model(**architecture)
-
-
-def unknown_keys(architecture: Mapping[str, Any]) -> set[str]:
-    """Keys that transformers would take without a word and that no model reads."""
-    kind = type(configuration(architecture))
-    fields = {field.name for field in dataclasses.fields(kind)}
-    # The second is read by `draft=mtp`.
-    known = {"model_type", "mtp_num_hidden_layers"} | UNDECLARED.get(kind.model_type, set())
-    return set(architecture) - fields - set(kind.attribute_map) - known
-
-
 def architecture_of(name: str) -> Mapping[str, Any]:
     architecture = preset(name).architecture
     assert architecture is not None
@@ -164,11 +151,14 @@ def test_every_preset_has_a_published_size() -> None:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_architecture_is_what_transformers_knows(name: str) -> None:
     architecture = architecture_of(name)
-    assert not unknown_keys(architecture)
-    config = configuration(architecture)
+    config = AutoConfig.for_model(**architecture)
+    read_by_layers = UNDECLARED.get(config.model_type, set())
+    # transformers would take other keys without a word, and no model reads them. `draft=mtp` reads the second.
+    known = {"model_type", "mtp_num_hidden_layers"} | read_by_layers | set(config.attribute_map)
+    fields = {field.name for field in dataclasses.fields(config)}
+    assert not set(architecture) - fields - known
     # Layers of Gemma 4 differ, and transformers gives a value for all of them only if it is allowed to.
     config.allow_global_per_layer_attribute_access = True
-    read_by_layers = UNDECLARED.get(config.model_type, set())
     for key in architecture.keys() - read_by_layers:
         value = architecture[key]
         assert getattr(config, key) == (getattr(torch, value) if key == "dtype" else value), key
@@ -177,7 +167,7 @@ def test_architecture_is_what_transformers_knows(name: str) -> None:
 @pytest.mark.parametrize("name", HEADS)
 def test_head_is_of_its_kind_and_size(name: str) -> None:
     model, kind, published = HEADS[name]
-    target = Checkpoint("model", preset(model), configuration(architecture_of(model)))
+    target = Checkpoint("model", preset(model), AutoConfig.for_model(**architecture_of(model)))
     head = read_head(preset(name), target, weights=False)
     assert head is not None
     assert head.kind.name == kind
@@ -193,7 +183,7 @@ def test_head_is_of_its_kind_and_size(name: str) -> None:
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_model_has_the_published_size_and_context(name: str) -> None:
-    config = configuration(architecture_of(name))
+    config = AutoConfig.for_model(**architecture_of(name))
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     parameters = sum(parameter.numel() for parameter in model.parameters())

@@ -81,8 +81,7 @@ def test_requests_at_a_rate_wait_as_queueing_theory_says(harness: Harness) -> No
 def expected_speedup(rng: np.random.Generator, k: int, num_prompts: int, tokens: int) -> float:
     """The long-run ratio of total times of the default costs, simulated without the engine."""
     own = random.Random(int(rng.integers(1 << 30)))
-    regular = tokens_left = 0.0
-    spent = 0.0
+    regular = spent = 0.0
     for _ in range(num_prompts):
         odds = 4 * np.exp(own.gauss(0, 0.3))
         rate = odds / (1 + odds)
@@ -95,7 +94,6 @@ def expected_speedup(rng: np.random.Generator, k: int, num_prompts: int, tokens:
                 accepted += 1
             spent += 20 + 2.5 * drafted
             left -= accepted + 1
-    assert tokens_left == 0
     return regular / spent
 
 

@@ -2,9 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.results.acceptance import (
-    Acceptance,
-)
+from harness.results.acceptance import Acceptance
 
 # Five iterations with K = 3 and one cut short to K = 1.
 OUTCOMES = [(3, 3), (3, 0), (3, 1), (3, 1), (3, 2), (1, 1)]
@@ -28,15 +26,11 @@ def test_every_rate_from_its_definition() -> None:
     }
 
 
-def test_what_proposed_nothing_does_not_count() -> None:
+def test_what_proposed_nothing_counts_where_time_is_concerned_alone() -> None:
     acceptance = Acceptance.of([(0, 0), (2, 1)])
+    columns = acceptance.columns()
     assert acceptance.num_iterations == 1
-    assert acceptance.columns()["acceptance_histogram"] == [0, 1, 0]
-    assert acceptance.columns()["mean_proposed"] == 2
-
-
-def test_what_proposed_nothing_counts_as_an_iteration_where_time_is_concerned() -> None:
-    columns = Acceptance.of([(0, 0), (2, 1)]).columns()
+    assert (columns["acceptance_histogram"], columns["mean_proposed"]) == ([0, 1, 0], 2)
     assert (columns["mean_num_draft_tokens"], columns["tokens_per_iteration"]) == (1, 1.5)
 
 

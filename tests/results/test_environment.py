@@ -33,14 +33,7 @@ def git(tmp_path: Path) -> Callable[..., str]:
     checkout = tmp_path / "checkout"
     (checkout / "package").mkdir(parents=True)
     (checkout / "package" / "__init__.py").write_text("")
-    identity = [
-        "-c",
-        "user.name=somebody",
-        "-c",
-        "user.email=somebody@example.org",
-        "-c",
-        "commit.gpgsign=false",
-    ]
+    identity = "-c user.name=a -c user.email=a@b -c commit.gpgsign=false".split()
 
     def run(*arguments: str) -> str:
         clean = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}

@@ -18,9 +18,6 @@ from harness.results.price.value import IterationCost, mean_time
 from harness.results.statistics.distributions import t_quantile
 from harness.results.statistics.interval import Coverage, Interval
 
-ROOT = Path(__file__).resolve().parents[2]
-PUBLISHED = ROOT / "benchmarks" / "published"
-
 
 def line_of(cost: IterationCost, rows: int = 1) -> tuple[float, float, float]:
     """Its beginning, its slope, and how far that may be off."""
@@ -243,25 +240,6 @@ def test_a_table_by_k_has_the_price_of_one_draft_token(tmp_path: Path, regular: 
     file.write_text("\n".join(["K,ms", regular, "1,25"]))
     (cost,) = read_table("costs", str(file)).costs.values()
     assert list(cost.ks()) == [1]
-
-
-def test_the_published_sweep_is_predicted_from_its_other_data_set() -> None:
-    """Of Qwen3.8-27B on a B200: the cost from HumanEval, the tokens of math_reasoning, all cells below saturation."""
-    file = str(PUBLISHED / "qwen3.8_27b_b200_2026-10-06.csv")
-    humaneval = read_table("costs", f"{file}@HumanEval")
-    math_reasoning = read_table("acceptance", f"{file}@math_reasoning")
-    errors = {}
-    for draft, cost in humaneval.costs.items():
-        for rows in cost.loads:
-            for k in cost.ks(rows):
-                if rows not in cost.refused:
-                    predicted = cost.speedup(math_reasoning.yields[draft][k], k, rows).estimate
-                    errors[draft, rows] = predicted / math_reasoning.measured[draft, k, rows] - 1
-    assert len(errors) == 15
-    assert max(map(abs, errors.values())) < 0.05
-    # Where half of the cache is the draft's, 128 requests queue.
-    assert [*humaneval.costs["DSpark"].refused] == [128]
-    assert not humaneval.costs["MTP"].refused
 
 
 @pytest.mark.parametrize(("from_k", "change"), [(8, 8 / 34), (3, 8 / 24)])

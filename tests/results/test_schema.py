@@ -160,6 +160,5 @@ def test_a_row_knows_whether_it_is_of_the_named_models(
 
 
 def test_a_draft_without_a_runner_has_the_name_of_the_targets() -> None:
-    assert RunnerNames.parse(str(RunnerNames("static", "static"))) == RunnerNames(
-        "static", "static"
-    )
+    names = RunnerNames("static", "static")
+    assert RunnerNames.parse(str(names)) == names

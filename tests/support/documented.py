@@ -22,7 +22,6 @@ def typed_lines() -> list[str]:
     text = "\n".join(file.read_text(encoding="utf-8") for file in files)
     # A line may go on behind a backslash.
     text = re.sub(r"\\\n\s*", "", text)
-    text = re.sub(r"\\\n *", "", text)  # a line that goes on
     names = "|".join(command.name for command in commands())
     typed = re.findall("-m harness ([^`\n]*)", text)
     typed += re.findall(rf"(?:^|[`$ ])harness ((?:{names})\b[^`\n]*)", text, re.MULTILINE)

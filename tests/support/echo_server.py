@@ -122,15 +122,9 @@ class EchoServer:
                 lines = head.decode().split("\r\n")
                 headers = dict(line.lower().split(": ", 1) for line in lines[1:] if line)
                 body = await reader.readexactly(int(headers.get("content-length", 0)))
-                if (
-                    self.key is not None
-                    and headers.get("authorization") != f"bearer {self.key}".lower()
-                ):
-                    self._send(
-                        writer,
-                        401,
-                        {"error": {"message": f"wrong key {headers.get('authorization')}"}},
-                    )
+                key = headers.get("authorization")
+                if self.key is not None and key != f"bearer {self.key}".lower():
+                    self._send(writer, 401, {"error": {"message": f"wrong key {key}"}})
                 elif lines[0].startswith("GET"):
                     path = lines[0].split()[1]
                     status, content = self._about(path)
@@ -246,14 +240,10 @@ class EchoServer:
 
     async def _chunks(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any] | None]:
         messages = body.get("messages")
-        prompt, count, width = (
-            body["prompt"] if messages is None else messages[-1]["content"],
-            min(body["max_tokens"], self.stop_after),
-            1 + (self.num_draft_tokens or 0) // 2,
-        )
+        prompt = body["prompt"] if messages is None else messages[-1]["content"]
+        count = min(body["max_tokens"], self.stop_after)
         is_silent = self.silent(body)
-        if is_silent:
-            width = 1
+        width = 1 if is_silent else 1 + (self.num_draft_tokens or 0) // 2
         last = prompt[-1] if isinstance(prompt, list) else len(prompt)
         tokens = _stopped(continuation(last, count, self.stride), body.get("stop", ()))
         count = len(tokens)
@@ -316,24 +306,18 @@ class EchoServer:
             }
             if self.dialect == "vllm":
                 found |= {"per_step_drafted": drafted, "per_step_accepted": accepted}
-            return {
-                "metrics": {"speculative_decoding": found | {"acceptance_histogram": histogram}}
-            }
+            found["acceptance_histogram"] = histogram
+            return {"metrics": {"speculative_decoding": found}}
         if self.dialect == "sglang":
             details = {
                 "spec_num_proposed_drafts": sum(drafted),
                 "spec_num_correct_drafts": sum(accepted),
+                "spec_correct_drafts_histogram": histogram,
             }
-            return {
-                "sglext": {
-                    "spec_tokens_details": details | {"spec_correct_drafts_histogram": histogram}
-                }
-            }
-        return (
-            {"timings": {"draft_n": sum(drafted), "draft_n_accepted": sum(accepted)}}
-            if self.dialect != "openai"
-            else {}
-        )
+            return {"sglext": {"spec_tokens_details": details}}
+        if self.dialect == "openai":
+            return {}
+        return {"timings": {"draft_n": sum(drafted), "draft_n_accepted": sum(accepted)}}
 
     @staticmethod
     def _send(

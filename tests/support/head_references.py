@@ -36,12 +36,10 @@ class Checked(Drafter):
     """Another drafter, each of whose distributions is compared with a plain computation of it."""
 
     def __init__(self, drafter: Drafter, target: PreTrainedModel, expected: Expected) -> None:
-        self.layers, self._drafter, self._target, self._expected = (
-            drafter.layers,
-            drafter,
-            target,
-            expected,
-        )
+        self.layers = drafter.layers
+        self._drafter = drafter
+        self._target = target
+        self._expected = expected
         self.rows: list[list[int]] = []
         self.error, self.num_accepted = 0.0, set[int]()
 
@@ -81,10 +79,8 @@ class Checked(Drafter):
         self._drafter.observe(num_accepted, next_tokens, step)
 
     def select(self, rows: Sequence[int]) -> None:
-        self.rows, self.offered = (
-            [self.rows[row] for row in rows],
-            [self.offered[row] for row in rows],
-        )
+        self.rows = [self.rows[row] for row in rows]
+        self.offered = [self.offered[row] for row in rows]
         self._drafter.select(rows)
 
 
@@ -267,11 +263,8 @@ def block_expected(head: DFlash, target: PreTrainedModel) -> Expected:
         logits = output(states if head.config.from_anchor else states[1:])[: len(drawn)]
         if isinstance(head, DSpark) and head.markov_head is not None:
             before = torch.cat([decided[-1:], drawn[:-1]])
-            logits = (
-                logits
-                + head.markov_head["markov_w1"].weight[before]
-                @ head.markov_head["markov_w2"].weight.T
-            )
+            memory = head.markov_head["markov_w1"].weight[before]
+            logits = logits + memory @ head.markov_head["markov_w2"].weight.T
         if isinstance(head, Domino):
             # The unit reads the anchor and the tokens drawn before each place, by torch's own module.
             before = target.get_input_embeddings()(torch.cat([decided[-1:], drawn[:-1]]))

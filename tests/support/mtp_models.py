@@ -95,34 +95,24 @@ def save_with_mtp(target: PreTrainedModel, layers: MtpModel, directory: Path) ->
         behind = target.config.num_hidden_layers + int(number)
         for part, piece in _experts(rest.removeprefix("mtp_block."), tensor).items():
             if target.config.model_type in ("mellum", *QWEN_LAYOUT):
-                place = next(
-                    (f"mtp.{its}" for ours, its in _NAMES.items() if part.startswith(ours)),
-                    "mtp.layers.0",
-                )
-                part = (
-                    part.removeprefix(part.partition(".")[0] + ".")
-                    if place != "mtp.layers.0"
-                    else part
-                )
-                stored[f"{place}.{part}"] = piece.clone()
+                module, _, parameter = part.partition(".")
+                owner = f"mtp.{_NAMES[module]}" if module in _NAMES else f"mtp.layers.0.{module}"
+                stored[f"{owner}.{parameter}"] = piece.clone()
             else:
-                stored[f"model.layers.{behind}.{part.replace('post_norm', 'shared_head.norm')}"] = (
-                    piece.clone()
-                )
-                stored[f"model.layers.{behind}.embed_tokens.weight"] = stored[
-                    "model.embed_tokens.weight"
-                ].clone()
-                stored[f"model.layers.{behind}.shared_head.head.weight"] = stored[
-                    "lm_head.weight"
-                ].clone()
+                layer = f"model.layers.{behind}"
+                published_part = part.replace("post_norm", "shared_head.norm")
+                stored[f"{layer}.{published_part}"] = piece.clone()
+                embedding, output = stored["model.embed_tokens.weight"], stored["lm_head.weight"]
+                stored[f"{layer}.embed_tokens.weight"] = embedding.clone()
+                stored[f"{layer}.shared_head.head.weight"] = output.clone()
     save_file(stored, directory / "model.safetensors", metadata={"format": "pt"})
 
 
 _NAMES = {
-    "eh_proj.": "fc",
-    "enorm.": "pre_fc_norm_embedding",
-    "hnorm.": "pre_fc_norm_hidden",
-    "post_norm.": "norm",
+    "eh_proj": "fc",
+    "enorm": "pre_fc_norm_embedding",
+    "hnorm": "pre_fc_norm_hidden",
+    "post_norm": "norm",
 }
 
 

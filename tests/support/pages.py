@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from html.parser import HTMLParser
+
 from harness.reporting.files import Report
 from harness.reporting.page import Page, in_full, in_short
 from harness.reporting.table import Line
@@ -22,3 +24,29 @@ def findings(report: Report) -> list[Line]:
     """The findings of all pages of a report, with what they rest on."""
     lines = [line for page in report.pages.values() for line in page.finding]
     return [Line(line.whole, line.style) for line in lines]
+
+
+class Elements(HTMLParser):
+    """The elements of a page in HTML: their tags and attributes, and the text of the page."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[dict[str, str | None]] = []
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes.append(dict(attributes))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+    def values(self, *names: str) -> list[str]:
+        """The values of attributes with these names."""
+        return [own[name] or "" for own in self.attributes for name in names if name in own]
+
+    def having(self, name: str, value: str) -> list[dict[str, str | None]]:
+        """The attributes of elements of which one has this value among others."""
+        return [own for own in self.attributes if value in (own.get(name) or "").split()]

@@ -9,20 +9,18 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from echo_server import FIRST_LETTER, EchoServer, serving
 from harness.config.demand import Demand
-from harness.config.settings import DecodingSettings, ModelSettings, PlacementSettings
+from harness.config.settings import DecodingSettings, PlacementSettings
 from harness.engines.protocol import Arm, Question
 from harness.engines.record import Preparation
 from harness.local.drafting.method import Pair
 from harness.local.engine.engine import LocalEngine
 from harness.local.engine.pair import plan_pair
-from tiny_checkpoints import as_draft
+from tiny_checkpoints import as_draft, shipped
 
-SHIPPED = Path(__file__).parents[2] / "harness" / "local" / "models" / "shipped"
 _MOST = 64
 # The arms of an engine share its models, so that one works at a time.
 _THREAD = ThreadPoolExecutor(1)
@@ -54,10 +52,9 @@ class PairServer(EchoServer):
             asyncio.get_running_loop().create_task(self._work())
         tokens = await answer
         text = "".join(chr(FIRST_LETTER + t % 26) for t in tokens)
-        choice: dict[str, Any] = {"index": 0, "text": text}
-        choice |= {"finish_reason": "length"} | (
-            {"token_ids": tokens} if self.dialect == "vllm" else {}
-        )
+        choice: dict[str, Any] = {"index": 0, "text": text, "finish_reason": "length"}
+        if self.dialect == "vllm":
+            choice["token_ids"] = tokens
         yield {"object": "text_completion", "choices": [choice]}
         yield {"choices": [], "usage": {"completion_tokens": len(tokens)}}
         yield None
@@ -98,16 +95,10 @@ def _settings(body: dict[str, Any]) -> tuple[float, int]:
 
 
 def shipped_pair(*names: str) -> Pair:
-    """tiny with tiny_draft, or the models of these names, loaded."""
-    models = [
-        ModelSettings(name=name, repository=str(SHIPPED / name))
-        for name in names or ("tiny", "tiny_draft")
-    ]
-    return (
-        plan_pair(models[0], as_draft(models[1]) if len(models) > 1 else None, PlacementSettings())
-        .place(Demand(64, 64, 16, 4, "eager"))
-        .load()
-    )
+    """tiny with tiny_draft, or the two models of these names, loaded."""
+    target, draft = shipped(*names or ("tiny", "tiny_draft"))
+    planned = plan_pair(target, as_draft(draft), PlacementSettings())
+    return planned.place(Demand(64, 64, 16, 4, "eager")).load()
 
 
 def pair_servers(pair: Pair, fault: str = "none", **changes: Any) -> tuple[PairServer, PairServer]:

@@ -6,8 +6,6 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 
-import torch
-
 from harness.local.decoding.protocols import Runner, Step
 from harness.local.decoding.verify import Offer, Verdict
 from harness.local.decoding.warp import BatchWarp, Warp
@@ -26,13 +24,7 @@ IN_BATCHES = (
     "RowsSwapped",
     "StalePrefix",
 )
-OF_LOGPROBS = (
-    "LogprobsAfterTemperature",
-    "LogprobsMissingInBursts",
-    "LogprobsOfDraft",
-    "LogprobsOfPreviousPosition",
-    "LogprobsZero",
-)
+OF_LOGPROBS = ("LogprobsMissingInBursts", "LogprobsOfDraft")
 
 
 def planted(name: str) -> str:
@@ -161,17 +153,6 @@ class StalePrefix(Fault):
         return _StalePrefixRunner(runner)
 
 
-class LogprobsAfterTemperature(Fault):
-    """Log-probabilities are those after temperature and truncation, from which the tokens are drawn."""
-
-    in_texts = False
-
-    def logprobs(self, burst: Burst) -> list[TokenLogprob]:
-        # The logarithm of probabilities is its own log-softmax.
-        logits = burst.warp(burst.logits).log()
-        return dataclasses.replace(burst, logits=logits).logprobs()
-
-
 class LogprobsMissingInBursts(Fault):
     """Of the tokens of an iteration, only the last one has a log-probability: the lists are shorter than the text."""
 
@@ -193,25 +174,6 @@ class LogprobsOfDraft(Fault):
             logprob = math.log(probability) if probability > 0 else LEAST
             wrong[place] = wrong[place]._replace(logprob=logprob)
         return wrong
-
-
-class LogprobsOfPreviousPosition(Fault):
-    """Within a burst, each token but the first has its log-probability before the token in front of it."""
-
-    in_texts = False
-
-    def logprobs(self, burst: Burst) -> list[TokenLogprob]:
-        logits = torch.cat([burst.logits[:1], burst.logits[:-1]])
-        return dataclasses.replace(burst, logits=logits).logprobs()
-
-
-class LogprobsZero(Fault):
-    """Every token has the log-probability 0.0, as llama.cpp returned it under speculation (its issue 27972)."""
-
-    in_texts = False
-
-    def logprobs(self, burst: Burst) -> list[TokenLogprob]:
-        return [found._replace(logprob=0.0) for found in burst.logprobs()]
 
 
 class SamplesCompared(Fault):

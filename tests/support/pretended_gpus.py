@@ -108,10 +108,8 @@ class PretendedGpus(TorchDispatchMode):
                 return value.held
             return torch.device("cpu") if isinstance(value, torch.device) else value
 
-        args, kwargs = (
-            _mapped(held, args),
-            {name: _mapped(held, value) for name, value in kwargs.items()},
-        )
+        args = _mapped(held, args)
+        kwargs = {name: _mapped(held, value) for name, value in kwargs.items()}
         if func is _aten.histc.default:
             func = _histogram
         if func is _aten.scaled_dot_product_attention.default:

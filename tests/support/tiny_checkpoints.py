@@ -13,12 +13,14 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     PreTrainedConfig,
+    PreTrainedModel,
     PreTrainedTokenizerFast,
 )
 
 from architectures import random_model
 from harness.config.demand import Demand
 from harness.config.settings import DraftSettings, Dtype, ModelSettings, PlacementSettings
+from harness.config.sizes import PACKAGE
 from harness.local.drafting.method import Pair
 from harness.local.drafting.methods import ModelDraftSettings
 from harness.local.engine.pair import plan_pair
@@ -26,6 +28,7 @@ from harness.local.models.checkpoints import Checkpoint
 from harness.local.models.loading import LoadedModel
 
 VOCABULARY_SIZE = 320
+SHIPPED = PACKAGE / "local" / "models" / "shipped"
 
 # Enough width that scales and tables of quantized weights are told apart from the weights themselves.
 ARCHITECTURES: dict[str, dict[str, Any]] = {
@@ -193,3 +196,19 @@ def _moved(loaded: LoadedModel) -> LoadedModel:
     gpu = torch.device("cuda", 0)
     model = copy.deepcopy(loaded.model).to(gpu)
     return dataclasses.replace(loaded, model=model, devices=[gpu], input_device=gpu)
+
+
+def shipped(*names: str) -> list[ModelSettings]:
+    """The settings of models that ship with the project."""
+    return [ModelSettings(name=name, repository=str(SHIPPED / name)) for name in names]
+
+
+def pair_of(target: PreTrainedModel, draft: PreTrainedModel) -> Pair:
+    """Both models as a pair that was loaded, of the names `model` and `draft`, without a tokenizer."""
+    cpu = torch.device("cpu")
+    loaded = []
+    for name, model in (("model", target), ("draft", draft)):
+        settings = ModelSettings(name=name, repository=name)
+        loaded.append(LoadedModel(model, settings, None, model.dtype, [cpu], cpu))  # type: ignore[arg-type]
+    draft_settings = as_draft(loaded[1].settings)
+    return Pair(*loaded, tokenizer=None, draft_settings=draft_settings)  # type: ignore[arg-type]

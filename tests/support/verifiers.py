@@ -40,14 +40,10 @@ def first_two_tokens(
     """
     generator = torch.Generator().manual_seed(20)
     size = 5
-    target_first, target_next = (
-        torch.rand(size, generator=generator),
-        torch.rand(size, size, generator=generator) ** 3,
-    )
-    draft_first, draft_next = (
-        torch.rand(size, generator=generator),
-        torch.rand(size, size, generator=generator) ** 3,
-    )
+    target_first = torch.rand(size, generator=generator)
+    target_next = torch.rand(size, size, generator=generator) ** 3
+    draft_first = torch.rand(size, generator=generator)
+    draft_next = torch.rand(size, size, generator=generator) ** 3
     target_next[2, 1] = draft_next[3, 0] = 0  # tokens only one of the two can produce
     for weights in (target_first, target_next, draft_first, draft_next):
         weights /= weights.sum(-1, keepdim=True)

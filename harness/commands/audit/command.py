@@ -11,11 +11,11 @@ from typing import Any
 import yaml
 
 from harness.commands.arguments import read_arguments
-from harness.commands.audit.costs import computed_speedups, explained
-from harness.commands.audit.figures import CLAIMS, NUMBERS, SETTINGS, SPEEDS, Row
+from harness.commands.audit.figures import CLAIMS, NUMBERS, SETTINGS, SPEEDS
 from harness.commands.audit.formats import tables_of
 from harness.commands.audit.judge import judge
-from harness.commands.audit.page import accusation, audit_page
+from harness.commands.audit.page import audit_page
+from harness.commands.audit.rows import Row
 from harness.commands.audit.tables import FORMS, Reading, read_text, rows_of_table, stated_row
 from harness.config.errors import SettingError, VerdictError
 from harness.reporting.page import in_full
@@ -83,16 +83,15 @@ def main(arguments: Sequence[str]) -> None:
         reading = read_text(_text_of(paths[0]), columns, stated, title)
     else:
         title, reading = "figures", Reading([[stated]], [])
-    computed = computed_speedups(reading.tables)
-    rows = [row for table in reading.tables for row in table]
-    judged = [claim for row in rows for claim in judge(row, computed)]
-    page = audit_page(title, reading, judged, computed)
+    computed = reading.computed
+    judged = [claim for row in reading.rows for claim in judge(row, computed)]
+    page = audit_page(title, reading, judged)
     print_document(in_full(page), plain_console(WIDE))
     for verdict, exit_code in (("impossible", 1), ("unlikely", 3)):
         accused = [claim for claim in judged if claim.verdict == verdict]
         if accused:
-            raise VerdictError(accusation(accused[0]), exit_code)
-    has_cost = any(explained(row).steps.is_known for row in rows)
+            raise VerdictError(str(accused[0]), exit_code)
+    has_cost = any(row.steps.is_known for row in reading.rows)
     if not has_cost and {claim.verdict for claim in judged} == {"not stated"}:
         raise VerdictError("nothing could be checked: the table states too little", 3)
 

@@ -1,11 +1,10 @@
-"""Figures as somebody printed them, and the rows of a table that state them."""
+"""Figures as somebody printed them, by our names."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import NamedTuple
 
@@ -27,8 +26,6 @@ NUMBERS = (
 # What else a row may state.
 SETTINGS = ("name", "model", "draft", "prompts", "temperature", "devices", "engine", "dtype")
 NAMES = (*NUMBERS, *SETTINGS)
-# Settings that say which arm a row is of.
-_ARMS = ("name", "draft")
 
 _NUMBER = r"(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d{1,2})?"
 _TO = r"\s*(?:to|-|–|…|\.\.+)\s*"
@@ -53,9 +50,6 @@ MARKS = "*`~≈ "
 # No figure of any of these tables is larger.
 _LARGEST = 1e15
 _NOT_STATED = set("- – — n/a na nan none null ? tbd oom".split()) | {""}
-# Drafts without a fixed K, and those that propose a block at once.
-_VARYING = re.compile(r"lookup|n-?gram|pld|suffix|\bsam\b|\brest\b|\bauto\b|tree", re.IGNORECASE)
-_BLOCKS = re.compile(r"flash|dspark|p-?eagle|pard|medusa|domino|jetspec|block", re.IGNORECASE)
 # `no speculation`, `n/a - no mtp`, `plain`, `MTP off`, `baseline (greedy)`, `w/o draft`.
 _REGULAR = re.compile(
     r"(n/?a\W+)?((spec\w*|mtp|draft\w*|eagle\S*)[\s:=-]+)?"
@@ -181,100 +175,3 @@ class Figure(NamedTuple):
 
 
 UNKNOWN = Figure(math.nan, math.nan)
-
-
-@dataclass(frozen=True)
-class Row:
-    """What a row of a table states.
-
-    Attributes:
-        place: of the row in its file: `row 3`.
-        settings: by the names of `SETTINGS`, without empty ones.
-        figures: by the names of `NUMBERS`, as far as they are stated.
-        k_is_in_words: whether K stands in the words of its arm, `MTP n=3`, and in no column.
-    """
-
-    place: str
-    settings: Mapping[str, str] = field(default_factory=dict)
-    figures: Mapping[str, Figure] = field(default_factory=dict)
-    k_is_in_words: bool = False
-
-    @property
-    def is_regular(self) -> bool:
-        """Whether it is a row of regular decoding alone."""
-        return self.k == 0 or any(is_regular_arm(self.settings.get(name, "")) for name in _ARMS)
-
-    @property
-    def circumstances(self) -> tuple[tuple[str, str], ...]:
-        """What it has in common with the row of its regular arm."""
-        # Without a column of arms, the first one has their names.
-        arms = ("draft",) if "draft" in self.settings else _ARMS
-        texts = {name: text for name, text in self.settings.items() if name not in arms}
-        load = self.figures.get("batch_size", UNKNOWN)
-        return (*sorted(texts.items()), ("load", load.text))
-
-    @property
-    def k(self) -> float:
-        """NaN where it is not stated."""
-        return self.figures.get("num_draft_tokens", UNKNOWN).low
-
-    @property
-    def load(self) -> float:
-        """Requests in flight; NaN where they are not stated."""
-        return self.figures.get("batch_size", UNKNOWN).low
-
-    @property
-    def name(self) -> str:
-        """What the table calls it: its own name, and that of its draft and prompts."""
-        parts = map(self.settings.get, ("name", "devices", "draft", "prompts"))
-        return ", ".join(dict.fromkeys(filter(None, parts)))
-
-    @property
-    def label(self) -> str:
-        """`row 7 (DSpark, code, K=7)`."""
-        about = ", ".join(filter(None, [self.name, f"K={self.k:g}" if self.k >= 1 else ""]))
-        return f"{self.place} ({about})" if about else self.place
-
-    @property
-    def _draft_words(self) -> str:
-        return " ".join(self.settings.get(name, "") for name in ("draft", "name", "model"))
-
-    @property
-    def is_tree(self) -> bool:
-        """Whether it drafts a tree whose depth is K."""
-        width, nodes = (self.figures.get(name, UNKNOWN).low for name in ("topk", "num_nodes"))
-        return width > 1 or nodes > self.k + 1
-
-    @property
-    def varies_by_text(self) -> bool:
-        """Whether its draft has no fixed K, so that K is a limit."""
-        return bool(_VARYING.search(self._draft_words))
-
-    @property
-    def proposes_k(self) -> bool:
-        """Whether K tokens are drafted in every iteration but the last ones of an answer."""
-        is_limit = self.varies_by_text or "mean_num_draft_tokens" in self.figures
-        return self.k >= 1 and not is_limit and not self.is_tree
-
-    @property
-    def drafts_blocks(self) -> bool:
-        """Whether its draft proposes a block at once."""
-        return bool(_BLOCKS.search(self._draft_words))
-
-
-def speculative_rows(rows: Sequence[Row]) -> list[Row]:
-    """The rows with speculation, with the speeds of the regular arm where it has one row of the same circumstances."""
-    regular = [row for row in rows if row.is_regular]
-    joined = []
-    for row in rows:
-        arms = [arm for arm in regular if arm.circumstances == row.circumstances]
-        if not arms and len(regular) == 1 and {*regular[0].circumstances} <= {*row.circumstances}:
-            # The only regular row leaves open what the others state.
-            arms = regular
-        figures = dict(row.figures)
-        for name in SPEEDS:
-            if len(arms) == 1 and name in arms[0].figures:
-                figures.setdefault(f"regular_{name}", arms[0].figures[name])
-        if not row.is_regular:
-            joined.append(replace(row, figures=figures))
-    return joined

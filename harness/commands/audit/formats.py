@@ -13,17 +13,6 @@ from typing import Any, NamedTuple
 Cells = Mapping[str, str]
 
 
-class RawTable(NamedTuple):
-    """The rows of a table by heading.
-
-    Attributes:
-        names: our names of columns, as far as the format has them.
-    """
-
-    rows: Sequence[Cells]
-    names: Cells
-
-
 class _Tool(NamedTuple):
     """A benchmark.
 
@@ -81,19 +70,21 @@ _TOOLS = (
     ),
 )
 
+# Our names of columns of result files.
+KEYS = {key: name for tool in _TOOLS for name, key in tool.keys.items()}
+KEYS |= {_FIXED_K: "num_draft_tokens", _MEAN_DRAFTED: "mean_num_draft_tokens"}
 
-def tables_of(text: str) -> list[RawTable]:
-    """The tables of a text, or the runs of a result file as one."""
+
+def tables_of(text: str) -> list[Sequence[Cells]]:
+    """The rows by heading of each table of a text, or the runs of a result file as those of one."""
     runs = _json_values(text)
     if len(runs) == 1 and isinstance(runs[0], dict):
         runs = runs[0].get("benchmarks", runs)
     for tool in _TOOLS:
         if isinstance(runs, list) and runs and all(_at(run, tool.mark) is not None for run in runs):
-            names = {key: name for name, key in tool.keys.items()}
-            names |= {_FIXED_K: "num_draft_tokens", _MEAN_DRAFTED: "mean_num_draft_tokens"}
             rows = [_cells_of_run(tool, run) for run in runs]
             headings = dict.fromkeys(heading for row in rows for heading in row)
-            return [RawTable([dict.fromkeys(headings, "") | row for row in rows], names)]
+            return [[dict.fromkeys(headings, "") | row for row in rows]]
     tables = [*_markdown_tables(text)]
     return tables or [*_table_by_lines(text)]
 
@@ -128,12 +119,12 @@ def _at(content: Any, key: str) -> Any:
     return content
 
 
-def _markdown_tables(text: str) -> Iterator[RawTable]:
+def _markdown_tables(text: str) -> Iterator[Sequence[Cells]]:
     for has_cells, lines in itertools.groupby(text.splitlines(), lambda line: "|" in line):
         if has_cells:
             rows = [re.split(r"(?<!\\)\|", _bare(line)) for line in lines]
             if len(rows) > 2 and all(re.fullmatch(r"\s*:?-+:?\s*", cell) for cell in rows[1]):
-                yield RawTable(_by_heading([rows[0], *rows[2:]]), {})
+                yield _by_heading([rows[0], *rows[2:]])
 
 
 def _bare(line: str) -> str:
@@ -142,7 +133,7 @@ def _bare(line: str) -> str:
     return words.strip().removeprefix("|").removesuffix("|")
 
 
-def _table_by_lines(text: str) -> Iterator[RawTable]:
+def _table_by_lines(text: str) -> Iterator[Sequence[Cells]]:
     """A table whose columns are apart by a sign, or by spaces, in every line."""
     lines = [line for line in text.splitlines() if line.strip(" -=+\t|:")]
     # A comment above the heading.
@@ -158,7 +149,7 @@ def _table_by_lines(text: str) -> Iterator[RawTable]:
         widths = {len(row) for row in rows}
         # Two cells apart by spaces have the lines of a summary.
         if len(rows) > 1 and len(widths) == 1 and min(widths) >= (2 if delimiter else 3):
-            yield RawTable(_by_heading(rows), {})
+            yield _by_heading(rows)
             return
 
 

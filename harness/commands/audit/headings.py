@@ -12,7 +12,7 @@ from harness.commands.audit.figures import (
     is_stated,
     leading_numbers,
 )
-from harness.commands.audit.formats import Cells
+from harness.commands.audit.formats import KEYS, Cells
 
 _MEAN = r"(?:(?:avg|average|mean|median|pooled|overall|measured|effective|expected) )"
 _ARM = (
@@ -90,7 +90,7 @@ def names_of_columns(rows: Sequence[Cells], known: Cells) -> dict[str, str]:
     )
     is_number_of_drafts = not {"l", "γ", "gamma"}.isdisjoint(unknown.values())
     for heading, words in unknown.items():
-        name = _meaning(words, cells[heading])
+        name = KEYS.get(heading) or _meaning(words, cells[heading])
         if has_depth and re.fullmatch(_DEPTH, words):
             name = "num_draft_tokens"
         elif has_depth and re.fullmatch(_NODES, words):

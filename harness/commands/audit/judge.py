@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from typing import Literal, NamedTuple, get_args
 
-from harness.commands.audit.costs import NOISE, explained, is_apart, speedups
-from harness.commands.audit.figures import CLAIMS, Figure, Row
+from harness.commands.audit.figures import CLAIMS, Figure
+from harness.commands.audit.rows import NOISE, Row
 
 Verdict = Literal["not stated", "consistent", "unlikely", "impossible"]
 Finding = tuple[Verdict, str]
@@ -34,9 +34,9 @@ class Judged(NamedTuple):
     verdict: Verdict
     reason: str
 
-    @property
-    def printed(self) -> str:
-        return self.row.figures[self.figure].text
+    def __str__(self) -> str:
+        printed = self.row.figures[self.figure].text
+        return f"{self.row.label}: {CLAIMS[self.figure]} {printed} {self.reason}"
 
 
 def judge(row: Row, computed: Collection[str] = ()) -> list[Judged]:
@@ -116,20 +116,21 @@ def _speedup(row: Row, speedup: Figure) -> Iterator[Finding]:
         yield verdict, f"is above {most:g}: {all_accepted}"
     elif row.k >= 1:
         yield "consistent", "is at most K + 1"
-    _, tokens, is_stated, *_ = explained(row)
+    tokens = row.tokens
     if tokens.is_known:
         yields = f"the {tokens.middle:.2f} tokens per iteration"
         if speedup.low <= (1 + NOISE) * tokens.high:
             yield "consistent", f"is at most {yields}"
         else:
+            is_stated = "tokens_per_iteration" in row.figures
             verdict = "impossible" if is_stated and speedup.low > tokens.high + 1 else "unlikely"
             differs = (
                 "more than speculation differs between the arms, or one figure is of another kind"
             )
             yield verdict, f"is above {yields}, in no less than a regular step: {differs}"
-    if row.load > 1 and is_apart(row):
+    if row.load > 1 and row.is_apart:
         return
-    for what, ratio in speedups(row).items():
+    for what, ratio in row.speedups.items():
         if what == "as printed":
             continue
         near = Figure((1 - _TOLERANCE) * ratio.low, (1 + _TOLERANCE) * ratio.high)

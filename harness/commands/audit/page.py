@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 
-from harness.commands.audit.costs import Explained, explained, is_apart, speedups
-from harness.commands.audit.figures import CLAIMS
 from harness.commands.audit.judge import Judged
+from harness.commands.audit.rows import Row
 from harness.commands.audit.tables import Reading
 from harness.config.amounts import counted, percent
 from harness.reporting.page import Page, Step
@@ -34,9 +33,9 @@ def _known(form: Callable[[float], str]) -> Callable[[float], str]:
 
 
 _COLUMNS = (
-    Column("row", of=lambda item: item.row.name or item.row.place, text=True),
-    Column("K", _known("{:g}".format), "row.k", optional=True),
-    Column("load", _known("{:g}".format), "row.load", optional=True),
+    Column("row", of=lambda row: row.name or row.place, text=True),
+    Column("K", _known("{:g}".format), "k", optional=True),
+    Column("load", _known("{:g}".format), "load", optional=True),
     Column("costs,\nsteps", of="steps", optional=True, meaning="of an iteration, in regular steps"),
     Column("yields,\ntokens", _known("{:.2f}".format), "tokens.middle", optional=True),
     Column("speed-up", _known(times), "speedup.middle", optional=True),
@@ -45,19 +44,17 @@ _COLUMNS = (
 )
 
 
-def audit_page(
-    title: str, reading: Reading, judged: Sequence[Judged], computed: Collection[str]
-) -> Page:
+def audit_page(title: str, reading: Reading, judged: Sequence[Judged]) -> Page:
     """What was read first, then what iterations cost, then the verdicts."""
     excluded = {claim.row.place for claim in judged if claim.verdict == "impossible"}
-    rows = [row for table in reading.tables for row in table]
-    items = [explained(row) for row in rows if row.place not in {*excluded, *computed}]
+    computed = reading.computed
+    rows = [row for row in reading.rows if row.place not in {*excluded, *computed}]
     finding = [Line(note, "dim") for note in reading.notes]
     if computed:
         measured = "computed, not measured, so that no cost follows"
         text = f"the speed-ups of {counted(len(computed), 'row')} are what the acceptance gives, to the last digit"
         finding.append(Line(f"{text}: {measured}", "strong"))
-    finding += _lines_of_costs(items)
+    finding += _lines_of_costs(rows)
     counts = Counter(claim.verdict for claim in judged if claim.verdict != "not stated")
     if counts:
         verdicts = ", ".join(f"{number} {verdict}" for verdict, number in counts.items())
@@ -65,40 +62,37 @@ def audit_page(
         finding.append(Line(f"checked against each other: {checked}, {verdicts}", "strong"))
     for verdict in ("impossible", "unlikely"):
         accused = [claim for claim in judged if claim.verdict == verdict]
-        finding += [Line(f"{verdict}: {accusation(claim)}") for claim in accused]
-    table = Table.of("costs", "", items, _COLUMNS, look="bare")
-    heading = f"{title} · {counted(len(rows), 'row')}"
-    return Page(heading, finding, tables=[table] if items else (), next=[_ON_SERVER])
+        finding += [Line(f"{verdict}: {claim}") for claim in accused]
+    table = Table.of("costs", "", rows, _COLUMNS, look="bare")
+    heading = f"{title} · {counted(len(reading.rows), 'row')}"
+    return Page(heading, finding, tables=[table] if rows else (), next=[_ON_SERVER])
 
 
-def accusation(claim: Judged) -> str:
-    return f"{claim.row.label}: {CLAIMS[claim.figure]} {claim.printed} {claim.reason}"
-
-
-def _lines_of_costs(rows: Sequence[Explained]) -> list[Line]:
+def _lines_of_costs(rows: Sequence[Row]) -> list[Line]:
     """What an iteration costs, what holds the speed-up back, and what other values would give."""
     apart = []
-    for item in rows:
-        if is_apart(item.row):
-            gains = speedups(item.row).items()
-            text = ", ".join(f"{gain.middle:.2f}× by {what}" for what, gain in gains)
+    for row in rows:
+        if row.is_apart:
+            gains = ", ".join(
+                f"{gain.middle:.2f}× by {what}" for what, gain in row.speedups.items()
+            )
             queues = "so far apart, requests queue or runs differ, and no cost follows"
-            apart.append(Line(f"{item.row.label}: {text}: {queues}"))
-    priced = [item for item in rows if item.steps.is_known]
+            apart.append(Line(f"{row.label}: {gains}: {queues}"))
+    priced = [row for row in rows if row.steps.is_known]
     if not priced:
         return [*apart, Line(_without_cost(rows), "strong")] if rows else []
-    costs = sorted((item.steps for item in priced), key=lambda steps: steps.middle)
+    costs = sorted((row.steps for row in priced), key=lambda steps: steps.middle)
     headline = f"An iteration costs {costs[0]} regular steps"
     if len(priced) > 1:
         span = f"{costs[0].middle:.2f} to {costs[-1].middle:.2f}"
         headline = f"An iteration costs {span} regular steps, in {len(priced)} rows"
     chosen = priced
     if len(priced) > _MOST_SENTENCES:
-        slowest_first = sorted(priced, key=lambda item: item.speedup.middle)
+        slowest_first = sorted(priced, key=lambda row: row.speedup.middle)
         chosen = [slowest_first[0], slowest_first[-1]]
-    sentences = [Line(_sentence(item, priced)) for item in chosen]
+    sentences = [Line(_sentence(row, priced)) for row in chosen]
     lines = [Line(headline, "strong"), *sentences, *apart, *_lines_over_k(priced)]
-    if any(not item.is_stated and item.row.proposes_k for item in priced):
+    if any("tokens_per_iteration" not in row.figures and row.proposes_k for row in priced):
         assumed = (
             "K tokens are drafted in every iteration, and the first token of an answer is left out"
         )
@@ -106,49 +100,49 @@ def _lines_of_costs(rows: Sequence[Explained]) -> list[Line]:
     return lines
 
 
-def _sentence(item: Explained, others: Sequence[Explained]) -> str:
+def _sentence(row: Row, others: Sequence[Row]) -> str:
     """`row 1 (CUDA, K=6): 3.15 tokens per iteration of 4.63 steps, 0.68×. Its cost holds it back more: …`."""
-    yields = f"{item.tokens.middle:.2f} tokens per iteration of {item.steps} steps"
-    start = f"{item.row.label}: {yields}, {item.speedup.middle:.2f}×"
-    if not item.is_possible:
+    yields = f"{row.tokens.middle:.2f} tokens per iteration of {row.steps} steps"
+    start = f"{row.label}: {yields}, {row.speedup.middle:.2f}×"
+    if not row.is_possible:
         return f"{start}: less than one step, so more than speculation differs between the arms"
-    if item.steps.middle < _NEARLY_FREE:
+    if row.steps.middle < _NEARLY_FREE:
         return f"{start}: drafting and verifying must be almost free"
-    if math.isnan(item.most_tokens):
-        return f"{start}; at one step it would be {item.tokens.middle:.2f}×"
-    if item.speedup_at_most < 1:
+    if math.isnan(row.most_tokens):
+        return f"{start}; at one step it would be {row.tokens.middle:.2f}×"
+    if row.speedup_at_most < 1:
         at_most = (
-            f"slower than regular decoding even with all accepted ({item.speedup_at_most:.2f}×)"
+            f"slower than regular decoding even with all accepted ({row.speedup_at_most:.2f}×)"
         )
         return f"{start}: {at_most}"
     # What another acceptance and another cost would give: those of other rows of the same K, or round ones.
-    others = [other for other in others if other is not item and other.row.k == item.row.k]
-    best = max(others, key=lambda other: other.rate, default=item)
+    others = [other for other in others if other is not row and other.k == row.k]
+    best = max(others, key=lambda other: other.rate, default=row)
     rate, accepted = 1.0, "with all accepted"
-    if best.rate > item.rate + 0.03:
-        rate, accepted = best.rate, f"at {percent(best.rate)} accepted ({best.row.place})"
+    if best.rate > row.rate + 0.03:
+        rate, accepted = best.rate, f"at {percent(best.rate)} accepted ({best.place})"
     cheapest = min(
         (other for other in others if other.steps.middle >= 1),
         key=lambda other: other.steps.middle,
-        default=item,
+        default=row,
     )
-    below = 0.9 * item.steps.middle
+    below = 0.9 * row.steps.middle
     steps, whose = next((steps for steps in _ROUND_STEPS if steps < below), 1.0), ""
     if cheapest.steps.middle < below:
-        steps, whose = round(cheapest.steps.middle, 1), f" ({cheapest.row.place})"
-    by_rate, by_steps = item.at_rate(rate), item.tokens.middle / steps
+        steps, whose = round(cheapest.steps.middle, 1), f" ({cheapest.place})"
+    by_rate, by_steps = row.speedup_at(rate), row.tokens.middle / steps
     held_by = "cost" if by_steps > by_rate else "acceptance"
     at = "one step" if steps == 1 else f"{steps:g} steps"
     ways = f"{accepted} {by_rate:.2f}×, at {at}{whose} {by_steps:.2f}×"
     return f"{start}. Its {held_by} holds it back more: {ways}"
 
 
-def _lines_over_k(priced: Sequence[Explained]) -> list[Line]:
+def _lines_over_k(priced: Sequence[Row]) -> list[Line]:
     """The fixed part and the part of each draft token, where a curve has several K."""
-    chains = [item for item in priced if item.row.k >= 1 and not item.row.is_tree]
+    chains = [row for row in priced if row.k >= 1 and not row.is_tree]
     lines = []
-    for curve in grouped(chains, attrgetter("row.name", "row.circumstances")).values():
-        by_k = {item.row.k: item.steps for item in curve}
+    for curve in grouped(chains, attrgetter("name", "circumstances")).values():
+        by_k = {row.k: row.steps for row in curve}
         if len(by_k) < max(3, len(curve)) or by_k[max(by_k)].middle <= by_k[min(by_k)].middle:
             continue
         points = []
@@ -161,20 +155,20 @@ def _lines_over_k(priced: Sequence[Explained]) -> list[Line]:
         if shape.fixed is not None and shape.per_token is not None:
             per_token = f"{shape.per_token.estimate:.2f} for each draft token"
             text = f"{shape.fixed.estimate:.2f} steps and {per_token}, a line within noise"
-        whose = f" of {curve[0].row.name}" if len(curve) < len(priced) else ""
+        whose = f" of {curve[0].name}" if len(curve) < len(priced) else ""
         lines.append(Line(f"over K{whose}: {text}"))
     return lines[:_MOST_LINES]
 
 
-def _without_cost(rows: Sequence[Explained]) -> str:
+def _without_cost(rows: Sequence[Row]) -> str:
     """What figures need, where no cost follows."""
-    with_gain = [item for item in rows if item.speedup.is_known]
-    with_tokens = [item for item in rows if item.tokens.is_known]
+    with_gain = [row for row in rows if row.speedup.is_known]
+    with_tokens = [row for row in rows if row.tokens.is_known]
     if len(rows) == 1 and with_tokens and not with_gain:
         least = f"{rows[0].tokens.middle:.2f}"
         return f"{least} tokens per iteration pay if an iteration costs less than {least} regular steps"
-    if len(rows) == 1 and with_gain and rows[0].row.k >= 1:
-        k, gain = rows[0].row.k, rows[0].speedup.middle
+    if len(rows) == 1 and with_gain and rows[0].k >= 1:
+        k, gain = rows[0].k, rows[0].speedup.middle
         needed = f"at least {percent(max(0.0, (gain - 1) / k))} must be accepted"
         most = f"if all are, an iteration may cost {(k + 1) / gain:.2f} regular steps"
         return f"{gain:.2f}× at K={k:g}: {needed}, and {most}"

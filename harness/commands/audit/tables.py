@@ -16,12 +16,11 @@ from harness.commands.audit.figures import (
     SETTINGS,
     SPEEDS,
     Figure,
-    Row,
     is_regular_arm,
-    speculative_rows,
 )
-from harness.commands.audit.formats import Cells, RawTable, tables_of
+from harness.commands.audit.formats import Cells, tables_of
 from harness.commands.audit.headings import is_in_percent, names_of_columns, plain
+from harness.commands.audit.rows import Row, computed_speedups, speculative_rows
 from harness.config.errors import SettingError, nearest
 
 # What to type in place of a text that is not read.
@@ -51,6 +50,15 @@ class Reading(NamedTuple):
     tables: list[list[Row]]
     notes: list[str]
 
+    @property
+    def rows(self) -> list[Row]:
+        return [row for table in self.tables for row in table]
+
+    @property
+    def computed(self) -> set[str]:
+        """Places of rows whose speed-up was computed from the acceptance."""
+        return computed_speedups(self.tables)
+
 
 def stated_row(cells: Cells) -> Row:
     """A row by arguments.
@@ -76,7 +84,7 @@ def read_text(text: str, columns: Cells, everywhere: Row, title: str) -> Reading
         SettingError: there is none, or none has a figure.
     """
     raw = tables_of(text)
-    headings = [heading for table in raw for heading in table.rows[0] if heading]
+    headings = [heading for table in raw for heading in table[0] if heading]
     for heading, name in columns.items():
         if heading not in headings:
             rule = f"no table has this column{nearest(heading, headings)}; there are {', '.join(headings)}"
@@ -96,7 +104,7 @@ def read_text(text: str, columns: Cells, everywhere: Row, title: str) -> Reading
     rule = f"has no table that is read; audit {FORMS}"
     if re.search(r"<t[rdh]\b", text):
         rule = "has an HTML table, which is not read: save it as Markdown or CSV"
-    elif any("" in list(table.rows[0])[1:] for table in raw):
+    elif any("" in list(table[0])[1:] for table in raw):
         rule = "has columns without a heading: write two rows of headings as one"
     elif headings:
         figures = "acceptance, length, speed-up or speed of both arms"
@@ -105,17 +113,16 @@ def read_text(text: str, columns: Cells, everywhere: Row, title: str) -> Reading
 
 
 def rows_of_table(
-    table: RawTable, columns: Cells, everywhere: Row, where: str = "row"
+    rows: Sequence[Cells], columns: Cells, everywhere: Row, where: str = "row"
 ) -> tuple[list[Row], list[str]]:
     """The rows of a table, and sentences about what was read of it and what was not."""
-    rows, known = table.rows, {**table.names, **columns}
-    names = names_of_columns(rows, known)
+    names = names_of_columns(rows, columns)
     # The arms may be columns: the first one then has the headings.
     first, *arms = rows[0]
     turned = [
         {"columns": arm} | {row[first]: row[arm] for row in rows if row[first]} for arm in arms
     ]
-    names_if_turned = names_of_columns(turned, known) if turned else {}
+    names_if_turned = names_of_columns(turned, columns) if turned else {}
     if _num_figures(names) < 2 <= _num_figures(names_if_turned):
         rows, names = turned, names_if_turned
     in_percent = {

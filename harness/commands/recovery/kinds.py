@@ -166,9 +166,8 @@ def kind_checks(asking: Asking, arm: Arm, regular: Arm | None) -> Iterator[Colum
         records = [answer.record for answer in answers]
         regular_records = [answer.record for answer in expected]
         answered.append(Answers(kind, records, regular_records))
-    baseline = Baseline.over(answered)
     for kind_answers in answered:
-        yield kind_answers.check(baseline)
+        yield kind_answers.check(answered)
     yield from unanswered
     if failure is not None:
         raise failure
@@ -186,32 +185,6 @@ def _planned(kind: Kind, asking: Asking, first: int) -> list[PlannedRequest]:
         PlannedRequest(prompt, kind.sampling, num_tokens, index)
         for index, prompt in enumerate(prompts, start=first)
     ]
-
-
-@dataclass(frozen=True)
-class Baseline:
-    """How drafting shows across all kinds.
-
-    Attributes:
-        reports_drafts: whether any answer came with their number.
-        all_draft: whether all answers of some kind did.
-        tokens_in_burst: of the kind with most.
-        speedup: the least of the fastest kind.
-    """
-
-    reports_drafts: bool
-    all_draft: bool
-    tokens_in_burst: float
-    speedup: float
-
-    @classmethod
-    def over(cls, kinds: Sequence[Answers]) -> Baseline:
-        return cls(
-            any(any(answers.drafted) for answers in kinds),
-            any(all(answers.drafted) for answers in kinds),
-            max((answers.tokens_in_burst for answers in kinds), default=0.0),
-            max((min(answers.speedups, default=0.0) for answers in kinds), default=0.0),
-        )
 
 
 @dataclass(frozen=True)
@@ -253,9 +226,9 @@ class Answers:
             if tested.seconds > 0
         ]
 
-    def check(self, baseline: Baseline) -> Columns:
-        """What became of it, compared with the other kinds."""
-        verdict, finding = self._judged(baseline)
+    def check(self, every: Sequence[Answers]) -> Columns:
+        """What became of it, compared with every kind."""
+        verdict, finding = self._judged(every)
         sampling, wanted = self.kind.sampling, self.kind.wanted
         if wanted is not None and not all(re.match(wanted, record.text) for record in self.records):
             verdict, finding = "ignored", f"taken and ignored; {finding}"
@@ -272,27 +245,30 @@ class Answers:
             **acceptance_of(self.records),
         }
 
-    def _judged(self, baseline: Baseline) -> tuple[KindVerdict, str]:
+    def _judged(self, every: Sequence[Answers]) -> tuple[KindVerdict, str]:
         num_drafted = sum(self.drafted)
         if num_drafted:
             num_accepted = sum(record.draft_tokens[1] for record in self.records)
             finding = f"{num_drafted} drafted, {num_accepted} accepted"
             num_without = self.drafted.count(0)
-            if num_without and baseline.all_draft:
+            if num_without and any(all(answers.drafted) for answers in every):
                 return "some drafts", f"none in {num_without} of {len(self.records)}; {finding}"
             is_enough = num_drafted >= _FEWEST_DRAFTED
             return ("none accepted" if is_enough and not num_accepted else "drafts"), finding
-        if baseline.reports_drafts:
+        if any(any(answers.drafted) for answers in every):
             return "no drafts", "none reported"
         tokens = self.tokens_in_burst
-        if tokens and baseline.tokens_in_burst >= _CLEAR_BURST:
-            has_drafts = tokens - 1 >= _LEAST_GAIN * (baseline.tokens_in_burst - 1)
-            finding = f"{tokens:.1f} tokens at a time, up to {baseline.tokens_in_burst:.1f}"
+        most_tokens = max(answers.tokens_in_burst for answers in every)
+        if tokens and most_tokens >= _CLEAR_BURST:
+            has_drafts = tokens - 1 >= _LEAST_GAIN * (most_tokens - 1)
+            finding = f"{tokens:.1f} tokens at a time, up to {most_tokens:.1f}"
             return ("drafts" if has_drafts else "no drafts"), finding
-        if self.speedups and baseline.speedup >= _CLEAR_SPEEDUP:
+        # The least of the fastest kind.
+        best = max(min(answers.speedups, default=0.0) for answers in every)
+        if self.speedups and best >= _CLEAR_SPEEDUP:
             slowest, fastest = min(self.speedups), max(self.speedups)
             finding = f"{slowest:.2f}× to {fastest:.2f}× the regular arm's speed"
-            least = 1 + _LEAST_GAIN * (baseline.speedup - 1)
+            least = 1 + _LEAST_GAIN * (best - 1)
             if slowest < least <= fastest:
                 return "unknown", finding
             return ("drafts" if slowest >= least else "no drafts"), finding

@@ -26,7 +26,6 @@ from harness.commands.recovery.workload import (
     Asking,
     Columns,
     PlannedRequest,
-    acceptance_of,
     taken_samplings,
 )
 from harness.config.errors import RunError, VerdictError
@@ -39,7 +38,6 @@ from harness.measuring.prompts.sets import load_prompts
 from harness.measuring.references import References
 from harness.measuring.reported import ReportedReference
 from harness.measuring.session import Session
-from harness.results.statistics.drawn_tokens import TokenTest
 
 # Of each text that is compared with a regular server's, the tokens, and texts of each sampling setting.
 _NUM_COMPARED = 3
@@ -227,7 +225,6 @@ def compared_checks(
     if regular is None or not samplings:
         return
 
-    token_test = TokenTest(settings.false_alarm_rate, settings.shift)
     samples = []
     for sampling in samplings:
         asked = drawn[sampling.name]
@@ -238,14 +235,8 @@ def compared_checks(
         expected_texts = [answer.record.token_ids for answer in expected]
         tested_texts = [by_index[planned.index].token_ids for planned in asked]
         samples.append((expected_texts, tested_texts))
-    result = token_test.compare(samples, _NUM_COMPARED)
-    names = ", ".join(sampling.name for sampling in samplings)
-    yield {
-        **vars(result),
-        "check": "sampled",
-        "sampling": names,
-        **acceptance_of([*by_index.values()]),
-    }
+    result = asking.token_test.compare(samples, _NUM_COMPARED)
+    yield asking.sampled_check(result, [*by_index.values()])
 
 
 EXPERIMENT = Recovery

@@ -19,7 +19,6 @@ from harness.engines.door.reference import Reference
 from harness.engines.protocol import Arm, in_batches
 from harness.measuring.progress import say
 from harness.measuring.reported import ReportedReference, ReturnedLogprobs
-from harness.results.statistics.drawn_tokens import TokenTest
 
 # The share of drawn tokens that follow the one place.
 _SHARE_AT_PLACE = 0.5
@@ -30,8 +29,6 @@ _LEAST_TOLERANCE = 0.01
 _FEWEST_TOKENS = 2000
 # After so many parts of the second turns it is asked whether the arm is known to be lossy.
 _NUM_LOOKS = 4
-# Texts that are scored together.
-TOGETHER = 8
 
 
 def scored_checks(asking: Asking, arm: Arm, reference: Reference) -> Iterator[Columns]:
@@ -44,14 +41,14 @@ def scored_checks(asking: Asking, arm: Arm, reference: Reference) -> Iterator[Co
     tolerance = _TOLERANCE
     if isinstance(reference, ReportedReference):
         regular = reference.arm
-        regular_scores = _scores(asking, reference)
+        regular_scores = Scores(reference, asking)
         _ask(asking, regular, reference, regular_scores)
         yield _reference_check(regular, regular_scores.so_far)
         if is_lossy(regular_scores.so_far):
             return
         returned_by_reference = _returned_check(regular, regular_scores.returned, tolerance)
         tolerance = max(_LEAST_TOLERANCE, reference.rounding)
-    scores = _scores(asking, reference)
+    scores = Scores(reference, asking)
     try:
         _ask(asking, arm, reference, scores)
     except KeyboardInterrupt:
@@ -76,20 +73,13 @@ def scored_checks(asking: Asking, arm: Arm, reference: Reference) -> Iterator[Co
         say(about)
 
 
-def _scores(asking: Asking, reference: Reference) -> Scores:
-    settings = asking.settings
-    test = TokenTest(settings.false_alarm_rate, settings.shift)
-    num_together = min(settings.batch_size, TOGETHER)
-    return Scores(reference, asking.samplings, test, asking.end_tokens, num_together, settings.seed)
-
-
 def _ask(asking: Asking, arm: Arm, reference: Reference, scores: Scores) -> None:
     """Ask an arm twice, the second time after answers of the first, and score its answers."""
     settings = asking.settings
     num_in_flight = settings.batch_size
     mean_length = (1 + most_drawn(settings.decoding.max_new_tokens)) / 2
     length_at_place = tokens_at_place(settings.decoding)
-    num_needed = scores.token_test.needed()
+    num_needed = asking.token_test.needed()
     if num_needed is not None:
         # With the first tokens of texts, whose lengths are random.
         num_texts = (1 - _SHARE_AT_PLACE) / mean_length + _SHARE_AT_PLACE / length_at_place

@@ -17,7 +17,7 @@ import numpy as np
 from scipy.special import entr
 
 from harness.commands.recovery.sampling import Sampling
-from harness.commands.recovery.workload import Answer, Columns, acceptance_of
+from harness.commands.recovery.workload import Answer, Asking, Columns
 from harness.config.errors import RunError
 from harness.engines.divergence import Divergence, check_known, first_divergence
 from harness.engines.door.reference import Reference
@@ -32,9 +32,10 @@ from harness.results.statistics.drawn_tokens import (
     Finding,
     Rounding,
     TokenResult,
-    TokenTest,
 )
 
+# Texts that are scored together.
+_TOGETHER = 8
 # Logits that are computed together at most.
 _MOST_LOGITS = 2**25
 # Texts of each sampling setting from which its rounding is estimated.
@@ -135,39 +136,26 @@ class ScoredText(NamedTuple):
 class Scores:
     """The scores of the answers that were added, and the checks that follow from them.
 
-    Args:
-        samplings: that are tested.
-        end_tokens: those that end a greedy text.
-        num_together: the most texts that the reference has room for at once.
-        seed: of the random parts of quantiles.
-
     Attributes:
         so_far: the checks at the last look; none before the first.
         answers: all of them.
         greedy: each greedy text against the likeliest tokens.
         drawn: the other texts.
         returned: the log-probabilities of drawn requests that asked for them.
+        num_together: the most texts that the reference has room for at once.
     """
 
-    def __init__(
-        self,
-        reference: Reference,
-        samplings: Sequence[Sampling],
-        token_test: TokenTest,
-        end_tokens: frozenset[int],
-        num_together: int,
-        seed: int,
-    ) -> None:
+    def __init__(self, reference: Reference, asking: Asking) -> None:
         self.so_far: Sequence[Columns] = []
         self.answers: list[Answer] = []
-        self.greedy = GreedyTexts(end_tokens)
+        self.greedy = GreedyTexts(asking.end_tokens)
         self.drawn: list[ScoredText] = []
         self.returned = ReturnedLogprobs()
-        self.token_test = token_test
-        self.num_together = num_together
+        self.num_together = min(asking.settings.batch_size, _TOGETHER)
         self._reference = reference
-        self._samplings = samplings
-        self._generator = np.random.default_rng(seed)
+        self._asking = asking
+        # Of the random parts of quantiles.
+        self._generator = np.random.default_rng(asking.settings.seed)
         # Of some texts, by sampling setting and prompt: rounding differs by prompt. Of those at the one place, where
         # tokens after the same text come often, by the text.
         self._roundings: dict[str, dict[tuple[int, ...], Rounding]] = defaultdict(dict)
@@ -282,17 +270,14 @@ class Scores:
             if text.is_at_place:
                 rounding = Rounding.largest([rounding, *at_place])
             allowed.append(rounding)
-        return self.token_test.check(texts, allowed)
+        return self._asking.token_test.check(texts, allowed)
 
     def look(self) -> None:
         """Take the checks of what was added: that of greedy texts, and that of drawn tokens if any were asked for."""
         checks = [self.greedy.columns()]
-        if self._samplings:
-            names = ", ".join(sampling.name for sampling in self._samplings)
-            acceptance = acceptance_of([answer.record for answer in self.answers])
-            checks.append(
-                {**vars(self.sampled()), "check": "sampled", "sampling": names, **acceptance}
-            )
+        if self._asking.samplings:
+            records = [answer.record for answer in self.answers]
+            checks.append(self._asking.sampled_check(self.sampled(), records))
         self.so_far = checks
 
 

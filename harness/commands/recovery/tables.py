@@ -91,7 +91,6 @@ class Checks:
                     f"{row.num_cut_short} of {row.num_prompts} greedy texts ended before the length that was asked"
                     " for, without an end token: the context may be too short, or the server ignores ignore_eos"
                 )
-        for row in undecided:
             if row.check == "reference":
                 return "undecided", str(row.finding)
             if row.check == "greedy":

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from harness.commands.recovery.record import RecoverySettings
+from harness.commands.recovery.rows import RecoveryRow
 from harness.commands.recovery.sampling import Sampling, samplings
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import DecodingSettings
@@ -26,9 +27,9 @@ from harness.engines.requests import RequestRecord
 from harness.engines.timing import quick_garbage_collections
 from harness.measuring.acceptance import acceptance_columns
 from harness.measuring.progress import progress, say
-from harness.results.acceptance import Acceptance
+from harness.results.statistics.drawn_tokens import TokenResult, TokenTest
 
-# Of a check's row, by name, with `acceptance` as `Session.row` takes it.
+# Of a check's row, by name.
 Columns = dict[str, Any]
 
 # Statuses of a server that does not have a parameter.
@@ -110,13 +111,8 @@ class Answer(NamedTuple):
 
 def acceptance_of(records: Sequence[RequestRecord]) -> Columns:
     """Columns about acceptance: without rejections much of the algorithm never ran."""
-    outcomes = (outcome for record in records for outcome in record.outcomes)
-    columns: Columns = {"acceptance": Acceptance.of(outcomes)}
-    # Of servers that report it without iterations.
-    acceptance_rate = acceptance_columns(records)["acceptance_rate"]
-    if acceptance_rate is not None:
-        columns["acceptance_rate"] = acceptance_rate
-    return columns
+    columns = acceptance_columns(records)
+    return {name: columns[name] for name in columns.keys() & RecoveryRow.columns().keys()}
 
 
 def taken_samplings(
@@ -311,6 +307,10 @@ class Asking:
     samplings: Sequence[Sampling]
     end_tokens: frozenset[int]
 
+    @property
+    def token_test(self) -> TokenTest:
+        return TokenTest(self.settings.false_alarm_rate, self.settings.shift)
+
     def workload(self) -> Workload:
         settings = self.settings
         return Workload(self.prompts, self.samplings, settings.decoding, settings.seed)
@@ -335,3 +335,8 @@ class Asking:
             number = f"{len(failed)} of {len(requests)} requests"
             raise RunError(f"{number} failed {doing}: {failed[0].error}")
         return [Answer(*answered) for answered in zip(planned, records, strict=True)]
+
+    def sampled_check(self, result: TokenResult, records: Sequence[RequestRecord]) -> Columns:
+        """The check of all drawn tokens, with the acceptance of all answers."""
+        names = ", ".join(sampling.name for sampling in self.samplings)
+        return {**vars(result), "check": "sampled", "sampling": names, **acceptance_of(records)}

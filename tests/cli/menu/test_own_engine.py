@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from in_process import Harness, results
+from in_process import QUICKEST_PAIR, Harness, results
 
 # It repeats each prompt's last token. Its speculative arm gives three tokens at a time.
 PARROT = textwrap.dedent(
@@ -69,14 +69,7 @@ PARROT = textwrap.dedent(
             return engine
     '''
 )
-QUICK = [
-    "model=tiny_draft",
-    "draft=tiny_draft",
-    "num_prompts=2",
-    "num_warmup=0",
-    "decoding=greedy",
-    "decoding.max_new_tokens=9",
-]
+QUICK = [*QUICKEST_PAIR, "num_prompts=2", "num_warmup=0", "decoding=greedy", "tokens=9"]
 
 
 @pytest.fixture

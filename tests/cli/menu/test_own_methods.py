@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import AutoConfig
 
 from harness.config.sizes import PACKAGE
 from in_process import Harness, results
@@ -40,13 +40,11 @@ def the_pages_files(harness: Harness, own_methods: None) -> None:
     assert [name for name, _ in blocks] == ["corpus_ngrams.py", "linear_head.py", "likely.py"]
     for name, code in blocks:
         assert code.count("\n") <= 62
-        Path(name).write_text(code, encoding="utf-8")
+        own_rules = RULES if name == "likely.py" else ""
+        Path(name).write_text(code + own_rules, encoding="utf-8")
     Path("corpus.txt").write_text("Once upon a time there was a dog. " * 4, encoding="utf-8")
-    torch.save(torch.eye(_target().hidden_size), "matrix.pt")
-
-
-def _target() -> PreTrainedConfig:
-    return AutoConfig.from_pretrained(PACKAGE / "local" / "models" / "shipped" / "tiny")
+    target = AutoConfig.from_pretrained(PACKAGE / "local" / "models" / "shipped" / "tiny")
+    torch.save(torch.eye(target.hidden_size), "matrix.pt")
 
 
 @pytest.mark.parametrize("draft", [CORPUS, HEAD], ids=["text", "head"])
@@ -84,13 +82,7 @@ def test_a_name_that_holds_no_method_is_told(draft: str, words: str, harness: Ha
     assert words in harness("latency", *QUICK, f"draft={draft}", code=2).complaint
 
 
-def add_rules() -> None:
-    with Path("likely.py").open("a") as file:
-        file.write(RULES)
-
-
 def test_a_lossy_rule_accepts_more_and_is_called_lossy(harness: Harness) -> None:
-    add_rules()
     shown = harness("latency", *REJECTING, "decoding.rule=./likely.py:Lax")
     assert "lossy" in shown.stdout
     harness("latency", *REJECTING)
@@ -102,10 +94,7 @@ def test_a_lossy_rule_accepts_more_and_is_called_lossy(harness: Harness) -> None
     assert own > exact
 
 
-def test_a_rule_that_calls_itself_lossless_is_held_to_its_word(
-    harness: Harness,
-) -> None:
-    add_rules()
+def test_a_rule_that_calls_itself_lossless_is_held_to_its_word(harness: Harness) -> None:
     lying = ["decoding.rule=./likely.py:Lying", "temperature=0"]
     refused = harness("latency", *REJECTING, *lying, code=3)
     assert re.search(r"agree on \d of 2 prompts, and part at a logit margin", refused.complaint)

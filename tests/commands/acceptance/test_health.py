@@ -35,21 +35,12 @@ OF_TWO_LAYERS = ["model=tiny_draft", "draft=early_exit_1"]
 Planted = tuple[list[str], list[str]]
 
 
-def copied(name: str, directory: Path) -> Path:
-    shutil.copytree(SHIPPED / name, directory)
-    return directory
-
-
-def changed(directory: Path, **changes: object) -> Path:
-    config = json.loads((directory / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps(config | changes))
-    return directory
-
-
 def without_its_window(directory: Path) -> Planted:
     """A draft with a sliding window, which the server reads as full attention."""
     window = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 2}
-    changed(copied("tiny_draft", directory), **window)
+    shutil.copytree(SHIPPED / "tiny_draft", directory)
+    file = directory / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | window))
     return ["model=tiny_draft", "draft=tiny_draft"], ["model=tiny_draft", f"draft={directory}"]
 
 

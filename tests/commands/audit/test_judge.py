@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from harness.commands.audit.costs import computed_speedups
-from harness.commands.audit.figures import NUMBERS, Figure, Row
+from harness.commands.audit.figures import NUMBERS, Figure
 from harness.commands.audit.judge import judge
+from harness.commands.audit.rows import Row, computed_speedups
 from harness.results.acceptance import Acceptance
 
 
@@ -26,10 +26,6 @@ def row(**cells: object) -> Row:
 
 def verdicts(**cells: object) -> dict[str, str]:
     return {claim.figure: claim.verdict for claim in judge(row(**cells))}
-
-
-def reasons(**cells: object) -> dict[str, str]:
-    return {claim.figure: claim.reason for claim in judge(row(**cells))}
 
 
 NUMBERS_READ = [
@@ -182,7 +178,8 @@ def test_both_definitions_of_the_rate_are_tried() -> None:
             tested = counts.num_accepted / num_tested
 
             def reason(rate: float, stated: Mapping[str, object] = stated) -> str:
-                return reasons(acceptance_rate=f"{100 * rate:.1f} %", **stated)["acceptance_rate"]
+                _, claim = judge(row(acceptance_rate=f"{100 * rate:.1f} %", **stated))
+                return claim.reason
 
             assert reason(proposed) == "is accepted ÷ proposed"
             if chance < 0.9:

@@ -3,44 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import random
 import re
 import shlex
-import sys
 from collections import Counter
 from pathlib import Path
-from types import ModuleType
 
 import numpy
 import pandas as pd
 import pytest
 
+from benchmarks import audit as benchmark
 from harness.commands.audit.command import main
-from harness.commands.audit.costs import Explained, computed_speedups, explained
-from harness.commands.audit.figures import Row
 from harness.commands.audit.formats import Cells
 from harness.commands.audit.judge import judge
+from harness.commands.audit.rows import Row, computed_speedups
 from harness.commands.audit.tables import Reading, read_text
 from harness.config.errors import VerdictError
 
 ROOT = Path(__file__).parents[3]
 TOKENS = 128
 ACCUSED = ("unlikely", "impossible")
-
-
-@pytest.fixture(scope="module")
-def benchmark() -> ModuleType:
-    spec = importlib.util.spec_from_file_location(
-        "audit_benchmark", ROOT / "benchmarks" / "audit.py"
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    # Its dataclass looks its module up.
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def decoded(
@@ -71,7 +54,7 @@ def decoded(
 
 
 @pytest.fixture(scope="module")
-def curves(benchmark: ModuleType) -> dict[str, list[object]]:
+def curves() -> dict[str, list[object]]:
     rng = random.Random(0)
     drawn = {}
     for draft, chance, length in (("head", 0.8, 0), ("model", 0.6, 0), ("lookup", 0.5, 3)):
@@ -89,9 +72,7 @@ def curves(benchmark: ModuleType) -> dict[str, list[object]]:
     return drawn
 
 
-def table(
-    benchmark: ModuleType, curves: dict[str, list[object]], rng: random.Random
-) -> list[dict[str, str]]:
+def table(curves: dict[str, list[object]], rng: random.Random) -> list[dict[str, str]]:
     runs = curves[rng.choice(sorted(curves))]
     drawn = [rng.randrange(10) for _ in range(10)]
     shortest = rng.choice([0.2, 1])
@@ -101,25 +82,21 @@ def table(
     return rows
 
 
-def test_honest_tables_are_not_accused(
-    benchmark: ModuleType, curves: dict[str, list[object]]
-) -> None:
+def test_honest_tables_are_not_accused(curves: dict[str, list[object]]) -> None:
     rng = random.Random(1)
     for columns in (benchmark.COLUMNS, benchmark.SHORT):
-        accused = [
-            benchmark.accusations(table(benchmark, curves, rng), columns) for _ in range(100)
-        ]
+        accused = [benchmark.accusations(table(curves, rng), columns) for _ in range(100)]
         assert [found for found in accused if found] == []
 
 
-def test_planted_edits_are_found(benchmark: ModuleType, curves: dict[str, list[object]]) -> None:
+def test_planted_edits_are_found(curves: dict[str, list[object]]) -> None:
     """All speed-ups above the tokens per iteration, all rates of the other definition, and some others."""
     rng = random.Random(2)
     found: Counter[str] = Counter()
     for edit in benchmark.EDITS:
         tried = 0
         while tried < 25:
-            rows = table(benchmark, curves, rng)
+            rows = table(curves, rng)
             if edit(rng, rows, benchmark.COLUMNS) is not None:
                 tried += 1
                 found[edit.__name__] += bool(benchmark.accusations(rows, benchmark.COLUMNS))
@@ -149,7 +126,7 @@ def test_short_answers_of_few_prompts_are_not_accused() -> None:
         assert computed_speedups([rows]) == set()
 
 
-THREADS = sorted((Path(__file__).parents[3] / "benchmarks" / "published" / "threads").glob("*.md"))
+THREADS = sorted((ROOT / "benchmarks" / "published" / "threads").glob("*.md"))
 THEIR_COST = "iteration by its authors, steps"
 
 
@@ -157,9 +134,8 @@ def reading(path: Path) -> Reading:
     return read_text(path.read_text(encoding="utf-8"), {}, Row(""), path.name)
 
 
-def explanations(path: Path) -> list[Explained]:
-    (rows,) = reading(path).tables
-    return [item for item in map(explained, rows) if item.steps.is_known]
+def rows_with_costs(path: Path) -> list[Row]:
+    return [row for row in reading(path).rows if row.steps.is_known]
 
 
 @pytest.mark.parametrize("path", THREADS, ids=lambda path: path.stem)
@@ -179,7 +155,7 @@ def test_a_public_table_is_read(path: Path) -> None:
 
 
 def test_most_public_tables_hold_a_cost() -> None:
-    without = [path.stem for path in THREADS if not explanations(path)]
+    without = [path.stem for path in THREADS if not rows_with_costs(path)]
     assert len(THREADS) >= 30
     assert without == ["ollama-17865"]
 
@@ -202,7 +178,7 @@ def test_costs_that_authors_published_are_found() -> None:
     """Within 5 %: 18 rows of six threads, three of which timed an iteration and a plain step."""
     compared = 0
     for path in THREADS:
-        found = {item.row.place: item.steps.middle for item in explanations(path)}
+        found = {row.place: row.steps.middle for row in rows_with_costs(path)}
         for place, cost in _their_costs(path).items():
             assert found[place] == pytest.approx(cost, rel=0.05), (path.stem, place)
             compared += 1
@@ -214,7 +190,7 @@ def test_the_documentation_shows_what_is_printed(
     page: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.chdir(THREADS[0].parents[3])
+    monkeypatch.chdir(ROOT)
     text = (Path("docs") / page).read_text(encoding="utf-8")
     blocks = re.findall(r"```\n\$ harness audit ((?:.*\\\n)*.*)\n((?:.*\n)*?)```", text)
     assert blocks

@@ -16,7 +16,6 @@ from forked import run, start
 from halting import HALTED, halting
 from harness.cli.menu.conversion import from_config
 from harness.commands.eval.record import EvalSettings
-from harness.commands.eval.rows import AnswerRow
 from harness.commands.report.command import build
 from harness.commands.run import record_failure, run_command
 from harness.config.errors import RunError
@@ -25,7 +24,7 @@ from harness.results.files import append_rows
 from harness.results.statistics.proportions import wald_interval, wilson_interval
 from pages import findings
 from processes import end
-from report_files import eval_run
+from report_files import answer_row, eval_run
 from taught_pair import OPERANDS, TARGET_SAYS, save_taught_pair
 from wording import mentions
 
@@ -275,14 +274,10 @@ def measured_eval(directory: Path, correct: Sequence[bool], **changes: Any) -> P
     append_rows(directory / "eval.csv", rows)
     (directory / "environment.json").write_text("{}")
     answers = [
-        AnswerRow(
-            run=rows[0].run, prompt_index=index, seed=0, arm=arm, a=index, b=1, expected="2", completion="2",
-            answer="2", correct=is_correct, num_tokens=1, time_ms=1.0, outcomes=[], acceptance_rate=None,
-            answered_at="2026-11-20T10:00:00+00:00",
-        )
+        answer_row(rows[0].run, index, is_correct, arm=arm)
         for arm in ("regular", "speculative")
         for index, is_correct in enumerate(correct)
-    ]  # fmt: skip
+    ]
     append_rows(directory / "eval_prompts.csv", answers)
     return directory
 

@@ -7,7 +7,6 @@ import sys
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -48,11 +47,6 @@ def row(batch_size: int, k: int, speedup: float, spread: float = 0.1) -> MapRow:
 
 def schedule(rows: list[MapRow]) -> tuple[Schedule, str]:
     return schedule_of(points_of(rows))
-
-
-def asked_of(server: EchoServer) -> list[dict[str, Any]]:
-    """The requests of a run, without those that ask what the server can do."""
-    return [body for body in server.bodies if len(body["prompt"]) > 1]
 
 
 ROWS = [
@@ -121,7 +115,9 @@ def test_a_map_of_servers_is_over_requests_in_flight(harness: Harness) -> None:
     assert rows["mean_acceptance_length"].gt(2).all()
     assert "requests in flight" in only("map.svg").read_text()
     for server in servers:
-        sent = [(tuple(body["prompt"]), body.get("cache_salt")) for body in asked_of(server)]
+        # Without the requests that ask what the server can do.
+        asked_of = [body for body in server.bodies if len(body["prompt"]) > 1]
+        sent = [(tuple(body["prompt"]), body.get("cache_salt")) for body in asked_of]
         # No cell is answered from what another one, or its own warm-up, has left in a prefix cache.
         assert len(sent) == len(set(sent))
         salts = {str(salt) for _, salt in sent}

@@ -18,9 +18,10 @@ from transformers import (
     TopKLogitsWarper,
 )
 
+from harness.commands.recovery.record import RecoverySettings
 from harness.commands.recovery.sampling import Sampling, exact_probabilities, samplings
 from harness.commands.recovery.scores import Scores
-from harness.commands.recovery.workload import Answer, PlannedRequest
+from harness.commands.recovery.workload import Answer, Asking, PlannedRequest
 from harness.config.settings import DecodingSettings
 from harness.engines.requests import RequestRecord
 from harness.local.decoding.warp import Warp
@@ -33,6 +34,7 @@ from harness.results.statistics.drawn_tokens import (
     cell_masses,
     tilted,
 )
+from some_settings import settings_of
 
 VOCABULARY_SIZE = 12
 PLAIN = DecodingSettings(temperature=0.7)
@@ -248,13 +250,15 @@ def test_rounding_at_the_place_where_most_tokens_are_drawn_is_no_loss(seed: int)
         planned = PlannedRequest(prompt, sampling, length, index, is_at_place=at_place)
         return Answer(planned, RequestRecord(index, 1, token_ids=text, num_tokens=length))
 
-    test = TokenTest(1e-9, 0.05)
-    scores = Scores(reference, [sampling], test, frozenset(), 8, 0)  # type: ignore[arg-type]
+    settings = settings_of(RecoverySettings, false_alarm_rate=1e-9, shift=0.05, batch_size=8)
+    asking = Asking(settings, [], [sampling], frozenset())
+    scores = Scores(reference, asking)  # type: ignore[arg-type]
     scores.add([answer((index % 8,), 8, index) for index in range(40)])
     scores.add([answer((9,), 4, index) for index in range(40, 340)])
     assert scores.sampled().verdict != "lossy"
     # Without what is known of rounding it would be.
-    assert test.check([scored.text for scored in scores.drawn]).verdict == "lossy"
+    found = asking.token_test.check([scored.text for scored in scores.drawn])
+    assert found.verdict == "lossy"
 
 
 @pytest.mark.parametrize("exponent", [0.0, 0.5, 2.5])

@@ -13,21 +13,22 @@ import pytest
 import torch
 
 from architectures import random_model
+from harness.commands.recovery.record import RecoverySettings
 from harness.commands.recovery.sampling import Sampling
 from harness.commands.recovery.scores import GreedyTexts, Scores
-from harness.commands.recovery.workload import Answer, PlannedRequest
+from harness.commands.recovery.workload import Answer, Asking, PlannedRequest
 from harness.config.faults import FAULTS as PLANTED
-from harness.config.settings import DecodingSettings, ModelSettings
+from harness.config.settings import DecodingSettings
 from harness.engines.divergence import Divergence, first_divergence
 from harness.engines.protocol import Question
 from harness.engines.record import Preparation
 from harness.engines.timing import timed_answer
 from harness.local.drafting.method import Pair
 from harness.local.engine.engine import LocalEngine
-from harness.local.models.loading import LoadedModel
-from harness.results.statistics.drawn_tokens import Finding, TokenResult, TokenTest
+from harness.results.statistics.drawn_tokens import Finding, TokenResult
 from planted_faults import planted
-from tiny_checkpoints import as_draft
+from some_settings import settings_of
+from tiny_checkpoints import pair_of
 
 PROMPT = [3, 1, 4, 1, 5]
 LENIENCE = planted("Lenience")
@@ -41,21 +42,13 @@ NEEDED = {
     LENIENCE: (1, 5000),
 }
 BATCH = 5000
-CPU = torch.device("cpu")
 
 
 @functools.cache
 def pair(dtype: torch.dtype) -> Pair:
     """A target and a draft that often disagree, over a vocabulary of 8 tokens."""
-    loaded = []
-    for seed, name in enumerate(("target", "draft")):
-        model, settings = (
-            random_model("llama", seed=seed, vocab_size=8).to(dtype),
-            ModelSettings(name=name, repository=name),
-        )
-        loaded.append(LoadedModel(model, settings, None, dtype, [CPU], CPU))  # type: ignore[arg-type]
-    draft_settings = as_draft(loaded[1].settings)
-    return Pair(*loaded, tokenizer=None, draft_settings=draft_settings)  # type: ignore[arg-type]
+    target, draft = (random_model("llama", seed=seed, vocab_size=8).to(dtype) for seed in (0, 1))
+    return pair_of(target, draft)
 
 
 @functools.cache
@@ -89,9 +82,9 @@ def sample(
         for answer in timed_answer(faulty, tested, question).requests:
             request = PlannedRequest(tuple(PROMPT), sampling, num_tokens, len(answered))
             answered.append(Answer(request, answer))
-    test = TokenTest(level=1e-9, shift=0.15)
+    settings = settings_of(RecoverySettings, false_alarm_rate=1e-9, shift=0.15, batch_size=8)
     reference = engine(dtype=dtype).weights.reference
-    scores = Scores(reference, [sampling], test, frozenset(), 64, 0)
+    scores = Scores(reference, Asking(settings, [], [sampling], frozenset()))
     scores.add(answered)
     return scores.sampled()
 

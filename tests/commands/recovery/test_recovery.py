@@ -24,12 +24,6 @@ SMALL = ["num_prompts=3", "tokens=12", "K=2", "temperature=3", "batch_size=6"]
 SMALL += ["num_draws=800", "shift=0.3", "false_alarm_rate=1e-6"]
 
 
-@pytest.fixture(autouse=True)
-def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the commands draw less than a user's may: these faults are large."""
-    monkeypatch.setattr("harness.commands.recovery.record.FEWEST_DRAWS", 100)
-
-
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("pair")

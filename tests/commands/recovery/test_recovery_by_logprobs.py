@@ -8,17 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from harness.commands.recovery.record import RecoverySettings
 from harness.commands.recovery.sampling import Sampling
 from harness.commands.recovery.scores import Scores
-from harness.commands.recovery.workload import Answer, PlannedRequest
+from harness.commands.recovery.workload import Answer, Asking, PlannedRequest
 from harness.config.settings import DecodingSettings
 from harness.engines.protocol import Traits
 from harness.engines.requests import RequestRecord
 from harness.measuring.reported import ReportedReference, ReturnedLogprobs
-from harness.results.statistics.drawn_tokens import TokenTest
 from in_process import Harness, results
 from planted_faults import planted
 from served import served
+from some_settings import settings_of
 from wording import mentions
 
 # Two layers.
@@ -26,12 +27,6 @@ SERVED = ["model=tiny_draft", "draft=early_exit_1", "batch_size=16", "runner=eag
 QUICK = ["model=tiny_draft", "engine=server", "batch_size=16", "num_prompts=1", "tokens=16"]
 QUICK += ["temperature=1.5", "num_draws=200", "shift=0.5", "false_alarm_rate=1e-6"]
 QUICK += ["by_kind=false", "reference=regular", "samplings=[logprobs,logprobs_whole]"]
-
-
-@pytest.fixture(autouse=True)
-def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the commands draw less than a user's may: these faults are large."""
-    monkeypatch.setattr("harness.commands.recovery.record.FEWEST_DRAWS", 100)
 
 
 def arms(url: str) -> list[str]:
@@ -112,7 +107,8 @@ def test_quantiles_in_the_likeliest_tokens_raise_no_false_alarm(
     reference = ReportedReference(arm, [1], 60, num_top, 1)  # type: ignore[arg-type]
     sampling = Sampling("any", DecodingSettings(temperature=temperature, top_p=top_p))
     exact = sampling.probabilities_along(np.log(rows), [1], [0] * 16)
-    test = TokenTest(0.01, 0.1)
+    settings = settings_of(RecoverySettings, false_alarm_rate=0.01, shift=0.1, batch_size=8)
+    asking = Asking(settings, [], [sampling], frozenset())
     checks = {}
     for name in ("honest", "shifted"):
         drawn_from = exact if name == "honest" else 0.6 * exact + 0.4 / 60
@@ -121,11 +117,11 @@ def test_quantiles_in_the_likeliest_tokens_raise_no_false_alarm(
             text = [int(generator.choice(60, p=row / row.sum())) for row in drawn_from]
             planned = PlannedRequest((number % 60, number // 60), sampling, len(text), number)
             answered.append(Answer(planned, RequestRecord(number, 1, token_ids=text)))
-        scores = Scores(reference, [sampling], test, frozenset(), 8, 0)
+        scores = Scores(reference, asking)
         scores.add(answered)
         checks[name] = scores.sampled().verdict
         texts = [scored.text for scored in scores.drawn]
-        checks[f"{name} but for rounding"] = test.check(texts).verdict
+        checks[f"{name} but for rounding"] = asking.token_test.check(texts).verdict
     assert checks["honest"] != "lossy"
     if temperature == 1.0 or num_top < 0:
         assert checks["shifted"] == "lossy"

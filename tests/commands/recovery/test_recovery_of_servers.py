@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from echo_server import EchoServer, serving
-from harness.commands.recovery.kinds import Answers, Baseline, kinds
+from harness.commands.recovery.kinds import Answers, kinds
 from harness.commands.recovery.scores import GreedyTexts
 from harness.config.errors import RunError
 from harness.config.settings import DecodingSettings
@@ -21,12 +21,6 @@ from pair_server import addresses, pair_servers, shipped_pair
 QUICK = ["model=tiny_draft", "engine=server", "batch_size=16", "num_prompts=1", "tokens=8", "K=1"]
 QUICK += ["temperature=1", "shift=0.5", "false_alarm_rate=1e-6", "by_kind=false"]
 QUICK += ["samplings=[as_asked]"]
-
-
-@pytest.fixture(autouse=True)
-def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the commands draw less than a user's may: these faults are large."""
-    monkeypatch.setattr("harness.commands.recovery.record.FEWEST_DRAWS", 100)
 
 
 @pytest.fixture(scope="module")
@@ -122,9 +116,12 @@ ASKED = ["recovery", "engine=server", "model=tiny_draft", "decoding=greedy"]
 ASKED += ["decoding.max_new_tokens=8", "num_prompts=4", "batch_size=2"]
 
 
-def test_a_kind_without_drafts_is_named_as_the_server_reports(harness: Harness) -> None:
+def test_kinds_without_drafts_and_those_refused_or_ignored_are_named(harness: Harness) -> None:
     server = EchoServer(
-        version="0.32.0", num_draft_tokens=4, silent=lambda body: len(body["prompt"]) > 100
+        version="0.32.0",
+        num_draft_tokens=4,
+        refuses=("grammar", "n"),
+        silent=lambda body: len(body["prompt"]) > 100,
     )
     with ExitStack() as opened:
         servers = addresses(opened, EchoServer(version="0.32.0"), server)
@@ -132,30 +129,14 @@ def test_a_kind_without_drafts_is_named_as_the_server_reports(harness: Harness) 
         harness(*ASKED, *servers, "samplings=[as_asked,top_k]", code=None)
     found = results("recovery").query("check == 'kind'").set_index("sampling")
     assert found.index[found.verdict == "no drafts"].tolist() == ["long cached prompt"]
-    assert set(found.verdict) <= {"drafts", "no drafts", "ignored"}
-    assert found.acceptance_rate["plain"] == pytest.approx(1 / 3)
-    assert found.identical_prompts["plain"] == 4
-
-
-def test_kinds_that_are_refused_or_ignored_are_named_and_silence_is_a_doubt(
-    harness: Harness,
-) -> None:
-    server = EchoServer(
-        version="0.32.0",
-        num_draft_tokens=4,
-        refuses=("grammar", "n"),
-        silent=lambda body: body["temperature"] == 0,
-    )
-    with ExitStack() as opened:
-        servers = addresses(opened, EchoServer(version="0.32.0"), server)
-        harness(*ASKED, *servers, code=None)
-    found = results("recovery").query("check == 'kind'").set_index("sampling")
-    assert found.verdict[["grammar", "n=2"]].tolist() == ["refused", "refused"]
+    assert found.index[found.verdict == "refused"].tolist() == ["grammar", "n=2"]
     assert "unknown parameter" in found.finding["grammar"]
     # Letters are no object.
     assert found.verdict["JSON schema"] == "ignored"
-    assert found.verdict["plain"] == "no drafts"
-    assert not {"tools"} & set(found.index), "they are for chats alone"
+    assert set(found.verdict) <= {"drafts", "no drafts", "ignored", "refused"}
+    assert found.acceptance_rate["plain"] == pytest.approx(1 / 3)
+    assert found.identical_prompts["plain"] == 4
+    assert "tools" not in found.index, "they are for chats alone"
 
 
 def test_drafts_that_are_never_accepted_are_told_from_silence_and_so_is_a_part() -> None:
@@ -167,15 +148,15 @@ def test_drafts_that_are_never_accepted_are_told_from_silence_and_so_is_a_part()
     rejected = Answers(kind, [record((4, 0), (4, 0))] * 4)
     partly = Answers(kind, [record((4, 3)), record(), record((4, 1)), record()])
     silent = Answers(kind, [record()] * 4)
-    baseline = Baseline.over([good, rejected, partly, silent])
-    found = [each.check(baseline) for each in (good, rejected, partly, silent)]
+    every = [good, rejected, partly, silent]
+    found = [each.check(every) for each in every]
     assert [each["verdict"] for each in found] == [
         "drafts", "none accepted", "some drafts", "no drafts",
     ]  # fmt: skip
     assert "none in 2 of 4" in found[2]["finding"]
     assert found[0]["identical_prompts"] is None
     # Where no kind always drafts, as with n-grams, a part is nothing special.
-    assert partly.check(Baseline.over([partly, silent]))["verdict"] == "drafts"
+    assert partly.check([partly, silent])["verdict"] == "drafts"
 
 
 def answers(seconds: float, regular_s: float, num_together: int = 1) -> Answers:
@@ -194,22 +175,20 @@ def answers(seconds: float, regular_s: float, num_together: int = 1) -> Answers:
 )
 def test_where_tokens_come_one_by_one_speed_tells(seconds: float, verdict: str) -> None:
     fast, other = answers(0.5, 1.0), answers(seconds, 1.0)
-    baseline = Baseline.over([fast, other])
-    assert fast.check(baseline)["verdict"] == "drafts"
-    found = other.check(baseline)
+    assert fast.check([fast, other])["verdict"] == "drafts"
+    found = other.check([fast, other])
     assert found["verdict"] == verdict
     assert "the regular arm's speed" in found["finding"]
     assert found["identical_prompts"] == 3
     slow = answers(1.0, 1.0)
-    assert slow.check(Baseline.over([slow]))["verdict"] == "unknown"
+    assert slow.check([slow])["verdict"] == "unknown"
 
 
 def test_without_reports_tokens_that_arrive_together_tell() -> None:
-    together, apart, some = (answers(0.5, 1.0, number) for number in (4, 1, 2))
-    baseline = Baseline.over([together, apart, some])
-    found = [each.check(baseline)["verdict"] for each in (together, apart, some)]
-    assert found == ["drafts", "no drafts", "drafts"]
-    assert "1.0 tokens at a time" in apart.check(baseline)["finding"]
+    every = [answers(0.5, 1.0, number) for number in (4, 1, 2)]
+    found = [each.check(every) for each in every]
+    assert [each["verdict"] for each in found] == ["drafts", "no drafts", "drafts"]
+    assert "1.0 tokens at a time" in found[1]["finding"]
 
 
 def test_kinds_before_one_that_ends_the_server_have_their_rows(harness: Harness) -> None:

@@ -13,9 +13,7 @@ from echo_questions import TOKENIZER
 from harness.commands.recovery.sampling import samplings
 from harness.commands.recovery.scores import ScoredText, choose_place
 from harness.commands.recovery.workload import Answer, PlannedRequest, Workload
-from harness.config.settings import (
-    DecodingSettings,
-)
+from harness.config.settings import DecodingSettings
 from harness.engines.requests import RequestRecord
 from harness.results.statistics.drawn_tokens import DrawnText
 

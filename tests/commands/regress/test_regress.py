@@ -14,7 +14,6 @@ import pandas as pd
 import pytest
 from numpy.typing import NDArray
 
-from harness.commands.eval.rows import AnswerRow
 from harness.commands.read_runs import every_run
 from harness.commands.regress.comparisons import compared_runs
 from harness.measuring.rows import LatencyRow
@@ -22,7 +21,7 @@ from harness.results.files import append_rows
 from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.runs import Run
 from in_process import Harness
-from report_files import eval_run, latency_run, run_id
+from report_files import answer_row, eval_run, latency_run, run_id
 from wording import mentions
 
 NUM_PROMPTS = 10
@@ -251,27 +250,12 @@ def test_tokens_per_iteration_are_compared_seed_by_seed(tmp_path: Path) -> None:
     assert verdicts == ["no worse", "worse"]
 
 
-def test_a_draft_that_proposes_less_often_yields_fewer_tokens(
-    harness: Harness, tmp_path: Path
-) -> None:
-    """Proposals are accepted as before."""
-    told = {"before": {"tokens_per_iteration": 2.0}, "after": {"tokens_per_iteration": 1.1}}
-    for name, acceptance in told.items():
-
-        def drafted(row: LatencyPromptRow, told: Any = acceptance) -> LatencyPromptRow:
-            return replace(row, **told) if row.arm == "speculative" else row
-
-        write_run(tmp_path / name, np.ones(10), drafted)
-    sides = [f"{name}={tmp_path / name}" for name in told]
-    assert "tokens per iteration -" in harness("regress", "details=true", *sides, code=1).complaint
-
-
 def test_accuracy_is_compared_question_by_question(harness: Harness, tmp_path: Path) -> None:
     for name, limit in (("before", 60), ("after", 40), ("same", 60)):
         rows = eval_run(seeds=(0,))
         append_rows(tmp_path / name / "eval.csv", rows)
         (tmp_path / name / "environment.json").write_text("{}")
-        answers = [answer(str(rows[0].run), index, index < limit) for index in range(100)]
+        answers = [answer_row(rows[0].run, index, index < limit) for index in range(100)]
         append_rows(tmp_path / name / "eval_prompts.csv", answers)
     asked = [f"before={tmp_path}/before/eval.csv", f"after={tmp_path}/after/eval.csv"]
     outcome = harness("regress", "details=true", *asked, code=1)
@@ -285,21 +269,14 @@ def test_greedy_copies_of_a_question_count_once(harness: Harness, tmp_path: Path
         rows = eval_run(seeds=(0,), temperature=0)
         append_rows(tmp_path / name / "eval.csv", rows)
         (tmp_path / name / "environment.json").write_text("{}")
-        run = str(rows[0].run)
-        answers = [answer(run, index, index % 20 < limit, index % 20) for index in range(100)]
+        answers = [
+            answer_row(rows[0].run, index, index % 20 < limit, a=index % 20) for index in range(100)
+        ]
         append_rows(tmp_path / name / "eval_prompts.csv", answers)
     outcome = harness(
         "regress", "details=true", f"before={tmp_path}/before", f"after={tmp_path}/after", code=3
     )
     assert "cannot tell" in outcome.stdout
-
-
-def answer(run: str, index: int, correct: bool, operand: int = 1) -> AnswerRow:
-    return AnswerRow(
-        run=run, prompt_index=index, seed=0, arm="speculative", a=1, b=operand, expected="2", completion="2",
-        answer="2", correct=correct, num_tokens=1, time_ms=1.0, outcomes=[], acceptance_rate=None,
-        answered_at="2026-11-20T10:00:00+00:00",
-    )  # fmt: skip
 
 
 def test_wrong_arguments(harness: Harness, sides: list[str], tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -13,6 +12,7 @@ import pytest
 from browser import CHROMIUM, browser, contrast
 from harness.commands.report.command import build
 from harness.reporting.files import Report, escape, html_page, markdown
+from pages import Elements
 from report_files import eval_run, latency_run, write
 
 pytest.importorskip("matplotlib", reason="specharness[report] is not installed")
@@ -59,35 +59,12 @@ def assert_visible(svg: str) -> None:
             assert contrast(colour, page_colour) >= 3, colour
 
 
-class Page(HTMLParser):
-    """Counts what a page opens and collects its text and addresses."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.opened: list[str] = []
-        self.ids: list[str] = []
-        self.classes: list[str] = []
-        self.addresses: list[str] = []
-        self.text = ""
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        self.opened.append(tag)
-        self.ids += [value or "" for name, value in attributes if name == "id"]
-        self.classes += [value or "" for name, value in attributes if name == "class"]
-        self.addresses += [
-            value or "" for name, value in attributes if name in ("href", "src", "xlink:href")
-        ]
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-
 def test_the_page_needs_nothing_from_elsewhere(html: str) -> None:
-    page = Page(html)
-    assert not {"link", "img", "iframe"} & set(page.opened)
-    assert page.opened.count("script") == 1, "its own"
-    assert [address for address in page.addresses if not address.startswith("#")] == []
+    page = Elements(html)
+    assert not {"link", "img", "iframe"} & set(page.tags)
+    assert page.tags.count("script") == 1, "its own"
+    addresses = page.values("href", "src", "xlink:href")
+    assert all(address.startswith("#") for address in addresses), addresses
     without_namespaces = re.sub(r'xmlns(:\w+)?="[^"]*"', "", html)
     assert re.findall(r"url\((?!#)|@import|https?://", without_namespaces) == []
     assert "<script>alert(1)</script> | `a` $x$ _b_" in page.text, "what users name is text"
@@ -97,12 +74,13 @@ def test_every_plot_is_there_with_other_names(html: str, drawn: Plots) -> None:
     by_name = {name: svgs for page in drawn.values() for name, svgs in page.items()}
     numbers = {name: len(svgs) for name, svgs in by_name.items()}
     assert numbers == {"num_draft_tokens": 1, "iteration": 1}
-    page = Page(html)
+    page = Elements(html)
     # And an interval for each of four pairs, and for the differences in accuracy of two seeds and of both.
-    whiskers = [name for name in page.classes if name.startswith("whisker")]
-    assert page.opened.count("svg") == 2 + 7
+    whiskers = [name for name in page.values("class") if name.startswith("whisker")]
+    assert page.tags.count("svg") == 2 + 7
     assert len(whiskers) == 7
-    assert len(page.ids) == len(set(page.ids))
+    ids = page.values("id")
+    assert len(ids) == len(set(ids))
     for _, svg in (plot for plots_of_kind in by_name.values() for plot in plots_of_kind):
         assert_visible(svg)
 
@@ -121,7 +99,7 @@ def test_intervals_look_different_by_what_they_say(tmp_path: Path) -> None:
         ("0.80×", "below", "path"),
         ("1.30×", "unknown", "circle"),
     ]
-    assert Page(html).text.count("▲ above 1") == 1
+    assert Elements(html).text.count("▲ above 1") == 1
 
 
 def test_the_same_figures_give_the_same_page(report: Report, drawn: Plots, html: str) -> None:

@@ -8,18 +8,14 @@ from typing import Any
 from harness.commands.latency.tables.ranked import RankedRun, ranked_runs
 from harness.commands.report.command import build
 from harness.reporting.files import Report
-from harness.reporting.table import Table
 from in_process import Harness
 from report_files import latency_run, prompt_rows, write
 
 
-def tables(report: Report) -> dict[str, Table]:
-    return {table.key: table for table in report.all_tables}
-
-
 def cells(report: Report, key: str) -> list[tuple[str, ...]]:
     """The rows of a table as shown, `[]` where the report has no such table."""
-    return tables(report)[key].shown()[1] if key in tables(report) else []
+    tables = {table.key: table for table in report.all_tables}
+    return tables[key].shown()[1] if key in tables else []
 
 
 def pairs_of(report: Report) -> list[RankedRun]:

@@ -4,42 +4,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
 from browser import CHROMIUM, Page, browser, contrast
+from pages import Elements
 from served import served
 
 pytest.importorskip("fastapi", reason="specharness[serve] is not installed")
 PAGE = (Path(__file__).parents[3] / "harness/commands/serve/page.html").read_text(encoding="utf-8")
 
 
-class Elements(HTMLParser):
-    """The elements of a page with their attributes, and the text of each that has an id."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.found: list[tuple[str, dict[str, str | None]]] = []
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attributes)))
-
-    def having(self, name: str, value: str) -> list[dict[str, str | None]]:
-        return [
-            attributes
-            for _, attributes in self.found
-            if value in (attributes.get(name) or "").split()
-        ]
-
-
 def test_the_page_needs_nothing_from_elsewhere() -> None:
     without_comments = re.sub(r"^\s*//.*$", "", PAGE, flags=re.M)
     address = r"(?:https?:)?//(?!www\.w3\.org/2000/svg)[\w.-]+\.\w"
     assert re.findall(address, without_comments) == []
-    for tag, attributes in Elements(PAGE).found:
+    elements = Elements(PAGE)
+    for tag, attributes in zip(elements.tags, elements.attributes, strict=True):
         assert attributes.get("src") is None
         assert tag != "link" or attributes["href"] == "data:,"
     assert "default-src 'none'" in PAGE, "the browser forbids it as well"

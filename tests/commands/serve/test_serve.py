@@ -50,10 +50,6 @@ def client(url: str) -> Iterator[Any]:
         yield made
 
 
-def get(url: str, **options: Any) -> Any:
-    return CLIENT.get(url, **options)
-
-
 def post(url: str, path: str, body: Any, **options: Any) -> Any:
     return CLIENT.post(f"{url}{path}", json=body, **options)
 
@@ -61,7 +57,7 @@ def post(url: str, path: str, body: Any, **options: Any) -> Any:
 def test_completions(client: Any, url: str) -> None:
     [model] = client.models.list().data
     assert (model.id, model.owned_by) == ("tiny", "harness")
-    told = get(f"{url}/regular/version").json()
+    told = CLIENT.get(f"{url}/regular/version").json()
     assert (told["version"], told["started"] > 1_700_000_000) == (__version__, True)
     greedy = {"model": "tiny", "prompt": PROMPTS[0], "temperature": 0, "max_tokens": 30}
     whole = client.completions.create(**greedy)
@@ -184,7 +180,7 @@ def test_bodies_that_are_no_json_or_too_large(url: str) -> None:
     assert "body: must be JSON: send content-type: application/json" in form.text
     chunked = CLIENT.post(f"{url}/v1/completions", content=iter([b"{}"]), headers=headers)
     assert chunked.status_code == 411
-    assert get(f"{url}/nowhere").json()["error"]["type"] == "invalid_request_error"
+    assert CLIENT.get(f"{url}/nowhere").json()["error"]["type"] == "invalid_request_error"
 
 
 @pytest.mark.parametrize(
@@ -193,11 +189,11 @@ def test_bodies_that_are_no_json_or_too_large(url: str) -> None:
      ("[::1", 400), ("localhost:1", 200), ("127.0.0.9", 200), ("[::1]:5000", 200)],
 )  # fmt: skip
 def test_only_requests_for_this_machine_are_answered(url: str, host: str, status: int) -> None:
-    assert get(f"{url}/health", headers={"Host": host}).status_code == status
+    assert CLIENT.get(f"{url}/health", headers={"Host": host}).status_code == status
 
 
 def figure(url: str, name: str) -> float:
-    lines = get(f"{url}/metrics").text.splitlines()
+    lines = CLIENT.get(f"{url}/metrics").text.splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
 
 
@@ -309,11 +305,11 @@ def slow_down() -> None:
 
 def require_key(url: str) -> None:
     """The key alone opens what costs something."""
-    assert get(f"{url}/v1/models").status_code == 401
-    assert get(f"{url}/health").json() == {"status": "ok"}
+    assert CLIENT.get(f"{url}/v1/models").status_code == 401
+    assert CLIENT.get(f"{url}/health").json() == {"status": "ok"}
     for authorization, status in (("BEARER  secret", 200), ("Bearer", 401), ("Basic secret", 401)):
         headers = {"Authorization": authorization}
-        assert get(f"{url}/v1/models", headers=headers).status_code == status
+        assert CLIENT.get(f"{url}/v1/models", headers=headers).status_code == status
     with openai.OpenAI(base_url=f"{url}/v1", api_key="secret", max_retries=0) as made:
         assert made.models.list().data
         with pytest.raises(openai.AuthenticationError):

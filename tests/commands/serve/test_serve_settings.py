@@ -50,9 +50,6 @@ def test_there_are_no_sweeps(harness: Harness) -> None:
     assert harness("serve", "-m", "batch_size=1", code=2).complaint == "-m: serve has no sweeps"
 
 
-pytest.importorskip("fastapi", reason="specharness[serve] is not installed")
-
-
 def test_an_endpoint_that_fails_counts_as_500() -> None:
     registry = CollectorRegistry()
     app = FastAPI()
@@ -90,9 +87,6 @@ def test_a_request_has_room_for_its_prompts(max_prompt_tokens: int, status: int)
     client = TestClient(make_app(served, None), base_url="http://localhost")
     body = {"prompt": "a" * 2_000_000, "unknown": 1}
     assert client.post("/v1/completions", json=body).status_code == status
-
-
-pytest.importorskip("fastapi", reason="specharness[serve] is not installed")
 
 
 # The command with an engine that never opens, because its thread computes.

@@ -37,15 +37,11 @@ NOTHING = Step(torch.empty(0))
 # Lookup --------------------------------------------------------------------------------------------------------------
 
 
-def indexed(tokens: list[int], max_ngram: int = 3, min_ngram: int = 1) -> LookupText:
-    text = LookupText(max_ngram, min_ngram)
-    text.extend(tokens)
-    return text
-
-
 def test_an_ngram_may_be_as_long_as_the_text() -> None:
     """A search through all sizes up to this one would never end."""
-    assert indexed([1, 2, 9, 1, 2], max_ngram=10**15).continuation(2) == [9, 1]
+    text = LookupText(10**15, 1)
+    text.extend([1, 2, 9, 1, 2])
+    assert text.continuation(2) == [9, 1]
 
 
 def looked_up(tokens: list[int], max_ngram: int, min_ngram: int, most: int) -> list[int]:

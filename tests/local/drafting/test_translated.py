@@ -47,15 +47,6 @@ def own_chain(seed: int) -> Tensor:
     )
 
 
-def sharp_chain() -> Tensor:
-    """The draft's version of the target `chain(0)`, so far as it knows its tokens."""
-    own = own_chain(0)
-    for token in range(7):
-        for following in range(7):
-            own[9 - token, 9 - following] = chain(0)[token, following]
-    return own / own.sum(-1, keepdim=True)
-
-
 class Checked(TranslatedDrafter):
     """Compares what its runner has been fed with the whole text."""
 
@@ -82,7 +73,13 @@ class Checked(TranslatedDrafter):
 
 
 def test_the_draft_model_reads_the_whole_text() -> None:
-    drafter = Checked(MarkovRunner(sharp_chain()), toy(), Warp(1.0))
+    # The draft's version of the target `chain(0)`, so far as it knows its tokens.
+    own = own_chain(0)
+    for token in range(7):
+        for following in range(7):
+            own[9 - token, 9 - following] = chain(0)[token, following]
+    own /= own.sum(-1, keepdim=True)
+    drafter = Checked(MarkovRunner(own), toy(), Warp(1.0))
     what = request(RAGGED, Warp(1.0), length=60, stop=[8])
     iterations = list(speculative(MarkovRunner(chain(0)), drafter, what, 3))
     assert {0, 1, 2} <= {count for iteration in iterations for count in iteration.num_accepted}

@@ -16,7 +16,6 @@ from harness.config.settings import (
     ModelSettings,
     PlacementSettings,
 )
-from harness.config.sizes import PACKAGE
 from harness.engines.arrivals import Arrival, Origin
 from harness.engines.protocol import Arm, Question
 from harness.engines.record import Preparation
@@ -29,7 +28,7 @@ from harness.local.engine.huggingface import (
 )
 from harness.local.engine.pair import plan_pair
 from mtp_models import mtp_target, save_with_mtp
-from tiny_checkpoints import as_draft, load, make_tokenizer
+from tiny_checkpoints import as_draft, load, make_tokenizer, shipped
 
 GREEDY = DecodingSettings(max_new_tokens=24, num_draft_tokens=4, temperature=0)
 PROMPT = [40, 50, 60, 40, 50]
@@ -56,10 +55,9 @@ def pair(save_model: Callable[..., ModelSettings]) -> Pair:
     return load(save_model(), save_model(name="draft", num_hidden_layers=1))
 
 
-def with_lookup(pair: Pair) -> Pair:
-    return dataclasses.replace(
-        pair, draft=None, draft_settings=LookupSettings(name="lookup", method="lookup")
-    )
+def with_lookup(pair: Pair, **more: int) -> Pair:
+    settings = LookupSettings(name="lookup", method="lookup", **more)
+    return dataclasses.replace(pair, draft=None, draft_settings=settings)
 
 
 @pytest.fixture
@@ -88,8 +86,7 @@ def test_greedy_texts_are_those_of_our_loop(pair: Pair, engine: HuggingFaceEngin
         assert tokens_of(read(arm, ask())) == expected
     # Lookup searches for the longest sequence that was asked for: 50 came first before 70, and 40 50 before 60.
     for longest, proposed in ((1, [70, 40, 50, 60]), (3, [60, 45, 40, 50])):
-        settings = LookupSettings(name="lookup", method="lookup", max_ngram=longest)
-        with_draft = dataclasses.replace(pair, draft=None, draft_settings=settings)
+        with_draft = with_lookup(pair, max_ngram=longest)
         arm = HuggingFaceEngine(with_draft, Preparation(decoding=GREEDY)).arms[1]
         first, *_ = read(arm, ask(prompt=[50, 70, 40, 50, 60, 45, 40, 50]))
         assert first.proposed == proposed
@@ -230,10 +227,7 @@ def test_heads_that_generate_does_not_draft_with_are_refused(
         check_pair(planned, GREEDY)
     whole_blocks = dataclasses.replace(GREEDY, num_draft_tokens=3)
     check_pair(planned, whole_blocks)
-    tiny, medusa = (
-        ModelSettings(name=name, repository=str(PACKAGE / "local" / "models" / "shipped" / name))
-        for name in ("tiny", "tiny_medusa")
-    )
+    tiny, medusa = shipped("tiny", "tiny_medusa")
     with pytest.raises(SettingError, match="draft=tiny_medusa: must be"):
         check_pair(plan_pair(tiny, as_draft(medusa), PlacementSettings()), GREEDY)
 

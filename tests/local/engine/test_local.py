@@ -16,7 +16,6 @@ from harness.config.errors import RunError, SettingError
 from harness.config.faults import fault_names
 from harness.config.run import RunnerName
 from harness.config.settings import DecodingSettings, ModelSettings, PlacementSettings
-from harness.config.sizes import PACKAGE
 from harness.engines.arrivals import Arrival
 from harness.engines.protocol import Arm, Question
 from harness.engines.record import Preparation
@@ -33,7 +32,7 @@ from harness.local.engine.reference import not_finite
 from harness.local.models.fit import fit
 from harness.local.runners.static import StaticRunner
 from planted_faults import IN_BATCHES, OF_LOGPROBS, planted
-from tiny_checkpoints import as_draft, load, on_gpu
+from tiny_checkpoints import as_draft, load, on_gpu, shipped
 from traced import run_as_traced
 from verifiers import arguments
 
@@ -62,12 +61,6 @@ def texts_of(engine: LocalEngine) -> dict[str, list[list[list[int]]]]:
         arm.name: [record.tokens for record in records_of(arm, QUESTION.requests)]
         for arm in engine.arms
     }
-
-
-def tiny_pair(draft: str) -> list[ModelSettings]:
-    """The settings of the shipped target and of a draft for it."""
-    shipped = PACKAGE / "local" / "models" / "shipped"
-    return [ModelSettings(name=name, repository=str(shipped / name)) for name in ("tiny", draft)]
 
 
 @pytest.mark.parametrize("runner", ["auto", "static"])
@@ -241,7 +234,7 @@ def test_a_draft_that_drafts_nothing_needs_no_compiled_proposals(
     preparation = Preparation(
         decoding=decoding, runner="compiled", longest_prompt=5, say=said.append
     )
-    pair = load(*tiny_pair("tiny_eagle3")) if head else pair
+    pair = load(*shipped("tiny", "tiny_eagle3")) if head else pair
     engine = LocalEngine(pair, preparation)
     assert engine.runner.startswith("compiled")
     assert not [line for line in said if "it runs with" in line]
@@ -252,7 +245,7 @@ def test_a_draft_that_drafts_nothing_needs_no_compiled_proposals(
 
 
 def test_a_head_on_a_gpu_that_its_target_is_not_on(gpus: Any) -> None:
-    target, head = tiny_pair("tiny_eagle3")
+    target, head = shipped("tiny", "tiny_eagle3")
     planned = plan_pair(target, as_draft(head), PlacementSettings(reserve_gb=0), "float32")
     demand = Demand(1, prompt_tokens=8, new_tokens=8, num_draft_tokens=4, runner="eager")
     # Neither GPU has room for both.

@@ -14,7 +14,7 @@ import torch
 from architectures import VOCABULARY, random_model
 from drafts import DRAFTS, with_head
 from harness.config.errors import RunError
-from harness.config.settings import DecodingSettings, ModelSettings
+from harness.config.settings import DecodingSettings
 from harness.engines.door.reading import Transcript
 from harness.engines.record import Preparation
 from harness.local.decoding.protocols import Drafter, NonFiniteError, Proposal, Step
@@ -28,10 +28,9 @@ from harness.local.engine.reference import (
     open_reference,
     recompute,
 )
-from harness.local.models.loading import LoadedModel
 from harness.local.runners.snapshot import SnapshotRunner
 from small_heads import block_head, eagle_head, layer_config
-from tiny_checkpoints import as_draft
+from tiny_checkpoints import pair_of
 
 WARP = Warp(0.9, top_k=40)
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
@@ -139,22 +138,18 @@ def test_any_drafter_replays_a_text_if_it_takes_its_tokens() -> None:
 
 # Exact logits ---------------------------------------------------------------------------------------------------------
 
-CPU = torch.device("cpu")
 BROKEN = VOCABULARY - 1
 
 
 def pair(broken: str) -> Pair:
     """Two models, of which one has no numbers after the last token of the vocabulary."""
-    loaded = []
-    for seed, name in enumerate(("model", "draft")):
-        model = random_model("llama", seed=seed)
-        if name == broken:
-            with torch.no_grad():
-                model.get_input_embeddings().weight[BROKEN] = torch.nan
-        settings = ModelSettings(name=name, repository=name)
-        loaded.append(LoadedModel(model, settings, None, torch.float32, [CPU], CPU))  # type: ignore[arg-type]
-    draft_settings = as_draft(loaded[1].settings)
-    return Pair(*loaded, tokenizer=None, draft_settings=draft_settings)  # type: ignore[arg-type]
+    models = {
+        name: random_model("llama", seed=seed) for seed, name in enumerate(("model", "draft"))
+    }
+    if broken in models:
+        with torch.no_grad():
+            models[broken].get_input_embeddings().weight[BROKEN] = torch.nan
+    return pair_of(*models.values())
 
 
 @pytest.mark.parametrize("role", ["model", "draft"])

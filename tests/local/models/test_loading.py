@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import pytest
 import torch
@@ -38,7 +37,7 @@ from tiny_checkpoints import (
     held_bytes,
     load_pair,
     make_config,
-    make_tokenizer,
+    shipped,
 )
 
 SaveModel = Callable[..., ModelSettings]
@@ -213,65 +212,19 @@ def test_main_memory_that_is_too_small(
         load(save_model())
 
 
-def write_gguf(model: PreTrainedModel, file: Path) -> None:
-    """A Llama as llama.cpp would hold it, in float32."""
-    gguf = pytest.importorskip("gguf")
-    config, tokenizer = model.config, make_tokenizer()
-    vocabulary = tokenizer.get_vocab()
-    tokens = [*sorted(vocabulary, key=lambda token: vocabulary[token]), "th", "the"]
-    tokens += [f"<unused{i}>" for i in range(config.vocab_size - len(tokens))]
-    writer = gguf.GGUFWriter(str(file), "llama")
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(10000.0)
-    writer.add_vocab_size(config.vocab_size)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_token_list(tokens)
-    writer.add_token_types([3, 3] + [1] * (len(tokens) - 2))
-    writer.add_token_merges(["t h", "th e"])
-    writer.add_bos_token_id(0)
-    writer.add_eos_token_id(1)
-    names = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-    in_block = {
-        "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q",
-        "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
-        "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
-    }  # fmt: skip
-    heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
-    for key, tensor in model.state_dict().items():
-        name, array = key.removesuffix(".weight"), tensor.numpy()
-        if name in names:
-            name = names[name]
-        else:
-            _, _, block, rest = name.split(".", 3)
-            kind = in_block[rest]
-            if kind in heads:  # llama.cpp interleaves the halves that rotary positions pair
-                array = (
-                    array.reshape(heads[kind], 2, -1, array.shape[1])
-                    .swapaxes(1, 2)
-                    .reshape(array.shape)
-                )
-            name = f"blk.{block}.{kind}"
-        writer.add_tensor(f"{name}.weight", np.ascontiguousarray(array))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+def test_gguf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("gguf")
+    from recipes.tiny_gguf import write
 
-
-def test_gguf(save_model: SaveModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = saved(save_model())
-    write_gguf(original, tmp_path / "llama.gguf")
+    (original,) = shipped("tiny_draft")
+    write(Path(original.repository), tmp_path / "llama.gguf")
     settings = ModelSettings(name="gguf", repository=str(tmp_path), gguf_file="llama.gguf")
     pair = load_pair(settings, None, PlacementSettings())
-    assert torch.equal(logits(pair.target.model), logits(original))
+    expected = load_pair(original, None, PlacementSettings())
+    assert torch.equal(logits(pair.target.model), logits(expected.target.model))
     assert pair.target.placement.bytes_per_device["cpu"] == held_bytes(pair.target.model)
-    assert pair.tokenizer("the")["input_ids"] == [pair.tokenizer.get_vocab()["the"]]
+    text = "Once upon a time"
+    assert pair.tokenizer(text)["input_ids"] == expected.tokenizer(text)["input_ids"]
     with pytest.raises(SettingError, match=r"^model\.quantization=4bit: .* already"):
         load(dataclasses.replace(settings, quantization="4bit"))
     with pytest.raises(SettingError, match=r"^model\.gguf_file=absent\.gguf: no such file"):

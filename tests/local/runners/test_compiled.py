@@ -50,6 +50,10 @@ def written(target: Runner, draft: Runner, what: Request) -> list[object]:
     ]
 
 
+def regular_tokens(runner: Runner, what: Request) -> list[object]:
+    return [record.tokens for record in autoregressive(runner, what)]
+
+
 @pytest.mark.parametrize("name", ["llama", "gpt2", "opt", "falcon", "gemma2", "gpt_oss"])
 def test_compiled_passes_give_the_plain_tokens(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole and smaller batches, and texts that outgrow the compiled slots. Parts run as they were traced."""
@@ -128,10 +132,7 @@ def test_wrong_compiled_passes_are_refused_and_the_runner_goes_on_without(
     with pytest.raises(UnsupportedModelError, match="differ from the model's own"):
         runner.compile(3, 60, (1, 4))
     what = request()
-    plain = autoregressive(SnapshotRunner(model), what)
-    assert [record.tokens for record in autoregressive(runner, what)] == [
-        record.tokens for record in plain
-    ]
+    assert regular_tokens(runner, what) == regular_tokens(SnapshotRunner(model), what)
 
 
 @pytest.mark.slow
@@ -141,8 +142,7 @@ def test_inductor_gives_the_plain_tokens() -> None:
     assert fast.setup_seconds > 0
     compilations = dict(counters["inductor"])
     what = request(20, PROMPTS[:1])
-    plain = [record.tokens for record in autoregressive(SnapshotRunner(model), what)]
-    assert [record.tokens for record in autoregressive(fast, what)] == plain
+    assert regular_tokens(fast, what) == regular_tokens(SnapshotRunner(model), what)
     assert counters["inductor"] == compilations, "all compilations belong in `compile`"
 
 
@@ -166,11 +166,8 @@ def test_torch_compile_traces_a_pass_whole(monkeypatch: pytest.MonkeyPatch) -> N
     model = random_model("llama")
     fast = compiled(model, (1, 2))
     assert asked["mode"] == "reduce-overhead"
-    plain = SnapshotRunner(model)
     what = request()
-    assert [record.tokens for record in autoregressive(fast, what)] == [
-        record.tokens for record in autoregressive(plain, what)
-    ]
+    assert regular_tokens(fast, what) == regular_tokens(SnapshotRunner(model), what)
 
 
 def test_equal_layers_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:

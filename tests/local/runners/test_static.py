@@ -27,22 +27,14 @@ from harness.local.runners.static import StaticRunner
 def test_a_served_model_agrees_with_itself_and_is_left_alone(name: str) -> None:
     """Attention over its slots is the runner's own, within its passes."""
     model = random_model(name)
-    before = [
-        module.config._attn_implementation
-        for module in model.modules()
-        if hasattr(module, "config")
-    ]
+    configs = [module.config for module in model.modules() if hasattr(module, "config")]
+    before = [config._attn_implementation for config in configs]
     runner = StaticRunner(model)
     runner.check()
     runner.start(PROMPTS)
     with pytest.raises(IndexError):
         runner.extend(torch.full((3, 2), VOCABULARY))
-    after = [
-        module.config._attn_implementation
-        for module in model.modules()
-        if hasattr(module, "config")
-    ]
-    assert after == before
+    assert [config._attn_implementation for config in configs] == before
 
 
 @pytest.mark.parametrize(("shares", "numbers"), [(False, [2 * 7]), (True, [4, 2 * 3])])

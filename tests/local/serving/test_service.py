@@ -28,11 +28,6 @@ from harness.local.engine.fault import NONE
 from harness.local.serving.service import Answer, LocalService
 
 
-class Letters:
-    def decode(self, tokens: Sequence[int], **options: Any) -> str:
-        return "".join(chr(97 + token) for token in tokens)
-
-
 class Table(MarkovRunner):
     """A table that rows may join."""
 
@@ -123,7 +118,7 @@ def request(
 @contextmanager
 def service_over(*arms: Any, rows: int = 3, waiting: int = 20) -> Iterator[LocalService]:
     engine: Any = SimpleNamespace(arms=arms)
-    tokenizer: Any = Letters()
+    tokenizer: Any = Characters()
     service = LocalService(lambda: engine, tokenizer, rows, waiting)
     yield service
     service.close()
@@ -248,7 +243,7 @@ def test_an_engine_that_does_not_open_says_why_and_leaves_no_thread() -> None:
         raise SettingError("runner", "needs a GPU", "compiled")
 
     before = set(threading.enumerate())
-    tokenizer: Any = Letters()
+    tokenizer: Any = Characters()
     with pytest.raises(SettingError, match="needs a GPU"):
         LocalService(refuse, tokenizer, max_rows=1, max_waiting=1)
     assert set(threading.enumerate()) <= before
@@ -278,10 +273,6 @@ def ids(text: str) -> list[int]:
     return list(map(ord, text))
 
 
-def pieces_texts(pieces: Sequence[Piece]) -> list[str]:
-    return [piece.text for piece in pieces]
-
-
 @pytest.mark.parametrize(
     ("bursts", "shown"),
     [
@@ -298,14 +289,14 @@ def test_a_stop_text_ends_the_answer_and_is_never_shown(
 ) -> None:
     growing = answer(stops=["END", "STOP"])
     pieces = [growing.take(ids(burst), 0, 0) for burst in bursts]
-    assert pieces_texts(pieces) == shown
+    assert [piece.text for piece in pieces] == shown
     assert [piece.finish_reason for piece in pieces] == [*[None] * len(bursts[1:]), "stop"]
 
 
 def test_what_only_began_like_a_stop_text_is_shown() -> None:
     growing = answer(most=6, stops=["END"])
     pieces = [growing.take(ids(burst), 0, 0) for burst in ("aE", "Nb", "EN")]
-    assert pieces_texts(pieces) == ["a", "ENb", "EN"]
+    assert [piece.text for piece in pieces] == ["a", "ENb", "EN"]
     assert pieces[-1].finish_reason == "length"
 
 
@@ -323,7 +314,9 @@ def test_scored_tokens_begin_where_their_text_does() -> None:
     assert [scored.offset for scored in pieces[1].scored] == [3, 5]
     assert [scored.logprob for scored in pieces[1].scored] == logprobs
     assert {piece.choice for piece in pieces} == {2}
-    assert pieces_texts(pieces) == ["abc", "xyx"], "nothing is held back without stop pieces_texts"
+    assert [piece.text for piece in pieces] == ["abc", "xyx"], (
+        "nothing is held back without stop texts"
+    )
 
 
 def test_outcomes_are_of_iterations_that_drafted() -> None:

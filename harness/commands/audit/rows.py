@@ -1,0 +1,223 @@
+"""The rows of a table, and what an iteration costs by their figures: tokens per iteration ÷ speed-up, in regular steps.
+
+An iteration of K draft tokens yields 1 + K × rate tokens on average, if all K are drafted in every iteration and an
+answer's first token, which comes from reading the prompt, is left out. If that makes decoding s times as fast, an
+iteration takes (1 + K × rate) ÷ s times as long as a regular step. This is arithmetic on printed figures.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from harness.commands.audit.figures import SPEEDS, UNKNOWN, Figure, is_regular_arm
+
+# Noise of single runs, in which an iteration that costs a step may seem to cost less.
+NOISE = 0.05
+# How far the speed-ups of one row may be apart before no cost follows from them.
+_APART = 1.25
+# Rows in which a speed-up is what its acceptance gives, to the last digit, before it counts as computed.
+_FEWEST_COMPUTED = 3
+_EXACT = 0.02
+# Settings that say which arm a row is of.
+_ARMS = ("name", "draft")
+# Drafts without a fixed K, and those that propose a block at once.
+_VARYING = re.compile(r"lookup|n-?gram|pld|suffix|\bsam\b|\brest\b|\bauto\b|tree", re.IGNORECASE)
+_BLOCKS = re.compile(r"flash|dspark|p-?eagle|pard|medusa|domino|jetspec|block", re.IGNORECASE)
+_SPEEDUPS = (
+    ("ms/token", "regular_ms_per_token", "ms_per_token"),
+    ("tokens/s per user", "user_tokens_per_second", "regular_user_tokens_per_second"),
+    ("as printed", "speedup", "itself"),
+    ("tokens/s", "tokens_per_second", "regular_tokens_per_second"),
+    ("latency", "regular_latency_s", "latency_s"),
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a row of a table states, and what follows from it of an iteration; `UNKNOWN` or NaN where nothing does.
+
+    Attributes:
+        place: of the row in its file: `row 3`.
+        settings: by the names of `SETTINGS`, without empty ones.
+        figures: by the names of `NUMBERS`, as far as they are stated.
+        k_is_in_words: whether K stands in the words of its arm, `MTP n=3`, and in no column.
+    """
+
+    place: str
+    settings: Mapping[str, str] = field(default_factory=dict)
+    figures: Mapping[str, Figure] = field(default_factory=dict)
+    k_is_in_words: bool = False
+
+    def figure(self, name: str) -> Figure:
+        """The figure of this name, where it is stated."""
+        return self.figures.get(name, UNKNOWN)
+
+    @property
+    def is_regular(self) -> bool:
+        """Whether it is a row of regular decoding alone."""
+        return self.k == 0 or any(is_regular_arm(self.settings.get(name, "")) for name in _ARMS)
+
+    @property
+    def circumstances(self) -> tuple[tuple[str, str], ...]:
+        """What it has in common with the row of its regular arm."""
+        # Without a column of arms, the first one has their names.
+        arms = ("draft",) if "draft" in self.settings else _ARMS
+        texts = {name: text for name, text in self.settings.items() if name not in arms}
+        return (*sorted(texts.items()), ("load", self.figure("batch_size").text))
+
+    @property
+    def k(self) -> float:
+        return self.figure("num_draft_tokens").low
+
+    @property
+    def load(self) -> float:
+        """Requests in flight."""
+        return self.figure("batch_size").low
+
+    @property
+    def name(self) -> str:
+        """What the table calls it: its own name, and that of its draft and prompts."""
+        parts = map(self.settings.get, ("name", "devices", "draft", "prompts"))
+        return ", ".join(dict.fromkeys(filter(None, parts)))
+
+    @property
+    def label(self) -> str:
+        """`row 7 (DSpark, code, K=7)`."""
+        about = ", ".join(filter(None, [self.name, f"K={self.k:g}" if self.k >= 1 else ""]))
+        return f"{self.place} ({about})" if about else self.place
+
+    @property
+    def _draft_words(self) -> str:
+        return " ".join(self.settings.get(name, "") for name in ("draft", "name", "model"))
+
+    @property
+    def is_tree(self) -> bool:
+        """Whether it drafts a tree whose depth is K."""
+        return self.figure("topk").low > 1 or self.figure("num_nodes").low > self.k + 1
+
+    @property
+    def varies_by_text(self) -> bool:
+        """Whether its draft has no fixed K, so that K is a limit."""
+        return bool(_VARYING.search(self._draft_words))
+
+    @property
+    def proposes_k(self) -> bool:
+        """Whether K tokens are drafted in every iteration but the last ones of an answer."""
+        is_limit = self.varies_by_text or "mean_num_draft_tokens" in self.figures
+        return self.k >= 1 and not is_limit and not self.is_tree
+
+    @property
+    def drafts_blocks(self) -> bool:
+        """Whether its draft proposes a block at once."""
+        return bool(_BLOCKS.search(self._draft_words))
+
+    @property
+    def tokens(self) -> Figure:
+        """Tokens per iteration: those that are stated, or what the acceptance gives."""
+        rate, drafted = self.figure("acceptance_rate"), self.figure("mean_num_draft_tokens")
+        if self.proposes_k:
+            drafted = Figure(self.k, self.k)
+        tokens = UNKNOWN
+        if rate.low <= 1:
+            tokens = Figure(1 + drafted.low * rate.low, 1 + drafted.high * min(rate.high, 1))
+        if "tokens_per_iteration" not in self.figures:
+            return tokens
+        stated = self.figures["tokens_per_iteration"]
+        # Some lengths are of accepted draft tokens, without the target's own.
+        agrees = stated.high >= 0.99 * (tokens.low - 1) and 1.01 * (tokens.high - 1) >= stated.low
+        return stated.plus(1 if stated.high < 1 or agrees else 0)
+
+    @property
+    def speedups(self) -> dict[str, Figure]:
+        """Each speed-up that it has, by what it is of: those of one user come first."""
+        figures = {**self.figures, "itself": Figure(1, 1)}
+        return {
+            what: figures[above].over(figures[below])
+            for what, above, below in _SPEEDUPS
+            if above in figures and below in figures
+        }
+
+    @property
+    def speedup(self) -> Figure:
+        """That of one user; of those that agree with it, the values that all leave possible."""
+        speedup, *others = self.speedups.values() or [UNKNOWN]
+        for other in others:
+            if speedup.overlaps(other):
+                speedup = Figure(max(speedup.low, other.low), min(speedup.high, other.high))
+        return speedup
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether the gain of a user and that of the server are too far apart: then requests queue."""
+        gains = [gain.middle for what, gain in self.speedups.items() if what != "latency"]
+        return self.load != 1 and bool(gains) and max(gains) > _APART * min(gains)
+
+    @property
+    def steps(self) -> Figure:
+        """The cost of an iteration, in regular steps."""
+        return UNKNOWN if self.is_apart else self.tokens.over(self.speedup)
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether an iteration costs a step, or more."""
+        return self.steps.high >= 1 - NOISE
+
+    @property
+    def rate(self) -> float:
+        """Accepted ÷ drafted."""
+        if "acceptance_rate" in self.figures and not self.is_tree:
+            return self.figures["acceptance_rate"].middle
+        return (self.tokens.middle - 1) / self.k if self.proposes_k else math.nan
+
+    @property
+    def most_tokens(self) -> float:
+        """Tokens per iteration if all draft tokens were accepted."""
+        return self.k + 1 if self.proposes_k or self.is_tree else math.nan
+
+    @property
+    def speedup_at_most(self) -> float:
+        """The speed-up if all draft tokens were accepted."""
+        return self.speedup_at(1) if self.is_possible else math.nan
+
+    def speedup_at(self, rate: float) -> float:
+        """The speed-up if this share of draft tokens were accepted, at the same cost."""
+        return (1 + (self.most_tokens - 1) * rate) / self.steps.middle
+
+
+def speculative_rows(rows: Sequence[Row]) -> list[Row]:
+    """The rows with speculation, with the speeds of the regular arm where it has one row of the same circumstances."""
+    regular = [row for row in rows if row.is_regular]
+    joined = []
+    for row in rows:
+        if row.is_regular:
+            continue
+        arms = [arm for arm in regular if arm.circumstances == row.circumstances]
+        if not arms and len(regular) == 1 and {*regular[0].circumstances} <= {*row.circumstances}:
+            # The only regular row leaves open what the others state.
+            arms = regular
+        figures = dict(row.figures)
+        for name in SPEEDS:
+            if len(arms) == 1 and name in arms[0].figures:
+                figures.setdefault(f"regular_{name}", arms[0].figures[name])
+        joined.append(replace(row, figures=figures))
+    return joined
+
+
+def computed_speedups(tables: Sequence[Sequence[Row]]) -> set[str]:
+    """Places of rows whose speed-up is what the acceptance gives, to the last digit, in all rows of their table."""
+    places: set[str] = set()
+    for rows in tables:
+        with_both = {}
+        for row in rows:
+            speedup, tokens = row.figures.get("speedup"), row.tokens
+            if speedup and tokens.is_known:
+                # Small ones, and few digits, may be alike by chance.
+                widths = [figure.high - figure.low for figure in (speedup, tokens)]
+                is_exact = max(widths) < _EXACT * (min(speedup.middle, tokens.middle) - 1)
+                with_both[row.place] = is_exact and speedup.overlaps(tokens)
+        if all(with_both.values()):
+            places |= with_both.keys()
+    return places if len(places) >= _FEWEST_COMPUTED else set()
