@@ -14,7 +14,7 @@ from harness.config.demand import Demand
 from harness.config.errors import HarnessError, RunError, SettingError
 from harness.config.machine import device_names
 from harness.config.model_names import SERVED
-from harness.config.run import PromptedSettings, RunSettings
+from harness.config.run import RunSettings
 from harness.config.settings import DecodingSettings
 from harness.engines.chat import Chat
 from harness.engines.door.pairs import AnyPair, Pair, PlacedPair
@@ -25,8 +25,8 @@ from harness.engines.registry import engine_of
 from harness.engines.tokenizer import Tokenizer
 from harness.measuring.measurement import Measurement, further_settings, identify
 from harness.measuring.progress import note, say
-from harness.measuring.prompts.encoding import Encoded, Encoder, origin
-from harness.measuring.prompts.sets import Prompt, PromptSet
+from harness.measuring.prompts.encoding import Encoder
+from harness.measuring.prompts.sets import Prompt
 from harness.results.acceptance import Acceptance
 from harness.results.environment import environment_columns, new_run_id, write_environment
 from harness.results.files import append_rows
@@ -51,7 +51,7 @@ class HasSettings(Protocol):
 
 
 class Session:
-    """One run of a command, which takes these steps in order: `encode_set` (or `encode`), `place`,
+    """One run of a command, which takes these steps in order: `encode` (or `encoder`), `place`,
     `open`, `question`, and `interleaving.ask_all`; `row` and `write_rows` however it ends. `engine` is
     not None between `open` and `close`.
 
@@ -91,9 +91,6 @@ class Session:
         self.devices: list[str] = []
         self.written: list[RunRow] = []
         self._measurement: Measurement | None = None
-        # Columns about prompts that were too long.
-        self._too_long = {"num_skipped": 0, "num_truncated": 0}
-        self._said_origin = False
         self._keeper = keeper or PairKeeper()
         self._with_typed = with_typed
 
@@ -200,38 +197,6 @@ class Session:
             raise SettingError(setting, f"it has {excess.num_prompt_tokens} tokens; {excess.rule}")
         return token_ids
 
-    def encode_set(
-        self,
-        prompt_set: PromptSet,
-        prompts: tuple[Prompt, ...],
-        new_tokens: int,
-        answers: str | None = None,
-        num_others: int = 0,
-    ) -> Encoded:
-        """Encode prompts of a set; those that are too long are refused, skipped or truncated as
-        `prompts.too_long` says, and rows count them.
-
-        Args:
-            new_tokens: that follow each prompt.
-            answers: what they are; `decoding.max_new_tokens` by default.
-            num_others: how many prompts a warm-up takes.
-        """
-        settings = self.settings
-        assert isinstance(settings, PromptedSettings)
-        about = origin(settings.prompts)
-        if about is not None and not self._said_origin:
-            say(about)
-        self._said_origin = True
-        encoded = self.encoder.encode_set(prompt_set, prompts, new_tokens, answers, num_others)
-        self._too_long["num_skipped"] = encoded.num_skipped
-        self._too_long["num_truncated"] = encoded.num_truncated
-        return encoded
-
-    def count_too_long(self, skipped: int = 0, truncated: int = 0) -> None:
-        """Count further prompts, which are too long with their answers."""
-        self._too_long["num_skipped"] += skipped
-        self._too_long["num_truncated"] += truncated
-
     def place(
         self,
         batch_size: int,
@@ -255,7 +220,11 @@ class Session:
         self.identify()
         settings = self.settings
         engine = engine_of(settings)
-        if engine.loads_pair:
+        if not engine.loads_pair:
+            address = settings.engine.url
+            self.devices = device_names() if address is None else [address]
+        elif self.placed is None:
+            # The first demand of a run is its largest.
             demand = Demand(
                 batch_size,
                 prompt_tokens,
@@ -263,14 +232,9 @@ class Session:
                 num_draft_tokens=settings.most_draft_tokens,
                 runner=settings.runner,
             )
-            # The first demand of a run is its largest.
-            if self.placed is None:
-                self.placed = self._keeper.place(settings, demand)
-                note(self.placed.describe())
-                self.devices = self.placed.device_names()
-        else:
-            address = settings.engine.url
-            self.devices = device_names() if address is None else [address]
+            self.placed = self._keeper.place(settings, demand)
+            note(self.placed.describe())
+            self.devices = self.placed.device_names()
         write_environment(self.directory, self.devices)
         return self.placed
 
@@ -278,7 +242,6 @@ class Session:
         self,
         batch_size: int,
         longest_prompt: int,
-        decoding: DecodingSettings | None = None,
         *,
         share_prefix: bool = False,
         fault: str = "none",
@@ -288,11 +251,10 @@ class Session:
         Args:
             batch_size: the most prompts of a question, or the most requests in flight.
             longest_prompt: the most tokens of a prompt.
-            decoding: of the questions; that of the settings by default.
             share_prefix: read the common beginning of a batch's prompts only once, if possible.
             fault: a mistake to plant in the speculative arm.
         """
-        decoding = decoding or self.settings.decoding
+        decoding = self.settings.decoding
         if self.engine is not None:
             if self.engine.goes_on(decoding, batch_size, longest_prompt):
                 return self.engine
@@ -372,7 +334,7 @@ class Session:
             if columns["model"] == SERVED and servers is not None and servers.models:
                 columns["model"] = servers.models[0]
         if issubclass(kind, PromptedRow):
-            columns |= self._too_long
+            columns |= {"num_skipped": 0, "num_truncated": 0}
         if acceptance is not None:
             about_acceptance = acceptance.columns()
             for name in about_acceptance.keys() & kind.columns().keys():
