@@ -36,8 +36,9 @@ from harness.results.statistics.interval import Interval
 from harness.results.weights import weights_identity
 
 AnyRow = TypeVar("AnyRow", bound=Row)
-# Settings, `key=value ...` as typed, and what may be changed -> settings with that.
-WithTyped = Callable[[RunSettings, str, Collection[str]], RunSettings]
+# Settings, `key=value ...` as typed, and what may be changed -> settings with that, of the same kind. It raises a
+# SettingError for a setting that is unknown or none of the changeable ones, and a value outside its rule.
+WithTyped = Callable[[RunSettings, str, Collection[str]], Any]
 
 
 class HasSettings(Protocol):
@@ -59,10 +60,10 @@ class Session:
         experiment: of the command.
         keeper: holds the pair where several runs follow each other.
         run_id: of the run; None for a new one.
-        with_typed: reads `key=value ...`, see `change`; None where nobody types.
 
     Attributes:
         original_settings: without the command's own changes; they identify the measurement.
+        with_typed: reads settings that are typed while the models stay loaded; None where nobody types.
         run: the id that all its rows carry.
         status, error: `ok`, `failed`, `interrupted` or `refused`, and why.
         placed: the pair with its places, after `place`; None where the engine loads none here.
@@ -92,16 +93,7 @@ class Session:
         self.written: list[RunRow] = []
         self._measurement: Measurement | None = None
         self._keeper = keeper or PairKeeper()
-        self._with_typed = with_typed
-
-    def change(self, typed: str, changeable: Collection[str]) -> None:
-        """Go on with other settings, typed while the models stay loaded.
-
-        Raises:
-            SettingError: for a setting that is unknown or none of the changeable ones, and a value outside its rule.
-        """
-        assert self._with_typed is not None
-        self._experiment.settings = self._with_typed(self.settings, typed, changeable)
+        self.with_typed = with_typed
 
     def go_on_with(self, experiment: HasSettings) -> None:
         """Take the settings of another experiment from here on, as `map` does for each of its cells."""

@@ -278,7 +278,8 @@ class Compare(Experiment[CompareSettings, CompareRow]):
             rule = f"no such command{nearest(word, _COMMANDS)}; there are {', '.join(_COMMANDS)}"
             raise SettingError(word, rule)
         if rest:
-            session.change(rest[0], _CHANGEABLE)
+            assert session.with_typed is not None
+            self.settings = session.with_typed(self.settings, rest[0], _CHANGEABLE)
             return self._describe(session)
         return "\n".join(f"{name}={attrgetter(name)(session.settings)}" for name in _CHANGEABLE)
 
