@@ -17,9 +17,10 @@ from harness.commands.command import Experiment
 from harness.commands.registry import measurement
 from harness.config.errors import HarnessError, SettingError
 from harness.config.machine import command_line
-from harness.config.run import RunSettings
+from harness.config.run import PromptedSettings, RunSettings
 from harness.engines.keeper import PairKeeper
 from harness.measuring.progress import say, show
+from harness.measuring.prompts.encoding import origin
 from harness.measuring.session import Session, WithTyped
 from harness.reporting.page import Page, in_full, in_short
 from harness.reporting.terminal import as_text, print_document
@@ -27,7 +28,7 @@ from harness.results.files import SUMMARY_FILE, check_appendable
 from harness.results.locked_files import remove_locks, replace_file
 from harness.results.result_file import write_result
 from harness.results.runs import Run
-from harness.results.schema import REFUSED, RunRow
+from harness.results.schema import REFUSED, PromptedRow, RunRow
 
 
 def run_command(
@@ -65,6 +66,7 @@ def run_command(
     is_mistake = False
     try:
         with session.watch():
+            _say_origin(command, settings)
             experiment.measure(session)
     except SettingError:
         is_mistake = True
@@ -92,6 +94,14 @@ def run_command(
     experiment.judge(rows)
     # Some commands have written rows while they measured.
     return session.written
+
+
+def _say_origin(command: str, settings: RunSettings) -> None:
+    """Say where a prompt set comes from, for a command that measures its prompts."""
+    if isinstance(settings, PromptedSettings) and issubclass(measurement(command).row, PromptedRow):
+        about = origin(settings.prompts)
+        if about is not None:
+            say(about)
 
 
 def _rows(command: str, experiment: Experiment[Any, Any], session: Session) -> Sequence[RunRow]:

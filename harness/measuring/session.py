@@ -14,7 +14,7 @@ from harness.config.demand import Demand
 from harness.config.errors import HarnessError, RunError, SettingError
 from harness.config.machine import device_names
 from harness.config.model_names import SERVED
-from harness.config.run import PromptedSettings, RunSettings
+from harness.config.run import RunSettings
 from harness.config.settings import DecodingSettings
 from harness.engines.chat import Chat
 from harness.engines.door.pairs import AnyPair, Pair, PlacedPair
@@ -25,8 +25,8 @@ from harness.engines.registry import engine_of
 from harness.engines.tokenizer import Tokenizer
 from harness.measuring.measurement import Measurement, further_settings, identify
 from harness.measuring.progress import note, say
-from harness.measuring.prompts.encoding import Encoded, Encoder, origin
-from harness.measuring.prompts.sets import Prompt, PromptSet
+from harness.measuring.prompts.encoding import Encoder
+from harness.measuring.prompts.sets import Prompt
 from harness.results.acceptance import Acceptance
 from harness.results.environment import environment_columns, new_run_id, write_environment
 from harness.results.files import append_rows
@@ -36,8 +36,9 @@ from harness.results.statistics.interval import Interval
 from harness.results.weights import weights_identity
 
 AnyRow = TypeVar("AnyRow", bound=Row)
-# Settings, `key=value ...` as typed, and what may be changed -> settings with that.
-WithTyped = Callable[[RunSettings, str, Collection[str]], RunSettings]
+# Settings, `key=value ...` as typed, and what may be changed -> settings with that, of the same kind. It raises a
+# SettingError for a setting that is unknown or none of the changeable ones, and a value outside its rule.
+WithTyped = Callable[[RunSettings, str, Collection[str]], Any]
 
 
 class HasSettings(Protocol):
@@ -51,7 +52,7 @@ class HasSettings(Protocol):
 
 
 class Session:
-    """One run of a command, which takes these steps in order: `encode_set` (or `encode`), `place`,
+    """One run of a command, which takes these steps in order: `encode` (or `encoder`), `place`,
     `open`, `question`, and `interleaving.ask_all`; `row` and `write_rows` however it ends. `engine` is
     not None between `open` and `close`.
 
@@ -59,10 +60,10 @@ class Session:
         experiment: of the command.
         keeper: holds the pair where several runs follow each other.
         run_id: of the run; None for a new one.
-        with_typed: reads `key=value ...`, see `change`; None where nobody types.
 
     Attributes:
         original_settings: without the command's own changes; they identify the measurement.
+        with_typed: reads settings that are typed while the models stay loaded; None where nobody types.
         run: the id that all its rows carry.
         status, error: `ok`, `failed`, `interrupted` or `refused`, and why.
         placed: the pair with its places, after `place`; None where the engine loads none here.
@@ -91,20 +92,8 @@ class Session:
         self.devices: list[str] = []
         self.written: list[RunRow] = []
         self._measurement: Measurement | None = None
-        # Columns about prompts that were too long.
-        self._too_long = {"num_skipped": 0, "num_truncated": 0}
-        self._said_origin = False
         self._keeper = keeper or PairKeeper()
-        self._with_typed = with_typed
-
-    def change(self, typed: str, changeable: Collection[str]) -> None:
-        """Go on with other settings, typed while the models stay loaded.
-
-        Raises:
-            SettingError: for a setting that is unknown or none of the changeable ones, and a value outside its rule.
-        """
-        assert self._with_typed is not None
-        self._experiment.settings = self._with_typed(self.settings, typed, changeable)
+        self.with_typed = with_typed
 
     def go_on_with(self, experiment: HasSettings) -> None:
         """Take the settings of another experiment from here on, as `map` does for each of its cells."""
@@ -200,38 +189,6 @@ class Session:
             raise SettingError(setting, f"it has {excess.num_prompt_tokens} tokens; {excess.rule}")
         return token_ids
 
-    def encode_set(
-        self,
-        prompt_set: PromptSet,
-        prompts: tuple[Prompt, ...],
-        new_tokens: int,
-        answers: str | None = None,
-        num_others: int = 0,
-    ) -> Encoded:
-        """Encode prompts of a set; those that are too long are refused, skipped or truncated as
-        `prompts.too_long` says, and rows count them.
-
-        Args:
-            new_tokens: that follow each prompt.
-            answers: what they are; `decoding.max_new_tokens` by default.
-            num_others: how many prompts a warm-up takes.
-        """
-        settings = self.settings
-        assert isinstance(settings, PromptedSettings)
-        about = origin(settings.prompts)
-        if about is not None and not self._said_origin:
-            say(about)
-        self._said_origin = True
-        encoded = self.encoder.encode_set(prompt_set, prompts, new_tokens, answers, num_others)
-        self._too_long["num_skipped"] = encoded.num_skipped
-        self._too_long["num_truncated"] = encoded.num_truncated
-        return encoded
-
-    def count_too_long(self, skipped: int = 0, truncated: int = 0) -> None:
-        """Count further prompts, which are too long with their answers."""
-        self._too_long["num_skipped"] += skipped
-        self._too_long["num_truncated"] += truncated
-
     def place(
         self,
         batch_size: int,
@@ -255,7 +212,11 @@ class Session:
         self.identify()
         settings = self.settings
         engine = engine_of(settings)
-        if engine.loads_pair:
+        if not engine.loads_pair:
+            address = settings.engine.url
+            self.devices = device_names() if address is None else [address]
+        elif self.placed is None:
+            # The first demand of a run is its largest.
             demand = Demand(
                 batch_size,
                 prompt_tokens,
@@ -263,14 +224,9 @@ class Session:
                 num_draft_tokens=settings.most_draft_tokens,
                 runner=settings.runner,
             )
-            # The first demand of a run is its largest.
-            if self.placed is None:
-                self.placed = self._keeper.place(settings, demand)
-                note(self.placed.describe())
-                self.devices = self.placed.device_names()
-        else:
-            address = settings.engine.url
-            self.devices = device_names() if address is None else [address]
+            self.placed = self._keeper.place(settings, demand)
+            note(self.placed.describe())
+            self.devices = self.placed.device_names()
         write_environment(self.directory, self.devices)
         return self.placed
 
@@ -278,7 +234,6 @@ class Session:
         self,
         batch_size: int,
         longest_prompt: int,
-        decoding: DecodingSettings | None = None,
         *,
         share_prefix: bool = False,
         fault: str = "none",
@@ -288,11 +243,10 @@ class Session:
         Args:
             batch_size: the most prompts of a question, or the most requests in flight.
             longest_prompt: the most tokens of a prompt.
-            decoding: of the questions; that of the settings by default.
             share_prefix: read the common beginning of a batch's prompts only once, if possible.
             fault: a mistake to plant in the speculative arm.
         """
-        decoding = decoding or self.settings.decoding
+        decoding = self.settings.decoding
         if self.engine is not None:
             if self.engine.goes_on(decoding, batch_size, longest_prompt):
                 return self.engine
@@ -372,7 +326,7 @@ class Session:
             if columns["model"] == SERVED and servers is not None and servers.models:
                 columns["model"] = servers.models[0]
         if issubclass(kind, PromptedRow):
-            columns |= self._too_long
+            columns |= {"num_skipped": 0, "num_truncated": 0}
         if acceptance is not None:
             about_acceptance = acceptance.columns()
             for name in about_acceptance.keys() & kind.columns().keys():

@@ -23,7 +23,7 @@ from harness.config.amounts import counted
 from harness.config.demand import Demand
 from harness.config.errors import SettingError, VerdictError
 from harness.engines.door import wing
-from harness.engines.door.pairs import Pair, PlacedPair
+from harness.engines.door.pairs import AnyPair, Pair, PlacedPair
 from harness.engines.door.reading import TOGETHER, ReadText, Transcript, num_together
 from harness.engines.protocol import in_batches
 from harness.engines.registry import engine_of
@@ -63,6 +63,7 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
     Attributes:
         texts: a row for each text that was read.
         read: of the same texts.
+        too_long: how many prompts were too long, by column.
         mean_answer: tokens of an answer, on average.
         costs: of an iteration in target steps; of no K where they are unknown.
         measured: the runs of `latency` that measured what an iteration costs, the newest of each K; [] for the bytes.
@@ -87,6 +88,7 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
         self.more: Sequence[Table] = ()
         self.texts: list[AcceptanceTextRow] = []
         self.read: list[ReadText] = []
+        self.too_long: Counter[str] = Counter()
         self.mean_answer = 0
         self.costs = IterationCost()
         self.health: dict[str, Any] = {}
@@ -187,7 +189,8 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
         """
         settings = self.settings
         new_tokens = settings.decoding.max_new_tokens
-        encoded = session.encode_set(self.prompt_set, self.prompts, new_tokens)
+        encoded = session.encoder.encode_set(self.prompt_set, self.prompts, new_tokens)
+        self.too_long.update(encoded.too_long)
         if settings.decoding.temperature > 0:
             # Texts of a prompt follow each other: they are read together.
             places = np.repeat(range(len(encoded.prompts)), settings.texts_per_prompt)
@@ -261,12 +264,14 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
         """
         whole = {prompt.index: prompt for prompt in self.prompts}
         openings = tuple(prompt.opening for prompt in self.prompts)
-        encoded = session.encode_set(self.prompt_set, openings, 1)
+        encoder = session.encoder
+        encoded = encoder.encode_set(self.prompt_set, openings, 1)
+        self.too_long.update(encoded.too_long)
         readings: list[Reading] = []
         for opening, token_ids in zip(encoded.prompts, encoded.token_ids, strict=True):
             prompt = whole[opening.index]
             if opening.following:
-                readings += session.encoder.transcribe(prompt)
+                readings += encoder.transcribe(prompt)
             else:
                 answer = completion_ids(session.tokenizer, prompt)
                 readings.append(_of_one_answer(prompt, token_ids, answer))
@@ -282,15 +287,13 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
                 f"{counted(len(conversations), 'conversation')} read in {len(readings)} texts: the chat template or the"
                 " tokenizer changes earlier turns, and every answer is read after its own prompt"
             )
-        readings = self._fitted(session, readings)
+        readings = self._fitted(session.planned, readings)
         longest_prompt = max((len(reading.transcript.prompt) for reading in readings), default=1)
         longest = max((len(reading.transcript.token_ids) for reading in readings), default=1)
         session.place(num_together(longest), longest_prompt, max(1, longest - longest_prompt))
         return readings
 
-    def _fitted(self, session: Session, readings: Sequence[Reading]) -> list[Reading]:
-        planned = session.planned
-
+    def _fitted(self, planned: AnyPair, readings: Sequence[Reading]) -> list[Reading]:
         def is_long(reading: Reading) -> bool:
             prompt = reading.transcript.prompt
             num_answered = len(reading.transcript.token_ids) - len(prompt)
@@ -309,11 +312,11 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
             room = planned.room(0)
             if too_long == "skip" and len(long) < num_prompts:
                 say(f"{problem} and are left out")
-                session.count_too_long(skipped=len(long))
+                self.too_long["num_skipped"] += len(long)
                 readings = [reading for reading in readings if reading.prompt.index not in long]
             elif too_long == "truncate" and room is not None:
                 say(f"{problem}: the answers are read as far as they fit")
-                session.count_too_long(truncated=len(long))
+                self.too_long["num_truncated"] += len(long)
                 held = [reading.until(room) for reading in readings]
                 readings = [reading for reading in held if reading is not None]
             if any(map(is_long, readings)):
@@ -383,6 +386,7 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
         common: dict[str, Any] = {
             "prompts_digest": self.prompt_set.digest,
             "text_source": self.source,
+            **self.too_long,
         }
         if not self.read:
             return [session.row(AcceptanceRow, **common)]

@@ -157,7 +157,7 @@ class Compare(Experiment[CompareSettings, CompareRow]):
             if self._num_races:
                 self._console.print()
             self._say(f"> {prompt}", "bold")
-        view = self._view(session)
+        view = self._view()
         laps: list[Lap] = []
         rejected: list[Rejection] | None = None
         columns: dict[str, Any] = {
@@ -177,7 +177,7 @@ class Compare(Experiment[CompareSettings, CompareRow]):
                 index = self._num_races + 1
                 question = session.question([token_ids], [index], chats=[typed.chat()])
                 question = dataclasses.replace(question, salts=[str(index)])
-                for lap in self._laps(session, engine, question, view):
+                for lap in self._laps(engine, session.tokenizer, question, view):
                     laps.append(lap)
                     columns |= figures(lap, session.tokenizer)
                 if len(laps) == 2:
@@ -205,7 +205,7 @@ class Compare(Experiment[CompareSettings, CompareRow]):
             print_document(document, self._console)
 
     def _laps(
-        self, session: Session, engine: Engine, question: Question, view: View
+        self, engine: Engine, tokenizer: Tokenizer, question: Question, view: View
     ) -> Iterator[Lap]:
         """Run each arm in turn and show its text while it grows; a race too short to watch shows nothing."""
         settings = self.settings
@@ -217,7 +217,7 @@ class Compare(Experiment[CompareSettings, CompareRow]):
             Lane(
                 self._console,
                 arm=arm.name,
-                tokenizer=session.tokenizer,
+                tokenizer=tokenizer,
                 prompt=question.prompts[0],
                 legend=arm.traits.reports_drafts,
             )
@@ -237,7 +237,7 @@ class Compare(Experiment[CompareSettings, CompareRow]):
             print_lanes([lane])
             yield lap
 
-    def _view(self, session: Session) -> View:
+    def _view(self) -> View:
         """How the next race is shown."""
         settings = self.settings
         view: View = settings.view
@@ -278,7 +278,8 @@ class Compare(Experiment[CompareSettings, CompareRow]):
             rule = f"no such command{nearest(word, _COMMANDS)}; there are {', '.join(_COMMANDS)}"
             raise SettingError(word, rule)
         if rest:
-            session.change(rest[0], _CHANGEABLE)
+            assert session.with_typed is not None
+            self.settings = session.with_typed(self.settings, rest[0], _CHANGEABLE)
             return self._describe(session)
         return "\n".join(f"{name}={attrgetter(name)(session.settings)}" for name in _CHANGEABLE)
 
@@ -286,7 +287,7 @@ class Compare(Experiment[CompareSettings, CompareRow]):
         """The pair and the settings of the next race, in one line."""
         row = session.row(CompareRow)
         settings = settings_line([row])
-        return f"{pair_name(row, ' with draft ')} · {settings} · view={self._view(session)}"
+        return f"{pair_name(row, ' with draft ')} · {settings} · view={self._view()}"
 
     def _say(self, text: str, style: str = "") -> None:
         show("")

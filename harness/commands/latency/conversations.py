@@ -7,13 +7,11 @@ from __future__ import annotations
 import dataclasses
 import itertools
 
-from harness.config.run import RunSettings
-from harness.engines.door.pairs import AnyPair
 from harness.engines.protocol import Answered, Question
 from harness.engines.registry import engine_of
 from harness.engines.text_tokenizer import text_of
 from harness.measuring.progress import say
-from harness.measuring.prompts.encoding import Encoder, last, most_answered
+from harness.measuring.prompts.encoding import Encoder, last
 from harness.measuring.prompts.sets import Prompt, PromptSet
 
 
@@ -25,31 +23,19 @@ class Conversations:
     23.
 
     Args:
-        first: the question about the first turns of all conversations.
-
-    Attributes:
-        longest: the most tokens that the prompt of a later turn can have; 0 without later turns.
-            One that has more when it is read goes on without its oldest turns.
+        longest: the most tokens of a prompt. A later turn that has more when it is read goes on without its
+            oldest turns.
     """
 
-    def __init__(
-        self, settings: RunSettings, planned: AnyPair, prompt_set: PromptSet, first: Question
-    ) -> None:
-        self._planned = planned
-        self._encoder = Encoder(planned, settings)
+    def __init__(self, encoder: Encoder, prompt_set: PromptSet, longest: int) -> None:
+        self._encoder = encoder
+        self._tokenizer = encoder.planned.tokenizer
         self._prompt_set = prompt_set
         # The text of each answer, by arm and index of the turn.
         self._answers: dict[tuple[str, int], str] = {}
         self._said_cut = False
-        self._is_limited = engine_of(settings).computes_here
-        new_tokens = first.decoding.max_new_tokens
-        lengths = [0]
-        for turn, question in enumerate(self.follow_ups(first), start=1):
-            lengths.append(max(map(len, question.prompts)) + most_answered(turn, new_tokens))
-        self.longest = max(lengths)
-        room = planned.room(new_tokens)
-        if room is not None:
-            self.longest = min(self.longest, room)
+        self._is_limited = engine_of(encoder.settings).computes_here
+        self._longest = longest
 
     def follow_ups(self, first: Question) -> list[Question]:
         """The questions about the later turns of those conversations that a question begins, one
@@ -96,7 +82,7 @@ class Conversations:
     def keep(self, generation: Answered) -> None:
         """Remember what an arm has answered."""
         for request in generation.requests:
-            text = text_of(request, self._planned.tokenizer, skip_special_tokens=True)
+            text = text_of(request, self._tokenizer, skip_special_tokens=True)
             self._answers[generation.arm, request.index] = text
 
     def _so_far(self, index: int, arm: str) -> tuple[Prompt, list[int]]:
@@ -114,10 +100,10 @@ class Conversations:
         for left_out in range(occurrence.turn + 1):
             prompt = conversation.after(answers, left_out)
             [ids] = self._encoder.encode([prompt])
-            if not self._is_limited or len(ids) <= self.longest:
+            if not self._is_limited or len(ids) <= self._longest:
                 break
         else:
-            ids = last(ids, self.longest, self._planned.tokenizer.bos_token_id)
+            ids = last(ids, self._longest, self._tokenizer.bos_token_id)
         if left_out and not self._said_cut:
             self._said_cut = True
             turns = f"first {left_out} turns" if left_out > 1 else "first turn"

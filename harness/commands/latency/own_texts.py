@@ -7,21 +7,52 @@ answers say it exactly (`results.statistics.iterations`): both models read each 
 
 from __future__ import annotations
 
-from harness.commands.latency.record import LatencySettings
+import statistics
+
 from harness.config.closed_form import require_closed_form
 from harness.config.errors import HarnessError, RunError, SettingError
+from harness.config.run import RunSettings
+from harness.config.synthetic import length_in_answers
 from harness.engines.door import wing
 from harness.engines.door.pairs import AnyPair, Pair
 from harness.engines.door.reading import Transcript
+from harness.engines.protocol import Engine
 from harness.engines.registry import engine_of
 from harness.measuring.figures.measured import MeasuredRun
+from harness.measuring.progress import note
+from harness.measuring.session import Session
 from harness.results.statistics.interval import Interval
 
 # Of each K up to this one.
 _MOST_K = 32
 
 
-def follows_from_answers(settings: LatencySettings, planned: AnyPair) -> bool:
+def tokens_of_smaller_ks(
+    run: MeasuredRun, engine: Engine, session: Session
+) -> list[Interval] | None:
+    """Tokens per iteration for K = 1, 2, ..., by the rates of acceptance that were set, or else by the answers, which
+    are read once more: that closes the engine. None where they say nothing of a smaller K.
+    """
+    settings = run.settings
+    if settings.draft is None or len(run.arms) < 2:
+        return None
+    rates = settings.decoding.synthetic_rates
+    if rates is not None:
+        length = statistics.fmean(run.arms["speculative"].lengths.values())
+        ks = range(1, settings.decoding.most_draft_tokens + 1)
+        return [Interval(length_in_answers(rates, k, length)) for k in ks]
+    if not _follows_from_answers(settings, session.planned):
+        return None
+    # Its memory is free for the reading.
+    engine.close()
+    try:
+        return _read_again(session.pair, run)
+    except HarnessError as error:
+        note(f"nothing is predicted of a smaller K: {error}")
+        return None
+
+
+def _follows_from_answers(settings: RunSettings, planned: AnyPair) -> bool:
     """Whether the answers of a run with a draft say what a smaller K would have yielded.
 
     Not where another engine decoded them, a shorter proposal is not the beginning of a longer one, what is proposed
@@ -38,11 +69,11 @@ def follows_from_answers(settings: LatencySettings, planned: AnyPair) -> bool:
     return True
 
 
-def tokens_by_k(pair: Pair, settings: LatencySettings, run: MeasuredRun) -> list[Interval]:
-    """Tokens per iteration for K = 1, 2, ...: both models read each prompt's first answer of the speculative arm.
+def _read_again(pair: Pair, run: MeasuredRun) -> list[Interval]:
+    """Both models read each prompt's first answer of the speculative arm.
 
     Raises:
-        RunError: for a draft that gives no probabilities to a text, or too little memory.
+        HarnessError: for a draft that gives no probabilities to a text, or too little memory.
     """
     from harness.config.failures import as_run_error
     from harness.results.statistics.iterations import tokens_per_iteration
@@ -57,15 +88,13 @@ def tokens_by_k(pair: Pair, settings: LatencySettings, run: MeasuredRun) -> list
                 places.append(occurrence.place)
     if not asked:
         raise RunError("no answer has two tokens")
-    most = min(settings.decoding.most_draft_tokens, _MOST_K)
+    decoding = run.settings.decoding
     try:
-        reader = wing.open_reader(pair, settings.decoding, most)
+        reader = wing.open_reader(pair, decoding, min(decoding.most_draft_tokens, _MOST_K))
         try:
             cuts = [text.cut for [text] in reader.read(asked)]
         finally:
             reader.close()
-    except HarnessError as error:
-        raise RunError(str(error)) from error
     except Exception as exception:
         explained = as_run_error(exception)
         if explained is None:

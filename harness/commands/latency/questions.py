@@ -73,6 +73,8 @@ def questions_to_ask(
         encoded: the prompts that are measured.
         conversations: has the later turns.
     """
+    unused = prompt_set.first_unused(settings.num_asked)
+    warmup = warmup_question(like, encoded, settings.batch_size, unused)
     num_prompts = num_asked = len(encoded.prompts)
     if asks_again(settings, prompt_set):
         num_asked = settings.num_asked
@@ -81,8 +83,6 @@ def questions_to_ask(
         parts = laps_to_ask(num_prompts, num_asked, num_laps, settings.seed)
     else:
         parts = batches_to_ask(num_prompts, num_asked, settings.batch_size, settings.seed)
-    unused = prompt_set.first_unused(settings.num_asked)
-    warmup = warmup_question(like, encoded, settings.batch_size, unused)
     of_run = dataclasses.replace(like, seed=settings.seed_of_run)
     questions = []
     for first in first_turns(of_run, settings, prompt_set, encoded, parts, warmup):

@@ -17,17 +17,14 @@ from harness.config.errors import RunError, SettingError
 from harness.config.run import PromptedSettings
 from harness.engines.protocol import Engine
 from harness.engines.registry import engine_of
-from harness.measuring.figures.measured import MeasuredRun
 from harness.measuring.prices import iteration_cost
 from harness.measuring.progress import note, say
-from harness.measuring.quietness import Quietness
 from harness.measuring.rows import LatencyRow
 from harness.measuring.session import Session
 from harness.reporting.names import name_of
 from harness.reporting.optional_plots import drawn_files
 from harness.results.locked_files import replace_file
 from harness.results.price.value import write_costs
-from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.runs import Run
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL
 from harness.results.verdict import require_verdict
@@ -42,6 +39,8 @@ class Cell(Latency):
     """`latency` at one point of the grid: batch size, context (None for prompts as they are) and K (None for a
     server's own).
     """
+
+    is_cell = True
 
     def __init__(self, grid: MapSettings, k: int | None, context: int | None, size: int) -> None:
         self.context = context
@@ -73,19 +72,9 @@ class Cell(Latency):
                 raise SettingError("contexts", error.rule, context) from None
             raise
 
-    def _unmeasured(self, session: Session, engine: Engine, quietness: Quietness) -> MeasuredRun:
+    def _check_engine(self, engine: Engine) -> None:
         if engine.blocks is not None:
             raise RunError(_ONE_AT_A_TIME)
-        return super()._unmeasured(session, engine, quietness)
-
-    def _read_answers(self, session: Session, engine: Engine) -> None:
-        """A map measures its K, and leaves the engine open for the next cell."""
-
-    def keep_prompts(self, session: Session, rows: Sequence[LatencyPromptRow]) -> None:
-        """A map has no prompts file."""
-
-    def keep_price(self, session: Session, rows: Sequence[LatencyRow]) -> None:
-        """The map writes the prices of all its cells."""
 
     def in_map(self, rows: Sequence[LatencyRow]) -> list[MapRow]:
         return [MapRow(**vars(row), context=self.context) for row in rows]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from harness.commands.command import Experiment
@@ -52,6 +52,7 @@ class Recovery(Experiment[RecoverySettings, RecoveryRow]):
         self.prompt_set = load_prompts(settings.prompts)
         self.prompts = self.prompt_set.take(settings.num_prompts)
         self.refused: Sequence[str] = ()
+        self.too_long: Mapping[str, int] = {}
         self.checks: list[Columns] = []
 
     def measure(self, session: Session) -> None:
@@ -68,6 +69,7 @@ class Recovery(Experiment[RecoverySettings, RecoveryRow]):
             "arm": arm,
             "prompts_digest": self.prompt_set.digest,
             "refused": ", ".join(self.refused) or None,
+            **self.too_long,
         }
         return [session.row(RecoveryRow, **common | check) for check in self.checks or [{}]]
 
@@ -84,10 +86,10 @@ class Recovery(Experiment[RecoverySettings, RecoveryRow]):
         most = settings.decoding.max_new_tokens
         # A second turn reads a first answer, and has another.
         answers = f"two answers of decoding.max_new_tokens={most} and the question between them"
-        encoded = session.encode_set(
+        encoded = session.encoder.encode_set(
             self.prompt_set, self.prompts, 2 * most + FOLLOW_UP + 1, answers
         )
-        self.prompts = encoded.prompts
+        self.too_long = encoded.too_long
         prompts = encoded.token_ids
         # A first prompt may have a token more (`Workload`), a second one goes on after an answer.
         longest = encoded.longest + 1 + most + FOLLOW_UP

@@ -1,11 +1,11 @@
-"""Prompts as token ids, for `Session`; those that are too long are refused, skipped or truncated."""
+"""Prompts as token ids; those that are too long are refused, skipped or truncated."""
 
 from __future__ import annotations
 
 import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from harness.config.amounts import counted
@@ -40,7 +40,8 @@ class Encoded:
         token_ids: of each prompt.
         chats: the messages and tools of each prompt, for servers that apply the template themselves; [] where
             any prompt was cut, because the messages would be longer than the token ids.
-        num_skipped, num_truncated: prompts of the set that were too long.
+        too_long: how many prompts of the set were too long, by column: `num_skipped` or `num_truncated`.
+        longest_turn: the most tokens that the prompt of any turn can have, with the answers before it.
         others: further prompts of the set, none longer than the longest of these, for warm-ups; None where nobody
             asked for any.
     """
@@ -48,8 +49,8 @@ class Encoded:
     prompts: tuple[Prompt, ...]
     token_ids: list[list[int]]
     chats: list[Chat]
-    num_skipped: int = 0
-    num_truncated: int = 0
+    too_long: Mapping[str, int] = field(default_factory=dict)
+    longest_turn: int = 0
     others: Encoded | None = None
 
     @property
@@ -87,16 +88,17 @@ def chats_of(prompts: Sequence[Prompt]) -> list[Chat]:
 class Encoder:
     """Encodes the prompts of a run: first turns, later ones, warm-ups, and what users type.
 
-    Args:
+    Attributes:
         planned: the pair, whose tokenizer and limits count.
+        settings: of the run.
 
     Raises:
         SettingError: `chat_template` cannot be combined with `prompts.lengths`.
     """
 
     def __init__(self, planned: AnyPair, settings: RunSettings) -> None:
-        self._planned = planned
-        self._settings = settings
+        self.planned = planned
+        self.settings = settings
         self._template = _template(planned.tokenizer, settings)
 
     def encode(self, prompts: Sequence[Prompt]) -> list[list[int]]:
@@ -107,11 +109,11 @@ class Encoder:
             SettingError: a prompt that no chat template reads, or with a token that a model lacks.
         """
         is_cut = any(prompt.num_tokens is not None for prompt in prompts)
-        if is_cut and isinstance(self._planned.tokenizer, TextTokenizer):
+        if is_cut and isinstance(self.planned.tokenizer, TextTokenizer):
             rule = f"needs the model's tokenizer to cut texts by tokens: {INSTALL_LOCAL}"
             raise SettingError("prompts.lengths", rule)
         chats = [prompt.chat() for prompt in prompts]
-        if not self._settings.engine.asks_chats:
+        if not self.settings.engine.asks_chats:
             self._template.check_tools(chats)
         token_ids = []
         for prompt, ids in zip(prompts, self._template.encode(chats), strict=True):
@@ -119,7 +121,7 @@ class Encoder:
                 rule = f"a text of this set has only {len(ids)} tokens"
                 raise SettingError("prompts.lengths", rule, prompt.num_tokens)
             token_ids.append(ids[: prompt.num_tokens])
-        self._planned.check_vocabulary(token_ids)
+        self.planned.check_vocabulary(token_ids)
         return token_ids
 
     def transcribe(self, prompt: Prompt) -> list[Reading]:
@@ -133,7 +135,7 @@ class Encoder:
         self._template.check_tools(chats)
         readings = readings_of(prompt, self._template)
         transcripts = [list(reading.transcript.token_ids) for reading in readings]
-        self._planned.check_vocabulary(transcripts)
+        self.planned.check_vocabulary(transcripts)
         return readings
 
     def encode_set(
@@ -164,7 +166,7 @@ class Encoder:
                 turn = len(prompt.turns) - 1
                 [ids] = self.encode([prompt.after([""] * turn)])
                 # Any tokens stand in for the answers.
-                whole[index] = [*ids, *ids[-1:] * most_answered(turn, new_tokens)]
+                whole[index] = [*ids, *ids[-1:] * turn * (new_tokens + _MARGIN)]
         encoded = Encoded(prompts, token_ids, chats_of(prompts))
         encoded = self._fitted(encoded, whole, new_tokens, answers)
         if num_others:
@@ -182,7 +184,7 @@ class Encoder:
         if prompt_set.num_left_out:
             say(f"{counted(prompt_set.num_left_out, 'row')} without a question left out")
         num_chats = sum(len(prompt.chat().messages) > 1 for prompt in encoded.prompts)
-        if self._template.choice == "never" and num_chats and not self._settings.engine.asks_chats:
+        if self._template.choice == "never" and num_chats and not self.settings.engine.asks_chats:
             say(
                 f"chat_template=never: {counted(num_chats, 'chat')} read as text, every message with its role"
             )
@@ -200,7 +202,7 @@ class Encoder:
         Args:
             whole: the prompts; of conversations the last turn's, with room for the answers before it.
         """
-        planned, settings = self._planned, self._settings
+        planned, settings = self.planned, self.settings
         assert isinstance(settings, PromptedSettings)
         room = planned.room(new_tokens)
         if room is not None and room < 1:
@@ -217,7 +219,7 @@ class Encoder:
         if too_long == "skip" and 0 < len(long) < len(prompts):
             say(f"{problem} and are left out")
             kept = [index for index in range(len(prompts)) if index not in long]
-            encoded = dataclasses.replace(encoded.part(kept), num_skipped=len(long))
+            encoded = dataclasses.replace(encoded.part(kept), too_long={"num_skipped": len(long)})
             whole = [whole[index] for index in kept]
         elif too_long == "truncate" and long and room is not None and room > 1:
             cut = [index for index in long if len(token_ids[index]) > room]
@@ -228,18 +230,21 @@ class Encoder:
                 say(f"{problem}: their last {room} tokens are read")
             else:
                 say(f"{problem}: conversations go on without their oldest turns")
-            for index in cut:
-                token_ids[index] = last(token_ids[index], room, planned.tokenizer.bos_token_id)
-            chats = [] if cut else encoded.chats
-            encoded = dataclasses.replace(encoded, chats=chats, num_truncated=len(long))
-            whole = token_ids
+            bos_token = planned.tokenizer.bos_token_id
+            encoded = dataclasses.replace(
+                encoded,
+                token_ids=[last(ids, room, bos_token) for ids in token_ids],
+                chats=[] if cut else encoded.chats,
+                too_long={"num_truncated": len(long)},
+            )
+            whole = [last(ids, room, bos_token) for ids in whole]
         excess = planned.excess(whole, new_tokens, answers)
         if excess is None:
-            return encoded
+            return dataclasses.replace(encoded, longest_turn=max(map(len, whole)))
         has_turns = any(prompt.turns for prompt in prompts)
         earlier = ", with the answers before its last turn" if has_turns else ""
         longest = f"the longest has {excess.num_prompt_tokens} tokens{earlier}; {excess.rule}"
-        if not long or encoded.num_skipped or encoded.num_truncated:
+        if not long or encoded.too_long:
             # Only in the tokens of a draft with another tokenizer are they too long.
             raise SettingError("prompts", longest)
         skipping = "leaves none" if too_long == "skip" else "leaves them out"
@@ -281,15 +286,12 @@ def origin(settings: PromptSettings) -> str | None:
     return f"prompts={settings.name}: {'; '.join(parts)}" if parts else None
 
 
-def most_answered(turn: int, new_tokens: int) -> int:
-    """The most tokens of all answers before a turn, which is counted from 0."""
-    return turn * (new_tokens + _MARGIN)
-
-
 def last(token_ids: list[int], count: int, bos_token: int | None) -> list[int]:
-    """The last `count` tokens of a text, the first of which stays the beginning-of-sequence token
+    """At most the last `count` tokens of a text, the first of which stays the beginning-of-sequence token
     if the text has one.
     """
+    if len(token_ids) <= count:
+        return token_ids
     if token_ids[0] == bos_token:
         return [*token_ids[:1], *token_ids[1 - count :]]
     return token_ids[-count:]

@@ -76,6 +76,7 @@ def test_a_map_of_the_tiny_pair(harness: Harness) -> None:
     assert ("no schedule" in outcome.stdout) == (not list(Path().rglob("schedule_vllm.json")))
     prices = json.loads(only("costs.json").read_text())["points"]
     assert {point["width"] for point in prices} == {1, 2, 3}
+    assert not list(Path().rglob("latency_prompts.csv"))
     harness("latency", *QUICK[1:], *pair, *grid[2:], "K=2", "batch_size=2", "num_prompts=16")
     alone = results("latency")
     for name in ("acceptance_rate", "num_tokens", "num_prompts"):

@@ -67,13 +67,12 @@ def test_chats_with_tools_are_sent_whole_or_not_at_all(monkeypatch: pytest.Monke
         settings = settings_of(LatencySettings, prompts=mine, engine=engine)
         return encoding.Encoder(planned, settings).encode_set(prompt_set, prompts, new_tokens=4)
 
-    with pytest.raises(
-        SettingError, match=r"truncate: 1 of 2 .*, and chats with tools are sent whole"
-    ):
+    with pytest.raises(SettingError, match=r"truncate: 1 of 2 .* chats with tools are sent whole"):
         encoded("truncate", chat=True)
-    assert encoded("skip", chat=True).chats == [prompts[0].chat()]
-    # As token ids through the template, they lose their beginning, and a line says so.
-    assert [*map(len, encoded("truncate", chat=False).token_ids)] == [3, ROOM]
+    skipped, cut = encoded("skip", chat=True), encoded("truncate", chat=False)
+    assert (skipped.chats, skipped.longest_turn) == ([prompts[0].chat()], 3)
+    # As token ids through the template they lose their beginning, and a line says so.
+    assert [*map(len, cut.token_ids), cut.longest_turn] == [3, ROOM, ROOM]
 
 
 TEMPLATE = "{% for m in messages %}<s>{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}:{% endif %}"
