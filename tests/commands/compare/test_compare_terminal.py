@@ -73,7 +73,7 @@ def test_a_session(open_terminal: Open, directory: Path) -> None:
     assert "Loading weights" not in terminal.text, "the bar of another library"
     first, *_ = terminal.text.splitlines()
     assert first.startswith("chain with draft chain_draft · "), "nothing of the line that lives"
-    ask(terminal, "Banana", "identical, token for token")
+    ask(terminal, "Banana", "identical, token for token. >")
     assert terminal.text.count(f"\n{TEXT}\n13 tokens") == 2  # as it is: origins are in the colours
     for word, colour in [("two", RECOVERED), ("漢", ACCEPTED), ("four", BONUS), ("one", "default")]:
         assert terminal.colours(word) == {colour}, word
