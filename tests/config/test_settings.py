@@ -13,10 +13,7 @@ from harness.cli.menu.conversion import from_config
 from harness.commands.latency.record import LatencySettings
 from harness.config.acceptance_rules import AcceptanceRule
 from harness.config.errors import SettingError
-from harness.config.settings import (
-    DecodingSettings,
-    ModelSettings,
-)
+from harness.config.settings import DecodingSettings, ModelSettings
 from harness.config.synthetic import length_deviation, marginal_rates, mean_length
 
 MODEL = {"name": "m", "repository": "a/b"}

@@ -4,10 +4,7 @@ import pytest
 
 from harness.config.model_names import canonical_name
 from harness.measuring.rows import LatencyRow
-from harness.results.published import (
-    figures,
-    published_for,
-)
+from harness.results.published import figures, published_for
 
 
 @pytest.mark.parametrize(

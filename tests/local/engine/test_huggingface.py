@@ -22,10 +22,7 @@ from harness.engines.record import Preparation
 from harness.local.drafting.method import Pair
 from harness.local.drafting.methods import LookupSettings, SampledDraftSettings
 from harness.local.engine.engine import LocalEngine
-from harness.local.engine.huggingface import (
-    HuggingFaceEngine,
-    check_pair,
-)
+from harness.local.engine.huggingface import HuggingFaceEngine, check_pair
 from harness.local.engine.pair import plan_pair
 from mtp_models import mtp_target, save_with_mtp
 from tiny_checkpoints import as_draft, load, make_tokenizer, shipped

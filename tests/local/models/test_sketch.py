@@ -27,10 +27,7 @@ from harness.local.models.sketch import (
 from harness.local.runners.snapshot import SnapshotRunner, map_tensors
 from sketches import GB, case, gpus_of, machine
 from sketches import sketch as by_hand
-from tiny_checkpoints import (
-    as_checkpoint,
-    make_config,
-)
+from tiny_checkpoints import as_checkpoint, make_config
 
 CPU = {"": "cpu"}
 
