@@ -203,7 +203,7 @@ def _model_sizes(prefix: str, model: ModelPlan) -> dict[str, Any]:
 def _limits(reads: PassBytes, num_draft_tokens: int, bandwidth: float | None) -> dict[str, Any]:
     """The bytes that a token must read, its least time, and the most that speculation can gain.
 
-    Speculation at its best: every draft token is accepted (of a tree, one on each level), and a
+    Speculation at its best: every draft token is accepted, and a
     verification takes as long as reading what it needs, which is more than in a step where its
     tokens take different experts.
 

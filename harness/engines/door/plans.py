@@ -54,7 +54,7 @@ class ModelPlan:
         dtype: `float16`.
         device_map: from module names to a GPU's number, `cpu` or `disk`; `""` is the whole model.
         weight_bytes: with buffers, by `cuda:0`, `cpu` or `disk`.
-        cache_bytes: keys, values and graphs, when they are largest; by device too.
+        cache_bytes: keys and values, when they are largest; by device too.
         has_cache: whether it has a cache whose size is known.
     """
 

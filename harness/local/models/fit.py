@@ -454,7 +454,7 @@ def _typed(sketch: Sketch, setting: Literal["quantization", "gpus"], value: obje
     `model.quantization=4bit` where the name takes no suffix.
     """
     name = sketch.settings.name
-    if "/" in name or name.endswith("_tree"):
+    if "/" in name:
         return f"{sketch.role}.{setting}={value}"
     suffix = f"{value}GPUs" if setting == "gpus" else value
     return f"{sketch.role}={canonical_name(f'{name}_{suffix}')}"
