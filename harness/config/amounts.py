@@ -1,9 +1,10 @@
-"""Amounts in words, of memory and of things; how many slots a cache has, and times as they are typed."""
+"""Amounts in words, of memory and of things; slots of a cache, times as they are typed, how far sequences agree."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 # Slots of a KV cache are allocated in multiples of this number.
 BUCKET = 128
@@ -40,6 +41,14 @@ def counted(number: int, name: str) -> str:
     if number == 1:
         return f"1 {name}"
     return f"{number} {name}{'es' if name.endswith(('ch', 's')) else 's'}"
+
+
+def length_in_common(*sequences: Sequence[Any]) -> int:
+    """How many elements sequences have in common before the first that differs: 2 of [1, 2, 3] and [1, 2, 4, 5]."""
+    for index, (first, *others) in enumerate(zip(*sequences, strict=False)):
+        if any(other != first for other in others):
+            return index
+    return min(map(len, sequences))
 
 
 def quantity(text: str, units: Mapping[str, float]) -> float | None:

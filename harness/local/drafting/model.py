@@ -11,13 +11,13 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Sequence
-from os.path import commonprefix
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from harness.config.amounts import length_in_common
 from harness.config.errors import SettingError
 from harness.config.settings import ModelSettings
 from harness.local.decoding.protocols import Drafter, Proposal, Runner, Step
@@ -121,7 +121,7 @@ class ModelDrafter(Drafter):
             texts.append([*fed, *self._unread[row], *decided])
             # A parallel draft has fed nothing that is still in the cache.
             read = [*fed, *drafted[row][:-1]] if fed else []
-            num_read.append(len(commonprefix([texts[-1][:-1], read])))  # noqa: RUF071
+            num_read.append(length_in_common(texts[-1][:-1], read))
         if any(self._fed):
             pairs = list(zip(texts, num_read, strict=True))
             num_unread = min(2, max(len(text) - count for text, count in pairs))

@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from os.path import commonprefix
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from transformers import GenerationConfig
 from transformers.generation.streamers import BaseStreamer
 from transformers.modeling_layers import MtpModel
 
+from harness.config.amounts import length_in_common
 from harness.config.settings import DecodingSettings, require
 from harness.engines.arrivals import Watch, origins
 from harness.engines.phases import Phases
@@ -250,7 +250,7 @@ class _Recorder(BaseStreamer):
         proposed = self.proposed[: self.request.decoding.max_new_tokens - self.num_generated]
         self.num_generated += len(tokens)
         self.proposed = []
-        num_accepted = len(commonprefix([proposed, tokens]))  # noqa: RUF071
+        num_accepted = length_in_common(proposed, tokens)
         token_origins = origins(len(proposed), num_accepted, len(tokens))
         self.note(Iteration([self.row], [tokens], [token_origins], [proposed], [num_accepted]))
         if self.num_generated >= (self.request.leave_after or math.inf):

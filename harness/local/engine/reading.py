@@ -170,7 +170,7 @@ def _require_finite(role: str, figures: Tensor, first: int) -> None:
         role: of the model that gave them.
         first: the index in its text of the first token.
     """
-    are_finite = figures.reshape(len(figures), -1).isfinite().all(-1).tolist()
+    are_finite = figures.unsqueeze(-1).flatten(1).isfinite().all(-1).tolist()
     if not all(are_finite):
         raise NonFiniteError(role, first + are_finite.index(False), row=0)
 
@@ -250,8 +250,7 @@ def replayed(
                 return None
         num_offered = len(drafted) if proposal.lengths is None else proposal.lengths[0]
         num_offered = min(num_offered, len(upcoming))
-        if num_offered:
-            _require_finite("draft", probabilities[:num_offered], index + 1)
+        _require_finite("draft", probabilities[:num_offered], index + 1)
         replay[number, :num_offered] = probabilities[:num_offered]
         states = None if hidden is None else hidden[index].unsqueeze(0).unsqueeze(0)
         drafter.observe([0], [tokens[index + 1]], Step(logits, states))

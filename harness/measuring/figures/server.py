@@ -6,9 +6,9 @@ Answers come first. Counters include other clients, and only fill in what answer
 from __future__ import annotations
 
 from dataclasses import dataclass
-from os.path import commonprefix
 from typing import TYPE_CHECKING, Any
 
+from harness.config.amounts import length_in_common
 from harness.measuring.figures.measured import Group, MeasuredArm, MeasuredRun
 from harness.results.row import pooled
 from harness.results.schema import MaybeBool, MaybeFloat, MaybeInt
@@ -127,7 +127,7 @@ def _from_before(run: MeasuredRun, arm: MeasuredArm) -> int | None:
     for index, prompt in enumerate(prompts):
         # In this order a prompt shares most with one of its neighbours.
         neighbours = [*prompts[max(0, index - 1) : index], *prompts[index + 1 : index + 2]]
-        shared = [len(commonprefix([prompt, other])) for other in neighbours]  # noqa: RUF071
+        shared = [length_in_common(prompt, other) for other in neighbours]
         num_known += max(0, cached[prompt] - max(shared, default=0))
     return num_known
 

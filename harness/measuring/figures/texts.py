@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from os.path import commonprefix
 from typing import TYPE_CHECKING
 
+from harness.config.amounts import length_in_common
 from harness.engines.text_tokenizer import TextTokenizer
 from harness.measuring.figures.measured import Group, MeasuredArm, MeasuredRun
 from harness.results.row import pooled
@@ -100,7 +100,7 @@ def _num_alike(request: RequestRecord, other: RequestRecord) -> int:
     about as many as a text of that length has in the first answer.
     """
     if all(len(answer.shown_ids) == answer.num_tokens for answer in (request, other)):
-        return len(commonprefix([request.shown_ids, other.shown_ids]))  # noqa: RUF071
+        return length_in_common(request.shown_ids, other.shown_ids)
     text = request.text.encode()
-    num_bytes = len(commonprefix([text, other.text.encode()]))  # noqa: RUF071
+    num_bytes = length_in_common(text, other.text.encode())
     return num_bytes * request.num_tokens // max(len(text), 1)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from os.path import commonprefix
 
+from harness.config.amounts import length_in_common
 from harness.config.errors import SettingError
 from harness.engines.chat import Chat
 from harness.engines.door.reading import Transcript
@@ -124,7 +124,7 @@ def _texts(
             # The prompt ends with an empty thought that the message lacks. The answer begins where prompt, text and a
             # text with another answer part. Without the third one, the "<" of "<html>" would be that of "<think>".
             other = template.text(Chat((*asked.messages, _OTHER_ANSWER), chat.tools), asks=False)
-            begin = len(commonprefix([before, after, other]))  # noqa: RUF071
+            begin = length_in_common(before, after, other)
             where = f"message {place + 1} of line {prompt.line}"
             if begin < len(template.text(asked, asks=False).rstrip()):
                 rule = f"this model's template hides the answer in {where}"

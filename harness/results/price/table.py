@@ -116,14 +116,9 @@ def read_table(setting: str, path: str) -> Table:
     if columns["k"] and columns["width"]:
         rule = f"has two columns for what an iteration verifies, {columns['k']} and {columns['width']}: leave one out"
         raise SettingError(setting, rule, path)
-    known_columns = {column for column in columns.values() if column}
-    texts = [
-        column
-        for column in names.values()
-        if column not in known_columns and column != names.get("draft")
-    ]
-    rows = list(table)
     drafts = names.get("draft")
+    texts = [column for column in names.values() if column not in (*columns.values(), drafts)]
+    rows = list(table)
     for word in words:
         marked = {column for row in rows for column, cell in row.items() if cell == word}
         if not marked:
