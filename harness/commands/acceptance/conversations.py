@@ -24,7 +24,7 @@ def turn_ranges(texts: Sequence[AcceptanceTextRow]) -> dict[str, list[Acceptance
 
 
 def tokens_per_iteration(texts: Sequence[AcceptanceTextRow], num_draft_tokens: int) -> Interval:
-    """Of these turns, with a 95 % interval over conversations."""
+    """Tokens per iteration of these turns, with a 95 % interval over conversations."""
     tokens = []
     iterations = []
     for turns in grouped(texts, lambda text: text.prompt_index).values():

@@ -1,4 +1,4 @@
-"""What pages and pictures of `acceptance` take from its runs: each draft with its name and its best K."""
+"""The drafts of runs of `acceptance`, each with its name and its best K, for pages and pictures."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class Draft(NamedTuple):
 
     @property
     def expected(self) -> tuple[float, float]:
-        """By which drafts are ranked: the speed-up, without costs tokens per iteration."""
+        """What ranks drafts: the speed-up, or tokens per iteration where costs are unknown."""
         return estimate_of(self.best.expected_speedup), estimate_of(self.best.tokens_per_iteration)
 
     @property
     def texts(self) -> list[AcceptanceTextRow]:
-        """With their iterations; [] where the run's file of texts is gone."""
+        """The texts with their iterations; [] where the run's file of texts is gone."""
         rows = rows_in(self._directory / TEXTS_FILE, AcceptanceTextRow)
         return [
             text for text in rows if text.run == self.run.id and text.iterations_by_num_draft_tokens
@@ -51,7 +51,7 @@ class Draft(NamedTuple):
 
     @property
     def parts(self) -> list[AcceptancePartRow]:
-        """Of conversations; [] where the run read none, or its file of them is gone."""
+        """Rows for turns of conversations; [] where the run read none, or its file of them is gone."""
         rows = rows_in(self._directory / PARTS_FILE, AcceptancePartRow)
         return [part for part in rows if part.run == self.run.id]
 

@@ -130,7 +130,7 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
             self.served_k = most_drafted(requests) or typed or settings.decoding.most_draft_tokens
             self.most = max(settings.up_to, self.served_k)
         placed = session.placed or self._placed_here(readings)
-        # What an iteration costs beside a step is another number on another device or in another format.
+        # The cost of an iteration in steps holds for one device and one format alone.
         columns = {"devices": "; ".join(placed.device_names()), **placed.columns()}
         alike = {name: columns[name] for name in _OF_COSTS if columns.get(name) is not None}
         self.measured = self._measured_costs(**alike)

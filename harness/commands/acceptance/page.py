@@ -31,7 +31,7 @@ _SPEEDUP = Column("expected\nspeed-up", times, "expected_speedup.estimate", opti
 
 
 def acceptance_page(runs: Sequence[Run[AcceptanceRow]]) -> Page | None:
-    """What is expected of each draft at its best K; None where nothing was read."""
+    """The page about what each draft is expected to gain at its best K; None where nothing was read."""
 
     def plots() -> dict[str, list[Plot]]:
         from harness.commands.acceptance.plots import acceptance_plots

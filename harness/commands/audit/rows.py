@@ -37,7 +37,7 @@ _SPEEDUPS = (
 
 @dataclass(frozen=True)
 class Row:
-    """What a row of a table states, and what follows from it of an iteration; `UNKNOWN` or NaN where nothing does.
+    """The figures that a row of a table states, and what they imply about an iteration; `UNKNOWN` or NaN for nothing.
 
     Attributes:
         place: of the row in its file: `row 3`.
@@ -62,7 +62,7 @@ class Row:
 
     @property
     def circumstances(self) -> tuple[tuple[str, str], ...]:
-        """What it has in common with the row of its regular arm."""
+        """The settings that it shares with the row of its regular arm."""
         # Without a column of arms, the first one has their names.
         arms = ("draft",) if "draft" in self.settings else _ARMS
         texts = {name: text for name, text in self.settings.items() if name not in arms}
