@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import string
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -382,6 +383,10 @@ class PromptSettings:
         known = ", ".join(PROMPT_COLUMNS)
         for column in self.columns or ():
             require(column in PROMPT_COLUMNS, "columns", f"must name some of {known}", column)
+        try:
+            list(string.Formatter().parse(self.template or ""))
+        except ValueError as error:
+            raise SettingError("template", f"cannot be read: {error}", self.template) from None
         for name in self.template_arguments or ():
             is_free = name not in _TEMPLATE_ARGUMENTS_OF_OURS
             require(is_free, "template_arguments", "must be variables of the template", name)

@@ -98,6 +98,7 @@ class ArmEvidence:
     acceptance_rate: float | None = None
     num_restarts: int = 0
     identical_prompts: int = 0
+    differing_prompts: int = 0
     tokens_per_difference: float | None = None
     margin_over_rounding: float | None = None
     lossy: bool = False
@@ -306,8 +307,8 @@ def _other_texts(speculative: ArmEvidence) -> str | None:
     num_alike = speculative.tokens_per_difference
     if num_alike is None or num_alike >= _FEWEST_ALIKE:
         return None
-    num_compared = speculative.num_prompts - speculative.num_failed
-    num_different = num_compared - speculative.identical_prompts
+    num_different = speculative.differing_prompts
+    num_compared = speculative.identical_prompts + num_different
     if num_different < _FEWEST_DIFFERENT or 2 * num_different <= num_compared:
         return None
     return (
@@ -321,7 +322,7 @@ def _beyond_rounding(speculative: ArmEvidence) -> str | None:
     excess = speculative.margin_over_rounding
     if speculative.lossy or excess is None or excess <= 1:
         return None
-    num_compared = speculative.num_prompts - speculative.num_failed
+    num_compared = speculative.identical_prompts + speculative.differing_prompts
     return (
         f"greedy texts of the arms agree on {speculative.identical_prompts} of {num_compared} prompts, and part at a"
         f" logit margin {excess:.3g} times what rounding explains: the speculative arm is not lossless"

@@ -465,7 +465,6 @@ class ServerArm(Arm):
         chats = (request.chat for request in requests if request.chat and request.chat.tools)
         if self._takes_tools or not self.form.chat or (offered := next(chats, None)) is None:
             return
-        self._takes_tools = True
         hello = ({"role": "user", "content": "Hello"},)
         lengths = []
         for chat in (Chat(hello, offered.tools), Chat(hello)):
@@ -487,6 +486,7 @@ class ServerArm(Arm):
         if lengths[0] is not None and lengths[0] == lengths[1]:
             rule = f"have tools, and the chat template of the {self.name} server shows none: {self._url}"
             raise SettingError("prompts", rule)
+        self._takes_tools = True
 
     def _extra(self, requests: Sequence[Request]) -> Iterator[Outgoing]:
         """The same requests again and again, each with another salt."""

@@ -69,7 +69,7 @@ def text_logprobs(
             raise AnswerError(f"no log-probabilities of a text can be read ({reason})") from error
         numbers = [number for likeliest in scored for number in likeliest.values()]
         are_numbers = all(isinstance(number, float | int) for number in numbers)
-        if len(scored) != len(text) or not are_numbers:
+        if len(scored) != len(text) or not are_numbers or not all(scored):
             raise AnswerError(f"{len(scored)} log-probabilities came for {len(text)} tokens")
         return scored
 

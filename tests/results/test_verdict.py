@@ -152,11 +152,16 @@ def test_both_servers_read_the_same_prompts(
 def test_greedy_texts_of_one_model_agree(
     identical: int, tokens: float | None, refused: bool
 ) -> None:
-    speculative = arm("speculative", identical_prompts=identical, tokens_per_difference=tokens)
+    speculative = arm(
+        "speculative",
+        identical_prompts=identical,
+        differing_prompts=100,
+        tokens_per_difference=tokens,
+    )
     assert (refusal(arm("regular"), speculative) is not None) == refused
-    few = replace(speculative, num_prompts=identical + 2)
+    few = replace(speculative, differing_prompts=2)
     assert refusal(arm("regular"), few) is None
-    three = replace(speculative, num_prompts=identical + 3)
+    three = replace(speculative, differing_prompts=3)
     assert (refusal(arm("regular"), three) is not None) == refused
 
 
@@ -167,14 +172,14 @@ def test_greedy_texts_of_one_model_agree(
 def test_an_arm_that_calls_itself_lossless_keeps_greedy_texts(
     excess: float | None, lossy: bool, refused: bool
 ) -> None:
-    found = {"num_prompts": 200, "num_failed": 2, "identical_prompts": 3}
+    found = {"num_prompts": 200, "identical_prompts": 3, "differing_prompts": 15}
     pair = rows(margin_over_rounding=excess, lossy=lossy, **found)
     judgement = judged(pair)[1]
     assert (judgement.status == "no_verdict") == refused
     assert (judgement.speedup is None) == refused
     if refused:
         assert judgement.error is not None
-        assert "agree on 3 of 198 prompts, and part at a logit margin 1.1 times" in judgement.error
+        assert "agree on 3 of 18 prompts, and part at a logit margin 1.1 times" in judgement.error
 
 
 def test_a_tenth_more_tokens_is_other_work() -> None:

@@ -71,6 +71,7 @@ class CompareRow(DecodedRow):
                 num_prompts=1,
                 num_tokens=speculative,
                 identical_prompts=int(bool(self.identical)),
+                differing_prompts=int(not self.identical),
                 margin_over_rounding=self.margin_over_rounding,
                 lossy=bool(self.lossy),
             ),

@@ -119,7 +119,8 @@ def _from_before(run: MeasuredRun, arm: MeasuredArm) -> int | None:
             # The later turns of a conversation go on after answers.
             is_new = occurrence.repeat == 0 and occurrence.turn == 0
             if is_new and request.answered and request.num_cached is not None:
-                cached[tuple(prompt)] = request.num_cached
+                # The server may have kept it since this run asked first.
+                cached.setdefault(tuple(prompt), request.num_cached)
     if not cached:
         return None
     prompts = sorted(cached)

@@ -25,6 +25,10 @@ class Texts(Group):
     """How far greedy texts of the speculative arm agree with the regular one's."""
 
     identical_prompts: MaybeInt = pooled("mean", "greedy texts equal to the regular arm's")
+    differing_prompts: MaybeInt = pooled(
+        "mean",
+        "greedy texts that part from the regular arm's; turns after such a text are in neither number",
+    )
     tokens_per_difference: MaybeFloat = pooled(
         "mean",
         "of servers: greedy tokens per difference from the regular arm's text that rounding does not explain",
@@ -52,8 +56,10 @@ class Texts(Group):
             elif request.index in arm.divergences:
                 num_alike += request.num_tokens
         is_counted = arm.was_sent and num_differences > 0
+        num_identical = list(arm.divergences.values()).count(None)
         return cls(
-            identical_prompts=list(arm.divergences.values()).count(None),
+            identical_prompts=num_identical,
+            differing_prompts=len(arm.divergences) - num_identical,
             tokens_per_difference=num_alike / num_differences if is_counted else None,
             margin_over_rounding=max(known, default=None),
         )

@@ -37,7 +37,7 @@ def tools_of(value: Any) -> tuple[Message, ...]:
         BadFile: for anything else, and for a tool without a name.
     """
     if isinstance(value, str) and value.strip():
-        value = _json(value, "tools")
+        value = parsed_json(value, "tools")
     tools = value or []
     if not isinstance(tools, list):
         raise BadFile("must have a list of functions as tools")
@@ -89,7 +89,7 @@ def _call(call: Any, where: str) -> dict[str, Any]:
     arguments = function.get("arguments") or "{}"
     if isinstance(arguments, dict):
         arguments = json.dumps(arguments, ensure_ascii=False)
-    if not isinstance(_json(arguments, f"arguments of {name} in {where}"), dict):
+    if not isinstance(parsed_json(arguments, f"arguments of {name} in {where}"), dict):
         raise BadFile(f"has arguments of {name} in {where} that are no JSON object")
     read = {"type": "function", "function": {"name": name, "arguments": arguments}}
     return {"id": call["id"], **read} if isinstance(call.get("id"), str) else read
@@ -102,7 +102,7 @@ def _function(value: Any, what: str) -> dict[str, Any]:
     return function
 
 
-def _json(text: Any, what: str) -> Any:
+def parsed_json(text: Any, what: str) -> Any:
     try:
         return json.loads(text)
     except (TypeError, ValueError, RecursionError) as error:

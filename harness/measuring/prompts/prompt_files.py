@@ -142,6 +142,8 @@ def _table(content: bytes, suffix: str) -> list[dict[str, Any]]:
             heading = content.partition(b"\n")[0].decode(errors="replace")
             separator = max(",;\t", key=heading.count)
             table = pandas.read_csv(file, sep=separator, dtype=str, keep_default_na=False)
+            if not isinstance(table.index, pandas.RangeIndex):
+                raise BadFile("has rows with more cells than headings: quote texts with commas")
             return [
                 {str(name): cell for name, cell in row.items()} for row in table.to_dict("records")
             ]

@@ -29,7 +29,7 @@ from harness.config.errors import SettingError
 from harness.config.settings import PROMPT_COLUMNS, PromptSettings
 from harness.config.sizes import PACKAGE
 from harness.engines.chat import Chat, Message
-from harness.measuring.prompts.messages import messages_of, text_of, tools_of
+from harness.measuring.prompts.messages import messages_of, parsed_json, text_of, tools_of
 from harness.measuring.prompts.prompt_files import BadFile, NoQuestion, local_files, read_rows
 
 # Where a licence forbids copying, SPEED-Bench publishes a line of capitals in place of the text,
@@ -348,9 +348,7 @@ def _from_row(row: Any, settings: PromptSettings) -> Prompt:
     columns = _with_known_columns(row, settings)
     prompt = _of_first_key(columns)
     category = None if columns.get("category") in (None, "") else str(columns["category"])
-    completion = prompt.completion
-    if answer := columns.get("token_ids") or columns.get("completion"):
-        completion = _completion(answer)
+    completion = _completion(columns)
     turns = prompt.turns if settings.turns == "all" and len(prompt.turns) > 1 else ()
     messages = prompt.messages
     if settings.system is not None:
@@ -454,13 +452,14 @@ def _with_messages(row: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return None
 
 
-def _completion(value: Any) -> str | tuple[int, ...]:
-    """An answer as text, or as the list of token ids that `acceptance` writes."""
-    ids = value
-    if isinstance(value, str):
-        if not re.fullmatch(r"\[[\d, ]+\]", value):
-            return value
-        ids = json.loads(value)
+def _completion(columns: Mapping[str, Any]) -> str | tuple[int, ...] | None:
+    """The answer of a row: the token ids that `acceptance` writes, else a text; None without one."""
+    ids = columns.get("token_ids")
+    if not ids:
+        text = columns.get("completion")
+        return text_of(text, "completion") if text else None
+    if isinstance(ids, str):
+        ids = parsed_json(ids, "token_ids")
     if not isinstance(ids, list) or not all(type(token) is int and token >= 0 for token in ids):
-        raise BadFile("must have text as completion, or a list of token ids as token_ids")
+        raise BadFile("must have a list of token ids as token_ids")
     return tuple(ids)

@@ -147,7 +147,7 @@ def read_table(setting: str, path: str) -> Table:
 
 def _is_regular(row: Mapping[str, str], columns: Mapping[str, str | None]) -> bool:
     k, width = columns["k"], columns["width"]
-    return row[k] in ("", "0") if k else row[width or ""] == "1"
+    return row[k] in ("", "0", "0.0") if k else row[width or ""] in ("1", "1.0")
 
 
 def _row(row: Mapping[str, str], columns: Mapping[str, str | None], draft: str) -> _Row:

@@ -274,12 +274,16 @@ def test_the_questions_of_a_file_are_found_and_rows_without_one_counted(
     assert (texts(loaded), loaded.num_left_out) == (expected, num_left_out)
 
 
-def test_an_absent_file_names_its_neighbour(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_says_why(load: Load, tmp_path: Path) -> None:
     (tmp_path / "questions.jsonl").touch()
     with pytest.raises(SettingError, match=r"no such file \(did you mean questions\.jsonl\?\)$"):
         load_prompts(PromptSettings(name="q", file=str(tmp_path / "question.jsonl")))
     with pytest.raises(SettingError, match=r"no such file$"):
         load_prompts(PromptSettings(name="q", file=str(tmp_path / "zebra.txt")))
+    with pytest.raises(SettingError, match="more cells than headings"):
+        load("prompt\nHello, world\n", "mine.csv")
+    with pytest.raises(SettingError, match=r"template.*cannot be read"):
+        PromptSettings(name="mine", file="mine.csv", template="{")
     with pytest.raises(SettingError, match=r"no such file, and no such directory$"):
         load_prompts(PromptSettings(name="q", file=str(tmp_path / "absent" / "questions.jsonl")))
 
@@ -346,6 +350,8 @@ def test_turns_are_asked_one_after_another(tmp_path: Path) -> None:
 def test_an_answer_is_text_or_numbers_of_tokens(load: Load) -> None:
     [prompt] = load([{"prompt": "A", "token_ids": "[1, 2]"}]).prompts
     assert prompt.completion == (1, 2)
-    for wrong in ([-1], [1.5], 7):
-        with pytest.raises(SettingError, match="must have text as completion, or a list of token"):
+    [prompt] = load([{"prompt": "A", "completion": "[1, 2]"}]).prompts
+    assert prompt.completion == "[1, 2]", "a text of brackets and numbers"
+    for wrong in ([-1], [1.5], 7, "[1 2]"):
+        with pytest.raises(SettingError, match="token_ids"):
             load([{"prompt": "A", "token_ids": wrong}])
