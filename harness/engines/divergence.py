@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from harness.config.amounts import length_in_common
 from harness.config.errors import RunError
 from harness.engines.detokenizer import BROKEN
 from harness.engines.door.reference import Reference
@@ -31,8 +31,6 @@ class Divergence:
     """
 
     position: int
-    expected: int
-    actual: int
     logit_margin: float | None = None
     logit_tolerance: float | None = None
 
@@ -64,22 +62,15 @@ def first_divergence(
     Raises:
         RunError: a token is not in the reference's vocabulary.
     """
-    for position, (wanted, got) in enumerate(itertools.zip_longest(expected, actual, fillvalue=-1)):
-        if wanted != got:
-            if reference is None or -1 in (wanted, got):
-                return Divergence(position, wanted, got)
-            check_known([*expected[: position + 1], got], reference.vocabulary_size)
-            before = [*prompt, *expected[:position]]
-            return _with_margin(reference, before, position, wanted, got)
-    return None
-
-
-def _with_margin(
-    reference: Reference, before: Sequence[int], position: int, expected: int, actual: int
-) -> Divergence:
-    """The divergence, with the difference of the two tokens' logits after those `before` them."""
-    margin = reference.margin(before, expected, actual)
-    return Divergence(position, expected, actual, margin.value, margin.tolerance)
+    position = length_in_common(expected, actual)
+    if position == max(len(expected), len(actual)):
+        return None
+    if reference is None or position == min(len(expected), len(actual)):
+        return Divergence(position)
+    before = [*prompt, *expected[:position]]
+    wanted, got = expected[position], actual[position]
+    check_known([*expected[: position + 1], got], reference.vocabulary_size)
+    return Divergence(position, *reference.margin(before, wanted, got))
 
 
 class _Written:
@@ -149,7 +140,7 @@ def text_divergence(
         position = len(written.tokens)
         before = written.after_prompt
         if position == num_tokens:
-            return Divergence(position, -1, -1)
+            return Divergence(position)
         logits = _logits_after(reference, before)
         likeliest = int(logits.argmax())
         if begins_alike(likeliest):
@@ -162,8 +153,8 @@ def text_divergence(
         other = next(iter(adding or others), -1)
         # After the end of a text the server may continue in a way of its own.
         if other == -1 or not special.isdisjoint(written.tokens):
-            return Divergence(position, likeliest, other)
-        return _with_margin(reference, before, position, likeliest, other)
+            return Divergence(position)
+        return Divergence(position, *reference.margin(before, likeliest, other))
     return _missing_text(reference, written, num_tokens)
 
 
@@ -178,7 +169,7 @@ def _missing_text(reference: Reference, written: _Written, num_tokens: int) -> D
         likeliest = int(_logits_after(reference, written.after_prompt).argmax())
         written.tokens.append(likeliest)
         if len(written.text_with()) > length:
-            return Divergence(position, likeliest, -1)
+            return Divergence(position)
     return None
 
 

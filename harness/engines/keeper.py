@@ -66,10 +66,9 @@ class PairKeeper:
         """
         planned = self.plan(settings)
         assert not isinstance(planned, ServedPair)
-        if self._placed is None or self._pair is None:
-            self._placed = planned.place(demand, force=settings.force)
-        elif not self._placed.suits(demand, force=settings.force):
+        if self._placed is not None and not self._placed.suits(demand, force=settings.force):
             self._let_go()
+        if self._placed is None or self._pair is None:
             self._placed = planned.place(demand, force=settings.force)
         return self._placed
 

@@ -119,7 +119,7 @@ class RequestRecord:
     @property
     def time_per_output_token_ms(self) -> float | None:
         """Mean time of a token after the first, however many come at once: TPOT."""
-        if self.num_tokens < 2 or not self.arrivals:
+        if self.num_tokens < 2 or len(self.arrivals) < 2:
             return None
         return 1000 * (self.arrivals[-1] - self.arrivals[0]) / (self.num_tokens - 1)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
@@ -194,7 +194,7 @@ class ServerCommand:
                     value = self._number_at(flag) or ""
                     if value.isdigit():
                         return int(value) - (flag in self.startup.counts_root)
-                return default
+                return None if self._variables() else default
         return None
 
     def _number_at(self, place: str) -> str | None:
@@ -232,8 +232,7 @@ class ServerCommand:
             place, verifier = repository
             words[place] = verifier
         for flag in reversed(self.flags([*startup.speculation, *startup.switches])):
-            instead = startup.replaced.get(flag.name)
-            words[flag.first : flag.last] = [] if instead is None else [instead]
+            del words[flag.first : flag.last]
         variables = self._variables()
         kept: list[str] = []
         for word in words:
@@ -318,7 +317,7 @@ class ServerCommand:
         values = {flag.first + 1 for flag in self.flags(speculating) if flag.last - flag.first == 2}
         for index in range(self.start, len(self.words)):
             name = self.words[index].partition("=")[0].replace("_", "-")
-            is_similar = name.startswith(startup.prefixes) if startup.prefixes else False
+            is_similar = name.startswith(startup.prefixes)
             if index not in values and is_similar and _meant(name, speculating, startup) is None:
                 rule = f"{name} is not known here: the command without speculation cannot be told; {_BOTH}"
                 raise SettingError(SETTING, rule)
@@ -336,8 +335,6 @@ class ServerCommand:
     def _variables(self) -> list[str]:
         """The variables that set speculation, before the program or in this process's environment."""
         beginnings = self.startup.variables
-        if not beginnings:
-            return []
         typed = [_variable_in(word) for word in self.words[: self.start] if "=" in word]
         return sorted({name for name in [*typed, *os.environ] if name.startswith(beginnings)})
 
@@ -425,22 +422,9 @@ def _meant(typed: str, names: Sequence[str], startup: Startup) -> str | None:
     if root in (*startup.speculation, *startup.switches):
         return None
     # An abbreviation; a short one may be of any other flag.
-    is_long = any(
-        root.startswith(beginning) and root != beginning for beginning in startup.prefixes
-    )
-    if is_long and root.startswith("--"):
+    if root.startswith(startup.prefixes) and root not in startup.prefixes:
         return next((f"{name}{dot}{key}" for name in names if name.startswith(root)), None)
     return None
-
-
-def removed_words(command: ServerCommand, regular: ServerCommand) -> Iterator[str]:
-    """The words of a command that the regular one lacks, in their order."""
-    left = list(regular.words)
-    for word in command.words:
-        if word in left:
-            left.remove(word)
-        else:
-            yield word
 
 
 def shown_name(place: str) -> str:

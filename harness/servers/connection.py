@@ -139,10 +139,9 @@ async def answer_to(
         except closed as error:
             # Each attempt uses up a connection that was kept alive, and all of them may be closed by now.
             if is_new_connection:
-                reason = f"{client.base_url} closed the connection without an answer"
-                cause = str(error)
-                if isinstance(error, httpx2.RemoteProtocolError) and "disconnected" not in cause:
-                    reason = f"{client.base_url} sent what is no answer of HTTP: {cause}"
+                reason = (
+                    f"{client.base_url} closed the connection without an answer of HTTP: {error}"
+                )
                 raise RequestFailed(reason) from error
             if request is not None:
                 request.sent_again = True

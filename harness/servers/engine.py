@@ -152,7 +152,7 @@ class ServerEngine(Engine):
         except RunError as error:
             failed = [arm for arm in self.arms if arm.ended is not None]
             is_one_of_two = len(self.arms) == 2 and len(failed) == 1
-            if not (blocks_if_needed and is_one_of_two and failed[0].may_fit_alone):
+            if not (blocks_if_needed and is_one_of_two):
                 raise
             self.say(f"{error}: it is started once more, alone")
             self._stop()
@@ -198,15 +198,14 @@ class ServerEngine(Engine):
         for server in together:
             server.identify()
         # With blocks, the server of one arm alone is known at first.
-        identified = [server for server in self.arms if server.model is not None]
-        models = [server.model for server in identified if server.model is not None]
+        models = [server.model for server in self.arms if server.model is not None]
         if all(server.served.model is None for server in self.arms):
             check_same_weights(models)
         for server in together:
             server.connect()
         self.servers = dataclasses.replace(
             self.servers,
-            names=list(dict.fromkeys(server.server for server in identified if server.server)),
+            names=list(dict.fromkeys(server.server for server in self.arms if server.server)),
             models=list(dict.fromkeys(map(str, models))),
         )
 
@@ -218,7 +217,8 @@ class ServerEngine(Engine):
 
     def _start_afresh(self, arm: Arm) -> None:
         """End both servers if this one has answered; the next question starts both again."""
-        if any(server is arm and server.was_asked for server in self.arms):
+        assert isinstance(arm, ServerArm)
+        if arm.was_asked:
             self._stop()
 
     def _stop(self) -> None:
@@ -264,7 +264,7 @@ class ServerArm(Arm):
 
     dialect: Dialect = UNKNOWN
     form: RequestForm
-    server: str | None
+    server: str | None = None
 
     def __init__(self, engine: ServerEngine, served: Served) -> None:
         self.name = served.name
@@ -298,11 +298,6 @@ class ServerArm(Arm):
         """Why a server that was started here has ended; None while it runs."""
         return self._started.ended if self._started else None
 
-    @property
-    def may_fit_alone(self) -> bool:
-        """Whether a server that ended may start where no other one runs."""
-        return self._started is not None and self._started.may_fit_alone
-
     def identify(self) -> None:
         """Wait until the server is ready, and choose the model that it is asked for.
 
@@ -317,16 +312,16 @@ class ServerArm(Arm):
             self._started.wait_until_ready(engine.say, engine.key)
         report = server_report(url, engine.key)
         served = self.served
-        command = served.command
+        command = served.launch.command if served.launch else None
         place = served.setting if self._started else f"{served.setting}={url}"
         typed_model = None if command is None else command.model
+        # What the user typed, or else what decides for this server alone.
+        settings = self._settings
+        names_both = settings.model is not None and settings.regular_model is None
+        is_first = served.name == "regular" and settings.has_two and not names_both
+        model_setting = "engine.regular_model" if is_first else "engine.model"
         model = choose_model(
-            report,
-            opening.settings.model,
-            served.model,
-            typed_model,
-            served.model_setting,
-            place,
+            report, opening.settings.model, served.model, typed_model, model_setting, place
         )
         max_new_tokens = opening.decoding.max_new_tokens
         num_tokens = opening.longest_prompt + max_new_tokens
@@ -619,6 +614,8 @@ class ServerArm(Arm):
             if chat and error.code in _FORM_ERRORS
             else ""
         )
+        if error.code in (401, 403):
+            advice = "; engine.api_key_variable names the variable with its key"
         raise RunError(f"{place}: {error}{advice}")
 
 

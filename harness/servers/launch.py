@@ -7,7 +7,6 @@ from __future__ import annotations
 import random
 import re
 import shlex
-import shutil
 import signal
 import socket
 import subprocess
@@ -18,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from harness.config.errors import RunError, SettingError, from_outside
+from harness.config.errors import RunError, from_outside
 from harness.servers.command import CONTAINERS, ServerCommand
 from harness.servers.identity import why_not_ready
 
@@ -44,11 +43,6 @@ _MEANT_BY_SIGNAL = {
     signal.SIGKILL: "often: main memory ran out",
     signal.SIGILL: "an instruction that this processor lacks: another build of the server is needed",
 }
-# Failures that more memory would not change, in the words of llama.cpp and of argparse.
-_NOT_FOR_MEMORY = re.compile(
-    r"invalid argument|error while handling argument|failed to open GGUF file|unrecognized arguments"
-    r"|error: argument |invalid choice"
-)
 # Of a server that could not listen. Many do not name the port.
 _PORT_TAKEN = re.compile(
     r"address already in use|HTTP server error|could ?n[o']t bind|failed to bind", re.IGNORECASE
@@ -73,8 +67,7 @@ class Launch:
     timeout_s: float
 
     def __str__(self) -> str:
-        quoted = shlex.join(self.command.words)
-        return re.sub(r"'([\w:.=/-]*\{port\}[\w:.=/-]*)'", r"\1", quoted)
+        return shlex.join(self.command.words)
 
 
 @dataclass(frozen=True)
@@ -97,12 +90,6 @@ class Served:
     url: str | None = None
     pages: Sequence[str] = ()
     launch: Launch | None = None
-    model_setting: str = "engine.model"
-
-    @property
-    def command(self) -> ServerCommand | None:
-        """By which it is started here."""
-        return None if self.launch is None else self.launch.command
 
 
 class StartedServer:
@@ -119,8 +106,6 @@ class StartedServer:
         self.name = launch.name
         self._launch = launch
         words = launch.command.words
-        if shutil.which(words[0]) is None:
-            raise SettingError(words[0], f"no such program, to start the {self.name} server")
         self._port = _free_port()
         command = [word.replace("{port}", str(self._port)) for word in words]
         command = _with_container_id(command, launch.log.with_suffix(".cid"))
@@ -160,14 +145,6 @@ class StartedServer:
         if _PORT_TAKEN.search(reason):
             reason += f" (is port {self._port} in use?)"
         return f"the {self.name} server {how}: {reason} (all of it: {self._launch.log})"
-
-    @property
-    def may_fit_alone(self) -> bool:
-        """Whether it may have ended because another server took the memory: not for want of an instruction, nor of a
-        wrong option.
-        """
-        lacks_instructions = self._guard.poll() == 128 + signal.SIGILL
-        return not lacks_instructions and not any(map(_NOT_FOR_MEMORY.search, self._log))
 
     def why_ended(self) -> str | None:
         """Why it has ended, of a server that just closed a connection: its guard sees the end a moment later."""

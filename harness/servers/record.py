@@ -61,14 +61,12 @@ class Server(EngineRecord[ServerSettings]):
 
     def check(self, run: RunSettings) -> None:
         super().check(run)
-        settings = self.settings_of(run)
-        has_two = settings.has_two
+        is_one = self.settings_of(run).regular_url is None
         rule = (
             "must not be none: engine.url speculates, and draft names with what in tables "
             "(draft=server)"
         )
-        has_draft = run.draft is not None or bool(settings.start_command)
-        require(not has_two or has_draft, "draft", rule, "none")
+        require(is_one or run.draft is not None, "draft", rule, "none")
 
     def columns(self, run: RunSettings) -> Mapping[str, Any]:
         settings = self.settings_of(run)
@@ -114,7 +112,6 @@ class Server(EngineRecord[ServerSettings]):
                 "engine.regular_url",
                 settings.regular_model or model,
                 settings.regular_url,
-                model_setting="engine.regular_model",
             )
             served.append(regular)
         arm = "speculative" if served else "regular"

@@ -147,6 +147,7 @@ class Sender:
                 request.token_ids = self._tokenizer.encode(request.text, add_special_tokens=False)
             outgoing.add(request.token_ids)
         request.num_tokens = request.num_tokens or len(request.token_ids)
+        request.count_undrafted()
 
     @staticmethod
     def _take_counts(request: RequestRecord) -> None:
@@ -195,7 +196,6 @@ class Sender:
         if usage is not None:
             check_usage(usage, len(request.token_ids), request.text, max_tokens)
             request.num_tokens = len(request.token_ids) or usage
-            request.count_undrafted()
 
 
 async def send_all(

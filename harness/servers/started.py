@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shlex
 import shutil
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -12,7 +11,7 @@ from harness.config.errors import SettingError
 from harness.config.model_names import SECOND_COMMAND, SERVED
 from harness.config.settings import ModelSettings
 from harness.engines.record import Opening
-from harness.servers.command import ServerCommand, read_command, removed_words, shown_name
+from harness.servers.command import ServerCommand, read_command, shown_name
 from harness.servers.dialects import DIALECTS
 from harness.servers.settings import ServerSettings
 
@@ -108,10 +107,7 @@ def start(opening: Opening, settings: ServerSettings) -> Engine:
         served.append(Served(name, f"the {label} command", model, launch=launch))
         opening.say(f"{label}: {launch}")
     if len(commands) < 2:
-        return ServerEngine(opening, served)
-    removed = list(removed_words(commands[1], commands[0]))
-    if not settings.first_command and removed:
-        opening.say(f"the regular server is started without {shlex.join(removed)}")
+        return ServerEngine(opening, served, 0 if settings.blocks == "auto" else settings.blocks)
     note = commands[1].startup.note
     if note and has_gpus:
         opening.say(note)

@@ -63,7 +63,6 @@ class Startup:
     prefixes: tuple[str, ...] = ()
     variables: tuple[str, ...] = ()
     environment: tuple[str, ...] = ()
-    replaced: Mapping[str, str] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
     argparse: bool = False
     json_flags: tuple[str, ...] = ()
@@ -91,6 +90,7 @@ _PREFIX = (
     "the harness asks a server that it starts at /v1: start it yourself and name url=http://..."
 )
 _SEVERAL = "starts more than one server, or a part of one: start it yourself and name url="
+_PRESET = "a preset that speculates: type both commands"
 _CONFIG = "may set how the server speculates: type these settings as flags"
 
 # Where llama.cpp's K was before it had --spec-type.
@@ -151,9 +151,9 @@ LLAMA_CPP = Startup(
         "LLAMA_ARG_MODEL_DRAFT",
         "LLAMA_ARG_N_GPU_LAYERS_DRAFT",
     ),
-    replaced={"--fim-qwen-7b-spec": "--fim-qwen-7b-default"},
     refused={
-        "--fim-qwen-14b-spec": "there is no such preset without speculation: type both commands",
+        "--fim-qwen-7b-spec": _PRESET,
+        "--fim-qwen-14b-spec": _PRESET,
         "--models-dir": _SEVERAL,
         "--models-preset": _SEVERAL,
         "--ssl-key-file": _TLS,

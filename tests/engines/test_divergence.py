@@ -28,13 +28,13 @@ ENGINE: Any = FakeEngine()
 def test_the_first_difference_comes_with_its_margin() -> None:
     found = first_divergence(ENGINE, [0], [1, 2, 0, 1], [1, 2, 1, 2])
     assert found is not None
-    assert (found.position, found.expected, found.actual) == (2, 0, 1)
+    assert found.position == 2
     assert found.logit_margin == pytest.approx(torch.tensor(0.5 / 0.25).log().item())
     assert found.logit_tolerance == 0.25
 
 
 def test_without_a_reference_there_is_a_place_and_no_margin() -> None:
-    assert first_divergence(None, [0], [1, 2, 0], [1, 1, 0]) == Divergence(1, 2, 1)
+    assert first_divergence(None, [0], [1, 2, 0], [1, 1, 0]) == Divergence(1)
 
 
 TOKENIZER = make_tokenizer()
@@ -73,20 +73,16 @@ def test_a_text_is_the_references_own_as_far_as_it_goes(text: str, num_tokens: i
     assert parted("bcdé", text, num_tokens) is None
 
 
-@pytest.mark.parametrize(
-    ("text", "num_tokens", "position", "token"), [("", 9, 0, "b"), ("bc", 3, 2, "d")]
-)
+@pytest.mark.parametrize(("text", "num_tokens", "position"), [("", 9, 0), ("bc", 3, 2)])
 def test_a_text_that_ends_although_the_reference_goes_on_parts_from_it(
-    text: str, num_tokens: int, position: int, token: str
+    text: str, num_tokens: int, position: int
 ) -> None:
-    found = parted("bcdé", text, num_tokens)
-    assert found == Divergence(position, *TOKENIZER.encode(token), -1)
+    assert parted("bcdé", text, num_tokens) == Divergence(position)
 
 
 def test_a_text_parts_from_the_references_own_with_a_margin() -> None:
-    wanted, other = TOKENIZER.encode("dx")
-    assert parted("bcdé", "bcxé") == Divergence(2, wanted, other, 2.0, 0.25)
-    assert parted("bcdé", "bczé") == Divergence(2, wanted, *TOKENIZER.encode("z"), 3.0, 0.25)
+    assert parted("bcdé", "bcxé") == Divergence(2, 2.0, 0.25)
+    assert parted("bcdé", "bczé") == Divergence(2, 3.0, 0.25)
 
 
 @pytest.mark.parametrize("text", ["bcz", "bcxz"])

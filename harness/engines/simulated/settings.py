@@ -77,9 +77,8 @@ class SimulatedSettings(EngineSettings):
                 rule = f"must be from 0 to {most:g}"
                 require(value is None or 0 <= value <= most, name, rule, value)
         for width, ms in (self.jumps or {}).items():
-            is_width = str(width).isdecimal() and int(width) >= 1
             rule = f"must be milliseconds from 0 to {_MOST_MS:g} by width, from 1 on"
-            require(is_width and 0 <= ms <= _MOST_MS, "jumps", rule, f"{{{width}: {ms}}}")
+            require(width >= 1 and 0 <= ms <= _MOST_MS, "jumps", rule, f"{{{width}: {ms}}}")
         require(bool(self.rates), "acceptance", "must have a rate", self.acceptance)
         check_limits(self.slo)
         for rate in self.rates:
@@ -99,7 +98,7 @@ class SimulatedSettings(EngineSettings):
 
     def pass_ms(self, width: int, num_rows: int = 1) -> float:
         """A pass of the target that verifies so many tokens of each row."""
-        jumps = sum(ms for first, ms in (self.jumps or {}).items() if width >= int(first))
+        jumps = sum(ms for first, ms in (self.jumps or {}).items() if width >= first)
         width_ms = num_rows * (width - 1) * self.width_ms
         return self.step_ms + (num_rows - 1) * self.row_ms + width_ms + jumps
 

@@ -38,6 +38,12 @@ class Goodput(Group):
         num_good = sum(_num_good(arm.generations, slo or {}))
         if not slo or not arm.seconds or not arm.requests:
             return cls()
+        are_unknown = any(
+            request.num_tokens > 1 and request.time_per_output_token_ms is None
+            for request in arm.answered
+        )
+        if "itl_ms" in slo and (run.is_held_back or are_unknown):
+            return cls()
         pair = run.pair(arm)
         return cls(
             goodput=num_good / arm.seconds,
