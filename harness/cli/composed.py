@@ -87,8 +87,7 @@ def _run(config: Any) -> Sequence[Any]:
     directory = Path(hydra.runtime.output_dir)
     sweep: Path | None = None
     if hydra.mode is RunMode.MULTIRUN:
-        # The job's own directory is `hydra.sweep.subdir` below that of the sweep: `0`, or `7B/0`.
-        sweep = directory.parents[len(Path(hydra.sweep.subdir).parts) - 1]
+        sweep = Path(hydra.runtime.cwd, hydra.sweep.dir)
     if isinstance(command, Command):
         _check_directory(command, OmegaConf.select(config, "results.file"), hydra, sweep)
     manifest = None if sweep is None else Manifest.read(sweep)

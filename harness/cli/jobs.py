@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from harness.cli import signals
 from harness.cli.manifest import Manifest, SweepFile
 from harness.cli.tables import exit_code, job_line, print_sweep
-from harness.cli.worker import Job, Worker, row_kind
+from harness.cli.worker import Job, Worker
 from harness.commands.registry import measurement
 from harness.config.amounts import counted
 from harness.config.errors import (
@@ -141,7 +141,7 @@ def _measured_before(job: Job) -> Sequence[RunRow]:
     file = settings.results.file
     if file is None or not settings.resume or not measurement(job.command).measures:
         return []
-    kind = row_kind(job.command)
+    kind = measurement(job.command).row
     rows = measured_rows(file, kind, identify(settings))
     if not rows or rows[0].directory is None:
         return rows
@@ -176,7 +176,7 @@ def finish(
     manifest = Manifest.read(directory)
     if not manifest.num_jobs:
         return [], 2
-    file = SweepFile(directory, row_kind(command))
+    file = SweepFile(directory, measurement(command).row)
     rows = file.job_rows()
     pooled: list[list[ComparedRow]] = []
     if manifest.is_repeated and rows:
@@ -221,7 +221,7 @@ def _record(job: Job, rows: Sequence[RunRow], note: str = "") -> None:
         note: how long the job took, or that it was measured before.
     """
     assert job.sweep is not None
-    rows_of_sweep = SweepFile(job.sweep, row_kind(job.command)).put(job.number, rows)
+    rows_of_sweep = SweepFile(job.sweep, measurement(job.command).row).put(job.number, rows)
     manifest = Manifest.read(job.sweep)
     num_ended = len({row.job for row in rows_of_sweep})
     num_left = manifest.num_jobs - num_ended

@@ -24,6 +24,7 @@ from harness.cli import hydra_app, signals
 from harness.commands.command import PathCommand
 from harness.commands.registry import COMMANDS, commands, configured, with_settings
 from harness.config import machine
+from harness.config.engines import divided
 from harness.config.errors import HarnessError, RunError, SettingError, in_one_line, nearest
 from harness.config.packages import missing_local
 from harness.reporting import terminal
@@ -57,6 +58,12 @@ _INTERRUPTED = "harness: interrupted; what was measured so far is kept"
 # that a user's own command has.
 _SEVERITIES = {0: 0, 3: 1, 2: 2}
 
+
+# Options that print something in place of a run.
+_FOR_THE_TERMINAL = (
+    *("-h", "--help", "--hydra-help", "--version", "-c", "--cfg", "-i", "--info"),
+    *("-sc", "--shell-completion"),
+)
 
 # Hydra, sys.argv and sys.stdout are the process's, so that one thread at a time may run a command.
 _running = threading.RLock()
@@ -135,7 +142,7 @@ def run(command: str, *overrides: str, verbose: bool = False, **settings: Any) -
         if "\0" in word:
             # A command line cannot have one, and neither can a path.
             raise SettingError(word.partition("=")[0], "must not have a null character")
-        if word in ("-h", "--help", "--version", "-c", "--cfg", "-i", "--info"):
+        if word.partition("=")[0] in _FOR_THE_TERMINAL:
             raise SettingError(word, f"is for the command line: harness {command}")
     with _running:
         invocation = _Invocation(quiet=True)
@@ -162,7 +169,7 @@ def _dispatch(arguments: Sequence[str], invocation: _Invocation) -> None:
         print(_usage())
     elif command in ("-v", "-V", "--version", "version") or others == ["--version"]:
         print(sys.modules["harness"].__version__)
-    elif "-sc" in _own(arguments):  # Hydra's option for shell completion
+    elif "-sc" in divided(arguments)[0]:  # Hydra's option for shell completion
         with invocation.reporting(command):
             _complete(arguments[arguments.index("-sc") + 1 :], invocation)
     else:
@@ -175,11 +182,6 @@ def _dispatch(arguments: Sequence[str], invocation: _Invocation) -> None:
                 return
         if not invocation.errors:
             invocation.run_hydra(command, others)
-
-
-def _own(words: Sequence[str]) -> Sequence[str]:
-    """The words before the command of a server, which may have options of the same names."""
-    return words[: words.index("--")] if "--" in words else words
 
 
 def _complete(arguments: Sequence[str], invocation: _Invocation) -> None:
@@ -263,7 +265,7 @@ class _Invocation:
         line = ["harness", *words]
         # What is printed in place of a run comes at the end: an error of stdout must not pass for one of Hydra's.
         printed: io.StringIO | None = None
-        if "-sc" not in _own(words):
+        if "-sc" not in divided(words)[0]:
             with self.reporting(command):
                 known = typed.setting_hints(configured(command).settings)
                 words, servers = server_words.split_commands(words)
@@ -308,7 +310,7 @@ class _Invocation:
                 self.exit_codes.append(exit_code)
             if printed is not None:
                 print(printed.getvalue(), end="")
-        began = sweep is not None or printed is not None or "-m" not in _own(line)
+        began = sweep is not None or printed is not None or "-m" not in divided(line)[0]
         if configured(command).sweeps and not began and not self.errors:
             # What kept it from beginning is an error of its jobs, which a launcher runs in other processes.
             with self.reporting(command):

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rich.text import Text
 
@@ -58,16 +58,20 @@ def print_sweep(
         summary: the file that gets the answer with all tables, which are printed too with `details`.
     """
     record = measurement(command)
+    failures: Sequence[Run] = []
     if len(pooled) == 1:
         # One job, repeated: printed like a single run.
-        document = _document(command, [Run(list(pooled[0]))], [])
+        runs = [Run(list(pooled[0]))]
     else:
-        # `merge` leaves out the runs that a pooled row names.
-        document = sweep_document(command, [*rows, *itertools.chain.from_iterable(pooled)])
+        runs = group([*rows, *itertools.chain.from_iterable(pooled)])
+        if record.measures:
+            # Each measurement once, without the runs that a pooled row names.
+            runs, failures = merge(runs)
+    short, full = _answers(command, runs, failures)
     if rows:
         if summary is not None:
-            replace_file(summary, as_text(document.full, WIDE).encode())
-        print_document(document.full if details else document.short, plain_console(WIDE))
+            replace_file(summary, as_text(full, WIDE).encode())
+        print_document(full if details else short, plain_console(WIDE))
 
     done = {row.job for row in rows}
     line = f"  Saved  {len(done)} of {counted(num_jobs, 'job')} in {file}"
@@ -75,7 +79,7 @@ def print_sweep(
     again = "the same command again"
     # Figures of a server that may be another one by now are reused only if the user says so. One row with its start
     # is enough: jobs that reached no server have none.
-    server_rows = [row for row in rows if row.is_elsewhere]
+    server_rows = [row for row in rows if row.engine == "server"]
     if server_rows and not any(row.server_started for row in server_rows):
         why = "the server does not report when it was started"
         if any(getattr(row, "server_command", None) for row in server_rows):
@@ -88,30 +92,15 @@ def print_sweep(
     console.print(Text(line, "dim"))
 
 
-class _Document(NamedTuple):
+def _answers(command: str, runs: Sequence[Run], failures: Sequence[Run]) -> tuple[Answer, Answer]:
     """What a sweep prints, and what its `summary.txt` has."""
-
-    short: Answer
-    full: Answer
-
-
-def sweep_document(command: str, rows: Rows) -> _Document:
-    """The page of a sweep, with failures and their reasons, each measurement once."""
-    runs = group(rows)
-    failures: Sequence[Run] = []
-    if measurement(command).measures:
-        runs, failures = merge(runs)
-    return _document(command, runs, failures)
-
-
-def _document(command: str, runs: Sequence[Run], failures: Sequence[Run]) -> _Document:
     page = measurement(command).page(runs) if runs else None
     failed: list[Table | Line] = [failures_table(failures)] if failures else []
     if page is None:
         only: Answer = failed or [Line("Nothing was measured.")]
-        return _Document(only, only)
+        return only, only
     short = in_short(page, of_sweep=True)
-    return _Document([*short, *failed], [*in_full(page, of_sweep=True), *failed])
+    return [*short, *failed], [*in_full(page, of_sweep=True), *failed]
 
 
 def exit_code(command: str, rows: Rows) -> int:

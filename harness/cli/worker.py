@@ -118,7 +118,7 @@ class Job:
 
     def rows(self) -> Sequence[RunRow]:
         """The rows that the run has written, if any."""
-        rows = read_rows(self.file, row_kind(self.command))
+        rows = read_rows(self.file, measurement(self.command).row)
         return [row for row in rows if row.run == self.run_id]
 
     def ensure_rows(self, error: HarnessError) -> Sequence[RunRow]:
@@ -135,11 +135,6 @@ class Job:
         )
         assert isinstance(rows, Sequence)
         return rows
-
-
-def row_kind(command: str) -> type[RunRow]:
-    """The kind of a command's rows."""
-    return measurement(command).row
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ class AcceptanceRule(Record):
     redraws: ClassVar[bool] = False
     takes_lenience: ClassVar[bool] = False
 
-    def is_lossless(self, temperature: float, top_k: int, top_p: float) -> bool:
+    def is_lossless(self, temperature: float) -> bool:
         """Whether the output follows the target's distribution with these settings, at lenience 1."""
         if temperature == 0 and self.lossless_greedily is not None:
             return self.lossless_greedily
@@ -53,7 +53,6 @@ class _Plain(AcceptanceRule):
     """The rule of Leviathan et al. 2023 and Chen et al. 2023: accept with min(1, target / draft)."""
 
     lossless = True
-    lossless_greedily = True
     tests_each_token = True
     path = "harness.local.decoding.verify:verify"
 
@@ -80,7 +79,6 @@ class _Typical(_Plain):
     """Typical acceptance of Medusa. Greedily it changes nothing, and is called lossy all the same."""
 
     lossless = False
-    lossless_greedily = False
     path = "harness.local.decoding.verify:verify_typical"
 
 

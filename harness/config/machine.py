@@ -5,7 +5,6 @@ What cannot be found out is None or empty: describing a run must never be the re
 
 from __future__ import annotations
 
-import csv
 import functools
 import ipaddress
 import os
@@ -202,9 +201,7 @@ def _amd_name(lists: Path, model: str, revision: str) -> str:
         parts = [part.strip() for part in line.split(",")]
         if [part.lower() for part in parts[:2]] == [model, revision]:
             return ",".join(parts[2:])
-    table = output_of(["rocm-smi", "--showproductname", "--csv"]) or ""
-    rows = [row for row in csv.DictReader(table.splitlines()) if row.get("Card Series")]
-    return rows[0]["Card Series"] if len(rows) == 1 else ""
+    return ""
 
 
 def _intel_name(lists: Path, model: str) -> str:

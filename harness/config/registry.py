@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import importlib
 import inspect
@@ -11,7 +10,6 @@ import pkgutil
 import re
 import sys
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
@@ -93,16 +91,9 @@ class Registry(Generic[AnyRecord]):
     def check_names_class(self, name: str) -> None:
         """Raise a SettingError for a file without one of its classes: `./my_method.py`."""
         file = Path(name).expanduser()
-        if file.suffix != ".py" or file.is_dir():
-            return
-        classes: list[ast.ClassDef] = []
-        with suppress(OSError, SyntaxError, ValueError):
-            parts = ast.parse(file.read_bytes()).body
-            classes = [part for part in parts if isinstance(part, ast.ClassDef)]
-        # A record inherits from a class of ours.
-        classes = [part for part in classes if part.bases] or classes
-        typed = " or ".join(f"{name}:{part.name}" for part in classes) or f"{name}:NAME"
-        raise SettingError(self._setting, f"must name a class of the file too: {typed}", name)
+        if file.suffix == ".py" and not file.is_dir():
+            rule = f"must name a class of the file too: {name}:NAME"
+            raise SettingError(self._setting, rule, name)
 
     def __getitem__(self, name: str) -> AnyRecord:
         """The record of this name.

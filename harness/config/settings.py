@@ -314,7 +314,7 @@ class DecodingSettings:
         """Whether the output may differ in distribution from the target's own."""
         if self.synthetic_acceptance is not None or self.lenience < 1:
             return True
-        return not RULES[self.rule].is_lossless(self.temperature, self.top_k, self.top_p)
+        return not RULES[self.rule].is_lossless(self.temperature)
 
 
 # Arguments of `apply_chat_template` that are no variables of a template.

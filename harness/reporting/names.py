@@ -223,18 +223,12 @@ def _differing(
     Args:
         peers: a value for each row; rows with the same one are compared with each other.
     """
-    import pandas as pd
-
-    # A short cut: of thousands of rows most columns have one value. The other names are no attributes of a row.
-    if column not in FIRST_SETTINGS and "." not in column:
-        first = getattr(rows[0], column, None)
-        if all(getattr(row, column, None) == first for row in rows):
-            return
-    # None where a row does not know its value. Empty for one that goes without saying, which is a
-    # value all the same.
+    # None where a row does not know its value. Empty for one that goes without saying, a value all the same.
     words = [in_words(row, column) for row in rows]
-    if all(text == words[0] for text in words):
-        return
-    texts = pd.Series(words, dtype=object)
-    differs = texts.groupby(pd.Series(peers, dtype=object)).transform("nunique") > 1
-    yield from texts[differs & texts.astype(bool)].items()
+    words_of_peers: dict[Hashable, set[str]] = {}
+    for peer, text in zip(peers, words, strict=True):
+        if text is not None:
+            words_of_peers.setdefault(peer, set()).add(text)
+    for index, (peer, text) in enumerate(zip(peers, words, strict=True)):
+        if text and len(words_of_peers[peer]) > 1:
+            yield index, text

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from harness.reporting.names import name_of
 from harness.reporting.table import Column, Table, TableRow
 from harness.reporting.words import short_commit
 from harness.results.runs import Run, grouped
+from harness.results.schema import RunRow
 
 _VERSIONS = ("harness_version", "torch_version", "transformers_version", "bitsandbytes_version")
 # Commits in a cell.
@@ -34,34 +34,30 @@ def failures_table(failures: Sequence[Run]) -> Table:
 def environment_table(runs: Sequence[Run]) -> Table:
     """Where the runs ran: a row for each set of devices and versions."""
     where = attrgetter("devices", "server", "num_threads", *_VERSIONS)
-    environments = grouped(runs, lambda run: where(run.last)).values()
+    columns = (
+        Column("devices", text=True),
+        Column("server", text=True, optional=True),
+        Column("threads", optional=True),
+        *(Column(name.removesuffix("_version"), optional=True) for name in _VERSIONS),
+        Column("commit", text=True, optional=True),
+        Column("when", text=True, optional=True),
+        Column("measurements"),
+    )
+    rows = []
+    for alike in grouped(runs, lambda run: where(run.last)).values():
+        known = dict.fromkeys(short_commit(run.last.commit) for run in alike if run.last.commit)
+        commits = ", ".join([*known][:_MOST_LISTED])
+        if len(known) > _MOST_LISTED:
+            commits += f" and {len(known) - _MOST_LISTED} more"
+        cells = (*where(alike[0].last), commits, days_of([run.last for run in alike]), len(alike))
+        rows.append(TableRow(cells))
+    return Table("environment", "Environment", columns, tuple(rows), in_full=True)
 
-    def different(values: Iterable[str | None]) -> str:
-        texts = list(dict.fromkeys(filter(None, values)))
-        more = f" and {len(texts) - _MOST_LISTED} more" if len(texts) > _MOST_LISTED else ""
-        return ", ".join(texts[:_MOST_LISTED]) + more
 
-    def commits(alike: Sequence[Run]) -> str:
-        return different(run.last.commit and short_commit(run.last.commit) for run in alike)
-
-    def days(alike: Sequence[Run]) -> str:
-        dates = sorted(run.last.timestamp[:10] for run in alike if run.last.timestamp)
-        return " to ".join(dict.fromkeys([*dates[:1], *dates[-1:]]))
-
-    columns = [
-        Column("devices", text=True, of=lambda alike: alike[0].last.devices),
-        Column("server", text=True, of=lambda alike: alike[0].last.server, optional=True),
-        Column("threads", of=lambda alike: alike[0].last.num_threads, optional=True),
-    ]
-    for name in _VERSIONS:
-        version: Callable[[Sequence[Run]], str | None] = partial(_in_first, name)
-        columns.append(Column(name.removesuffix("_version"), of=version, optional=True))
-    columns += [
-        Column("commit", of=commits, text=True, optional=True),
-        Column("when", of=days, text=True, optional=True),
-        Column("measurements", of=len),
-    ]
-    return Table.of("environment", "Environment", environments, columns, in_full=True)
+def days_of(rows: Sequence[RunRow]) -> str:
+    """`2026-11-24`, or `2026-11-24 to 2026-11-26`; empty where no row has a time."""
+    dates = sorted(row.timestamp[:10] for row in rows if row.timestamp)
+    return " to ".join(dict.fromkeys([*dates[:1], *dates[-1:]]))
 
 
 def files_table(files: Mapping[Path, int]) -> Table:
@@ -69,9 +65,3 @@ def files_table(files: Mapping[Path, int]) -> Table:
     columns = (Column("file", text=True), Column("rows"))
     rows = tuple(map(TableRow, files.items()))
     return Table("files", "Files read", columns, rows, in_full=True)
-
-
-def _in_first(column: str, alike: Sequence[Run]) -> str | None:
-    """A column of the first of these runs, which is the same in all."""
-    value: str | None = getattr(alike[0].last, column)
-    return value

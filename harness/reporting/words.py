@@ -35,7 +35,9 @@ def settings_line(rows: Sequence[RunRow]) -> str:
     return " · ".join(filter(None, texts.values()))
 
 
-def typed_again(changes: str, *, of_sweep: bool = False) -> str:
+def typed_again(
+    changes: str, *, of_sweep: bool = False, command: str = "", leaving_out: Collection[str] = ()
+) -> str:
     """The command that was typed, with other settings: `harness latency draft=lookup K=8`.
 
     For a long command, and for a job of a sweep, only the changes: `the same with K=8`.
@@ -43,38 +45,22 @@ def typed_again(changes: str, *, of_sweep: bool = False) -> str:
     Args:
         changes: settings as they are typed, `K=8` or `batch_size=1 K=8`.
         of_sweep: whether it is the sweep that is typed again, not one of its jobs.
+        command: another one, in place of that which was typed, always in full.
+        leaving_out: names of settings that the other command lacks.
     """
     typed = shlex.split(command_line())[1:]
     # What stands behind `--` starts a server.
     end = typed.index("--") if "--" in typed else len(typed)
     changed = filter(None, map(_setting_in, shlex.split(changes)))
-    kept = _without({"details", *changed}, typed[:end])
+    kept = _without({"details", *leaving_out, *changed}, typed[:end])
+    if command:
+        kept = [command, *kept[1:]]
     behind = [shlex.join(typed[end:])] if typed[end:] else []
-    command = " ".join([shlex.join(["harness", *kept]), changes, *behind])
+    again = " ".join([shlex.join(["harness", *kept]), changes, *behind])
     is_job = not of_sweep and not {"-m", "--multirun"}.isdisjoint(typed)
-    return f"the same with {changes}" if is_job or len(command) > _LONGEST_COMMAND else command
-
-
-def typed_for(command: str, changes: str, leaving_out: Collection[str]) -> str | None:
-    """Another command with the settings that were typed: `harness latency prompts=./mine.jsonl T=0 K=5`; None where
-    a sweep varied more than what is changed.
-
-    Args:
-        changes: settings as they are typed.
-        leaving_out: names of settings that the other command lacks.
-    """
-    typed = shlex.split(command_line())[1:]
-    changed = {_setting_in(word) for word in shlex.split(changes)}
-    given_up = {"details", *leaving_out, *filter(None, changed)}
-    # The first word without a setting is the command; a program that makes a report has none.
-    words = (index for index, word in enumerate(typed) if _setting_in(word) is None)
-    own_command = next(words, len(typed))
-    kept = _without(given_up, [*typed[:own_command], *typed[own_command + 1 :]])
-    is_sweep = not {"-m", "--multirun"}.isdisjoint(typed)
-    kept = [word for word in kept if word not in ("-m", "--multirun")]
-    if is_sweep and any("," in word and "[" not in word for word in kept):
-        return None
-    return " ".join([shlex.join(["harness", command, *kept]), changes])
+    if not command and (is_job or len(again) > _LONGEST_COMMAND):
+        return f"the same with {changes}"
+    return again
 
 
 def _without(settings: Collection[str], typed: Sequence[str]) -> list[str]:
@@ -83,7 +69,9 @@ def _without(settings: Collection[str], typed: Sequence[str]) -> list[str]:
     remaining = list(typed)
     while remaining:
         word = remaining.pop(0)
-        if _setting_in(word) not in settings:
+        # With `draft=lookup` the settings of another draft go, too.
+        group = word.lstrip("-+~").partition(".")[0]
+        if _setting_in(word) not in settings and group not in settings:
             kept.append(word)
             continue
         has_own_word = word.startswith("-") and "=" not in word
@@ -114,7 +102,7 @@ def _lengths(rows: Sequence[RunRow]) -> str | None:
     most = max(filter(None, longest), default=None)
     if least is None or most is None:
         return in_words(rows[-1], "max_new_tokens")
-    return f"{most} new tokens" if least == most else f"{least} to {most} new tokens"
+    return counted(most, "new token") if least == most else f"{least} to {most} new tokens"
 
 
 def labels(row: RunRow) -> list[str]:
@@ -180,7 +168,7 @@ def arm_name(row: Any) -> str:
 def lossy_rule(row: Any) -> str | None:
     """`rule typical` or `lenience 0.8`; None for a lossless rule."""
     record = None if row.rule is None else RULES.loaded(row.rule)
-    is_lossless = record is not None and record.is_lossless(row.temperature, row.top_k, row.top_p)
+    is_lossless = record is not None and record.is_lossless(row.temperature)
     if row.lossy and row.rule and not is_lossless:
         return f"rule {row.rule}"
     return None if row.lenience in (None, 1) else f"lenience {row.lenience:g}"
@@ -292,7 +280,7 @@ def _prompts(row: RunRow) -> str | None:
         return ""
     different = getattr(row, "num_different_prompts", None)
     if different is not None:
-        return f"{different} prompts ({name}) asked {number} times"
+        return f"{counted(different, 'prompt')} ({name}) asked {number} times"
     return f"{counted(number, 'prompt')} ({name})"
 
 

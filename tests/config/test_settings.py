@@ -78,8 +78,8 @@ class HonestWhenDrawn(Honest):
 def test_a_rule_is_greedily_what_it_is_otherwise_unless_it_says_so(
     rule: AcceptanceRule, greedily: bool, drawn: bool
 ) -> None:
-    assert rule.is_lossless(0.0, 0, 1.0) is greedily
-    assert rule.is_lossless(0.7, 0, 1.0) is drawn
+    assert rule.is_lossless(0.0) is greedily
+    assert rule.is_lossless(0.7) is drawn
 
 
 def rates(asked: Any, k: Any = 4) -> tuple[float, ...] | None:

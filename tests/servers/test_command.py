@@ -139,6 +139,8 @@ def test_variables_that_speculate_are_unset(monkeypatch: pytest.MonkeyPatch) -> 
     regular = read("env LLAMA_ARG_SPEC_DRAFT_N_MAX=2 A=1 llama-server -m X").prepared().regular()
     assert regular.words[:6] == ("env", "-u", "LLAMA_ARG_SPEC_TYPE", "env", "A=1", "llama-server")
     # One that is typed and inherited would be inherited where it is no longer typed.
+    speculative = read("LLAMA_ARG_SPEC_DRAFT_N_MAX=8 llama-server -m X --spec-type draft-mtp")
+    assert speculative.num_draft_tokens is None, "a variable may set it"
     regular = read("LLAMA_ARG_SPEC_TYPE=ngram-simple llama-server -m X").prepared().regular()
     assert regular.words[:5] == ("env", "-u", "LLAMA_ARG_SPEC_TYPE", "env", "llama-server")
 

@@ -188,6 +188,8 @@ def test_tokens_of_an_iteration_that_come_one_by_one_are_one_burst() -> None:
     found = figures(Requests, [Answered(requests=[request], seconds=0.7)])
     assert found.inter_token_latency_p50_ms == pytest.approx(200)
     assert found.time_per_output_token_p50_ms == pytest.approx(100)
+    at_once = RequestRecord(0, 3, arrivals=[0.7], seconds=0.7, num_tokens=7)
+    assert at_once.time_per_output_token_ms is None
     assert found.tokens_per_arrival == 7 / 4
 
 

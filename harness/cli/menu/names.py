@@ -22,9 +22,7 @@ There are configurations for
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-import functools
 import typing
 from pathlib import Path
 from typing import Any
@@ -197,12 +195,7 @@ def _defaults(kind: type) -> dict[str, Any]:
 
 def written(path: str) -> dict[str, Any]:
     """A file of `conf/`, with its interpolations as they are; empty where there is no file."""
-    return copy.deepcopy(_parsed(CONF / f"{path}.yaml"))
-
-
-@functools.cache
-def _parsed(file: Path) -> dict[str, Any]:
-    """A file of `conf/`. Hydra asks for each one several times."""
+    file = CONF / f"{path}.yaml"
     if not file.is_file():
         return {}
     return typing.cast(dict[str, Any], OmegaConf.to_container(OmegaConf.load(file)))

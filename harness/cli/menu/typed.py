@@ -176,7 +176,7 @@ def _check(settings: Sequence[str], command: str, known: Mapping[str, Any]) -> N
             # Hydra looks for a file of this name, and its error would be about another place.
             for choice in value.split(","):
                 require_possible_path(name, choice)
-        if key in GROUPS and _NO_NAME.fullmatch(value):
+        if key in GROUPS and any(map(_NO_NAME.fullmatch, [value, *value.split(",")])):
             rule = "must be a preset"
             if name == "draft":
                 rule += "; draft=none measures the target alone"

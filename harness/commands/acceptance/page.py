@@ -12,7 +12,7 @@ from harness.commands.acceptance.health import health_in_words, off_policy
 from harness.config.amounts import counted, percent
 from harness.reporting.page import Page, Step, heading, title_of_many
 from harness.reporting.table import Column, Line, Table, TableRow, number, times
-from harness.reporting.words import typed_for
+from harness.reporting.words import typed_again
 from harness.results.rows.acceptance import AcceptanceRow, AcceptanceTextRow
 from harness.results.runs import Run, grouped
 from harness.results.statistics.interval import Interval
@@ -78,8 +78,8 @@ def _asked(row: AcceptanceRow) -> AcceptanceRow:
 
 def _measured(best: AcceptanceRow, changes: str) -> Iterator[Step]:
     """The same prompts and settings in `latency`; none of an engine elsewhere, of which that needs both servers."""
-    command = typed_for("latency", changes, _OWN_SETTINGS)
-    if command is not None and best.text_source != "served":
+    if best.text_source != "served":
+        command = typed_again(changes, command="latency", leaving_out=_OWN_SETTINGS)
         yield Step("measure it", command=command)
 
 

@@ -14,14 +14,13 @@ import secrets
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, StreamingResponse
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
@@ -40,11 +39,6 @@ from harness.config.machine import is_loopback
 from harness.engines.door.serving import ENDING, Answer, Piece, Refusal, ScoredToken, TokenLogprob
 from harness.results.acceptance import Acceptance
 
-# For the description of the API at /openapi.json.
-_ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"description": HTTPStatus(status).phrase}
-    for status in (400, 401, 411, 413, 429, 500, 503)
-}
 _GONE = "the client went away"
 # The largest request has this much, or what its prompts need: a token may be many characters of text or JSON.
 _MOST_BYTES = 1_000_000
@@ -63,9 +57,7 @@ def make_app(served: ServedModel, key: str | None) -> FastAPI:
     max_bytes = max(
         _MOST_BYTES, _BYTES_PER_TOKEN * settings.batch_size * settings.max_prompt_tokens
     )
-    app.add_middleware(
-        Guard, local=is_loopback(settings.host), key=key, max_bytes=max_bytes, registry=registry
-    )
+    app.add_middleware(Guard, local=is_loopback(settings.host), key=key, max_bytes=max_bytes)
     note = _noting(served, registry)
     # Without a draft there is nothing to choose between.
     app.include_router(_generation(served, served.arm_names[-1], note))
@@ -84,7 +76,7 @@ def _add_pages(app: FastAPI, served: ServedModel, registry: CollectorRegistry) -
     def page() -> FileResponse:
         return FileResponse(Path(__file__).with_name("page.html"))
 
-    @app.get("/health", responses=_ERRORS)
+    @app.get("/health")
     def health() -> dict[str, str]:
         if not served.service.is_running():
             raise Refusal(503, ENDING)
@@ -94,7 +86,7 @@ def _add_pages(app: FastAPI, served: ServedModel, registry: CollectorRegistry) -
     def show_metrics() -> PlainTextResponse:
         return PlainTextResponse(generate_latest(registry))
 
-    @app.post("/race", responses=_ERRORS)
+    @app.post("/race")
     async def race(body: Race, request: Request) -> Any:
         """The race; with `stream`, events with what each arm has so far come first."""
         loop = asyncio.get_running_loop()
@@ -148,6 +140,8 @@ def _add_error_handlers(app: FastAPI) -> None:
         first = max(chosen, key=lambda error: len(error["loc"]))
         parts = [str(part) for part in first["loc"][1:]]
         parameter = ".".join(part for part in parts if "[" not in part) or "body"
+        if first["type"] == "json_invalid":
+            parameter = "body"
         reason = first["msg"].removeprefix("Value error, ")
         if parameter == "body" and "json" not in request.headers.get("content-type", ""):
             reason = "must be JSON: send content-type: application/json"
@@ -162,7 +156,7 @@ def _generation(served: ServedModel, arm: str, note: Callable[[str, Answer], Non
     Args:
         note: counts an answer of an arm that has ended (`_noting`).
     """
-    router = APIRouter(responses=_ERRORS)
+    router = APIRouter()
 
     async def tokens_of(prompts: Sequence[str | list[int]]) -> list[list[int]]:
         # A long text takes seconds, in which others are answered.
@@ -390,21 +384,13 @@ def _noting(served: ServedModel, registry: CollectorRegistry) -> Callable[[str, 
     tokens = Counter("harness_tokens", "Tokens generated.", ["arm"], registry=registry)
     drafted = Counter("harness_draft_tokens", "Draft tokens proposed.", registry=registry)
     accepted = Counter("harness_accepted_draft_tokens", "Draft tokens accepted.", registry=registry)
-    first = Histogram(
-        "harness_time_to_first_token_seconds", "From request to token.", registry=registry
-    )
-    service = served.service
     running = Gauge("harness_answers_running", "Answers that are running.", registry=registry)
-    running.set_function(lambda: service.num_running)
-    waiting = Gauge("harness_answers_waiting", "Answers that are waiting.", registry=registry)
-    waiting.set_function(lambda: service.num_waiting)
+    running.set_function(lambda: served.service.num_running)
 
     def note(arm: str, answer: Answer) -> None:
         tokens.labels(arm).inc(len(answer.token_ids))
         drafted.inc(sum(proposed for proposed, _ in answer.outcomes))
         accepted.inc(sum(accepted for _, accepted in answer.outcomes))
-        if answer.seconds_to_first_token is not None:
-            first.observe(answer.seconds_to_first_token)
 
     return note
 

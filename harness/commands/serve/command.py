@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import socket
 from collections.abc import Callable
@@ -94,12 +95,11 @@ def listen(settings: ServeSettings) -> socket.socket:
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
         listening = socket.create_server((settings.host, settings.port), family=family, backlog=256)
-    except socket.gaierror as error:
-        raise SettingError("host", "must be an address of this machine", settings.host) from error
     except OSError as error:
-        raise SettingError(
-            "port", f"cannot be bound on {settings.host}: {error.strerror}", settings.port
-        ) from error
+        if error.errno in (errno.EADDRINUSE, errno.EACCES):
+            rule = f"cannot be bound on {settings.host}: {error.strerror}"
+            raise SettingError("port", rule, settings.port) from error
+        raise SettingError("host", "must be an address of this machine", settings.host) from error
     # Connections inherit it. Without it each piece of an answer but the first waits for the client
     # to acknowledge the one before, 40 ms on Linux; asyncio sets it for sockets of its own alone.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -7,8 +7,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from fastapi.responses import JSONResponse
-from prometheus_client import CollectorRegistry, Counter
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from harness.config.machine import is_loopback
 
@@ -24,49 +23,22 @@ class Guard:
             use the service (DNS rebinding).
         key: what requests must bring; None for nothing.
         max_bytes: the longest body.
-        registry: gets the count of requests.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        local: bool,
-        key: str | None,
-        max_bytes: int,
-        registry: CollectorRegistry,
-    ) -> None:
+    def __init__(self, app: ASGIApp, local: bool, key: str | None, max_bytes: int) -> None:
         self._app = app
         self._local = local
         self._key = key
         self._max_bytes = max_bytes
-        self._requests = Counter(
-            "harness_requests", "Requests answered.", ["path", "status"], registry=registry
-        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        status = CLIENT_LEFT
-
-        async def counted(message: Message) -> None:
-            nonlocal status
-            status = message.get("status", status)
-            await send(message)
-
-        try:
+        answer: ASGIApp = self._app
+        if scope["type"] == "http":
             headers = {
                 name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
             }
-            refusal = self._refusal(scope["path"], headers)
-            await (refusal or self._app)(scope, receive, counted)
-        except Exception:
-            # Starlette's outermost middleware answers with 500, behind `counted`.
-            status = 500 if status == CLIENT_LEFT else status
-            raise
-        finally:
-            # FastAPI's router adds the route; a refused request and an unknown path have none.
-            self._requests.labels(getattr(scope.get("route"), "path", "other"), str(status)).inc()
+            answer = self._refusal(scope["path"], headers) or self._app
+        await answer(scope, receive, send)
 
     def _refusal(self, path: str, headers: dict[str, str]) -> JSONResponse | None:
         try:

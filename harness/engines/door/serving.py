@@ -84,7 +84,6 @@ class Answer(Protocol):
             asked for, or not read yet.
         token_ids: so far.
         outcomes: (num_proposed, num_accepted) of each iteration that drafted something.
-        seconds_to_first_token: since the request came; None before the first token.
     """
 
     request: Request
@@ -92,7 +91,6 @@ class Answer(Protocol):
     prompt_logprobs: Sequence[TokenLogprob] | None
     token_ids: list[int]
     outcomes: list[tuple[int, int]]
-    seconds_to_first_token: float | None
 
 
 class Service(Protocol):
@@ -101,11 +99,6 @@ class Service(Protocol):
     @property
     def num_running(self) -> int:
         """Answers that are generated now."""
-        ...
-
-    @property
-    def num_waiting(self) -> int:
-        """Answers that wait for a place in the batch."""
         ...
 
     def is_running(self) -> bool:

@@ -7,7 +7,6 @@ the request that waits for it, and ends where the text stops.
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent import futures
@@ -50,8 +49,6 @@ class Answer:
             dropped.
         token_ids: so far.
         outcomes: (num_proposed, num_accepted) of each iteration that drafted something.
-        asked: when the request came, by `time.monotonic`.
-        seconds_to_first_token: since then; None before the first token.
     """
 
     arm: LocalArm
@@ -65,8 +62,6 @@ class Answer:
     cancelled: bool = False
     token_ids: list[int] = field(default_factory=list)
     outcomes: list[tuple[int, int]] = field(default_factory=list)
-    asked: float = field(default_factory=time.monotonic)
-    seconds_to_first_token: float | None = None
 
     def __post_init__(self) -> None:
         self._detokenizer = Detokenizer(self.tokenizer, self.request.prompt)
@@ -89,8 +84,6 @@ class Answer:
                 All are passed on, even those of a stop text and behind it.
             logprobs: of these tokens, if they are asked for.
         """
-        if self.seconds_to_first_token is None:
-            self.seconds_to_first_token = time.monotonic() - self.asked
         outcome = outcome_of(num_proposed, num_accepted, len(tokens))
         if outcome[0]:
             self.outcomes.append(outcome)
@@ -179,10 +172,6 @@ class LocalService:
     def num_running(self) -> int:
         return len(self._rows)
 
-    @property
-    def num_waiting(self) -> int:
-        return len(self._waiting) + self._num_alone
-
     def is_running(self) -> bool:
         return not self._stopped.is_set()
 
@@ -236,7 +225,7 @@ class LocalService:
     def _check_room(self, num_more: int) -> None:
         if self._is_closing:
             raise Refusal(503, ENDING)
-        num_asked = self.num_running + self.num_waiting + num_more
+        num_asked = self.num_running + len(self._waiting) + self._num_alone + num_more
         if num_asked > self._max_rows + self._max_waiting:
             rule = f"at most {self._max_waiting} may wait (max_waiting)"
             raise Refusal(429, f"too many requests at once; {rule}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from harness.measuring.figures.measured import Group, MeasuredArm, MeasuredRun
 from harness.results.row import pooled
@@ -60,10 +60,10 @@ class Answers(Group):
     def measured(cls, run: MeasuredRun, arm: MeasuredArm) -> Group:
         answered = arm.answered
         lengths = [request.num_tokens for request in answered]
-        asked = [run.prompt_set.occurrence(request.index) for request in arm.requests]
-        num_different = None
-        if any(occurrence.repeat for occurrence in asked):
-            num_different = len({(occurrence.place, occurrence.turn) for occurrence in asked})
+        asked = [run.prompt_set.at(request.index) for request in arm.requests]
+        # Whatever line of the set they are on.
+        different = {str(replace(prompt, index=0, line=0)) for prompt in asked}
+        num_different = len(different) if len(different) < len(asked) else None
         waits = [wait for generation in arm.generations for wait in generation.waits.values()]
         mean_ms = None
         if waits:

@@ -38,11 +38,6 @@ def test_requests_around_the_schema(url: str, tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-5000:]
     assert CLIENT.get(f"{url}/health").status_code == 200
-    lines = CLIENT.get(f"{url}/metrics").text.splitlines()
-    counted = [line for line in lines if line.startswith("harness_requests_total")]
-    for status in (200, 400):
-        assert any(f'status="{status}"' in line for line in counted)
-    assert not [line for line in counted if 'status="5' in line]
 
 
 GOOD = {"prompt": "a", "max_tokens": 2}
