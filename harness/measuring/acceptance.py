@@ -10,6 +10,7 @@ behind the end of an answer are none of its tokens.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -39,33 +40,30 @@ def acceptance_columns(requests: Sequence[RequestRecord]) -> dict[str, Any]:
     An answer that reports nothing, among others that do, drafted nothing: llama.cpp leaves zeros out.
     """
     reported = [request for request in requests if request.outcomes or request.num_drafted]
+    columns = Acceptance().columns()
     if not reported:
-        return Acceptance().columns()
-    num_decoded = sum(max(0, request.num_tokens - 1) for request in requests)
+        return columns
+    num_drafted = sum(request.draft_tokens[0] for request in reported)
     if iterations_are_known(requests):
-        acceptance = Acceptance()
-        for request in requests:
-            num_undrafted = 0 if request.outcomes else max(0, request.num_tokens - 1)
-            acceptance += Acceptance.of([*request.outcomes, *[(0, 0)] * num_undrafted])
-        num_iterations = acceptance.iterations.total()
-        over_all = _over_all_iterations(num_decoded, acceptance.num_proposed, num_iterations)
-        return acceptance.columns() | over_all
-    num_drafted = sum(request.num_drafted or 0 for request in reported)
-    num_accepted = sum(request.num_accepted or 0 for request in reported)
-    columns: dict[str, Any] = dict.fromkeys(Acceptance().columns())
-    columns["acceptance_rate"] = num_accepted / num_drafted
-    histogram = [0] * max(len(request.histogram) for request in reported)
-    for request in reported:
-        for index, how_often in enumerate(request.histogram):
-            histogram[index] += how_often
-    num_drafting = sum(histogram) if all(request.histogram for request in reported) else 0
-    if num_drafting:
-        columns["acceptance_histogram"] = histogram
-        columns["mean_acceptance_length"] = 1 + num_accepted / num_drafting
-        columns["mean_proposed"] = num_drafted / num_drafting
-    by_request = [request.num_iterations for request in requests]
-    known = [number for number in by_request if number is not None]
-    if len(known) < len(by_request):
+        columns = Acceptance.of(
+            outcome for request in reported for outcome in request.outcomes
+        ).columns()
+    else:
+        num_accepted = sum(request.draft_tokens[1] for request in reported)
+        columns["acceptance_rate"] = num_accepted / num_drafted
+        if all(sum(request.histogram) for request in reported):
+            counts = itertools.zip_longest(
+                *(request.histogram for request in reported), fillvalue=0
+            )
+            histogram = list(map(sum, counts))
+            num_drafting = sum(histogram)
+            columns["acceptance_histogram"] = histogram
+            columns["mean_acceptance_length"] = 1 + num_accepted / num_drafting
+            columns["mean_proposed"] = num_drafted / num_drafting
+    num_decoded = sum(max(0, request.num_tokens - 1) for request in requests)
+    num_iterations = [request.num_iterations for request in requests]
+    known = [number for number in num_iterations if number is not None]
+    if len(known) < len(num_iterations):
         return columns
     return columns | _over_all_iterations(num_decoded, num_drafted, sum(known))
 

@@ -23,13 +23,13 @@ from harness.config.acceptance_rules import RULES
 from harness.config.machine import cpu_name, gpu_names, num_usable_cores, other_gpus
 from harness.config.methods import METHODS
 from harness.config.run import RunSettings
-from harness.config.settings import ModelSettings, PromptSettings
+from harness.config.settings import PromptSettings
 from harness.engines.record import Elsewhere
 from harness.engines.registry import ENGINES, engine_of
 from harness.results.environment import package_version
 from harness.results.files import read_rows
 from harness.results.schema import RunRow
-from harness.results.weights import hub_commit
+from harness.results.weights import hub_commit, weights_identity
 
 AnyRunRow = TypeVar("AnyRunRow", bound=RunRow)
 
@@ -133,8 +133,7 @@ def identify(settings: RunSettings, leaving_out: Collection[str] = ()) -> Measur
 def _digest(settings: RunSettings, leaving_out: Collection[str], elsewhere: Elsewhere) -> str:
     """The digest of a measurement.
 
-    Weights on a hub count with repository, revision and commit, weights in a directory with their
-    files' sizes and times.
+    Weights on a hub count with repository, revision and commit, weights in a directory with the digest of their files.
     """
     asked = dataclasses.asdict(settings)
     for name in (*_NOT_MEASURED, *leaving_out):
@@ -152,7 +151,7 @@ def _digest(settings: RunSettings, leaving_out: Collection[str], elsewhere: Else
         "kind": type(settings).__name__,
         "settings": asked,
         "prompts": prompts,
-        "weights": [_weights(model) for model in settings.models.values()],
+        "weights": [weights_identity(model) for model in settings.models.values()],
         "servers": [server.about for server in elsewhere.servers],
         "commands": [_of_command(words) for words in elsewhere.commands],
         "variables": elsewhere.variables,
@@ -218,14 +217,6 @@ def measured_rows(
     complete = [row for row in same if row.run not in incomplete]
     latest = max((row.run or "" for row in complete), default=None)
     return [row for row in complete if (row.run or "") == latest]
-
-
-def _weights(model: ModelSettings) -> object:
-    """A value that differs for other weights of the same name; it is part of the digest."""
-    directory = Path(model.repository)
-    if not directory.is_dir():
-        return model.repository, model.revision, hub_commit(model.repository, model.revision)
-    return _files(directory)
 
 
 def _files(path: Path) -> list[tuple[str, int, int]]:

@@ -100,9 +100,8 @@ def read_result(file: Path, kinds: Collection[type[Row]]) -> Contents | None:
 
 def _as_json(value: Any) -> Any:
     if isinstance(value, Interval):
-        parts = {"estimate": value.estimate, "low": value.low, "high": value.high}
-        covers = "" if value.covers is None else str(value.covers)
-        return {name: _as_json(part) for name, part in parts.items()} | {"covers": covers}
+        parts = value.parts()
+        return parts | {"covers": parts["covers"] or ""}
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

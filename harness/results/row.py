@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-import math
 import operator
 import re
 import types
@@ -258,10 +257,7 @@ def _part_of(value: Interval | Sequence[Interval] | None, part: str) -> Any:
     if value is None:
         return None
     if isinstance(value, Interval):
-        if part == "covers":
-            return None if value.covers is None else str(value.covers)
-        number = getattr(value, part)
-        return None if math.isnan(number) else number
+        return value.parts()[part]
     parts = [_part_of(interval, part) for interval in value]
     return None if None in parts else parts
 

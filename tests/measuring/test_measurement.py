@@ -34,7 +34,7 @@ from some_settings import settings_of
 def settings(tmp_path: Path) -> LatencySettings:
     (tmp_path / "prompts.txt").write_text("one\ntwo\n")
     (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "weights").write_bytes(b"1")
+    (tmp_path / "model" / "weights.bin").write_bytes(b"1")
     model = ModelSettings(name="m", repository=str(tmp_path / "model"))
     prompts = PromptSettings(name="prompts", file=str(tmp_path / "prompts.txt"))
     return settings_of(LatencySettings, model=model, prompts=prompts)
@@ -55,7 +55,7 @@ def test_what_changes_a_number_changes_the_digest(
     changed(placement=PlacementSettings(strategy="cpu"))
     (tmp_path / "prompts.txt").write_text("one\nthree\n")
     changed()
-    (tmp_path / "model" / "weights").write_bytes(b"22")
+    (tmp_path / "model" / "weights.bin").write_bytes(b"22")
     changed()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-of-another-kind")
     changed()

@@ -50,7 +50,7 @@ from harness.results.statistics.stopping import (
     is_precise,
     looks,
 )
-from harness.results.verdict import judged, require_verdict, too_many_failures
+from harness.results.verdict import ArmEvidence, judged, require_verdict, too_many_failures
 
 # `test=true`: enough to see that a pair works at all; of prompts at least one batch.
 _TEST_PROMPTS = 2
@@ -341,7 +341,7 @@ def _check_failures(run: MeasuredRun) -> None:
         if len(failed) == len(requests):
             number = f"all {len(failed)} requests failed"
             raise RunError(f"{name}: {number}, the first with {failed[0].error}")
-        evidence.append(measured.evidence({"num_prompts": len(requests)}))
+        evidence.append(ArmEvidence(arm=name, num_prompts=len(requests), num_failed=len(failed)))
         failures += failed
     reason = too_many_failures(evidence)
     if reason is not None:
@@ -376,7 +376,6 @@ def _prompt_rows(
             run=run_id,
             prompt_index=request.index,
             prompt_place=occurrence.place,
-            asked_before=occurrence.repeat,
             category=prompt.category,
             turn=prompt.turn,
             prompt=prompt.text,

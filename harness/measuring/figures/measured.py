@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from harness.engines.requests import RequestRecord
     from harness.measuring.prompts.sets import PromptSet
     from harness.measuring.quietness import Quietness
-    from harness.results.verdict import ArmEvidence
 
 
 # Tokens of a server without a draft that arrive together from here on were held back; some have no text of their own,
@@ -69,18 +68,6 @@ class MeasuredArm:
     def lengths(self) -> dict[int, int]:
         """Tokens of each answer by index of its prompt."""
         return {request.index: request.num_tokens for request in self.answered}
-
-    def evidence(self, columns: Mapping[str, Any], **further: Any) -> ArmEvidence:
-        """What is known about its work, for a verdict.
-
-        Args:
-            columns: known figures of the arm, by their columns.
-            further: fields that columns do not hold.
-        """
-        from harness.results.verdict import ArmEvidence
-
-        num_failed = len(self.requests) - len(self.answered)
-        return ArmEvidence.of(columns, arm=self.name, num_failed=num_failed, **further)
 
     @property
     def was_sent(self) -> bool:

@@ -55,10 +55,6 @@ class Speedup(Group, WithSpeedup):
         "the regular arm's time per token where its turn came first over where it came second: 1 but for noise",
         ends="95 % interval",
     )
-    reproducible: MaybeBool = pooled(
-        "all",
-        "`False` where the same settings give other texts: K of `auto` follows measured times",
-    )
     interleaved: MaybeBool = pooled(
         "all", "whether the arms took turns; `False` where drift of the machine is not excluded"
     )
@@ -90,12 +86,6 @@ class Speedup(Group, WithSpeedup):
         in_time = paired_times(run, *pair, by="moment")
         change = drift(in_time.regular, in_time.speculative, unit=in_time.unit)
         decode_times = paired_times(run, *pair, decode_only=True)
-        reproducible = None
-        if run.settings.engine.name == "local":
-            decoding = run.settings.decoding
-            # K=auto goes by measured times, and which numbers and coins a token gets depends on K.
-            is_by_chance = decoding.temperature > 0 or decoding.synthetic_acceptance is not None
-            reproducible = not (decoding.num_draft_tokens == "auto" and is_by_chance)
         return cls(
             speedup=speedup,
             stopped_by=run.stopped_by,
@@ -105,7 +95,6 @@ class Speedup(Group, WithSpeedup):
             drift=change.change,
             drifted=change.matters,
             regular_against_itself=None if times.unit == "block" else _against_itself(pair[0]),
-            reproducible=reproducible,
             # A single batch is one arm after the other.
             interleaved=in_time.regular.size > 1,
         )

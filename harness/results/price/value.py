@@ -204,8 +204,8 @@ class IterationCost:
                     "width": point.width,
                     "rows": point.rows,
                     "num_drafted": point.num_drafted,
-                    "ms": _as_json(point.ms),
-                    "steps": _as_json(point.steps),
+                    "ms": point.ms.parts() if point.ms.is_known else None,
+                    "steps": point.steps.parts() if point.steps.is_known else None,
                     "answer_length": point.answer_length,
                 }
             )
@@ -291,14 +291,6 @@ def mean_time(times: Sequence[Interval]) -> Interval:
     if covers is not None:
         covers = replace(covers, num_runs=number)
     return Interval(mean, mean * math.exp(-lower), mean * math.exp(upper), covers)
-
-
-def _as_json(value: Interval) -> dict[str, Any] | None:
-    if not value.is_known:
-        return None
-    bounds = (value.low, value.high) if value.has_bounds else (None, None)
-    covers = None if value.covers is None else str(value.covers)
-    return {"estimate": value.estimate, "low": bounds[0], "high": bounds[1], "covers": covers}
 
 
 def _from_json(content: Mapping[str, Any] | None) -> Interval:

@@ -30,7 +30,6 @@ class LatencyPromptRow(Row):
     prompt_place: MaybeInt = figure(
         "place of the prompt in the prompt set, from 0: the same for every turn and repetition"
     )
-    asked_before: MaybeInt = figure("how often the run had asked it before")
     category: MaybeText = figure("category of the prompt, where the set has them")
     turn: MaybeInt = figure(
         "turn of a conversation, from 1; empty where only first turns are asked"

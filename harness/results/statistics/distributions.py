@@ -1,4 +1,4 @@
-"""Tails and quantiles of distributions.
+"""Tails and quantiles of Student's t.
 
 They come from `scipy.special`. `scipy.stats` has them too, but takes longer to import than everything else that a
 command needs before its first answer. Both are imported where they are called.
@@ -19,17 +19,3 @@ def t_quantile(tail: float, degrees_of_freedom: float) -> float:
     from scipy import special
 
     return -float(special.stdtrit(degrees_of_freedom, tail))
-
-
-def normal_tail(value: float) -> float:
-    """Chance that a standard normal number exceeds a value."""
-    from scipy import special
-
-    return float(special.ndtr(-value))
-
-
-def normal_quantile(tail: float) -> float:
-    """The value that a standard normal number exceeds with this chance."""
-    from scipy import special
-
-    return -float(special.ndtri(tail))

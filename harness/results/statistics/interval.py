@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, replace
+from typing import Any
 
 from harness.config.amounts import counted
 
@@ -124,6 +125,12 @@ class Interval:
     @property
     def has_bounds(self) -> bool:
         return not math.isnan(self.low)
+
+    def parts(self) -> dict[str, Any]:
+        """`estimate`, `low`, `high` and `covers` by name, for files; None for what is not known."""
+        numbers = {"estimate": self.estimate, "low": self.low, "high": self.high}
+        known = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
+        return {**known, "covers": None if self.covers is None else str(self.covers)}
 
     def __format__(self, form: str) -> str:
         """`f"{speedup:×}"` is `2.31× (2.18 to 2.42)`. `%` prints a share as `58 % (52 to 61)`, and `.1f` a number with

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from harness.results.statistics.arrays import Floats, positive_tables
-from harness.results.statistics.distributions import t_quantile, t_tail
+from harness.results.statistics.distributions import t_quantile
 from harness.results.statistics.interval import (
     CONFIDENCE,
     FEWEST_FOR_INTERVAL,
@@ -39,13 +39,11 @@ class Ranked:
         relative_to_best: its ratio over that of the best, at most 1, with the simultaneous
             interval. The bounds are nan for the best itself, for an alternative that equals it on
             every unit, and if there are too few units.
-        p_value: adjusted for all pairs; nan where there is no interval.
     """
 
     index: int
     ratio: float
     relative_to_best: Interval
-    p_value: float
 
     @property
     def worse(self) -> bool:
@@ -106,11 +104,10 @@ def ranking(numerators: ArrayLike, denominators: ArrayLike) -> list[Ranked]:
             half_width = _critical_t(num_pairs, num_units - 1) * error
             low = math.exp(change - half_width)
             high = math.exp(change + half_width)
-            p_value = 1 - (1 - 2 * t_tail(-change / error, num_units - 1)) ** num_pairs
         else:
-            low = high = p_value = NAN
+            low = high = NAN
         relative_to_best = Interval(math.exp(change), low, high, covers)
-        ranked.append(Ranked(int(index), ratio, relative_to_best, p_value))
+        ranked.append(Ranked(int(index), ratio, relative_to_best))
     return ranked
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import NormalDist
 
 import numpy as np
 
 from harness.results.statistics.arrays import Flags
-from harness.results.statistics.distributions import normal_quantile
 from harness.results.statistics.interval import CONFIDENCE, Interval
 
 
@@ -21,7 +21,7 @@ def wald_interval(successes: int, total: int) -> Interval:
         return Interval()
     proportion = successes / total
     standard_error = math.sqrt(proportion * (1 - proportion) / total)
-    half_width = normal_quantile(tail=(1 - CONFIDENCE) / 2) * standard_error
+    half_width = NormalDist().inv_cdf((1 + CONFIDENCE) / 2) * standard_error
     return Interval(proportion, proportion - half_width, proportion + half_width)
 
 

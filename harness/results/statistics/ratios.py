@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from harness.results.statistics.arrays import Floats
-from harness.results.statistics.distributions import normal_tail, t_quantile
+from harness.results.statistics.distributions import t_quantile
 from harness.results.statistics.interval import (
     CONFIDENCE,
     FEWEST_FOR_INTERVAL,
@@ -251,7 +252,7 @@ def bootstrapped(
 def _expanded(confidence: float, size: int) -> float:
     """The percentile interval's level whose normal quantile is Student's, times √(n / (n − 1))."""
     quantile = t_quantile((1 - confidence) / 2, size - 1) * math.sqrt(size / (size - 1))
-    return 1 - 2 * normal_tail(quantile)
+    return 2 * NormalDist().cdf(quantile) - 1
 
 
 def totals_by_unit(values: ArrayLike, units: Sequence[Hashable]) -> Floats:

@@ -96,7 +96,6 @@ def test_the_prompt_is_the_unit_however_often_it_is_asked(harness: Harness) -> N
     answers = pd.read_csv(only("latency_prompts.csv")).query("arm == 'regular'")
     assert answers.prompt_index.is_unique
     assert list(answers.prompt_place[:10]) == list(range(10)) != list(answers.prompt_place[10:20])
-    assert list(answers.asked_before) == [0] * 10 + [1] * 10 + [2] * 5
     assert (answers.unit == answers.prompt_place).all()
     # Greedy answers do not depend on the random numbers, which differ.
     assert answers.groupby("prompt").completion.nunique().eq(1).all()

@@ -271,11 +271,7 @@ def _after_the_end(run: _Run) -> str | None:
     share = row.share_after_end or 0.0
     if not _is_compared(run) or not row.ignore_eos or share <= _MOST_AFTER_END:
         return None
-    sentence = f"{percent(share)}; decoding.ignore_eos=false stops there."
-    before, after = row.acceptance_rate_before_end, row.acceptance_rate_after_end
-    if before is None or after is None:
-        return sentence
-    return f"{sentence} Acceptance is {percent(before, 1)} before the end of a text and {percent(after, 1)} after it."
+    return f"{percent(share)}; decoding.ignore_eos=false stops there."
 
 
 def _otherwise_by_answer(run: _Run) -> str | None:
