@@ -4,34 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.commands.acceptance.figures import estimate_of
 from harness.config.amounts import counted
 from harness.reporting.table import Column, Table, times
 from harness.results.rows.acceptance import AcceptancePartRow, AcceptanceTextRow
 from harness.results.runs import grouped
 from harness.results.statistics.interval import Interval
-from harness.results.statistics.ratios import log_ratio
 
 
-def turn_ranges(texts: Sequence[AcceptanceTextRow]) -> dict[str, list[AcceptanceTextRow]]:
-    """The texts of turns 1, 2 to 3, 4 to 7 and so on, by these names."""
-    by_exponent = grouped(texts, lambda text: (text.turn or 1).bit_length() - 1)
-    ranges = {}
-    for exponent, with_turns in sorted(by_exponent.items()):
-        first, last = 2**exponent, 2 ** (exponent + 1) - 1
-        ranges[f"{first:,} to {last:,}" if exponent else "1"] = with_turns
-    return ranges
+def estimate_of(figure: Interval | None) -> float:
+    """The estimate; 0 where there is none."""
+    return 0.0 if figure is None else figure.estimate
 
 
-def tokens_per_iteration(texts: Sequence[AcceptanceTextRow], num_draft_tokens: int) -> Interval:
-    """Tokens per iteration of these turns, with a 95 % interval over conversations."""
-    tokens = []
-    iterations = []
-    for turns in grouped(texts, lambda text: text.prompt_index).values():
-        tokens.append(sum(text.num_tokens or 0 for text in turns))
-        by_turn = [text.iterations_by_num_draft_tokens or [] for text in turns]
-        iterations.append(sum(iterations_by_k[num_draft_tokens - 1] for iterations_by_k in by_turn))
-    return log_ratio([tokens], [iterations], "conversation", skewed=True)
+def turn_range(turn: int) -> str:
+    """The range that a turn is in: `1`, `2 to 3`, `4 to 7` and so on."""
+    first = 2 ** (turn.bit_length() - 1)
+    return f"{first:,} to {2 * first - 1:,}" if turn > 1 else "1"
 
 
 def lines_of_parts(
