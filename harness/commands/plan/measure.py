@@ -210,21 +210,21 @@ def _limits(reads: PassBytes, num_draft_tokens: int, bandwidth: float | None) ->
     Args:
         bandwidth: in GB/s; None where it is not known.
     """
-    figures: dict[str, Any] = {
-        "read_bytes": round(reads.step),
-        "lowest_ms_per_token": least_ms(reads.step, bandwidth),
-    }
+    figures: dict[str, Any] = {"read_bytes": round(reads.step)}
+    if bandwidth is not None:
+        figures["lowest_ms_per_token"] = least_ms(reads.step, bandwidth)
     if num_draft_tokens == 0:
         return figures
     most_tokens = num_draft_tokens + 1
     steps = reads.iteration_steps(num_draft_tokens)
     bytes_per_token = steps * reads.step / most_tokens
+    if bandwidth is not None:
+        figures["lowest_speculative_ms_per_token"] = least_ms(bytes_per_token, bandwidth)
     return figures | {
         "verification_steps": reads.verification[num_draft_tokens] / reads.step,
         "speculative_read_bytes": round(bytes_per_token),
         "highest_speedup": most_tokens / steps,
         "break_even_tokens": steps,
-        "lowest_speculative_ms_per_token": least_ms(bytes_per_token, bandwidth),
     }
 
 
