@@ -16,8 +16,6 @@ from harness.config.settings import require
 
 if TYPE_CHECKING:
     from harness.reporting.changes import Compared, Sides
-    from harness.reporting.page import Page
-    from harness.results.runs import Run
 
 # The last one is lm-evaluation-harness's, under its own name.
 Task = Literal["multiplication", "addition", "gsm8k"]
@@ -106,6 +104,7 @@ class Eval(Command[EvalSettings, EvalRow]):
     settings = EvalSettings
     experiment = "harness.commands.eval.measure"
     row = EvalRow
+    shown_by = "harness.commands.eval.page:eval_page"
     regresses = True
     further_rows = (AnswerRow,)
 
@@ -115,11 +114,6 @@ class Eval(Command[EvalSettings, EvalRow]):
 
         merged = [row for row in merged_rows(rows) if row.accuracy is not None]
         return ", ".join(f"{row.arm} {percent(row.accuracy or 0.0, 1)}" for row in merged)
-
-    def page(self, runs: Sequence[Run[EvalRow]]) -> Page | None:
-        from harness.commands.eval.page import eval_page
-
-        return eval_page(runs)
 
     def changes(self, sides: Sides[EvalRow]) -> Sequence[Compared]:
         """Accuracy, question by question."""
