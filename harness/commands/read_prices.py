@@ -68,16 +68,17 @@ def read_prices(setting: str, path: str, context: int = 128, key: str | None = N
             return read_prices(setting, name).of_draft(setting, draft, path)
     if not file.is_dir() and not _is_ours(file):
         return read_table(setting, path)
+    costs_file = file / COSTS_FILE
     try:
         runs = every_run(file).runs
     except SettingError as error:
-        if (file / COSTS_FILE).is_file():
-            return read_prices(setting, str(file / COSTS_FILE))
-        raise SettingError(setting, error.rule, path) from error
+        if not costs_file.is_file():
+            raise SettingError(setting, error.rule, path) from error
+        runs = []
     latency = [run for run in runs if run.command == LatencyRow.kind and run.status == "ok"]
-    if setting == "costs" and not latency and (file / COSTS_FILE).is_file():
-        # A run of `map`.
-        return read_prices(setting, str(file / COSTS_FILE))
+    if setting == "costs" and not latency and costs_file.is_file():
+        # A run of `map`, or what a server was timed for.
+        return read_prices(setting, str(costs_file))
     read = [run for run in runs if isinstance(run.last, AcceptanceRow)]
     if setting == "costs":
         return _costs(latency, path)

@@ -23,6 +23,7 @@ from harness.commands.read_runs import runs_of_pair
 from harness.config.amounts import counted
 from harness.config.demand import Demand
 from harness.config.errors import SettingError, VerdictError
+from harness.config.settings import require
 from harness.engines.door import wing
 from harness.engines.door.pairs import AnyPair, Pair, PlacedPair
 from harness.engines.door.reading import TOGETHER, ReadText, Transcript, num_together
@@ -103,15 +104,11 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
         if self.settings.costs == "bytes":
             return []
         alike = {"batch_size": 1, "quantization": self.settings.model.quantization, **circumstances}
-
-        def is_enough(run: Run[LatencyRow]) -> bool:
-            is_alike = all(getattr(run.last, name) == value for name, value in alike.items())
-            return is_alike and not why_no_price(run)
-
-        asked = " ".join(f"{name}={value}" for name, value in alike.items())
-        needed = f" {asked} whose costs are known"
-        runs = runs_of_pair("costs", LatencyRow, self.settings, is_enough, needed)
-        return [*{run.last.num_draft_tokens: run for run in runs}.values()]
+        runs = runs_of_pair("costs", LatencyRow, self.settings, alike)
+        priced = {run.last.num_draft_tokens: run for run in runs if not why_no_price(run)}
+        rule = f"has no price of an iteration: {why_no_price(runs[-1])}"
+        require(bool(priced), "costs", rule, self.settings.costs)
+        return [*priced.values()]
 
     def measure(self, session: Session) -> None:
         settings = self.settings

@@ -66,7 +66,9 @@ class Plan(Experiment[PlanSettings, PlanRow]):
         if settings.costs is not None:
             self._predict(settings.costs)
         elif settings.accepted.path is not None:
-            runs = runs_of_pair("acceptance", AcceptanceRow, settings, drawn_alike=True)
+            names = ["top_k", "top_p", "rule", "lenience"] if settings.decoding.temperature else []
+            drawn = {name: getattr(settings.decoding, name) for name in ("temperature", *names)}
+            runs = runs_of_pair("acceptance", AcceptanceRow, settings, drawn)
             for row in runs[-1].rows:
                 if isinstance(row.num_draft_tokens, int) and row.tokens_per_iteration is not None:
                     self.accepted[row.num_draft_tokens] = row.tokens_per_iteration
