@@ -156,8 +156,7 @@ def _doubts(checks: Checks) -> list[str]:
     row = checks.row
     doubts = []
     if checks.is_control:
-        found = "found" if checks.verdict == "lossy" else "must find"
-        doubts.append(f"A control: fault={row.fault} was planted, and the checks {found} it.")
+        doubts.append(f"A control: fault={row.fault} was planted, which the checks must find.")
     if row_labels := labels(row):
         doubts.append(f"With {' and '.join(row_labels)}: this says nothing about the pair itself.")
     for verdict, problem in _UNDRAFTED.items():
@@ -180,10 +179,8 @@ def _notes(checks: Checks) -> list[str]:
         notes.append(f"Refused by the engine, or not asked for, so not tested: {row.refused}.")
     if checks.reason and checks.findings:
         notes.append(f"{checks.findings}.")
-    if checks.verdict not in _STYLES:
+    if sampled is None or checks.verdict not in _STYLES:
         return notes
-    if sampled is None:
-        return [*notes, "At temperature 0 the output has one possible value; nothing was sampled."]
     smallest = ""
     if sampled.visible_shift is not None:
         smallest = f", one of {percent(sampled.visible_shift, 1)} with 99 %"
@@ -191,11 +188,8 @@ def _notes(checks: Checks) -> list[str]:
         f"The sampled tests call a lossless pair lossy in at most {sampled.false_alarm_rate:.0e} of such runs,"
         f" however often one looks; a shift of {percent(sampled.shift or 0.0)} towards likelier"
         f" or less likely tokens is seen within {sampled.num_draws:,} tokens with a chance of"
-        f" {_share(sampled.power)}{smallest}."
+        f" {_share(sampled.power)}{smallest}. They attribute shifts of up to {sampled.rounding or 0.0:.2g} to rounding."
     )
-    if sampled.rounding and sampled.rounding >= 0.001:
-        rounding = f"{sampled.rounding:.2g} to {_rounding(sampled)}"
-        notes.append(f"The tests attribute shifts of up to {rounding}.")
     return notes
 
 
@@ -221,9 +215,13 @@ def pairs_table(every: Sequence[Checks]) -> Table:
         Column("greedy texts identical", of=lambda run: _identical(run.greedy)),
         Column("draws", "{:,}".format, "sampled.num_draws"),
         Column("p-value", _p_value, "sampled.p_value"),
-        Column("power", _share, "sampled.power"),
+        Column(
+            "power",
+            _share,
+            "sampled.power",
+            meaning="chance of seeing a change of `shift` in a token's distribution",
+        ),
     )
-    shifts = {row.shift for run in every for row in run.rows if row.shift is not None}
     return Table.of(
         "recovery",
         _TITLE,
@@ -232,25 +230,22 @@ def pairs_table(every: Sequence[Checks]) -> Table:
         strong=lambda run: run.verdict == "lossy",
         faint=lambda run: run.verdict not in _STYLES,
         about="Greedy texts token by token, and bets on sampled ones against the target's exact distribution.",
-        notes=[
-            f"power: chance of seeing a shift of {percent(shift)} in a token's distribution."
-            for shift in (shifts if len(shifts) == 1 else ())
-        ],
     )
 
 
 def _checks_table(checks: Checks) -> Table:
     """One row per check that decides."""
     columns = (
-        Column("check", text=True, of=_check),
-        Column("K", of="num_draft_tokens", identifies_row=True),
-        Column("draws", "{:,}".format, "num_draws", optional=True),
-        Column("outcome", of=_outcome),
+        Column("check", text=True, of="check"),
         Column("verdict", of="verdict"),
+        Column("draws", "{:,}".format, "num_draws", optional=True),
+        Column("identical", of=_identical, optional=True),
         Column("p-value", _p_value, "p_value", optional=True),
         Column("power", _share, "power", optional=True),
         Column("accepted", percent, "acceptance_rate", optional=True),
         Column("tokens", "{:,}".format, "num_tokens", optional=True),
+        Column("arm", of="arm", varies=True),
+        Column("finding", text=True, of="finding", optional=True),
     )
     return Table.of("recovery", _TITLE, checks.deciding, columns, notes=tuple(_notes(checks)))
 
@@ -268,27 +263,7 @@ def _kinds_table(checks: Checks) -> Table:
 
 
 def _verdict(checks: Checks) -> str:
-    """`lossless`; of a control also whether the fault was found."""
-    if not checks.is_control or checks.verdict not in _STYLES:
-        return checks.verdict
-    missed = "" if checks.verdict == "lossy" else " that was missed"
-    return f"{checks.verdict} (a planted fault{missed})"
-
-
-def _check(row: RecoveryRow) -> str:
-    check = row.check or ""
-    names = {"sampled": "all draws", "logprobs": f"log-probabilities, {row.arm}"}
-    return names.get(check, check)
-
-
-def _outcome(row: RecoveryRow) -> str:
-    if row.finding is not None:
-        return row.finding
-    if row.check == "greedy":
-        return f"{_identical(row)} identical"
-    if row.num_draws_until is not None:
-        return f"shows after {row.num_draws_until:,}"
-    return "as it should be" if row.verdict == "lossless" else "nothing found"
+    return f"{checks.verdict} (a planted fault)" if checks.is_control else checks.verdict
 
 
 def _identical(row: RecoveryRow | None) -> str | None:
@@ -304,7 +279,7 @@ def _greedy_findings(row: RecoveryRow) -> str:
     explained = "within" if abs(row.logit_margin) <= row.logit_tolerance else "beyond"
     return (
         f"{text} (where they differ most, at token {row.divergence_position}, the logit margin"
-        f" {abs(row.logit_margin):.2g} is {explained} {_rounding(row)}, {row.logit_tolerance:.2g})"
+        f" {abs(row.logit_margin):.2g} is {explained} rounding, {row.logit_tolerance:.2g})"
     )
 
 
@@ -312,19 +287,11 @@ def _sampled_findings(row: RecoveryRow) -> str:
     draws = f"{row.num_draws or 0:,} drawn tokens"
     if row.num_impossible:
         draws += f" ({row.num_impossible:,} with a probability of 0)"
-    if not row.num_draws:
-        return f"nothing was tested by {draws}"
-    p_value = _p_value(row.p_value)
-    if row.num_draws_until is not None:
-        equals = "= " if row.p_value else ""
-        return f"{draws} fail, after {row.num_draws_until:,} (p {equals}{p_value})"
     agree = "follow" if row.verdict == "lossless" else "show no difference from"
-    return f"{draws} {agree} the target's distribution (p-value {p_value})"
-
-
-def _rounding(row: RecoveryRow) -> str:
-    """`the rounding of float16`; a server does not say its number format."""
-    return f"the rounding of {row.dtype}" if row.dtype else "rounding"
+    found = f"{agree} the target's distribution"
+    if row.num_draws_until is not None:
+        found = f"fail, after {row.num_draws_until:,}"
+    return f"{draws} {found} (p-value {_p_value(row.p_value)})"
 
 
 def _p_value(value: float | None) -> str:
