@@ -13,8 +13,6 @@ from harness.config.amounts import counted
 from harness.reporting.names import Named, named_runs
 from harness.reporting.page import Page, Step, heading, lossless_again, title_of_many
 from harness.reporting.table import (
-    Bar,
-    Bars,
     Column,
     Line,
     Table,
@@ -55,19 +53,9 @@ def eval_page(runs: Sequence[Run[EvalRow]]) -> Page | None:
     (run,) = measured
     merged = merged_rows(run.rows)
     row = merged[-1]
-    bars = Bars(tuple(_bar(arm) for arm in merged if arm.accuracy is not None), whole=1.0)
     table = replace(table, notes=(*table.notes, *_notes(merged)))
     title = heading(row, settings_line(run.rows))
-    return Page(title, [_finding(row)], _doubts(row), [bars, table], next=_next_steps(run.rows))
-
-
-def _bar(row: EvalRow) -> Bar:
-    figures = (
-        f"{_percent(row.accuracy or 0)} % correct",
-        _wilson(row) or "",
-        "" if row.ms_per_answer is None else f"{row.ms_per_answer:.2f} ms/answer",
-    )
-    return Bar(arm_name(row), row.accuracy or 0.0, figures)
+    return Page(title, [_finding(row)], _doubts(row), [table], next=_next_steps(run.rows))
 
 
 def _finding(row: EvalRow) -> Line:

@@ -14,12 +14,10 @@ from harness.config.demand import Remedy
 from harness.config.settings import DecodingSettings
 from harness.reporting.names import named_runs
 from harness.reporting.page import Page, Step, heading, title_of_many
-from harness.reporting.table import Bar, Bars, Column, Line, Table, TableRow, number, times
+from harness.reporting.table import Column, Line, Table, TableRow, number, times
 from harness.results.runs import Run
 
 _NO_GPU = "No GPU here: planned for main memory; gpus=4 gpu_memory=40GB pretends GPUs."
-# Devices that an answer shows.
-_MOST_DEVICES = 4
 # A verification that costs at least this many steps costs noticeably more than one.
 _COSTLY_VERIFICATION = 1.2
 
@@ -39,7 +37,7 @@ def plan_page(rows: Sequence[PlanRow]) -> Page | None:
     if not row.devices_bytes:
         return None
     doubts = ([] if row.num_gpus else [_NO_GPU]) + doubts_of_notes(rows)
-    tables: list[Table | Bars] = [_bars(row), _models(row), _devices(row)]
+    tables = [_devices(row), _models(row)]
     return Page(heading(row, _settings(row)), [_finding(row)], doubts, tables, [*_why(row)], steps)
 
 
@@ -57,18 +55,6 @@ def _settings(row: PlanRow) -> str:
         "" if row.placement == "auto" else f"placement {row.placement}",
     ]
     return " · ".join(filter(None, settings))
-
-
-def _bars(row: PlanRow) -> Bars:
-    """How full the fullest devices are."""
-    bars = []
-    for name, used, free in _uses(row):
-        bars.append(
-            Bar(_device(name), used / free, (f"{gigabytes(used)} of {gigabytes(free)} GB",))
-        )
-    fullest = sorted(bars, key=lambda bar: bar.size)[-_MOST_DEVICES:]
-    whole = max([1.0, *(bar.size for bar in fullest)])
-    return Bars(tuple(bar for bar in bars if bar in fullest), whole)
 
 
 def _finding(row: PlanRow) -> Line:
@@ -200,7 +186,7 @@ def _models(row: PlanRow) -> Table:
 
 
 def _devices(row: PlanRow) -> Table:
-    """What goes where: the answer shows the fullest devices alone."""
+    """What goes where."""
     rows = []
     for name, sizes in (row.devices_bytes or {}).items():
         draft = sizes["draft"] if row.draft else None
