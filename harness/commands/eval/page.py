@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -98,17 +97,13 @@ def _next_steps(rows: Sequence[EvalRow]) -> list[Step]:
     if _differs(row):
         recovery = f"harness recovery model={row.model} draft={row.draft}"
         return [lossless_again(row) or Step("is it lossless?", command=recovery)]
-    # A damaged file may hold any text.
-    operands = re.fullmatch(r"(\d{1,10})-(\d{1,10})", row.operands or "")
-    if operands is None:
+    # Drawn operands: no data set that may have no more, nor all that there are.
+    if not row.operands or row.num_different_prompts not in (None, row.num_prompts):
         return []
-    num_questions = (int(operands[2]) - int(operands[1]) + 1) ** 2
-    seeds = {each.seed for each in rows} - {"all"}
-    num_prompts = 4 * (row.num_prompts or 0) // max(1, len(seeds))
-    has_more = row.num_different_prompts != num_questions
-    if has_more and (row.replacement or num_prompts <= num_questions):
-        return [Step("an interval half as wide", f"num_prompts={num_prompts}")]
-    return []
+    seeds = {row.seed for row in rows} - {"all"}
+    return [
+        Step("more questions", f"num_prompts={4 * (row.num_prompts or 0) // max(1, len(seeds))}")
+    ]
 
 
 def accuracy_table(runs: Sequence[Run[EvalRow]]) -> Table:
