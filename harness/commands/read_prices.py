@@ -132,18 +132,22 @@ def _yields(
                 measured[draft, k, point.rows] = measured_yields[k].estimate / point.steps.estimate
     # One pass over texts says more than the answers of a run.
     for run in read:
-        read_yields = {
-            row.num_draft_tokens: row.tokens_per_iteration
-            for row in run.rows
-            if isinstance(row.num_draft_tokens, int) and row.tokens_per_iteration is not None
-        }
-        if read_yields:
+        if read_yields := yields_of(run):
             yields[_draft(run)] = read_yields
             # Of each text all tokens but the first are decided by iterations.
             lengths[_draft(run)] = 1 + (run.last.num_tokens or 0) / (run.last.num_texts or 1)
     if not yields:
         raise SettingError("acceptance", "has no tokens per iteration of any K", path)
     return Table(yields=yields, lengths=lengths, measured=measured)
+
+
+def yields_of(run: Run[AcceptanceRow]) -> dict[int, Interval]:
+    """The tokens per iteration of each K of a run of `acceptance`."""
+    return {
+        row.num_draft_tokens: row.tokens_per_iteration
+        for row in run.rows
+        if isinstance(row.num_draft_tokens, int) and row.tokens_per_iteration is not None
+    }
 
 
 def _check_alike(setting: str, runs: Sequence[Run], names: Sequence[str], path: str) -> None:

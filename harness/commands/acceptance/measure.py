@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from harness.commands.acceptance.conversations import turn_range
 from harness.commands.acceptance.health import (
     health_columns,
     health_in_words,
     likelihood_columns,
     most_drafted,
 )
+from harness.commands.acceptance.page import turn_range
 from harness.commands.acceptance.record import RECORD, AcceptanceSettings
 from harness.commands.command import Experiment
 from harness.commands.read_runs import runs_of_pair

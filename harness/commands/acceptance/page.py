@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from harness.commands.acceptance.conversations import estimate_of, lines_of_parts, table_of_parts
 from harness.commands.acceptance.health import health_in_words, off_policy
 from harness.config.amounts import counted, percent
 from harness.reporting.names import Named, named_runs
@@ -60,6 +59,11 @@ def acceptance_page(runs: Sequence[Run[AcceptanceRow]]) -> Page | None:
     command = typed_for("latency", changes, _OWN_SETTINGS) if best.text_source != "served" else None
     steps = [Step("measure it", command=command)] if command else []
     return replace(page, doubts=[*doubts], next=steps, plots=partial(_plots, by_target))
+
+
+def estimate_of(figure: Interval | None) -> float:
+    """The estimate; 0 where there is none."""
+    return 0.0 if figure is None else figure.estimate
 
 
 def _expected(row: AcceptanceRow) -> tuple[float, float]:
@@ -238,3 +242,61 @@ def _relative_to_best(drafts: Sequence[Draft]) -> dict[str, Interval]:
     ids = list(by_prompt["time"])
     ranked = ranking(by_prompt["tokens"].to_numpy().T, by_prompt["time"].to_numpy().T)
     return {ids[rank.index]: rank.relative_to_best for rank in ranked}
+
+
+def turn_range(turn: int) -> str:
+    """The range that a turn is in: `1`, `2 to 3`, `4 to 7` and so on."""
+    first = 2 ** (turn.bit_length() - 1)
+    return f"{first:,} to {2 * first - 1:,}" if turn > 1 else "1"
+
+
+def lines_of_parts(
+    parts: Sequence[AcceptancePartRow], texts: Sequence[AcceptanceTextRow], best_k: int
+) -> list[tuple[str, str]]:
+    """Tokens per iteration of each part at one K, and how many turns are faster without speculation."""
+    at_best = [part for part in parts if part.num_draft_tokens == best_k]
+    figures = [f"{part.part} {estimate_of(part.tokens_per_iteration):.2f}" for part in at_best]
+    lines = [("Turn", " · ".join(figures))]
+    if any(part.expected_speedup for part in parts):
+        number = sum(best_k in (text.slower_at or ()) for text in texts)
+        slower = f"{number} of {counted(len(texts), 'turn')}" if number else "no turn"
+        lines.append(("Slower", f"{slower} at K={best_k}"))
+    return lines
+
+
+def slower_at(parts: Sequence[AcceptancePartRow]) -> str | None:
+    """Each K at which a part is faster without speculation, by its interval: `K=3 to 16`; None for none."""
+    slower = [
+        int(part.num_draft_tokens or 0)
+        for part in parts
+        if part.expected_speedup is not None and part.expected_speedup.high < 1
+    ]
+    if not slower:
+        return None
+    if len(slower) == len(parts):
+        return "every K"
+    first, last = min(slower), max(slower)
+    if len(slower) == last - first + 1 > 2:
+        return f"K={first} to {last}"
+    return f"K={', '.join(map(str, slower))}"
+
+
+def table_of_parts(parts: Sequence[AcceptancePartRow], best_k: int) -> Table:
+    """A row for each part, at one K."""
+    by_part = grouped(parts, lambda part: part.part)
+    columns = (
+        Column("turn", text=True, of="part"),
+        Column("tokens", "{:,}".format, "num_tokens"),
+        Column("conver-\nsations", of="num_conversations"),
+        Column("tokens per iteration\n(95 % interval)", "{:.2f}".format, "tokens_per_iteration"),
+        Column("expected\nspeed-up", times, "expected_speedup.estimate", optional=True),
+        Column(
+            "slower\nat",
+            text=True,
+            of=lambda part: slower_at(by_part[part.part]),
+            optional=True,
+        ),
+    )
+    at_best = [part for part in parts if part.num_draft_tokens == best_k]
+    title = f"Turns of conversations at K={best_k}"
+    return Table.of("parts", title, at_best, columns)

@@ -18,7 +18,7 @@ from harness.commands.plan.predictions import predictions
 from harness.commands.plan.record import PlanSettings
 from harness.commands.plan.rows import PlanRow
 from harness.commands.plan.tables import least_ms
-from harness.commands.read_prices import read_prices
+from harness.commands.read_prices import read_prices, yields_of
 from harness.commands.read_runs import runs_of_pair
 from harness.config.errors import SettingError, VerdictError
 from harness.config.model_names import SERVED
@@ -69,9 +69,7 @@ class Plan(Experiment[PlanSettings, PlanRow]):
             names = ["top_k", "top_p", "rule", "lenience"] if settings.decoding.temperature else []
             drawn = {name: getattr(settings.decoding, name) for name in ("temperature", *names)}
             runs = runs_of_pair("acceptance", AcceptanceRow, settings, drawn)
-            for row in runs[-1].rows:
-                if isinstance(row.num_draft_tokens, int) and row.tokens_per_iteration is not None:
-                    self.accepted[row.num_draft_tokens] = row.tokens_per_iteration
+            self.accepted = yields_of(runs[-1])
 
     def _predict(self, path: str) -> None:
         """Predict from costs that were measured, of whatever pair that was."""
