@@ -43,13 +43,9 @@ def verdict(row: CompareRow, is_session: bool = False) -> Document:
     if no_verdict is None and row.speedup is not None:
         part = "in this race"
         if row.num_compared is not None:
-            is_shorter = (row.speculative_num_tokens or 0) < (row.regular_num_tokens or 0)
-            shorter = "speculative" if is_shorter else "regular"
-            part = f"over the first {row.num_compared} tokens, where the {shorter} text ends"
+            part = f"over the first {row.num_compared} tokens, where the shorter text ends"
         headline = f"{times(row.speedup)} {part}"
-    accepted = "nothing was drafted"
-    if row.is_elsewhere and not row.is_simulated:
-        accepted = "the server does not report how many draft tokens it accepted"
+    accepted = "no accepted draft tokens are reported"
     if row.acceptance_rate is not None:
         accepted = f"{percent(row.acceptance_rate)} of the draft tokens accepted"
         # Some servers report no iterations.

@@ -8,7 +8,6 @@ from itertools import islice
 
 from harness.commands.eval.changes import contrasts
 from harness.commands.eval.rows import EvalRow
-from harness.config.amounts import counted
 from harness.reporting.names import Named, named_runs
 from harness.reporting.page import Page, Step, heading, lossless_again, title_of_many
 from harness.reporting.table import (
@@ -21,7 +20,6 @@ from harness.reporting.table import (
 from harness.reporting.words import (
     arm_name,
     lossy_warning,
-    pair_name,
     settings_line,
 )
 from harness.results.published import MULTIPLICATION_NOTE
@@ -44,10 +42,13 @@ def eval_page(runs: Sequence[Run[EvalRow]]) -> Page | None:
     if len(measured) > 1:
         # A difference is looked into first.
         ordered = sorted(measured, key=lambda run: not any(map(_differs, merged_rows(run.rows))))
-        findings = [*islice(contrasts(measured), _MOST_CONTRASTS), *verdict_lines(measured)]
+        findings = [*islice(contrasts(measured), _MOST_CONTRASTS)]
+        for named in named_runs(measured):
+            row = merged_rows(named.run.rows)[-1]
+            finding = _finding(row)
+            findings.append(replace(finding, text=f"{named.name.label()}: {finding.text}"))
         steps = [step for run in ordered for step in _next_steps(run.rows)]
         title = title_of_many([run.last for run in measured])
-        findings = findings or [Line("nothing was compared")]
         return Page(title, findings, (), [table], next=steps[:1])
     (run,) = measured
     merged = merged_rows(run.rows)
@@ -142,27 +143,6 @@ def accuracy_table(runs: Sequence[Run[EvalRow]]) -> Table:
         about="Difference: speculative minus regular, percentage points.",
         notes=(MULTIPLICATION_NOTE,) if is_published else (),
     )
-
-
-def verdict_lines(runs: Sequence[Run]) -> list[Line]:
-    """A sentence on whether the arms' accuracies differ in any of several runs; [] where none was compared."""
-    compared = []
-    for run in runs:
-        if run.status == "ok":
-            compared += [row for row in merged_rows(run.rows) if row.difference is not None]
-    if not compared:
-        return []
-    differing = [
-        f"{pair_name(row)} by {100 * row.difference.estimate:+.1f} points"
-        for row in compared
-        if row.difference is not None and _differs(row)
-    ]
-    number = counted(len(compared), "evaluation")
-    text = f"Regular and speculative arms: no significant difference in accuracy ({number})."
-    if differing:
-        pairs = "; ".join(differing)
-        text = f"The speculative arm's accuracy differs (McNemar p < {_SIGNIFICANT}): {pairs}."
-    return [Line(text, "strong")]
 
 
 def _differs(row: EvalRow) -> bool:

@@ -14,7 +14,6 @@ from harness.reporting.words import (
     TOO_LONG,
     labels,
     lossy_rule,
-    pair_name,
     settings_line,
     synthetic_in_words,
     too_long,
@@ -24,11 +23,6 @@ from harness.results.schema import RunnerNames
 
 _TITLE = "Is it lossless?"
 _STYLES: dict[str, Style] = {"lossless": "good", "lossy": "bad", "undecided": "warning"}
-_HEADLINES = {
-    "lossy": "Lossy",
-    "undecided": "Cannot tell whether it is lossless",
-    "lossless": "Lossless in every check",
-}
 # Verdicts on kinds of requests that weaken what the checks say.
 _UNDRAFTED = {
     "no drafts": "Requests without drafts",
@@ -117,7 +111,11 @@ def recovery_page(runs: Sequence[Run]) -> Page | None:
     if len(every) > 1:
         neediest = max(every, key=lambda run: (run.verdict == "lossy", run.num_draws_needed))
         title = title_of_many([run.last for run in measured])
-        findings = verdict_lines(every) or [Line("nothing was compared")]
+        findings = []
+        for run in every:
+            finding = _finding(run)
+            name = run.name.label() if run.name else ""
+            findings.append(dataclasses.replace(finding, text=f"{name}: {finding.text}"))
         return Page(title, findings, tables=[pairs_table(every)], next=_next_steps(neediest))
     (run,) = every
     # The first check is of greedy texts; the last one has the temperature that was asked for.
@@ -135,20 +133,6 @@ def _finding(checks: Checks) -> Line:
         return Line(f"no verdict: {checks.verdict}", "warning", so_far)
     text = "cannot tell" if checks.verdict == "undecided" else checks.verdict
     return Line(text, _STYLES[checks.verdict], checks.reason or checks.findings)
-
-
-def verdict_lines(every: Sequence[Checks]) -> list[Line]:
-    """`Lossless in every check: 13B with 7B, 30B with 7B.`, a sentence for each verdict.
-
-    Controls, in which a fault was planted, are left out: they are no verdict on a pair.
-    """
-    lines = []
-    for verdict, headline in _HEADLINES.items():
-        judged = [run for run in every if run.verdict == verdict and not run.is_control]
-        names = dict.fromkeys(pair_name(run.rows[-1]) for run in judged)
-        if names:
-            lines.append(Line(f"{headline}: {', '.join(names)}.", "strong"))
-    return lines
 
 
 def _doubts(checks: Checks) -> list[str]:
