@@ -187,16 +187,6 @@ class Plan(Command[PlanSettings, PlanRow]):
 
         return best_in_words(rows) if rows[0].cost_source else "fits"
 
-    def failure(self, row: PlanRow) -> str:
-        """For a pair that does not fit, by how much."""
-        if row.status != "does_not_fit":
-            return super().failure(row)
-        from harness.commands.plan.tables import free_in_words, gigabytes
-
-        if row.needed_bytes is None:
-            return "does not fit"
-        return f"does not fit: {gigabytes(row.needed_bytes)} GB in {free_in_words(row)} GB"
-
     def page(self, runs: Sequence[Run[PlanRow]]) -> Page | None:
         from harness.commands.plan.predictions import predictions_page
         from harness.commands.plan.tables import plan_page
