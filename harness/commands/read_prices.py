@@ -58,15 +58,12 @@ def read_prices(setting: str, path: str, context: int = 128, key: str | None = N
         cost = IterationCost.of_passes(rounds, path)
         return Table({"": cost}, notes=[_ALONE])
     file = Path(path).expanduser()
-    if file.suffix == ".json":
-        costs = _read_json(setting, file)
-        if costs is not None:
-            return Table({"": costs})
-    if not file.exists() and "@" in path:
-        name, _, draft = path.rpartition("@")
-        if Path(name).expanduser().is_dir() or _is_ours(Path(name).expanduser()):
-            return read_prices(setting, name).of_draft(setting, draft, path)
-    if not file.is_dir() and not _is_ours(file):
+    if file.suffix == ".json" and (costs := _read_json(setting, file)):
+        return Table({"": costs})
+    name, _, draft = path.rpartition("@")
+    if name and not file.exists() and _holds_runs(Path(name).expanduser()):
+        return read_prices(setting, name).of_draft(setting, draft, path)
+    if not _holds_runs(file):
         return read_table(setting, path)
     costs_file = file / COSTS_FILE
     try:
@@ -185,9 +182,11 @@ def _read_json(setting: str, file: Path) -> IterationCost | None:
         raise SettingError(setting, f"is no file of costs: {error}", str(file)) from error
 
 
-def _is_ours(file: Path) -> bool:
-    """Whether a file has rows of a command, by the columns that only these have."""
+def _holds_runs(file: Path) -> bool:
+    """Whether it is a directory, or a file with rows of a command, by the columns that only these have."""
+    if file.is_dir() or file.suffix == ".json":
+        return True
     try:
-        return file.suffix == ".json" or read_kind(file, (LatencyRow, AcceptanceRow)) is not None
+        return read_kind(file, (LatencyRow, AcceptanceRow)) is not None
     except OSError:
         return False
