@@ -167,11 +167,6 @@ class Command(ConfiguredCommand[SomeSettings], Generic[SomeSettings, SomeRow]):
 
         return figures_page(self.name, [row for run in runs for row in run.rows])
 
-    def doubts(self, run: Run[SomeRow]) -> Sequence[str]:
-        """Sentences that weaken the result of one run, the most serious first."""
-        page = self.page([run])
-        return [] if page is None else page.doubts
-
     def table_rows(self, runs: Sequence[Run[SomeRow]]) -> Sequence[str]:
         """The lines of a Markdown table with a row for each run, for `report format=row`; [] where there is none."""
         return []

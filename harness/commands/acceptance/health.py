@@ -24,6 +24,12 @@ MOST_DEVIATIONS = 4.75
 _TOLERATED_ROUNDING = 0.03
 
 
+_CAUSES = {
+    "accepts less": " than rejection sampling would (another rule, or a damaged draft)",
+    "accepts more": " than a lossless rule would (another rule, or another draft)",
+}
+
+
 def likelihood_columns(texts: Sequence[ReadText]) -> dict[str, Any]:
     """How likely texts are under the target, against its own texts."""
     num_tokens = sum(text.num_tokens for text in texts)
@@ -120,11 +126,7 @@ def health_in_words(row: AcceptanceRow) -> str:
         return f"the engine's texts are not {row.model}'s: {off_policy(row)}"
     served = f"{row.served_tokens_per_iteration or 0:.2f} tokens per iteration at K={row.num_draft_tokens}"
     figures = f"the engine decides {served}, its weights {weights}"
-    if row.health == "accepts less":
-        return f"accepts less than rejection sampling would: another rule, or a damaged draft; {figures}"
-    if row.health == "accepts more":
-        return f"accepts more than a lossless rule would: another rule, or another draft; {figures}"
-    return f"{row.health}: {figures}"
+    return f"{row.health}{_CAUSES.get(row.health or '', '')}: {figures}"
 
 
 def off_policy(row: AcceptanceRow) -> str | None:

@@ -198,7 +198,7 @@ class Compare(Experiment[CompareSettings, CompareRow]):
         if view == "race":
             show_race(self._console, laps, session.tokenizer, token_ids, reports_drafts)
         log = rejections(rejected) if view == "log" and settings.draft is not None else []
-        document = [*log, *verdict(row, is_session=settings.prompt is None)]
+        document = [*log, *verdict(row)]
         if document:
             self._console.print()
             print_document(document, self._console)

@@ -24,13 +24,10 @@ from harness.results.acceptance import Rejection
 from harness.results.runs import Run
 
 
-def verdict(row: CompareRow, is_session: bool = False) -> Document:
+def verdict(row: CompareRow) -> Document:
     """Speed-up or why there is none, acceptance, and whether the texts are the same.
 
     After a race of one arm only warnings about random weights and synthetic acceptance.
-
-    Args:
-        is_session: whether `:set` changes settings.
     """
     # "random weights: ...", "synthetic 0.8: ..."
     not_real = [
@@ -53,7 +50,7 @@ def verdict(row: CompareRow, is_session: bool = False) -> Document:
             accepted += f", {tokens:.2f} tokens per iteration"
     lines = [
         Line(f"{headline} · {accepted}", "strong"),
-        Line(_identity(row, is_session)),
+        Line(_identity(row)),
         *sentences("warning", lossy_warning(row), *not_real),
     ]
     ended_apart = row.regular_num_tokens != row.speculative_num_tokens
@@ -115,15 +112,15 @@ def _quoted(token: str) -> str:
     return f'"{visible(token)}"'.replace("\n", "⏎").replace("\t", "⇥")
 
 
-def _identity(row: CompareRow, is_session: bool) -> str:
+def _identity(row: CompareRow) -> str:
     if row.identical:
         return "The texts are identical, token for token."
     differ = f"The texts differ from token {row.parted_at} on"
     if row.lossy:
         return f"{differ}."
     if row.temperature:
-        setting = ":set temperature=0" if is_session else "temperature=0"
-        return f"At temperature {row.temperature:g} two samples differ; both are valid. {setting} gives one text."
+        samples = f"At temperature {row.temperature:g} two samples differ; both are valid"
+        return f"{samples}. temperature=0 gives one text."
     if row.logit_margin is None:
         return f"{differ}, where one of them ends."
     differ += f", where the logits differ by {row.logit_margin:.2g}"
