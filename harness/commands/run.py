@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import logging
-import textwrap
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -139,16 +138,7 @@ def _print(page: Page, saved: str | None, *, details: bool) -> None:
         print_document(in_full(page) if details else in_short(page))
     finally:
         if saved is not None:
-            # Two paths, on two lines where one line is too short.
-            say(
-                textwrap.fill(
-                    saved,
-                    80,
-                    subsequent_indent=" " * 9,
-                    break_long_words=False,
-                    break_on_hyphens=False,
-                )
-            )
+            say(saved)
 
 
 def record_failure(
