@@ -89,7 +89,7 @@ def races_page(runs: Sequence[Run[CompareRow]]) -> Page | None:
     names = distinct_names(rows)
     races = [Named(name, run, row) for name, (run, row) in zip(names, timed, strict=True)]
     columns = (
-        Column("pair", text=True, of=_pair_and_settings, once=True),
+        Column("pair", text=True, of="name.cell", once=True),
         Column("K", of="name.num_draft_tokens", identifies_row=True),
         Column("prompt", lambda text: textwrap.shorten(text, 40), "row.prompt", text=True),
         Column(
@@ -100,11 +100,6 @@ def races_page(runs: Sequence[Run[CompareRow]]) -> Page | None:
     about = "Single prompts, timed once each: an impression, not a measurement."
     table = Table.of("races", "Prompts raced in compare", races, columns, about=about)
     return Page(title_of_many(rows), tables=[table])
-
-
-def _pair_and_settings(race: Named[CompareRow]) -> str:
-    """Without circumstances: prompts are raced one after the other."""
-    return " · ".join([race.name.pair, *race.name.settings.values()])
 
 
 def _quoted(token: str) -> str:
