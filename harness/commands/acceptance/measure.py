@@ -314,9 +314,8 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
                 self.too_long["num_truncated"] += len(long)
                 num_read = room
             else:
-                skipping = "leaves none" if too_long == "skip" else "leaves them out"
                 rule = f"the longest has {longest} tokens, and the context {room}"
-                advice = f"prompts.too_long=skip {skipping}, truncate reads the answers as far as they fit"
+                advice = "prompts.too_long=skip leaves them out, truncate reads answers as far as they fit"
                 raise SettingError("prompts", f"{problem}; {rule}; {advice}")
         held = [reading.until(num_read) for reading in readings]
         return [reading for reading in held if reading is not None]

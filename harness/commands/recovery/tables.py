@@ -24,11 +24,7 @@ from harness.results.schema import RunnerNames
 _TITLE = "Is it lossless?"
 _STYLES: dict[str, Style] = {"lossless": "good", "lossy": "bad", "undecided": "warning"}
 # Verdicts on kinds of requests that weaken what the checks say.
-_UNDRAFTED = {
-    "no drafts": "Requests without drafts",
-    "some drafts": "Requests of which some get no drafts",
-    "none accepted": "Requests whose drafts are never accepted",
-}
+_UNDRAFTED = ("no drafts", "some drafts", "none accepted")
 
 
 class Checks:
@@ -143,10 +139,13 @@ def _doubts(checks: Checks) -> list[str]:
         doubts.append(f"A control: fault={row.fault} was planted, which the checks must find.")
     if row_labels := labels(row):
         doubts.append(f"With {' and '.join(row_labels)}: this says nothing about the pair itself.")
-    for verdict, problem in _UNDRAFTED.items():
-        kinds = [kind.sampling or "" for kind in checks.kinds if kind.verdict == verdict]
-        if kinds:
-            doubts.append(f"{problem}: {', '.join(kinds)}.")
+    undrafted = [
+        f"{kind.sampling} ({kind.verdict})" for kind in checks.kinds if kind.verdict in _UNDRAFTED
+    ]
+    if undrafted:
+        doubts.append(
+            f"Kinds of requests that drafts speed up less, or not at all: {', '.join(undrafted)}."
+        )
     if prompts := too_long(row):
         doubts.append(f"{prompts} {TOO_LONG}.")
     return doubts
