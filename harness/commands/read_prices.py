@@ -58,26 +58,24 @@ def read_prices(setting: str, path: str, context: int = 128, key: str | None = N
         cost = IterationCost.of_passes(rounds, path)
         return Table({"": cost}, notes=[_ALONE])
     file = Path(path).expanduser()
-    if file.suffix == ".json":
-        costs = _read_json(setting, file)
-        if costs is not None:
-            return Table({"": costs})
-    if not file.exists() and "@" in path:
-        name, _, draft = path.rpartition("@")
-        if Path(name).expanduser().is_dir() or _is_ours(Path(name).expanduser()):
-            return read_prices(setting, name).of_draft(setting, draft, path)
-    if not file.is_dir() and not _is_ours(file):
+    if file.suffix == ".json" and (costs := _read_json(setting, file)):
+        return Table({"": costs})
+    name, _, draft = path.rpartition("@")
+    if name and not file.exists() and _holds_runs(Path(name).expanduser()):
+        return read_prices(setting, name).of_draft(setting, draft, path)
+    if not _holds_runs(file):
         return read_table(setting, path)
+    costs_file = file / COSTS_FILE
     try:
         runs = every_run(file).runs
     except SettingError as error:
-        if (file / COSTS_FILE).is_file():
-            return read_prices(setting, str(file / COSTS_FILE))
-        raise SettingError(setting, error.rule, path) from error
+        if not costs_file.is_file():
+            raise SettingError(setting, error.rule, path) from error
+        runs = []
     latency = [run for run in runs if run.command == LatencyRow.kind and run.status == "ok"]
-    if setting == "costs" and not latency and (file / COSTS_FILE).is_file():
-        # A run of `map`.
-        return read_prices(setting, str(file / COSTS_FILE))
+    if setting == "costs" and not latency and costs_file.is_file():
+        # A run of `map`, or what a server was timed for.
+        return read_prices(setting, str(costs_file))
     read = [run for run in runs if isinstance(run.last, AcceptanceRow)]
     if setting == "costs":
         return _costs(latency, path)
@@ -131,18 +129,22 @@ def _yields(
                 measured[draft, k, point.rows] = measured_yields[k].estimate / point.steps.estimate
     # One pass over texts says more than the answers of a run.
     for run in read:
-        read_yields = {
-            row.num_draft_tokens: row.tokens_per_iteration
-            for row in run.rows
-            if isinstance(row.num_draft_tokens, int) and row.tokens_per_iteration is not None
-        }
-        if read_yields:
+        if read_yields := yields_of(run):
             yields[_draft(run)] = read_yields
             # Of each text all tokens but the first are decided by iterations.
             lengths[_draft(run)] = 1 + (run.last.num_tokens or 0) / (run.last.num_texts or 1)
     if not yields:
         raise SettingError("acceptance", "has no tokens per iteration of any K", path)
     return Table(yields=yields, lengths=lengths, measured=measured)
+
+
+def yields_of(run: Run[AcceptanceRow]) -> dict[int, Interval]:
+    """The tokens per iteration of each K of a run of `acceptance`."""
+    return {
+        row.num_draft_tokens: row.tokens_per_iteration
+        for row in run.rows
+        if isinstance(row.num_draft_tokens, int) and row.tokens_per_iteration is not None
+    }
 
 
 def _check_alike(setting: str, runs: Sequence[Run], names: Sequence[str], path: str) -> None:
@@ -180,9 +182,11 @@ def _read_json(setting: str, file: Path) -> IterationCost | None:
         raise SettingError(setting, f"is no file of costs: {error}", str(file)) from error
 
 
-def _is_ours(file: Path) -> bool:
-    """Whether a file has rows of a command, by the columns that only these have."""
+def _holds_runs(file: Path) -> bool:
+    """Whether it is a directory, or a file with rows of a command, by the columns that only these have."""
+    if file.is_dir() or file.suffix == ".json":
+        return True
     try:
-        return file.suffix == ".json" or read_kind(file, (LatencyRow, AcceptanceRow)) is not None
+        return read_kind(file, (LatencyRow, AcceptanceRow)) is not None
     except OSError:
         return False

@@ -6,11 +6,9 @@ has the rows already, calls `group` and `merge`.
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
@@ -20,7 +18,7 @@ from harness.commands.command import Command, CommandRecord
 from harness.commands.registry import commands as menu_commands
 from harness.commands.registry import row_kinds
 from harness.config.errors import SettingError
-from harness.results.files import read_file, read_kind
+from harness.results.files import Contents, read_file, read_kind
 from harness.results.result_file import NAME, read_result
 from harness.results.row import Row
 from harness.results.rows.prompts import LatencyPromptRow
@@ -29,12 +27,6 @@ from harness.results.schema import RunRow
 
 if TYPE_CHECKING:
     from harness.config.run import RunSettings
-    from harness.config.settings import DecodingSettings
-
-# Bytes of a file that takes seconds to read.
-_LARGE_FILE = 5_000_000
-# A directory with more is not one of results: `before=/` would take hours.
-_MOST_FILES = 200_000
 
 
 def measuring(commands: Iterable[CommandRecord]) -> list[Command[Any, Any]]:
@@ -89,60 +81,42 @@ def read(
 
 
 def runs_of_pair(
-    setting: str,
-    row: type[AnyRunRow],
-    settings: RunSettings,
-    is_enough: Callable[[Run[AnyRunRow]], bool] = lambda run: True,
-    needed: str = "",
-    *,
-    drawn_alike: bool = False,
+    setting: str, row: type[AnyRunRow], settings: RunSettings, alike: Mapping[str, Any]
 ) -> list[Run[AnyRunRow]]:
     """The runs of a command with this model and draft, in the file or directory that a setting names, the newest last.
 
     Args:
         setting: its name, `acceptance`; its value in `settings` is the path.
         row: the command's kind of row.
-        is_enough: whether a run has what it is read for.
-        needed: the end of the error where none has that: ` whose costs are known`.
-        drawn_alike: whether temperature, top-k, top-p, rule and lenience must be those of the settings.
+        alike: columns that must have these values, too.
 
     Raises:
         SettingError: there is none.
     """
     path = str(getattr(settings, setting))
-    asked = (settings.model.name, settings.draft and settings.draft.name)
-    others = set()
+    draft = settings.draft and settings.draft.name
+    wanted = {"model": settings.model.name, "draft": draft, **alike}
     try:
         runs = read([Path(path)]).runs_of(row)
     except SettingError as error:
         raise SettingError(setting, error.rule, path) from error
     fitting = []
+    others = set()
     for run in runs:
-        pair = (run.last.model, run.last.draft)
-        differing = _drawn_otherwise(run.last, settings.decoding) if drawn_alike else []
-        if pair == asked and is_enough(run) and not differing:
+        columns = {name: getattr(run.last, name) for name in wanted}
+        if columns == wanted:
             fitting.append(run)
-        if pair != asked or differing:
-            others.add(" ".join([f"model={pair[0]} draft={pair[1]}", *differing]))
+        others.add(_typed(columns))
     if fitting:
         return fitting
-    rule = f"has no run of {row.kind} with model={asked[0]} draft={asked[1]}{needed}"
+    rule = f"has no run of {row.kind} with {_typed(wanted)}"
     if others:
         rule += f", but of {', '.join(sorted(others)[:3])}"
     raise SettingError(setting, rule, path)
 
 
-def _drawn_otherwise(row: RunRow, decoding: DecodingSettings) -> list[str]:
-    """`temperature=0.5`, `rule=block`: settings of a run that acceptance depends on and that are others here."""
-    names = ["temperature"]
-    if decoding.temperature or getattr(row, "temperature", None):
-        names += ["top_k", "top_p", "rule", "lenience"]
-    differing = []
-    for name in names:
-        value = getattr(row, name, None)
-        if value not in (None, getattr(decoding, name)):
-            differing.append(f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}")
-    return differing
+def _typed(columns: Mapping[str, Any]) -> str:
+    return " ".join(f"{name}={value}" for name, value in columns.items())
 
 
 def every_run(path: Path) -> Findings:
@@ -231,48 +205,28 @@ class _Reader:
             False for a file that is not ours. A file that cannot be read gets a note, and True.
         """
         findings = self.findings
-        is_json = file.suffix in (".json", ".jsonl")
+        contents: Contents | None
         try:
-            contents = read_result(file, self._kinds) if file.suffix == ".json" else None
-            if contents is None and is_json:
-                if file.name == NAME and _is_broken(file):
-                    findings.notes.append(f"{file} is broken: it is no whole JSON")
-                return False
-            if contents is None:
-                if file.stat().st_size > _LARGE_FILE:
-                    megabytes = file.stat().st_size / 1e6
-                    print(f"reading {file} ({megabytes:.0f} MB)", file=sys.stderr)
+            if file.suffix == ".json":
+                contents = read_result(file, self._kinds)
+            else:
                 contents = read_file(file, [*row_kinds(), *self._kinds])
         except OSError as error:
             findings.notes.append(f"{file} cannot be read: {error.strerror}")
             return True
-        findings.notes += contents.torn
-        if contents.kind not in self._kinds:
-            findings.notes.append(f"{file} has the columns of no command and was left out")
+        if contents is None or contents.kind not in self._kinds:
+            findings.notes.append(f"{file} holds no rows of a command, and was left out")
             return False
+        findings.notes += [*contents.torn, *contents.unread]
         findings.files[file] = len(contents.rows)
-        findings.notes += contents.unread
         findings.runs += group(contents.rows, file)
         prompts = [row for row in contents.rows if isinstance(row, LatencyPromptRow)]
         self._prompts |= grouped(prompts, attrgetter("run"))
         return True
 
 
-def _is_broken(file: Path) -> bool:
-    try:
-        json.loads(file.read_bytes())
-    except ValueError:
-        return True
-    return False
-
-
 def _files(path: Path) -> Iterator[Path]:
     """The files below a directory, but for hidden directories."""
-    num_files = 0
     for folder, inner, names in os.walk(path):
-        num_files += len(names)
-        if num_files > _MOST_FILES:
-            rule = f"holds more than {_MOST_FILES:,} files: name the directory with the results"
-            raise SettingError(str(path), rule)
         inner[:] = sorted(name for name in inner if not name.startswith("."))
         yield from (Path(folder, name) for name in sorted(names))

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import logging
-import textwrap
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -28,7 +27,7 @@ from harness.results.files import SUMMARY_FILE, check_appendable
 from harness.results.locked_files import remove_locks, replace_file
 from harness.results.result_file import write_result
 from harness.results.runs import Run
-from harness.results.schema import REFUSED, PromptedRow, RunRow
+from harness.results.schema import REFUSED, RunRow
 
 
 def run_command(
@@ -66,7 +65,9 @@ def run_command(
     is_mistake = False
     try:
         with session.watch():
-            _say_origin(command, settings)
+            if isinstance(settings, PromptedSettings) and (about := origin(settings.prompts)):
+                # Where a prompt set comes from, and its licence.
+                say(about)
             experiment.measure(session)
     except SettingError:
         is_mistake = True
@@ -83,25 +84,17 @@ def run_command(
                 page = measurement(command).page([Run(list(rows), directory=directory)])
             if page is not None:
                 page = replace(page, tables=(*page.tables, *experiment.more))
-            saved, unwritten = _write(session, rows, page)
+            saved, error = _write(session, rows, page)
         session.close()
         _remove_own_locks(settings, directory)
         if page is not None:
             _print(page, saved, details=settings.results.details)
-        if unwritten:
+        if error is not None:
             # A disk that is full is worse news than what ended the run, which is its context.
-            raise unwritten[0]
+            raise error
     experiment.judge(rows)
     # Some commands have written rows while they measured.
     return session.written
-
-
-def _say_origin(command: str, settings: RunSettings) -> None:
-    """Say where a prompt set comes from, for a command that measures its prompts."""
-    if isinstance(settings, PromptedSettings) and issubclass(measurement(command).row, PromptedRow):
-        about = origin(settings.prompts)
-        if about is not None:
-            say(about)
 
 
 def _rows(command: str, experiment: Experiment[Any, Any], session: Session) -> Sequence[RunRow]:
@@ -117,28 +110,29 @@ def _rows(command: str, experiment: Experiment[Any, Any], session: Session) -> S
 
 def _write(
     session: Session, rows: Sequence[RunRow], page: Page | None
-) -> tuple[str | None, list[HarnessError]]:
+) -> tuple[str | None, HarnessError | None]:
     """Write the rows of a run, and its page in files.
 
     Returns:
-        A line that says where they are, and what could not be written: the answer is known, and a disk that is full
-        does not hide it.
+        A line that says where they are, and why something could not be written: the answer is known, and a disk that is
+        full does not hide it.
     """
     saved = None
-    unwritten: list[HarnessError] = []
+    finding = [] if page is None else [line.whole for line in page.finding]
+    doubts = () if page is None else page.doubts
+    failure: HarnessError | None = None
     try:
         saved = session.write_rows(rows)
     except HarnessError as error:
-        unwritten.append(error)
-    finding = [] if page is None else [line.whole for line in page.finding]
-    doubts = () if page is None else page.doubts
+        failure = error
+    # Rows that were not collected are in the run's directory, and so are its other files.
     try:
         write_result(session.directory, session.written, session.devices, finding, doubts)
         if page is not None and (full := in_full(page)):
             replace_file(session.directory / SUMMARY_FILE, as_text(full).encode())
     except HarnessError as error:
-        unwritten.append(error)
-    return saved, unwritten
+        failure = failure or error
+    return saved, failure
 
 
 def _print(page: Page, saved: str | None, *, details: bool) -> None:
@@ -149,16 +143,7 @@ def _print(page: Page, saved: str | None, *, details: bool) -> None:
         print_document(in_full(page) if details else in_short(page))
     finally:
         if saved is not None:
-            # Two paths, on two lines where one line is too short.
-            say(
-                textwrap.fill(
-                    saved,
-                    80,
-                    subsequent_indent=" " * 9,
-                    break_long_words=False,
-                    break_on_hyphens=False,
-                )
-            )
+            say(saved)
 
 
 def record_failure(

@@ -5,7 +5,7 @@ and sentences about them.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from harness.config.amounts import percent
@@ -22,6 +22,12 @@ MOST_IMPOSSIBLE = 0.005
 MOST_DEVIATIONS = 4.75
 # What rounding and ties may change, as a share of the tokens per iteration.
 _TOLERATED_ROUNDING = 0.03
+
+
+_CAUSES = {
+    "accepts less": " than rejection sampling would (another rule, or a damaged draft)",
+    "accepts more": " than a lossless rule would (another rule, or another draft)",
+}
 
 
 def likelihood_columns(texts: Sequence[ReadText]) -> dict[str, Any]:
@@ -46,50 +52,35 @@ def most_drafted(requests: Sequence[RequestRecord]) -> int | None:
 
 
 def health_columns(
-    readings: Mapping[str, Sequence[ReadText]],
-    requests: Sequence[RequestRecord],
-    num_draft_tokens: int,
+    texts: Sequence[ReadText], requests: Sequence[RequestRecord], num_draft_tokens: int
 ) -> dict[str, Any]:
     """Whether an engine accepted what the weights of its models do.
 
     Args:
-        readings: its answers, read by the weights, by the way in which the draft is taken to propose: `""` is as its
-            settings say, `greedy` its likeliest tokens. The first one gives the figures, but where another explains
-            what the engine does.
+        texts: its answers, read by the weights.
         requests: the same answers.
         num_draft_tokens: the K that it drafts with.
     """
-    first = next(iter(readings.values()))
-    likelihood = likelihood_columns(first)
-    is_own = abs(likelihood["likelihood_z"] or 0.0) <= MOST_DEVIATIONS
-    expected = {
-        sampling: _expected(texts, num_draft_tokens) for sampling, texts in readings.items()
-    }
-    num_tokens = sum(text.cut.num_tokens for text in first)
-    counted = _reported_iterations(requests)
-    served = num_tokens / counted if counted else _tokens_in_burst(requests)
-    explaining = [
-        sampling
-        for sampling, tokens in expected.items()
-        if served is not None and not tokens.excludes(served)
-    ]
-    sampling = explaining[0] if explaining else next(iter(readings))
-    weights = expected[sampling]
+    likelihood = likelihood_columns(texts)
+    is_likely = abs(likelihood["likelihood_z"] or 0.0) <= MOST_DEVIATIONS
+    weights = _expected(texts, num_draft_tokens)
+    num_tokens = sum(text.cut.num_tokens for text in texts)
+    num_iterations = _reported_iterations(requests)
+    served = num_tokens / num_iterations if num_iterations else _tokens_in_burst(requests)
     health: Health
-    if not is_own or likelihood["impossible_share"] > MOST_IMPOSSIBLE:
+    if not is_likely or likelihood["impossible_share"] > MOST_IMPOSSIBLE:
         health = "other texts"
-    elif explaining:
+    elif served is not None and not weights.excludes(served):
         health = "as its weights say"
-    elif counted is None or served is None:
+    elif served is None or num_iterations is None:
         health = "cannot tell"
     else:
         health = "accepts less" if served < weights.estimate else "accepts more"
-    columns = {
+    return {
         "health": health,
         "served_tokens_per_iteration": served,
         "weights_tokens_per_iteration": weights,
     }
-    return columns | ({"draft_sampling": sampling} if sampling else {})
 
 
 def _expected(texts: Sequence[ReadText], num_draft_tokens: int) -> Interval:
@@ -135,11 +126,7 @@ def health_in_words(row: AcceptanceRow) -> str:
         return f"the engine's texts are not {row.model}'s: {off_policy(row)}"
     served = f"{row.served_tokens_per_iteration or 0:.2f} tokens per iteration at K={row.num_draft_tokens}"
     figures = f"the engine decides {served}, its weights {weights}"
-    if row.health == "accepts less":
-        return f"accepts less than rejection sampling would: another rule, or a damaged draft; {figures}"
-    if row.health == "accepts more":
-        return f"accepts more than a lossless rule would: another rule, or another draft; {figures}"
-    return f"{row.health}: {figures}"
+    return f"{row.health}{_CAUSES.get(row.health or '', '')}: {figures}"
 
 
 def off_policy(row: AcceptanceRow) -> str | None:

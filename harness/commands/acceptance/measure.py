@@ -5,23 +5,25 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 
-from harness.commands.acceptance.conversations import tokens_per_iteration, turn_ranges
 from harness.commands.acceptance.health import (
     health_columns,
     health_in_words,
     likelihood_columns,
     most_drafted,
 )
+from harness.commands.acceptance.page import turn_range
 from harness.commands.acceptance.record import RECORD, AcceptanceSettings
 from harness.commands.command import Experiment
 from harness.commands.read_runs import runs_of_pair
 from harness.config.amounts import counted
 from harness.config.demand import Demand
 from harness.config.errors import SettingError, VerdictError
+from harness.config.settings import require
 from harness.engines.door import wing
 from harness.engines.door.pairs import AnyPair, Pair, PlacedPair
 from harness.engines.door.reading import TOGETHER, ReadText, Transcript, num_together
@@ -47,12 +49,14 @@ from harness.results.rows.acceptance import (
     AcceptanceRow,
     AcceptanceTextRow,
 )
-from harness.results.runs import Run
+from harness.results.runs import Run, grouped
 from harness.results.statistics import iterations
 
 # Texts that are taken where nothing is said: written now, or those that a file has.
 WRITTEN = 15
 GIVEN = 256
+# An answer, where it is: in a reading, at these tokens, in this turn of a conversation or in none.
+Answer = tuple[Reading, range, int | None]
 # Columns of a pair in which a run must be equal for its costs to be taken.
 _OF_COSTS = ("devices", "dtype", "draft_dtype")
 
@@ -64,7 +68,6 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
         texts: a row for each text that was read.
         read: of the same texts.
         too_long: how many prompts were too long, by column.
-        mean_answer: tokens of an answer, on average.
         costs: of an iteration in target steps; of no K where they are unknown.
         measured: the runs of `latency` that measured what an iteration costs, the newest of each K; [] for the bytes.
         health: columns about an engine elsewhere, which wrote the texts; empty otherwise.
@@ -89,7 +92,6 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
         self.texts: list[AcceptanceTextRow] = []
         self.read: list[ReadText] = []
         self.too_long: Counter[str] = Counter()
-        self.mean_answer = 0
         self.costs = IterationCost()
         self.health: dict[str, Any] = {}
         self.served_k: int | None = None
@@ -102,15 +104,11 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
         if self.settings.costs == "bytes":
             return []
         alike = {"batch_size": 1, "quantization": self.settings.model.quantization, **circumstances}
-
-        def is_enough(run: Run[LatencyRow]) -> bool:
-            is_alike = all(getattr(run.last, name) == value for name, value in alike.items())
-            return is_alike and not why_no_price(run)
-
-        asked = " ".join(f"{name}={value}" for name, value in alike.items())
-        needed = f" {asked} whose costs are known"
-        runs = runs_of_pair("costs", LatencyRow, self.settings, is_enough, needed)
-        return [*{run.last.num_draft_tokens: run for run in runs}.values()]
+        runs = runs_of_pair("costs", LatencyRow, self.settings, alike)
+        priced = {run.last.num_draft_tokens: run for run in runs if not why_no_price(run)}
+        rule = f"has no price of an iteration: {why_no_price(runs[-1])}"
+        require(bool(priced), "costs", rule, self.settings.costs)
+        return [*priced.values()]
 
     def measure(self, session: Session) -> None:
         settings = self.settings
@@ -138,10 +136,12 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
         self.read = self._read(pair, readings)
         if self.served_k is not None:
             self._judge_health(pair, readings, requests, self.served_k)
-        answers = [(reading, index) for reading in readings for index in range(len(reading.turns))]
-        contexts = [reading.transcript.answers[index].start for reading, index in answers]
-        self.mean_answer = sum(text.num_tokens for text in self.read) // len(self.read)
-        self.costs = self._costs(placed, round(np.mean(contexts)))
+        answers = [
+            (reading, answer, turn)
+            for reading in readings
+            for answer, turn in zip(reading.transcript.answers, reading.turns, strict=True)
+        ]
+        self.costs = self._costs(placed, round(fmean(answer.start for _, answer, _ in answers)))
         self.texts = self._text_rows(session, placed, answers)
         session.append(TEXTS_FILE, self.texts)
         if self._has_turns:
@@ -173,15 +173,18 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
     ) -> None:
         """Whether the engine accepted what its weights do."""
         settings = self.settings
-        by_sampling = {"": self.read}
+        self.health = health_columns(self.read, requests, served_k)
+        draft = settings.draft
+        assert draft is not None
         # Most servers draft greedily, which changes what is accepted where the target draws.
-        unknown = not engine_of(settings).computes_here and settings.decoding.temperature > 0
-        if unknown and settings.draft is not None and settings.draft.sampling == "target":
-            by_sampling["greedy"] = self._read(pair, readings, greedy_draft=True)
-        self.health = health_columns(by_sampling, requests, served_k)
-        if "draft_sampling" in self.health:
-            say("the server drafts greedily, as draft.sampling=greedy: so do the figures")
-            self.read = by_sampling["greedy"]
+        may_be_greedy = not engine_of(settings).computes_here and draft.sampling == "target"
+        is_explained = self.health["health"] in ("as its weights say", "other texts")
+        if may_be_greedy and settings.decoding.temperature > 0 and not is_explained:
+            read = self._read(pair, readings, greedy_draft=True)
+            health = health_columns(read, requests, served_k)
+            if health["health"] == "as its weights say":
+                say("the server drafts greedily, as draft.sampling=greedy: so do the figures")
+                self.read, self.health = read, health | {"draft_sampling": "greedy"}
 
     def _answered(self, session: Session, arm: int) -> tuple[list[Reading], list[RequestRecord]]:
         """The answers of an arm to equal prompts with different random numbers, and their records; without answers of
@@ -223,22 +226,21 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
         return [reading for reading, _ in answered], [request for _, request in answered]
 
     def _text_rows(
-        self, session: Session, placed: PlacedPair, answers: Sequence[tuple[Reading, int]]
+        self, session: Session, placed: PlacedPair, answers: Sequence[Answer]
     ) -> list[AcceptanceTextRow]:
-        """A row for each answer, at a place of its reading."""
         rows = []
         # Texts of equal prompts are counted together, by the index of the first.
         first_index: dict[str, int] = {}
-        for (reading, index), text in zip(answers, self.read, strict=True):
+        for (reading, answer, turn), text in zip(answers, self.read, strict=True):
             prompt = reading.prompt
-            answer = reading.transcript.answers[index]
-            turn = reading.turns[index]
             token_ids = list(reading.transcript.token_ids[answer.start : answer.stop])
             costs = self.costs
             if turn is not None:
                 # Turns of a conversation differ in context, and so in what an iteration costs.
                 costs = self._costs(placed, answer.start)
-            steps = text.cut.iterations[: self.most] * _steps(costs, self.most)
+            # nan where it is not known.
+            steps = [costs.point(k).steps.estimate for k in range(1, self.most + 1)]
+            is_slower = text.cut.iterations * steps > text.cut.num_tokens
             row = session.row(
                 AcceptanceTextRow,
                 prompt_index=first_index.setdefault(repr(prompt.opening.chat()), prompt.index),
@@ -250,7 +252,7 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
                 token_ids=token_ids,
                 num_tokens=text.cut.num_tokens,
                 iterations_by_num_draft_tokens=text.cut.iterations.round(6).tolist(),
-                slower_at=(1 + np.flatnonzero(steps > text.cut.num_tokens)).tolist(),
+                slower_at=(1 + np.flatnonzero(is_slower)).tolist(),
                 log_probability=text.log_probability,
                 own_log_probability=text.expected,
                 num_impossible=text.num_impossible,
@@ -275,71 +277,66 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
             else:
                 answer = completion_ids(session.tokenizer, prompt)
                 readings.append(_of_one_answer(prompt, token_ids, answer))
-        conversations = [prompt for prompt in self.prompts if prompt.opening.following]
-        num_open = sum(not prompt.following for prompt in conversations)
-        if num_open:
-            ends = "ends" if num_open == 1 else "end"
-            say(
-                f"{counted(num_open, 'conversation')} {ends} without an answer: the last question is not read"
-            )
-        if len(readings) > len({reading.prompt.index for reading in readings}):
-            say(
-                f"{counted(len(conversations), 'conversation')} read in {len(readings)} texts: the chat template or the"
-                " tokenizer changes earlier turns, and every answer is read after its own prompt"
-            )
         readings = self._fitted(session.planned, readings)
-        longest_prompt = max((len(reading.transcript.prompt) for reading in readings), default=1)
-        longest = max((len(reading.transcript.token_ids) for reading in readings), default=1)
+        transcripts = [reading.transcript for reading in readings]
+        longest_prompt = max((len(transcript.prompt) for transcript in transcripts), default=1)
+        longest = max((len(transcript.token_ids) for transcript in transcripts), default=1)
         session.place(num_together(longest), longest_prompt, max(1, longest - longest_prompt))
         return readings
 
     def _fitted(self, planned: AnyPair, readings: Sequence[Reading]) -> list[Reading]:
+        """The readings that fit, with answers of two tokens or more."""
+
         def is_long(reading: Reading) -> bool:
             prompt = reading.transcript.prompt
             num_answered = len(reading.transcript.token_ids) - len(prompt)
             return planned.excess([prompt], num_answered) is not None
 
+        longest = max((len(reading.transcript.token_ids) for reading in readings), default=0)
+        num_read = longest
+        prompts = {reading.prompt.index for reading in readings}
         long = {
             reading.prompt.index: reading.prompt.line for reading in readings if is_long(reading)
         }
         if long:
             where = lines_in_words(long.values(), self.settings.prompts)
-            num_prompts = len({reading.prompt.index for reading in readings})
             problem = (
-                f"{len(long)} of {num_prompts} prompts are too long with their answers ({where})"
+                f"{len(long)} of {len(prompts)} prompts are too long with their answers ({where})"
             )
             too_long = self.settings.prompts.too_long
             room = planned.room(0)
-            if too_long == "skip" and len(long) < num_prompts:
+            if too_long == "skip" and len(long) < len(prompts):
                 say(f"{problem} and are left out")
                 self.too_long["num_skipped"] += len(long)
                 readings = [reading for reading in readings if reading.prompt.index not in long]
             elif too_long == "truncate" and room is not None:
                 say(f"{problem}: the answers are read as far as they fit")
                 self.too_long["num_truncated"] += len(long)
-                held = [reading.until(room) for reading in readings]
-                readings = [reading for reading in held if reading is not None]
-            if any(map(is_long, readings)):
-                longest = max(len(reading.transcript.token_ids) for reading in readings)
-                skipping = "leaves none" if too_long == "skip" else "leaves them out"
+                num_read = room
+            else:
                 rule = f"the longest has {longest} tokens, and the context {room}"
-                advice = f"prompts.too_long=skip {skipping}, truncate reads the answers as far as they fit"
+                advice = "prompts.too_long=skip leaves them out, truncate reads answers as far as they fit"
                 raise SettingError("prompts", f"{problem}; {rule}; {advice}")
-        whole = [reading.until(len(reading.transcript.token_ids)) for reading in readings]
-        return [reading for reading in whole if reading is not None]
+        held = [reading.until(num_read) for reading in readings]
+        return [reading for reading in held if reading is not None]
 
     def _part_rows(self, session: Session) -> list[AcceptancePartRow]:
         """A row for each range of turns and K."""
         rows = []
-        for name, turns in turn_ranges(self.texts).items():
-            for k in range(1, self.most + 1):
-                tokens = tokens_per_iteration(turns, k)
+        by_turn = sorted(
+            zip(self.texts, self.read, strict=True), key=lambda answer: answer[0].turn or 1
+        )
+        for name, turns in grouped(by_turn, lambda answer: turn_range(answer[0].turn or 1)).items():
+            cuts = [read.cut for _, read in turns]
+            conversations = [text.prompt_index for text, _ in turns]
+            intervals = iterations.tokens_per_iteration(cuts, conversations, "conversation")
+            for k, tokens in enumerate(intervals, start=1):
                 is_priced = k in self.costs.ks()
                 row = session.row(
                     AcceptancePartRow,
                     part=name,
-                    num_conversations=len({text.prompt_index for text in turns}),
-                    num_tokens=sum(text.num_tokens or 0 for text in turns),
+                    num_conversations=len({*conversations}),
+                    num_tokens=sum(cut.num_tokens for cut in cuts),
                     num_draft_tokens=k,
                     tokens_per_iteration=tokens,
                     expected_speedup=self.costs.speedup(tokens, k) if is_priced else None,
@@ -372,11 +369,12 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
         """An iteration of each K in target steps: by the bytes that it must read, or as `latency` measured it."""
         numbers = range(1, self.most + 1)
         if self.measured:
+            ids = dict.fromkeys((self.measured[0].id, self.measured[-1].id))
+            source = f"{self.settings.costs}, run {' to '.join(ids)}"
             in_one_pass = not placed.shorter_proposals_follow
-            return iteration_cost(self.measured, in_one_pass=in_one_pass)
-        demand = Demand(
-            1, prompt_tokens, self.mean_answer, num_draft_tokens=self.most, runner="eager"
-        )
+            return iteration_cost(self.measured, source, in_one_pass=in_one_pass)
+        mean_answer = sum(text.num_tokens for text in self.read) // len(self.read)
+        demand = Demand(1, prompt_tokens, mean_answer, num_draft_tokens=self.most, runner="eager")
         reads = wing.pass_bytes(placed, demand, numbers)
         if reads is None:
             return IterationCost()
@@ -407,33 +405,21 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
             if number in self.costs.ks():
                 figures["expected_speedup"] = self.costs.speedup(tokens, number)
                 figures["iteration_cost"] = self.costs.point(number).steps.estimate
-                figures["cost_source"] = self._cost_source()
+                figures["cost_source"] = self.costs.source
             if number == self.served_k:
                 figures |= self.health
             rows.append(session.row(AcceptanceRow, **figures))
         page = RECORD.page([Run(rows)])
-        for name, content in drawn_files(page.plots).items() if page else ():
+        assert page is not None
+        for name, content in drawn_files(page.plots).items():
             replace_file(session.directory / name, content.encode())
         return rows
-
-    def _cost_source(self) -> str:
-        """`bytes`, or `costs=`, with the runs there that measured it."""
-        if not self.measured:
-            return "bytes"
-        ids = [str(run.last.run) for run in self.measured]
-        runs = f"run {ids[0]}" if len(ids) == 1 else f"runs {ids[0]} to {ids[-1]}"
-        return f"{self.settings.costs}, {runs}"
 
     def judge(self, rows: Sequence[AcceptanceRow]) -> None:
         """Raises VerdictError for an engine that does not accept what its weights say, or where that is unknown."""
         code = RECORD.exit_code(rows)
         if code:
             raise VerdictError("; ".join(health_in_words(row) for row in rows if row.health), code)
-
-
-def _steps(costs: IterationCost, most: int) -> list[float]:
-    """Of each K from 1; nan where it is not known."""
-    return [costs.point(number).steps.estimate for number in range(1, most + 1)]
 
 
 def _of_one_answer(prompt: Prompt, asked: Sequence[int], answer: Sequence[int]) -> Reading:

@@ -1,19 +1,21 @@
-"""The page of `acceptance`, about one draft or several on the same texts."""
+"""The page of `acceptance`, about one draft or several on the same texts, and its picture."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
-from harness.commands.acceptance.conversations import lines_of_parts, table_of_parts
-from harness.commands.acceptance.figures import Draft, best_row, drafts_of, estimate_of
 from harness.commands.acceptance.health import health_in_words, off_policy
 from harness.config.amounts import counted, percent
+from harness.reporting.names import Named, named_runs
 from harness.reporting.page import Page, Step, heading, title_of_many
 from harness.reporting.table import Column, Line, Table, TableRow, number, times
 from harness.reporting.words import typed_again
-from harness.results.rows.acceptance import AcceptanceRow, AcceptanceTextRow
+from harness.results.files import rows_in
+from harness.results.rows.acceptance import AcceptancePartRow, AcceptanceRow, AcceptanceTextRow
 from harness.results.runs import Run, grouped
 from harness.results.statistics.interval import Interval
 from harness.results.statistics.multiplicity import ranking
@@ -29,36 +31,77 @@ _TOKENS = Column("tokens per iteration\n(95 % interval)", "{:.2f}".format, "toke
 _COST = Column("cost", number(), "iteration_cost", optional=True)
 _SPEEDUP = Column("expected\nspeed-up", times, "expected_speedup.estimate", optional=True)
 
+# A run with the row of its best K.
+Draft = Named[AcceptanceRow]
+AnyRow = TypeVar("AnyRow", AcceptanceTextRow, AcceptancePartRow)
+
 
 def acceptance_page(runs: Sequence[Run[AcceptanceRow]]) -> Page | None:
     """The page about what each draft is expected to gain at its best K; None where nothing was read."""
-
-    def plots() -> dict[str, list[Plot]]:
-        from harness.commands.acceptance.plots import acceptance_plots
-
-        return acceptance_plots(runs)
-
-    drafts = drafts_of([run for run in runs if best_row(run.rows).tokens_per_iteration])
+    drafts = []
+    for named in named_runs(runs):
+        best = best_row(named.run.rows)
+        if best.tokens_per_iteration is not None:
+            drafts.append(named._replace(row=best))
     if not drafts:
         return None
-    first = drafts[0]
-    doubts = list(dict.fromkeys(filter(None, (off_policy(draft.best) for draft in drafts))))
-    if len(drafts) == 1:
-        page = _page_of_draft(first)
-        changes = f"K={first.k}"
-    else:
-        findings = []
-        # The best draft of each target: the table has all.
-        for best, *_ in grouped(drafts, lambda draft: draft.best.model).values():
-            expected = f"{best.pair}: {summary(best.run.rows)}"
-            findings.append(Line(f"{expected}, computed from probabilities, not timed."))
-        findings[0] = replace(findings[0], style="strong")
-        table, notes = _comparison(drafts)
-        page = Page(
-            title_of_many([_asked(draft.best) for draft in drafts]), findings, (), [table], notes
-        )
-        changes = f"model={first.best.model} draft={first.best.draft} K={first.k}"
-    return replace(page, doubts=doubts, next=[*_measured(first.best, changes)], plots=plots)
+    # The one of which most is expected first: by tokens where costs are unknown.
+    drafts.sort(key=lambda draft: _expected(draft.row), reverse=True)
+    by_target = grouped(drafts, lambda draft: str(draft.row.model))
+    best = drafts[0].row
+    page = _page_of_draft(drafts[0])
+    changes = f"K={best.num_draft_tokens}"
+    if len(drafts) > 1:
+        page = _page_of_drafts(by_target)
+        changes = f"model={best.model} draft={best.draft} {changes}"
+    doubts = dict.fromkeys(filter(None, (off_policy(draft.row) for draft in drafts)))
+    # Of an engine elsewhere `latency` needs both servers.
+    steps = []
+    if best.text_source != "served":
+        command = typed_again(changes, command="latency", leaving_out=_OWN_SETTINGS)
+        steps.append(Step("measure it", command=command))
+    return replace(page, doubts=[*doubts], next=steps, plots=partial(_plots, by_target))
+
+
+def estimate_of(figure: Interval | None) -> float:
+    """The estimate; 0 where there is none."""
+    return 0.0 if figure is None else figure.estimate
+
+
+def _expected(row: AcceptanceRow) -> tuple[float, float]:
+    return estimate_of(row.expected_speedup), estimate_of(row.tokens_per_iteration)
+
+
+def best_row(rows: Sequence[AcceptanceRow]) -> AcceptanceRow:
+    """The row of the K with the highest expected speed-up; without costs that of the largest K."""
+    return max(rows, key=lambda row: (estimate_of(row.expected_speedup), row.num_draft_tokens or 0))
+
+
+def _rows_of(run: Run[AcceptanceRow], kind: type[AnyRow]) -> list[AnyRow]:
+    """The rows of a run in another of its files; [] where that is gone."""
+    directory = run.directory or Path(str(run.last.directory))
+    rows = rows_in(directory / f"{kind.kind}.csv", kind)
+    return [row for row in rows if row.run == run.id]
+
+
+def _plots(by_target: Mapping[str, Sequence[Draft]]) -> dict[str, list[Plot]]:
+    """Expected speed-up against K: a plot for each target, with a curve for each draft."""
+    from harness.reporting.drawing import MOST_CURVES, Point, curve_plots
+
+    panels = []
+    for target, drafts in by_target.items():
+        curves = {}
+        for draft in drafts[:MOST_CURVES]:
+            priced = [(row.num_draft_tokens, row.expected_speedup) for row in draft.run.rows]
+            curves[draft.name.cell] = [
+                Point(speedup.estimate, speedup.low, speedup.high, int(k or 0))
+                for k, speedup in priced
+                if speedup is not None
+            ]
+        if any(curves.values()):
+            panels.append((target, curves))
+    labels = ("K, draft tokens per iteration", "expected speed-up")
+    return {"acceptance": curve_plots(panels, *labels)}
 
 
 def summary(rows: Sequence[AcceptanceRow]) -> str:
@@ -76,37 +119,31 @@ def _asked(row: AcceptanceRow) -> AcceptanceRow:
     return replace(row, max_new_tokens=None, batch_size=None) if row.text_source == "given" else row
 
 
-def _measured(best: AcceptanceRow, changes: str) -> Iterator[Step]:
-    """The same prompts and settings in `latency`; none of an engine elsewhere, of which that needs both servers."""
-    if best.text_source != "served":
-        command = typed_again(changes, command="latency", leaving_out=_OWN_SETTINGS)
-        yield Step("measure it", command=command)
-
-
 def _page_of_draft(draft: Draft) -> Page:
     """Every K of one draft, whether its engine accepts as its weights say, and where it is accepted."""
-    rows, best, texts, parts = draft.run.rows, draft.best, draft.texts, draft.parts
+    rows, best = draft.run.rows, draft.row
+    k = int(best.num_draft_tokens or 1)
+    texts = _rows_of(draft.run, AcceptanceTextRow)
+    parts = _rows_of(draft.run, AcceptancePartRow)
     tokens = best.tokens_per_iteration or Interval()
     bounds = tokens.bounds()
-    about = (
-        f"95 % interval {bounds}, {tokens.covers}"
-        if bounds
-        else f"no interval: {tokens.covers}, 8 needed"
-    )
+    about = f"no interval: {tokens.covers}, 8 needed"
+    if bounds:
+        about = f"95 % interval {bounds}, {tokens.covers}"
     why = [("Health", health_in_words(row)) for row in rows if row.health is not None]
     if best.iteration_cost is not None:
         source = "the bytes it reads" if best.cost_source == "bytes" else best.cost_source
-        steps = f"an iteration takes {best.iteration_cost:.2f} steps at K={draft.k}, by {source}"
-        why.append(("Cost", steps))
+        why.append(
+            ("Cost", f"an iteration takes {best.iteration_cost:.2f} steps at K={k}, by {source}")
+        )
     tables = [_by_k(rows, best), Table.of("every_k", "", rows, _EVERY_K, look="plain")]
     if parts:
-        why += lines_of_parts(parts, texts, draft.k)
-        tables.append(table_of_parts(parts, draft.k))
-    elif categories := _by_category(draft.k, texts):
+        why += lines_of_parts(parts, texts, k)
+        tables.append(table_of_parts(parts, k))
+    elif categories := _by_category(k, texts):
         why.append(("Where", categories))
-    settings = [f"{best.text_source}", f"{best.num_tokens or 0:,} tokens"]
-    if texts:
-        settings[0] = f"{counted(len(texts), 'turn' if parts else 'text')} {settings[0]}"
+    read = f"{counted(len(texts), 'turn' if parts else 'text')} " if texts else ""
+    settings = [f"{read}{best.text_source}", f"{best.num_tokens or 0:,} tokens"]
     if best.temperature is not None:
         settings.append(f"temperature {best.temperature:g}")
     finding = Line(summary(rows).partition(",")[0], "strong", about)
@@ -126,13 +163,19 @@ _EVERY_K = (
 def _by_k(rows: Sequence[AcceptanceRow], best: AcceptanceRow) -> Table:
     """A line for each figure, a column for each K."""
     shown = [row for row in rows if row.num_draft_tokens in SHOWN or row is best]
-    lines = [("tokens", [f"{estimate_of(row.tokens_per_iteration):.2f}" for row in shown])]
-    lines.append(("accepted", [percent(row.acceptance_rate or 0) for row in shown]))
+    lines = {
+        "tokens": [f"{estimate_of(row.tokens_per_iteration):.2f}" for row in shown],
+        "accepted": [percent(row.acceptance_rate or 0) for row in shown],
+    }
     if shown[-1].expected_speedup is not None:
-        lines.append(("speed-up", [times(estimate_of(row.expected_speedup)) for row in shown]))
+        lines["speed-up"] = [times(estimate_of(row.expected_speedup)) for row in shown]
     columns = (Column("K", text=True), *(Column(str(row.num_draft_tokens)) for row in shown))
-    cells = tuple(TableRow((name, *values)) for name, values in lines)
+    cells = tuple(TableRow((name, *values)) for name, values in lines.items())
     return Table("by_k", "", columns, cells, look="bare")
+
+
+def _iterations(text: AcceptanceTextRow, k: int) -> float:
+    return (text.iterations_by_num_draft_tokens or [])[k - 1]
 
 
 def _by_category(k: int, texts: Sequence[AcceptanceTextRow]) -> str:
@@ -141,25 +184,29 @@ def _by_category(k: int, texts: Sequence[AcceptanceTextRow]) -> str:
     figures = []
     for name, group in categories.items():
         tokens = sum(text.num_tokens or 0 for text in group)
-        iterations = sum((text.iterations_by_num_draft_tokens or [])[k - 1] for text in group)
+        iterations = sum(_iterations(text, k) for text in group)
         figures.append(f"{name or 'without category'} {tokens / iterations:.2f}")
     return " · ".join(figures) if len(figures) > 1 else ""
 
 
-def _comparison(drafts: Sequence[Draft]) -> tuple[Table, list[tuple[str, str]]]:
-    """Drafts of each target, ranked on the texts that they share, and what that covers."""
+def _page_of_drafts(by_target: Mapping[str, Sequence[Draft]]) -> Page:
+    """The best draft of each target, and a table of all, ranked on the texts that they share."""
+    drafts: list[Draft] = []
     relative: dict[str, Interval] = {}
-    ordered: list[Draft] = []
-    for with_target in grouped(drafts, lambda draft: draft.best.model).values():
-        ordered += with_target
-        relative |= _relative_to_best(with_target)
+    findings: list[Line] = []
+    for of_target in by_target.values():
+        drafts += of_target
+        relative |= _relative_to_best(of_target)
+        best = of_target[0]
+        pair = " · ".join([best.name.pair, *best.name.details])
+        expected = f"{pair}: {summary(best.run.rows)}, computed from probabilities, not timed."
+        findings.append(Line(expected, "plain" if findings else "strong"))
     columns = (
-        Column("target", text=True, of="best.model", once=True),
-        Column("draft", text=True, of="name"),
-        Column("best K", of="k"),
-        _TOKENS.at("best"),
-        _COST.at("best"),
-        _SPEEDUP.at("best"),
+        Column("pair", text=True, of="name.cell"),
+        Column("best K", of="row.num_draft_tokens"),
+        _TOKENS.at("row"),
+        _COST.at("row"),
+        _SPEEDUP.at("row"),
         Column(
             "relative to the best\n(95 % interval)",
             "{:.2f}".format,
@@ -172,9 +219,9 @@ def _comparison(drafts: Sequence[Draft]) -> tuple[Table, list[tuple[str, str]]]:
         " as known."
         for to_best in relative.values()
     }
-    return Table.of("acceptance", "Expected of drafts", ordered, columns), [
-        ("Note", note) for note in notes
-    ]
+    table = Table.of("acceptance", "Expected of drafts", drafts, columns)
+    title = title_of_many([_asked(draft.row) for draft in drafts])
+    return Page(title, findings, (), [table], [("Note", note) for note in notes])
 
 
 def _relative_to_best(drafts: Sequence[Draft]) -> dict[str, Interval]:
@@ -183,10 +230,10 @@ def _relative_to_best(drafts: Sequence[Draft]) -> dict[str, Interval]:
 
     texts = []
     for draft in drafts:
-        for text in draft.texts:
+        k = int(draft.row.num_draft_tokens or 1)
+        for text in _rows_of(draft.run, AcceptanceTextRow):
             # In steps of the target.
-            iterations = (text.iterations_by_num_draft_tokens or [])[draft.k - 1]
-            time = iterations * (draft.best.iteration_cost or 1.0)
+            time = _iterations(text, k) * (draft.row.iteration_cost or 1.0)
             token_ids = str(text.token_ids)
             texts.append((draft.run.id, text.prompt_index, token_ids, text.num_tokens, time))
     frame = pd.DataFrame(texts, columns=["run", "prompt", "text", "tokens", "time"])
@@ -197,3 +244,61 @@ def _relative_to_best(drafts: Sequence[Draft]) -> dict[str, Interval]:
     ids = list(by_prompt["time"])
     ranked = ranking(by_prompt["tokens"].to_numpy().T, by_prompt["time"].to_numpy().T)
     return {ids[rank.index]: rank.relative_to_best for rank in ranked}
+
+
+def turn_range(turn: int) -> str:
+    """The range that a turn is in: `1`, `2 to 3`, `4 to 7` and so on."""
+    first = 2 ** (turn.bit_length() - 1)
+    return f"{first:,} to {2 * first - 1:,}" if turn > 1 else "1"
+
+
+def lines_of_parts(
+    parts: Sequence[AcceptancePartRow], texts: Sequence[AcceptanceTextRow], best_k: int
+) -> list[tuple[str, str]]:
+    """Tokens per iteration of each part at one K, and how many turns are faster without speculation."""
+    at_best = [part for part in parts if part.num_draft_tokens == best_k]
+    figures = [f"{part.part} {estimate_of(part.tokens_per_iteration):.2f}" for part in at_best]
+    lines = [("Turn", " · ".join(figures))]
+    if any(part.expected_speedup for part in parts):
+        number = sum(best_k in (text.slower_at or ()) for text in texts)
+        slower = f"{number} of {counted(len(texts), 'turn')}" if number else "no turn"
+        lines.append(("Slower", f"{slower} at K={best_k}"))
+    return lines
+
+
+def slower_at(parts: Sequence[AcceptancePartRow]) -> str | None:
+    """Each K at which a part is faster without speculation, by its interval: `K=3 to 16`; None for none."""
+    slower = [
+        int(part.num_draft_tokens or 0)
+        for part in parts
+        if part.expected_speedup is not None and part.expected_speedup.high < 1
+    ]
+    if not slower:
+        return None
+    if len(slower) == len(parts):
+        return "every K"
+    first, last = min(slower), max(slower)
+    if len(slower) == last - first + 1 > 2:
+        return f"K={first} to {last}"
+    return f"K={', '.join(map(str, slower))}"
+
+
+def table_of_parts(parts: Sequence[AcceptancePartRow], best_k: int) -> Table:
+    """A row for each part, at one K."""
+    by_part = grouped(parts, lambda part: part.part)
+    columns = (
+        Column("turn", text=True, of="part"),
+        Column("tokens", "{:,}".format, "num_tokens"),
+        Column("conver-\nsations", of="num_conversations"),
+        Column("tokens per iteration\n(95 % interval)", "{:.2f}".format, "tokens_per_iteration"),
+        Column("expected\nspeed-up", times, "expected_speedup.estimate", optional=True),
+        Column(
+            "slower\nat",
+            text=True,
+            of=lambda part: slower_at(by_part[part.part]),
+            optional=True,
+        ),
+    )
+    at_best = [part for part in parts if part.num_draft_tokens == best_k]
+    title = f"Turns of conversations at K={best_k}"
+    return Table.of("parts", title, at_best, columns)

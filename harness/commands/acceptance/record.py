@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from harness.commands.command import Command
 from harness.config.closed_form import require_closed_form
@@ -12,11 +12,6 @@ from harness.config.engines import Abilities
 from harness.config.run import PromptedSettings
 from harness.config.settings import LARGEST_K, require, require_at_least
 from harness.results.rows.acceptance import AcceptancePartRow, AcceptanceRow, AcceptanceTextRow
-
-if TYPE_CHECKING:
-    from harness.reporting.page import Page
-    from harness.results.runs import Run
-
 
 EXIT_CODES = {"accepts less": 1, "accepts more": 1, "other texts": 1, "cannot tell": 3}
 
@@ -95,6 +90,7 @@ class AcceptanceCommand(Command[AcceptanceSettings, AcceptanceRow]):
     settings = AcceptanceSettings
     experiment = "harness.commands.acceptance.measure"
     row = AcceptanceRow
+    shown_by = "harness.commands.acceptance.page:acceptance_page"
     further_rows = (AcceptanceTextRow, AcceptancePartRow)
 
     def needs_local(self, settings: AcceptanceSettings) -> bool:
@@ -108,11 +104,6 @@ class AcceptanceCommand(Command[AcceptanceSettings, AcceptanceRow]):
         from harness.commands.acceptance.page import summary
 
         return summary(rows)
-
-    def page(self, runs: Sequence[Run[AcceptanceRow]]) -> Page | None:
-        from harness.commands.acceptance.page import acceptance_page
-
-        return acceptance_page(runs)
 
 
 RECORD = AcceptanceCommand()

@@ -8,23 +8,9 @@ import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 Cells = Mapping[str, str]
-
-
-class _Tool(NamedTuple):
-    """A benchmark.
-
-    Attributes:
-        mark: a key that only its files have, or only those of none above it; `a.b` is b in a.
-        keys: where our figures stand, by our name.
-        in_percent: keys of numbers in percent.
-    """
-
-    mark: str
-    keys: Mapping[str, str]
-    in_percent: Sequence[str] = ()
 
 
 # Both are descendants of one script.
@@ -35,43 +21,36 @@ _SERVED = {
 }
 _DRAFTED, _NUM_DRAFTS = "spec_decode_draft_tokens", "spec_decode_num_drafts"
 _FIXED_K, _MEAN_DRAFTED = "draft tokens / drafts", "mean draft tokens / drafts"
+# In percent.
 _VLLM_RATE = "spec_decode_acceptance_rate"
-_TOOLS = (
+# By a key that only a benchmark's files have, or only those of none above it, where our figures stand, by our name;
+# `a.b` is b in a.
+_TOOLS: Mapping[str, Mapping[str, str]] = {
     # SGLang's bench_serving.
-    _Tool("total_output_tokens_retokenized", {**_SERVED, "tokens_per_iteration": "accept_length"}),
+    "total_output_tokens_retokenized": {**_SERVED, "tokens_per_iteration": "accept_length"},
     # vllm bench serve.
-    _Tool(
-        "total_token_throughput",
-        {
-            **_SERVED,
-            "tokens_per_iteration": "spec_decode_acceptance_length",
-            "acceptance_rate": _VLLM_RATE,
-        },
-        (_VLLM_RATE,),
-    ),
+    "total_token_throughput": {
+        **_SERVED,
+        "tokens_per_iteration": "spec_decode_acceptance_length",
+        "acceptance_rate": _VLLM_RATE,
+    },
     # AIPerf.
-    _Tool(
-        "aiperf_version",
-        {
-            "batch_size": "input_config.loadgen.concurrency",
-            "tokens_per_second": "output_token_throughput.avg",
-            "ms_per_token": "inter_token_latency.avg",
-            "tokens_per_iteration": "spec_decode_acceptance_length.avg",
-            "acceptance_rate": "spec_decode_draft_acceptance_rate.avg",
-        },
-    ),
+    "aiperf_version": {
+        "batch_size": "input_config.loadgen.concurrency",
+        "tokens_per_second": "output_token_throughput.avg",
+        "ms_per_token": "inter_token_latency.avg",
+        "tokens_per_iteration": "spec_decode_acceptance_length.avg",
+        "acceptance_rate": "spec_decode_draft_acceptance_rate.avg",
+    },
     # guidellm.
-    _Tool(
-        "metrics.output_tokens_per_second",
-        {
-            "tokens_per_second": "metrics.output_tokens_per_second.successful.mean",
-            "ms_per_token": "metrics.inter_token_latency_ms.successful.mean",
-        },
-    ),
-)
+    "metrics.output_tokens_per_second": {
+        "tokens_per_second": "metrics.output_tokens_per_second.successful.mean",
+        "ms_per_token": "metrics.inter_token_latency_ms.successful.mean",
+    },
+}
 
 # Our names of columns of result files.
-KEYS = {key: name for tool in _TOOLS for name, key in tool.keys.items()}
+KEYS = {key: name for keys in _TOOLS.values() for name, key in keys.items()}
 KEYS |= {_FIXED_K: "num_draft_tokens", _MEAN_DRAFTED: "mean_num_draft_tokens"}
 
 
@@ -80,9 +59,9 @@ def tables_of(text: str) -> list[Sequence[Cells]]:
     runs = _json_values(text)
     if len(runs) == 1 and isinstance(runs[0], dict):
         runs = runs[0].get("benchmarks", runs)
-    for tool in _TOOLS:
-        if isinstance(runs, list) and runs and all(_at(run, tool.mark) is not None for run in runs):
-            rows = [_cells_of_run(tool, run) for run in runs]
+    for mark, keys in _TOOLS.items():
+        if isinstance(runs, list) and runs and all(_at(run, mark) is not None for run in runs):
+            rows = [_cells_of_run([*keys.values()], run) for run in runs]
             headings = dict.fromkeys(heading for row in rows for heading in row)
             return [[dict.fromkeys(headings, "") | row for row in rows]]
     tables = [*_markdown_tables(text)]
@@ -97,8 +76,8 @@ def _json_values(text: str) -> list[Any]:
     return []
 
 
-def _cells_of_run(tool: _Tool, run: Any) -> dict[str, str]:
-    values = {key: _at(run, key) for key in (*tool.keys.values(), _DRAFTED, _NUM_DRAFTS)}
+def _cells_of_run(keys: Sequence[str], run: Any) -> dict[str, str]:
+    values = {key: _at(run, key) for key in (*keys, _DRAFTED, _NUM_DRAFTS)}
     numbers = {
         key: value for key, value in values.items() if isinstance(value, int | float) and value
     }
@@ -108,8 +87,7 @@ def _cells_of_run(tool: _Tool, run: Any) -> dict[str, str]:
     elif drafts:
         numbers[_FIXED_K] = drafted // drafts
     return {
-        key: f"{number:#.5g}{' %' if key in tool.in_percent else ''}"
-        for key, number in numbers.items()
+        key: f"{number:#.5g}{' %' if key == _VLLM_RATE else ''}" for key, number in numbers.items()
     }
 
 

@@ -9,7 +9,6 @@ from harness.commands.audit.figures import (
     MARKS,
     NAMES,
     is_regular_arm,
-    is_stated,
     leading_numbers,
 )
 from harness.commands.audit.formats import KEYS, Cells
@@ -88,23 +87,16 @@ def names_of_columns(rows: Sequence[Cells], known: Cells) -> dict[str, str]:
         any(re.fullmatch(pattern, words) for words in unknown.values())
         for pattern in (_HEADINGS["topk"], _DEPTH)
     )
-    is_number_of_drafts = not {"l", "γ", "gamma"}.isdisjoint(unknown.values())
     for heading, words in unknown.items():
         name = KEYS.get(heading) or _meaning(words, cells[heading])
         if has_depth and re.fullmatch(_DEPTH, words):
             name = "num_draft_tokens"
         elif has_depth and re.fullmatch(_NODES, words):
             name = "num_nodes"
-        elif words == "k" and is_number_of_drafts:
-            name = None
         if name and name not in names.values():
             names[heading] = name
-    # By their cells: the only column in tokens/s, and one in which some rows are called regular.
-    others = [heading for heading in unknown if heading not in names]
-    speeds = [heading for heading in others if _are_speeds(unknown[heading], cells[heading])]
-    if "tokens_per_second" not in names.values() and len(speeds) == 1:
-        names[speeds[0]] = "tokens_per_second"
-    for heading in others:
+    # By its cells: a column in which some rows are called regular.
+    for heading in [heading for heading in unknown if heading not in names]:
         are_regular = {is_regular_arm(text) for text in cells[heading] if text}
         if "draft" not in names.values() and are_regular == {True, False}:
             names[heading] = "draft"
@@ -155,13 +147,6 @@ def _fits(name: str, words: str, cells: Sequence[str]) -> bool:
         # Shares, or percent; else it may be a length or a count.
         return most <= 1 or (min(numbers) > 1 and _LONGEST < most <= 100)
     return True
-
-
-def _are_speeds(words: str, cells: Sequence[str]) -> bool:
-    """Whether all cells that state anything are in tokens/s, and not of prompts."""
-    stated = [text for text in cells if is_stated(text)]
-    in_unit = [re.search(r"(?i)\d\s*(?:tok\w*|tk|t)/s", text) for text in stated]
-    return bool(stated) and all(in_unit) and not re.search(r"prompt|prefill|\bpp|total", words)
 
 
 def _are_numbers(cells: Sequence[str]) -> bool:

@@ -102,11 +102,7 @@ def read_text(text: str, columns: Cells, everywhere: Row, title: str) -> Reading
     if reading.tables:
         return reading
     rule = f"has no table that is read; audit {FORMS}"
-    if re.search(r"<t[rdh]\b", text):
-        rule = "has an HTML table, which is not read: save it as Markdown or CSV"
-    elif any("" in list(table[0])[1:] for table in raw):
-        rule = "has columns without a heading: write two rows of headings as one"
-    elif headings:
+    if headings:
         figures = "acceptance, length, speed-up or speed of both arms"
         rule = f"has no {figures} in columns that are known: {_unread(headings)}"
     raise SettingError(title, rule)
@@ -117,14 +113,6 @@ def rows_of_table(
 ) -> tuple[list[Row], list[str]]:
     """The rows of a table, and sentences about what was read of it and what was not."""
     names = names_of_columns(rows, columns)
-    # The arms may be columns: the first one then has the headings.
-    first, *arms = rows[0]
-    turned = [
-        {"columns": arm} | {row[first]: row[arm] for row in rows if row[first]} for arm in arms
-    ]
-    names_if_turned = names_of_columns(turned, columns) if turned else {}
-    if _num_figures(names) < 2 <= _num_figures(names_if_turned):
-        rows, names = turned, names_if_turned
     in_percent = {
         name
         for heading, name in names.items()
@@ -155,10 +143,6 @@ def _has_figures(row: Row) -> bool:
     """Whether it has a figure of speculation, or the speeds of both arms."""
     both = any({name, f"regular_{name}"} <= row.figures.keys() for name in SPEEDS)
     return both or not CLAIMS.keys().isdisjoint(row.figures)
-
-
-def _num_figures(names: Cells) -> int:
-    return len({*CLAIMS, *SPEEDS} & {*names.values()})
 
 
 def _listed(texts: Sequence[str]) -> str:

@@ -187,10 +187,6 @@ def page_of_search(outcome: Outcome, worse: str, more_starts: str) -> Page:
         "Change: over the first version, prompt by prompt. Chance: that it is the first worse one, by all starts and"
         " their noise."
     )
-    for other in outcome.compared:
-        if other is not changed and other.change:
-            interval = f" ({other.interval})" if other.interval else ""
-            notes.append(f"{other.figure.name}: {other.change}{interval}, {other.in_words}")
     steps = []
     if outcome.first_worse is None and outcome.possible:
         steps.append(Step("to go on, with the starts so far", command=more_starts))

@@ -32,8 +32,7 @@ _LONGEST_REPLAY_S = 15.0
 # Arms that take longer are also shown while they are measured, before their race.
 LONGEST_UNSEEN_S = 1.5
 
-# Below this width two columns of text are too narrow to read; they are then one above the other.
-_SIDE_BY_SIDE = 60
+# Between two columns of text.
 _GUTTER = 3
 
 
@@ -131,55 +130,32 @@ class Lane:
 
 
 def view(lanes: Sequence[Lane], height: int | None = None) -> RenderableType:
-    """Lanes side by side, or one above the other on a narrow screen.
+    """Lanes side by side.
 
     Args:
         height: of the screen in lines; None to show the whole text.
     """
-    width = lanes[0].console.width
-    if len(lanes) > 1 and width >= _SIDE_BY_SIDE:
-        return _side_by_side(lanes, width, height)
-    parts: list[RenderableType] = []
-    for lane in lanes:
-        heading = lane.heading
-        if lane.legend is not None:
-            heading = Text.assemble(heading, "  ", lane.legend)
-        clock = lane.clock()
-        text_height = None
-        if height is not None:
-            # A blank line follows each lane; the one at the end of the screen is the cursor's.
-            lane_height = height // len(lanes) - 1
-            text_height = (
-                lane_height - _num_lines(lane, heading, width) - _num_lines(lane, clock, width)
-            )
-        if parts:
-            parts.append("")
-        parts += [heading, lane.text(width, text_height), clock]
-    return Group(*parts)
-
-
-def _side_by_side(lanes: Sequence[Lane], width: int, height: int | None) -> RenderableType:
-    lane_width = (width - _GUTTER * (len(lanes) - 1)) // len(lanes)
+    console = lanes[0].console
+    width = (console.width - _GUTTER * (len(lanes) - 1)) // len(lanes)
     clocks = [lane.clock() for lane in lanes]
     legends = [lane.legend for lane in lanes if lane.legend is not None]
     text_height = None
     if height is not None:
-        clock_height = max(
-            _num_lines(lane, clock, lane_width) for lane, clock in zip(lanes, clocks, strict=True)
-        )
+        clock_height = max(len(clock.wrap(console, width)) for clock in clocks)
+        legend_height = sum(len(legend.wrap(console, console.width)) for legend in legends)
         # Without the headings, and the cursor's line.
-        text_height = height - clock_height - len(legends) - 2
+        text_height = height - clock_height - legend_height - 2
+    texts = [lane.text(width, text_height) for lane in lanes]
+    headings = [lane.heading for lane in lanes]
+    if len(lanes) == 1:
+        # No cells: a pipe gets its text as it is.
+        return Group(*headings, *texts, *clocks, *legends)
     table = Table.grid(padding=(0, _GUTTER, 0, 0))
     for _ in lanes:
-        table.add_column(width=lane_width)
-    table.add_row(*(lane.heading for lane in lanes))
-    table.add_row(*(lane.text(lane_width, text_height) for lane in lanes))
-    table.add_row(*clocks)
+        table.add_column(width=width)
+    for cells in (headings, texts, clocks):
+        table.add_row(*cells)
     return Group(table, *legends)
-
-
-def _num_lines(lane: Lane, text: Text, width: int) -> int:
-    return len(text.wrap(lane.console, width))
 
 
 @contextlib.contextmanager
@@ -236,10 +212,8 @@ def show_race(
         longest = max(lap.seconds for lap in laps)
         shown_s = min(max(longest, _SHORTEST_REPLAY_S), _LONGEST_REPLAY_S)
         speed = longest / shown_s
-        in_words = "at real speed"
-        if speed != 1:
-            in_words = f"at {speed:.2g} times real speed"
-        console.print(f"Both were measured, one after the other. Replayed {in_words}.", style="dim")
+        replayed = f"Replayed at {speed:.2g} times real speed."
+        console.print(f"Both were measured, one after the other. {replayed}", style="dim")
         with _screen(console) as draw, contextlib.suppress(KeyboardInterrupt):
             began = time.perf_counter()
             at = 0.0

@@ -28,7 +28,6 @@ from harness.commands.compare.rows import CompareRow
 from harness.commands.compare.tables import rejections, verdict
 from harness.config.errors import HarnessError, RunError, SettingError, nearest
 from harness.config.settings import DecodingSettings
-from harness.engines.arrivals import Origin
 from harness.engines.protocol import Engine, Question
 from harness.engines.timing import quick_garbage_collections, timed_answer
 from harness.engines.tokenizer import Tokenizer
@@ -199,7 +198,7 @@ class Compare(Experiment[CompareSettings, CompareRow]):
         if view == "race":
             show_race(self._console, laps, session.tokenizer, token_ids, reports_drafts)
         log = rejections(rejected) if view == "log" and settings.draft is not None else []
-        document = [*log, *verdict(row, is_session=settings.prompt is None)]
+        document = [*log, *verdict(row)]
         if document:
             self._console.print()
             print_document(document, self._console)
@@ -223,19 +222,18 @@ class Compare(Experiment[CompareSettings, CompareRow]):
             )
             for arm in engine.arms
         ]
-        if view == "race":
-            with live(lanes, LONGEST_UNSEEN_S) as draw:
-                for arm, lane in zip(engine.arms, lanes, strict=True):
-                    yield run_lap(engine, arm, question, partial(draw, lane))
-            return
-        for arm, lane in zip(engine.arms, lanes, strict=True):
-            if lane is not lanes[0]:
+        runners = [*zip(engine.arms, lanes, strict=True)]
+        for together in [runners] if view == "race" else [[runner] for runner in runners]:
+            shown = [lane for _, lane in together]
+            if shown[0] is not lanes[0]:
                 self._console.print()
-            with live([lane]) as draw:
-                lap = run_lap(engine, arm, question, partial(draw, lane))
-                lane.show(lap)
-            print_lanes([lane])
-            yield lap
+            with live(shown, LONGEST_UNSEEN_S if view == "race" else 0.0) as draw:
+                for arm, lane in together:
+                    lap = run_lap(engine, arm, question, partial(draw, lane))
+                    lane.show(lap)
+                    yield lap
+            if view != "race":
+                print_lanes(shown)
 
     def _view(self) -> View:
         """How the next race is shown."""
@@ -307,17 +305,14 @@ def _record(
     record = row.values()
     if speculative is None:
         return record
-    counts = dict.fromkeys(Origin, 0)
     tokens = []
     for arrival in speculative.arrivals:
         for token, origin in zip(arrival.tokens, arrival.origins, strict=True):
-            counts[origin] += 1
             text = token_text(tokenizer, token)
             tokens.append(
                 {"token": token, "text": text, "origin": origin if reports_origins else None}
             )
     record["speculative_tokens"] = tokens
-    record["origins"] = counts if reports_origins else None
     record["rejections"] = rejected and [rejection._asdict() for rejection in rejected]
     return record
 

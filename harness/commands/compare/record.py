@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from harness.commands.command import Command
 from harness.commands.compare.rows import CompareRow
 from harness.config.run import PromptedSettings
 from harness.config.settings import require
-
-if TYPE_CHECKING:
-    from harness.reporting.page import Page
-    from harness.results.runs import Run
 
 View = Literal["auto", "text", "race", "log"]
 # Columns of a terminal in which `auto` shows a race.
@@ -66,15 +61,11 @@ class Compare(Command[CompareSettings, CompareRow]):
     settings = CompareSettings
     experiment = "harness.commands.compare.measure"
     row = CompareRow
+    shown_by = "harness.commands.compare.tables:races_page"
     sweeps = False
 
     def needs_local(self, settings: CompareSettings) -> bool:
         return True
-
-    def page(self, runs: Sequence[Run[CompareRow]]) -> Page | None:
-        from harness.commands.compare.tables import races_page
-
-        return races_page(runs)
 
 
 RECORD = Compare()

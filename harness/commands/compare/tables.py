@@ -24,13 +24,10 @@ from harness.results.acceptance import Rejection
 from harness.results.runs import Run
 
 
-def verdict(row: CompareRow, is_session: bool = False) -> Document:
+def verdict(row: CompareRow) -> Document:
     """Speed-up or why there is none, acceptance, and whether the texts are the same.
 
     After a race of one arm only warnings about random weights and synthetic acceptance.
-
-    Args:
-        is_session: whether `:set` changes settings.
     """
     # "random weights: ...", "synthetic 0.8: ..."
     not_real = [
@@ -43,13 +40,9 @@ def verdict(row: CompareRow, is_session: bool = False) -> Document:
     if no_verdict is None and row.speedup is not None:
         part = "in this race"
         if row.num_compared is not None:
-            is_shorter = (row.speculative_num_tokens or 0) < (row.regular_num_tokens or 0)
-            shorter = "speculative" if is_shorter else "regular"
-            part = f"over the first {row.num_compared} tokens, where the {shorter} text ends"
+            part = f"over the first {row.num_compared} tokens, where the shorter text ends"
         headline = f"{times(row.speedup)} {part}"
-    accepted = "nothing was drafted"
-    if row.is_elsewhere and not row.is_simulated:
-        accepted = "the server does not report how many draft tokens it accepted"
+    accepted = "no accepted draft tokens are reported"
     if row.acceptance_rate is not None:
         accepted = f"{percent(row.acceptance_rate)} of the draft tokens accepted"
         # Some servers report no iterations.
@@ -57,7 +50,7 @@ def verdict(row: CompareRow, is_session: bool = False) -> Document:
             accepted += f", {tokens:.2f} tokens per iteration"
     lines = [
         Line(f"{headline} · {accepted}", "strong"),
-        Line(_identity(row, is_session)),
+        Line(_identity(row)),
         *sentences("warning", lossy_warning(row), *not_real),
     ]
     ended_apart = row.regular_num_tokens != row.speculative_num_tokens
@@ -96,7 +89,7 @@ def races_page(runs: Sequence[Run[CompareRow]]) -> Page | None:
     names = distinct_names(rows)
     races = [Named(name, run, row) for name, (run, row) in zip(names, timed, strict=True)]
     columns = (
-        Column("pair", text=True, of=_pair_and_settings, once=True),
+        Column("pair", text=True, of="name.cell", once=True),
         Column("K", of="name.num_draft_tokens", identifies_row=True),
         Column("prompt", lambda text: textwrap.shorten(text, 40), "row.prompt", text=True),
         Column(
@@ -109,25 +102,20 @@ def races_page(runs: Sequence[Run[CompareRow]]) -> Page | None:
     return Page(title_of_many(rows), tables=[table])
 
 
-def _pair_and_settings(race: Named[CompareRow]) -> str:
-    """Without circumstances: prompts are raced one after the other."""
-    return " · ".join([race.name.pair, *race.name.settings.values()])
-
-
 def _quoted(token: str) -> str:
     """A token with quotation marks, so that its spaces show."""
     return f'"{visible(token)}"'.replace("\n", "⏎").replace("\t", "⇥")
 
 
-def _identity(row: CompareRow, is_session: bool) -> str:
+def _identity(row: CompareRow) -> str:
     if row.identical:
         return "The texts are identical, token for token."
     differ = f"The texts differ from token {row.parted_at} on"
     if row.lossy:
         return f"{differ}."
     if row.temperature:
-        setting = ":set temperature=0" if is_session else "temperature=0"
-        return f"At temperature {row.temperature:g} two samples differ; both are valid. {setting} gives one text."
+        samples = f"At temperature {row.temperature:g} two samples differ; both are valid"
+        return f"{samples}. temperature=0 gives one text."
     if row.logit_margin is None:
         return f"{differ}, where one of them ends."
     differ += f", where the logits differ by {row.logit_margin:.2g}"

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 
 from harness.commands.eval.rows import EvalRow, read_answers
 from harness.config.amounts import counted
 from harness.reporting.changes import Compared, Figure, Sides
+from harness.reporting.names import distinct_names
 from harness.reporting.table import Line
-from harness.reporting.words import called, in_words
+from harness.reporting.words import called
 from harness.results.runs import Run, grouped
 from harness.results.statistics.comparisons import compare_proportions
 
@@ -32,13 +33,9 @@ _REGULAR_SETTINGS = (
 def change_of_accuracy(sides: Sides[EvalRow]) -> Compared:
     """The accuracy of `eval` over the questions that both sides were asked."""
     compared = sides.compared(_ACCURACY)
-    correct_before = _correct(sides.before)
-    correct_after = _correct(sides.after)
-    questions = [question for question in correct_before if question in correct_after]
-    if not questions:
+    before, after = _shared(_correct(sides.before), _correct(sides.after))
+    if not before:
         return replace(compared, reason="no question was answered on both sides")
-    before = [correct_before[question] for question in questions]
-    after = [correct_after[question] for question in questions]
     comparison = compare_proportions(before, after, sides.margin)
     return replace(
         compared,
@@ -57,44 +54,39 @@ def contrasts(runs: Sequence[Run]) -> Iterator[Line]:
     for of_task in grouped(measured, lambda run: (run.last.task, run.last.operands)).values():
         targets = [same[0] for same in grouped(of_task, _regular_settings).values()]
         # Stable: in the order of the sweep.
-        reference, *others = sorted(targets, key=lambda run: run.last.quantization != "none")
-        for run in others:
-            both = (run, reference)
-            by_question = all(each.last.temperature == 0 for each in both)
-            correct, expected = (_answered(each, by_question, "regular") for each in both)
-            questions = [question for question in correct if question in expected]
-            if not questions:
+        targets.sort(key=lambda run: run.last.quantization != "none")
+        models = [called(str(run.last.model)) for run in targets]
+        names = []
+        for model, among in zip(models, distinct_names([run.last for run in targets]), strict=True):
+            settings = among.settings.values() if models.count(model) > 1 else ()
+            names.append(", ".join([model, *settings]))
+        reference = targets[0]
+        for run, name in zip(targets[1:], names[1:], strict=True):
+            by_question = run.last.temperature == reference.last.temperature == 0
+            expected, correct = _shared(
+                _answered(reference, by_question, "regular"), _answered(run, by_question, "regular")
+            )
+            if not correct:
                 continue
-            change = compare_proportions(
-                [expected[question] for question in questions],
-                [correct[question] for question in questions],
-                margin=0.0,
-            ).change
+            change = compare_proportions(expected, correct, margin=0.0).change
             points = f"{100 * change.estimate:+.1f} points"
             if not change.excludes(0):
                 points = f"no significant difference, {points}"
-            asked = counted(len(questions), "question")
+            asked = counted(len(correct), "question")
             more = f"95 % interval {change.bounds('.1%')}, on the same {asked}"
-            yield Line(f"{' against '.join(_names(*both))}, regular: {points}", "strong", more)
+            yield Line(f"{name} against {names[0]}, regular: {points}", "strong", more)
 
 
 def _regular_settings(run: Run) -> tuple[Hashable, ...]:
     return tuple(getattr(run.last, column) for column in _REGULAR_SETTINGS)
 
 
-def _names(*runs: Run) -> tuple[str, str]:
-    """Names of two runs by the settings in which their regular arms differ: `tiny_4bit` and `tiny`."""
-    first, second = (run.last for run in runs)
-    if first.model != second.model:
-        return called(first.model or ""), called(second.model or "")
-    differing = [
-        name for name in _REGULAR_SETTINGS if getattr(first, name) != getattr(second, name)
-    ]
-    words = [
-        ", ".join(in_words(row, name) or f"{name} {getattr(row, name)}" for name in differing)
-        for row in (first, second)
-    ]
-    return words[0], words[1]
+def _shared(
+    before: Mapping[Hashable, bool], after: Mapping[Hashable, bool]
+) -> tuple[list[bool], list[bool]]:
+    """Whether each question that both have was answered correctly."""
+    questions = [question for question in before if question in after]
+    return [before[question] for question in questions], [after[question] for question in questions]
 
 
 def _correct(runs: Sequence[Run]) -> dict[Hashable, bool]:

@@ -16,8 +16,14 @@ from harness.commands.command import Experiment
 from harness.commands.eval.lm_eval_tasks import LmEvalTask
 from harness.commands.eval.record import EvalSettings
 from harness.commands.eval.rows import AnswerRow, EvalRow, read_answers
-from harness.commands.eval.tasks import OPERATIONS, DrawnTask, Problem, Task, tokens_with
-from harness.config.amounts import percent
+from harness.commands.eval.tasks import (
+    OPERATIONS,
+    DrawnTask,
+    Problem,
+    Task,
+    published_accuracy,
+    tokens_with,
+)
 from harness.engines.protocol import Answered, Question, in_batches
 from harness.engines.text_tokenizer import text_of
 from harness.measuring.interleaving import ask_all
@@ -27,6 +33,7 @@ from harness.measuring.prompts.sets import Prompt
 from harness.measuring.session import Session
 from harness.results.acceptance import Acceptance
 from harness.results.files import append_rows
+from harness.results.runs import grouped
 from harness.results.statistics.interval import Coverage
 from harness.results.statistics.proportions import (
     difference_of_paired_proportions,
@@ -99,15 +106,15 @@ class Evaluation(Experiment[EvalSettings, EvalRow]):
 
         A seed without an answer, because the run ended before, has no row.
         """
-        answers = self.answers
-        if not answers:
+        if not self.answers:
             # Those that this run's process wrote to its directory before it died.
             written = read_answers(session.directory / PROMPTS_FILE)
-            answers = self._answered_by_all([row for row in written if row.run == session.run])
+            self.answers = self._answered_by_all([row for row in written if row.run == session.run])
+        arms = {arm for by_arm in self.answers.values() for arm in by_arm}
         rows = []
         for seed in (*self.settings.seeds, "all"):
             problems = [problem for problem in self.problems if seed in ("all", problem.seed)]
-            answered = [problem for problem in problems if problem.key in answers]
+            answered = [problem for problem in problems if problem.key in self.answers]
             if answered or seed == "all":
                 texts = "\n".join(problem.prompt for problem in problems)
                 columns = {
@@ -116,17 +123,12 @@ class Evaluation(Experiment[EvalSettings, EvalRow]):
                     "prompts_digest": hashlib.sha256(texts.encode()).hexdigest()[:12],
                     "num_resumed": sum(problem.key in self.resumed for problem in problems),
                 }
-                for arm in _arms(answers) or self.settings.arms:
-                    rows.append(self._row(session, arm, answered, answers, columns))
+                for arm in sorted(arms) or self.settings.arms:
+                    rows.append(self._row(session, arm, answered, columns))
         return rows
 
     def _row(
-        self,
-        session: Session,
-        arm: str,
-        answered: Sequence[Problem],
-        answers: StoredAnswers,
-        columns: Mapping[str, Any],
+        self, session: Session, arm: str, answered: Sequence[Problem], columns: Mapping[str, Any]
     ) -> EvalRow:
         """The row of an arm, from the answers of every arm to the same questions.
 
@@ -134,41 +136,41 @@ class Evaluation(Experiment[EvalSettings, EvalRow]):
             answered: the questions that it is about, which all arms have answered.
             columns: those that do not depend on the arm.
         """
-        is_greedy = self.settings.decoding.temperature == 0
+        settings = self.settings
+        is_greedy = settings.decoding.temperature == 0
         first_asked = {problem.prompt: problem for problem in reversed(answered)}
         # A greedy answer to the same question is a copy, and no further evidence.
         different = [problem for problem in answered if problem is first_asked[problem.prompt]]
         evidence = different if is_greedy else answered
-
-        def correct(name: str) -> list[bool]:
-            return [answers[problem.key][name].correct for problem in evidence]
-
-        arm_answers = [answers[problem.key][arm] for problem in answered]
+        arm_answers = [self.answers[problem.key][arm] for problem in answered]
         figures: dict[str, Any] = {}
         if evidence:
-            figures = _accuracy(correct(arm))
+            correct = [self.answers[problem.key][arm].correct for problem in evidence]
+            figures |= _accuracy(correct)
             figures["ms_per_answer"] = statistics.fmean(answer.time_ms for answer in arm_answers)
-        # Where an arm failed, the other may have done more work.
-        is_compared = (
-            arm != "regular" and "regular" in _arms(answers) and session.status != "failed"
-        )
-        if is_compared and evidence:
-            # Answers that are drawn to one question several times are no other questions.
-            covers = Coverage(len(evidence), "question", len(evidence) > len(different))
-            difference = difference_of_paired_proportions(correct("regular"), correct(arm))
-            figures["difference"] = dataclasses.replace(difference, covers=covers)
-            figures["mcnemar_p_value"] = mcnemar_p_value(correct("regular"), correct(arm))
-            if is_greedy:
-                # Sampled texts may differ; greedy ones must not.
-                regular = [answers[problem.key]["regular"] for problem in answered]
-                same = map(
-                    lambda one, other: one.completion == other.completion, regular, arm_answers
-                )
-                figures["identical_prompts"] = sum(same)
+            regular = [self.answers[problem.key].get("regular") for problem in evidence]
+            # Where an arm failed, the other may have done more work.
+            if arm != "regular" and all(regular) and session.status != "failed":
+                expected = [answer.correct for answer in filter(None, regular)]
+                # Answers that are drawn to one question several times are no other questions.
+                covers = Coverage(len(evidence), "question", len(evidence) > len(different))
+                difference = difference_of_paired_proportions(expected, correct)
+                figures["difference"] = dataclasses.replace(difference, covers=covers)
+                figures["mcnemar_p_value"] = mcnemar_p_value(expected, correct)
+                if is_greedy:
+                    # Sampled texts may differ; greedy ones must not.
+                    by_arm = [self.answers[problem.key] for problem in answered]
+                    same = [
+                        answers["regular"].completion == answers[arm].completion
+                        for answers in by_arm
+                    ]
+                    figures["identical_prompts"] = sum(same)
         return session.row(
             EvalRow,
             arm=arm,
-            published_accuracy=self.task.published_accuracy(self.settings.model).get(arm),
+            published_accuracy=published_accuracy(
+                settings.task, settings.operands, settings.model
+            ).get(arm),
             operands=self.task.operands_column,
             metric=self.task.metric_column,
             smallest_batch=self.smallest_batch,
@@ -210,7 +212,7 @@ class Evaluation(Experiment[EvalSettings, EvalRow]):
         engine = session.open(size, max(map(len, token_ids)), share_prefix=True)
         problems = {problem.key: problem for problem in self.problems}
         pending = self._pending(session, token_ids)
-        for question, answers in ask_all(engine, pending, pending[:1], so_far=self._accuracies):
+        for question, answers in ask_all(engine, pending, pending[:1]):
             batch = [problems[question.seed, index] for index in question.indices]
             self.smallest_batch = min(self.smallest_batch or size, len(batch))
             rows: list[AnswerRow] = []
@@ -230,26 +232,18 @@ class Evaluation(Experiment[EvalSettings, EvalRow]):
             if problem.key not in self.answers
         ]
         questions = []
-        for seed in self.settings.seeds:
-            pending_of_seed = [(problem, ids) for problem, ids in pending if problem.seed == seed]
-            for batch in in_batches(pending_of_seed, self.settings.batch_size):
+        for seed, of_seed in grouped(pending, lambda asked: asked[0].seed).items():
+            for batch in in_batches(of_seed, self.settings.batch_size):
+                problems, prompts = zip(*batch, strict=True)
                 question = session.question(
-                    [ids for _, ids in batch],
-                    [problem.index for problem, _ in batch],
-                    chats=[Prompt(problem.prompt).chat() for problem, _ in batch],
+                    prompts,
+                    [problem.index for problem in problems],
+                    chats=[Prompt(problem.prompt).chat() for problem in problems],
                     seed=seed,
                 )
                 stops = question.stop_tokens | stop_tokens
                 questions.append(dataclasses.replace(question, stop_tokens=stops, ends=ends))
         return questions
-
-    def _accuracies(self) -> str:
-        """The accuracy of each arm so far: `regular 81.0%, speculative 80.5%`."""
-        accuracies = []
-        for arm in _arms(self.answers):
-            correct = [by_arm[arm].correct for by_arm in self.answers.values()]
-            accuracies.append(f"{arm} {percent(statistics.fmean(correct), 1)}")
-        return ", ".join(accuracies)
 
     def _answer_rows(
         self, session: Session, arm: str, batch: Sequence[Problem], generation: Answered
@@ -316,10 +310,6 @@ def _accuracy(correct: Sequence[bool]) -> dict[str, float]:
         "wilson_low": wilson.low,
         "wilson_high": wilson.high,
     }
-
-
-def _arms(answers: StoredAnswers) -> list[str]:
-    return sorted({arm for by_arm in answers.values() for arm in by_arm})
 
 
 def _by_question(rows: Sequence[AnswerRow]) -> StoredAnswers:

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 
 from harness.commands.eval.changes import contrasts
 from harness.commands.eval.rows import EvalRow
-from harness.config.amounts import counted
 from harness.reporting.names import Named, named_runs
 from harness.reporting.page import Page, Step, heading, lossless_again, title_of_many
 from harness.reporting.table import (
-    Bar,
-    Bars,
     Column,
     Line,
     Table,
     number,
-    sentences,
     share,
 )
 from harness.reporting.words import (
     arm_name,
     lossy_warning,
-    pair_name,
     settings_line,
 )
 from harness.results.published import MULTIPLICATION_NOTE
@@ -36,9 +30,6 @@ from harness.results.statistics.interval import Interval
 _SIGNIFICANT = 0.05
 # Sentences about the targets of a sweep.
 _MOST_CONTRASTS = 4
-_NO_WIDTH = (
-    "± 0.0: at 0 or 100 % Wald's interval has no width, however few were asked; Wilson's has."
-)
 
 
 def eval_page(runs: Sequence[Run[EvalRow]]) -> Page | None:
@@ -51,30 +42,20 @@ def eval_page(runs: Sequence[Run[EvalRow]]) -> Page | None:
     if len(measured) > 1:
         # A difference is looked into first.
         ordered = sorted(measured, key=lambda run: not any(map(_differs, merged_rows(run.rows))))
-        findings = [*islice(contrasts(measured), _MOST_CONTRASTS), *verdict_lines(measured)] or [
-            Line("nothing was compared")
-        ]
+        findings = [*islice(contrasts(measured), _MOST_CONTRASTS)]
+        for named in named_runs(measured):
+            row = merged_rows(named.run.rows)[-1]
+            finding = _finding(row)
+            findings.append(replace(finding, text=f"{named.name.label()}: {finding.text}"))
         steps = [step for run in ordered for step in _next_steps(run.rows)]
-        return Page(
-            title_of_many([run.last for run in measured]), findings, (), [table], next=steps[:1]
-        )
+        title = title_of_many([run.last for run in measured])
+        return Page(title, findings, (), [table], next=steps[:1])
     (run,) = measured
-    title = heading(run.last, settings_line(run.rows))
     merged = merged_rows(run.rows)
     row = merged[-1]
-    bars = Bars(tuple(_bar(arm) for arm in merged if arm.accuracy is not None), whole=1.0)
     table = replace(table, notes=(*table.notes, *_notes(merged)))
-    findings = [_finding(row), *sentences("plain", _not_excluded(row))]
-    return Page(title, findings, _doubts(row), [bars, table], next=_next_steps(run.rows))
-
-
-def _bar(row: EvalRow) -> Bar:
-    figures = (
-        f"{_percent(row.accuracy or 0)} % correct",
-        _wilson(row) or "",
-        "" if row.ms_per_answer is None else f"{row.ms_per_answer:.2f} ms/answer",
-    )
-    return Bar(arm_name(row), row.accuracy or 0.0, figures)
+    title = heading(row, settings_line(run.rows))
+    return Page(title, [_finding(row)], _doubts(row), [table], next=_next_steps(run.rows))
 
 
 def _finding(row: EvalRow) -> Line:
@@ -100,17 +81,11 @@ def _doubts(row: EvalRow) -> list[str]:
         doubts.append(f"{row.status}: the figures cover {row.num_prompts} questions only.")
     different = row.num_different_prompts
     if row.num_prompts is not None and different not in (None, row.num_prompts):
-        # Some questions were asked several times.
         numbers = f"{row.num_prompts:,} questions, {different:,} different"
-        consequence = "the interval covers what is drawn, not other questions"
-        if row.temperature == 0:
-            copies = "a greedy answer to a question that is asked again is a copy"
-            consequence = f"{copies}, and accuracy counts each question once"
-        doubts.append(f"{numbers}: {consequence}.")
+        doubts.append(f"{numbers}: one that is asked again says nothing about other questions.")
     if lossy := lossy_warning(row):
         doubts.append(lossy)
-    # Elsewhere ties break differently.
-    if _num_differing(row) and _is_exact(row):
+    if _differs_beyond_ties(row):
         doubts.append(_identity(row))
     return doubts
 
@@ -123,17 +98,13 @@ def _next_steps(rows: Sequence[EvalRow]) -> list[Step]:
     if _differs(row):
         recovery = f"harness recovery model={row.model} draft={row.draft}"
         return [lossless_again(row) or Step("is it lossless?", command=recovery)]
-    # A damaged file may hold any text.
-    operands = re.fullmatch(r"(\d{1,10})-(\d{1,10})", row.operands or "")
-    if operands is None:
+    # Drawn operands: no data set that may have no more, nor all that there are.
+    if not row.operands or row.num_different_prompts not in (None, row.num_prompts):
         return []
-    num_questions = (int(operands[2]) - int(operands[1]) + 1) ** 2
-    seeds = {each.seed for each in rows} - {"all"}
-    num_prompts = 4 * (row.num_prompts or 0) // max(1, len(seeds))
-    has_more = row.num_different_prompts != num_questions
-    if has_more and (row.replacement or num_prompts <= num_questions):
-        return [Step("an interval half as wide", f"num_prompts={num_prompts}")]
-    return []
+    seeds = {row.seed for row in rows} - {"all"}
+    return [
+        Step("more questions", f"num_prompts={4 * (row.num_prompts or 0) // max(1, len(seeds))}")
+    ]
 
 
 def accuracy_table(runs: Sequence[Run[EvalRow]]) -> Table:
@@ -161,11 +132,7 @@ def accuracy_table(runs: Sequence[Run[EvalRow]]) -> Table:
         Column("pub-\nlished %", _percent, "row.published_accuracy", optional=True),
     )
     seeds = {line.row.seed for line in lines}
-    notes = []
-    if any(line.row.accuracy in (0, 1) for line in lines):
-        notes.append(_NO_WIDTH)
-    if any(line.row.published_accuracy is not None for line in lines):
-        notes.append(MULTIPLICATION_NOTE)
+    is_published = any(line.row.published_accuracy is not None for line in lines)
     return Table.of(
         "accuracy",
         "Accuracy",
@@ -174,36 +141,8 @@ def accuracy_table(runs: Sequence[Run[EvalRow]]) -> Table:
         strong=lambda line: len(seeds) > 1 and line.row.seed == "all",
         faint=lambda line: line.row.status != "ok",
         about="Difference: speculative minus regular, percentage points.",
-        notes=tuple(notes),
+        notes=(MULTIPLICATION_NOTE,) if is_published else (),
     )
-
-
-def _not_excluded(row: EvalRow) -> str | None:
-    """The largest loss that the interval of a difference contains; None where it excludes a loss, or shows one."""
-    if row.difference is None or _differs(row) or row.difference.low >= 0:
-        return None
-    return f"A loss of up to {-100 * row.difference.low:.1f} points is not excluded."
-
-
-def verdict_lines(runs: Sequence[Run]) -> list[Line]:
-    """A sentence on whether the arms' accuracies differ in any of several runs; [] where none was compared."""
-    compared = []
-    for run in runs:
-        if run.status == "ok":
-            compared += [row for row in merged_rows(run.rows) if row.difference is not None]
-    if not compared:
-        return []
-    differing = [
-        f"{pair_name(row)} by {100 * row.difference.estimate:+.1f} points"
-        for row in compared
-        if row.difference is not None and _differs(row)
-    ]
-    number = counted(len(compared), "evaluation")
-    text = f"Regular and speculative arms: no significant difference in accuracy ({number})."
-    if differing:
-        pairs = "; ".join(differing)
-        text = f"The speculative arm's accuracy differs (McNemar p < {_SIGNIFICANT}): {pairs}."
-    return [Line(text, "strong")]
 
 
 def _differs(row: EvalRow) -> bool:
@@ -246,8 +185,7 @@ def _difference(difference: Interval) -> str:
 
 def _notes(merged: Sequence[EvalRow]) -> Iterator[str]:
     row = merged[-1]
-    number = _num_differing(row)
-    if number == 0 or (number and not _is_exact(row)):
+    if row.identical_prompts is not None and not _differs_beyond_ties(row):
         yield _identity(row)
     num_resumed = sum(row.num_resumed or 0 for row in merged)
     if num_resumed:
@@ -256,23 +194,14 @@ def _notes(merged: Sequence[EvalRow]) -> Iterator[str]:
         yield f"{answers}, {earlier}; resume=false measures again."
 
 
-def _num_differing(row: EvalRow) -> int | None:
-    """Questions with other greedy answers than the regular arm's; None where that is not known."""
-    if row.identical_prompts is None or row.num_prompts is None:
-        return None
-    return row.num_prompts - row.identical_prompts
-
-
 def _identity(row: EvalRow) -> str:
-    number = _num_differing(row)
-    if not number:
-        return f"The greedy answers of both arms are identical on all {row.num_prompts} questions."
-    expected = "In this number format ties may break differently."
-    if _is_exact(row):
-        expected = "In float32 they must not."
-    numbers = f"{number} of {row.num_prompts} questions"
-    return f"The greedy answers of the two arms differ on {numbers}. {expected}"
+    identical = (
+        f"{row.identical_prompts} of {row.num_prompts} greedy answers are the same in both arms"
+    )
+    return f"{identical}: in float32 all must be, in other formats ties may break differently."
 
 
-def _is_exact(row: EvalRow) -> bool:
-    return row.dtype == "float32" and row.quantization == "none"
+def _differs_beyond_ties(row: EvalRow) -> bool:
+    """Whether greedy answers differ where rounding explains no difference."""
+    is_exact = row.dtype == "float32" and row.quantization == "none"
+    return is_exact and row.identical_prompts not in (None, row.num_prompts)

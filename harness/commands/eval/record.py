@@ -16,8 +16,6 @@ from harness.config.settings import require
 
 if TYPE_CHECKING:
     from harness.reporting.changes import Compared, Sides
-    from harness.reporting.page import Page
-    from harness.results.runs import Run
 
 # The last one is lm-evaluation-harness's, under its own name.
 Task = Literal["multiplication", "addition", "gsm8k"]
@@ -53,6 +51,7 @@ class EvalSettings(RunSettings):
         lowest, highest = self.operands[0], self.operands[-1]
         are_bounds = len(self.operands) == 2 and 0 <= lowest <= highest <= 10**9
         is_drawn = self.task in _DRAWN
+        are_seeds = min(self.seeds, default=-1) >= 0 and len(set(self.seeds)) == len(self.seeds)
         for is_met, setting, rule in (
             (
                 self.task in names or from_lm_eval,
@@ -64,9 +63,7 @@ class EvalSettings(RunSettings):
                 "operands",
                 "must be the lowest and the highest operand, such as [1,99], from 0 to 10^9",
             ),
-            (bool(self.seeds), "seeds", "must name at least one seed"),
-            (min(self.seeds, default=0) >= 0, "seeds", "must not be negative"),
-            (len(set(self.seeds)) == len(self.seeds), "seeds", "must not name a seed twice"),
+            (are_seeds, "seeds", "must be different numbers, none negative, and one at least"),
             (self.num_prompts >= 1, "num_prompts", "must be at least 1"),
             (self.num_prompts <= 10**6, "num_prompts", "must be at most 10^6"),
             (self.weights == "stored", "weights", "must be stored: random weights know no answers"),
@@ -106,6 +103,7 @@ class Eval(Command[EvalSettings, EvalRow]):
     settings = EvalSettings
     experiment = "harness.commands.eval.measure"
     row = EvalRow
+    shown_by = "harness.commands.eval.page:eval_page"
     regresses = True
     further_rows = (AnswerRow,)
 
@@ -115,11 +113,6 @@ class Eval(Command[EvalSettings, EvalRow]):
 
         merged = [row for row in merged_rows(rows) if row.accuracy is not None]
         return ", ".join(f"{row.arm} {percent(row.accuracy or 0.0, 1)}" for row in merged)
-
-    def page(self, runs: Sequence[Run[EvalRow]]) -> Page | None:
-        from harness.commands.eval.page import eval_page
-
-        return eval_page(runs)
 
     def changes(self, sides: Sides[EvalRow]) -> Sequence[Compared]:
         """Accuracy, question by question."""

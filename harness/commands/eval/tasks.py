@@ -27,8 +27,8 @@ _INTEGER = re.compile(r"-?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)")
 # Python refuses to read integers of more than 4300 digits, and a model may well go on and on.
 _LONGEST_LINE = 4000
 
-# Operands that the published accuracies are for.
-_PUBLISHED_OPERANDS = (1, 99)
+# Task, operands and quantization that the published accuracies are for.
+_PUBLISHED = ("multiplication", (1, 99), "none")
 
 
 @dataclass(frozen=True)
@@ -114,10 +114,6 @@ class Task(Protocol):
         known.
         """
 
-    def published_accuracy(self, model: ModelSettings) -> Mapping[str, float]:
-        """Accuracies that others measured for this model, by arm."""
-        return {}
-
 
 @dataclass(frozen=True)
 class Operation:
@@ -127,13 +123,10 @@ class Operation:
     Attributes:
         prompt: from both operands to the text of the question.
         expected: from both operands to the correct answer.
-        published: accuracies that others measured for operands from 1 to 99: model preset -> arm ->
-            proportion.
     """
 
     prompt: Callable[[int, int], str]
     expected: Callable[[int, int], int]
-    published: Callable[[str], Mapping[str, float]] = lambda model: {}
 
 
 # By the value of the setting `task`.
@@ -146,7 +139,6 @@ OPERATIONS: Mapping[str, Operation] = {
     "multiplication": Operation(
         prompt=lambda a, b: f"8 * 12 = 96\n25 * 4 = 100\n37 * 85 = 3145\n{a} * {b} =",
         expected=operator.mul,
-        published=multiplication_accuracy,
     ),
 }
 
@@ -225,10 +217,13 @@ class DrawnTask(Task):
             rule = f"the answer {answer} takes {needed} tokens and would be cut off"
             raise SettingError("decoding.max_new_tokens", rule, max_new_tokens)
 
-    def published_accuracy(self, model: ModelSettings) -> Mapping[str, float]:
-        if self.operands != _PUBLISHED_OPERANDS or model.quantization != "none":
-            return {}
-        return self.operation.published(without_suffixes(model.name))
+
+def published_accuracy(
+    task: str, operands: Sequence[int], model: ModelSettings
+) -> Mapping[str, float]:
+    """Accuracies that others measured for this model, by arm."""
+    is_published = (task, tuple(operands), model.quantization) == _PUBLISHED
+    return multiplication_accuracy(without_suffixes(model.name)) if is_published else {}
 
 
 def read_answer(completion: str) -> tuple[str, int | None]:

@@ -182,12 +182,6 @@ class Latency(Command[LatencySettings, LatencyRow]):
 
         return latency_page(runs)
 
-    def doubts(self, run: Run[LatencyRow]) -> Sequence[str]:
-        """Without the rest of the page, which takes a hundred times as long."""
-        from harness.commands.latency.tables.doubts import doubts
-
-        return doubts(run)
-
     def picture(self, runs: Sequence[Run[LatencyRow]]) -> Plot | None:
         from harness.commands.latency.plots import speedup_bars
 

@@ -18,7 +18,7 @@ from harness.commands.plan.predictions import predictions
 from harness.commands.plan.record import PlanSettings
 from harness.commands.plan.rows import PlanRow
 from harness.commands.plan.tables import least_ms
-from harness.commands.read_prices import read_prices
+from harness.commands.read_prices import read_prices, yields_of
 from harness.commands.read_runs import runs_of_pair
 from harness.config.errors import SettingError, VerdictError
 from harness.config.model_names import SERVED
@@ -66,10 +66,10 @@ class Plan(Experiment[PlanSettings, PlanRow]):
         if settings.costs is not None:
             self._predict(settings.costs)
         elif settings.accepted.path is not None:
-            runs = runs_of_pair("acceptance", AcceptanceRow, settings, drawn_alike=True)
-            for row in runs[-1].rows:
-                if isinstance(row.num_draft_tokens, int) and row.tokens_per_iteration is not None:
-                    self.accepted[row.num_draft_tokens] = row.tokens_per_iteration
+            names = ["top_k", "top_p", "rule", "lenience"] if settings.decoding.temperature else []
+            drawn = {name: getattr(settings.decoding, name) for name in ("temperature", *names)}
+            runs = runs_of_pair("acceptance", AcceptanceRow, settings, drawn)
+            self.accepted = yields_of(runs[-1])
 
     def _predict(self, path: str) -> None:
         """Predict from costs that were measured, of whatever pair that was."""
@@ -210,21 +210,21 @@ def _limits(reads: PassBytes, num_draft_tokens: int, bandwidth: float | None) ->
     Args:
         bandwidth: in GB/s; None where it is not known.
     """
-    figures: dict[str, Any] = {
-        "read_bytes": round(reads.step),
-        "lowest_ms_per_token": least_ms(reads.step, bandwidth),
-    }
+    figures: dict[str, Any] = {"read_bytes": round(reads.step)}
+    if bandwidth is not None:
+        figures["lowest_ms_per_token"] = least_ms(reads.step, bandwidth)
     if num_draft_tokens == 0:
         return figures
     most_tokens = num_draft_tokens + 1
     steps = reads.iteration_steps(num_draft_tokens)
     bytes_per_token = steps * reads.step / most_tokens
+    if bandwidth is not None:
+        figures["lowest_speculative_ms_per_token"] = least_ms(bytes_per_token, bandwidth)
     return figures | {
         "verification_steps": reads.verification[num_draft_tokens] / reads.step,
         "speculative_read_bytes": round(bytes_per_token),
         "highest_speedup": most_tokens / steps,
         "break_even_tokens": steps,
-        "lowest_speculative_ms_per_token": least_ms(bytes_per_token, bandwidth),
     }
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from harness.commands.plan.rows import PlanRow
+from harness.commands.plan.tables import doubts_of_notes
 from harness.config.amounts import percent
 from harness.config.errors import SettingError
 from harness.config.synthetic import at_length, length_in_answers
@@ -21,8 +22,6 @@ from harness.results.verdict import judge
 # A prediction counts as close within this share of what was measured.
 _CLOSE = 0.05
 _STYLES: dict[str, Style] = {"faster": "good", "slower": "bad"}
-# Loads whose best K is named in a sentence.
-_MOST_NAMED = 4
 
 
 def predictions(
@@ -103,14 +102,13 @@ def predictions_page(rows: Sequence[PlanRow], failed: Sequence[PlanRow] = ()) ->
     Args:
         failed: of the jobs that have no prediction, for their errors.
     """
-    notes = dict.fromkeys(note for row in rows for note in (row.note or "").split("; ") if note)
     title = title_of_many(rows)
     if len({row.model for row in rows}) == 1:
         title = heading(rows[0], f"costs {rows[0].cost_source}")
         if not (rows[0].devices or rows[0].is_simulated):
             title = f"{rows[0].model} · costs {rows[0].cost_source}"
     doubts = [f"Failed: {row.error}" for row in failed]
-    doubts += [f"{note[:1].upper()}{note[1:]}." for note in notes]
+    doubts += doubts_of_notes(rows)
     table = Table.of(
         "predictions",
         "What is predicted of decoding",
@@ -177,8 +175,7 @@ def _findings(rows: Sequence[PlanRow]) -> Iterator[Line]:
                 gains = f"{times(_estimate(first))} to {times(_estimate(others[-1]))}"
             parts.append(f"{name} with {loads} in flight: {gains}")
         if len(bests) > 1:
-            more = f"; and {len(parts) - _MOST_NAMED} more" if len(parts) > _MOST_NAMED else ""
-            yield Line(f"{about}predicted {'; '.join(parts[:_MOST_NAMED])}{more}", "strong")
+            yield Line(f"{about}predicted {'; '.join(parts)}", "strong")
             continue
         (best,) = bests
         speedup = _speedup(best)

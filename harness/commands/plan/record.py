@@ -13,7 +13,7 @@ from harness.commands.plan.rows import PlanRow
 from harness.config.errors import SettingError
 from harness.config.machine import gpu_names
 from harness.config.run import RunSettings
-from harness.config.settings import require, require_at_least
+from harness.config.settings import LARGEST_K, require, require_at_least
 from harness.results.statistics.interval import Interval
 
 if TYPE_CHECKING:
@@ -28,13 +28,11 @@ class TypedAcceptance:
     Attributes:
         path: of a run or a table; None for numbers.
         rates: the chance that a draft token is accepted if those before it were, by position; () for none.
-        goes_on: whether the last rate is that of every further position.
         k, length: tokens per iteration at one K; the length is None for anything else.
     """
 
     path: str | None = None
     rates: tuple[float, ...] = ()
-    goes_on: bool = False
     k: int = 0
     length: float | None = None
 
@@ -47,7 +45,7 @@ class TypedAcceptance:
         if at_k is not None:
             return cls(k=int(at_k[2]), length=float(at_k[1]))
         try:
-            return cls(rates=(float(typed),), goes_on=True)
+            return cls(rates=(float(typed),) * LARGEST_K)
         except ValueError:
             return cls(path=typed)
 
@@ -55,10 +53,9 @@ class TypedAcceptance:
         """Tokens per iteration of each K up to `most` that numbers give."""
         if self.length is not None:
             return {self.k: Interval(self.length)}
-        rates = self.rates * most if self.goes_on else self.rates
         yields = {}
         tokens = reached = 1.0
-        for k, rate in enumerate(rates, start=1):
+        for k, rate in enumerate(self.rates[:most], start=1):
             reached *= rate
             tokens += reached
             yields[k] = Interval(tokens)
@@ -101,18 +98,9 @@ class PlanSettings(RunSettings):
         if self.gpus is not None and self.gpu_memory is None and not gpu_names():
             rule = "must say what each of the pretended GPUs has, such as gpu_memory=40GB"
             raise SettingError("gpu_memory", rule)
-        hint = (
-            f" (did you mean {self.gpu_memory}GB?)"
-            if re.fullmatch(r"\d{1,4}(\.\d*)?", self.gpu_memory or "")
-            else ""
-        )
-        rule = f"must be an amount with its unit, such as 40GB or 80GiB{hint}"
-        require(
-            self.gpu_memory is None or bool(self.gpu_memory_bytes),
-            "gpu_memory",
-            rule,
-            self.gpu_memory,
-        )
+        rule = "must be an amount with its unit, such as 40GB or 80GiB"
+        is_amount = self.gpu_memory is None or bool(self.gpu_memory_bytes)
+        require(is_amount, "gpu_memory", rule, self.gpu_memory)
         finite = self.bandwidth is None or 0 < self.bandwidth < float("inf")
         require(finite, "bandwidth", "must be positive, in GB/s", self.bandwidth)
         for name in ("costs", "acceptance"):
@@ -198,16 +186,6 @@ class Plan(Command[PlanSettings, PlanRow]):
         from harness.commands.plan.predictions import best_in_words
 
         return best_in_words(rows) if rows[0].cost_source else "fits"
-
-    def failure(self, row: PlanRow) -> str:
-        """For a pair that does not fit, by how much."""
-        if row.status != "does_not_fit":
-            return super().failure(row)
-        from harness.commands.plan.tables import free_in_words, gigabytes
-
-        if row.needed_bytes is None:
-            return "does not fit"
-        return f"does not fit: {gigabytes(row.needed_bytes)} GB in {free_in_words(row)} GB"
 
     def page(self, runs: Sequence[Run[PlanRow]]) -> Page | None:
         from harness.commands.plan.predictions import predictions_page

@@ -7,20 +7,17 @@ A row is the plan of one pair. Sizes are in bytes, and `devices_bytes` has those
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import groupby
 
 from harness.commands.plan.rows import PlanRow
 from harness.config.amounts import amount
 from harness.config.demand import Remedy
 from harness.config.settings import DecodingSettings
-from harness.reporting.names import distinct_names
+from harness.reporting.names import named_runs
 from harness.reporting.page import Page, Step, heading, title_of_many
-from harness.reporting.table import Bar, Bars, Column, Line, Table, TableRow, times
+from harness.reporting.table import Column, Line, Table, TableRow, number, times
+from harness.results.runs import Run
 
 _NO_GPU = "No GPU here: planned for main memory; gpus=4 gpu_memory=40GB pretends GPUs."
-# Devices that an answer shows.
-_MOST_DEVICES = 4
 # A verification that costs at least this many steps costs noticeably more than one.
 _COSTLY_VERIFICATION = 1.2
 
@@ -29,9 +26,9 @@ def plan_page(rows: Sequence[PlanRow]) -> Page | None:
     """Whether a pair fits, or how many of several do; None where nothing was planned."""
     fitting = [row for row in rows if row.status == "ok"]
     fastest = max(fitting or rows, key=lambda row: row.highest_speedup or 0.0)
+    steps = [_measure(fastest)] if fitting else [*map(_would_fit, _remedies(fastest)[:1])]
     if len(rows) > 1:
         finding = Line(f"{len(fitting)} of {len(rows)} fit", "good" if fitting else "bad")
-        steps = [_measure(fastest)] if fitting else []
         slowest = sorted({_rates(row)[-1][0] for row in rows if row.bandwidths})
         least = f"the least that reading the weights takes on {' or '.join(slowest)}"
         why = [("Time", least)] if slowest else []
@@ -39,11 +36,15 @@ def plan_page(rows: Sequence[PlanRow]) -> Page | None:
     (row,) = rows
     if not row.devices_bytes:
         return None
-    doubts = [] if row.num_gpus else [_NO_GPU]
-    doubts += [f"{note[:1].upper()}{note[1:]}." for note in (row.note or "").split("; ") if note]
-    tables: list[Table | Bars] = [_bars(row), _models(row), _devices(row), _limits(row)]
-    steps = [_measure(row)] if fitting else [*map(_would_fit, _remedies(row)[:1])]
+    doubts = ([] if row.num_gpus else [_NO_GPU]) + doubts_of_notes(rows)
+    tables = [_devices(row), _models(row)]
     return Page(heading(row, _settings(row)), [_finding(row)], doubts, tables, [*_why(row)], steps)
+
+
+def doubts_of_notes(rows: Sequence[PlanRow]) -> list[str]:
+    """The notes of rows as sentences, each once."""
+    notes = dict.fromkeys(note for row in rows for note in (row.note or "").split("; ") if note)
+    return [f"{note[:1].upper()}{note[1:]}." for note in notes]
 
 
 def _settings(row: PlanRow) -> str:
@@ -56,37 +57,11 @@ def _settings(row: PlanRow) -> str:
     return " · ".join(filter(None, settings))
 
 
-def _bars(row: PlanRow) -> Bars:
-    """How full the fullest devices are; neighbouring GPUs that are equally full share a bar."""
-    used = _used(row)
-    free = {name: sizes["free"] for name, sizes in (row.devices_bytes or {}).items()}
-    shares = {name: used[name] / free[name] for name in used if free[name]}
-    amounts = {name: f"{gigabytes(used[name])} of {gigabytes(free[name])} GB" for name in shares}
-    alike = {name: amounts[name] if name.startswith("cuda:") else name for name in shares}
-    bars = []
-    for _, group in groupby(shares, alike.__getitem__):
-        names = [*group]
-        called = _device(names[0])
-        if len(names) > 1:
-            # `GPUs 2 to 5 each`.
-            called = f"{called.replace('GPU', 'GPUs')} to {names[-1].removeprefix('cuda:')} each"
-        bars.append(Bar(called, shares[names[0]], (amounts[names[0]],)))
-    fullest = sorted(bars, key=lambda bar: bar.size)[-_MOST_DEVICES:]
-    whole = max([1.0, *(bar.size for bar in fullest)])
-    return Bars(tuple(bar for bar in bars if bar in fullest), whole)
-
-
 def _finding(row: PlanRow) -> Line:
-    used = _used(row)
-    frees = {name: size["free"] for name, size in (row.devices_bytes or {}).items() if size["free"]}
-    spare = {name: free - used[name] for name, free in frees.items()}
-    tightest = min(spare, key=lambda name: spare[name])
-    where = f"{'in' if tightest == 'cpu' else 'on'} {_device(tightest)}"
-    if len(spare) > 1 and tightest != "cpu":
-        where = "on the fullest GPU"
-    stays = f"{amount(spare[tightest])} stay free {where}"
-    weights = amount((row.model_bytes or 0) + (row.draft_bytes or 0))
-    needed = f"{weights} of weights"
+    tightest, used, free = min(_uses(row), key=lambda use: use[2] - use[1])
+    where = "in main memory" if tightest == "cpu" else f"on {_device(tightest)}"
+    stays = f"{amount(free - used)} stay free {where}"
+    needed = f"{amount((row.model_bytes or 0) + (row.draft_bytes or 0))} of weights"
     if row.needed_bytes is not None:
         needed = f"{amount(row.needed_bytes)} of weights and KV cache"
     if row.status != "ok":
@@ -100,31 +75,32 @@ def _finding(row: PlanRow) -> Line:
 
 
 def _why(row: PlanRow) -> Iterator[tuple[str, str]]:
-    """The least times at the highest and the lowest bandwidth that are possible, and the predicted gain."""
-    least = _least_times(row)
-    if least:
-        text = "; ".join(dict.fromkeys([least[0], least[-1]]))
-        gain = "" if row.highest_speedup is None else f": at most {times(row.highest_speedup)}"
-        yield "Time", f"{text}{gain}"
+    """The bytes that a token must read, and the least times and the most gain that follow."""
+    if row.read_bytes is None:
+        yield "Time", f"what a forward of {row.model} must read is not known: its KV cache is not"
+        return
+    batch = f" for the {row.batch_size} rows of a batch" if (row.batch_size or 1) > 1 else ""
+    yield "Time", f"a forward must read {amount(row.read_bytes)}{batch}, by any implementation"
+    for name, rate in _rates(row) or [("at bandwidth=100, as none is known", 100.0)]:
+        least = f"{least_ms(row.read_bytes, rate):.2f} ms/token at least"
+        if row.speculative_read_bytes is not None:
+            with_draft = least_ms(row.speculative_read_bytes, rate)
+            least += f", {with_draft:.2f} with all drafts accepted"
+        yield "Time", f"{least} ({name}, {rate:g} GB/s)"
+    if row.highest_speedup is not None:
+        gains = f"at most {times(row.highest_speedup)} at K={row.num_draft_tokens}"
+        yield "Gain", f"{gains}, and pays from {row.break_even_tokens:.2f} tokens per iteration"
+    if (row.verification_steps or 1) > _COSTLY_VERIFICATION:
+        cause = "the tokens that it checks take different experts"
+        yield (
+            "Gain",
+            f"a verification reads {row.verification_steps:.1f} times what a step reads: {cause}",
+        )
     if row.predicted_speedup is not None:
         bounds = row.predicted_speedup.bounds()
         # What it costs is by bytes.
         interval = f" (95 % interval {bounds}, of acceptance alone)" if bounds else ""
-        yield "Gain", f"{_predicted(row)} at best{interval}"
-
-
-def _least_times(row: PlanRow) -> list[str]:
-    """`40.0 ms/token at least, 13.3 with all drafts accepted (A100, 1500 GB/s)`, at each bandwidth, the highest
-    first.
-    """
-    texts = []
-    for name, rate in _rates(row) if row.read_bytes else ():
-        text = f"{_ms(least_ms(row.read_bytes, rate))} ms/token at least"
-        if row.speculative_read_bytes is not None:
-            with_draft = least_ms(row.speculative_read_bytes, rate)
-            text += f", {_ms(with_draft)} with all drafts accepted"
-        texts.append(f"{text} ({name}, {rate:g} GB/s)")
-    return texts
+        yield "Gain", f"{_predicted(row)} predicted{interval}"
 
 
 def _measure(row: PlanRow) -> Step:
@@ -146,36 +122,23 @@ def _remedies(row: PlanRow) -> list[Remedy]:
     return [Remedy.read(line) for line in (row.instead or "").splitlines()]
 
 
-@dataclass(frozen=True)
-class _NamedPlan:
-    """A plan, and the settings in which it differs from the others."""
-
-    row: PlanRow
-    settings: str
-
-
 def _plans(rows: Sequence[PlanRow]) -> Table:
     """A row for each plan; what all share is in the title."""
-    plans = []
-    for row, name in zip(rows, distinct_names(rows), strict=True):
-        # The number of pretended GPUs is among the devices already.
-        settings = [text for column, text in name.settings.items() if column != "settings.gpus"]
-        plans.append(_NamedPlan(row, "\n".join(settings).replace("pretended ", "") or "default"))
     columns = (
-        Column("model", of="row.model", text=True, varies=True),
-        Column("draft", of=lambda plan: plan.row.draft or "–", text=True, varies=True),
+        Column("pair", of="name.cell", text=True, varies=True),
         Column("K", of="row.num_draft_tokens", varies=True),
-        Column("", of="settings", text=True, varies=True),
         Column("fits", of=_fits, text=True).at("row"),
         Column("needs\nGB", gigabytes, "row.needed_bytes"),
-        Column("ms/token\nat least", _ms, lambda row: _slowest_ms(row, row.read_bytes)).at("row"),
-        Column("with\ndraft", _ms, lambda row: _slowest_ms(row, row.speculative_read_bytes)).at(
+        Column("ms/token\nat least", number(), lambda row: _slowest_ms(row, row.read_bytes)).at(
             "row"
         ),
+        Column(
+            "with\ndraft", number(), lambda row: _slowest_ms(row, row.speculative_read_bytes)
+        ).at("row"),
         Column("all drafts\naccepted", times, "row.highest_speedup"),
         Column("predicted\nat best", of=_predicted, text=True, optional=True).at("row"),
     )
-    return Table.of("plans", "", plans, columns, look="bare")
+    return Table.of("plans", "", named_runs([Run([row]) for row in rows]), columns, look="bare")
 
 
 def _predicted(row: PlanRow) -> str | None:
@@ -208,36 +171,22 @@ def _models(row: PlanRow) -> Table:
         Column("weights", lambda size: amount(size) if size else "the model's"),
         Column("KV cache"),
     )
-    sizes = [
-        (
-            row.model,
-            row.num_parameters,
-            row.quantization,
-            row.dtype,
-            row.model_bytes,
-            row.cache_bytes,
-        ),
-        (
-            row.draft,
-            row.draft_num_parameters,
-            row.draft_quantization,
-            row.draft_dtype,
-            row.draft_bytes,
-            row.draft_cache_bytes,
-        ),
-    ]
     rows = []
-    for name, parameters, quantization, dtype, weights, cache in sizes:
+    for role, prefix in (("model", ""), ("draft", "draft_")):
+        parameters = getattr(row, f"{prefix}num_parameters")
         # A method without weights has no figures.
         if parameters is not None:
-            held_in = dtype if quantization == "none" else quantization
+            quantization = getattr(row, f"{prefix}quantization")
+            held_in = getattr(row, f"{prefix}dtype") if quantization == "none" else quantization
+            cache = getattr(row, f"{prefix}cache_bytes")
             cached = "unknown" if cache is None else amount(cache)
-            rows.append(TableRow((name, parameters, held_in, weights, cached)))
+            weights = getattr(row, f"{role}_bytes")
+            rows.append(TableRow((getattr(row, role), parameters, held_in, weights, cached)))
     return Table("models", "", columns, tuple(rows), look="plain")
 
 
 def _devices(row: PlanRow) -> Table:
-    """What goes where: the answer shows the fullest devices alone."""
+    """What goes where."""
     rows = []
     for name, sizes in (row.devices_bytes or {}).items():
         draft = sizes["draft"] if row.draft else None
@@ -259,37 +208,18 @@ def _devices(row: PlanRow) -> Table:
     return Table("devices", "", columns, tuple(rows), notes=tuple(instead), look="plain")
 
 
-def _used(row: PlanRow) -> dict[str, int]:
-    """Bytes by device that are not free: weights and caches, and the reserve of a GPU that holds any."""
-    used = {}
+def _uses(row: PlanRow) -> list[tuple[str, int, int]]:
+    """Of each device with memory its name, the bytes that are not free (weights and caches, and the reserve of a GPU
+    that holds any), and those that were free before.
+    """
+    uses = []
     for name, sizes in (row.devices_bytes or {}).items():
-        size = sizes["model"] + sizes["draft"] + sizes["cache"]
-        keeps_reserve = name.startswith("cuda") and size
-        used[name] = size + (row.reserve_bytes or 0) if keeps_reserve else size
-    return used
-
-
-def _limits(row: PlanRow) -> Table:
-    """The bytes that a token must read, and the least times and the most gain that follow."""
-    if row.read_bytes is None:
-        unknown = f"what a forward of {row.model} must read is not known: its KV cache is not"
-        return Table.of_lines("limits", [("at least", unknown)])
-    batch = f" for the {row.batch_size} rows of a batch" if (row.batch_size or 1) > 1 else ""
-    lines = [("a forward", f"must read {amount(row.read_bytes)}{batch}, by any implementation")]
-    lines += [("time", text) for text in _least_times(row)]
-    if not row.bandwidths:
-        example = f"{_ms(least_ms(row.read_bytes, 100))} ms per token at least"
-        unknown = f"no bandwidth is known here: bandwidth=100 (GB/s) would make that {example}"
-        lines.append(("time", unknown))
-    if row.highest_speedup is not None:
-        gains = f"at most {times(row.highest_speedup)} at K={row.num_draft_tokens}"
-        pays = f"pays from {row.break_even_tokens:.2f} tokens per iteration, and gains {gains}"
-        lines.append(("speculation", pays))
-    if (row.verification_steps or 1) > _COSTLY_VERIFICATION:
-        cause = "because the tokens that it checks take different experts"
-        reads = f"reads {row.verification_steps:.1f} times what a step reads, {cause}"
-        lines.append(("a verification", reads))
-    return Table.of_lines("limits", lines)
+        used = sizes["model"] + sizes["draft"] + sizes["cache"]
+        if name.startswith("cuda") and used:
+            used += row.reserve_bytes or 0
+        if sizes["free"]:
+            uses.append((name, used, sizes["free"]))
+    return uses
 
 
 def _rates(row: PlanRow) -> list[tuple[str, float]]:
@@ -299,12 +229,12 @@ def _rates(row: PlanRow) -> list[tuple[str, float]]:
 
 def _slowest_ms(row: PlanRow, num_bytes: float | None) -> float | None:
     """Milliseconds to read this at the lowest bandwidth."""
-    return least_ms(num_bytes, _rates(row)[-1][1]) if row.bandwidths else None
+    return least_ms(num_bytes, _rates(row)[-1][1]) if row.bandwidths and num_bytes else None
 
 
-def least_ms(num_bytes: float | None, rate: float | None) -> float | None:
-    """Milliseconds to read this many bytes at a rate in GB/s; None where one is unknown."""
-    return num_bytes / rate / 1e6 if rate and num_bytes else None
+def least_ms(num_bytes: float, rate: float) -> float:
+    """Milliseconds to read this many bytes at a rate in GB/s."""
+    return num_bytes / rate / 1e6
 
 
 def _device(name: str) -> str:
@@ -313,11 +243,6 @@ def _device(name: str) -> str:
 
 def gigabytes(size: float) -> str:
     return f"{size / 1e9:.1f}"
-
-
-def _ms(value: float | None) -> str:
-    value = value or 0.0
-    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
 def _parameters(count: float) -> str:

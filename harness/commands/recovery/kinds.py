@@ -135,21 +135,19 @@ def kind_checks(asking: Asking, arm: Arm, regular: Arm | None) -> Iterator[Colum
     Raises:
         RunError: a server answers no more; what was asked before has its rows.
     """
-    every = kinds(asking.settings.decoding, asking.prompts[0], asking.settings.engine.asks_chats)
+    settings = asking.settings
+    every = kinds(settings.decoding, asking.prompts[0], settings.engine.asks_chats)
     say(f"{len(every)} kinds of requests: which of them get drafts?")
-    seed = asking.settings.seed
     answered: list[Answers] = []
     unanswered: list[Columns] = []
-    failure: RunError | None = None
-    for number, kind in enumerate(every):
-        name = kind.sampling.name
-        if why := crash_risk(arm, asking.settings, kind.sampling):
-            unanswered.append(_columns(name, "not asked", why))
-            continue
-        planned = _planned(kind, asking, 1000 * number)
-        try:
-            why = refusal(arm, planned[0], seed)
-            if why is not None:
+    try:
+        for number, kind in enumerate(every):
+            name = kind.sampling.name
+            planned = _planned(kind, asking, 1000 * number)
+            if why := crash_risk(arm, settings, kind.sampling):
+                unanswered.append(_columns(name, "not asked", why))
+                continue
+            if why := refusal(arm, planned[0], settings.seed):
                 unanswered.append(_columns(name, "refused", f"refused: {why}"))
                 continue
             if kind.is_long:
@@ -157,20 +155,18 @@ def kind_checks(asking: Asking, arm: Arm, regular: Arm | None) -> Iterator[Colum
             doing = f"asking, {name}"
             answers = asking.ask(arm, planned, kind.num_in_flight, doing)
             expected: Sequence[Answer] = ()
-            if regular is not None and refusal(regular, planned[0], seed) is None:
+            if regular is not None and refusal(regular, planned[0], settings.seed) is None:
                 expected = asking.ask(regular, planned, kind.num_in_flight, doing)
-        except RunError as error:
-            failure = error
-            unanswered.append(_columns(name, "no answer", str(error)))
-            break
-        records = [answer.record for answer in answers]
-        regular_records = [answer.record for answer in expected]
-        answered.append(Answers(kind, records, regular_records))
-    for kind_answers in answered:
-        yield kind_answers.check(answered)
-    yield from unanswered
-    if failure is not None:
-        raise failure
+            records = [answer.record for answer in answers]
+            regular_records = [answer.record for answer in expected]
+            answered.append(Answers(kind, records, regular_records))
+    except RunError as error:
+        unanswered.append(_columns(name, "no answer", str(error)))
+        raise
+    finally:
+        for kind_answers in answered:
+            yield kind_answers.check(answered)
+        yield from unanswered
 
 
 def _planned(kind: Kind, asking: Asking, first: int) -> list[PlannedRequest]:

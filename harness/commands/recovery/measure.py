@@ -26,6 +26,7 @@ from harness.commands.recovery.workload import (
     Asking,
     Columns,
     PlannedRequest,
+    Workload,
     taken_samplings,
 )
 from harness.config.errors import RunError, VerdictError
@@ -192,7 +193,7 @@ def compared_checks(
         regular: None to compare greedy texts alone, with those that the weights write.
     """
     settings = asking.settings
-    workload = asking.workload()
+    workload = Workload(asking)
     samplings = [] if regular is None else asking.samplings
     # `shuffled` adds requests that are left midway.
     greedy = [

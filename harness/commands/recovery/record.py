@@ -5,7 +5,7 @@ from __future__ import annotations
 import typing
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from harness.commands.command import Command
 from harness.commands.recovery.rows import RecoveryRow
@@ -13,10 +13,6 @@ from harness.config.engines import Abilities
 from harness.config.faults import fault_names, require_effect
 from harness.config.run import PromptedSettings
 from harness.config.settings import require, require_at_least
-
-if TYPE_CHECKING:
-    from harness.reporting.page import Page
-    from harness.results.runs import Run
 
 # Sampling settings of requests. `sampling.py` has their values.
 SamplingName = Literal[
@@ -144,6 +140,7 @@ class Recovery(Command[RecoverySettings, RecoveryRow]):
     settings = RecoverySettings
     experiment = "harness.commands.recovery.measure"
     row = RecoveryRow
+    shown_by = "harness.commands.recovery.tables:recovery_page"
 
     def needs_local(self, settings: RecoverySettings) -> bool:
         return bool(settings.reference == "weights")
@@ -156,11 +153,6 @@ class Recovery(Command[RecoverySettings, RecoveryRow]):
 
     def exit_code(self, rows: Sequence[RecoveryRow]) -> int:
         return _EXIT_CODES.get(self.line(rows), 0)
-
-    def page(self, runs: Sequence[Run[RecoveryRow]]) -> Page | None:
-        from harness.commands.recovery.tables import recovery_page
-
-        return recovery_page(runs)
 
 
 RECORD = Recovery()

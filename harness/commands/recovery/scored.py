@@ -10,6 +10,7 @@ from harness.commands.recovery.workload import (
     Asking,
     Columns,
     PlannedRequest,
+    Workload,
     most_drawn,
     tokens_at_place,
 )
@@ -94,7 +95,7 @@ def _ask(asking: Asking, arm: Arm, reference: Reference, scores: Scores) -> None
         tested += f" and {num_tokens:,} drawn tokens over {num_settings}"
     say(f"testing the {arm.name} arm with {tested}, {num_in_flight} in flight")
     num_mixed = math.ceil((1 - _SHARE_AT_PLACE) * num_tokens / mean_length / 2)
-    workload = asking.workload()
+    workload = Workload(asking)
     first = asking.ask(arm, workload.first_turns(num_mixed), num_in_flight, "asking")
     scores.add([answer for answer in first if not answer.request.is_greedy])
     if isinstance(reference, ReportedReference) and arm is reference.arm:

@@ -14,7 +14,6 @@ from harness.reporting.words import (
     TOO_LONG,
     labels,
     lossy_rule,
-    pair_name,
     settings_line,
     synthetic_in_words,
     too_long,
@@ -24,17 +23,8 @@ from harness.results.schema import RunnerNames
 
 _TITLE = "Is it lossless?"
 _STYLES: dict[str, Style] = {"lossless": "good", "lossy": "bad", "undecided": "warning"}
-_HEADLINES = {
-    "lossy": "Lossy",
-    "undecided": "Cannot tell whether it is lossless",
-    "lossless": "Lossless in every check",
-}
 # Verdicts on kinds of requests that weaken what the checks say.
-_UNDRAFTED = {
-    "no drafts": "Requests without drafts",
-    "some drafts": "Requests of which some get no drafts",
-    "none accepted": "Requests whose drafts are never accepted",
-}
+_UNDRAFTED = ("no drafts", "some drafts", "none accepted")
 
 
 class Checks:
@@ -117,7 +107,11 @@ def recovery_page(runs: Sequence[Run]) -> Page | None:
     if len(every) > 1:
         neediest = max(every, key=lambda run: (run.verdict == "lossy", run.num_draws_needed))
         title = title_of_many([run.last for run in measured])
-        findings = verdict_lines(every) or [Line("nothing was compared")]
+        findings = []
+        for run in every:
+            finding = _finding(run)
+            name = run.name.label() if run.name else ""
+            findings.append(dataclasses.replace(finding, text=f"{name}: {finding.text}"))
         return Page(title, findings, tables=[pairs_table(every)], next=_next_steps(neediest))
     (run,) = every
     # The first check is of greedy texts; the last one has the temperature that was asked for.
@@ -137,33 +131,21 @@ def _finding(checks: Checks) -> Line:
     return Line(text, _STYLES[checks.verdict], checks.reason or checks.findings)
 
 
-def verdict_lines(every: Sequence[Checks]) -> list[Line]:
-    """`Lossless in every check: 13B with 7B, 30B with 7B.`, a sentence for each verdict.
-
-    Controls, in which a fault was planted, are left out: they are no verdict on a pair.
-    """
-    lines = []
-    for verdict, headline in _HEADLINES.items():
-        judged = [run for run in every if run.verdict == verdict and not run.is_control]
-        names = dict.fromkeys(pair_name(run.rows[-1]) for run in judged)
-        if names:
-            lines.append(Line(f"{headline}: {', '.join(names)}.", "strong"))
-    return lines
-
-
 def _doubts(checks: Checks) -> list[str]:
     """What the verdict is not about, the most serious first."""
     row = checks.row
     doubts = []
     if checks.is_control:
-        found = "found" if checks.verdict == "lossy" else "must find"
-        doubts.append(f"A control: fault={row.fault} was planted, and the checks {found} it.")
+        doubts.append(f"A control: fault={row.fault} was planted, which the checks must find.")
     if row_labels := labels(row):
         doubts.append(f"With {' and '.join(row_labels)}: this says nothing about the pair itself.")
-    for verdict, problem in _UNDRAFTED.items():
-        kinds = [kind.sampling or "" for kind in checks.kinds if kind.verdict == verdict]
-        if kinds:
-            doubts.append(f"{problem}: {', '.join(kinds)}.")
+    undrafted = [
+        f"{kind.sampling} ({kind.verdict})" for kind in checks.kinds if kind.verdict in _UNDRAFTED
+    ]
+    if undrafted:
+        doubts.append(
+            f"Kinds of requests that drafts speed up less, or not at all: {', '.join(undrafted)}."
+        )
     if prompts := too_long(row):
         doubts.append(f"{prompts} {TOO_LONG}.")
     return doubts
@@ -180,10 +162,8 @@ def _notes(checks: Checks) -> list[str]:
         notes.append(f"Refused by the engine, or not asked for, so not tested: {row.refused}.")
     if checks.reason and checks.findings:
         notes.append(f"{checks.findings}.")
-    if checks.verdict not in _STYLES:
+    if sampled is None or checks.verdict not in _STYLES:
         return notes
-    if sampled is None:
-        return [*notes, "At temperature 0 the output has one possible value; nothing was sampled."]
     smallest = ""
     if sampled.visible_shift is not None:
         smallest = f", one of {percent(sampled.visible_shift, 1)} with 99 %"
@@ -191,11 +171,8 @@ def _notes(checks: Checks) -> list[str]:
         f"The sampled tests call a lossless pair lossy in at most {sampled.false_alarm_rate:.0e} of such runs,"
         f" however often one looks; a shift of {percent(sampled.shift or 0.0)} towards likelier"
         f" or less likely tokens is seen within {sampled.num_draws:,} tokens with a chance of"
-        f" {_share(sampled.power)}{smallest}."
+        f" {_share(sampled.power)}{smallest}. They attribute shifts of up to {sampled.rounding or 0.0:.2g} to rounding."
     )
-    if sampled.rounding and sampled.rounding >= 0.001:
-        rounding = f"{sampled.rounding:.2g} to {_rounding(sampled)}"
-        notes.append(f"The tests attribute shifts of up to {rounding}.")
     return notes
 
 
@@ -221,9 +198,13 @@ def pairs_table(every: Sequence[Checks]) -> Table:
         Column("greedy texts identical", of=lambda run: _identical(run.greedy)),
         Column("draws", "{:,}".format, "sampled.num_draws"),
         Column("p-value", _p_value, "sampled.p_value"),
-        Column("power", _share, "sampled.power"),
+        Column(
+            "power",
+            _share,
+            "sampled.power",
+            meaning="chance of seeing a change of `shift` in a token's distribution",
+        ),
     )
-    shifts = {row.shift for run in every for row in run.rows if row.shift is not None}
     return Table.of(
         "recovery",
         _TITLE,
@@ -232,25 +213,22 @@ def pairs_table(every: Sequence[Checks]) -> Table:
         strong=lambda run: run.verdict == "lossy",
         faint=lambda run: run.verdict not in _STYLES,
         about="Greedy texts token by token, and bets on sampled ones against the target's exact distribution.",
-        notes=[
-            f"power: chance of seeing a shift of {percent(shift)} in a token's distribution."
-            for shift in (shifts if len(shifts) == 1 else ())
-        ],
     )
 
 
 def _checks_table(checks: Checks) -> Table:
     """One row per check that decides."""
     columns = (
-        Column("check", text=True, of=_check),
-        Column("K", of="num_draft_tokens", identifies_row=True),
-        Column("draws", "{:,}".format, "num_draws", optional=True),
-        Column("outcome", of=_outcome),
+        Column("check", text=True, of="check"),
         Column("verdict", of="verdict"),
+        Column("draws", "{:,}".format, "num_draws", optional=True),
+        Column("identical", of=_identical, optional=True),
         Column("p-value", _p_value, "p_value", optional=True),
         Column("power", _share, "power", optional=True),
         Column("accepted", percent, "acceptance_rate", optional=True),
         Column("tokens", "{:,}".format, "num_tokens", optional=True),
+        Column("arm", of="arm", varies=True),
+        Column("finding", text=True, of="finding", optional=True),
     )
     return Table.of("recovery", _TITLE, checks.deciding, columns, notes=tuple(_notes(checks)))
 
@@ -268,27 +246,7 @@ def _kinds_table(checks: Checks) -> Table:
 
 
 def _verdict(checks: Checks) -> str:
-    """`lossless`; of a control also whether the fault was found."""
-    if not checks.is_control or checks.verdict not in _STYLES:
-        return checks.verdict
-    missed = "" if checks.verdict == "lossy" else " that was missed"
-    return f"{checks.verdict} (a planted fault{missed})"
-
-
-def _check(row: RecoveryRow) -> str:
-    check = row.check or ""
-    names = {"sampled": "all draws", "logprobs": f"log-probabilities, {row.arm}"}
-    return names.get(check, check)
-
-
-def _outcome(row: RecoveryRow) -> str:
-    if row.finding is not None:
-        return row.finding
-    if row.check == "greedy":
-        return f"{_identical(row)} identical"
-    if row.num_draws_until is not None:
-        return f"shows after {row.num_draws_until:,}"
-    return "as it should be" if row.verdict == "lossless" else "nothing found"
+    return f"{checks.verdict} (a planted fault)" if checks.is_control else checks.verdict
 
 
 def _identical(row: RecoveryRow | None) -> str | None:
@@ -304,7 +262,7 @@ def _greedy_findings(row: RecoveryRow) -> str:
     explained = "within" if abs(row.logit_margin) <= row.logit_tolerance else "beyond"
     return (
         f"{text} (where they differ most, at token {row.divergence_position}, the logit margin"
-        f" {abs(row.logit_margin):.2g} is {explained} {_rounding(row)}, {row.logit_tolerance:.2g})"
+        f" {abs(row.logit_margin):.2g} is {explained} rounding, {row.logit_tolerance:.2g})"
     )
 
 
@@ -312,19 +270,11 @@ def _sampled_findings(row: RecoveryRow) -> str:
     draws = f"{row.num_draws or 0:,} drawn tokens"
     if row.num_impossible:
         draws += f" ({row.num_impossible:,} with a probability of 0)"
-    if not row.num_draws:
-        return f"nothing was tested by {draws}"
-    p_value = _p_value(row.p_value)
-    if row.num_draws_until is not None:
-        equals = "= " if row.p_value else ""
-        return f"{draws} fail, after {row.num_draws_until:,} (p {equals}{p_value})"
     agree = "follow" if row.verdict == "lossless" else "show no difference from"
-    return f"{draws} {agree} the target's distribution (p-value {p_value})"
-
-
-def _rounding(row: RecoveryRow) -> str:
-    """`the rounding of float16`; a server does not say its number format."""
-    return f"the rounding of {row.dtype}" if row.dtype else "rounding"
+    found = f"{agree} the target's distribution"
+    if row.num_draws_until is not None:
+        found = f"fail, after {row.num_draws_until:,}"
+    return f"{draws} {found} (p-value {_p_value(row.p_value)})"
 
 
 def _p_value(value: float | None) -> str:

@@ -177,27 +177,16 @@ def refusal(arm: Arm, planned: PlannedRequest, seed: int) -> str | None:
 
 
 class Workload:
-    """Makes the requests of a run, always the same ones for a seed.
+    """Makes the requests of a run, always the same ones for a seed."""
 
-    Args:
-        prompts: token ids, none empty.
-        samplings: sampling settings that are tested, beside greedy requests.
-        decoding: of the run; its `max_new_tokens` is the most that a text has.
-    """
-
-    def __init__(
-        self,
-        prompts: Sequence[Sequence[int]],
-        samplings: Sequence[Sampling],
-        decoding: DecodingSettings,
-        seed: int,
-    ) -> None:
-        self._prompts = [tuple(prompt) for prompt in prompts]
+    def __init__(self, asking: Asking) -> None:
+        decoding = asking.settings.decoding
+        self._prompts = [tuple(prompt) for prompt in asking.prompts]
         self._decoding = decoding
-        self._samplings = samplings
+        self._samplings = asking.samplings
         self._greedy = Sampling("greedy", dataclasses.replace(decoding, temperature=0.0))
         self._most = decoding.max_new_tokens
-        self._generator = np.random.default_rng(seed)
+        self._generator = np.random.default_rng(asking.settings.seed)
         self._num_made = 0
 
     def first_turns(self, num_drawn: int) -> list[PlannedRequest]:
@@ -297,7 +286,7 @@ class Asking:
     """What the arms of a run are asked.
 
     Attributes:
-        prompts: token ids of each.
+        prompts: token ids of each, none empty.
         samplings: the sampling settings that are tested; the run's own one is the first.
         end_tokens: those at which the target ends a text.
     """
@@ -310,10 +299,6 @@ class Asking:
     @property
     def token_test(self) -> TokenTest:
         return TokenTest(self.settings.false_alarm_rate, self.settings.shift)
-
-    def workload(self) -> Workload:
-        settings = self.settings
-        return Workload(self.prompts, self.samplings, settings.decoding, settings.seed)
 
     def ask(
         self, arm: Arm, planned: Sequence[PlannedRequest], num_in_flight: int, doing: str

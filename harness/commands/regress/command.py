@@ -116,13 +116,11 @@ def main(arguments: Sequence[str]) -> None:
         left_out = f"On both sides, and left out of after: {counted(num_left_out, 'run')}."
         page = replace(page, doubts=[*page.doubts, left_out])
     print_document(in_full(page) if settings.details else in_short(page), plain_console(WIDE))
-    by_verdict = grouped(compared, attrgetter("verdict"))
-    if worse := by_verdict.get("worse"):
-        texts = [f"{row.figure.name} {row.change} for {row.name.label(', ')}" for row in worse]
-        raise VerdictError(f"worse: {'; '.join(texts)}", _WORSE)
-    if unknown := by_verdict.get("cannot tell"):
-        names = ", ".join(dict.fromkeys(row.figure.name for row in unknown))
-        raise VerdictError(f"it cannot be told whether this is worse: {names}", CANNOT_TELL)
+    finding = page.finding[0].text
+    if any(row.verdict == "worse" for row in compared):
+        raise VerdictError(finding, _WORSE)
+    if any(row.verdict == "cannot tell" for row in compared):
+        raise VerdictError(finding, CANNOT_TELL)
 
 
 def _runs(name: str, path: str) -> list[Run]:
@@ -176,35 +174,33 @@ def page_of_changes(
     """
     margin = percent(settings.margin, 1)
     measurements = {row.name.label(", ") for row in compared}
-    several = len(measurements) > 1
-    subject = (
-        counted(len(measurements), "measurement") if several else heading(compared[0].after, "")
-    )
+    subject = heading(compared[0].after, "")
+    if len(measurements) > 1:
+        subject = counted(len(measurements), "measurement")
     doubts = []
     if noise and not any(row.noise for row in compared):
         doubts.append(
             "noise= has no two runs with these settings on these devices: it was not used."
         )
-    keys = {"before": {*map(settings_key, before)}, "after": {*map(settings_key, after)}}
-    for side, other in (("before", "after"), ("after", "before")):
-        if alone := keys[side] - keys[other]:
+    sides = {"before": before, "after": after}
+    keys = {side: {*map(settings_key, runs)} for side, runs in sides.items()}
+    for side, runs in sides.items():
+        if alone := keys[side] - (keys["before"] & keys["after"]):
             number = counted(len(alone), "combination")
             doubts.append(f"Only measured {side}, so not compared: {number} of settings.")
-    for side, runs in (("before", before), ("after", after)):
         if disturbed := [run for run in runs if not run.last.was_quiet]:
             number = f"{len(disturbed)} of {counted(len(runs), 'run')}"
             circumstances = "drifted, or shared the processor with other programs"
             doubts.append(f"{side}: {number} {circumstances} (drifted, processor_share).")
-    table = replace(_table(compared), notes=(*_notes(compared, margin), *_differences(compared)))
-    why = [
-        ("Why", f"{row.name.label(', ')}: {row.split}" if several else row.split)
-        for row in compared
-        if row.split
-    ]
+    table = _table(compared, (*_notes(compared, margin), *_differences(compared)))
+    why = []
+    for row in compared:
+        if row.split:
+            whose = f"{row.name.label(', ')}: " if len(measurements) > 1 else ""
+            why.append(("Why", f"{whose}{row.split}"))
     title = f"{subject} · margin {margin}"
-    return Page(
-        title, [_finding(compared, margin)], doubts, [table], why, _next_steps(compared, settings)
-    )
+    steps = _next_steps(compared, settings)
+    return Page(title, [_finding(compared, margin)], doubts, [table], why, steps)
 
 
 def _notes(compared: Sequence[Compared], margin: str) -> list[str]:
@@ -214,15 +210,15 @@ def _notes(compared: Sequence[Compared], margin: str) -> list[str]:
         "Before and after: the figures of the runs. Change: the geometric mean of after / before over prompts; of"
         " accuracy the difference in points.",
     ]
-    changes = [row.comparison.change for row in compared if row.comparison]
-    covers = {str(change.covers) for change in changes if change.covers}
-    if covers:
-        notes.append(f"Intervals are over {'; '.join(sorted(covers))}.")
     for row in compared:
+        if row.comparison and row.comparison.change.covers:
+            notes.append(f"Intervals are over {row.comparison.change.covers}.")
         if row.noise is not None:
             within = f"identical runs stay within {percent(row.noise.threshold(), 1)} of each other"
             notes.append(f"{row.figure.name}: {within} in 95 % of the cases.")
-    return notes + sorted({f"{row.figure.name}: {row.reason}." for row in compared if row.reason})
+        if row.reason:
+            notes.append(f"{row.figure.name}: {row.reason}.")
+    return [*dict.fromkeys(notes)]
 
 
 def _finding(compared: Sequence[Compared], margin: str) -> Line:
@@ -239,9 +235,8 @@ def _finding(compared: Sequence[Compared], margin: str) -> Line:
 
 
 def _next_steps(compared: Sequence[Compared], settings: RegressSettings) -> list[Step]:
-    by_verdict = grouped(compared, attrgetter("verdict"))
-    unsure = by_verdict.get("cannot tell", [])
-    if "worse" in by_verdict or not unsure:
+    unsure = [row for row in compared if row.verdict == "cannot tell"]
+    if not unsure or any(row.verdict == "worse" for row in compared):
         report = f"harness report {settings.before} {settings.after}"
         return [Step("what differs", command=report)]
     is_latency = compared[0].after.kind == "latency"
@@ -250,7 +245,7 @@ def _next_steps(compared: Sequence[Compared], settings: RegressSettings) -> list
     return []
 
 
-def _table(compared: Sequence[Compared]) -> Table:
+def _table(compared: Sequence[Compared], notes: Sequence[str]) -> Table:
     """One row per measurement and figure."""
     columns = (
         Column("measurement", of="name.cell", text=True, once=True, varies=True),
@@ -263,7 +258,14 @@ def _table(compared: Sequence[Compared]) -> Table:
         Column("after", "{:.4g}".format, "mean_after", optional=True),
         Column("smallest\ndetectable", share, "visible", optional=True),
     )
-    return Table.of("regress", "", compared, columns, strong=lambda row: row.verdict == "worse")
+    return Table.of(
+        "regress",
+        "",
+        compared,
+        columns,
+        strong=lambda row: row.verdict == "worse",
+        notes=tuple(notes),
+    )
 
 
 def _differences(compared: Sequence[Compared]) -> list[str]:

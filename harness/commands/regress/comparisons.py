@@ -23,19 +23,6 @@ from harness.results.statistics.multiplicity import adjusted_p_values
 _LEVEL = 0.05
 # Settings in which repetitions of a measurement may differ, addresses of servers included.
 _REPETITION = ("seed", "repeat", "repeats", "url", "regular_url")
-# Settings that follow from another one, which names them where both differ.
-_FOLLOWING = {
-    "model": ("repository",),
-    "draft": tuple(
-        "draft_repository draft_quantization draft_method draft_sampling draft_layers"
-        " max_ngram shared num_draft_tokens rule lenience lossy".split()
-    ),
-    "prompts": ("prompts_digest",),
-    "rule": ("lossy",),
-    "lenience": ("lossy",),
-}
-# Settings of each side that are searched for the nearest pair.
-_MOST_SEARCHED = 100
 
 
 def settings_key(run: Run) -> str:
@@ -64,21 +51,15 @@ def has_repetitions(runs: Sequence[Run]) -> bool:
 
 
 def nearest_difference(before: Sequence[Run], after: Sequence[Run]) -> dict[str, tuple[Any, Any]]:
-    """The settings in which the two most similar runs differ, with both values; without those that follow from
-    others. Empty if no command is on both sides.
+    """The settings in which the two most similar runs differ, with both values. Empty if no command is on both
+    sides.
     """
     candidates = []
-    for new in _newest(after):
-        for old in _newest(before):
-            if new.command == old.command:
+    for old in {settings_key(run): run for run in before}.values():
+        for new in {settings_key(run): run for run in after}.values():
+            if old.command == new.command:
                 candidates.append(_differing(settings_of(old.last), settings_of(new.last)))
     return min(candidates, key=len, default={})
-
-
-def _newest(runs: Sequence[Run]) -> list[Run]:
-    """A run of each combination of settings, the newest combination first."""
-    by_settings = {settings_key(run): run for run in runs}
-    return [*reversed(by_settings.values())][:_MOST_SEARCHED]
 
 
 def _differing(before: dict[str, Any], after: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -86,8 +67,7 @@ def _differing(before: dict[str, Any], after: dict[str, Any]) -> dict[str, tuple
     for name in before | after:
         if before.get(name) != after.get(name):
             differing[name] = (before.get(name), after.get(name))
-    following = {name for leading in differing for name in _FOLLOWING.get(leading, ())}
-    return {name: values for name, values in differing.items() if name not in following}
+    return differing
 
 
 def compared_runs(
@@ -113,17 +93,17 @@ def compared_runs(
             here = [run for run in alike if {run.last.devices} == devices]
             sides = Sides(runs_before, runs_after, margin, here)
             compared += measurement(runs_before[0].command).changes(sides)
-    adjusted = list(compared)
-    by_figure = grouped(range(len(compared)), lambda index: compared[index].figure.name)
-    for indices in by_figure.values():
-        comparisons = [compared[index].comparison for index in indices]
-        p_values = [
-            comparison.p_value if comparison else float("nan") for comparison in comparisons
-        ]
-        for index, p_value in zip(indices, adjusted_p_values(p_values), strict=True):
-            is_claimed = compared[index].verdict in ("better", "worse")
-            if len(indices) > 1 and is_claimed and p_value >= _LEVEL:
-                reason = f"not significant among {len(indices)} comparisons"
-                adjusted[index] = replace(compared[index], verdict="cannot tell", reason=reason)
-    names = distinct_names([row.after for row in adjusted])
-    return [replace(row, name=name) for row, name in zip(adjusted, names, strict=True)]
+    by_figure = grouped(compared, lambda row: row.figure.name)
+    adjusted = {}
+    for figure, rows in by_figure.items():
+        p_values = [row.comparison.p_value if row.comparison else float("nan") for row in rows]
+        adjusted[figure] = iter(adjusted_p_values(p_values))
+    judged = []
+    for row, name in zip(compared, distinct_names([row.after for row in compared]), strict=True):
+        number = len(by_figure[row.figure.name])
+        p_value = next(adjusted[row.figure.name])
+        judged.append(replace(row, name=name))
+        if number > 1 and row.verdict in ("better", "worse") and p_value >= _LEVEL:
+            reason = f"not significant among {number} comparisons"
+            judged[-1] = replace(judged[-1], verdict="cannot tell", reason=reason)
+    return judged

@@ -58,8 +58,6 @@ Exit code 2: a path that does not exist, or without such a file. The plots need 
 pip install 'specharness[report]'"""
 
 _MOST_NOTES = 20
-# More runs than this take so long that the user gets a message.
-_MANY_RUNS = 2_000
 
 
 def build(
@@ -79,8 +77,6 @@ def build(
     pages = {}
     for command in known:
         runs = findings.runs_of(command.row)
-        if len(runs) > _MANY_RUNS:
-            print(f"making tables of {len(runs):,} runs of {command.name}", file=sys.stderr)
         page = command.page(runs) if runs else None
         if page is not None:
             pages[command.question or command.name] = page

@@ -13,7 +13,6 @@ import pandas as pd
 import pytest
 
 from harness.commands.acceptance.page import acceptance_page
-from harness.commands.acceptance.plots import acceptance_plots
 from harness.results.files import append_rows
 from harness.results.rows.acceptance import TEXTS_FILE, AcceptanceRow, AcceptanceTextRow
 from harness.results.runs import Run
@@ -240,11 +239,13 @@ def test_drafts_are_compared_on_the_same_texts(tmp_path: Path) -> None:
         with_texts(checkpoint("b", 1.5, 2.0, iteration_cost=2.0), tmp_path / "2", [8, 5]),
     ]
     page = " ".join(full(acceptance_page(runs)).replace("│", " ").split())
-    assert "13B a 2 2.50 (2.40 to 2.60) 2.50× 1.00 b 2 2.00 (1.90 to 2.10) 2.00 2.00× 0.40" in page
+    assert (
+        "13B with a 2 2.50 (2.40 to 2.60) 2.50× 1.00 13B with b 2 2.00 (1.90 to 2.10) 2.00 2.00× 0.40"
+        in page
+    )
     assert mentions(page, "on the same texts of 8 prompts")
 
 
-def test_a_run_that_read_nothing_has_no_page_and_no_plot() -> None:
+def test_a_run_that_read_nothing_has_no_page() -> None:
     failed = [Run([AcceptanceRow(run=run_id(), model="13B", draft="7B", num_draft_tokens=4)])]
     assert acceptance_page(failed) is None
-    assert acceptance_plots(failed)["acceptance"] == []

@@ -127,5 +127,5 @@ def test_a_drafter_is_judged_by_what_its_server_reports(
     is_own: bool, answer: dict[str, Any], health: str
 ) -> None:
     request = RequestRecord(0, 3, token_ids=[5] * 41, num_tokens=41, **answer)
-    found = health_columns({"": [read_text(is_own)]}, [request], 1)
+    found = health_columns([read_text(is_own)], [request], 1)
     assert found["health"] == health, found

@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from harness.commands.acceptance.conversations import lines_of_parts, slower_at
 from harness.commands.acceptance.measure import AcceptanceOfTexts
+from harness.commands.acceptance.page import lines_of_parts, slower_at
 from harness.results.price.value import IterationCost
 from harness.results.rows.acceptance import AcceptancePartRow, AcceptanceTextRow
 from harness.results.statistics.interval import Interval

@@ -51,7 +51,7 @@ def audit(
         # A length without the target's own token, as its rate shows: two tokens at most.
         (
             "mode,K,t/s,acceptance rate,mean accepted len\nnone,,14.5,,\nMTP,1,11.1,55.6%,0.56\n",
-            "of 2.04 steps, 0.77×: slower than regular decoding even with all accepted (0.98×)",
+            "of 2.04 steps, 0.77×: slower even with all accepted (0.98×)",
         ),
         ("n-max,tok/s,accept rate\n0,14.20,\n2,47.30,79.8%\n", "less than one step, so more than speculation differs"),
         # A user's gain, not the server's.
@@ -107,9 +107,8 @@ def test_planted_lines_are_found_and_steps_are_named(audit: Audit, seed: int) ->
     ("arguments", "code", "expected"),
     [
         ("speedup=5.9 K=3", 1, "speed-up 5.9 is above 4: K=3 draft tokens and the target's own"),
-        # (2.4 - 1) / 4 and 5 / 2.4.
-        ("speedup=2.4 K=4", 0, "at least 35 % must be accepted, and if all are, an iteration may cost 2.08"),
-        ("speedup=2.40 length=2.60", 0, "drafting and verifying must be almost free"),
+        ("speedup=2.4 K=4", 0, "no cost of an iteration follows: that needs a length, or K and an acceptance rate"),
+        ("speedup=2.40 length=2.60", 0, "of 1.08 steps, 2.40×; at one step it would be 2.60×"),
         ("speedup=2.0 K=3 acceptance=0.70", 0, "3.10 tokens per iteration of"),
         ("length=6.2 K=4", 1, "tokens per iteration 6.2 is above 5"),
         # It yields 2.6 tokens, and nothing takes less than a step.
@@ -189,8 +188,8 @@ def test_other_texts_are_refused_in_one_line_that_shows_what_is_read(
         ("name,b,c,d,e,f,g,h,i\nx,1,2,3,4,5,6,7,8\n", "known: name, b, c, d, e, f, g, h, 1 more ("),
         ("K,AL\n4,2.5\n5,2.6,7\n", "no table that is read"),
         ("| K | AL |\n|---|---|\n", "no table that is read"),
-        ("<table><tr><td>4</td></tr></table>", "an HTML table, which is not read"),
-        ("| M | GSM8K | | code | |\n|---|---|---|---|---|\n| | tok/s | τ | tok/s | τ |", "two rows of headings as one"),
+        ("<table><tr><td>4</td></tr></table>", "no table that is read"),
+        ("| M | GSM8K | | code | |\n|---|---|---|---|---|\n| | tok/s | τ | tok/s | τ |", "known: M, GSM8K, code"),
     ],
 )  # fmt: skip
 def test_a_bad_table_ends_in_one_line(audit: Audit, text: str, expected: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from echo_questions import TOKENIZER
 from harness.commands.recovery.sampling import samplings
 from harness.commands.recovery.scores import ScoredText, choose_place
-from harness.commands.recovery.workload import Answer, PlannedRequest, Workload
+from harness.commands.recovery.workload import Answer, Asking, PlannedRequest, Workload
 from harness.config.settings import DecodingSettings
 from harness.engines.requests import RequestRecord
 from harness.results.statistics.drawn_tokens import DrawnText
@@ -22,7 +23,8 @@ PROMPTS = [list(TOKENIZER.encode(text)) for text in ("once upon a time", "2 + 2 
 
 
 def workload() -> Workload:
-    return Workload(PROMPTS, samplings(DECODING, [])[:4], DECODING, seed=0)
+    settings: Any = SimpleNamespace(decoding=DECODING, seed=0)
+    return Workload(Asking(settings, PROMPTS, samplings(DECODING, [])[:4], frozenset()))
 
 
 def test_the_requests_are_mixed() -> None:

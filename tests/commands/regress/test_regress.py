@@ -320,7 +320,7 @@ def test_sides_that_cannot_be_compared_have_no_figures(
     outcome = harness("regress", "details=true", *write_sides(tmp_path, before, after), code=3)
     shown = " ".join(outcome.stdout.split())
     assert reason in shown
-    assert outcome.complaint.startswith("it cannot be told whether this is worse: ")
+    assert outcome.complaint.startswith("cannot tell whether it is worse")
     # Neither figures of what is refused, nor a step that cannot help.
     assert not {"slower", "faster", "nan", "Next"} & set(shown.split())
 
@@ -336,7 +336,7 @@ def test_the_nearest_runs_are_named_where_none_has_the_same_settings(
     after = write_runs(tmp_path / "after", rng, np.ones(15), draft_repository="y/7B")
     line = harness.refused("regress", f"before={before}", f"after={after}")
     assert mentions(line, "no run with the settings of one in")
-    assert "differ in draft (1B, 7B). " in line
+    assert "differ in draft (1B, 7B), draft_repository (x/1B, y/7B). " in line
 
 
 def test_another_build_of_a_server_is_what_is_compared(harness: Harness, tmp_path: Path) -> None:
