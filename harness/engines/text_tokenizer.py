@@ -39,9 +39,6 @@ class TextTokenizer:
         parts = [number.to_bytes(_BYTES + 1).lstrip(b"\0") for number in ids]
         return b"".join(part.removeprefix(_MARK) for part in parts).decode(errors="replace")
 
-    def batch_decode(self, texts: Sequence[Sequence[int]], **options: Any) -> list[str]:
-        return [self.decode(ids) for ids in texts]
-
     def convert_ids_to_tokens(self, token: int) -> str:
         return self.decode([token])
 

@@ -34,10 +34,6 @@ class Tokenizer(Protocol):
         """The text of token ids, or of one."""
 
     @property
-    def batch_decode(self) -> Callable[..., Any]:
-        """The text of each of several lists of token ids."""
-
-    @property
     def convert_ids_to_tokens(self) -> Callable[..., Any]:
         """A token as the vocabulary writes it."""
 

@@ -171,8 +171,7 @@ class Sender:
         body, request = outgoing.body, outgoing.request
         finished = False
         usage: int | None = None
-        # Of all answers to the request.
-        max_tokens = body["max_tokens"] * body.get("n", 1)
+        max_tokens = body["max_tokens"]
         path = "chat/completions" if self._settings.chat is True else "completions"
         started = time.perf_counter()
         try:

@@ -102,6 +102,12 @@ class Lane:
         self._num_shown = count
         self._seconds = min(at, lap.seconds)
         self._seconds_to_first_token = lap.arrivals[0].seconds if count else None
+        if lap.ended is not None and at >= lap.seconds:
+            # A server of text alone has its tokens counted and timed in the record, and shown at the end.
+            for request in lap.ended.requests:
+                self.num_tokens = request.num_tokens
+                if request.arrivals:
+                    self._seconds_to_first_token = request.arrivals[0]
 
     def end(self) -> None:
         """Show half a character that still waits for its other half: nothing follows."""

@@ -8,6 +8,7 @@ from typing import Literal
 
 from harness.commands.command import Command
 from harness.commands.compare.rows import CompareRow
+from harness.config.engines import Abilities
 from harness.config.run import PromptedSettings
 from harness.config.settings import require
 
@@ -41,6 +42,10 @@ class CompareSettings(PromptedSettings):
         # Stray bytes of a command line become half characters, which no tokenizer takes.
         is_text = not re.search("[\ud800-\udfff]", self.prompt or "")
         require(is_text, "prompt", "must be UTF-8 text", repr(self.prompt))
+
+    def check_engine(self, engine: Abilities) -> None:
+        rule = "must decode a model: simulated texts mean nothing"
+        require(not engine.own_clock, "engine", rule, self.engine.name)
 
 
 class Compare(Command[CompareSettings, CompareRow]):

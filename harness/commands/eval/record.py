@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from harness.commands.command import Command
 from harness.commands.eval.rows import AnswerRow, EvalRow
 from harness.config.amounts import percent
+from harness.config.engines import Abilities
 from harness.config.errors import nearest
 from harness.config.run import RunSettings
 from harness.config.settings import require
@@ -77,6 +78,10 @@ class EvalSettings(RunSettings):
         rates = self.decoding.synthetic_acceptance
         rule = "must be null: with tokens accepted at random the answers mean nothing"
         require(rates is None, "decoding.synthetic_acceptance", rule, rates)
+
+    def check_engine(self, engine: Abilities) -> None:
+        rule = "must decode a model: simulated texts answer nothing"
+        require(not engine.own_clock, "engine", rule, self.engine.name)
 
 
 class Eval(Command[EvalSettings, EvalRow]):

@@ -240,10 +240,9 @@ def tokens_with(tokenizer: Tokenizer, ends: Sequence[str]) -> frozenset[int]:
     """
     if isinstance(tokenizer, TextTokenizer):
         return frozenset()
-    single_tokens = [[token] for token in range(len(tokenizer))]
-    texts = tokenizer.batch_decode(single_tokens, clean_up_tokenization_spaces=False)
     tokens = set()
-    for token, text in enumerate(texts):
+    for token in range(len(tokenizer)):
+        text = tokenizer.decode([token], clean_up_tokenization_spaces=False)
         if any(end in text for end in ends):
             tokens.add(token)
     return frozenset(tokens)

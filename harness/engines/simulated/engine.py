@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from harness.config.run import RepeatedSettings
-from harness.engines.arrivals import Arrival, Origin, Watch
+from harness.engines.arrivals import Watch
 from harness.engines.protocol import Answered, Arm, Blocks, Engine, Request
 from harness.engines.rates import arrival_times, has_built_up
 from harness.engines.record import Opening
@@ -89,8 +89,8 @@ class SimulatedArm(Arm):
         else:
             batch.free.extend([began_s] * in_flight)
         own = [
-            _Row.of(self.settings, request, began_s + times[index], index)
-            for index, request in enumerate(requests)
+            _Row.of(self.settings, request, began_s + time_s)
+            for request, time_s in zip(requests, times, strict=True)
         ]
         batch.answer(own)
         seconds = clock.now_s - began_s
@@ -101,8 +101,6 @@ class SimulatedArm(Arm):
             extra=[row.record for row in batch.rows if row.is_extra],
             offered_s=times[-1] if rate is not None else 0.0,
         )
-        if watch is not None:
-            watch(batch.arrivals)
         records = [row.record for row in own]
         return Answered(requests=records, seconds=seconds * load.share, load=load)
 
@@ -124,11 +122,11 @@ class _Row:
     log_odds: float
     coins: random.Random
     sent_s: float
-    place: int = -1
+    is_extra: bool
 
     @classmethod
     def of(
-        cls, settings: SimulatedSettings, request: Request, sent_s: float, place: int = -1
+        cls, settings: SimulatedSettings, request: Request, sent_s: float, *, is_extra: bool = False
     ) -> _Row:
         """What it yields follows from its prompt, in any order and any company."""
         decoding = request.decoding
@@ -143,13 +141,8 @@ class _Row:
             log_odds=generator.gauss(0, settings.prompts_differ),
             coins=generator,
             sent_s=sent_s,
-            place=place,
+            is_extra=is_extra,
         )
-
-    @property
-    def is_extra(self) -> bool:
-        """Whether it only keeps up the load."""
-        return self.place < 0
 
     @property
     def num_left(self) -> int:
@@ -184,7 +177,6 @@ class _Batch:
         self.running: list[_Row] = []
         self.ended: list[_Row] = []
         self.free: deque[float] = deque()
-        self.arrivals: list[Arrival] = []
         self.num_own = self.num_of_all = 0
         # When requests that only keep up the load come, at a rate.
         self._gaps = random.Random(f"extra {first.seed} {first.index}")
@@ -289,13 +281,9 @@ class _Batch:
 
     def _give(self, row: _Row, num_tokens: int) -> None:
         """The next tokens of a request, after which it goes on or ends."""
-        tokens = row.tokens(num_tokens)
-        seconds = self._clock.now_s - row.sent_s
-        row.record.add(tokens, seconds)
+        row.record.add(row.tokens(num_tokens), self._clock.now_s - row.sent_s)
         if not row.is_extra:
             self.num_own += 1
-            origins = [Origin.TARGET] * num_tokens
-            self.arrivals.append(Arrival(row.place, seconds, tokens, origins))
         self.num_of_all += 1
         if row.num_left > 0:
             self.running.append(row)
@@ -307,7 +295,7 @@ class _Batch:
     def _extra_row(self, sent_s: float) -> _Row:
         asked = self._extra[self._num_extra % len(self._extra)]
         self._num_extra += 1
-        return _Row.of(self._settings, asked, sent_s)
+        return _Row.of(self._settings, asked, sent_s, is_extra=True)
 
 
 def _num_accepted(settings: SimulatedSettings, row: _Row, num_proposed: int) -> int:
