@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from harness.engines.arrivals import Origin, origins
 from harness.local.decoding.adaptive import DraftLength, draft_length_of
@@ -20,24 +21,24 @@ from harness.local.decoding.protocols import Drafter, NonFiniteError, Runner, St
 from harness.local.decoding.randomness import Purpose, inverse_cdf
 from harness.local.decoding.transfer import to_device
 from harness.local.decoding.verify import Offer, Verdict, verify
-from harness.local.decoding.warp import BatchWarp, Warp, row_warp
+from harness.local.decoding.warp import BatchWarp, Warp
 
 
 @dataclass(frozen=True)
 class Request:
-    """Prompts that are to be continued with the same settings.
+    """A prompt that is to be continued.
 
     Attributes:
-        prompts: token ids of B prompts, none empty.
-        uniforms: [B, at least max_new_tokens + 1, len(Purpose)] from `randomness.uniforms`, on the
+        prompt: its token ids, at least one.
+        uniforms: [at least max_new_tokens + 1, len(Purpose)] from `randomness.uniforms`, on the
             target's device; (max_new_tokens + 1) (K + 1) where a loop redraws.
         warp: how logits become probabilities.
-        max_new_tokens: a row ends when it has this many tokens, if not before.
-        stop_tokens: a row ends after the first of these.
-        keeps_logits: whether iterations hand on the logits of its rows.
+        max_new_tokens: the row ends when it has this many tokens, if not before.
+        stop_tokens: the row ends after the first of these.
+        keeps_logits: whether iterations hand on the logits of its row.
     """
 
-    prompts: Sequence[Sequence[int]]
+    prompt: Sequence[int]
     uniforms: Tensor
     warp: Warp
     max_new_tokens: int
@@ -163,28 +164,22 @@ class Loop:
         tokens. Their rows are numbered on from the last that was added.
         """
         self._settle()
-        added: list[Row] = []
-        for request in requests:
-            for _ in request.prompts:
-                added.append(Row(self._num_added, request))
-                self._num_added += 1
-        prompts = [prompt for request in requests for prompt in request.prompts]
+        added = [Row(self._num_added + index, request) for index, request in enumerate(requests)]
+        self._num_added += len(added)
+        prompts = [request.prompt for request in requests]
         step = self._target.add(prompts) if self._rows else self._target.start(prompts)
 
         streams = [request.uniforms for request in requests]
-        warp = row_warp([row.request.warp for row in added])
-        uniforms = torch.cat([stream[:, 0, Purpose.TARGET] for stream in streams])
+        warp = BatchWarp()
+        warp.set_rows([request.warp for request in requests])
+        uniforms = torch.stack([stream[0, Purpose.TARGET] for stream in streams])
         first_tokens = inverse_cdf(warp(step.logits), uniforms).tolist()
         if self._drafter is not None:
             begin = self._drafter.add if self._rows else self._drafter.start
             # With the next call, because a reader waits for the first tokens.
             self._begin_drafting = functools.partial(begin, prompts, first_tokens, step)
 
-        if self._rows:
-            streams = [self._uniforms, *streams]
-        length = max(stream.shape[1] for stream in streams)
-        pad = torch.nn.functional.pad
-        self._uniforms = torch.cat([pad(s, (0, 0, 0, length - s.shape[1])) for s in streams])
+        self._uniforms = pad_sequence([*self._uniforms, *streams], batch_first=True)
         self._rows = [*self._rows, *added]
         self._warp.set_rows([row.request.warp for row in self._rows])
         step = Step(step.logits.unsqueeze(1))
@@ -230,7 +225,7 @@ class Loop:
             def judge(logits: Tensor) -> Verdict:
                 return self._verification(
                     Offer(
-                        target_probabilities=self._warp.current(logits),
+                        target_probabilities=self._warp(logits),
                         draft_tokens=draft_tokens,
                         draft_probabilities=draft_probabilities,
                         accept_uniforms=drafting[:, :width, Purpose.ACCEPT],
@@ -249,7 +244,7 @@ class Loop:
             uniforms = self._numbers([row.num_generated for row in rows], 1)[:, 0, Purpose.TARGET]
 
             def draw(logits: Tensor) -> Tensor:
-                return inverse_cdf(self._warp.current(logits[:, -1]), uniforms)
+                return inverse_cdf(self._warp(logits[:, -1]), uniforms)
 
             step, drawn = self._target.decide(pending, draw)
             decisions = [Decision(0, token) for token in drawn.tolist()]
@@ -265,8 +260,7 @@ class Loop:
         self._target.keep([count + 1 for count in iteration.num_accepted])
         if self._drafter is not None:
             if self.num_running:
-                next_tokens = [row.last_token for row in rows]
-                self._drafter.observe(iteration.num_accepted, next_tokens, step)
+                self._drafter.observe(iteration.num_accepted, iteration.tokens, step)
             self._draft_length.observe(limits, iteration.num_accepted)
         for row in rows:
             row.num_iterations += 1
@@ -290,8 +284,8 @@ class Loop:
         if len(staying) == len(self._rows):
             return
         self._rows = [self._rows[index] for index in staying]
+        self._uniforms = self._uniforms[to_device(staying, self._uniforms.device)]
         if staying:
-            self._uniforms = self._uniforms[to_device(staying, self._uniforms.device)]
             self._warp.set_rows([row.request.warp for row in self._rows])
             self._target.select(staying)
             if self._drafter is not None:

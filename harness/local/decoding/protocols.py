@@ -120,9 +120,12 @@ class Drafter(Protocol):
         """Propose up to K >= 1 tokens per row, drawn with the random numbers `uniforms` [B, K]."""
         ...
 
-    def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
-        """Learn that row b keeps the first num_accepted[b] proposed tokens, and next_tokens[b]
-        follows. There is no call after the last iteration.
+    def observe(
+        self, num_accepted: Sequence[int], decided: Sequence[Sequence[int]], step: Step
+    ) -> None:
+        """Learn that row b keeps the first num_accepted[b] proposed tokens. decided[b] are these and
+        the token that follows; of a row that has ended those up to its end. There is no call after
+        the last iteration.
 
         `step` is the target's, over the token before the proposal and then the longest offer. Of
         row b its first num_accepted[b] + 1 entries are of kept tokens; the others are to be

@@ -109,14 +109,8 @@ class TranslatedDrafter(ModelDrafter):
     def _own_prompts(self, prompts: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
         return [self._translation.prompt_into_draft(prompt) for prompt in prompts]
 
-    def _own_tokens(self, decided: list[int]) -> list[int]:
+    def _own_tokens(self, decided: Sequence[int]) -> Sequence[int]:
         return self._translation.into_draft(decided)
-
-    def _offered(self, drafted: list[int]) -> list[int]:
-        # Of nan a token is drawn that the target may lack; the verdict refuses the probabilities.
-        target_tokens = self._translation.target_tokens
-        any_token = next(iter(target_tokens.values()))
-        return [target_tokens.get(token, any_token) for token in drafted]
 
     @torch.inference_mode()
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
@@ -138,7 +132,12 @@ class TranslatedDrafter(ModelDrafter):
             return nothing.index_copy_(-1, draft_ids, probabilities)
 
         drafted, probabilities = self._draw(uniforms.to(self._runner_device), warp)
-        tokens = [self._offered(row) for row in drafted.tolist()]
+        # Of nan a token is drawn that the target may lack; the verdict refuses the probabilities.
+        target_tokens = translation.target_tokens
+        any_token = next(iter(translation.common))
+        tokens = [
+            [target_tokens.get(token, any_token) for token in row] for row in drafted.tolist()
+        ]
         common = probabilities[..., draft_ids].to(self._device)
         shape = (*common.shape[:-1], translation.target_vocabulary_size)
         over_target = common.new_zeros(shape).index_copy_(-1, target_ids, common)

@@ -253,5 +253,5 @@ def replayed(
         _require_finite("draft", probabilities[:num_offered], index + 1)
         replay[number, :num_offered] = probabilities[:num_offered]
         states = None if hidden is None else hidden[index].unsqueeze(0).unsqueeze(0)
-        drafter.observe([0], [tokens[index + 1]], Step(logits, states))
+        drafter.observe([0], [[tokens[index + 1]]], Step(logits, states))
     return replay

@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from architectures import random_model
-from chains import fields, request, speculative
+from chains import fields, requests, speculative
 from drafts import DRAFTS
 from harness.local.decoding.loop import Iteration, Loop
 from harness.local.decoding.protocols import Drafter, Runner
@@ -75,8 +75,8 @@ def compared() -> Callable[..., None]:
 
 
 def on(device: str, warp: Warp = WARP, prompts: list[list[int]] = PROMPTS, length: int = 10) -> Any:
-    what = request(prompts, warp, length)
-    return replace(what, uniforms=what.uniforms.to(device))
+    what = requests(prompts, warp, length)
+    return [replace(one, uniforms=one.uniforms.to(device)) for one in what]
 
 
 @pytest.mark.parametrize(
@@ -103,10 +103,10 @@ def test_rows_that_differ_leave_and_join(drafts: bool, compared: Callable[..., N
         runner, drafter = drafting("model", warp, first, second)
         loop = Loop(runner, drafter, NUM_DRAFT_TOKENS, warp=warp) if drafts else Loop(runner)
         joining = [
-            on(first, Warp(0.5, top_k=5), [[3, 4]], 8),
-            on(first, Warp(0.7, top_p=0.8), [[9] * 120], 20),
+            *on(first, Warp(0.5, top_k=5), [[3, 4]], 8),
+            *on(first, Warp(0.7, top_p=0.8), [[9] * 120], 20),
         ]
-        yield loop.add([on(first, Warp(0.9))])
+        yield loop.add(on(first, Warp(0.9)))
         yield loop.step()
         loop.drop({1})
         yield loop.step()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from chains import SIZE, request, speculative
+from chains import SIZE, requests, speculative
 from fakes import MarkovRunner
 from harness.config.settings import DecodingSettings
 from harness.engines.arrivals import Origin
@@ -72,9 +72,9 @@ def test_an_answer_collects_rows_and_outcomes() -> None:
 @pytest.mark.parametrize("stop", [5, 9])
 def test_iterations_have_the_tokens_that_they_gave(stop: int) -> None:
     """A draft that is always right proposes tokens behind the stop token, too."""
-    what = request([[1], [2]], stop=[stop], length=30)
+    what = requests([[1], [2]], stop=[stop], length=30)
     counting = torch.eye(SIZE).roll(1, dims=1)
-    drafter = ModelDrafter(MarkovRunner(counting), what.warp)
+    drafter = ModelDrafter(MarkovRunner(counting), what[0].warp)
     answered = run(speculative(MarkovRunner(counting), drafter, what, 4), 2)
     for record in answered.requests:
         assert record.token_ids[-1] == stop

@@ -23,9 +23,8 @@ from harness.local.decoding.verify import Offer, Verdict, verify, verify_block
 from harness.local.decoding.warp import Warp
 from harness.local.drafting.method import Pair
 from harness.local.drafting.methods import SuffixSettings
-from harness.local.engine.engine import LocalEngine
+from harness.local.engine.engine import LocalEngine, token_logprobs
 from harness.local.engine.fault import fault_of
-from harness.local.engine.logprobs import Burst
 from harness.local.engine.pair import PlacedPair, plan_pair
 from harness.local.engine.records import Local
 from harness.local.engine.reference import not_finite
@@ -307,10 +306,9 @@ def test_a_fault_takes_every_kind_of_draft(
 
 
 def test_log_probabilities_of_a_burst_and_mistakes_in_them() -> None:
-    warp = Warp(0.5, 2, 1.0)
     logits = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
     tokens = [1, 0, 5]
-    burst = Burst(logits, tokens, num_top=2, warp=warp, draft_probabilities=[0.25, 0.0])
+    logprobs = token_logprobs(logits, tokens, num_top=2)
     raw = logits.log_softmax(-1)
     honest = [float(raw[place, token]) for place, token in enumerate(tokens)]
     expected = {
@@ -319,9 +317,9 @@ def test_log_probabilities_of_a_burst_and_mistakes_in_them() -> None:
         planted("LogprobsMissingInBursts"): honest[2:],
     }
     for fault, values in expected.items():
-        found = fault_of(fault).logprobs(burst)
+        found = fault_of(fault).logprobs(logprobs, [0.25, 0.0])
         assert [one.logprob for one in found] == pytest.approx(values), fault
-    second = burst.logprobs()[1]
+    second = logprobs[1]
     likeliest = raw[1].topk(2)
     assert (second.place, second.token) == (1, 0)
     assert [token for token, _ in second.top] == likeliest.indices.tolist()

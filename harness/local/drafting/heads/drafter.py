@@ -21,7 +21,7 @@ from harness.config.amounts import round_up
 from harness.local.decoding.protocols import Drafter, Proposal, Step
 from harness.local.decoding.randomness import existing_index
 from harness.local.decoding.transfer import padded, to_device
-from harness.local.decoding.warp import AnyWarp, current_warp
+from harness.local.decoding.warp import AnyWarp, BatchWarp, Warp
 from harness.local.drafting.heads.head import Draft, Head, Unread
 from harness.local.drafting.heads.slot_cache import SlotCache
 from harness.local.runners.attention import without_cudnn
@@ -136,9 +136,9 @@ class HeadDrafter(Drafter):
             self._known_tokens = head.d2t + torch.arange(len(head.d2t), device=self.device)
 
     @property
-    def warp(self) -> AnyWarp:
-        """The warp of the batch as it is now."""
-        return current_warp(self._warp)
+    def warp(self) -> Warp | None:
+        """The warp that all rows of the batch have now; None where they differ."""
+        return self._warp.common if isinstance(self._warp, BatchWarp) else self._warp
 
     def clear(self) -> None:
         self.cache = SlotCache() if self.compiled is None else self.compiled.cache
@@ -154,7 +154,6 @@ class HeadDrafter(Drafter):
         num_rows = len(self._unread.num_read)
         self._reserve(self.cache.num_slots, num_rows)
         self.cache.ensure_rows(num_rows)
-        self._proposed: Tensor | None = None
 
     @torch.inference_mode()
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
@@ -181,18 +180,14 @@ class HeadDrafter(Drafter):
         if draft.chances is not None and self._threshold:
             are_likely = draft.chances[:, :num_draft_tokens] >= self._threshold
             lengths = are_likely.long().cumprod(-1).sum(-1).tolist()
-        self._proposed = tokens
         device = self._target_device
         return Proposal(tokens.to(device), probabilities.to(device), lengths)
 
     @torch.inference_mode()
-    def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
+    def observe(
+        self, num_accepted: Sequence[int], decided: Sequence[Sequence[int]], step: Step
+    ) -> None:
         assert step.hidden is not None
-        decided = [[token] for token in next_tokens]
-        if any(num_accepted):
-            assert self._proposed is not None
-            rows = zip(self._proposed.tolist(), num_accepted, decided, strict=True)
-            decided = [[*proposed[:count], *token] for proposed, count, token in rows]
         self._unread.observe(step.hidden, decided)
 
     @torch.inference_mode()

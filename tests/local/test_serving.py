@@ -25,7 +25,7 @@ from harness.local.decoding.randomness import uniforms
 from harness.local.decoding.warp import BatchWarp, Warp
 from harness.local.drafting.model import ModelDrafter
 from harness.local.engine.fault import NONE
-from harness.local.serving.service import Answer, LocalService
+from harness.local.serving import Answer, LocalService
 
 
 class Table(MarkovRunner):
@@ -53,9 +53,9 @@ class TableArm:
     def loop_request(self, request: Request) -> LoopRequest:
         decoding = request.decoding
         most = decoding.max_new_tokens
-        numbers = uniforms(request.seed, [request.index], most + 1)
+        numbers = uniforms(request.seed, request.index, most + 1)
         warp = Warp(decoding.temperature)
-        return LoopRequest([request.prompt], numbers, warp, most, request.stop_tokens)
+        return LoopRequest(request.prompt, numbers, warp, most, request.stop_tokens)
 
     @contextmanager
     def explained(self) -> Iterator[None]:
