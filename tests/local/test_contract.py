@@ -166,7 +166,7 @@ def collect(
         ("EAGLE-3", SnapshotRunner, False),
         ("DFlash", StaticRunner, False),
         ("Medusa", SnapshotRunner, False),
-        ("MTP of three layers", StaticRunner, False),
+        ("MTP", StaticRunner, False),
     ],
 )
 def test_a_row_gets_what_it_gets_alone_whoever_joins_and_leaves(

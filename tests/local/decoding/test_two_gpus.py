@@ -83,7 +83,7 @@ def on(device: str, warp: Warp = WARP, prompts: list[list[int]] = PROMPTS, lengt
     "kind",
     [
         *("model", "shared prefix, model", "translated", "EAGLE-3", "DFlash", "Medusa"),
-        *("MTP of three layers", "recurrent", "spread, early exit", "spread, head"),
+        *("MTP", "recurrent", "spread, early exit", "spread, head"),
     ],
 )
 def test_records_are_those_of_a_cpu(kind: str, compared: Callable[..., None]) -> None:

@@ -96,7 +96,7 @@ class UnreadFeatures:
             to_device(self.num_read, self._device),
         )
 
-    def count_as_read(self, num_again: int) -> None:
+    def count_as_read(self, num_again: int = 0) -> None:
         """Count as read what `all` returned, but the last `num_again` features of each row."""
         for row, following in enumerate(self._following):
             num_read = max(0, len(following) - num_again)
@@ -172,7 +172,7 @@ class HeadDrafter(Drafter):
             self._reserve(max(self._unread.num_read) + unread.features.shape[1] + num_ahead)
             with without_cudnn():
                 draft = self.head.draft(unread, uniforms, self.cache, self.draw)
-        self._unread.count_as_read(self.head.num_reread)
+        self._unread.count_as_read()
         # A compiled proposal may have more tokens.
         tokens = draft.tokens[:, :num_draft_tokens]
         probabilities = draft.probabilities[:, :num_draft_tokens]
@@ -214,7 +214,7 @@ class HeadDrafter(Drafter):
         self._reserve(max(self._unread.num_read) + unread.features.shape[1])
         with without_cudnn():
             self.head.read(unread, self.cache)
-        self._unread.count_as_read(max(1, self.head.num_reread))
+        self._unread.count_as_read(num_again=1)
 
     def draw(self, logits: Tensor, uniforms: Tensor) -> Draft:
         """Draw by logits [B, ..., V of the head] and uniforms [B, ...]. Whole numbers in place of
@@ -269,7 +269,7 @@ class CompiledDraft:
         self._warp = drafter.warp
         self._num_draft_tokens = num_draft_tokens
         self.batch_size = batch_size
-        self.most_unread = head.num_reread + num_draft_tokens + 1
+        self.most_unread = num_draft_tokens + 1
         self.num_written = self.most_unread + head.num_ahead(num_draft_tokens)
         self.cache = SlotCache()
         self.cache.num_slots = round_up(num_slots + self.num_written)

@@ -113,7 +113,6 @@ class Head(nn.Module):
         name: of its kind, as speculators and vLLM call it.
         one_pass: whether one forward pass drafts all tokens.
         weight_files: names of files with its weights, in the order in which they are looked for.
-        num_reread: how many of the last features of each row are read again with the next ones.
 
     Attributes:
         d2t: [V of the head], which of the target's tokens the head has; None if all. Its token i is
@@ -123,7 +122,6 @@ class Head(nn.Module):
     name: ClassVar[str]
     one_pass: bool = True
     weight_files: ClassVar[tuple[str, ...]] = ("model.safetensors", "pytorch_model.bin")
-    num_reread: int = 0
     d2t: Tensor | None
 
     def __init__(self, config: HeadConfig, width: int) -> None:
