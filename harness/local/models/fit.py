@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -121,18 +122,6 @@ class Case:
         more to be read.
         """
         return max(int(self.placement.reserve_gb * 1e9), self.prompt_bytes)
-
-    def step_bytes(self, sketch: Sketch, tokens_of_a_row: int = 1) -> float:
-        """The bytes that one pass of a model reads.
-
-        Args:
-            tokens_of_a_row: 1 for a step, K + 1 for a verification.
-        """
-        demand = self.demand
-        # An average pass finds half of the new tokens in the cache.
-        tokens = demand.batch_size * (demand.prompt_tokens + demand.new_tokens // 2)
-        caches = sketch.block_caches(tokens, demand.batch_size, only_read=True)
-        return sketch.read_bytes(demand.batch_size * tokens_of_a_row) + sum(caches)
 
     @property
     def prompt_bytes(self) -> int:
@@ -327,12 +316,23 @@ def _share_out(
 
 def _placement(case: Case, sketch: Sketch, device_map: DeviceMap) -> Placement:
     """The placement by a map, with its bytes on each device."""
-    if offloads(device_map) and sketch.stored is not None:
+    is_offloading = offloads(device_map)
+    if is_offloading and sketch.stored is not None:
         parts = f"parts of {sketch.settings.name}"
         rule = f"{parts} cannot be outside the GPUs: its weights are quantized already"
         raise SettingError("placement", rule)
-    caches = sketch.caches_on(device_map, *case.cached(sketch))
-    return Placement(device_map, sketch.weights_on(device_map), caches)
+    devices = sketch.block_devices(device_map)
+    first_gpu = next((device for device in devices if isinstance(device, int)), "cpu")
+    block_caches = sketch.block_caches(*case.cached(sketch))
+    weights: Counter[str] = Counter()
+    caches: Counter[str] = Counter()
+    for block, device in enumerate(devices):
+        is_on_gpu = isinstance(device, int)
+        # bitsandbytes does not quantize what is offloaded; the first GPU computes it.
+        sizes = sketch.block_bytes if is_on_gpu or not is_offloading else sketch.unquantized_bytes
+        weights[device_name(device)] += sizes[block]
+        caches[device_name(device if is_on_gpu else first_gpu)] += block_caches[block]
+    return Placement(device_map, dict(+weights), dict(+caches))
 
 
 def _place_as_typed(case: Case, sketch: Sketch, typed_map: Mapping[str, Any]) -> Placement:
@@ -345,9 +345,11 @@ def _place_as_typed(case: Case, sketch: Sketch, typed_map: Mapping[str, Any]) ->
         if device not in case.free and device != "disk":
             known = ", ".join([*map(str, case.free), "disk"])
             raise SettingError(setting, f"must name devices of this machine ({known})", device)
-    for module in device_map:
-        if module not in sketch.modules:
-            raise SettingError(setting, f"must name modules of {sketch.class_name}", module)
+    blocks = [f"{name}." for block in sketch.blocks for name in block.modules]
+    for module in filter(None, device_map):
+        if not any(name.startswith(f"{module}.") for name in blocks):
+            rule = f"must name modules of {sketch.class_name}, and none inside a layer"
+            raise SettingError(setting, rule, module)
     try:
         placement = _placement(case, sketch, device_map)
     except KeyError as missing:

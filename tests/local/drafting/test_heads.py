@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -249,7 +250,7 @@ def test_every_format_is_recognised_loaded_and_sized(name: str, tmp_path: Path) 
     num_layers = 0 if name == "Medusa" else head.config.transformer.num_hidden_layers
     assert sketch.cache_bytes == num_layers * 2 * 2 * 16 * 2
     assert (
-        sketch.weights_on({"": "cpu"}, num_tokens=1)["cpu"] < sketch.weight_bytes
+        dataclasses.replace(sketch, borrowed_tensors=()).read_bytes() < sketch.weight_bytes
         or name.split(",")[0] in ("Medusa", "z-lab dflash", "MiMo", "JetSpec", "Domino")
         or "full" in name
     )

@@ -55,7 +55,7 @@ def test_no_device_gets_more_than_it_has(gpus: int, quantization: str, strategy:
 
 
 def test_a_head_away_from_its_target_holds_copies_of_matrices() -> None:
-    copied = Block(("",), (TensorSketch("borrowed", GB),))
+    copied = Block(("",), (TensorSketch(GB),))
     target, head = sketch(20), draft(1, copied=(copied,))
     together = fit(case(target, head, free=machine(30, 30)))
     assert [gpus_of(one) for one in together] == [["cuda:0"], ["cuda:0"]]
@@ -101,7 +101,7 @@ def test_limits_on_gpus() -> None:
 
 
 def test_models_that_declare_no_blocks_are_not_split() -> None:
-    whole = dataclasses.replace(sketch(), blocks=(Block(("",), (TensorSketch("weight", 5 * GB),)),))
+    whole = dataclasses.replace(sketch(), blocks=(Block(("",), (TensorSketch(5 * GB),)),))
     assert not fits(case(whole, free=machine(11, 11)))
     assert fit(case(whole, free=machine(11, 13)))[0].device_map == {"": 1}
     two = sketch(0, 50)
@@ -282,7 +282,8 @@ def test_explicit_map() -> None:
         ({"head": 2}, r"^placement\.device_map=2: must name devices .* \(0, 1, cpu, disk\)$"),
         ({"head": "mars"}, r"=mars: must name devices"),
         ({"haed": 0}, r"=haed: must name modules of Tower"),
-        ({"head": None}, r"must cover the whole model; head\.weight is on no device"),
+        ({"model.layers.1.mlp": 0}, r"mlp: must name modules of Tower, and none inside a layer"),
+        ({"head": None}, r"must cover the whole model; head is on no device"),
     ],
 )
 def test_explicit_map_that_cannot_be(change: dict[str, Any], says: str) -> None:

@@ -81,11 +81,11 @@ class HeadCheckpoint:
         config = self.config
         tensors = tuple(head.sketches())
         # One block without a name: a head is never split over devices.
-        block = Block(("",), tensors, (LayerCache("", head.cached_numbers),))
+        block = Block(("",), tensors, (LayerCache(head.cached_numbers),))
         matrix_size = config.target_size * config.vocabulary_size
         num_missing = (not config.own_embedding) + (not config.own_output)
-        copies = (TensorSketch("copied", num_missing * matrix_size, read_per_token=0.0),)
-        borrowed = TensorSketch("borrowed", head.num_outputs_borrowed * matrix_size)
+        copies = (TensorSketch(num_missing * matrix_size, read_per_token=0.0),)
+        borrowed = TensorSketch(head.num_outputs_borrowed * matrix_size)
         return Sketch(
             role="draft",
             settings=self.settings,

@@ -211,7 +211,6 @@ class Head(nn.Module):
         """Return the sizes of its own tensors."""
         return [
             TensorSketch(
-                name,
                 count=tensor.numel(),
                 itemsize=None if tensor.is_floating_point() else tensor.itemsize,
                 read_per_token=0.0 if name in _LOOKED_UP else 1.0,
