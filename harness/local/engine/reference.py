@@ -174,7 +174,7 @@ def open_reference(
     pair: Pair, preparation: Preparation, never_drawn: Collection[int] = ()
 ) -> ModelReference:
     """A reference over a loaded pair, with eager runners beside those of the engine that is prepared."""
-    preparation = replace(preparation, runner="eager", share_prefix=False)
+    preparation = replace(preparation, runner="eager")
     return ModelReference(open_runners(pair, preparation), never_drawn)
 
 

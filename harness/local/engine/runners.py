@@ -203,9 +203,7 @@ def _build(
         try:
             if recurrent_kind(model.config) is not None:
                 raise UnsupportedModelError("has a recurrent state")
-            static = StaticRunner(
-                model, num_slots, shares_prefix=preparation.share_prefix, **options
-            )
+            static = StaticRunner(model, num_slots, **options)
             if _checked.get(model, 0) < num_slots:
                 static.check(num_slots)
                 _checked[model] = num_slots

@@ -34,7 +34,6 @@ from harness.local.runners.base import (
     captured,
     capturing,
     context_of,
-    left_padded,
     logits_to_keep,
     require_tokens,
     stacked,
@@ -121,7 +120,10 @@ class SnapshotRunner(Runner):
     def start(self, prompts: Sequence[Sequence[int]]) -> Step:
         """Begin a new batch. Raises UnsupportedModelError for a model that hands no state on."""
         require_tokens(prompts)
-        self._padding, tokens = left_padded(prompts, self._device)
+        width = max(map(len, prompts))
+        self._padding = [width - len(prompt) for prompt in prompts]
+        rows = zip(self._padding, prompts, strict=True)
+        tokens = to_device([[*[0] * count, *prompt] for count, prompt in rows], self._device)
         self._unread = [[] for _ in prompts]
         self._ahead = None
         self._extended = tokens[:, :0]

@@ -55,8 +55,7 @@ def drafting(kind: str, warp: AnyWarp, first: str, second: str) -> tuple[Runner,
         options = {"device": torch.device(first)}
         drafter = ModelDrafter(StaticRunner(truncated(target, 2), **options), warp, first)
     else:
-        target, drafter = DRAFTS[kind.removeprefix("shared prefix, ")](warp, first, second)
-        options = {"shares_prefix": "shared" in kind}
+        target, drafter = DRAFTS[kind](warp, first, second)
     return StaticRunner(target, hidden_layers=drafter.layers, **options), drafter
 
 
@@ -82,7 +81,7 @@ def on(device: str, warp: Warp = WARP, prompts: list[list[int]] = PROMPTS, lengt
 @pytest.mark.parametrize(
     "kind",
     [
-        *("model", "shared prefix, model", "translated", "EAGLE-3", "DFlash", "Medusa"),
+        *("model", "translated", "EAGLE-3", "DFlash", "Medusa"),
         *("MTP", "recurrent", "spread, early exit", "spread, head"),
     ],
 )

@@ -40,7 +40,6 @@ BATCHES = {
 RUNNERS: dict[str, Callable[[PreTrainedModel], Runner]] = {
     "static": lambda model: StaticRunner(model, hidden_layers=LAYERS),
     "snapshot": lambda model: SnapshotRunner(model, hidden_layers=LAYERS),
-    "shared_prefix": lambda model: StaticRunner(model, shares_prefix=True, hidden_layers=LAYERS),
 }
 
 
@@ -92,14 +91,8 @@ def assert_transformers_own(runner: Runner, model: PreTrainedModel, batch: list[
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [
-        (kind, name)
-        for kind in RUNNERS
-        for name in ARCHITECTURES
-        if name not in NOT_STATIC and kind != "shared_prefix"
-    ]
-    + [("snapshot", name) for name in (*NOT_STATIC, *RECURRENT)]
-    + [("shared_prefix", name) for name in ("gpt2", "gemma2", "gpt_oss")],
+    [(kind, name) for kind in RUNNERS for name in ARCHITECTURES if name not in NOT_STATIC]
+    + [("snapshot", name) for name in (*NOT_STATIC, *RECURRENT)],
 )
 def test_they_are_transformers_own_on_ragged_rows_and_after_a_rollback(
     kind: str, name: str
