@@ -22,7 +22,7 @@ from harness.config.settings import DraftSettings, Dtype, ModelSettings, Placeme
 from harness.engines.door.pairs import Excess
 from harness.local.drafting.heads.checkpoint import HeadCheckpoint
 from harness.local.drafting.method import DraftPlan, Pair, method_of
-from harness.local.drafting.model import mask_token
+from harness.local.drafting.model import mask_token, shared_sketch
 from harness.local.drafting.translated import Translation, how_to_translate
 from harness.local.models.checkpoints import (
     Checkpoint,
@@ -320,10 +320,10 @@ def sketch_pair(
         sketch = sketch_model(checkpoint, model_dtype)
         is_parallel = checkpoint.role == "draft" and mask_token(checkpoint.config) is not None
         sketches.append(dataclasses.replace(sketch, drafts_in_one_pass=is_parallel))
-    if plan.settings is not None:
-        draft_sketch = method_of(plan.settings).sketch(plan, target_checkpoint, sketches[0].dtype)
-        if draft_sketch is not None:
-            sketches.append(draft_sketch)
+    if plan.head is not None:
+        sketches.append(plan.head.sketch(sketches[0].dtype))
+    if plan.settings is not None and plan.shared is not None:
+        sketches.append(shared_sketch(plan.shared, plan.settings.name, sketches[0].dtype))
     return PlannedPair(
         checkpoints=checkpoints,
         sketches=sketches,

@@ -22,8 +22,7 @@ from harness.engines.record import Preparation
 from harness.local.decoding.protocols import Drafter, NonFiniteError, Runner, Step
 from harness.local.decoding.transfer import padded
 from harness.local.decoding.warp import AnyWarp
-from harness.local.drafting.method import Pair
-from harness.local.drafting.methods import SampledDraftSettings
+from harness.local.drafting.method import Pair, SampledDraftSettings
 from harness.local.drafting.model import ModelDrafter
 from harness.local.engine.reference import not_finite, steps_along
 from harness.local.engine.runners import open_runners, warp_of

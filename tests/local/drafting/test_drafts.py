@@ -18,7 +18,7 @@ from harness.config.errors import RunError, SettingError
 from harness.local.decoding.protocols import Proposal
 from harness.local.decoding.verify import Offer, verify
 from harness.local.drafting.checked import checked_rule, with_checked_shapes
-from harness.local.drafting.methods import EarlyExit, EarlyExitSettings
+from harness.local.drafting.method import EarlyExit, EarlyExitSettings
 from harness.local.drafting.model import (
     shared_sketch,
     truncated,

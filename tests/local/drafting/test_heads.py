@@ -23,7 +23,7 @@ from harness.config.settings import (
 from harness.engines.protocol import Question
 from harness.engines.record import Preparation
 from harness.local.drafting.heads.checkpoint import HeadCheckpoint, read_head
-from harness.local.drafting.methods import ModelDraftSettings
+from harness.local.drafting.method import ModelDraftSettings
 from harness.local.engine.engine import LocalEngine
 from harness.local.engine.pair import PlannedPair, plan_pair
 from harness.local.models.checkpoints import Checkpoint

@@ -14,7 +14,7 @@ from transformers.modeling_layers import MtpModel
 from harness.config.errors import SettingError
 from harness.config.settings import ModelSettings, PlacementSettings
 from harness.local.drafting.heads.mtp import Mtp, read_mtp
-from harness.local.drafting.methods import SampledDraftSettings
+from harness.local.drafting.method import SampledDraftSettings
 from harness.local.engine.pair import plan_pair
 from harness.local.models.checkpoints import Checkpoint, read_checkpoint
 from mtp_models import FAMILIES, mtp_target, save_with_mtp

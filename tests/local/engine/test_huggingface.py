@@ -19,8 +19,7 @@ from harness.config.settings import (
 from harness.engines.arrivals import Arrival, Origin
 from harness.engines.protocol import Arm, Question
 from harness.engines.record import Preparation
-from harness.local.drafting.method import Pair
-from harness.local.drafting.methods import LookupSettings, SampledDraftSettings
+from harness.local.drafting.method import LookupSettings, Pair, SampledDraftSettings
 from harness.local.engine.engine import LocalEngine
 from harness.local.engine.huggingface import HuggingFaceEngine, check_pair
 from harness.local.engine.pair import plan_pair

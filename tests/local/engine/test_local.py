@@ -21,8 +21,7 @@ from harness.engines.protocol import Arm, Question
 from harness.engines.record import Preparation
 from harness.local.decoding.verify import Offer, Verdict, verify, verify_block
 from harness.local.decoding.warp import Warp
-from harness.local.drafting.method import Pair
-from harness.local.drafting.methods import SuffixSettings
+from harness.local.drafting.method import Pair, SuffixSettings
 from harness.local.engine.engine import LocalEngine, token_logprobs
 from harness.local.engine.fault import fault_of
 from harness.local.engine.pair import PlacedPair, plan_pair
