@@ -79,11 +79,9 @@ class ModelReference:
     ) -> Tensor:
         """Logits [B, V] after prompts, or after continuations of equal lengths, which are read behind their cache."""
         rows = continuations or [[] for _ in prompts]
-        *_, step = steps_along(self._runners.target, prompts, rows, _PIECE)
-        logits = step.logits[:, -1:]
-        lengths = [len(prompt) + len(row) for prompt, row in zip(prompts, rows, strict=True)]
-        self._require_finite(logits, lengths, [1] * len(lengths))
-        return self._allowed(logits[:, 0])
+        # Any token ends each text: what comes before it is wanted.
+        along = self.logits_along(prompts, [[*row, 0] for row in rows])
+        return torch.from_numpy(along[:, -1])
 
     def _require_finite(
         self, logits: Tensor, lengths: Sequence[int], counts: Sequence[int]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -31,6 +32,21 @@ from harness.local.runners.compiled import CompiledCall, filled_up
 _NUM_UNREAD = len(Unread._fields)
 
 
+@dataclass
+class _Row:
+    """The features of one row that wait.
+
+    Attributes:
+        parts: [n, L, D] each, in order.
+        following: the token after each feature.
+        num_read: how many features have been read before, which are its entries in the cache.
+    """
+
+    parts: list[Tensor]
+    following: list[int]
+    num_read: int = 0
+
+
 class UnreadFeatures:
     """The features that a head has not read, from a verdict to the next proposal.
 
@@ -40,22 +56,21 @@ class UnreadFeatures:
 
     Args:
         device: the head's.
-
-    Attributes:
-        num_read: how many features of each row have been read, which are its entries in the cache.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        # Of each row: parts [n, L, D], and the token after each feature.
-        self._parts: list[list[Tensor]] = []
-        self._following: list[list[int]] = []
-        self.num_read: list[int] = []
+        self.rows: list[_Row] = []
 
     @property
     def longest(self) -> int:
         """The most unread features of a row."""
-        return max(map(len, self._following))
+        return max(len(row.following) for row in self.rows)
+
+    @property
+    def most_read(self) -> int:
+        """The most features of a row that have been read."""
+        return max(row.num_read for row in self.rows)
 
     def add(
         self, hidden: Tensor, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int]
@@ -63,9 +78,7 @@ class UnreadFeatures:
         """Add rows behind the others, with hidden states [rows, longest, L, D] of their prompts."""
         for states, prompt, first in zip(hidden, prompts, first_tokens, strict=True):
             # Padding on a row's left may be no number at all, and must not reach the cache.
-            self._parts.append([states[-len(prompt) :]])
-            self._following.append([*prompt[1:], first])
-            self.num_read.append(0)
+            self.rows.append(_Row([states[-len(prompt) :]], [*prompt[1:], first]))
 
     def observe(self, hidden: Tensor, decided: Sequence[Sequence[int]]) -> None:
         """Add what a verdict decided.
@@ -74,35 +87,30 @@ class UnreadFeatures:
             hidden: [B, n, L, D], of the token before the proposal and of the proposed ones.
             decided: for each row the tokens that it keeps.
         """
-        rows = zip(self._parts, self._following, hidden.unbind(), decided, strict=True)
-        for parts, following, states, tokens in rows:
-            parts.append(states[: len(tokens)])
-            following += tokens
-
-    def select(self, rows: Sequence[int]) -> None:
-        """Continue with these rows only, in this order."""
-        self._parts = [self._parts[row] for row in rows]
-        self._following = [self._following[row] for row in rows]
-        self.num_read = [self.num_read[row] for row in rows]
+        for row, states, tokens in zip(self.rows, hidden.unbind(), decided, strict=True):
+            row.parts.append(states[: len(tokens)])
+            row.following += tokens
 
     def all(self) -> Unread:
         """Return all features, on the head's device."""
-        self._parts = [[torch.cat(parts)] for parts in self._parts]
-        features = pad_sequence([states for [states] in self._parts], batch_first=True)
+        for row in self.rows:
+            row.parts = [torch.cat(row.parts)]
+        features = pad_sequence([row.parts[0] for row in self.rows], batch_first=True)
+        following = [row.following for row in self.rows]
         return Unread(
             features.flatten(2).to(self._device),
-            to_device(padded(self._following, self.longest), self._device),
-            to_device([len(tokens) for tokens in self._following], self._device),
-            to_device(self.num_read, self._device),
+            to_device(padded(following, self.longest), self._device),
+            to_device(list(map(len, following)), self._device),
+            to_device([row.num_read for row in self.rows], self._device),
         )
 
     def count_as_read(self, num_again: int = 0) -> None:
         """Count as read what `all` returned, but the last `num_again` features of each row."""
-        for row, following in enumerate(self._following):
-            num_read = max(0, len(following) - num_again)
-            self.num_read[row] += num_read
-            self._following[row] = following[num_read:]
-            self._parts[row] = [states[num_read:] for states in self._parts[row]]
+        for row in self.rows:
+            num_new = max(0, len(row.following) - num_again)
+            row.num_read += num_new
+            row.following = row.following[num_new:]
+            row.parts = [states[num_new:] for states in row.parts]
 
 
 class HeadDrafter(Drafter):
@@ -151,25 +159,26 @@ class HeadDrafter(Drafter):
         # Where proposals are wanted.
         self._target_device = step.hidden.device
         self._unread.add(step.hidden, prompts, first_tokens)
-        num_rows = len(self._unread.num_read)
+        num_rows = len(self._unread.rows)
         self._reserve(self.cache.num_slots, num_rows)
         self.cache.ensure_rows(num_rows)
 
     @torch.inference_mode()
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
-        compiled = self.compiled
         uniforms = uniforms.to(self.device)
-        if compiled is not None and compiled.fits(self, uniforms):
+        compiled = self.compiled
+        is_compiled = compiled is not None and compiled.fits(self.warp, num_draft_tokens)
+        if compiled is not None and is_compiled:
             # It reads as many features as a verdict can leave; others are read before it.
             if self._unread.longest > compiled.most_unread:
                 self._read_early()
-            self._reserve(max(self._unread.num_read) + compiled.num_written)
+            self._reserve(self._unread.most_read + compiled.num_written)
         unread = self._unread.all()
-        if compiled is not None and compiled.fits(self, uniforms):
-            draft = compiled(unread, uniforms)
+        if self.compiled is not None and is_compiled:
+            draft = self.compiled(unread, uniforms)
         else:
             num_ahead = self.head.num_ahead(num_draft_tokens)
-            self._reserve(max(self._unread.num_read) + unread.features.shape[1] + num_ahead)
+            self._reserve(self._unread.most_read + unread.features.shape[1] + num_ahead)
             with without_cudnn():
                 draft = self.head.draft(unread, uniforms, self.cache, self.draw)
         self._unread.count_as_read()
@@ -193,17 +202,17 @@ class HeadDrafter(Drafter):
     @torch.inference_mode()
     def select(self, rows: Sequence[int]) -> None:
         self.cache.select(to_device(rows, self.device))
-        self._unread.select(rows)
+        self._unread.rows = [self._unread.rows[row] for row in rows]
 
     def _reserve(self, num_slots: int, num_rows: int = 0) -> None:
         """Make the cache show so many slots. A compiled one keeps its size: what has outgrown it goes
         on eagerly in a copy.
         """
-        compiled = self.compiled
-        if compiled is not None and self.cache is compiled.cache:
-            if num_slots <= self.cache.num_slots and num_rows <= compiled.batch_size:
+        if self.compiled is not None:
+            if num_slots <= self.cache.num_slots and num_rows <= self.compiled.batch_size:
                 return
             self.cache = self.cache.copied()
+            self.compiled = None
         self.cache.num_slots = num_slots
 
     def _read_early(self) -> None:
@@ -211,7 +220,7 @@ class HeadDrafter(Drafter):
         because `draft` needs at least one.
         """
         unread = self._unread.all()
-        self._reserve(max(self._unread.num_read) + unread.features.shape[1])
+        self._reserve(self._unread.most_read + unread.features.shape[1])
         with without_cudnn():
             self.head.read(unread, self.cache)
         self._unread.count_as_read(num_again=1)
@@ -300,10 +309,9 @@ class CompiledDraft:
         self.cache.clear()
         self.setup_seconds = time.perf_counter() - started
 
-    def fits(self, drafter: HeadDrafter, uniforms: Tensor) -> bool:
-        """Whether it drafts with these uniforms [B, up to K], for this drafter's batch."""
-        is_known = uniforms.shape[1] <= self._num_draft_tokens and drafter.warp == self._warp
-        return is_known and drafter.cache is self.cache
+    def fits(self, warp: Warp | None, num_draft_tokens: int) -> bool:
+        """Whether it drafts so many tokens, drawn with this warp."""
+        return num_draft_tokens <= self._num_draft_tokens and warp == self._warp
 
     @torch.inference_mode()
     def __call__(self, unread: Unread, uniforms: Tensor) -> Draft:
