@@ -30,7 +30,13 @@ class Step:
 
 
 class Runner(Protocol):
-    """A batch of sequences that can be extended and rolled back, to inherit from."""
+    """A batch of sequences that can be extended and rolled back, to inherit from.
+
+    Attributes:
+        setup_seconds: how long compiling took.
+    """
+
+    setup_seconds: float = 0.0
 
     def start(self, prompts: Sequence[Sequence[int]]) -> Step:
         """Begin a new batch with the token ids of B prompts."""

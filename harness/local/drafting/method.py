@@ -4,7 +4,7 @@ its work. One's own is in a file (`draft=./my_method.py:MyMethod`).
 What needs torch is imported inside functions: names, settings and help are known without it.
 
 A run calls a method in this order: `check` with the settings alone, `plan` before weights load,
-`layers`, `model` and `widths` while the pair is prepared, and `drafter` when it decodes. Hugging
+`layers` and `model` while the pair is prepared, and `drafter` when it decodes. Hugging
 Face's engine asks for transformers' words instead: `huggingface`.
 """
 
@@ -14,7 +14,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from harness.config.errors import SettingError
 from harness.config.methods import FOR_HUGGINGFACE, METHODS, MethodRecord
@@ -123,13 +123,7 @@ class Pair:
 
 
 class Method(MethodRecord):
-    """One way to draft.
-
-    Attributes:
-        deterministic: whether its proposals come without probabilities; None if only some do.
-    """
-
-    deterministic: ClassVar[bool | None] = False
+    """One way to draft."""
 
     def plan(
         self,
@@ -161,14 +155,6 @@ class Method(MethodRecord):
         """Return the model that drafts, for which a runner is made; None if no model drafts."""
         return None
 
-    def widths(self, pair: Pair, numbers: Sequence[int]) -> Sequence[int]:
-        """Return the numbers of tokens that the runner of `model` is extended by.
-
-        Args:
-            numbers: every number of draft tokens, K, that the run may use.
-        """
-        return (1, 2)
-
     def drafter(self, settings: Any, pair: Pair, runner: Runner | None) -> MakeDrafter:
         """Return a function that makes a drafter, given the warp of the target's logits.
 
@@ -192,7 +178,6 @@ class TextMethod(Method):
     """A way to draft that reads nothing but the text; it makes a `Text` for each row."""
 
     memory = "none"
-    deterministic = True
 
     def texts(self, settings: Any, tokenizer: PreTrainedTokenizerBase) -> Callable[[], Text]:
         """Return a function that makes an empty `Text`; it is called for each row of each batch."""
@@ -334,17 +319,6 @@ class ModelDraft(SampledMethod):
     def model(self, pair: Pair) -> LoadedModel | None:
         """Return the draft model, None if the draft is a head."""
         return pair.draft
-
-    def widths(self, pair: Pair, numbers: Sequence[int]) -> Sequence[int]:
-        """Return those of a model that drafts token by token, or of a parallel draft.
-
-        A parallel draft reads up to K + 1 decided tokens with K - 1 masks, and draws nothing by itself.
-        """
-        from harness.local.drafting.model import mask_token
-
-        if pair.draft is None or mask_token(pair.draft.model.config) is None:
-            return super().widths(pair, numbers)
-        return [2 * number for number in numbers] or [1]
 
     def huggingface(
         self, pair: Pair, settings: ModelDraftSettings, decoding: DecodingSettings

@@ -92,7 +92,7 @@ class ModelDrafter(Drafter):
         """Feed the unread tokens, and draw tokens [B, K] from distributions [B, K, V].
 
         The last one or two of each row are fed as the drawing begins: runners compile passes over one
-        or two (`Method.widths`).
+        or two (`widths`).
         """
         num_last = min([2, *map(len, self._unread)])
         num_before = [len(tokens) - num_last for tokens in self._unread]
@@ -165,6 +165,19 @@ class ParallelDrafter(ModelDrafter):
         rows = torch.arange(len(counts), device=logits.device).unsqueeze(1)
         probabilities = warp(logits[rows, index])
         return existing_index(probabilities, uniforms), probabilities
+
+
+def widths(config: PreTrainedConfig, numbers: Sequence[int]) -> list[int]:
+    """Return the numbers of tokens that a draft model's runner is extended by.
+
+    A parallel draft reads up to K + 1 decided tokens with K - 1 masks.
+
+    Args:
+        numbers: every number of draft tokens, K, that the run may use.
+    """
+    if mask_token(config) is None:
+        return [1, 2]
+    return [2 * number for number in numbers] or [1]
 
 
 def mask_token(config: PreTrainedConfig) -> int | None:

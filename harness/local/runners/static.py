@@ -40,9 +40,6 @@ class StaticRunner(Runner):
     masks and has no state but its KV cache, wholly on a CPU or on GPUs.
 
     Raises UnsupportedModelError if the model needs the snapshot runner.
-
-    Attributes:
-        setup_seconds: how long compiling took.
     """
 
     def __init__(
@@ -71,7 +68,6 @@ class StaticRunner(Runner):
         # By the number of tokens of each row, ascending. They read and write `_compiled_slots`.
         self._passes: dict[int, CompiledCall] = {}
         self._compiled_slots = _NO_SLOTS
-        self.setup_seconds = 0.0
 
     @property
     def name(self) -> RunnerName:

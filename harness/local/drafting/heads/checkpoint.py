@@ -19,12 +19,10 @@ from transformers import PreTrainedModel
 
 from harness.config.errors import HarnessError, RunError, SettingError
 from harness.config.settings import ModelSettings
-from harness.local.drafting.heads.block import DFlash, JetSpec
-from harness.local.drafting.heads.corrected import DFlash2, Domino, DSpark
+from harness.local.drafting.heads.block import DFlash, DFlash2, Domino, DSpark, JetSpec
 from harness.local.drafting.heads.eagle import Eagle3, PEagle
 from harness.local.drafting.heads.head import Head, HeadConfig
 from harness.local.drafting.heads.medusa import Medusa
-from harness.local.drafting.heads.slot_cache import SPARE_SLOTS
 from harness.local.drafting.heads.stored import (
     StoredHead,
     find_weights,
@@ -34,6 +32,7 @@ from harness.local.drafting.heads.stored import (
 from harness.local.models.checkpoints import Checkpoint
 from harness.local.models.random_weights import RandomTensor
 from harness.local.models.sketch import Block, LayerCache, Sketch, TensorSketch
+from harness.local.runners.slots import SPARE_SLOTS
 
 _KINDS: tuple[type[Head], ...] = (
     Eagle3,

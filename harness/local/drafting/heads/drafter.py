@@ -24,10 +24,10 @@ from harness.local.decoding.randomness import existing_index
 from harness.local.decoding.transfer import padded, to_device
 from harness.local.decoding.warp import AnyWarp, BatchWarp, Warp
 from harness.local.drafting.heads.head import Draft, Head, Unread
-from harness.local.drafting.heads.slot_cache import SlotCache
 from harness.local.runners.attention import without_cudnn
 from harness.local.runners.checks import require_close
 from harness.local.runners.compiled import CompiledCall, filled_up
+from harness.local.runners.slots import SlotCache
 
 _NUM_UNREAD = len(Unread._fields)
 
@@ -320,6 +320,10 @@ class CompiledDraft:
         inputs = zip((*unread, uniforms), self._shapes, strict=True)
         outputs = self._call(*(filled_up(tensor, *shape) for tensor, shape in inputs))
         return Draft(*(output[: len(uniforms)] for output in outputs))
+
+    def clear(self) -> None:
+        """Zero the cache, after logits that are not finite."""
+        self.cache.clear()
 
     def close(self) -> None:
         """Give back memory. The compiled call refers to this object: without it both are freed at once."""

@@ -20,9 +20,9 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEm
 
 from harness.config.errors import SettingError
 from harness.config.methods import FOR_HUGGINGFACE
-from harness.local.drafting.heads.slot_cache import SlotCache
 from harness.local.drafting.heads.stored import LAYER_STYLES, StoredHead
 from harness.local.models.sketch import TensorSketch
+from harness.local.runners.slots import SlotCache
 
 # Tables of which a pass reads one row per token, so that they do not count as weights it reads.
 _LOOKED_UP = (
