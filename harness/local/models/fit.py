@@ -303,35 +303,34 @@ def _share_out(
     if not indices:
         return None
     block_devices = [devices[index] for index in indices] + [outside] * num_offloaded
-    device_map: dict[str, Device] = {"": block_devices[0]}
-    if len(set(block_devices)) > 1:
-        device_map = {}
-        for block, device in zip(sketch.blocks, block_devices, strict=True):
-            device_map |= dict.fromkeys(block.modules, device)
-    placement = _placement(case, sketch, device_map)
+    placement = _placement(case, sketch, block_devices)
     # Blocks outside of GPUs make those in main memory unquantized too: `loads` may have been too small.
     exceeds_room = any(placement.taken(device) > size for device, size in room.items())
     return None if exceeds_room else placement
 
 
-def _placement(case: Case, sketch: Sketch, device_map: DeviceMap) -> Placement:
-    """The placement by a map, with its bytes on each device."""
+def _placement(case: Case, sketch: Sketch, devices: Sequence[Device]) -> Placement:
+    """The placement with each block on its device."""
+    device_map: dict[str, Device] = {"": devices[0]}
+    if len(set(devices)) > 1:
+        device_map = {}
+        for block, device in zip(sketch.blocks, devices, strict=True):
+            device_map |= dict.fromkeys(block.modules, device)
     is_offloading = offloads(device_map)
     if is_offloading and sketch.stored is not None:
         parts = f"parts of {sketch.settings.name}"
         rule = f"{parts} cannot be outside the GPUs: its weights are quantized already"
         raise SettingError("placement", rule)
-    devices = sketch.block_devices(device_map)
     first_gpu = next((device for device in devices if isinstance(device, int)), "cpu")
     block_caches = sketch.block_caches(*case.cached(sketch))
     weights: Counter[str] = Counter()
     caches: Counter[str] = Counter()
-    for block, device in enumerate(devices):
+    for index, device in enumerate(devices):
         is_on_gpu = isinstance(device, int)
         # bitsandbytes does not quantize what is offloaded; the first GPU computes it.
         sizes = sketch.block_bytes if is_on_gpu or not is_offloading else sketch.unquantized_bytes
-        weights[device_name(device)] += sizes[block]
-        caches[device_name(device if is_on_gpu else first_gpu)] += block_caches[block]
+        weights[device_name(device)] += sizes[index]
+        caches[device_name(device if is_on_gpu else first_gpu)] += block_caches[index]
     return Placement(device_map, dict(+weights), dict(+caches))
 
 
@@ -351,10 +350,11 @@ def _place_as_typed(case: Case, sketch: Sketch, typed_map: Mapping[str, Any]) ->
             rule = f"must name modules of {sketch.class_name}, and none inside a layer"
             raise SettingError(setting, rule, module)
     try:
-        placement = _placement(case, sketch, device_map)
+        devices = sketch.block_devices(device_map)
     except KeyError as missing:
         rule = f"must cover the whole model; {missing.args[0]} is on no device"
         raise SettingError(setting, rule) from missing
+    placement = _placement(case, sketch, devices)
     for device, free in case.free.items():
         taken = placement.taken(device)
         prompts = case.prompt_bytes if taken and device in case.gpus else 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import weakref
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -202,7 +202,7 @@ def cross_once(model: PreTrainedModel, names: Iterable[str], input_device: torch
     """Replace accelerate's hooks on a model over several GPUs, with nothing outside of them.
 
     Args:
-        names: keys of its device map.
+        names: keys of its device map, none inside another one.
         input_device: gets the logits.
     """
     copies = _Copies()
@@ -213,7 +213,7 @@ def cross_once(model: PreTrainedModel, names: Iterable[str], input_device: torch
 
     remove_hook_from_module(model, recurse=True)
     modules = dict(model.named_modules())
-    for name in _without_nested(modules, set(names)):
+    for name in names:
         module = modules.get(name)
         if module is None:  # a parameter of the model itself
             continue
@@ -222,24 +222,6 @@ def cross_once(model: PreTrainedModel, names: Iterable[str], input_device: torch
         if parameter is None:
             # Rotary tables, which begin a pass and come last in the map.
             module.to(device)
-        # A list of modules is never called itself.
-        for called in module if isinstance(module, nn.ModuleList) else [module]:
-            called.register_forward_pre_hook(partial(copies.enter, device), with_kwargs=True)
+        module.register_forward_pre_hook(partial(copies.enter, device), with_kwargs=True)
     model.register_forward_pre_hook(copies.clear)
     model.register_forward_hook(return_logits)
-
-
-def _without_nested(modules: Mapping[str, nn.Module], names: Collection[str]) -> list[str]:
-    """Expand names of a device map that have others inside them: {"": 0,
-    "model.layers.79": 1} names the whole model, where the layer needs all its siblings.
-    """
-
-    def parts(name: str) -> list[str]:
-        prefix = f"{name}." if name else ""
-        is_nested = any(other != name and other.startswith(prefix) for other in names)
-        if not is_nested or name not in modules:
-            return [name]
-        children = [f"{prefix}{child}" for child, _ in modules[name].named_children()]
-        return [part for child in children for part in parts(child)]
-
-    return list(dict.fromkeys(part for name in names for part in parts(name)))

@@ -270,7 +270,8 @@ EXPLICIT = {"model.embed": 0, "model.layers": "cuda:1", "head": "1"}
 def test_explicit_map() -> None:
     asked = case(sketch(10), draft(), free=machine(4, 24), device_map=EXPLICIT)
     one, small = fit(asked)
-    assert one.device_map == {"model.embed": 0, "model.layers": 1, "head": 1}
+    layers = [f"model.layers.{number}" for number in range(10)]
+    assert one.device_map == {"model.embed": 0, **dict.fromkeys([*layers, "head"], 1)}
     assert one.bytes_per_device == {"cuda:0": 0.1 * GB, "cuda:1": 10.1 * GB}
     # It is the target's; the draft goes where there is room.
     assert small.device_map == {"": 1}
@@ -295,7 +296,7 @@ def test_explicit_map_that_cannot_be(change: dict[str, Any], says: str) -> None:
 def test_explicit_map_for_which_there_is_no_room() -> None:
     asked = case(sketch(10), free=machine(4, 24), device_map=EXPLICIT | {"model.layers": 0})
     assert "placement.device_map" in refused(asked)[0]
-    assert fit_or_explain(asked, force=True)[0].device_map["model.layers"] == 0
+    assert fit_or_explain(asked, force=True)[0].device_map["model.layers.0"] == 0
 
 
 # Remedies ------------------------------------------------------------------------------------------------------------
