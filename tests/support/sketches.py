@@ -52,7 +52,6 @@ def sketch(
         dtype,
         blocks,
         asked.quantization,
-        class_name="Tower",
         **fields,
     )
 

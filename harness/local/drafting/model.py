@@ -19,7 +19,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from harness.config.errors import SettingError
 from harness.config.settings import ModelSettings
-from harness.local.decoding.protocols import Drafter, Proposal, Runner, Step
+from harness.local.decoding.protocols import Drafter, Proposal, Runner, Step, TokenRows
 from harness.local.decoding.randomness import draw, existing_index
 from harness.local.decoding.transfer import padded, to_device
 from harness.local.decoding.warp import AnyWarp
@@ -68,15 +68,13 @@ class ModelDrafter(Drafter):
     def clear(self) -> None:
         self._unread = []
 
-    def add(
-        self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
-    ) -> None:
+    def add(self, prompts: TokenRows, first_tokens: Sequence[int], step: Step) -> None:
         read = self.runner.add if self._unread else self.runner.start
         self._runner_device = read(self._own_prompts(prompts)).logits.device
         self._unread += [self._own_tokens([token]) for token in first_tokens]
         self._forget_proposal()
 
-    def _own_prompts(self, prompts: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
+    def _own_prompts(self, prompts: TokenRows) -> TokenRows:
         """Return the prompts as the draft model reads them."""
         return prompts
 
@@ -106,9 +104,7 @@ class ModelDrafter(Drafter):
         self._num_drafted_fed = uniforms.shape[1] - 1
         return draw(lambda tokens: self.runner.extend(tokens).logits, last, uniforms, warp)
 
-    def observe(
-        self, num_accepted: Sequence[int], decided: Sequence[Sequence[int]], step: Step
-    ) -> None:
+    def observe(self, num_accepted: Sequence[int], decided: TokenRows, step: Step) -> None:
         texts = []
         num_read = []
         for row, tokens in enumerate(decided):

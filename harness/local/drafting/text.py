@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from harness.local.decoding.protocols import Drafter, Proposal, Step
+from harness.local.decoding.protocols import Drafter, Proposal, Step, TokenRows
 from harness.local.decoding.transfer import padded, to_device
 
 END = -1  # behind each text of a trie that has several; never proposed
@@ -56,9 +56,7 @@ class TextDrafter(Drafter):
         self._begin_batch()
         self._texts = []
 
-    def add(
-        self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
-    ) -> None:
+    def add(self, prompts: TokenRows, first_tokens: Sequence[int], step: Step) -> None:
         for prompt, first in zip(prompts, first_tokens, strict=True):
             text = self.new_text()
             text.extend([*prompt, first])
@@ -72,9 +70,7 @@ class TextDrafter(Drafter):
         tokens = list(itertools.chain.from_iterable(padded(proposed, width)))
         return Proposal(to_device(tokens, self._device).view(len(lengths), width), None, lengths)
 
-    def observe(
-        self, num_accepted: Sequence[int], decided: Sequence[Sequence[int]], step: Step
-    ) -> None:
+    def observe(self, num_accepted: Sequence[int], decided: TokenRows, step: Step) -> None:
         for text, tokens in zip(self._texts, decided, strict=True):
             text.extend(tokens)
 

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from harness.config.errors import SettingError
-from harness.local.decoding.protocols import Proposal, Runner, Step
+from harness.local.decoding.protocols import Proposal, Runner, Step, TokenRows
 from harness.local.decoding.transfer import to_device
 from harness.local.decoding.warp import AnyWarp
 from harness.local.drafting.model import ModelDrafter
@@ -88,13 +88,11 @@ class TranslatedDrafter(ModelDrafter):
         self._translation = translation
         self._target_ids = translation.common_pairs[0].to(device)
 
-    def add(
-        self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
-    ) -> None:
+    def add(self, prompts: TokenRows, first_tokens: Sequence[int], step: Step) -> None:
         super().add(prompts, first_tokens, step)
         self._draft_ids = self._translation.common_pairs[1].to(self._runner_device)
 
-    def _own_prompts(self, prompts: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
+    def _own_prompts(self, prompts: TokenRows) -> TokenRows:
         return [self._translation.prompt_into_draft(prompt) for prompt in prompts]
 
     def _own_tokens(self, decided: Sequence[int]) -> Sequence[int]:

@@ -20,6 +20,7 @@ from harness.config.machine import cpu_name
 from harness.config.run import Weights
 from harness.config.settings import DraftSettings, Dtype, ModelSettings, PlacementSettings
 from harness.engines.door.pairs import Excess
+from harness.local.decoding.protocols import TokenRows
 from harness.local.drafting.heads.checkpoint import HeadCheckpoint
 from harness.local.drafting.method import DraftPlan, Pair, method_of
 from harness.local.drafting.model import mask_token, shared_sketch
@@ -82,7 +83,7 @@ class PlannedPair:
         return min(limits) - new_tokens if limits else None
 
     def excess(
-        self, prompts: Sequence[Sequence[int]], new_tokens: int, answers: str | None = None
+        self, prompts: TokenRows, new_tokens: int, answers: str | None = None
     ) -> Excess | None:
         """How the longest prompt with its new tokens exceeds a context; None where it fits.
 
@@ -106,15 +107,13 @@ class PlannedPair:
                 return Excess(length, f"{total}, and {model} takes {limit}")
         return None
 
-    def _as_read(
-        self, checkpoint: Checkpoint, token_ids: Sequence[Sequence[int]]
-    ) -> Sequence[Sequence[int]]:
+    def _as_read(self, checkpoint: Checkpoint, token_ids: TokenRows) -> TokenRows:
         """Texts in the tokens of a model of this pair."""
         if checkpoint.role == "model" or self.translation is None:
             return token_ids
         return [self.translation.prompt_into_draft(ids) for ids in token_ids]
 
-    def check_vocabulary(self, token_ids: Sequence[Sequence[int]]) -> None:
+    def check_vocabulary(self, token_ids: TokenRows) -> None:
         """Raise a SettingError for a token that a model has no embedding for.
 
         Such a tokenizer was extended after the model's training.

@@ -23,7 +23,7 @@ from harness.config.settings import DecodingSettings
 from harness.engines.door.reference import Margin
 from harness.engines.protocol import Weights, in_batches
 from harness.engines.record import Preparation
-from harness.local.decoding.protocols import Runner, Step
+from harness.local.decoding.protocols import Runner, Step, TokenRows
 from harness.local.decoding.transfer import padded
 from harness.local.drafting.method import Pair
 from harness.local.engine.runners import PairRunners, open_runners, warp_of
@@ -74,9 +74,7 @@ class ModelReference:
         explained = largest_rounding(logits, (wanted, other), epsilon)
         return Margin(float(differences.mean()), explained)
 
-    def logits(
-        self, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]] | None = None
-    ) -> Tensor:
+    def logits(self, prompts: TokenRows, continuations: TokenRows | None = None) -> Tensor:
         """Logits [B, V] after prompts, or after continuations of equal lengths, which are read behind their cache."""
         rows = continuations or [[] for _ in prompts]
         # Any token ends each text: what comes before it is wanted.
@@ -105,13 +103,10 @@ class ModelReference:
         known = torch.tensor(self._never_drawn, device=logits.device)
         return logits.float().index_fill(-1, known, float("-inf"))
 
-    def logits_along(
-        self, prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]
-    ) -> Floats:
-        # Nothing follows the last token.
-        rows = [row[:-1] for row in padded(texts, max(map(len, texts)))]
+    def logits_along(self, prompts: TokenRows, texts: TokenRows) -> Floats:
+        rows = padded(texts, max(map(len, texts)))
         pieces = []
-        for step in steps_along(self._runners.target, prompts, rows, _PIECE):
+        for step, _ in steps_along(self._runners.target, prompts, rows, _PIECE):
             pieces.append(self._allowed(step.logits).cpu())
         logits = torch.cat(pieces, dim=1)
         # What follows a shorter text only fills its row up.
@@ -125,7 +120,7 @@ class ModelReference:
 
     def first_proposals(
         self,
-        prompts: Sequence[Sequence[int]],
+        prompts: TokenRows,
         first_tokens: Sequence[int],
         decoding: DecodingSettings,
     ) -> tuple[Floats, Floats] | None:
@@ -149,23 +144,25 @@ class ModelReference:
 
 
 def steps_along(
-    runner: Runner, prompts: Sequence[Sequence[int]], rows: Sequence[Sequence[int]], width: int
-) -> Iterator[Step]:
-    """Read texts in a new batch: prompts, of which equal ones are read once, and rows of one length behind them.
+    runner: Runner, prompts: TokenRows, rows: TokenRows, width: int
+) -> Iterator[tuple[Step, Tensor]]:
+    """Read texts in a new batch: prompts, of which equal ones are read once, and rows of one length
+    behind them, but the last token of each.
 
-    Returns the steps after the prompts and after at most `width` further tokens: logits [B, n, V], n=1 of the first.
+    Returns the steps after the prompts and after at most `width` further tokens, and the tokens [B, n]
+    that follow each: logits [B, n, V], n=1 of the first.
     """
     distinct = list(dict.fromkeys(map(tuple, prompts)))
     indices = [distinct.index(tuple(prompt)) for prompt in prompts]
     first = runner.start(distinct)
     runner.select(indices)
     hidden = None if first.hidden is None else first.hidden[indices]
-    yield Step(first.logits[indices].unsqueeze(1), hidden)
-    tokens = torch.tensor(rows, dtype=torch.long, device=first.logits.device)
-    for piece in tokens.split(width, dim=1):
-        if piece.shape[1]:
-            yield runner.extend(piece)
-            runner.keep([piece.shape[1]] * len(rows))
+    upcoming = torch.tensor(rows, dtype=torch.long, device=first.logits.device)
+    yield Step(first.logits[indices].unsqueeze(1), hidden), upcoming[:, :1]
+    for num_read in range(0, upcoming.shape[1] - 1, width):
+        tokens = upcoming[:, num_read:-1][:, :width]
+        yield runner.extend(tokens), upcoming[:, num_read + 1 :][:, : tokens.shape[1]]
+        runner.keep([tokens.shape[1]] * len(rows))
 
 
 def open_reference(
@@ -258,7 +255,7 @@ def largest_rounding(logits: Tensor, tokens: Sequence[int], epsilon: float) -> f
     return max(_NUM_DEVIATIONS * deviation, 2 * unit)
 
 
-def _batched(logits: Logits, texts: Sequence[Sequence[int]]) -> Tensor:
+def _batched(logits: Logits, texts: TokenRows) -> Tensor:
     return torch.cat([logits(batch) for batch in in_batches(texts, _NUM_ROWS)])
 
 

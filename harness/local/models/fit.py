@@ -347,7 +347,7 @@ def _place_as_typed(case: Case, sketch: Sketch, typed_map: Mapping[str, Any]) ->
     blocks = [f"{name}." for block in sketch.blocks for name in block.modules]
     for module in filter(None, device_map):
         if not any(name.startswith(f"{module}.") for name in blocks):
-            rule = f"must name modules of {sketch.class_name}, and none inside a layer"
+            rule = f"must name modules of {sketch.settings.name}, and none inside a layer"
             raise SettingError(setting, rule, module)
     try:
         devices = sketch.block_devices(device_map)

@@ -46,10 +46,6 @@ _NUM_USED = ("num_experts_per_tok", "top_k_experts", "moe_topk")
 # Sketches by the `id` of their tensor, because modules may share tensors.
 _Tensors = dict[int, "TensorSketch"]
 
-# By class, dtype and configuration: a pass takes much longer than building a model, and sweeps plan
-# the same models again and again.
-_known_caches: dict[tuple[object, ...], list[LayerCache]] = {}
-
 
 @dataclass(frozen=True)
 class TensorSketch:
@@ -149,7 +145,6 @@ class Sketch:
     stored: str | None = None
     num_parameters: int = 0
     vocabulary_size: int = 0
-    class_name: str = ""
     spare_slots: int | None = None
     copied: tuple[Block, ...] = ()
     borrowed_tensors: tuple[TensorSketch, ...] = ()
@@ -349,7 +344,6 @@ def sketch_model(checkpoint: Checkpoint, dtype: torch.dtype) -> Sketch:
         stored=stored,
         num_parameters=num_parameters,
         vocabulary_size=vocabulary_size(checkpoint.config),
-        class_name=type(model).__name__,
         pass_numbers=pass_numbers,
         estimated_cache=not measured,
     )
@@ -402,18 +396,12 @@ def measured_caches(model: PreTrainedModel) -> Sequence[LayerCache]:
     """Pass one token through a model without memory, and look at the cache of each layer that it returns.
 
     So grouped heads, latent attention and other kinds count as they are. The runner keeps every
-    slot, whatever the window. Equal models are measured once.
+    slot, whatever the window.
 
     Returns:
         The caches of all layers after one token; empty if the model does not run on the meta device, because its code
         looks at numbers.
     """
-    described = model.config.to_dict()
-    # A copy in another directory is equal.
-    described.pop("_name_or_path", None)
-    identity = type(model), model.dtype, repr(described)
-    if identity in _known_caches:
-        return _known_caches[identity]
     try:
         with torch.inference_mode():
             # Some models look for padding in the tokens.
@@ -440,7 +428,6 @@ def measured_caches(model: PreTrainedModel) -> Sequence[LayerCache]:
                     state_bytes += tensor.nbytes
         window = getattr(layer, "sliding_window", None)
         caches.append(LayerCache(numbers_per_token, state_bytes, window))
-    _known_caches[identity] = caches
     return caches
 
 

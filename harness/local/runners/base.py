@@ -5,7 +5,7 @@ runner of which some calls are changed.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypedDict
 
@@ -15,6 +15,7 @@ from packaging.version import Version
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 
+from harness.local.decoding.protocols import TokenRows
 from harness.local.models.cache_names import cache_name
 
 
@@ -35,7 +36,7 @@ class Options(TypedDict, total=False):
     hidden_layers: tuple[int, ...]
 
 
-def require_tokens(prompts: Sequence[Sequence[int]]) -> None:
+def require_tokens(prompts: TokenRows) -> None:
     """Raise a ValueError for an empty prompt, and for none."""
     if not prompts or not all(prompts):
         raise ValueError("every prompt needs at least one token")

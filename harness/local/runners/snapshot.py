@@ -26,7 +26,7 @@ from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from harness.config.run import RunnerName
-from harness.local.decoding.protocols import Runner, Step
+from harness.local.decoding.protocols import Runner, Step, TokenRows
 from harness.local.decoding.transfer import to_device
 from harness.local.models.cache_names import CACHES
 from harness.local.runners.attention import without_cudnn
@@ -118,7 +118,7 @@ class SnapshotRunner(Runner):
         self.clear()
 
     @torch.inference_mode()
-    def start(self, prompts: Sequence[Sequence[int]]) -> Step:
+    def start(self, prompts: TokenRows) -> Step:
         """Begin a new batch. Raises UnsupportedModelError for a model that hands no state on."""
         require_tokens(prompts)
         width = max(map(len, prompts))
@@ -135,7 +135,7 @@ class SnapshotRunner(Runner):
         return Step(logits[:, -1], *hidden)
 
     @torch.inference_mode()
-    def add(self, prompts: Sequence[Sequence[int]]) -> Step:
+    def add(self, prompts: TokenRows) -> Step:
         if self._extended.shape[1]:
             raise ValueError("keep what was extended before adding rows")
         above = self._state

@@ -21,7 +21,7 @@ from transformers.cache_utils import DynamicLayer
 
 from harness.config.amounts import round_up
 from harness.config.run import RunnerName
-from harness.local.decoding.protocols import Runner, Step
+from harness.local.decoding.protocols import Runner, Step, TokenRows
 from harness.local.decoding.transfer import padded, to_device
 from harness.local.runners.attention import without_cudnn
 from harness.local.runners.base import Options, require_tokens, run_model
@@ -74,7 +74,7 @@ class StaticRunner(Runner):
         return "compiled" if self._passes else "static"
 
     @torch.inference_mode()
-    def start(self, prompts: Sequence[Sequence[int]]) -> Step:
+    def start(self, prompts: TokenRows) -> Step:
         """Begin a new batch. Raises UnsupportedModelError for a model that fills no KV cache."""
         require_tokens(prompts)
         num_needed = max(map(len, prompts)) + 1
@@ -87,7 +87,7 @@ class StaticRunner(Runner):
         return self.add(prompts)
 
     @torch.inference_mode()
-    def add(self, prompts: Sequence[Sequence[int]]) -> Step:
+    def add(self, prompts: TokenRows) -> Step:
         self._require_kept()
         require_tokens(prompts)
         # Many samples of one prompt: it is read once.
@@ -252,9 +252,7 @@ class StaticRunner(Runner):
         slots = self._slots if self._slots.buffers else Slots.like(states, 0, 0)
         self._slots = slots.enlarged(num_rows, round_up(num_slots))
 
-    def _read_prompts(
-        self, prompts: Sequence[Sequence[int]]
-    ) -> tuple[list[Tensor], Sequence[Tensor]]:
+    def _read_prompts(self, prompts: TokenRows) -> tuple[list[Tensor], Sequence[Tensor]]:
         """Run the model over prompts -> in turn the keys and the values of each layer, [B, heads,
         n, D] each, and the tensors of a Step.
         """

@@ -282,8 +282,8 @@ def test_explicit_map() -> None:
     [
         ({"head": 2}, r"^placement\.device_map=2: must name devices .* \(0, 1, cpu, disk\)$"),
         ({"head": "mars"}, r"=mars: must name devices"),
-        ({"haed": 0}, r"=haed: must name modules of Tower"),
-        ({"model.layers.1.mlp": 0}, r"mlp: must name modules of Tower, and none inside a layer"),
+        ({"haed": 0}, r"=haed: must name modules of 13B"),
+        ({"model.layers.1.mlp": 0}, r"mlp: must name modules of 13B, and none inside a layer"),
         ({"head": None}, r"must cover the whole model; head is on no device"),
     ],
 )

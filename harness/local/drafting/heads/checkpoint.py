@@ -92,7 +92,6 @@ class HeadCheckpoint:
             blocks=(block,),
             num_parameters=sum(tensor.count for tensor in tensors if tensor.itemsize is None),
             vocabulary_size=config.vocabulary_size,
-            class_name=self.kind.name,
             spare_slots=SPARE_SLOTS,
             borrowed_tensors=(borrowed,),
             copied=(Block(("",), copies),) if num_missing else (),

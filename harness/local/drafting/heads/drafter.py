@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from harness.config.amounts import round_up
-from harness.local.decoding.protocols import Drafter, Proposal, Step
+from harness.local.decoding.protocols import Drafter, Proposal, Step, TokenRows
 from harness.local.decoding.randomness import existing_index
 from harness.local.decoding.transfer import padded, to_device
 from harness.local.decoding.warp import AnyWarp, BatchWarp, Warp
@@ -72,15 +72,13 @@ class UnreadFeatures:
         """The most features of a row that have been read."""
         return max(row.num_read for row in self.rows)
 
-    def add(
-        self, hidden: Tensor, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int]
-    ) -> None:
+    def add(self, hidden: Tensor, prompts: TokenRows, first_tokens: Sequence[int]) -> None:
         """Add rows behind the others, with hidden states [rows, longest, L, D] of their prompts."""
         for states, prompt, first in zip(hidden, prompts, first_tokens, strict=True):
             # Padding on a row's left may be no number at all, and must not reach the cache.
             self.rows.append(_Row([states[-len(prompt) :]], [*prompt[1:], first]))
 
-    def observe(self, hidden: Tensor, decided: Sequence[Sequence[int]]) -> None:
+    def observe(self, hidden: Tensor, decided: TokenRows) -> None:
         """Add what a verdict decided.
 
         Args:
@@ -152,9 +150,7 @@ class HeadDrafter(Drafter):
         self.cache = SlotCache() if self.compiled is None else self.compiled.cache
         self._unread = UnreadFeatures(self.device)
 
-    def add(
-        self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
-    ) -> None:
+    def add(self, prompts: TokenRows, first_tokens: Sequence[int], step: Step) -> None:
         assert step.hidden is not None, "the target's runner captures no hidden states"
         # Where proposals are wanted.
         self._target_device = step.hidden.device
@@ -193,9 +189,7 @@ class HeadDrafter(Drafter):
         return Proposal(tokens.to(device), probabilities.to(device), lengths)
 
     @torch.inference_mode()
-    def observe(
-        self, num_accepted: Sequence[int], decided: Sequence[Sequence[int]], step: Step
-    ) -> None:
+    def observe(self, num_accepted: Sequence[int], decided: TokenRows, step: Step) -> None:
         assert step.hidden is not None
         self._unread.observe(step.hidden, decided)
 
