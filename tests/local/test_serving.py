@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from chains import RAGGED, SIZE, chain, texts
+from chains import RAGGED, SIZE, chain, decoded, texts
 from fakes import MarkovRunner
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import DecodingSettings
 from harness.engines.door.serving import ENDING, Piece, Refusal, TokenLogprob
 from harness.engines.protocol import Engine, Request
-from harness.local.decoding.loop import Loop, decoded
+from harness.local.decoding.loop import Loop
 from harness.local.decoding.loop import Request as LoopRequest
 from harness.local.decoding.protocols import NonFiniteError, Step
 from harness.local.decoding.randomness import uniforms

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from harness.engines import protocol
 from harness.local.decoding.adaptive import DraftLength
-from harness.local.decoding.loop import Iteration, Loop, Request, decoded
+from harness.local.decoding.loop import Iteration, Loop, Request
 from harness.local.decoding.protocols import Drafter, Runner
 from harness.local.decoding.randomness import uniforms
 from harness.local.decoding.warp import Warp
@@ -72,6 +72,13 @@ def texts(iterations: Iterable[Iteration], num_rows: int) -> list[list[int]]:
 def fields(record: Iteration) -> tuple[Any, ...]:
     """All but the verdict, which is on the device."""
     return record.rows, record.tokens, record.origins, record.proposed, record.num_accepted
+
+
+def decoded(loop: Loop, requests: Sequence[Request]) -> Iterator[Iteration]:
+    """Decode requests together, from their first tokens on, until all their rows have ended."""
+    yield loop.add(requests)
+    while loop.num_running:
+        yield loop.step()
 
 
 def autoregressive(target: Runner, requests: Sequence[Request]) -> Iterator[Iteration]:

@@ -7,7 +7,7 @@ once; `reference.py` has it for one row alone.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -306,13 +306,6 @@ class Loop:
         index = index.clamp(max=self._uniforms.shape[1] - 1)
         rows = torch.arange(len(starts), device=device).unsqueeze(1)
         return self._uniforms[rows, index]
-
-
-def decoded(loop: Loop, requests: Sequence[Request]) -> Iterator[Iteration]:
-    """Decode requests together, from their first tokens on, until all their rows have ended."""
-    yield loop.add(requests)
-    while loop.num_running:
-        yield loop.step()
 
 
 def _read(verdict: Verdict, draft_tokens: Tensor) -> list[Decision]:

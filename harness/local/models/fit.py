@@ -23,7 +23,8 @@ import bisect
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -61,7 +62,7 @@ class Placement:
 
     device_map: DeviceMap
     bytes_per_device: dict[str, int]
-    cache_per_device: dict[str, int] = field(default_factory=dict)
+    cache_per_device: dict[str, int]
 
     @property
     def devices(self) -> list[torch.device]:
@@ -137,17 +138,12 @@ class Case:
             sizes.append(layer + num_rows * sketch.vocabulary_size * (itemsize + 4))
         return max(sizes)
 
-    @property
-    def strategy(self) -> Strategy:
-        """`cpu` also where an explicit map names no GPU."""
-        return effective_strategy(self.placement)
-
     def gpus_for(self, sketch: Sketch) -> list[int]:
         """The GPUs that a model may use; all of them if it has a number of its own.
 
         `placement.gpus=2` means the first two GPUs, `model.gpus=2` any two.
         """
-        if self.strategy == "cpu":
+        if effective_strategy(self.placement) == "cpu":
             return []
         return self.gpus if sketch.settings.gpus else self.gpus[: self.placement.gpus]
 
@@ -239,8 +235,8 @@ def _choices(case: Case) -> Iterator[tuple[Sequence[int], int, int]]:
     how many of its last blocks are outside the GPUs.
     """
     target = case.models[0]
-    gpus = case.gpus[: case.placement.gpus] if case.strategy != "cpu" else []
-    if case.strategy == "auto" and gpus and not target.settings.gpus:
+    gpus = case.gpus[: case.placement.gpus] if effective_strategy(case.placement) != "cpu" else []
+    if effective_strategy(case.placement) == "auto" and gpus and not target.settings.gpus:
         for number in range(1, len(gpus) + 1):
             for num_of_target in range(1, number + 1):
                 yield roomiest(gpus, case.free, number), num_of_target, 0
@@ -433,9 +429,8 @@ def fit_regardless(case: Case) -> list[Placement]:
     free = {device: max(size, 10**8) for device, size in case.free.items()}
     for step in range(1000):
         larger = {device: int(size * 1.05**step) for device, size in free.items()}
-        enlarged = replace(case, placement=placement, free=larger)
-        if _fits(enlarged):
-            return fit(enlarged)
+        with suppress(Misfit, SettingError):
+            return fit(replace(case, placement=placement, free=larger))
     raise RunError("the models fit on no machine, however large")
 
 
