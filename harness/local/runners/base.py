@@ -15,7 +15,6 @@ from packaging.version import Version
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 
-from harness.local.decoding.protocols import TokenRows
 from harness.local.models.cache_names import cache_name
 
 
@@ -34,12 +33,6 @@ class Options(TypedDict, total=False):
     vocabulary_size: int | None
     device: torch.device | None
     hidden_layers: tuple[int, ...]
-
-
-def require_tokens(prompts: TokenRows) -> None:
-    """Raise a ValueError for an empty prompt, and for none."""
-    if not prompts or not all(prompts):
-        raise ValueError("every prompt needs at least one token")
 
 
 def logits_to_keep(model: PreTrainedModel, count: int = 1) -> dict[str, int]:

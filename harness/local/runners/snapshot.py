@@ -36,7 +36,6 @@ from harness.local.runners.base import (
     capturing,
     context_of,
     logits_to_keep,
-    require_tokens,
     stacked,
     within,
 )
@@ -120,7 +119,6 @@ class SnapshotRunner(Runner):
     @torch.inference_mode()
     def start(self, prompts: TokenRows) -> Step:
         """Begin a new batch. Raises UnsupportedModelError for a model that hands no state on."""
-        require_tokens(prompts)
         width = max(map(len, prompts))
         self._padding = [width - len(prompt) for prompt in prompts]
         rows = zip(self._padding, prompts, strict=True)

@@ -17,14 +17,13 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
 
 from harness.config.amounts import round_up
 from harness.config.run import RunnerName
 from harness.local.decoding.protocols import Runner, Step, TokenRows
 from harness.local.decoding.transfer import padded, to_device
 from harness.local.runners.attention import without_cudnn
-from harness.local.runners.base import Options, require_tokens, run_model
+from harness.local.runners.base import Options, run_model
 from harness.local.runners.checks import check_runner
 from harness.local.runners.compiled import CompiledCall, filled_up
 from harness.local.runners.slots import SlotForward, Slots, UnsupportedModelError
@@ -76,7 +75,6 @@ class StaticRunner(Runner):
     @torch.inference_mode()
     def start(self, prompts: TokenRows) -> Step:
         """Begin a new batch. Raises UnsupportedModelError for a model that fills no KV cache."""
-        require_tokens(prompts)
         num_needed = max(map(len, prompts)) + 1
         if self._compiled_slots.have_room(len(prompts), num_needed):
             self._slots = self._compiled_slots
@@ -89,7 +87,6 @@ class StaticRunner(Runner):
     @torch.inference_mode()
     def add(self, prompts: TokenRows) -> Step:
         self._require_kept()
-        require_tokens(prompts)
         # Many samples of one prompt: it is read once.
         distinct = list(dict.fromkeys(map(tuple, prompts)))
         states, outputs = self._read_prompts(distinct)
@@ -270,13 +267,10 @@ class StaticRunner(Runner):
         for states in hidden:
             rows = [row[:length] for row, length in zip(states, lengths, strict=True)]
             outputs.append(pad_sequence(rows, batch_first=True, padding_side="left"))
+        lengths_read = {layer.get_seq_length() for layer in cache.layers}
+        if lengths_read != {max(lengths)}:
+            raise UnsupportedModelError("does not keep its state in a KV cache")
         keys_and_values: list[Tensor] = []
         for layer in cache.layers:
-            is_plain = type(layer) is DynamicLayer
-            if not is_plain or layer.get_seq_length() != max(lengths):
-                keys_and_values = []
-                break
             keys_and_values += [layer.keys, layer.values]
-        if not keys_and_values:
-            raise UnsupportedModelError("does not keep its state in a KV cache")
         return keys_and_values, outputs
