@@ -22,7 +22,7 @@ from architectures import (
     random_model,
     random_pair,
 )
-from chains import GREEDY, autoregressive, requests, speculative, texts
+from chains import GREEDY, autoregressive, gains, requests, speculative, texts
 from drafts import DRAFTS
 from harness.local.decoding.loop import Loop, Request
 from harness.local.decoding.protocols import Drafter, Runner
@@ -48,12 +48,7 @@ def check_greedy(target: PreTrainedModel, runner: Runner, drafter: Drafter) -> l
         what = requests(PROMPTS[:number], GREEDY, LENGTH)
         iterations = list(speculative(runner, drafter, what, K))
         assert texts(iterations, number) == expected[:number]
-        accepted += [
-            count
-            for iteration in iterations
-            for count, proposed in zip(iteration.num_accepted, iteration.proposed, strict=True)
-            if proposed
-        ]
+        accepted += [gain.num_accepted for gain in gains(iterations) if gain.proposed]
     return accepted
 
 
@@ -141,8 +136,9 @@ def collect(
     texts: Texts = {}
     record = loop.add([first])
     for turn in itertools.count():
-        for row, tokens, origins in zip(record.rows, record.tokens, record.origins, strict=True):
-            texts.setdefault(row, []).extend(zip(tokens, map(str, origins), strict=True))
+        for gain in record.gains:
+            tokens = zip(gain.tokens, map(str, gain.origins), strict=True)
+            texts.setdefault(gain.row, []).extend(tokens)
         loop.drop(ended.get(turn, ()))
         if turn in joining:
             record = loop.add(joining.pop(turn))

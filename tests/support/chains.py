@@ -11,7 +11,7 @@ from torch import Tensor
 
 from harness.engines import protocol
 from harness.local.decoding.adaptive import DraftLength
-from harness.local.decoding.loop import Iteration, Loop, Request
+from harness.local.decoding.loop import Gain, Iteration, Loop, Request
 from harness.local.decoding.protocols import Drafter, Runner
 from harness.local.decoding.randomness import uniforms
 from harness.local.decoding.warp import Warp
@@ -64,14 +64,13 @@ def requests(
 def texts(iterations: Iterable[Iteration], num_rows: int) -> list[list[int]]:
     rows: list[list[int]] = [[] for _ in range(num_rows)]
     for iteration in iterations:
-        for row, tokens in zip(iteration.rows, iteration.tokens, strict=True):
-            rows[row] += tokens
+        for gain in iteration.gains:
+            rows[gain.row] += gain.tokens
     return rows
 
 
-def fields(record: Iteration) -> tuple[Any, ...]:
-    """All but the verdict, which is on the device."""
-    return record.rows, record.tokens, record.origins, record.proposed, record.num_accepted
+def gains(iterations: Iterable[Iteration]) -> list[Gain]:
+    return [gain for iteration in iterations for gain in iteration.gains]
 
 
 def decoded(loop: Loop, requests: Sequence[Request]) -> Iterator[Iteration]:

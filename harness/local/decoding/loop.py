@@ -78,27 +78,39 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Iteration:
-    """The tokens that one iteration of a loop decided, in the rows that had not ended before it. All
-    lists are parallel to `rows`.
+class Gain:
+    """What one iteration decided in one row.
 
     Attributes:
-        rows: their numbers: 0 for the first one that joined the batch, and so on.
-        tokens: the tokens each row gained, at least one, cut after a stop token or at the length
-            limit.
-        origins: where each of `tokens` comes from.
+        row: its number: 0 for the first one that joined the batch, and so on.
+        tokens: the tokens it gained, at least one, cut after a stop token or at the length limit.
         proposed: the draft tokens verified; empty in regular decoding.
         num_accepted: how many of `proposed` were accepted.
+    """
+
+    row: int
+    tokens: list[int]
+    proposed: list[int] = field(default_factory=list)
+    num_accepted: int = 0
+
+    @property
+    def origins(self) -> list[Origin]:
+        """Where each of `tokens` comes from."""
+        return origins(len(self.proposed), self.num_accepted, len(self.tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class Iteration:
+    """What one iteration of a loop decided.
+
+    Attributes:
+        gains: of the rows that had not ended before it.
         verdict: the verification itself, on the device; None in regular decoding, and for first tokens.
         logits: of rows whose request keeps them, by row number: the target's logits [n, V], on the device. logits[i]
             decided tokens[i]; n may be more than the number of tokens.
     """
 
-    rows: list[int]
-    tokens: list[list[int]]
-    origins: list[list[Origin]]
-    proposed: list[list[int]]
-    num_accepted: list[int]
+    gains: list[Gain]
     verdict: Verdict | None = None
     logits: Mapping[int, Tensor] = field(default_factory=dict)
 
@@ -257,11 +269,12 @@ class Loop:
 
         # Roll back: the token before the proposal stays, and so do those accepted. The next one is
         # not read yet.
-        self._target.keep([count + 1 for count in iteration.num_accepted])
+        num_accepted = [gain.num_accepted for gain in iteration.gains]
+        self._target.keep([count + 1 for count in num_accepted])
         if self._drafter is not None:
             if self.num_running:
-                self._drafter.observe(iteration.num_accepted, iteration.tokens, step)
-            self._draft_length.observe(limits, iteration.num_accepted)
+                self._drafter.observe(num_accepted, [gain.tokens for gain in iteration.gains], step)
+            self._draft_length.observe(limits, num_accepted)
         for row in rows:
             row.num_iterations += 1
         return iteration
@@ -338,8 +351,7 @@ def _taken(
     """
     width = max(lengths)
     vocabulary_size = step.logits.shape[-1]
-    taken: list[list[int]] = []
-    token_origins: list[list[Origin]] = []
+    gains: list[Gain] = []
     kept_logits: dict[int, Tensor] = {}
     for index, (row, decision) in enumerate(zip(rows, decisions, strict=True)):
         # All that was offered must be finite, not only what was accepted: a rule may accept a token
@@ -355,19 +367,8 @@ def _taken(
             raise NonFiniteError("model", position + decision.num_accepted, row.number)
         accepted = decision.draft_tokens[: decision.num_accepted]
         tokens = row.take([*accepted, decision.next_token])
-        taken.append(tokens)
-        token_origins.append(origins(lengths[index], decision.num_accepted, len(tokens)))
+        proposed = list(decision.draft_tokens[: lengths[index]])
+        gains.append(Gain(row.number, tokens, proposed, decision.num_accepted))
         if row.request.keeps_logits:
             kept_logits[row.number] = step.logits[index]
-    return Iteration(
-        rows=[row.number for row in rows],
-        tokens=taken,
-        origins=token_origins,
-        proposed=[
-            list(decision.draft_tokens[:length])
-            for decision, length in zip(decisions, lengths, strict=True)
-        ],
-        num_accepted=[decision.num_accepted for decision in decisions],
-        verdict=verdict,
-        logits=kept_logits,
-    )
+    return Iteration(gains, verdict, kept_logits)

@@ -93,10 +93,10 @@ class LocalArm(Arm):
                 joining = [waiting.popleft() for _ in range(room)]
                 iteration = loop.add(joining) if joining else loop.step()
                 clock.note(iteration)
-                for row, tokens in zip(iteration.rows, iteration.tokens, strict=True):
-                    num_tokens[row] += len(tokens)
-                    if num_tokens[row] >= (requests[row].leave_after or math.inf):
-                        loop.drop([row])
+                for gain in iteration.gains:
+                    num_tokens[gain.row] += len(gain.tokens)
+                    if num_tokens[gain.row] >= (requests[gain.row].leave_after or math.inf):
+                        loop.drop([gain.row])
         is_batch = len(requests) <= in_flight and not any(
             request.leave_after for request in requests
         )
@@ -133,12 +133,13 @@ class LocalArm(Arm):
         """
         if request.num_logprobs is None:
             return []
-        logits = iteration.logits[iteration.rows[index]]
-        logprobs = token_logprobs(logits, iteration.tokens[index], request.num_logprobs)
+        gain = iteration.gains[index]
+        logits = iteration.logits[gain.row]
+        logprobs = token_logprobs(logits, gain.tokens, request.num_logprobs)
         drafted: Sequence[float] = ()
         if iteration.verdict is not None:
             drafted = iteration.verdict.draft_probability[index].tolist()
-        return self.fault.logprobs(logprobs, drafted[: iteration.num_accepted[index]])
+        return self.fault.logprobs(logprobs, drafted[: gain.num_accepted])
 
     def prompt_logprobs(self, prompt: Sequence[int], num_top: int) -> list[TokenLogprob]:
         """The log-probabilities of a prompt's tokens but the first, from one pass without a cache.

@@ -12,7 +12,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from chains import GREEDY, RAGGED, SIZE, autoregressive, chain, requests, speculative, texts
+from chains import GREEDY, RAGGED, SIZE, autoregressive, chain, gains, requests, speculative, texts
 from fakes import MarkovRunner, TableDrafter
 from harness.engines.arrivals import Origin
 from harness.local.decoding import reference
@@ -43,9 +43,9 @@ def run_speculative(
 def test_the_same_model_as_draft_is_never_rejected() -> None:
     target = chain(0)
     iterations, runner = run_speculative(target, target, requests(RAGGED, Warp(0.8)), 4)
-    assert all(count == 4 for iteration in iterations[1:-1] for count in iteration.num_accepted)
+    assert all(gain.num_accepted == 4 for gain in gains(iterations[1:-1]))
     assert runner.num_calls == 4  # 1 + 5 + 5 + 5 + 4 tokens
-    origins = {origin for iteration in iterations for row in iteration.origins for origin in row}
+    origins = {origin for gain in gains(iterations) for origin in gain.origins}
     assert origins == {Origin.TARGET, Origin.DRAFT, Origin.BONUS}
 
 
@@ -54,11 +54,9 @@ def test_a_draft_that_is_always_wrong_changes_no_token() -> None:
     draft = torch.eye(SIZE).roll(2, dims=1)
     iterations, _ = run_speculative(target, draft, requests(RAGGED, Warp(1.0)))
     assert texts(iterations, 3) == [[(row[-1] + 1 + i) % SIZE for i in range(20)] for row in RAGGED]
-    assert all(count == 0 for iteration in iterations for count in iteration.num_accepted)
-    assert all(
-        row == [Origin.RECOVERED] for iteration in iterations[1:-1] for row in iteration.origins
-    )
-    assert iterations[-1].origins == [[Origin.TARGET]] * 3, (
+    assert all(gain.num_accepted == 0 for gain in gains(iterations))
+    assert all(gain.origins == [Origin.RECOVERED] for gain in gains(iterations[1:-1]))
+    assert [gain.origins for gain in iterations[-1].gains] == [[Origin.TARGET]] * 3, (
         "the last token leaves room for no proposal"
     )
 
@@ -72,7 +70,7 @@ def test_rows_end_one_by_one_at_a_stop_token(decoder: str) -> None:
     else:
         iterations, _ = run_speculative(target, target, what, 3)
     assert texts(iterations, 4) == [[4, 5, 6, 7, 8, 9], [10, 11, 0], [0], [1, 2, 3, 4, 5, 6]]
-    assert iterations[-1].rows == [0, 3]
+    assert [gain.row for gain in iterations[-1].gains] == [0, 3]
 
 
 @pytest.mark.parametrize("length", [2, 7])
@@ -104,12 +102,9 @@ def test_rows_are_offered_what_the_drafter_has(following: dict[int, int], warp: 
         )
     assert set(drafter.num_offered) == {0: {0}, 1: {0, 1}, 7: {0, 1, 2, 3, 4}}[len(following)]
     lasts = {
-        (len(proposed), accepted, origins[-1])
-        for step in iterations[1:]
-        for proposed, accepted, tokens, origins in zip(
-            step.proposed, step.num_accepted, step.tokens, step.origins, strict=True
-        )
-        if len(tokens) > accepted
+        (len(gain.proposed), gain.num_accepted, gain.origins[-1])
+        for gain in gains(iterations[1:])
+        if len(gain.tokens) > gain.num_accepted
     }
     for offered, accepted, origin in lasts:
         whole = Origin.BONUS if offered else Origin.TARGET
@@ -137,7 +132,7 @@ def test_without_an_offer_the_target_sees_the_pending_token_alone(
     )
     assert widths == [1] * 5
     assert texts(silent, 3) == texts(autoregressive(MarkovRunner(chain(0)), what), 3)
-    assert {origin for step in silent for row in step.origins for origin in row} == {Origin.TARGET}
+    assert {origin for gain in gains(silent) for origin in gain.origins} == {Origin.TARGET}
     assert [step.verdict is None for step in silent] == [True] + [False] * 5
 
 
@@ -209,7 +204,7 @@ def test_it_decides_the_tokens_of_the_real_loop(k: int, warp: Warp, stop: tuple[
         )
         assert reference == expected
         lengths.add(len(expected))
-        origins.update(origin for record in records for origin in record.origins[0])
+        origins.update(origin for gain in gains(records) for origin in gain.origins)
     if stop:
         assert lengths - {1, 2, 3, 20}
     else:

@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from architectures import random_model
-from chains import fields, requests, speculative
+from chains import gains, requests, speculative
 from drafts import DRAFTS
 from harness.local.decoding.loop import Iteration, Loop
 from harness.local.decoding.protocols import Drafter, Runner
@@ -67,8 +67,8 @@ def compared() -> Callable[..., None]:
 
     def compare(decode: Callable[[str, str], Iterator[Iteration]]) -> None:
         with pretended_gpus():
-            expected = list(map(fields, decode("cpu", "cpu")))
-            assert list(map(fields, decode("cuda:0", "cuda:1"))) == expected
+            expected = gains(decode("cpu", "cpu"))
+            assert gains(decode("cuda:0", "cuda:1")) == expected
 
     return compare
 

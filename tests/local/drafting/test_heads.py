@@ -318,7 +318,7 @@ def test_a_threshold_reaches_the_confidence_head(threshold: float | None, offere
         Preparation(decoding=decoding, runner="eager"),
     )
     records = list(records_of(engine.arms[1], Question([[3, 4, 5]], decoding, 0, [0]).requests))
-    assert len(records[1].proposed[0]) == offered
+    assert len(records[1].gains[0].proposed) == offered
 
 
 def test_a_threshold_needs_a_confidence_head() -> None:

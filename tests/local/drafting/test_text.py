@@ -15,6 +15,7 @@ from chains import (
     SIZE,
     autoregressive,
     chain,
+    gains,
     p_value_of_texts,
     requests,
     small_chain,
@@ -223,10 +224,10 @@ def test_rows_of_a_batch_end_one_by_one(new: New, warp: Warp) -> None:
     for index, prompt in enumerate(prompts):
         alone = run(target, new(), requests([prompt], warp, 50, stop, [index]))
         assert texts(alone, 1)[0] == output[index]
-    offered = {len(row) for iteration in iterations for row in iteration.proposed}
+    offered = {len(gain.proposed) for gain in gains(iterations)}
     assert 0 in offered
     assert max(offered) >= 3
-    assert max(count for iteration in iterations for count in iteration.num_accepted) >= 2
+    assert max(gain.num_accepted for gain in gains(iterations)) >= 2
     assert (len({len(row) for row in output}) > 2) == bool(stop)
 
 
@@ -238,7 +239,7 @@ def test_the_loop_keeps_the_target_s_distribution(new: New, rule: Callable[..., 
     target = small_chain(5, 0.8, size)
     what = requests([[0, 1, 0, 2, 0, 1]] * num_rows, Warp(1.0), 4)
     iterations = list(speculative(MarkovRunner(target.float()), new(), what, 2, 1.0, rule))
-    assert {count for iteration in iterations for count in iteration.num_accepted} == {0, 1, 2}
+    assert {gain.num_accepted for gain in gains(iterations)} == {0, 1, 2}
     assert (p_value_of_texts(texts(iterations, num_rows), target, 1) > FALSE_ALARM_RATE) == (
         rule is verify
     )
@@ -279,5 +280,5 @@ def test_earlier_answers_are_found_only_if_asked_for() -> None:
         for what in (requests([[3], [9]], length=9), requests([[1, 5]], length=6)):
             iterations = run(target, drafter, what)
         # 6, then 7 after a match of one token and 8, 9 after one of three; without earlier answers nothing is known.
-        accepted = sum(count for iteration in iterations for count in iteration.num_accepted)
+        accepted = sum(gain.num_accepted for gain in gains(iterations))
         assert accepted == (3 if shared else 0)

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from chains import RAGGED, SIZE, chain, requests, speculative, texts
+from chains import RAGGED, SIZE, chain, gains, requests, speculative, texts
 from fakes import MarkovRunner
 from harness.config.errors import SettingError
 from harness.config.settings import ModelSettings, PlacementSettings
@@ -80,7 +80,7 @@ def test_the_draft_model_reads_the_whole_text() -> None:
     drafter = Checked(MarkovRunner(own), toy(), Warp(1.0))
     what = requests(RAGGED, Warp(1.0), length=60, stop=[8])
     iterations = list(speculative(MarkovRunner(chain(0)), drafter, what, 3))
-    assert {0, 1, 2} <= {count for iteration in iterations for count in iteration.num_accepted}
+    assert {0, 1, 2} <= {gain.num_accepted for gain in gains(iterations)}
 
 
 class Unmapped(TranslatedDrafter):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from chains import records_of, texts
+from chains import gains, records_of, texts
 from harness.config.demand import Demand
 from harness.config.errors import RunError, SettingError
 from harness.config.faults import fault_names
@@ -56,7 +56,7 @@ def open_engine(pair: Pair, runner: RunnerName) -> LocalEngine:
 
 def texts_of(engine: LocalEngine) -> dict[str, list[list[list[int]]]]:
     return {
-        arm.name: [record.tokens for record in records_of(arm, QUESTION.requests)]
+        arm.name: [gain.tokens for gain in gains(records_of(arm, QUESTION.requests))]
         for arm in engine.arms
     }
 
@@ -93,7 +93,7 @@ def test_arms_under_stopwatches_know_no_answer_of_the_arms_that_were_timed(
     question = dataclasses.replace(QUESTION, prompts=[[0, 1, 2], [3, 2, 1, 0, 1]])
 
     def proposed(arm: Arm) -> list[list[list[int]]]:
-        return [record.proposed for record in records_of(arm, question.requests)]
+        return [gain.proposed for gain in gains(records_of(arm, question.requests))]
 
     first, under_stopwatches, again = proposed(timed), proposed(watched), proposed(timed)
     assert under_stopwatches == first
@@ -169,7 +169,7 @@ def test_a_question_may_differ_from_what_the_engine_was_opened_for(pair: Pair) -
     regular, speculative = (list(records_of(arm, greedy.requests)) for arm in engine.arms)
     assert texts(regular, 2) == texts(speculative, 2)
     assert [len(row) for row in texts(regular, 2)] == [12, 12]
-    assert all(len(proposed) <= 1 for record in speculative for proposed in record.proposed)
+    assert all(len(gain.proposed) <= 1 for gain in gains(speculative))
 
 
 def test_stopwatches_count_every_pass(pair: Pair) -> None:

@@ -10,7 +10,7 @@ from torch._dynamo.utils import counters
 from transformers import PreTrainedModel
 
 from architectures import PROMPTS, random_model, random_pair
-from chains import autoregressive, speculative
+from chains import autoregressive, gains, speculative
 from harness.config.amounts import BUCKET
 from harness.local.decoding.loop import Request
 from harness.local.decoding.protocols import Runner
@@ -46,14 +46,11 @@ def compiled(model: PreTrainedModel, widths: tuple[int, ...], batch_size: int = 
 def written(target: Runner, draft: Runner, what: list[Request]) -> list[object]:
     """All that both decoders decide."""
     drafter = ModelDrafter(draft, WARP, what[0].uniforms.device)
-    records = [*autoregressive(target, what), *speculative(target, drafter, what, K)]
-    return [
-        (record.rows, record.tokens, record.proposed, record.num_accepted) for record in records
-    ]
+    return [*gains(autoregressive(target, what)), *gains(speculative(target, drafter, what, K))]
 
 
 def regular_tokens(runner: Runner, what: list[Request]) -> list[object]:
-    return [record.tokens for record in autoregressive(runner, what)]
+    return [gain.tokens for gain in gains(autoregressive(runner, what))]
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "opt", "falcon", "gemma2", "gpt_oss"])
