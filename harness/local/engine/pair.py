@@ -214,7 +214,7 @@ class PlacedPair(PlannedPair):
         columns: dict[str, Any] = {
             # Only some ways to draft, such as early_exit, have the setting `draft.layers`.
             "draft_layers": None if self.draft_settings is None else self.draft_settings.layers,
-            "dtype": str(target.dtype).removeprefix("torch."),
+            "dtype": str(target.sketch.dtype).removeprefix("torch."),
             "weight_bytes": target.placement.bytes_per_device,
         }
         draft = self.sketches[-1]

@@ -482,7 +482,7 @@ def _fewer_bits(case: Case) -> list[Remedy]:
     smaller = [_quantized(sketch) for sketch in case.models]
     alone = [[sketch] for sketches in smaller for sketch in sketches]
     fitting = [_in_fewer_bits(sketches) for sketches in alone if _fits(_changed(case, sketches))]
-    if fitting or len(smaller) == 1:
+    if fitting:
         return fitting
     for pair in itertools.product(*smaller):
         if _fits(_changed(case, pair)):

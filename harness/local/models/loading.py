@@ -57,11 +57,6 @@ class PlacedModel:
     sketch: Sketch
     placement: Placement
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Format of everything that is not quantized."""
-        return self.sketch.dtype
-
     def describe(self) -> str:
         """The model's format and devices, in one line."""
         placement = self.placement
@@ -69,7 +64,7 @@ class PlacedModel:
         facts = ["random weights"] if self.checkpoint.random else []
         if self.sketch.quantization != "none":
             facts.append(self.sketch.quantization)
-        facts.append(str(self.dtype).removeprefix("torch."))
+        facts.append(str(self.sketch.dtype).removeprefix("torch."))
         sizes = [f"{device} {amount(size)}" for device, size in placement.bytes_per_device.items()]
         text = f"{self.sketch.role} {settings.name}: {', '.join(facts)} on {', '.join(sizes)}"
         if settings.gpus and not torch.cuda.is_available():
@@ -91,7 +86,7 @@ class PlacedModel:
             model.eval(),
             self.checkpoint.settings,
             placement,
-            self.dtype,
+            self.sketch.dtype,
             placement.devices,
             input_device,
         )
@@ -106,10 +101,12 @@ class PlacedModel:
             repository = None
             arguments = {}
             factory, arguments["state_dict"] = random_state(
-                checkpoint, self.placement.device_map, self.dtype
+                checkpoint, self.placement.device_map, self.sketch.dtype
             )
         quantization: Any = bitsandbytes_config(
-            self.sketch.quantization, self.dtype, offloaded=offloads(self.placement.device_map)
+            self.sketch.quantization,
+            self.sketch.dtype,
+            offloaded=offloads(self.placement.device_map),
         )
         is_gguf = settings.gguf_file is not None
         if quantization is None and is_gguf and hasattr(transformers, "GgufConfig"):
@@ -127,7 +124,7 @@ class PlacedModel:
                 model, report = factory.from_pretrained(
                     repository,
                     config=checkpoint.config,
-                    dtype=self.dtype,
+                    dtype=self.sketch.dtype,
                     output_loading_info=True,
                     **arguments,
                 )
