@@ -173,7 +173,10 @@ class Decoder:
 
         def roll_back() -> None:
             target.keep([count + 1 for count in turn.num_accepted])
-            drafter.observe(turn.num_accepted, self._next, step)
+            drafted = proposal.tokens.tolist()
+            rows = zip(drafted, turn.num_accepted, self._next, strict=True)
+            decided = [[*tokens[:count], following] for tokens, count, following in rows]
+            drafter.observe(turn.num_accepted, decided, step)
 
         times = {"regular": timed(lambda: target.extend(pending))}
         target.keep([0] * num_rows)

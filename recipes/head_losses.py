@@ -16,8 +16,7 @@ from harness.local.drafting.heads.block import DFlash
 from harness.local.drafting.heads.eagle import Eagle3
 from harness.local.drafting.heads.head import Head, Unread
 from harness.local.drafting.heads.medusa import Medusa
-from harness.local.drafting.heads.slot_cache import SlotCache
-from harness.local.runners.slots import Slots
+from harness.local.runners.slots import SlotCache, Slots
 
 # The weight of each further draft token, as a share of the one before: verification reaches it less often.
 DECAY = 0.8

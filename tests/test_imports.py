@@ -67,8 +67,8 @@ class Import:
 def room_of(file: Path, tree: Path) -> str:
     """The name of a file's room: `results`, `local.drafting`."""
     parts = file.relative_to(tree / PACKAGE).parts
-    if parts[0] == "local" and len(parts) > 2:
-        return f"local.{parts[1]}"
+    if parts[0] == "local" and parts[1] != "__init__.py":
+        return f"local.{parts[1].removesuffix('.py')}"
     return parts[0].removesuffix(".py")
 
 

@@ -37,7 +37,15 @@ class FaultRecord(Record):
 FAULTS: Registry[FaultRecord] = Registry(
     "fault",
     "harness.local.engine.fault.Fault",
-    built_in="harness.local.engine.faults",
+    built_in={
+        name: f"harness.local.engine.fault:{record}"
+        for name, record in {
+            "bonus_from_wrong_position": "BonusFromWrongPosition",
+            "draft_probabilities_ignored": "DraftProbabilitiesIgnored",
+            "residual_warped_twice": "ResidualWarpedTwice",
+            "rollback_off_by_one": "RollbackOffByOne",
+        }.items()
+    },
 )
 
 

@@ -65,7 +65,7 @@ METHODS = Methods(
     "draft",
     "harness.local.drafting.method.Method",
     built_in={
-        name: f"harness.local.drafting.methods:{record}"
+        name: f"harness.local.drafting.method:{record}"
         for name, record in {
             "early_exit": "EarlyExit",
             "lookup": "Lookup",

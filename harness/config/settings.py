@@ -179,7 +179,7 @@ class ModelSettings:
 class DraftSettings:
     """What every draft has. Each way to draft has a subclass with the settings that it adds.
 
-    A draft with weights of its own is a `ModelSettings` too: `ModelDraftSettings` of `drafting.methods`.
+    A draft with weights of its own is a `ModelSettings` too: `ModelDraftSettings` of `drafting.method`.
 
     Attributes:
         name: as typed on the command line, `lookup`.

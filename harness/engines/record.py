@@ -40,7 +40,6 @@ class Preparation:
         runner: to try first; a model that cannot have it gets a plainer one.
         batch_size: the most prompts of a question; for an engine that queues, the most in flight.
         longest_prompt: the most tokens of a prompt.
-        share_prefix: read the common beginning of a batch's prompts only once, if possible.
         fault: a mistake to plant in the speculative arm, for engines with `own_loop`.
         say: shows the user a line.
     """
@@ -49,7 +48,6 @@ class Preparation:
     runner: RunnerName = "auto"
     batch_size: int = 1
     longest_prompt: int = 0
-    share_prefix: bool = False
     fault: str = "none"
     say: Callable[[str], None] = lambda message: None
 

@@ -235,7 +235,6 @@ class Session:
         batch_size: int,
         longest_prompt: int,
         *,
-        share_prefix: bool = False,
         fault: str = "none",
     ) -> Engine:
         """Open the engine, with the pair loaded if it needs one; one that is open and starts slowly may go on.
@@ -243,7 +242,6 @@ class Session:
         Args:
             batch_size: the most prompts of a question, or the most requests in flight.
             longest_prompt: the most tokens of a prompt.
-            share_prefix: read the common beginning of a batch's prompts only once, if possible.
             fault: a mistake to plant in the speculative arm.
         """
         decoding = self.settings.decoding
@@ -257,7 +255,6 @@ class Session:
             runner=self.settings.runner,
             batch_size=batch_size,
             longest_prompt=longest_prompt,
-            share_prefix=share_prefix,
             fault=fault,
             say=say,
         )

@@ -22,7 +22,7 @@ from architectures import (
     random_model,
     random_pair,
 )
-from chains import GREEDY, autoregressive, request, speculative, texts
+from chains import GREEDY, autoregressive, gains, requests, speculative, texts
 from drafts import DRAFTS
 from harness.local.decoding.loop import Loop, Request
 from harness.local.decoding.protocols import Drafter, Runner
@@ -45,15 +45,10 @@ def check_greedy(target: PreTrainedModel, runner: Runner, drafter: Drafter) -> l
     expected = [generated(target, prompt, LENGTH) for prompt in PROMPTS]
     accepted = []
     for number in (1, len(PROMPTS)):
-        what = request(PROMPTS[:number], GREEDY, LENGTH)
+        what = requests(PROMPTS[:number], GREEDY, LENGTH)
         iterations = list(speculative(runner, drafter, what, K))
         assert texts(iterations, number) == expected[:number]
-        accepted += [
-            count
-            for iteration in iterations
-            for count, proposed in zip(iteration.num_accepted, iteration.proposed, strict=True)
-            if proposed
-        ]
+        accepted += [gain.num_accepted for gain in gains(iterations) if gain.proposed]
     return accepted
 
 
@@ -81,7 +76,7 @@ def test_regular_texts_of_every_model_are_those_of_generate(name: str) -> None:
     if name in ARCHITECTURES and name not in NOT_STATIC:
         runner = StaticRunner(model)
     number = 1 if name in ONE_BY_ONE else len(PROMPTS)
-    what = request(PROMPTS[:number], GREEDY, LENGTH)
+    what = requests(PROMPTS[:number], GREEDY, LENGTH)
     assert texts(autoregressive(runner, what), number) == expected[:number]
     assert len({token for text in expected for token in text}) > 2, "one token shows nothing"
 
@@ -91,7 +86,7 @@ def p_value(name: str, rule: Callable[..., Verdict], num_rows: int = 1500) -> fl
     warp = Warp(1.0, top_k=3)
     target, drafter = DRAFTS[name](warp)
     runner = StaticRunner(target, num_slots=16, hidden_layers=drafter.layers)
-    what = request([REPETITIVE] * num_rows, warp, 3)
+    what = requests([REPETITIVE] * num_rows, warp, 3)
     drawn = texts(speculative(runner, drafter, what, 2, 1.0, rule), num_rows)
     exact: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(3):
@@ -123,17 +118,14 @@ WARPS = [Warp(0), Warp(0.8), Warp(1.0, top_k=20), Warp(0)]
 Texts = dict[int, list[tuple[int, str]]]
 
 
-def requests() -> list[Request]:
-    """Requests of several lengths, settings and places in the stream of random numbers; the fourth has two prompts."""
+def different_requests() -> list[Request]:
+    """Requests of several lengths, settings and places in the stream of random numbers."""
     asked = []
-    for number, length in enumerate([18, 9, 1, 12, 25, 7, 14]):
+    for number, length in enumerate([18, 9, 1, 12, 12, 25, 7, 14]):
         generator = torch.Generator().manual_seed(number)
-        sizes = [1 + 3 * number % 8, 4] if number == 3 else [1 + 3 * number % 8]
-        prompts = [torch.randint(40, (size,), generator=generator).tolist() for size in sizes]
-        numbers = uniforms(
-            0, [10 * number + row for row in range(len(sizes))], (length + 1) * (K + 1)
-        )
-        asked.append(Request(prompts, numbers, WARPS[number % len(WARPS)], length))
+        prompt = torch.randint(40, (1 + 3 * number % 8,), generator=generator).tolist()
+        numbers = uniforms(0, 10 * number, (length + 1) * (K + 1))
+        asked.append(Request(prompt, numbers, WARPS[number % len(WARPS)], length))
     return asked
 
 
@@ -144,8 +136,9 @@ def collect(
     texts: Texts = {}
     record = loop.add([first])
     for turn in itertools.count():
-        for row, tokens, origins in zip(record.rows, record.tokens, record.origins, strict=True):
-            texts.setdefault(row, []).extend(zip(tokens, map(str, origins), strict=True))
+        for gain in record.gains:
+            tokens = zip(gain.tokens, map(str, gain.origins), strict=True)
+            texts.setdefault(gain.row, []).extend(tokens)
         loop.drop(ended.get(turn, ()))
         if turn in joining:
             record = loop.add(joining.pop(turn))
@@ -169,7 +162,7 @@ def collect(
         ("EAGLE-3", SnapshotRunner, False),
         ("DFlash", StaticRunner, False),
         ("Medusa", SnapshotRunner, False),
-        ("MTP of three layers", StaticRunner, False),
+        ("MTP", StaticRunner, False),
     ],
 )
 def test_a_row_gets_what_it_gets_alone_whoever_joins_and_leaves(
@@ -184,12 +177,11 @@ def test_a_row_gets_what_it_gets_alone_whoever_joins_and_leaves(
         rule = verify_block if block else verify
         return Loop(runner, drafter, K, 1.0, rule, redraw=block, warp=warp)
 
-    first, *others = requests()
+    first, *others = different_requests()
     alone = [collect(loop(), request, {}, {}) for request in [first, *others]]
     expected: Texts = dict(enumerate(text for texts in alone for text in texts.values()))
-    # Row 4, the second of two prompts, and row 5 leave before they are done; two requests join in one turn, and one
-    # when all others may have ended.
-    joining = {1: others[:1], 2: others[1:2], 4: others[2:4], 6: others[4:5], 7: others[5:]}
+    # Rows 4 and 5 leave before they are done; three requests join in one turn, and one when all others may have ended.
+    joining = {1: others[:1], 2: others[1:2], 4: others[2:5], 6: others[5:6], 7: others[6:]}
     together = collect(loop(), first, joining, {5: {4}, 8: {5}})
     assert together.keys() == expected.keys()
     for row, text in together.items():

@@ -16,7 +16,7 @@ from harness.config.settings import (
     PromptSettings,
     ResultSettings,
 )
-from harness.local.drafting.methods import ModelDraftSettings
+from harness.local.drafting.method import ModelDraftSettings
 from harness.measuring import measurement
 from harness.measuring.measurement import (
     Measurement,

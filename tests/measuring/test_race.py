@@ -16,7 +16,7 @@ from harness.engines.door.reference import Margin
 from harness.engines.phases import Phases
 from harness.engines.protocol import Answered, Question, Request
 from harness.engines.requests import RequestRecord
-from harness.local.decoding.loop import Iteration
+from harness.local.decoding.loop import Gain, Iteration
 from harness.local.decoding.verify import Verdict
 from harness.local.engine import clock as clock_module
 from harness.local.engine.clock import LoopClock
@@ -27,15 +27,13 @@ QUESTION = Question([[1, 2]], DecodingSettings(temperature=0, max_new_tokens=8),
 
 
 def regular(token: int) -> Iteration:
-    return Iteration([0], [[token]], [[Origin.TARGET]], [[]], [0])
+    return Iteration([Gain(0, [token])])
 
 
 def speculative(
     tokens: list[int], proposed: list[int], num_accepted: int, is_known: bool = True
 ) -> Arrival:
     """Draft tokens whose probabilities are 0.1, 0.2, ... by the target, and 0.5 more by the drafter."""
-    last = Origin.BONUS if num_accepted == len(proposed) else Origin.RECOVERED
-    origins = [*[Origin.DRAFT] * num_accepted, last][: len(tokens)]
     verdict = None
     if is_known:
         probabilities = torch.arange(1, len(proposed) + 1) / 10
@@ -47,7 +45,7 @@ def speculative(
         )
     seen: list[Arrival] = []
     with LoopClock(QUESTION.requests, Engine.weights, seen.extend) as clock:
-        clock.note(Iteration([0], [tokens], [origins], [proposed], [num_accepted], verdict))
+        clock.note(Iteration([Gain(0, tokens, proposed, num_accepted)], verdict))
     [arrival] = seen
     return arrival
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from harness.engines import protocol
 from harness.local.decoding.adaptive import DraftLength
-from harness.local.decoding.loop import Iteration, Loop, Request, decoded
+from harness.local.decoding.loop import Gain, Iteration, Loop, Request
 from harness.local.decoding.protocols import Drafter, Runner
 from harness.local.decoding.randomness import uniforms
 from harness.local.decoding.warp import Warp
@@ -45,44 +45,55 @@ def p_value_of_texts(drawn: list[list[int]], transitions: Tensor, last: int) -> 
     return float(stats.chisquare(counts, len(drawn) * exact.flatten().numpy()).pvalue)
 
 
-def request(
-    prompts: list[list[int]],
+def requests(
+    prompts: Sequence[Sequence[int]],
     warp: Warp = GREEDY,
     length: int = 20,
     stop: Iterable[int] = (),
     indices: Iterable[int] = (),
-) -> Request:
-    numbers = uniforms(0, list(indices) or range(len(prompts)), length + 1)
-    return Request(prompts, numbers, warp, length, frozenset(stop))
+    num_positions: int = 0,
+) -> list[Request]:
+    return [
+        Request(
+            prompt, uniforms(0, index, num_positions or length + 1), warp, length, frozenset(stop)
+        )
+        for prompt, index in zip(prompts, list(indices) or range(len(prompts)), strict=True)
+    ]
 
 
 def texts(iterations: Iterable[Iteration], num_rows: int) -> list[list[int]]:
     rows: list[list[int]] = [[] for _ in range(num_rows)]
     for iteration in iterations:
-        for row, tokens in zip(iteration.rows, iteration.tokens, strict=True):
-            rows[row] += tokens
+        for gain in iteration.gains:
+            rows[gain.row] += gain.tokens
     return rows
 
 
-def fields(record: Iteration) -> tuple[Any, ...]:
-    """All but the verdict, which is on the device."""
-    return record.rows, record.tokens, record.origins, record.proposed, record.num_accepted
+def gains(iterations: Iterable[Iteration]) -> list[Gain]:
+    return [gain for iteration in iterations for gain in iteration.gains]
 
 
-def autoregressive(target: Runner, request: Request) -> Iterator[Iteration]:
-    return decoded(Loop(target), [request])
+def decoded(loop: Loop, requests: Sequence[Request]) -> Iterator[Iteration]:
+    """Decode requests together, from their first tokens on, until all their rows have ended."""
+    yield loop.add(requests)
+    while loop.num_running:
+        yield loop.step()
+
+
+def autoregressive(target: Runner, requests: Sequence[Request]) -> Iterator[Iteration]:
+    return decoded(Loop(target), requests)
 
 
 def speculative(
     target: Runner,
     drafter: Drafter,
-    request: Request,
+    requests: Sequence[Request],
     num_draft_tokens: int | DraftLength,
     *options: Any,
     **named: Any,
 ) -> Iterator[Iteration]:
     """The options are those of `Loop`, behind K."""
-    return decoded(Loop(target, drafter, num_draft_tokens, *options, **named), [request])
+    return decoded(Loop(target, drafter, num_draft_tokens, *options, **named), requests)
 
 
 def records_of(arm: Any, requests: Sequence[protocol.Request]) -> Iterator[Iteration]:

@@ -73,12 +73,9 @@ def with_head(make_head: Callable[[], Any]) -> Draft:
     return draft
 
 
-def with_mtp(num_layers: int) -> Draft:
-    def draft(warp: AnyWarp, first: str = "cpu", second: str = "cpu") -> tuple[Any, Drafter]:
-        target, layers = mtp_target("deepseek_v3", num_mtp_layers=num_layers)
-        return target.to(first), head_drafter(mtp_head(layers).to(second), target, warp)
-
-    return draft
+def with_mtp(warp: AnyWarp, first: str = "cpu", second: str = "cpu") -> tuple[Any, Drafter]:
+    target, layers = mtp_target("deepseek_v3")
+    return target.to(first), head_drafter(mtp_head(layers).to(second), target, warp)
 
 
 DRAFTS: dict[str, Draft] = {
@@ -96,6 +93,5 @@ DRAFTS: dict[str, Draft] = {
     "DFlash 2": with_head(selector_head),
     "Domino": with_head(domino_head),
     "Medusa": with_head(lambda: medusa_head(own_outputs=False)),
-    "MTP": with_mtp(1),
-    "MTP of three layers": with_mtp(3),
+    "MTP": with_mtp,
 }

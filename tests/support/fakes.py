@@ -89,16 +89,18 @@ class TableDrafter(Drafter):
         padded = [tokens + [0] * (num_draft_tokens - len(tokens)) for tokens in offered]
         return Proposal(torch.tensor(padded), None, lengths)
 
-    def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
+    def observe(
+        self, num_accepted: Sequence[int], decided: Sequence[Sequence[int]], step: Step
+    ) -> None:
         assert step.hidden is not None
-        decided = zip(
-            self.rows, num_accepted, next_tokens, step.hidden[:, :, 0].tolist(), strict=True
-        )
-        for row, count, next_token, states in decided:
-            for position, token in states[1 : count + 1]:
-                assert position == len(row)
+        hidden = step.hidden[:, :, 0].tolist()
+        for row, count, tokens, states in zip(
+            self.rows, num_accepted, decided, hidden, strict=True
+        ):
+            for (position, read), token in zip(states[1 : count + 1], tokens, strict=False):
+                assert (position, read) == (len(row), token)
                 row.append(token)
-            row.append(next_token)
+            row += tokens[count:]
 
     def select(self, rows: Sequence[int]) -> None:
         self.rows = [self.rows[row] for row in rows]

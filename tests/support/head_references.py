@@ -11,14 +11,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from architectures import VOCABULARY
-from chains import request, speculative
+from chains import requests, speculative
 from harness.config.settings import ModelSettings
 from harness.local.decoding.adaptive import DraftLength
 from harness.local.decoding.protocols import Drafter, Proposal, Step
 from harness.local.decoding.warp import Warp
-from harness.local.drafting.heads.block import DFlash
+from harness.local.drafting.heads.block import DFlash, DFlash2, Domino, DSpark
 from harness.local.drafting.heads.checkpoint import read_head
-from harness.local.drafting.heads.corrected import DFlash2, Domino, DSpark
 from harness.local.drafting.heads.eagle import Eagle3, PEagle
 from harness.local.drafting.heads.medusa import Medusa
 from harness.local.models.checkpoints import Checkpoint, recurrent_kind
@@ -70,13 +69,13 @@ class Checked(Drafter):
             self.error = max(self.error, error)
         return proposal
 
-    def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
-        for row, tokens, count, following in zip(
-            self.rows, self.offered, num_accepted, next_tokens, strict=True
-        ):
-            row += [*tokens[:count], following]
+    def observe(
+        self, num_accepted: Sequence[int], decided: Sequence[Sequence[int]], step: Step
+    ) -> None:
+        for row, tokens in zip(self.rows, decided, strict=True):
+            row += tokens
         self.num_accepted |= set(num_accepted)
-        self._drafter.observe(num_accepted, next_tokens, step)
+        self._drafter.observe(num_accepted, decided, step)
 
     def select(self, rows: Sequence[int]) -> None:
         self.rows = [self.rows[row] for row in rows]
@@ -89,11 +88,11 @@ def check_against(
 ) -> None:
     """Ragged rows that accept different numbers of tokens and end at different times."""
     checked = Checked(drafter, target, expected)
-    what = request(PROMPTS, Warp(), length=40, stop=range(60, 63))
+    what = requests(PROMPTS, Warp(), length=40, stop=range(60, 63))
     has_state = recurrent_kind(target.config) is not None
     runner = (SnapshotRunner if has_state else StaticRunner)(target, hidden_layers=drafter.layers)
     iterations = list(speculative(runner, checked, what, k))
-    assert len({len(iteration.rows) for iteration in iterations}) > 1
+    assert len({len(iteration.gains) for iteration in iterations}) > 1
     assert len(checked.num_accepted) >= 3
     assert checked.error < 1e-4, checked.error
 
@@ -109,7 +108,7 @@ def check_saved(
     own = head.load(torch.device("cpu"), torch.float32)
     checked = Checked(head_drafter(own, target, Warp()), target, expected)
     runner = SnapshotRunner(target, hidden_layers=checked.layers)
-    list(speculative(runner, checked, request(PROMPTS, Warp(), length=24), k))
+    list(speculative(runner, checked, requests(PROMPTS, Warp(), length=24), k))
     assert checked.error < 1e-4, checked.error
 
 

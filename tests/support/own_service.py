@@ -16,7 +16,7 @@ from harness.commands.serve.served_model import ServedModel
 from harness.config.demand import Demand
 from harness.config.settings import ModelSettings
 from harness.engines.keeper import PairKeeper
-from harness.local.drafting.methods import ModelDraftSettings
+from harness.local.drafting.method import ModelDraftSettings
 from some_settings import settings_of
 
 BATCH_SIZE = 6

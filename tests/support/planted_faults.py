@@ -6,12 +6,12 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 
+from harness.engines.door.serving import TokenLogprob
 from harness.local.decoding.protocols import Runner, Step
 from harness.local.decoding.verify import Offer, Verdict
 from harness.local.decoding.warp import BatchWarp, Warp
-from harness.local.engine.fault import Fault
-from harness.local.engine.faults.rollback_off_by_one import StaleRunner
-from harness.local.engine.logprobs import LEAST, Burst, TokenLogprob
+from harness.local.engine.engine import LEAST
+from harness.local.engine.fault import Fault, StaleRunner
 from harness.local.runners.base import Wrapped
 
 # Prompts count as the same that share this many first tokens.
@@ -158,8 +158,10 @@ class LogprobsMissingInBursts(Fault):
 
     in_texts = False
 
-    def logprobs(self, burst: Burst) -> list[TokenLogprob]:
-        return burst.logprobs()[-1:]
+    def logprobs(
+        self, logprobs: list[TokenLogprob], draft_probabilities: Sequence[float]
+    ) -> list[TokenLogprob]:
+        return logprobs[-1:]
 
 
 class LogprobsOfDraft(Fault):
@@ -167,10 +169,11 @@ class LogprobsOfDraft(Fault):
 
     in_texts = False
 
-    def logprobs(self, burst: Burst) -> list[TokenLogprob]:
-        wrong = burst.logprobs()
-        accepted = burst.draft_probabilities[: len(wrong)]
-        for place, probability in enumerate(accepted):
+    def logprobs(
+        self, logprobs: list[TokenLogprob], draft_probabilities: Sequence[float]
+    ) -> list[TokenLogprob]:
+        wrong = list(logprobs)
+        for place, probability in enumerate(draft_probabilities[: len(wrong)]):
             logprob = math.log(probability) if probability > 0 else LEAST
             wrong[place] = wrong[place]._replace(logprob=logprob)
         return wrong

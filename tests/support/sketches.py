@@ -37,16 +37,13 @@ def sketch(
     layers = (
         Block(
             (f"model.layers.{n}",),
-            (TensorSketch(f"model.layers.{n}.weight", count, outputs=1000),),
-            (LayerCache(f"model.layers.{n}", cache),) if cache else (),
+            (TensorSketch(count, outputs=1000),),
+            (LayerCache(cache),) if cache else (),
         )
         for n in range(num_layers)
     )
-    first = Block(
-        ("model.embed",), (TensorSketch("model.embed.weight", small, read_per_token=0.0),)
-    )
-    blocks = (first, *layers, Block(("head",), (TensorSketch("head.weight", small),)))
-    names = {name for block in blocks for name in block.modules} | {"", "model", "model.layers"}
+    first = Block(("model.embed",), (TensorSketch(small, read_per_token=0.0),))
+    blocks = (first, *layers, Block(("head",), (TensorSketch(small),)))
     name = "13B" if role == "model" else "7B"
     asked = ModelSettings(**{"name": name, "repository": "x/y"} | (settings or {}))
     return Sketch(
@@ -55,8 +52,6 @@ def sketch(
         dtype,
         blocks,
         asked.quantization,
-        class_name="Tower",
-        modules=frozenset(names),
         **fields,
     )
 

@@ -12,7 +12,7 @@ from harness.config.settings import (
     PromptSettings,
     ResultSettings,
 )
-from harness.local.drafting.methods import ModelDraftSettings
+from harness.local.drafting.method import ModelDraftSettings
 
 
 def settings_of(kind: type, **changes: Any) -> Any:

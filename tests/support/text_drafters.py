@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from harness.local.drafting.methods import LookupSettings, SuffixSettings
+from harness.local.drafting.method import LookupSettings, SuffixSettings
 from harness.local.drafting.text import LookupText, SuffixTexts, TextDrafter
 
 

@@ -21,8 +21,7 @@ from architectures import random_model
 from harness.config.demand import Demand
 from harness.config.settings import DraftSettings, Dtype, ModelSettings, PlacementSettings
 from harness.config.sizes import PACKAGE
-from harness.local.drafting.method import Pair
-from harness.local.drafting.methods import ModelDraftSettings
+from harness.local.drafting.method import ModelDraftSettings, Pair
 from harness.local.engine.pair import plan_pair
 from harness.local.models.checkpoints import Checkpoint
 from harness.local.models.loading import LoadedModel

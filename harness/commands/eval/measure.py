@@ -209,7 +209,7 @@ class Evaluation(Experiment[EvalSettings, EvalRow]):
         answered by all arms or by none.
         """
         size = self.settings.batch_size
-        engine = session.open(size, max(map(len, token_ids)), share_prefix=True)
+        engine = session.open(size, max(map(len, token_ids)))
         problems = {problem.key: problem for problem in self.problems}
         pending = self._pending(session, token_ids)
         for question, answers in ask_all(engine, pending, pending[:1]):

@@ -92,8 +92,8 @@ class Roof:
 
     Attributes:
         step_bytes: the weights and cache that it reads.
-        floor_ms: the time that takes, the devices one after the other; None where a device's rate
-            is not known.
+        floor_ms: the time that takes at least, the devices one after the other; None where no rate is
+            known, or layers are outside the GPUs.
     """
 
     step_bytes: int

@@ -163,5 +163,5 @@ def start_service(
     Raises:
         Exception: any of `open_engine`.
     """
-    service = _local("serving.service").LocalService
+    service = _local("serving").LocalService
     return service(open_engine, tokenizer, max_rows, max_waiting)

@@ -7,12 +7,13 @@ once; `reference.py` has it for one row alone.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from harness.engines.arrivals import Origin, origins
 from harness.local.decoding.adaptive import DraftLength, draft_length_of
@@ -20,24 +21,24 @@ from harness.local.decoding.protocols import Drafter, NonFiniteError, Runner, St
 from harness.local.decoding.randomness import Purpose, inverse_cdf
 from harness.local.decoding.transfer import to_device
 from harness.local.decoding.verify import Offer, Verdict, verify
-from harness.local.decoding.warp import BatchWarp, Warp, row_warp
+from harness.local.decoding.warp import BatchWarp, Warp
 
 
 @dataclass(frozen=True)
 class Request:
-    """Prompts that are to be continued with the same settings.
+    """A prompt that is to be continued.
 
     Attributes:
-        prompts: token ids of B prompts, none empty.
-        uniforms: [B, at least max_new_tokens + 1, len(Purpose)] from `randomness.uniforms`, on the
+        prompt: its token ids, at least one.
+        uniforms: [at least max_new_tokens + 1, len(Purpose)] from `randomness.uniforms`, on the
             target's device; (max_new_tokens + 1) (K + 1) where a loop redraws.
         warp: how logits become probabilities.
-        max_new_tokens: a row ends when it has this many tokens, if not before.
-        stop_tokens: a row ends after the first of these.
-        keeps_logits: whether iterations hand on the logits of its rows.
+        max_new_tokens: the row ends when it has this many tokens, if not before.
+        stop_tokens: the row ends after the first of these.
+        keeps_logits: whether iterations hand on the logits of its row.
     """
 
-    prompts: Sequence[Sequence[int]]
+    prompt: Sequence[int]
     uniforms: Tensor
     warp: Warp
     max_new_tokens: int
@@ -77,27 +78,39 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Iteration:
-    """The tokens that one iteration of a loop decided, in the rows that had not ended before it. All
-    lists are parallel to `rows`.
+class Gain:
+    """What one iteration decided in one row.
 
     Attributes:
-        rows: their numbers: 0 for the first one that joined the batch, and so on.
-        tokens: the tokens each row gained, at least one, cut after a stop token or at the length
-            limit.
-        origins: where each of `tokens` comes from.
+        row: its number: 0 for the first one that joined the batch, and so on.
+        tokens: the tokens it gained, at least one, cut after a stop token or at the length limit.
         proposed: the draft tokens verified; empty in regular decoding.
         num_accepted: how many of `proposed` were accepted.
+    """
+
+    row: int
+    tokens: list[int]
+    proposed: list[int] = field(default_factory=list)
+    num_accepted: int = 0
+
+    @property
+    def origins(self) -> list[Origin]:
+        """Where each of `tokens` comes from."""
+        return origins(len(self.proposed), self.num_accepted, len(self.tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class Iteration:
+    """What one iteration of a loop decided.
+
+    Attributes:
+        gains: of the rows that had not ended before it.
         verdict: the verification itself, on the device; None in regular decoding, and for first tokens.
         logits: of rows whose request keeps them, by row number: the target's logits [n, V], on the device. logits[i]
             decided tokens[i]; n may be more than the number of tokens.
     """
 
-    rows: list[int]
-    tokens: list[list[int]]
-    origins: list[list[Origin]]
-    proposed: list[list[int]]
-    num_accepted: list[int]
+    gains: list[Gain]
     verdict: Verdict | None = None
     logits: Mapping[int, Tensor] = field(default_factory=dict)
 
@@ -163,28 +176,22 @@ class Loop:
         tokens. Their rows are numbered on from the last that was added.
         """
         self._settle()
-        added: list[Row] = []
-        for request in requests:
-            for _ in request.prompts:
-                added.append(Row(self._num_added, request))
-                self._num_added += 1
-        prompts = [prompt for request in requests for prompt in request.prompts]
+        added = [Row(self._num_added + index, request) for index, request in enumerate(requests)]
+        self._num_added += len(added)
+        prompts = [request.prompt for request in requests]
         step = self._target.add(prompts) if self._rows else self._target.start(prompts)
 
         streams = [request.uniforms for request in requests]
-        warp = row_warp([row.request.warp for row in added])
-        uniforms = torch.cat([stream[:, 0, Purpose.TARGET] for stream in streams])
+        warp = BatchWarp()
+        warp.set_rows([request.warp for request in requests])
+        uniforms = torch.stack([stream[0, Purpose.TARGET] for stream in streams])
         first_tokens = inverse_cdf(warp(step.logits), uniforms).tolist()
         if self._drafter is not None:
             begin = self._drafter.add if self._rows else self._drafter.start
             # With the next call, because a reader waits for the first tokens.
             self._begin_drafting = functools.partial(begin, prompts, first_tokens, step)
 
-        if self._rows:
-            streams = [self._uniforms, *streams]
-        length = max(stream.shape[1] for stream in streams)
-        pad = torch.nn.functional.pad
-        self._uniforms = torch.cat([pad(s, (0, 0, 0, length - s.shape[1])) for s in streams])
+        self._uniforms = pad_sequence([*self._uniforms, *streams], batch_first=True)
         self._rows = [*self._rows, *added]
         self._warp.set_rows([row.request.warp for row in self._rows])
         step = Step(step.logits.unsqueeze(1))
@@ -230,7 +237,7 @@ class Loop:
             def judge(logits: Tensor) -> Verdict:
                 return self._verification(
                     Offer(
-                        target_probabilities=self._warp.current(logits),
+                        target_probabilities=self._warp(logits),
                         draft_tokens=draft_tokens,
                         draft_probabilities=draft_probabilities,
                         accept_uniforms=drafting[:, :width, Purpose.ACCEPT],
@@ -249,7 +256,7 @@ class Loop:
             uniforms = self._numbers([row.num_generated for row in rows], 1)[:, 0, Purpose.TARGET]
 
             def draw(logits: Tensor) -> Tensor:
-                return inverse_cdf(self._warp.current(logits[:, -1]), uniforms)
+                return inverse_cdf(self._warp(logits[:, -1]), uniforms)
 
             step, drawn = self._target.decide(pending, draw)
             decisions = [Decision(0, token) for token in drawn.tolist()]
@@ -262,12 +269,12 @@ class Loop:
 
         # Roll back: the token before the proposal stays, and so do those accepted. The next one is
         # not read yet.
-        self._target.keep([count + 1 for count in iteration.num_accepted])
+        num_accepted = [gain.num_accepted for gain in iteration.gains]
+        self._target.keep([count + 1 for count in num_accepted])
         if self._drafter is not None:
             if self.num_running:
-                next_tokens = [row.last_token for row in rows]
-                self._drafter.observe(iteration.num_accepted, next_tokens, step)
-            self._draft_length.observe(limits, iteration.num_accepted)
+                self._drafter.observe(num_accepted, [gain.tokens for gain in iteration.gains], step)
+            self._draft_length.observe(limits, num_accepted)
         for row in rows:
             row.num_iterations += 1
         return iteration
@@ -290,8 +297,8 @@ class Loop:
         if len(staying) == len(self._rows):
             return
         self._rows = [self._rows[index] for index in staying]
+        self._uniforms = self._uniforms[to_device(staying, self._uniforms.device)]
         if staying:
-            self._uniforms = self._uniforms[to_device(staying, self._uniforms.device)]
             self._warp.set_rows([row.request.warp for row in self._rows])
             self._target.select(staying)
             if self._drafter is not None:
@@ -312,13 +319,6 @@ class Loop:
         index = index.clamp(max=self._uniforms.shape[1] - 1)
         rows = torch.arange(len(starts), device=device).unsqueeze(1)
         return self._uniforms[rows, index]
-
-
-def decoded(loop: Loop, requests: Sequence[Request]) -> Iterator[Iteration]:
-    """Decode requests together, from their first tokens on, until all their rows have ended."""
-    yield loop.add(requests)
-    while loop.num_running:
-        yield loop.step()
 
 
 def _read(verdict: Verdict, draft_tokens: Tensor) -> list[Decision]:
@@ -351,8 +351,7 @@ def _taken(
     """
     width = max(lengths)
     vocabulary_size = step.logits.shape[-1]
-    taken: list[list[int]] = []
-    token_origins: list[list[Origin]] = []
+    gains: list[Gain] = []
     kept_logits: dict[int, Tensor] = {}
     for index, (row, decision) in enumerate(zip(rows, decisions, strict=True)):
         # All that was offered must be finite, not only what was accepted: a rule may accept a token
@@ -368,19 +367,8 @@ def _taken(
             raise NonFiniteError("model", position + decision.num_accepted, row.number)
         accepted = decision.draft_tokens[: decision.num_accepted]
         tokens = row.take([*accepted, decision.next_token])
-        taken.append(tokens)
-        token_origins.append(origins(lengths[index], decision.num_accepted, len(tokens)))
+        proposed = list(decision.draft_tokens[: lengths[index]])
+        gains.append(Gain(row.number, tokens, proposed, decision.num_accepted))
         if row.request.keeps_logits:
             kept_logits[row.number] = step.logits[index]
-    return Iteration(
-        rows=[row.number for row in rows],
-        tokens=taken,
-        origins=token_origins,
-        proposed=[
-            list(decision.draft_tokens[:length])
-            for decision, length in zip(decisions, lengths, strict=True)
-        ],
-        num_accepted=[decision.num_accepted for decision in decisions],
-        verdict=verdict,
-        logits=kept_logits,
-    )
+    return Iteration(gains, verdict, kept_logits)

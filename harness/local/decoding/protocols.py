@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 T = TypeVar("T")
+# Token ids, a list for each row.
+TokenRows = Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +32,19 @@ class Step:
 
 
 class Runner(Protocol):
-    """A batch of sequences that can be extended and rolled back, to inherit from."""
+    """A batch of sequences that can be extended and rolled back, to inherit from.
 
-    def start(self, prompts: Sequence[Sequence[int]]) -> Step:
+    Attributes:
+        setup_seconds: how long compiling took.
+    """
+
+    setup_seconds: float = 0.0
+
+    def start(self, prompts: TokenRows) -> Step:
         """Begin a new batch with the token ids of B prompts."""
         ...
 
-    def add(self, prompts: Sequence[Sequence[int]]) -> Step:
+    def add(self, prompts: TokenRows) -> Step:
         """Add rows with these prompts behind the others -> the step of the new rows alone. Call
         `keep` first after an extension.
         """
@@ -100,9 +108,7 @@ class Drafter(Protocol):
 
     layers: tuple[int, ...]
 
-    def start(
-        self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
-    ) -> None:
+    def start(self, prompts: TokenRows, first_tokens: Sequence[int], step: Step) -> None:
         """Begin a new batch: B prompts, the token decided after each, the target's step."""
         self.clear()
         self.add(prompts, first_tokens, step)
@@ -110,9 +116,7 @@ class Drafter(Protocol):
     def clear(self) -> None:
         """Forget the batch, if there is one; `add` follows."""
 
-    def add(
-        self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
-    ) -> None:
+    def add(self, prompts: TokenRows, first_tokens: Sequence[int], step: Step) -> None:
         """Add rows behind the others, with the arguments of `start` for these alone."""
         ...
 
@@ -120,9 +124,10 @@ class Drafter(Protocol):
         """Propose up to K >= 1 tokens per row, drawn with the random numbers `uniforms` [B, K]."""
         ...
 
-    def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
-        """Learn that row b keeps the first num_accepted[b] proposed tokens, and next_tokens[b]
-        follows. There is no call after the last iteration.
+    def observe(self, num_accepted: Sequence[int], decided: TokenRows, step: Step) -> None:
+        """Learn that row b keeps the first num_accepted[b] proposed tokens. decided[b] are these and
+        the token that follows; of a row that has ended those up to its end. There is no call after
+        the last iteration.
 
         `step` is the target's, over the token before the proposal and then the longest offer. Of
         row b its first num_accepted[b] + 1 entries are of kept tokens; the others are to be

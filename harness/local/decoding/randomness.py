@@ -8,12 +8,12 @@ A position that is proposed again after an earlier rejection reuses its uniforms
 That is sound: a rejection at position t depends on the uniforms up to t alone, so those of the
 discarded positions after it are still uniform. That does not hold for block verification, whose rejection at
 t depends on the tokens after it too. There
-drafting and accepting take new numbers in every iteration (`batch.Rows.turn_uniforms`).
+drafting and accepting take new numbers in every iteration (`redraw` of `loop.Loop`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import IntEnum
 
 import numpy as np
@@ -36,19 +36,16 @@ class Purpose(IntEnum):
 
 
 def uniforms(
-    seed: int, prompt_indices: Sequence[int], num_positions: int, device: torch.device | str = "cpu"
+    seed: int, prompt_index: int, num_positions: int, device: torch.device | str = "cpu"
 ) -> Tensor:
-    """Make uniforms in [0, 1), float32 [B, num_positions, len(Purpose)], for the prompts with these
-    indices.
+    """Make uniforms in [0, 1), float32 [num_positions, len(Purpose)], for the prompt with this
+    index.
     """
+    prompt_seed = np.random.SeedSequence([seed, prompt_index])
+    generator = np.random.Generator(np.random.Philox(prompt_seed))
     # Position first, so that a longer stream begins with the shorter one's numbers.
-    shape = (num_positions, len(Purpose))
-    rows = []
-    for index in prompt_indices:
-        prompt_seed = np.random.SeedSequence([seed, index])
-        generator = np.random.Generator(np.random.Philox(prompt_seed))
-        rows.append(generator.random(shape, dtype=np.float32))
-    return torch.from_numpy(np.stack(rows)).to(device)
+    numbers = generator.random((num_positions, len(Purpose)), dtype=np.float32)
+    return torch.from_numpy(numbers).to(device)
 
 
 def inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:

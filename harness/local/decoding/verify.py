@@ -186,19 +186,12 @@ def _passes(residual_mass: Tensor, reach: Tensor, offer: Offer) -> Tensor:
     return passed & (prefix_lengths <= lengths)
 
 
-def typical_threshold(entropies: Tensor, epsilon: float = 0.09, delta: float = 0.3) -> Tensor:
-    """Return the probabilities above which tokens are typical, by the entropies of their distributions in nats.
-
-    The defaults are the values of Medusa's code.
-    """
-    return (delta * (-entropies).exp()).clamp(max=epsilon)
-
-
 def verify_typical(offer: Offer, *, epsilon: float = 0.09, delta: float = 0.3) -> Verdict:
     """Typical acceptance, Cai et al. 2024 (Medusa, arXiv:2401.10774, section 2.3.1): lossy unless
     decoding is greedy.
 
-    Keeps draft tokens while target(x) > min(epsilon, delta exp(-entropy of the target)). The token
+    Keeps draft tokens while target(x) > min(epsilon, delta exp(-entropy of the target in nats)); the
+    defaults are the values of Medusa's code. The token
     after them is the target's likeliest at any temperature, as in that code (`generate_candidates`
     begins with the argmax). A row that is offered nothing draws from the target, as it would in a
     batch of its own, where no rule is asked. Lenience is ignored.
@@ -206,7 +199,8 @@ def verify_typical(offer: Offer, *, epsilon: float = 0.09, delta: float = 0.3) -
     target = offer.target_probabilities
     target_probability = offer.target_probability
     entropy = torch.special.entr(target[:, :-1]).sum(-1)
-    is_typical = target_probability > typical_threshold(entropy, epsilon, delta)
+    threshold = (delta * (-entropy).exp()).clamp(max=epsilon)
+    is_typical = target_probability > threshold
     num_accepted = prefix_length(is_typical, offer.lengths)
     rows = torch.arange(len(num_accepted), device=num_accepted.device)
     following = target[rows, num_accepted]

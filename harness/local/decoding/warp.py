@@ -53,15 +53,26 @@ class Warp:
         return probabilities
 
 
-@dataclass(frozen=True)
-class RowWarp:
-    """A warp for each row of logits [B, ..., V]."""
+class BatchWarp:
+    """The warp of a running batch, with one for each row of logits [B, ..., V]. A loop sets the rows
+    as they join and leave, and its drafter shares it.
 
-    rows: tuple[Warp, ...]
+    Attributes:
+        common: the warp of all rows; None where they differ.
+    """
+
+    common: Warp | None = None
+
+    def set_rows(self, rows: Sequence[Warp]) -> None:
+        """Take a warp for each row."""
+        self._rows = rows
+        self.common = rows[0] if len(set(rows)) == 1 else None
 
     def __call__(self, logits: Tensor) -> Tensor:
+        if self.common is not None:
+            return self.common(logits)
         members: dict[Warp, list[int]] = {}
-        for row, warp in enumerate(self.rows):
+        for row, warp in enumerate(self._rows):
             members.setdefault(warp, []).append(row)
         probabilities = torch.empty_like(logits, dtype=torch.float32)
         for warp, rows in members.items():
@@ -70,29 +81,4 @@ class RowWarp:
         return probabilities
 
 
-def row_warp(rows: Sequence[Warp]) -> Warp | RowWarp:
-    """Return the warp of logits whose rows have these: a plain `Warp` where they are all equal."""
-    return rows[0] if len(set(rows)) == 1 else RowWarp(tuple(rows))
-
-
-class BatchWarp:
-    """The warp of a running batch. A loop replaces `current` as rows join and leave, and its
-    drafter shares it.
-    """
-
-    current: Warp | RowWarp = Warp()
-
-    def set_rows(self, rows: Sequence[Warp]) -> None:
-        """Take a warp for each row."""
-        self.current = row_warp(rows)
-
-    def __call__(self, logits: Tensor) -> Tensor:
-        return self.current(logits)
-
-
-AnyWarp = Warp | RowWarp | BatchWarp
-
-
-def current_warp(warp: AnyWarp) -> Warp | RowWarp:
-    """Return a warp that does not change: that of a running batch as it is now, or the same one."""
-    return warp.current if isinstance(warp, BatchWarp) else warp
+AnyWarp = Warp | BatchWarp

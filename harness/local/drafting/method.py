@@ -1,29 +1,37 @@
-"""The record of a way to draft: its settings and rules (`MethodRecord`), and its work.
+"""The ways to draft: a `Method` is the record of one, with its settings and rules (`MethodRecord`) and
+its work. One's own is in a file (`draft=./my_method.py:MyMethod`).
 
-Those of this project are in `methods`, and one's own in a file (`draft=./my_method.py:MyMethod`). What
-needs torch is imported inside functions: names, settings and help are known without it.
+What needs torch is imported inside functions: names, settings and help are known without it.
 
-A run calls it in this order: `check` with the settings alone, `plan` and `sketch` before weights
-load, `layers`, `model` and `widths` while the pair is prepared, and `drafter` when it
-decodes. Hugging Face's engine asks for transformers' words instead: `huggingface`.
+A run calls a method in this order: `check` with the settings alone, `plan` before weights load,
+`layers` and `model` while the pair is prepared, and `drafter` when it decodes. Hugging
+Face's engine asks for transformers' words instead: `huggingface`.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, Literal
 
+from harness.config.errors import SettingError
 from harness.config.methods import FOR_HUGGINGFACE, METHODS, MethodRecord
-from harness.config.settings import DraftSettings, require
+from harness.config.run import RunSettings, Weights
+from harness.config.settings import (
+    DecodingSettings,
+    DraftSettings,
+    ModelSettings,
+    require,
+    require_at_least,
+)
 from harness.local.models.tokenizers import max_context, vocabulary_size
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerBase
 
-    from harness.config.run import Weights
-    from harness.config.settings import DecodingSettings
     from harness.local.decoding.protocols import Drafter, Runner
     from harness.local.decoding.warp import AnyWarp
     from harness.local.drafting.heads.checkpoint import HeadCheckpoint
@@ -32,7 +40,6 @@ if TYPE_CHECKING:
     from harness.local.drafting.translated import Translation
     from harness.local.models.checkpoints import Checkpoint
     from harness.local.models.loading import LoadedModel
-    from harness.local.models.sketch import Sketch
 
 # Makes a drafter, given the warp of the target's logits.
 MakeDrafter = Callable[["AnyWarp"], "Drafter"]
@@ -40,19 +47,21 @@ MakeDrafter = Callable[["AnyWarp"], "Drafter"]
 
 @dataclass(frozen=True)
 class DraftPlan:
-    """A draft before any weights load: which checkpoint or head it is. One that needs no weights of
-    its own, as `lookup` or the target itself, has settings alone.
+    """A draft before any weights load: which checkpoint or head it is. One that needs neither
+    weights nor a cache, as `lookup`, has settings alone.
 
     Attributes:
         settings: the draft's, in which the plan has filled in what the user left open; None without
             a draft.
         checkpoint: the draft model, where it has weights of its own.
         head: the draft head, which reads the target's hidden states.
+        shared: the target, or its first layers, where these draft.
     """
 
     settings: DraftSettings | None
     checkpoint: Checkpoint | None = None
     head: HeadCheckpoint | None = None
+    shared: Checkpoint | None = None
 
 
 @dataclass(frozen=True)
@@ -114,13 +123,7 @@ class Pair:
 
 
 class Method(MethodRecord):
-    """One way to draft.
-
-    Attributes:
-        deterministic: whether its proposals come without probabilities; None if only some do.
-    """
-
-    deterministic: ClassVar[bool | None] = False
+    """One way to draft."""
 
     def plan(
         self,
@@ -140,10 +143,6 @@ class Method(MethodRecord):
         """
         return DraftPlan(settings)
 
-    def sketch(self, plan: DraftPlan, target: Checkpoint, dtype: torch.dtype) -> Sketch | None:
-        """Return the sizes of a draft that is no model of its own; None if it holds nothing."""
-        return None if plan.head is None else plan.head.sketch(dtype)
-
     def describe(self, settings: Any) -> str:
         """Return a few words about the weights of the draft."""
         return "no weights"
@@ -155,14 +154,6 @@ class Method(MethodRecord):
     def model(self, pair: Pair) -> LoadedModel | None:
         """Return the model that drafts, for which a runner is made; None if no model drafts."""
         return None
-
-    def widths(self, pair: Pair, numbers: Sequence[int]) -> Sequence[int]:
-        """Return the numbers of tokens that the runner of `model` is extended by.
-
-        Args:
-            numbers: every number of draft tokens, K, that the run may use.
-        """
-        return (1, 2)
 
     def drafter(self, settings: Any, pair: Pair, runner: Runner | None) -> MakeDrafter:
         """Return a function that makes a drafter, given the warp of the target's logits.
@@ -187,7 +178,6 @@ class TextMethod(Method):
     """A way to draft that reads nothing but the text; it makes a `Text` for each row."""
 
     memory = "none"
-    deterministic = True
 
     def texts(self, settings: Any, tokenizer: PreTrainedTokenizerBase) -> Callable[[], Text]:
         """Return a function that makes an empty `Text`; it is called for each row of each batch."""
@@ -207,3 +197,339 @@ def method_of(draft: DraftSettings) -> Method:
     method = METHODS[draft.method]
     assert isinstance(method, Method)
     return method
+
+
+Sampling = Literal["target", "greedy"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampledDraftSettings(DraftSettings):
+    """Settings of every draft that samples its tokens from a distribution.
+
+    Attributes:
+        sampling: `target` draws draft tokens as the target's are drawn, `greedy` takes the
+            likeliest.
+    """
+
+    sampling: Sampling = "target"
+
+    def warp(self, target_warp: AnyWarp) -> AnyWarp:
+        """Return the warp of the draft's logits, given the one of the target's."""
+        from harness.local.decoding.warp import Warp
+
+        return Warp(0) if self.sampling == "greedy" else target_warp
+
+
+class SampledMethod(Method):
+    """A way to draft by a head, or by a model that drafts token by token."""
+
+    def drafter(
+        self, settings: SampledDraftSettings, pair: Pair, runner: Runner | None
+    ) -> MakeDrafter:
+        """Return a function that makes drafters with the pair's head, or with the model of the runner:
+        in parallel, translated or plain.
+        """
+        from harness.local.drafting.heads.drafter import HeadDrafter
+        from harness.local.drafting.model import ModelDrafter, ParallelDrafter, mask_token
+        from harness.local.drafting.translated import TranslatedDrafter
+
+        head = pair.head
+        if head is not None:
+            threshold = getattr(settings, "threshold", None) or 0.0  # 0 holds nothing back
+            return lambda warp: HeadDrafter(head, settings.warp(warp), threshold)
+        assert runner is not None
+        device = pair.target.input_device
+        translation = pair.translation
+        mask = None if pair.draft is None else mask_token(pair.draft.model.config)
+        if mask is not None:
+            rule = "drafts all tokens in one pass, and must have the model's tokenizer"
+            require(translation is None, "draft", rule, settings.name)
+            return lambda warp: ParallelDrafter(runner, settings.warp(warp), mask, device)
+        if translation is not None:
+            return lambda warp: TranslatedDrafter(runner, translation, settings.warp(warp), device)
+        return lambda warp: ModelDrafter(runner, settings.warp(warp), device)
+
+    def huggingface(self, pair: Pair, settings: Any, decoding: DecodingSettings) -> dict[str, Any]:
+        assert pair.head is not None
+        return pair.head.huggingface(pair.target.model)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelDraftSettings(SampledDraftSettings, ModelSettings):
+    """Settings of a draft model or a head: a draft with weights of its own.
+
+    Attributes:
+        layers: of a head: the hidden states it reads, where they are not those that its
+            configuration names.
+        threshold: of a head with a confidence head (DSpark): a proposal ends where the chance that
+            a token is accepted falls below this; None holds nothing back.
+    """
+
+    method: str = "model"
+    layers: tuple[int, ...] | None = None
+    threshold: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        ModelSettings.__post_init__(self)
+        require(self.gpus in (None, 1), "gpus", "must be 1: a draft is whole on one GPU", self.gpus)
+        known = self.threshold is None or 0 <= self.threshold <= 1
+        require(known, "threshold", "must be in [0, 1]", self.threshold)
+
+
+class ModelDraft(SampledMethod):
+    """A model of its own, or a head; the configuration in a repository says which."""
+
+    name = "model"
+    summary = (
+        "token by token, a parallel draft (PARD) in one pass; a head in the format of its writer, "
+        "a model also with another tokenizer"
+    )
+    settings = ModelDraftSettings
+    named = False
+
+    def plan(
+        self,
+        settings: ModelDraftSettings,
+        target: Checkpoint,
+        weights: Weights | None,
+    ) -> DraftPlan:
+        """Return a plan with the target itself, a head or a draft model, by its configuration."""
+        from harness.local.drafting.heads.checkpoint import read_head
+        from harness.local.models.random_weights import checkpoint_for
+
+        identifying = [name for name in ModelSettings.__dataclass_fields__ if name != "name"]
+        head = None
+        needs_weights = weights == "stored"
+        if all(getattr(target.settings, name) == getattr(settings, name) for name in identifying):
+            plan = DraftPlan(settings, shared=target)
+        elif head := read_head(settings, target, layers=settings.layers, weights=needs_weights):
+            plan = DraftPlan(settings, head=head)
+        else:
+            plan = DraftPlan(settings, checkpoint=checkpoint_for("draft", settings, weights))
+        if settings.threshold is not None and not (head and head.config.confidence):
+            rule = f"is for suffix and heads with a confidence head (DSpark), not for draft={settings.name}"
+            raise SettingError("draft.threshold", rule, settings.threshold)
+        return plan
+
+    def describe(self, settings: ModelDraftSettings) -> str:
+        """Describe a draft that is the target itself; it is called for no other draft."""
+        return "is the target itself: it shares its weights, always agrees and costs as much"
+
+    def model(self, pair: Pair) -> LoadedModel | None:
+        """Return the draft model, None if the draft is a head."""
+        return pair.draft
+
+    def huggingface(
+        self, pair: Pair, settings: ModelDraftSettings, decoding: DecodingSettings
+    ) -> dict[str, Any]:
+        """Return the head, or the draft model with both tokenizers if the widths of their logits
+        differ.
+        """
+        from harness.local.models.tokenizers import load_tokenizer, vocabulary_size
+
+        if pair.draft is None:
+            return super().huggingface(pair, settings, decoding)
+        arguments: dict[str, Any] = {"assistant_model": pair.draft.model}
+        widths = {vocabulary_size(loaded.model.config) for loaded in (pair.target, pair.draft)}
+        if len(widths) > 1:
+            # `generate` compares these widths to find out whether both have one tokenizer.
+            other = load_tokenizer(pair.draft.settings, "draft")
+            arguments |= {"tokenizer": pair.tokenizer, "assistant_tokenizer": other}
+        return arguments
+
+
+class Mtp(SampledMethod):
+    """Layers that predict several tokens, as far as transformers reads them."""
+
+    name = "mtp"
+    summary = "the multi-token-prediction layers in the target's own checkpoint"
+    settings = SampledDraftSettings
+
+    def plan(
+        self,
+        settings: SampledDraftSettings,
+        target: Checkpoint,
+        weights: Weights | None,
+    ) -> DraftPlan:
+        """Return a plan with the head that the target's checkpoint holds."""
+        from harness.local.drafting.heads.mtp import read_mtp
+
+        return DraftPlan(
+            settings, head=read_mtp(settings.name, target, weights=weights == "stored")
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlyExitSettings(SampledDraftSettings):
+    """Settings of `draft=early_exit`; `draft=early_exit_8` has 8 layers.
+
+    Attributes:
+        layers: how many of the target's layers draft; a quarter of them if None.
+    """
+
+    # One number in a tuple, because `draft.layers` of a head is a list.
+    layers: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        rule = "must be one number: how many of the target's layers draft"
+        require(self.layers is None or len(self.layers) == 1, "layers", rule, self.layers)
+
+    @property
+    def num_layers(self) -> int:
+        """The number of layers that draft, in the settings of a plan."""
+        assert self.layers is not None, "EarlyExit.plan fills it in"
+        return self.layers[0]
+
+
+class EarlyExit(SampledMethod):
+    """The first layers of the target as a draft model without weights of its own."""
+
+    name = "early_exit"
+    summary = "the target's own first layers, a quarter of them; early_exit_8 has 8"
+    settings = EarlyExitSettings
+    memory = "shared"
+
+    def choice(self, name: str) -> dict[str, Any] | None:
+        """Return no settings for `early_exit`, and 8 layers for `early_exit_8`."""
+        number = re.fullmatch(r"early_exit_(\d+)", name)
+        return {"layers": [int(number[1])]} if number else super().choice(name)
+
+    def plan(
+        self,
+        settings: EarlyExitSettings,
+        target: Checkpoint,
+        weights: Weights | None,
+    ) -> DraftPlan:
+        """Return a plan whose settings have the number of layers, a quarter if none was given."""
+        from harness.local.drafting.model import truncated_config
+
+        total = target.config.get_text_config(decoder=True).num_hidden_layers
+        layers = settings.layers or (max(1, total // 4),)
+        config = truncated_config(target.config, layers[0])
+        first_layers = dataclasses.replace(target, config=config)
+        return DraftPlan(dataclasses.replace(settings, layers=layers), shared=first_layers)
+
+    def describe(self, settings: EarlyExitSettings) -> str:
+        number = settings.num_layers
+        layers = "layer" if number == 1 else f"{number} layers"
+        return f"the first {layers} of the model"
+
+    def model(self, pair: Pair) -> LoadedModel:
+        """Return the target's first layers as a model."""
+        from harness.local.drafting.model import truncated
+
+        settings: Any = pair.draft_settings
+        shorter = truncated(pair.target.model, settings.num_layers)
+        as_model = dataclasses.replace(pair.target.settings, name=settings.name)
+        return dataclasses.replace(pair.target, settings=as_model, model=shorter)
+
+    def huggingface(
+        self, pair: Pair, settings: EarlyExitSettings, decoding: DecodingSettings
+    ) -> dict[str, Any]:
+        return {"assistant_early_exit": settings.num_layers}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LookupSettings(DraftSettings):
+    """Settings of `draft=lookup`.
+
+    Attributes:
+        max_ngram: tokens that must have occurred before, at most.
+        min_ngram: tokens that must have occurred before, at least.
+    """
+
+    max_ngram: int = 3
+    min_ngram: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(self, min_ngram=1)
+        rule = f"must be at least draft.min_ngram={self.min_ngram}"
+        require(self.max_ngram >= self.min_ngram, "max_ngram", rule, self.max_ngram)
+
+
+class Lookup(TextMethod):
+    """Proposes what followed the same n-gram the last time."""
+
+    name = "lookup"
+    summary = "what followed the same n-gram in prompt and output"
+    settings = LookupSettings
+
+    def texts(
+        self, settings: LookupSettings, tokenizer: PreTrainedTokenizerBase | None = None
+    ) -> Callable[[], Text]:
+        """Return a function that makes an empty `LookupText`."""
+        from harness.local.drafting.text import LookupText
+
+        return lambda: LookupText(settings.max_ngram, settings.min_ngram)
+
+    def huggingface(
+        self, pair: Pair, settings: LookupSettings, decoding: DecodingSettings
+    ) -> dict[str, Any]:
+        return {
+            "prompt_lookup_num_tokens": decoding.num_draft_tokens,
+            "max_matching_ngram_size": settings.max_ngram,
+        }
+
+    def check_huggingface(self, settings: LookupSettings) -> None:
+        """Refuse a least n-gram."""
+        rule = "must be 1 with engine=huggingface: generate() tries single tokens too"
+        require(settings.min_ngram == 1, "draft.min_ngram", rule, settings.min_ngram)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuffixSettings(DraftSettings):
+    """Settings of `draft=suffix`.
+
+    Attributes:
+        threshold: a proposal ends where the estimated chance that all of it is accepted falls below
+            this; 0.1 if None.
+        max_depth: tokens of the longest sequence that is counted. It bounds the work per token.
+        shared: also search the earlier answers of the run.
+    """
+
+    threshold: float | None = None
+    max_depth: int = 24
+    shared: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(self, max_depth=1)
+        require(0 <= self.least_chance <= 1, "threshold", "must be in [0, 1]", self.threshold)
+
+    @property
+    def least_chance(self) -> float:
+        """The threshold, or its default."""
+        return 0.1 if self.threshold is None else self.threshold
+
+
+class Suffix(TextMethod):
+    """Proposes the most frequent continuation of the longest match in prompt and output."""
+
+    name = "suffix"
+    summary = (
+        "the most frequent continuations of the longest known suffix, as far as they are likely"
+    )
+    settings = SuffixSettings
+
+    def drafter(self, settings: SuffixSettings, pair: Pair, runner: Runner | None) -> MakeDrafter:
+        """Return a function that makes drafters, which share the earlier answers if so set."""
+        from harness.local.drafting.text import SuffixTexts, TextDrafter
+
+        texts = SuffixTexts(settings.max_depth, settings.least_chance, shared=settings.shared)
+        device = pair.target.input_device
+        return lambda warp: TextDrafter(texts.new, device, texts.begin_batch)
+
+
+class Server(Method):
+    """A server's own drafting, whatever that is."""
+
+    name = "server"
+    summary = "with engine=server: what that server drafts with"
+
+    def check(self, run: RunSettings) -> None:
+        """Refuse every engine but a server that also has an address without drafting."""
+        rule = "needs engine=server with engine.regular_url"
+        require(run.engine.has_two, "draft", rule, "server")

@@ -17,10 +17,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from harness.config.amounts import length_in_common
 from harness.config.errors import SettingError
 from harness.config.settings import ModelSettings
-from harness.local.decoding.protocols import Drafter, Proposal, Runner, Step
+from harness.local.decoding.protocols import Drafter, Proposal, Runner, Step, TokenRows
 from harness.local.decoding.randomness import draw, existing_index
 from harness.local.decoding.transfer import padded, to_device
 from harness.local.decoding.warp import AnyWarp
@@ -61,27 +60,25 @@ class ModelDrafter(Drafter):
         self.warp = warp
         self._device = device
         # Of each row: its unread tokens, and what the last proposal fed until its verdict.
-        self._unread: list[list[int]] = []
-        self._fed: list[list[int]] = []
-        # The runner's own proposal [B, K], until its verdict.
-        self._drafted: Tensor | None = None
+        self._unread: list[Sequence[int]] = []
+        self._fed: list[Sequence[int]] = []
+        # How many drafted tokens of each row it was fed after these.
+        self._num_drafted_fed = 0
 
     def clear(self) -> None:
         self._unread = []
 
-    def add(
-        self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
-    ) -> None:
+    def add(self, prompts: TokenRows, first_tokens: Sequence[int], step: Step) -> None:
         read = self.runner.add if self._unread else self.runner.start
         self._runner_device = read(self._own_prompts(prompts)).logits.device
         self._unread += [self._own_tokens([token]) for token in first_tokens]
         self._forget_proposal()
 
-    def _own_prompts(self, prompts: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
+    def _own_prompts(self, prompts: TokenRows) -> TokenRows:
         """Return the prompts as the draft model reads them."""
         return prompts
 
-    def _own_tokens(self, decided: list[int]) -> list[int]:
+    def _own_tokens(self, decided: Sequence[int]) -> Sequence[int]:
         """Return decided tokens as the draft model reads them."""
         return decided
 
@@ -93,7 +90,7 @@ class ModelDrafter(Drafter):
         """Feed the unread tokens, and draw tokens [B, K] from distributions [B, K, V].
 
         The last one or two of each row are fed as the drawing begins: runners compile passes over one
-        or two (`Method.widths`).
+        or two (`widths`).
         """
         num_last = min([2, *map(len, self._unread)])
         num_before = [len(tokens) - num_last for tokens in self._unread]
@@ -104,24 +101,16 @@ class ModelDrafter(Drafter):
         self._fed = [tokens[-num_last:] for tokens in self._unread]
         self._unread = [[] for _ in self._fed]
         last = to_device(self._fed, self._runner_device)
-        self._drafted, probabilities = draw(
-            lambda tokens: self.runner.extend(tokens).logits, last, uniforms, warp
-        )
-        return self._drafted, probabilities
+        self._num_drafted_fed = uniforms.shape[1] - 1
+        return draw(lambda tokens: self.runner.extend(tokens).logits, last, uniforms, warp)
 
-    def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
-        drafted: list[list[int]] = [[] for _ in next_tokens]
-        if self._drafted is not None:
-            drafted = self._drafted.tolist()
+    def observe(self, num_accepted: Sequence[int], decided: TokenRows, step: Step) -> None:
         texts = []
         num_read = []
-        for row, (count, token) in enumerate(zip(num_accepted, next_tokens, strict=True)):
+        for row, tokens in enumerate(decided):
             fed = self._fed[row]
-            decided = self._own_tokens([*self._offered(drafted[row][:count]), token])
-            texts.append([*fed, *self._unread[row], *decided])
-            # A parallel draft has fed nothing that is still in the cache.
-            read = [*fed, *drafted[row][:-1]] if fed else []
-            num_read.append(length_in_common(texts[-1][:-1], read))
+            texts.append([*fed, *self._unread[row], *self._own_tokens(tokens)])
+            num_read.append(len(fed) + min(num_accepted[row], self._num_drafted_fed))
         if any(self._fed):
             pairs = list(zip(texts, num_read, strict=True))
             num_unread = min(2, max(len(text) - count for text, count in pairs))
@@ -130,10 +119,6 @@ class ModelDrafter(Drafter):
         self._unread = [text[count:] for text, count in zip(texts, num_read, strict=True)]
         self._forget_proposal()
 
-    def _offered(self, drafted: list[int]) -> list[int]:
-        """Return the target's tokens for drafted ones."""
-        return drafted
-
     def select(self, rows: Sequence[int]) -> None:
         self.runner.select(rows)
         self._unread = [self._unread[row] for row in rows]
@@ -141,7 +126,7 @@ class ModelDrafter(Drafter):
 
     def _forget_proposal(self) -> None:
         self._fed = [[] for _ in self._unread]
-        self._drafted = None
+        self._num_drafted_fed = 0
 
 
 class ParallelDrafter(ModelDrafter):
@@ -175,8 +160,20 @@ class ParallelDrafter(ModelDrafter):
         index = last + torch.arange(num_draft_tokens, device=logits.device)
         rows = torch.arange(len(counts), device=logits.device).unsqueeze(1)
         probabilities = warp(logits[rows, index])
-        self._drafted = existing_index(probabilities, uniforms)
-        return self._drafted, probabilities
+        return existing_index(probabilities, uniforms), probabilities
+
+
+def widths(config: PreTrainedConfig, numbers: Sequence[int]) -> list[int]:
+    """Return the numbers of tokens that a draft model's runner is extended by.
+
+    A parallel draft reads up to K + 1 decided tokens with K - 1 masks.
+
+    Args:
+        numbers: every number of draft tokens, K, that the run may use.
+    """
+    if mask_token(config) is None:
+        return [1, 2]
+    return [2 * number for number in numbers] or [1]
 
 
 def mask_token(config: PreTrainedConfig) -> int | None:

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from harness.local.decoding.protocols import Drafter, Proposal, Step
+from harness.local.decoding.protocols import Drafter, Proposal, Step, TokenRows
 from harness.local.decoding.transfer import padded, to_device
 
 END = -1  # behind each text of a trie that has several; never proposed
@@ -51,43 +51,31 @@ class TextDrafter(Drafter):
         self._device = device
         self._begin_batch = begin_batch
         self._texts: list[Text] = []
-        self._proposed: list[list[int]] = []
-        self._propose_nothing()
 
     def clear(self) -> None:
         self._begin_batch()
         self._texts = []
 
-    def add(
-        self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
-    ) -> None:
+    def add(self, prompts: TokenRows, first_tokens: Sequence[int], step: Step) -> None:
         for prompt, first in zip(prompts, first_tokens, strict=True):
             text = self.new_text()
             text.extend([*prompt, first])
             self._texts.append(text)
-        self._propose_nothing()
 
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
         proposed = [text.continuation(num_draft_tokens) for text in self._texts]
-        self._proposed = proposed
         lengths = [len(guess) for guess in proposed]
         width = max(lengths)
         # One flat list is what `to_device` copies fastest.
         tokens = list(itertools.chain.from_iterable(padded(proposed, width)))
         return Proposal(to_device(tokens, self._device).view(len(lengths), width), None, lengths)
 
-    def _propose_nothing(self) -> None:
-        self._proposed = [[] for _ in self._texts]
-
-    def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
-        decided = zip(self._texts, self._proposed, num_accepted, next_tokens, strict=True)
-        for text, proposed, count, token in decided:
-            text.extend([*proposed[:count], token])
-        self._propose_nothing()
+    def observe(self, num_accepted: Sequence[int], decided: TokenRows, step: Step) -> None:
+        for text, tokens in zip(self._texts, decided, strict=True):
+            text.extend(tokens)
 
     def select(self, rows: Sequence[int]) -> None:
         self._texts = [self._texts[row] for row in rows]
-        self._propose_nothing()
 
 
 class LookupText:

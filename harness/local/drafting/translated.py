@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from harness.config.errors import SettingError
-from harness.local.decoding.protocols import Proposal, Runner
+from harness.local.decoding.protocols import Proposal, Runner, Step, TokenRows
 from harness.local.decoding.transfer import to_device
 from harness.local.decoding.warp import AnyWarp
 from harness.local.drafting.model import ModelDrafter
@@ -30,22 +30,6 @@ _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 
 # Byte-level BPE writes each byte of a token as a character that can be printed.
 _BYTE_OF_STAND_IN = {character: byte for byte, character in bytes_to_unicode().items()}
-
-
-@dataclass(frozen=True)
-class TokenIds:
-    """Many token ids, a large part of a vocabulary. A tensor of them stays on each device, because copying takes
-    milliseconds.
-    """
-
-    ids: tuple[int, ...]
-    _on_devices: dict[torch.device, Tensor] = field(default_factory=dict, init=False, repr=False)
-
-    def on(self, device: torch.device | str) -> Tensor:
-        device = torch.device(device)
-        if device not in self._on_devices:
-            self._on_devices[device] = to_device(self.ids, device)
-        return self._on_devices[device]
 
 
 @dataclass(frozen=True)
@@ -65,12 +49,9 @@ class Translation:
     target_vocabulary_size: int
 
     @cached_property
-    def common_target_tokens(self) -> TokenIds:
-        return TokenIds(tuple(self.common))
-
-    @cached_property
-    def common_draft_tokens(self) -> TokenIds:
-        return TokenIds(tuple(self.common.values()))
+    def common_pairs(self) -> Tensor:
+        """The common tokens, [2, n]: the target's ids, and the draft's."""
+        return torch.tensor([list(self.common), list(self.common.values())])
 
     @cached_property
     def target_tokens(self) -> dict[int, int]:
@@ -105,18 +86,17 @@ class TranslatedDrafter(ModelDrafter):
     ) -> None:
         super().__init__(runner, warp, device)
         self._translation = translation
+        self._target_ids = translation.common_pairs[0].to(device)
 
-    def _own_prompts(self, prompts: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
+    def add(self, prompts: TokenRows, first_tokens: Sequence[int], step: Step) -> None:
+        super().add(prompts, first_tokens, step)
+        self._draft_ids = self._translation.common_pairs[1].to(self._runner_device)
+
+    def _own_prompts(self, prompts: TokenRows) -> TokenRows:
         return [self._translation.prompt_into_draft(prompt) for prompt in prompts]
 
-    def _own_tokens(self, decided: list[int]) -> list[int]:
+    def _own_tokens(self, decided: Sequence[int]) -> Sequence[int]:
         return self._translation.into_draft(decided)
-
-    def _offered(self, drafted: list[int]) -> list[int]:
-        # Of nan a token is drawn that the target may lack; the verdict refuses the probabilities.
-        target_tokens = self._translation.target_tokens
-        any_token = next(iter(target_tokens.values()))
-        return [target_tokens.get(token, any_token) for token in drafted]
 
     @torch.inference_mode()
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
@@ -128,8 +108,7 @@ class TranslatedDrafter(ModelDrafter):
             rows = uniforms.tolist()
             taken = [[translation.common.get(token, any_token) for token in row] for row in rows]
             uniforms = to_device(taken, self._runner_device)
-        draft_ids = translation.common_draft_tokens.on(self._runner_device)
-        target_ids = translation.common_target_tokens.on(self._device)
+        draft_ids = self._draft_ids
 
         def warp(logits: Tensor) -> Tensor:
             """Probabilities over the common tokens alone; all others have none."""
@@ -138,10 +117,15 @@ class TranslatedDrafter(ModelDrafter):
             return nothing.index_copy_(-1, draft_ids, probabilities)
 
         drafted, probabilities = self._draw(uniforms.to(self._runner_device), warp)
-        tokens = [self._offered(row) for row in drafted.tolist()]
+        # Of nan a token is drawn that the target may lack; the verdict refuses the probabilities.
+        target_tokens = translation.target_tokens
+        any_token = next(iter(translation.common))
+        tokens = [
+            [target_tokens.get(token, any_token) for token in row] for row in drafted.tolist()
+        ]
         common = probabilities[..., draft_ids].to(self._device)
         shape = (*common.shape[:-1], translation.target_vocabulary_size)
-        over_target = common.new_zeros(shape).index_copy_(-1, target_ids, common)
+        over_target = common.new_zeros(shape).index_copy_(-1, self._target_ids, common)
         return Proposal(to_device(tokens, self._device), over_target)
 
 

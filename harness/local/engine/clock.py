@@ -77,8 +77,8 @@ class LoopClock:
         them, and for nothing that is queued after it.
         """
         before = self._noted[-1].seconds if self._noted else 0.0
-        for row in iteration.rows:
-            self._joined.setdefault(row, before)
+        for gain in iteration.gains:
+            self._joined.setdefault(gain.row, before)
         self._noted.append(_Noted(time.perf_counter() - self._started, iteration))
         if self._frames is not None and self._frames.is_due():
             self._weights.synchronize()
@@ -94,22 +94,17 @@ class LoopClock:
         """
         records = [request.record() for request in self._requests]
         for seconds, iteration in self._noted:
-            for row, tokens, proposed, num_accepted in zip(
-                iteration.rows,
-                iteration.tokens,
-                iteration.proposed,
-                iteration.num_accepted,
-                strict=True,
-            ):
-                record = records[row]
-                record.add(tokens, seconds - self._joined[row])
-                if proposed or iteration.verdict is not None:
-                    outcome = outcome_of(len(proposed), num_accepted, len(tokens))
+            for gain in iteration.gains:
+                record = records[gain.row]
+                record.add(gain.tokens, seconds - self._joined[gain.row])
+                if gain.proposed or iteration.verdict is not None:
+                    num_proposed = len(gain.proposed)
+                    outcome = outcome_of(num_proposed, gain.num_accepted, len(gain.tokens))
                     record.outcomes.append(outcome)
         batch = None
         if as_batch:
             first = self._noted[0]
-            num_first = sum(map(len, first.iteration.tokens))
+            num_first = sum(len(gain.tokens) for gain in first.iteration.gains)
             batch = BatchTimes(first.seconds, num_first, len(self._noted) - 1)
         return Answered(
             requests=records, seconds=self._seconds, batch=batch, phases=phases, gpu=self._gpu
@@ -119,24 +114,22 @@ class LoopClock:
         """What the watcher has not seen."""
         arrivals = []
         for seconds, iteration in self._noted[self._num_shown :]:
-            for index, row in enumerate(iteration.rows):
-                tokens = iteration.tokens[index]
-                proposed = iteration.proposed[index]
-                accepted = iteration.num_accepted[index]
+            for index, gain in enumerate(iteration.gains):
+                accepted = gain.num_accepted
                 probabilities = None
                 # A text that ended with an accepted token never came to the rejection behind it.
-                was_rejected = accepted < len(proposed) and len(tokens) > accepted
+                was_rejected = accepted < len(gain.proposed) and len(gain.tokens) > accepted
                 if was_rejected and iteration.verdict is not None:
                     probabilities = (
                         float(iteration.verdict.target_probability[index, accepted]),
                         float(iteration.verdict.draft_probability[index, accepted]),
                     )
                 arrival = Arrival(
-                    row,
-                    seconds - self._joined[row],
-                    tokens,
-                    iteration.origins[index],
-                    proposed,
+                    gain.row,
+                    seconds - self._joined[gain.row],
+                    gain.tokens,
+                    gain.origins,
+                    gain.proposed,
                     probabilities,
                 )
                 arrivals.append(arrival)

@@ -13,10 +13,14 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from harness.config.acceptance_rules import RULES
 from harness.config.errors import SettingError
 from harness.config.methods import METHODS
 from harness.engines.arrivals import Watch
+from harness.engines.door.serving import TokenLogprob
 from harness.engines.phases import Phases
 from harness.engines.protocol import Answered, Arm, Engine, Request, Traits, Weights
 from harness.engines.record import Preparation
@@ -30,13 +34,15 @@ from harness.local.drafting.checked import blaming, checked_rule
 from harness.local.drafting.method import MakeDrafter, Pair
 from harness.local.engine.clock import LoopClock
 from harness.local.engine.fault import NONE, Fault, fault_of
-from harness.local.engine.logprobs import Burst, TokenLogprob, token_logprobs
 from harness.local.engine.reference import ModelReference, loaded_weights, not_finite
 from harness.local.engine.runners import PairRunners, open_runners, warp_of
 from harness.local.engine.stopwatches import PhaseTimer, stopwatches_of
 from harness.local.models.devices import release_memory
 from harness.local.runners.base import Options
 from harness.local.runners.checks import plain_outputs
+
+# In place of minus infinity, which JSON does not have; vLLM's number.
+LEAST = -9999.0
 
 
 @dataclass(frozen=True)
@@ -87,10 +93,10 @@ class LocalArm(Arm):
                 joining = [waiting.popleft() for _ in range(room)]
                 iteration = loop.add(joining) if joining else loop.step()
                 clock.note(iteration)
-                for row, tokens in zip(iteration.rows, iteration.tokens, strict=True):
-                    num_tokens[row] += len(tokens)
-                    if num_tokens[row] >= (requests[row].leave_after or math.inf):
-                        loop.drop([row])
+                for gain in iteration.gains:
+                    num_tokens[gain.row] += len(gain.tokens)
+                    if num_tokens[gain.row] >= (requests[gain.row].leave_after or math.inf):
+                        loop.drop([gain.row])
         is_batch = len(requests) <= in_flight and not any(
             request.leave_after for request in requests
         )
@@ -111,8 +117,8 @@ class LocalArm(Arm):
             num_numbers *= decoding.most_draft_tokens + 1
         device = self.pair.target.input_device
         return LoopRequest(
-            prompts=[request.prompt],
-            uniforms=uniforms(request.seed, [request.index], num_numbers, device),
+            prompt=request.prompt,
+            uniforms=uniforms(request.seed, request.index, num_numbers, device),
             warp=warp_of(decoding),
             max_new_tokens=decoding.max_new_tokens,
             stop_tokens=request.stop_tokens,
@@ -127,17 +133,13 @@ class LocalArm(Arm):
         """
         if request.num_logprobs is None:
             return []
+        gain = iteration.gains[index]
+        logits = iteration.logits[gain.row]
+        logprobs = token_logprobs(logits, gain.tokens, request.num_logprobs)
         drafted: Sequence[float] = ()
         if iteration.verdict is not None:
             drafted = iteration.verdict.draft_probability[index].tolist()
-        burst = Burst(
-            logits=iteration.logits[iteration.rows[index]],
-            tokens=iteration.tokens[index],
-            num_top=request.num_logprobs,
-            warp=warp_of(request.decoding),
-            draft_probabilities=drafted[: iteration.num_accepted[index]],
-        )
-        return self.fault.logprobs(burst)
+        return self.fault.logprobs(logprobs, drafted[: gain.num_accepted])
 
     def prompt_logprobs(self, prompt: Sequence[int], num_top: int) -> list[TokenLogprob]:
         """The log-probabilities of a prompt's tokens but the first, from one pass without a cache.
@@ -254,3 +256,23 @@ class LocalEngine(Engine):
         if make is not None:
             arms.append(LocalArm("speculative", *common, make, self._fault, new_timer()))
         return arms
+
+
+def token_logprobs(logits: Tensor, tokens: Sequence[int], num_top: int) -> list[TokenLogprob]:
+    """The log-probabilities of tokens under the logits [at least n, V] that come before each."""
+    logprobs = logits[: len(tokens)].float().log_softmax(-1).clamp(min=LEAST)
+    chosen = logprobs.gather(1, torch.tensor(tokens, device=logprobs.device).unsqueeze(1))
+    ranks = 1 + (logprobs > chosen).sum(1)
+    likeliest = logprobs.topk(num_top)
+    rows = zip(
+        tokens,
+        chosen[:, 0].tolist(),
+        ranks.tolist(),
+        likeliest.indices.tolist(),
+        likeliest.values.tolist(),
+        strict=True,
+    )
+    return [
+        TokenLogprob(index, token, logprob, rank, list(zip(top_tokens, top_logprobs, strict=True)))
+        for index, (token, logprob, rank, top_tokens, top_logprobs) in enumerate(rows)
+    ]

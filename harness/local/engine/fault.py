@@ -1,20 +1,27 @@
 """Mistakes planted in speculative decoding on purpose, for tests to catch: `recovery fault=NAME`, `serve fault=NAME`.
 
-Each is a mistake that somebody could make without noticing: texts stay fluent and nothing is raised. A fault is a file
-in `local/engine/faults/`, and no other file names it. What takes the place of the real rule, warp or
-runner passes other calls on, so that it runs on the same compiled code as the real arm.
+Each is a mistake that somebody could make without noticing: texts stay fluent and nothing is raised. A fault is a class
+here, and a name in `config/faults.py`. What takes the place of the real rule, warp or runner passes
+other calls on, so that it runs on the same compiled code as the real arm.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from harness.config.faults import FAULTS, FaultRecord
+from harness.config.settings import DecodingSettings
 from harness.engines.door.serving import TokenLogprob
-from harness.local.decoding.protocols import Runner
+from harness.local.decoding.protocols import Runner, Step
+from harness.local.decoding.randomness import inverse_cdf
 from harness.local.decoding.verify import Offer, Verdict
 from harness.local.decoding.warp import BatchWarp, Warp
-from harness.local.engine.logprobs import Burst
+from harness.local.runners.base import Wrapped
 
 Verification = Callable[[Offer], Verdict]
 
@@ -36,9 +43,16 @@ class Fault(FaultRecord):
         """The warp of a batch, with the mistake in it."""
         return BatchWarp()
 
-    def logprobs(self, burst: Burst) -> list[TokenLogprob]:
-        """The log-probabilities that are returned with the tokens of one iteration, with the mistake in them."""
-        return burst.logprobs()
+    def logprobs(
+        self, logprobs: list[TokenLogprob], draft_probabilities: Sequence[float]
+    ) -> list[TokenLogprob]:
+        """The log-probabilities that are returned with the tokens of one iteration, with the mistake in them.
+
+        Args:
+            logprobs: those of the target.
+            draft_probabilities: those with which the drafter proposed the first, accepted tokens.
+        """
+        return logprobs
 
 
 NONE = Fault()
@@ -53,3 +67,90 @@ def fault_of(name: str) -> Fault:
     fault = NONE if name == "none" else FAULTS[name]
     assert isinstance(fault, Fault)
     return fault
+
+
+class StaleRunner(Wrapped):
+    """Keeps `num_stale` rejected tokens of each row."""
+
+    def __init__(self, runner: Runner) -> None:
+        super().__init__(runner)
+        self._num_extended = 0
+
+    def num_stale(self, num_rows: int) -> list[int]:
+        """How many rejected tokens each row keeps in this roll-back."""
+        return [1] * num_rows
+
+    def extend(self, tokens: Tensor) -> Step:
+        self._num_extended += tokens.shape[1]
+        return self._wrapped.extend(tokens)
+
+    def decide(self, tokens: Tensor, decision: Callable[[Tensor], Any]) -> tuple[Step, Any]:
+        self._num_extended += tokens.shape[1]
+        return self._wrapped.decide(tokens, decision)
+
+    def keep(self, counts: Sequence[int]) -> None:
+        stale = self.num_stale(len(counts))
+        # No more than the runner was extended by.
+        too_many = [
+            min(count + more, self._num_extended) for count, more in zip(counts, stale, strict=True)
+        ]
+        self._wrapped.keep(too_many)
+        self._num_extended = 0
+
+
+class RollbackOffByOne(Fault):
+    """One token too many is kept after a rejection: the rejected token stays in the cache, stale."""
+
+    in_greedy_texts = True
+
+    def runner(self, runner: Runner) -> Runner:
+        return StaleRunner(runner)
+
+
+class ResidualWarpedTwice(Fault):
+    """The residual after a rejection is warped once more, although it is made of warped distributions."""
+
+    def why_idle(self, decoding: DecodingSettings) -> str | None:
+        if decoding.temperature == 1 and decoding.top_k == 0 and decoding.top_p == 1:
+            return "at decoding.temperature=1 without top_k or top_p"
+        return super().why_idle(decoding)
+
+    def verdict(self, rule: Verification, offer: Offer, warp: Warp) -> Verdict:
+        verdict = rule(offer)
+        target = offer.target_probabilities
+        draft = offer.draft_probabilities
+        num_rows, num_draft_tokens = offer.draft_tokens.shape
+        if draft is None:
+            # A deterministic drafter's distribution is one-hot.
+            draft = torch.zeros_like(target[:, :-1])
+            draft = draft.scatter(-1, offer.draft_tokens.unsqueeze(-1), 1.0)
+        rows = torch.arange(num_rows, device=target.device)
+        place = verdict.num_accepted.clamp(max=num_draft_tokens - 1)
+        residual = (target[rows, place] - draft[rows, place]).clamp(min=0)
+        wrong = inverse_cdf(warp(residual.log()), offer.next_uniforms[rows, place])
+        lengths = num_draft_tokens if offer.lengths is None else offer.lengths
+        recovered = (verdict.num_accepted < lengths) & (residual.sum(-1) > 0)
+        next_token = torch.where(recovered, wrong, verdict.next_token)
+        return dataclasses.replace(verdict, next_token=next_token)
+
+
+class BonusFromWrongPosition(Fault):
+    """The bonus token comes from the distribution of the last draft token, one position early."""
+
+    in_greedy_texts = True
+
+    def verdict(self, rule: Verification, offer: Offer, warp: Warp) -> Verdict:
+        target = offer.target_probabilities
+        early = torch.cat([target[:, :-1], target[:, -2:-1]], dim=1)
+        return rule(dataclasses.replace(offer, target_probabilities=early))
+
+
+class DraftProbabilitiesIgnored(Fault):
+    """A draft token is accepted with the target's probability of it, whatever the draft's was; the
+    token after a rejection comes from the target and not from the residual.
+    """
+
+    def verdict(self, rule: Verification, offer: Offer, warp: Warp) -> Verdict:
+        # Where draft probabilities of 1 leave no residual, `verify` draws from the target.
+        ones = torch.ones_like(offer.target_probabilities[:, :-1])
+        return rule(dataclasses.replace(offer, draft_probabilities=ones))

@@ -20,7 +20,7 @@ from transformers.modeling_layers import MtpModel
 
 from harness.config.amounts import length_in_common
 from harness.config.settings import DecodingSettings, require
-from harness.engines.arrivals import Watch, origins
+from harness.engines.arrivals import Watch
 from harness.engines.phases import Phases
 from harness.engines.protocol import (
     Answered,
@@ -31,7 +31,7 @@ from harness.engines.protocol import (
     Weights,
 )
 from harness.engines.record import Preparation
-from harness.local.decoding.loop import Iteration
+from harness.local.decoding.loop import Gain, Iteration
 from harness.local.drafting.method import Pair, method_of
 from harness.local.engine.clock import LoopClock
 from harness.local.engine.pair import PlannedPair
@@ -251,8 +251,7 @@ class _Recorder(BaseStreamer):
         self.num_generated += len(tokens)
         self.proposed = []
         num_accepted = length_in_common(proposed, tokens)
-        token_origins = origins(len(proposed), num_accepted, len(tokens))
-        self.note(Iteration([self.row], [tokens], [token_origins], [proposed], [num_accepted]))
+        self.note(Iteration([Gain(self.row, tokens, proposed, num_accepted)]))
         if self.num_generated >= (self.request.leave_after or math.inf):
             raise _LeftError
 

@@ -20,9 +20,10 @@ from harness.config.machine import cpu_name
 from harness.config.run import Weights
 from harness.config.settings import DraftSettings, Dtype, ModelSettings, PlacementSettings
 from harness.engines.door.pairs import Excess
+from harness.local.decoding.protocols import TokenRows
 from harness.local.drafting.heads.checkpoint import HeadCheckpoint
 from harness.local.drafting.method import DraftPlan, Pair, method_of
-from harness.local.drafting.model import mask_token
+from harness.local.drafting.model import mask_token, shared_sketch
 from harness.local.drafting.translated import Translation, how_to_translate
 from harness.local.models.checkpoints import (
     Checkpoint,
@@ -82,7 +83,7 @@ class PlannedPair:
         return min(limits) - new_tokens if limits else None
 
     def excess(
-        self, prompts: Sequence[Sequence[int]], new_tokens: int, answers: str | None = None
+        self, prompts: TokenRows, new_tokens: int, answers: str | None = None
     ) -> Excess | None:
         """How the longest prompt with its new tokens exceeds a context; None where it fits.
 
@@ -106,15 +107,13 @@ class PlannedPair:
                 return Excess(length, f"{total}, and {model} takes {limit}")
         return None
 
-    def _as_read(
-        self, checkpoint: Checkpoint, token_ids: Sequence[Sequence[int]]
-    ) -> Sequence[Sequence[int]]:
+    def _as_read(self, checkpoint: Checkpoint, token_ids: TokenRows) -> TokenRows:
         """Texts in the tokens of a model of this pair."""
         if checkpoint.role == "model" or self.translation is None:
             return token_ids
         return [self.translation.prompt_into_draft(ids) for ids in token_ids]
 
-    def check_vocabulary(self, token_ids: Sequence[Sequence[int]]) -> None:
+    def check_vocabulary(self, token_ids: TokenRows) -> None:
         """Raise a SettingError for a token that a model has no embedding for.
 
         Such a tokenizer was extended after the model's training.
@@ -215,7 +214,7 @@ class PlacedPair(PlannedPair):
         columns: dict[str, Any] = {
             # Only some ways to draft, such as early_exit, have the setting `draft.layers`.
             "draft_layers": None if self.draft_settings is None else self.draft_settings.layers,
-            "dtype": str(target.dtype).removeprefix("torch."),
+            "dtype": str(target.sketch.dtype).removeprefix("torch."),
             "weight_bytes": target.placement.bytes_per_device,
         }
         draft = self.sketches[-1]
@@ -320,10 +319,10 @@ def sketch_pair(
         sketch = sketch_model(checkpoint, model_dtype)
         is_parallel = checkpoint.role == "draft" and mask_token(checkpoint.config) is not None
         sketches.append(dataclasses.replace(sketch, drafts_in_one_pass=is_parallel))
-    if plan.settings is not None:
-        draft_sketch = method_of(plan.settings).sketch(plan, target_checkpoint, sketches[0].dtype)
-        if draft_sketch is not None:
-            sketches.append(draft_sketch)
+    if plan.head is not None:
+        sketches.append(plan.head.sketch(sketches[0].dtype))
+    if plan.settings is not None and plan.shared is not None:
+        sketches.append(shared_sketch(plan.shared, plan.settings.name, sketches[0].dtype))
     return PlannedPair(
         checkpoints=checkpoints,
         sketches=sketches,

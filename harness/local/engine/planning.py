@@ -8,7 +8,6 @@ memory-bound side of Williams et al. 2009, "Roofline"). The rate is measured, or
 from __future__ import annotations
 
 import functools
-import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -23,7 +22,7 @@ from harness.config.run import RunSettings
 from harness.config.settings import PlacementSettings
 from harness.engines.door.plans import Machine, ModelPlan, PairPlan, PassBytes, PretendedGpus, Roof
 from harness.engines.registry import engine_of
-from harness.local.engine.pair import PlacedPair, sketch_pair
+from harness.local.engine.pair import PlacedPair, PlannedPair, sketch_pair
 from harness.local.models.devices import check_gpu_numbers, free_memory, visible_gpus
 from harness.local.models.fit import (
     Case,
@@ -154,7 +153,7 @@ def plan_on(
         misfit=misfit,
         remedies=tuple(advice),
         notes=tuple(_notes(case, placements)),
-        reads=_case_pass_bytes(case, draft_tokens),
+        reads=pass_bytes(pair, demand, draft_tokens),
     )
 
 
@@ -181,25 +180,23 @@ def _notes(case: Case, placements: Sequence[Placement]) -> list[str]:
     return [note for note in notes if note]
 
 
-def pass_bytes(placed: PlacedPair, demand: Demand, draft_tokens: Iterable[int]) -> PassBytes | None:
+def pass_bytes(pair: PlannedPair, demand: Demand, draft_tokens: Iterable[int]) -> PassBytes | None:
     """The bytes that passes of a pair read, for each K; None if the size of a cache is not known."""
-    return _case_pass_bytes(placed.case(placed.free, demand), draft_tokens)
-
-
-def _case_pass_bytes(case: Case, draft_tokens: Iterable[int]) -> PassBytes | None:
-    """The bytes that passes of a case read, whether or not it fits."""
-    if not all(sketch.knows_cache for sketch in case.models):
+    if not all(sketch.knows_cache for sketch in pair.sketches):
         return None
-    target, draft = case.models[0], case.models[-1]
-    draft_step = case.step_bytes(draft) if len(case.models) > 1 else 0.0
+    target, *drafts = pair.sketches
+    # An average pass finds half of the new tokens in the cache.
+    context = demand.prompt_tokens + demand.new_tokens // 2
     # A verification may read more than a step: its tokens take different experts.
     verification = {}
     drafting = {}
     for number in draft_tokens:
-        num_passes = 1 if draft.drafts_in_one_pass else number
-        verification[number] = case.step_bytes(target, number + 1)
-        drafting[number] = num_passes * draft_step
-    return PassBytes(case.step_bytes(target), verification, drafting)
+        verification[number] = target.pass_bytes(demand.batch_size, context, number + 1)
+        drafting[number] = 0
+        for draft in drafts:
+            num_passes = 1 if draft.drafts_in_one_pass else number
+            drafting[number] += num_passes * draft.pass_bytes(demand.batch_size, context)
+    return PassBytes(target.pass_bytes(demand.batch_size, context), verification, drafting)
 
 
 def roofs(placed: PlacedPair, batch_size: int, num_tokens: int) -> list[Roof]:
@@ -208,25 +205,16 @@ def roofs(placed: PlacedPair, batch_size: int, num_tokens: int) -> list[Roof]:
     Args:
         num_tokens: in the cache of each row, on average over the run.
     """
-    roofs = []
-    for model in placed.models:
-        placement = model.placement
-        read = Counter(model.sketch.weights_on(placement.device_map, num_tokens=batch_size))
-        caches = model.sketch.caches_on(
-            placement.device_map, batch_size * num_tokens, batch_size, only_read=True
-        )
-        for device, size in caches.items():
-            read[device] += size
-        rates = {
-            device: None if device == "disk" else copy_bandwidth(torch.device(device))
-            for device in read
-        }
-        floor_ms = sum(1000 * size / (rates[device] or math.nan) for device, size in read.items())
-        roofs.append(Roof(read.total(), None if math.isnan(floor_ms) else floor_ms))
-    for sketch in placed.sketches[len(placed.models) :]:
-        own_caches = sketch.block_caches(batch_size * num_tokens, batch_size, only_read=True)
-        # A head may draft all tokens in one pass: a rate per drafted token would say little.
-        roofs.append(Roof(sketch.read_bytes(batch_size) + sum(own_caches), None))
+    roofs: list[Roof] = []
+    for sketch, placement in zip(placed.sketches, placed.placements, strict=True):
+        step_bytes = sketch.pass_bytes(batch_size, num_tokens)
+        rates: list[float | None] = [None]
+        # A head may draft all tokens in one pass: a rate per drafted token would say little. What is
+        # offloaded is not read at the rate of a device's memory.
+        if len(roofs) < len(placed.models) and not offloads(placement.device_map):
+            rates = [copy_bandwidth(device) for device in placement.devices]
+        known = [rate for rate in rates if rate]
+        roofs.append(Roof(step_bytes, 1000 * step_bytes / max(known) if known else None))
     return roofs
 
 

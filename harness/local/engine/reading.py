@@ -22,8 +22,7 @@ from harness.engines.record import Preparation
 from harness.local.decoding.protocols import Drafter, NonFiniteError, Runner, Step
 from harness.local.decoding.transfer import padded
 from harness.local.decoding.warp import AnyWarp
-from harness.local.drafting.method import Pair
-from harness.local.drafting.methods import SampledDraftSettings
+from harness.local.drafting.method import Pair, SampledDraftSettings
 from harness.local.drafting.model import ModelDrafter
 from harness.local.engine.reference import not_finite, steps_along
 from harness.local.engine.runners import open_runners, warp_of
@@ -92,7 +91,9 @@ class PairReader:
         # Of each token behind the prompt: its probability, and the mean and the variance of the log-probability if a
         # token were drawn in its place.
         parts: list[Tensor] = []
-        for step, upcoming in _steps(self._runners.target, [prompt] * len(texts), rows):
+        prompts = [prompt] * len(texts)
+        width = max(1, CHUNK // len(texts))
+        for step, upcoming in steps_along(self._runners.target, prompts, rows, width):
             if step.hidden is not None:
                 hidden.append(step.hidden)
             probabilities = self._warp(step.logits)
@@ -147,21 +148,6 @@ class PairReader:
         )
 
 
-def _steps(
-    runner: Runner, prompts: Sequence[Sequence[int]], rows: Sequence[Sequence[int]]
-) -> Iterator[tuple[Step, Tensor]]:
-    """Read rows of one length behind their prompts, but the last tokens -> steps of n tokens [B, n, ...], and the
-    tokens [B, n] that follow each.
-    """
-    num_read = 0
-    upcoming = torch.tensor(rows)
-    read = [row[:-1] for row in rows]
-    for step in steps_along(runner, prompts, read, max(1, CHUNK // len(rows))):
-        num_new = step.logits.shape[1]
-        yield step, upcoming[:, num_read : num_read + num_new].to(step.logits.device)
-        num_read += num_new
-
-
 def _require_finite(role: str, figures: Tensor, first: int) -> None:
     """Raise a NonFiniteError for figures [n, ...] of nan: they would stand for a token that is not offered, or cannot
     be drawn.
@@ -196,7 +182,8 @@ def windows(
     """
     first = answer.start + 1
     parts = []
-    for step, upcoming in _steps(runner, [tokens[:first]], [tokens[first : answer.stop]]):
+    rows = [tokens[first : answer.stop]]
+    for step, upcoming in steps_along(runner, [tokens[:first]], rows, CHUNK):
         parts.append(_chosen(warp(step.logits), upcoming)[0])
     probabilities = torch.cat(parts)
     _require_finite("draft", probabilities, first)
@@ -253,5 +240,5 @@ def replayed(
         _require_finite("draft", probabilities[:num_offered], index + 1)
         replay[number, :num_offered] = probabilities[:num_offered]
         states = None if hidden is None else hidden[index].unsqueeze(0).unsqueeze(0)
-        drafter.observe([0], [tokens[index + 1]], Step(logits, states))
+        drafter.observe([0], [[tokens[index + 1]]], Step(logits, states))
     return replay

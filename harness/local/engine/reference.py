@@ -23,7 +23,7 @@ from harness.config.settings import DecodingSettings
 from harness.engines.door.reference import Margin
 from harness.engines.protocol import Weights, in_batches
 from harness.engines.record import Preparation
-from harness.local.decoding.protocols import Runner, Step
+from harness.local.decoding.protocols import Runner, Step, TokenRows
 from harness.local.decoding.transfer import padded
 from harness.local.drafting.method import Pair
 from harness.local.engine.runners import PairRunners, open_runners, warp_of
@@ -74,16 +74,12 @@ class ModelReference:
         explained = largest_rounding(logits, (wanted, other), epsilon)
         return Margin(float(differences.mean()), explained)
 
-    def logits(
-        self, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]] | None = None
-    ) -> Tensor:
+    def logits(self, prompts: TokenRows, continuations: TokenRows | None = None) -> Tensor:
         """Logits [B, V] after prompts, or after continuations of equal lengths, which are read behind their cache."""
         rows = continuations or [[] for _ in prompts]
-        *_, step = steps_along(self._runners.target, prompts, rows, _PIECE)
-        logits = step.logits[:, -1:]
-        lengths = [len(prompt) + len(row) for prompt, row in zip(prompts, rows, strict=True)]
-        self._require_finite(logits, lengths, [1] * len(lengths))
-        return self._allowed(logits[:, 0])
+        # Any token ends each text: what comes before it is wanted.
+        along = self.logits_along(prompts, [[*row, 0] for row in rows])
+        return torch.from_numpy(along[:, -1])
 
     def _require_finite(
         self, logits: Tensor, lengths: Sequence[int], counts: Sequence[int]
@@ -107,13 +103,10 @@ class ModelReference:
         known = torch.tensor(self._never_drawn, device=logits.device)
         return logits.float().index_fill(-1, known, float("-inf"))
 
-    def logits_along(
-        self, prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]
-    ) -> Floats:
-        # Nothing follows the last token.
-        rows = [row[:-1] for row in padded(texts, max(map(len, texts)))]
+    def logits_along(self, prompts: TokenRows, texts: TokenRows) -> Floats:
+        rows = padded(texts, max(map(len, texts)))
         pieces = []
-        for step in steps_along(self._runners.target, prompts, rows, _PIECE):
+        for step, _ in steps_along(self._runners.target, prompts, rows, _PIECE):
             pieces.append(self._allowed(step.logits).cpu())
         logits = torch.cat(pieces, dim=1)
         # What follows a shorter text only fills its row up.
@@ -127,7 +120,7 @@ class ModelReference:
 
     def first_proposals(
         self,
-        prompts: Sequence[Sequence[int]],
+        prompts: TokenRows,
         first_tokens: Sequence[int],
         decoding: DecodingSettings,
     ) -> tuple[Floats, Floats] | None:
@@ -151,30 +144,32 @@ class ModelReference:
 
 
 def steps_along(
-    runner: Runner, prompts: Sequence[Sequence[int]], rows: Sequence[Sequence[int]], width: int
-) -> Iterator[Step]:
-    """Read texts in a new batch: prompts, of which equal ones are read once, and rows of one length behind them.
+    runner: Runner, prompts: TokenRows, rows: TokenRows, width: int
+) -> Iterator[tuple[Step, Tensor]]:
+    """Read texts in a new batch: prompts, of which equal ones are read once, and rows of one length
+    behind them, but the last token of each.
 
-    Returns the steps after the prompts and after at most `width` further tokens: logits [B, n, V], n=1 of the first.
+    Returns the steps after the prompts and after at most `width` further tokens, and the tokens [B, n]
+    that follow each: logits [B, n, V], n=1 of the first.
     """
     distinct = list(dict.fromkeys(map(tuple, prompts)))
     indices = [distinct.index(tuple(prompt)) for prompt in prompts]
     first = runner.start(distinct)
     runner.select(indices)
     hidden = None if first.hidden is None else first.hidden[indices]
-    yield Step(first.logits[indices].unsqueeze(1), hidden)
-    tokens = torch.tensor(rows, dtype=torch.long, device=first.logits.device)
-    for piece in tokens.split(width, dim=1):
-        if piece.shape[1]:
-            yield runner.extend(piece)
-            runner.keep([piece.shape[1]] * len(rows))
+    upcoming = torch.tensor(rows, dtype=torch.long, device=first.logits.device)
+    yield Step(first.logits[indices].unsqueeze(1), hidden), upcoming[:, :1]
+    for num_read in range(0, upcoming.shape[1] - 1, width):
+        tokens = upcoming[:, num_read:-1][:, :width]
+        yield runner.extend(tokens), upcoming[:, num_read + 1 :][:, : tokens.shape[1]]
+        runner.keep([tokens.shape[1]] * len(rows))
 
 
 def open_reference(
     pair: Pair, preparation: Preparation, never_drawn: Collection[int] = ()
 ) -> ModelReference:
     """A reference over a loaded pair, with eager runners beside those of the engine that is prepared."""
-    preparation = replace(preparation, runner="eager", share_prefix=False)
+    preparation = replace(preparation, runner="eager")
     return ModelReference(open_runners(pair, preparation), never_drawn)
 
 
@@ -260,7 +255,7 @@ def largest_rounding(logits: Tensor, tokens: Sequence[int], epsilon: float) -> f
     return max(_NUM_DEVIATIONS * deviation, 2 * unit)
 
 
-def _batched(logits: Logits, texts: Sequence[Sequence[int]]) -> Tensor:
+def _batched(logits: Logits, texts: TokenRows) -> Tensor:
     return torch.cat([logits(batch) for batch in in_batches(texts, _NUM_ROWS)])
 
 

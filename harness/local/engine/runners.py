@@ -22,6 +22,7 @@ from harness.local.decoding.warp import AnyWarp, Warp
 from harness.local.drafting.checked import with_checked_shapes
 from harness.local.drafting.heads.drafter import CompiledDraft, HeadDrafter
 from harness.local.drafting.method import MakeDrafter, Pair, method_of
+from harness.local.drafting.model import widths as draft_widths
 from harness.local.models.checkpoints import recurrent_kind
 from harness.local.models.loading import LoadedModel
 from harness.local.models.tokenizers import vocabulary_size
@@ -52,7 +53,6 @@ class PairRunners:
         compiled_draft: the compiled proposals of a head, if one drafts and could be compiled.
         names: of the target's runner and the draft's.
         num_choices: the numbers of draft tokens that `auto` chooses from.
-        setup_seconds: how long compiling took.
     """
 
     pair: Pair
@@ -61,7 +61,6 @@ class PairRunners:
     compiled_draft: CompiledDraft | None
     names: RunnerNames
     num_choices: Sequence[int]
-    setup_seconds: float
 
     def new_drafters(self) -> MakeDrafter | None:
         """What makes a drafter for a warp; None without a draft.
@@ -87,17 +86,23 @@ class PairRunners:
 
     def clear(self) -> None:
         """Zero caches that further batches use again, after logits that are not finite."""
-        self.target.clear()
-        if self.draft is not None:
-            self.draft.clear()
-        if self.compiled_draft is not None:
-            self.compiled_draft.cache.clear()
+        for part in self._parts:
+            part.clear()
 
     def close(self) -> None:
         """Give back caches and compiled calls, even where something still refers to the runners."""
-        for part in (self.target, self.draft, self.compiled_draft):
-            if part is not None:
-                part.close()
+        for part in self._parts:
+            part.close()
+
+    @property
+    def setup_seconds(self) -> float:
+        """How long compiling took."""
+        return sum(part.setup_seconds for part in self._parts)
+
+    @property
+    def _parts(self) -> list[Runner | CompiledDraft]:
+        parts = (self.target, self.draft, self.compiled_draft)
+        return [part for part in parts if part is not None]
 
 
 def open_runners(pair: Pair, preparation: Preparation) -> PairRunners:
@@ -127,7 +132,7 @@ def open_runners(pair: Pair, preparation: Preparation) -> PairRunners:
     draft_name = target.name
     model = None if method is None else method.model(pair)
     if method is not None and model is not None:
-        widths = list(method.widths(pair, numbers))
+        widths = draft_widths(model.model.config, numbers)
         # Logits of a draft with a tokenizer of its own are those of its own tokens.
         size = vocabulary_size(model.model.config) if pair.translation else pair.vocabulary_size
         options = {"vocabulary_size": size, "device": model.input_device}
@@ -141,11 +146,7 @@ def open_runners(pair: Pair, preparation: Preparation) -> PairRunners:
     if pair.head is not None and target.name == "compiled":
         compiled_draft = _compiled_draft(pair, preparation)
         draft_name = "static" if compiled_draft is None else "compiled"
-    parts = (target, draft, compiled_draft)
-    setup_seconds = sum(
-        part.setup_seconds for part in parts if isinstance(part, StaticRunner | CompiledDraft)
-    )
-    if setup_seconds:
+    if "compiled" in (target.name, draft_name):
         # Tracing leaves garbage with the caches in it, which would stay: `timing` freezes what exists.
         gc.collect()
     else:
@@ -157,7 +158,6 @@ def open_runners(pair: Pair, preparation: Preparation) -> PairRunners:
         compiled_draft=compiled_draft,
         names=RunnerNames(target.name, draft_name),
         num_choices=[0, *numbers],
-        setup_seconds=setup_seconds,
     )
 
 
@@ -203,9 +203,7 @@ def _build(
         try:
             if recurrent_kind(model.config) is not None:
                 raise UnsupportedModelError("has a recurrent state")
-            static = StaticRunner(
-                model, num_slots, shares_prefix=preparation.share_prefix, **options
-            )
+            static = StaticRunner(model, num_slots, **options)
             if _checked.get(model, 0) < num_slots:
                 static.check(num_slots)
                 _checked[model] = num_slots

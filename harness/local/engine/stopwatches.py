@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 from harness.engines.door.profiles import Kernel, Profile
 from harness.engines.phases import Phases
 from harness.engines.protocol import Arm, Engine, Question, Stopwatches
-from harness.local.decoding.protocols import Runner
+from harness.local.decoding.protocols import Runner, TokenRows
 from harness.local.engine.runners import PairRunners
 from harness.local.models.devices import synchronize
 from harness.local.runners.base import Replacing
@@ -108,7 +108,7 @@ def pass_widths(num_draft_tokens: int) -> list[int]:
 
 def pass_ms(
     runner: Runner,
-    prompts: Sequence[Sequence[int]],
+    prompts: TokenRows,
     widths: Sequence[int],
     devices: Sequence[torch.device],
 ) -> list[float | None]:

@@ -21,8 +21,10 @@ from __future__ import annotations
 
 import bisect
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -60,7 +62,7 @@ class Placement:
 
     device_map: DeviceMap
     bytes_per_device: dict[str, int]
-    cache_per_device: dict[str, int] = field(default_factory=dict)
+    cache_per_device: dict[str, int]
 
     @property
     def devices(self) -> list[torch.device]:
@@ -122,18 +124,6 @@ class Case:
         """
         return max(int(self.placement.reserve_gb * 1e9), self.prompt_bytes)
 
-    def step_bytes(self, sketch: Sketch, tokens_of_a_row: int = 1) -> float:
-        """The bytes that one pass of a model reads.
-
-        Args:
-            tokens_of_a_row: 1 for a step, K + 1 for a verification.
-        """
-        demand = self.demand
-        # An average pass finds half of the new tokens in the cache.
-        tokens = demand.batch_size * (demand.prompt_tokens + demand.new_tokens // 2)
-        caches = sketch.block_caches(tokens, demand.batch_size, only_read=True)
-        return sketch.read_bytes(demand.batch_size * tokens_of_a_row) + sum(caches)
-
     @property
     def prompt_bytes(self) -> int:
         """About what reading all prompts takes beyond weights and caches, by one model after the other: a layer's
@@ -148,17 +138,12 @@ class Case:
             sizes.append(layer + num_rows * sketch.vocabulary_size * (itemsize + 4))
         return max(sizes)
 
-    @property
-    def strategy(self) -> Strategy:
-        """`cpu` also where an explicit map names no GPU."""
-        return effective_strategy(self.placement)
-
     def gpus_for(self, sketch: Sketch) -> list[int]:
         """The GPUs that a model may use; all of them if it has a number of its own.
 
         `placement.gpus=2` means the first two GPUs, `model.gpus=2` any two.
         """
-        if self.strategy == "cpu":
+        if effective_strategy(self.placement) == "cpu":
             return []
         return self.gpus if sketch.settings.gpus else self.gpus[: self.placement.gpus]
 
@@ -250,8 +235,8 @@ def _choices(case: Case) -> Iterator[tuple[Sequence[int], int, int]]:
     how many of its last blocks are outside the GPUs.
     """
     target = case.models[0]
-    gpus = case.gpus[: case.placement.gpus] if case.strategy != "cpu" else []
-    if case.strategy == "auto" and gpus and not target.settings.gpus:
+    gpus = case.gpus[: case.placement.gpus] if effective_strategy(case.placement) != "cpu" else []
+    if effective_strategy(case.placement) == "auto" and gpus and not target.settings.gpus:
         for number in range(1, len(gpus) + 1):
             for num_of_target in range(1, number + 1):
                 yield roomiest(gpus, case.free, number), num_of_target, 0
@@ -314,25 +299,35 @@ def _share_out(
     if not indices:
         return None
     block_devices = [devices[index] for index in indices] + [outside] * num_offloaded
-    device_map: dict[str, Device] = {"": block_devices[0]}
-    if len(set(block_devices)) > 1:
-        device_map = {}
-        for block, device in zip(sketch.blocks, block_devices, strict=True):
-            device_map |= dict.fromkeys(block.modules, device)
-    placement = _placement(case, sketch, device_map)
+    placement = _placement(case, sketch, block_devices)
     # Blocks outside of GPUs make those in main memory unquantized too: `loads` may have been too small.
     exceeds_room = any(placement.taken(device) > size for device, size in room.items())
     return None if exceeds_room else placement
 
 
-def _placement(case: Case, sketch: Sketch, device_map: DeviceMap) -> Placement:
-    """The placement by a map, with its bytes on each device."""
-    if offloads(device_map) and sketch.stored is not None:
+def _placement(case: Case, sketch: Sketch, devices: Sequence[Device]) -> Placement:
+    """The placement with each block on its device."""
+    device_map: dict[str, Device] = {"": devices[0]}
+    if len(set(devices)) > 1:
+        device_map = {}
+        for block, device in zip(sketch.blocks, devices, strict=True):
+            device_map |= dict.fromkeys(block.modules, device)
+    is_offloading = offloads(device_map)
+    if is_offloading and sketch.stored is not None:
         parts = f"parts of {sketch.settings.name}"
         rule = f"{parts} cannot be outside the GPUs: its weights are quantized already"
         raise SettingError("placement", rule)
-    caches = sketch.caches_on(device_map, *case.cached(sketch))
-    return Placement(device_map, sketch.weights_on(device_map), caches)
+    first_gpu = next((device for device in devices if isinstance(device, int)), "cpu")
+    block_caches = sketch.block_caches(*case.cached(sketch))
+    weights: Counter[str] = Counter()
+    caches: Counter[str] = Counter()
+    for index, device in enumerate(devices):
+        is_on_gpu = isinstance(device, int)
+        # bitsandbytes does not quantize what is offloaded; the first GPU computes it.
+        sizes = sketch.block_bytes if is_on_gpu or not is_offloading else sketch.unquantized_bytes
+        weights[device_name(device)] += sizes[index]
+        caches[device_name(device if is_on_gpu else first_gpu)] += block_caches[index]
+    return Placement(device_map, dict(+weights), dict(+caches))
 
 
 def _place_as_typed(case: Case, sketch: Sketch, typed_map: Mapping[str, Any]) -> Placement:
@@ -345,14 +340,17 @@ def _place_as_typed(case: Case, sketch: Sketch, typed_map: Mapping[str, Any]) ->
         if device not in case.free and device != "disk":
             known = ", ".join([*map(str, case.free), "disk"])
             raise SettingError(setting, f"must name devices of this machine ({known})", device)
-    for module in device_map:
-        if module not in sketch.modules:
-            raise SettingError(setting, f"must name modules of {sketch.class_name}", module)
+    blocks = [f"{name}." for block in sketch.blocks for name in block.modules]
+    for module in filter(None, device_map):
+        if not any(name.startswith(f"{module}.") for name in blocks):
+            rule = f"must name modules of {sketch.settings.name}, and none inside a layer"
+            raise SettingError(setting, rule, module)
     try:
-        placement = _placement(case, sketch, device_map)
+        devices = sketch.block_devices(device_map)
     except KeyError as missing:
         rule = f"must cover the whole model; {missing.args[0]} is on no device"
         raise SettingError(setting, rule) from missing
+    placement = _placement(case, sketch, devices)
     for device, free in case.free.items():
         taken = placement.taken(device)
         prompts = case.prompt_bytes if taken and device in case.gpus else 0
@@ -431,9 +429,8 @@ def fit_regardless(case: Case) -> list[Placement]:
     free = {device: max(size, 10**8) for device, size in case.free.items()}
     for step in range(1000):
         larger = {device: int(size * 1.05**step) for device, size in free.items()}
-        enlarged = replace(case, placement=placement, free=larger)
-        if _fits(enlarged):
-            return fit(enlarged)
+        with suppress(Misfit, SettingError):
+            return fit(replace(case, placement=placement, free=larger))
     raise RunError("the models fit on no machine, however large")
 
 
@@ -485,7 +482,7 @@ def _fewer_bits(case: Case) -> list[Remedy]:
     smaller = [_quantized(sketch) for sketch in case.models]
     alone = [[sketch] for sketches in smaller for sketch in sketches]
     fitting = [_in_fewer_bits(sketches) for sketches in alone if _fits(_changed(case, sketches))]
-    if fitting or len(smaller) == 1:
+    if fitting:
         return fitting
     for pair in itertools.product(*smaller):
         if _fits(_changed(case, pair)):

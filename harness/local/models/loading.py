@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import weakref
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -57,11 +57,6 @@ class PlacedModel:
     sketch: Sketch
     placement: Placement
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Format of everything that is not quantized."""
-        return self.sketch.dtype
-
     def describe(self) -> str:
         """The model's format and devices, in one line."""
         placement = self.placement
@@ -69,7 +64,7 @@ class PlacedModel:
         facts = ["random weights"] if self.checkpoint.random else []
         if self.sketch.quantization != "none":
             facts.append(self.sketch.quantization)
-        facts.append(str(self.dtype).removeprefix("torch."))
+        facts.append(str(self.sketch.dtype).removeprefix("torch."))
         sizes = [f"{device} {amount(size)}" for device, size in placement.bytes_per_device.items()]
         text = f"{self.sketch.role} {settings.name}: {', '.join(facts)} on {', '.join(sizes)}"
         if settings.gpus and not torch.cuda.is_available():
@@ -91,7 +86,7 @@ class PlacedModel:
             model.eval(),
             self.checkpoint.settings,
             placement,
-            self.dtype,
+            self.sketch.dtype,
             placement.devices,
             input_device,
         )
@@ -106,10 +101,12 @@ class PlacedModel:
             repository = None
             arguments = {}
             factory, arguments["state_dict"] = random_state(
-                checkpoint, self.placement.device_map, self.dtype
+                checkpoint, self.placement.device_map, self.sketch.dtype
             )
         quantization: Any = bitsandbytes_config(
-            self.sketch.quantization, self.dtype, offloaded=offloads(self.placement.device_map)
+            self.sketch.quantization,
+            self.sketch.dtype,
+            offloaded=offloads(self.placement.device_map),
         )
         is_gguf = settings.gguf_file is not None
         if quantization is None and is_gguf and hasattr(transformers, "GgufConfig"):
@@ -127,7 +124,7 @@ class PlacedModel:
                 model, report = factory.from_pretrained(
                     repository,
                     config=checkpoint.config,
-                    dtype=self.dtype,
+                    dtype=self.sketch.dtype,
                     output_loading_info=True,
                     **arguments,
                 )
@@ -202,7 +199,7 @@ def cross_once(model: PreTrainedModel, names: Iterable[str], input_device: torch
     """Replace accelerate's hooks on a model over several GPUs, with nothing outside of them.
 
     Args:
-        names: keys of its device map.
+        names: keys of its device map, none inside another one.
         input_device: gets the logits.
     """
     copies = _Copies()
@@ -213,7 +210,7 @@ def cross_once(model: PreTrainedModel, names: Iterable[str], input_device: torch
 
     remove_hook_from_module(model, recurse=True)
     modules = dict(model.named_modules())
-    for name in _without_nested(modules, set(names)):
+    for name in names:
         module = modules.get(name)
         if module is None:  # a parameter of the model itself
             continue
@@ -222,24 +219,6 @@ def cross_once(model: PreTrainedModel, names: Iterable[str], input_device: torch
         if parameter is None:
             # Rotary tables, which begin a pass and come last in the map.
             module.to(device)
-        # A list of modules is never called itself.
-        for called in module if isinstance(module, nn.ModuleList) else [module]:
-            called.register_forward_pre_hook(partial(copies.enter, device), with_kwargs=True)
+        module.register_forward_pre_hook(partial(copies.enter, device), with_kwargs=True)
     model.register_forward_pre_hook(copies.clear)
     model.register_forward_hook(return_logits)
-
-
-def _without_nested(modules: Mapping[str, nn.Module], names: Collection[str]) -> list[str]:
-    """Expand names of a device map that have others inside them: {"": 0,
-    "model.layers.79": 1} names the whole model, where the layer needs all its siblings.
-    """
-
-    def parts(name: str) -> list[str]:
-        prefix = f"{name}." if name else ""
-        is_nested = any(other != name and other.startswith(prefix) for other in names)
-        if not is_nested or name not in modules:
-            return [name]
-        children = [f"{prefix}{child}" for child, _ in modules[name].named_children()]
-        return [part for child in children for part in parts(child)]
-
-    return list(dict.fromkeys(part for name in names for part in parts(name)))

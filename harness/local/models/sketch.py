@@ -12,11 +12,9 @@ is arithmetic on these numbers.
 from __future__ import annotations
 
 import copy
-import dataclasses
 import functools
 import importlib.util
 import math
-from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -48,10 +46,6 @@ _NUM_USED = ("num_experts_per_tok", "top_k_experts", "moe_topk")
 # Sketches by the `id` of their tensor, because modules may share tensors.
 _Tensors = dict[int, "TensorSketch"]
 
-# By class, dtype and configuration: a pass takes much longer than building a model, and sweeps plan
-# the same models again and again.
-_known_caches: dict[tuple[object, ...], list[LayerCache]] = {}
-
 
 @dataclass(frozen=True)
 class TensorSketch:
@@ -65,7 +59,6 @@ class TensorSketch:
             looked up, less than 1 for experts.
     """
 
-    name: str
     count: int
     itemsize: int | None = None
     outputs: int = 0
@@ -93,28 +86,17 @@ class LayerCache:
     """The size of one layer's cache: for each token of each row, and of a row's recurrent state.
 
     Attributes:
-        module: name of the module that fills it; empty until `_blocks` has matched the caches with
-            the model's layers.
         numbers_per_token: how many numbers the keys and values of one token have.
         state_bytes: bytes of one row's recurrent state.
         window: of how many tokens of a row a pass reads the keys and values at most; None for all.
     """
 
-    module: str = ""
-    numbers_per_token: int = 0
+    numbers_per_token: int
     state_bytes: int = 0
     window: int | None = None
 
-    def nbytes(
-        self, dtype: torch.dtype, num_tokens: int, num_states: int, *, only_read: bool = False
-    ) -> int:
-        """Return the bytes for `num_tokens` tokens, of all rows, and `num_states` rows' states.
-
-        Args:
-            only_read: count what a pass must read, and not what the runner keeps.
-        """
-        if only_read and self.window is not None:
-            num_tokens = min(num_tokens, num_states * self.window)
+    def nbytes(self, dtype: torch.dtype, num_tokens: int, num_states: int) -> int:
+        """Return the bytes for `num_tokens` tokens, of all rows, and `num_states` rows' states."""
         token_bytes = self.numbers_per_token * dtype.itemsize
         return num_tokens * token_bytes + num_states * self.state_bytes
 
@@ -143,7 +125,6 @@ class Sketch:
         quantization: applied by bitsandbytes while loading.
         stored: quantization of the repository's own weights; None for none.
         num_parameters: parameters of the architecture, quantized or not; shared tensors count once.
-        modules: names of all modules, the empty one included.
         spare_slots: for a draft head: slots that its own cache has beyond the needed ones. None for
             a model, whose runner holds the cache.
         copied: for a draft head: matrices of the target that it copies to its own device where they
@@ -164,8 +145,6 @@ class Sketch:
     stored: str | None = None
     num_parameters: int = 0
     vocabulary_size: int = 0
-    class_name: str = ""
-    modules: frozenset[str] = frozenset([""])
     spare_slots: int | None = None
     copied: tuple[Block, ...] = ()
     borrowed_tensors: tuple[TensorSketch, ...] = ()
@@ -194,22 +173,21 @@ class Sketch:
             sizes.append(sum(tensor.nbytes(self.dtype, quantization) for tensor in block.tensors))
         return sizes
 
-    def block_caches(
-        self, num_tokens: int = 1, num_states: int = 1, *, only_read: bool = False
-    ) -> list[int]:
-        """Return the bytes of each block's caches for so many tokens and states, of all rows.
-
-        Args:
-            only_read: count what a pass must read, and not what the runner keeps.
-        """
+    def block_caches(self, num_tokens: int = 1, num_states: int = 1) -> list[int]:
+        """Return the bytes of each block's caches for so many tokens and states, of all rows."""
         sizes = []
         for block in self.blocks:
-            caches = [
-                cache.nbytes(self.dtype, num_tokens, num_states, only_read=only_read)
-                for cache in block.caches
-            ]
+            caches = [cache.nbytes(self.dtype, num_tokens, num_states) for cache in block.caches]
             sizes.append(sum(caches))
         return sizes
+
+    def block_devices(self, device_map: DeviceMap) -> list[Device]:
+        """Return where a map puts each block.
+
+        Raises:
+            KeyError: with the name of a block that is on no device.
+        """
+        return [device_map[covering(block.modules[0], device_map)] for block in self.blocks]
 
     @property
     def weight_bytes(self) -> int:
@@ -255,44 +233,19 @@ class Sketch:
             total += round(tensor.read_share(num_tokens) * size)
         return total
 
-    def weights_on(self, device_map: DeviceMap, *, num_tokens: int | None = None) -> dict[str, int]:
-        """Return the bytes of weights and buffers by `cuda:0`, `cpu` or `disk`.
+    def pass_bytes(self, num_rows: int, context: int, num_tokens: int = 1) -> int:
+        """Return the bytes of weights and caches that a pass reads.
 
         Args:
-            num_tokens: count only what a forward pass of this many tokens reads; None counts all.
+            context: tokens of each row in the cache.
+            num_tokens: of each row in the pass: 1 for a step, K + 1 for a verification.
         """
-        has_offloaded = offloads(device_map)
-        total: Counter[str] = Counter()
-        for tensor in self.tensors:
-            device = device_map[covering(tensor.name, device_map)]
-            is_offloaded = has_offloaded and not isinstance(device, int)
-            size = tensor.nbytes(self.dtype, "none" if is_offloaded else self.quantization)
-            share = 1.0 if num_tokens is None else tensor.read_share(num_tokens)
-            total[device_name(device)] += round(share * size)
-        return {name: size for name, size in total.items() if size}
-
-    def caches_on(
-        self,
-        device_map: DeviceMap,
-        num_tokens: int,
-        num_states: int,
-        *,
-        only_read: bool = False,
-    ) -> dict[str, int]:
-        """Return the bytes of caches by device; those of offloaded layers are on the first GPU.
-
-        Args:
-            only_read: count what a pass must read, and not what the runner keeps.
-        """
-        gpus = [device for device in device_map.values() if isinstance(device, int)]
-        fallback_device = gpus[0] if gpus else "cpu"
-        total: Counter[str] = Counter()
+        total = self.read_bytes(num_rows * num_tokens)
         for block in self.blocks:
             for cache in block.caches:
-                device = device_map[covering(cache.module, device_map)]
-                name = device_name(device if isinstance(device, int) else fallback_device)
-                total[name] += cache.nbytes(self.dtype, num_tokens, num_states, only_read=only_read)
-        return dict(total)
+                num_seen = context if cache.window is None else min(context, cache.window)
+                total += cache.nbytes(self.dtype, num_rows * num_seen, num_rows)
+        return total
 
 
 def eight_bit_bytes(count: int, outputs: int) -> int:
@@ -391,8 +344,6 @@ def sketch_model(checkpoint: Checkpoint, dtype: torch.dtype) -> Sketch:
         stored=stored,
         num_parameters=num_parameters,
         vocabulary_size=vocabulary_size(checkpoint.config),
-        class_name=type(model).__name__,
-        modules=frozenset(name for name, _ in model.named_modules()),
         pass_numbers=pass_numbers,
         estimated_cache=not measured,
     )
@@ -445,18 +396,12 @@ def measured_caches(model: PreTrainedModel) -> Sequence[LayerCache]:
     """Pass one token through a model without memory, and look at the cache of each layer that it returns.
 
     So grouped heads, latent attention and other kinds count as they are. The runner keeps every
-    slot, whatever the window. Equal models are measured once.
+    slot, whatever the window.
 
     Returns:
         The caches of all layers after one token; empty if the model does not run on the meta device, because its code
         looks at numbers.
     """
-    described = model.config.to_dict()
-    # A copy in another directory is equal.
-    described.pop("_name_or_path", None)
-    identity = type(model), model.dtype, repr(described)
-    if identity in _known_caches:
-        return _known_caches[identity]
     try:
         with torch.inference_mode():
             # Some models look for padding in the tokens.
@@ -482,8 +427,7 @@ def measured_caches(model: PreTrainedModel) -> Sequence[LayerCache]:
                 elif isinstance(tensor, torch.Tensor) and name.endswith("_states"):
                     state_bytes += tensor.nbytes
         window = getattr(layer, "sliding_window", None)
-        caches.append(LayerCache("", numbers_per_token, state_bytes, window))
-    _known_caches[identity] = caches
+        caches.append(LayerCache(numbers_per_token, state_bytes, window))
     return caches
 
 
@@ -528,19 +472,17 @@ def _blocks(
     block_of: dict[int, int] = {}
     # Caches of layers whose modules have no number count for the first piece.
     first_piece = next(iter(pieces))
-    named = [
-        dataclasses.replace(cache, module=cache_modules.get(layer, first_piece))
-        for layer, cache in enumerate(caches)
-    ]
+    caches_of: dict[str, list[LayerCache]] = {name: [] for name in pieces}
+    for layer, cache in enumerate(caches):
+        caches_of[covering(cache_modules.get(layer, first_piece), pieces)].append(cache)
     for name, tensors in pieces.items():
-        new = tuple(sketch for key, sketch in tensors.items() if key not in block_of)
-        piece_caches = tuple(cache for cache in named if covering(cache.module, pieces) == name)
+        new = [sketch for key, sketch in tensors.items() if key not in block_of]
         number = next((block_of[key] for key in tensors if key in block_of), len(blocks))
         if number == len(blocks):
             blocks.append(Block((), ()))
         block = blocks[number]
         blocks[number] = Block(
-            (*block.modules, name), (*block.tensors, *new), (*block.caches, *piece_caches)
+            (*block.modules, name), (*block.tensors, *new), (*block.caches, *caches_of[name])
         )
         for key in tensors:
             block_of.setdefault(key, number)
@@ -590,7 +532,7 @@ def sketch_tensor(
         quantizable: whether bitsandbytes would quantize the module's weight.
     """
     if not isinstance(tensor, nn.Parameter):
-        return TensorSketch(name, tensor.numel(), tensor.itemsize, read_per_token=0.0)
+        return TensorSketch(tensor.numel(), tensor.itemsize, read_per_token=0.0)
     is_weight = name.rpartition(".")[2] == "weight"
     count = tensor.numel()
     itemsize = None
@@ -610,7 +552,6 @@ def sketch_tensor(
         # Conv1D has its weight as [inputs, outputs], others as [outputs, inputs].
         outputs = tensor.shape[1] if isinstance(module, Conv1D) else tensor.shape[0]
     return TensorSketch(
-        name,
         count,
         itemsize,
         outputs=outputs,

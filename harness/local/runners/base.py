@@ -5,7 +5,7 @@ runner of which some calls are changed.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypedDict
 
@@ -15,7 +15,6 @@ from packaging.version import Version
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 
-from harness.local.decoding.transfer import to_device
 from harness.local.models.cache_names import cache_name
 
 
@@ -34,12 +33,6 @@ class Options(TypedDict, total=False):
     vocabulary_size: int | None
     device: torch.device | None
     hidden_layers: tuple[int, ...]
-
-
-def require_tokens(prompts: Sequence[Sequence[int]]) -> None:
-    """Raise a ValueError for an empty prompt, and for none."""
-    if not prompts or not all(prompts):
-        raise ValueError("every prompt needs at least one token")
 
 
 def logits_to_keep(model: PreTrainedModel, count: int = 1) -> dict[str, int]:
@@ -159,29 +152,6 @@ def stacked(above: Tensor, below: Tensor) -> Tensor:
         missing = width - states.shape[2]
         padded.append(nn.functional.pad(states, (0, 0, missing, 0)))
     return torch.cat(padded)
-
-
-def left_padded(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[list[int], Tensor]:
-    """Return how much padding each prompt gets on its left, and the padded tokens [B, n]."""
-    width = max(map(len, prompts))
-    num_padding = [width - len(prompt) for prompt in prompts]
-    padded = []
-    for count, prompt in zip(num_padding, prompts, strict=True):
-        padded.append([0] * count + list(prompt))
-    return num_padding, to_device(padded, device)
-
-
-def right_aligned(states: Tensor, lengths: Sequence[int]) -> Tensor:
-    """Move the first lengths[b] states of row b to the right end: [B, longest, ...] -> the same
-    shape.
-    """
-    num_rows, width = states.shape[:2]
-    if min(lengths) == width:
-        return states
-    missing = to_device([width - length for length in lengths], states.device).unsqueeze(1)
-    sources = (torch.arange(width, device=states.device) - missing).clamp(min=0)
-    rows = torch.arange(num_rows, device=states.device).unsqueeze(1)
-    return states[rows, sources]
 
 
 class Wrapped:

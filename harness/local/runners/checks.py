@@ -42,8 +42,8 @@ _NO_LENGTH = re.compile(r"num_|layer|pattern|multiple|multiplier|feed_forward|_f
 _PROMPTS = ([11, 12, 13, 14, 15], [16, 17])
 _EXTENSIONS = (([20, 21, 22], [23, 24, 25]), ([26], [27]))
 _KEPT = (1, 2)
-# How many tokens of the longer row follow the text before its prompt.
-_NUM_BEHIND = len(_PROMPTS[0]) + 3
+# How many tokens of the longer row follow the text before its prompt, if all are kept.
+_NUM_BEHIND = len(_PROMPTS[0]) + sum(len(first_row) for first_row, _ in _EXTENSIONS)
 
 
 def check_runner(

@@ -21,12 +21,13 @@ from typing import Any, Unpack
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from harness.config.run import RunnerName
-from harness.local.decoding.protocols import Runner, Step
-from harness.local.decoding.transfer import padded, to_device
+from harness.local.decoding.protocols import Runner, Step, TokenRows
+from harness.local.decoding.transfer import to_device
 from harness.local.models.cache_names import CACHES
 from harness.local.runners.attention import without_cudnn
 from harness.local.runners.base import (
@@ -34,9 +35,7 @@ from harness.local.runners.base import (
     captured,
     capturing,
     context_of,
-    left_padded,
     logits_to_keep,
-    require_tokens,
     stacked,
     within,
 )
@@ -107,7 +106,7 @@ class SnapshotRunner(Runner):
         # After the unread and the extended tokens, if they are equally many in all rows.
         self._ahead: RecurrentState | None = None
         self._padding: list[int] = []  # of each prompt, on its left
-        self._unread: list[list[int]] = []  # kept tokens of each row that the state has not read
+        self._unread: list[Tensor] = []  # kept tokens of each row that the state has not read
         self._extended = torch.empty(0, 0, dtype=torch.long)  # [B, n] since the last keep
 
     def clear(self) -> None:
@@ -118,13 +117,15 @@ class SnapshotRunner(Runner):
         self.clear()
 
     @torch.inference_mode()
-    def start(self, prompts: Sequence[Sequence[int]]) -> Step:
+    def start(self, prompts: TokenRows) -> Step:
         """Begin a new batch. Raises UnsupportedModelError for a model that hands no state on."""
-        require_tokens(prompts)
-        self._padding, tokens = left_padded(prompts, self._device)
-        self._unread = [[] for _ in prompts]
+        width = max(map(len, prompts))
+        self._padding = [width - len(prompt) for prompt in prompts]
+        rows = zip(self._padding, prompts, strict=True)
+        tokens = to_device([[*[0] * count, *prompt] for count, prompt in rows], self._device)
         self._ahead = None
         self._extended = tokens[:, :0]
+        self._unread = list(self._extended)
         state, (logits, *hidden) = self._forward(RecurrentState({}), tokens, only_last=True)
         if not state.values:
             raise UnsupportedModelError("hands no state on from token to token")
@@ -132,7 +133,7 @@ class SnapshotRunner(Runner):
         return Step(logits[:, -1], *hidden)
 
     @torch.inference_mode()
-    def add(self, prompts: Sequence[Sequence[int]]) -> Step:
+    def add(self, prompts: TokenRows) -> Step:
         if self._extended.shape[1]:
             raise ValueError("keep what was extended before adding rows")
         above = self._state
@@ -190,7 +191,7 @@ class SnapshotRunner(Runner):
             raise ValueError(f"cannot keep {list(counts)} of {num_extended} tokens")
         if self._ahead is not None and min(counts) == num_extended:
             self._state = self._ahead
-            self._unread = [[] for _ in counts]
+            self._unread = list(self._extended[:, :0])
         elif self._ahead is not None and self._ahead.is_kv_cache:
             shifts = [max(counts) - count for count in counts]
             padding = [sum(pair) for pair in zip(self._padding, shifts, strict=True)]
@@ -199,8 +200,8 @@ class SnapshotRunner(Runner):
         elif self._state is None:
             raise ValueError(f"{type(self._model).__name__} cannot take tokens back")
         else:
-            rows = zip(self._unread, self._extended.tolist(), counts, strict=True)
-            self._unread = [[*unread, *extended[:count]] for unread, extended, count in rows]
+            rows = zip(self._unread, self._extended, counts, strict=True)
+            self._unread = [torch.cat([unread, row[:count]]) for unread, row, count in rows]
         self._ahead = None
         self._extended = self._extended[:, :0]
 
@@ -267,7 +268,7 @@ class SnapshotRunner(Runner):
         """Return a copy of the state, or the state itself where no token will be taken back."""
         state = self._state
         assert state is not None
-        is_kept = self._keeps_first and self._extended.shape[1] == 1 and not any(self._unread)
+        is_kept = self._keeps_first and self._extended.shape[1] == 1 and not self._has_unread
         if self._takes_back and not is_kept:
             return state.copied()
         self._state = None
@@ -277,21 +278,14 @@ class SnapshotRunner(Runner):
         """Return the unread tokens of each row and then the extended ones [B, n], padded on the
         right.
         """
-        if not any(self._unread):
+        if not self._has_unread:
             return self._extended
-        # The padding between unread and extended tokens goes behind both:
-        #   unread and extended   tokens      sources     returned
-        #   a     | x y           a . . x y   0 3 4 1 2   a x y . .
-        #   b c d | v w           b c d v w   0 1 2 3 4   b c d v w
-        longest = max(map(len, self._unread))
-        width = longest + self._extended.shape[1]
-        sources = []
-        for unread in self._unread:
-            count = len(unread)
-            sources.append([*range(count), *range(longest, width), *range(count, longest)])
-        filled = to_device(padded(self._unread, longest), self._device)
-        tokens = torch.cat([filled, self._extended], dim=1)
-        return tokens.gather(1, to_device(sources, self._device))
+        rows = zip(self._unread, self._extended, strict=True)
+        return pad_sequence([torch.cat(row) for row in rows], batch_first=True)
+
+    @property
+    def _has_unread(self) -> bool:
+        return any(map(len, self._unread))
 
     def _shorten_unread(self) -> None:
         """Read tokens into the state that would be read again in too many passes."""
@@ -299,7 +293,7 @@ class SnapshotRunner(Runner):
         if count <= _MOST_UNREAD or self._extended.shape[1]:
             return
         assert self._state is not None
-        tokens = to_device([row[:count] for row in self._unread], self._device)
+        tokens = torch.stack([row[:count] for row in self._unread])
         self._state, _ = self._forward(self._state, tokens, only_last=True)
         self._unread = [row[count:] for row in self._unread]
 

@@ -9,22 +9,21 @@ same slots.
 from __future__ import annotations
 
 import functools
-import itertools
 import time
 from collections.abc import Sequence
 from typing import Any, Unpack
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
 
 from harness.config.amounts import round_up
 from harness.config.run import RunnerName
-from harness.local.decoding.protocols import Runner, Step
+from harness.local.decoding.protocols import Runner, Step, TokenRows
 from harness.local.decoding.transfer import padded, to_device
 from harness.local.runners.attention import without_cudnn
-from harness.local.runners.base import Options, require_tokens, right_aligned, run_model
+from harness.local.runners.base import Options, run_model
 from harness.local.runners.checks import check_runner
 from harness.local.runners.compiled import CompiledCall, filled_up
 from harness.local.runners.slots import SlotForward, Slots, UnsupportedModelError
@@ -40,17 +39,12 @@ class StaticRunner(Runner):
     masks and has no state but its KV cache, wholly on a CPU or on GPUs.
 
     Raises UnsupportedModelError if the model needs the snapshot runner.
-
-    Attributes:
-        setup_seconds: how long compiling took.
     """
 
     def __init__(
         self,
         model: PreTrainedModel,
         num_slots: int = 0,
-        *,
-        shares_prefix: bool = False,
         **options: Unpack[Options],
     ) -> None:
         """Wrap a model.
@@ -58,8 +52,6 @@ class StaticRunner(Runner):
         Args:
             num_slots: the tokens for which each row gets slots at once, prompt included. A longer
                 row gets more when it needs them.
-            shares_prefix: read the common beginning of prompts once, as few-shot questions have
-                one.
         """
         devices = {str(device) for device in getattr(model, "hf_device_map", {}).values()}
         if devices != {"cpu"} and devices & {"cpu", "disk"}:
@@ -69,23 +61,20 @@ class StaticRunner(Runner):
         self._device = options.get("device") or model.device
         self._forward = SlotForward(model, options)
         self._reserved = num_slots
-        self._shares_prefix = shares_prefix
         self._slots = _NO_SLOTS
         self._lengths: Sequence[int] = []  # kept tokens of each row
         self._num_extended = 0  # since the last keep
         # By the number of tokens of each row, ascending. They read and write `_compiled_slots`.
         self._passes: dict[int, CompiledCall] = {}
         self._compiled_slots = _NO_SLOTS
-        self.setup_seconds = 0.0
 
     @property
     def name(self) -> RunnerName:
         return "compiled" if self._passes else "static"
 
     @torch.inference_mode()
-    def start(self, prompts: Sequence[Sequence[int]]) -> Step:
+    def start(self, prompts: TokenRows) -> Step:
         """Begin a new batch. Raises UnsupportedModelError for a model that fills no KV cache."""
-        require_tokens(prompts)
         num_needed = max(map(len, prompts)) + 1
         if self._compiled_slots.have_room(len(prompts), num_needed):
             self._slots = self._compiled_slots
@@ -96,9 +85,8 @@ class StaticRunner(Runner):
         return self.add(prompts)
 
     @torch.inference_mode()
-    def add(self, prompts: Sequence[Sequence[int]]) -> Step:
+    def add(self, prompts: TokenRows) -> Step:
         self._require_kept()
-        require_tokens(prompts)
         # Many samples of one prompt: it is read once.
         distinct = list(dict.fromkeys(map(tuple, prompts)))
         states, outputs = self._read_prompts(distinct)
@@ -261,46 +249,28 @@ class StaticRunner(Runner):
         slots = self._slots if self._slots.buffers else Slots.like(states, 0, 0)
         self._slots = slots.enlarged(num_rows, round_up(num_slots))
 
-    def _read_prompts(
-        self, prompts: Sequence[Sequence[int]]
-    ) -> tuple[list[Tensor], Sequence[Tensor]]:
+    def _read_prompts(self, prompts: TokenRows) -> tuple[list[Tensor], Sequence[Tensor]]:
         """Run the model over prompts -> in turn the keys and the values of each layer, [B, heads,
         n, D] each, and the tensors of a Step.
         """
         # Without the model's configuration no layer drops slots behind a sliding window: a
         # roll-back may need them.
         cache: Any = DynamicCache()
-        num_shared = 0
-        if self._shares_prefix and len(prompts) > 1:
-            are_equal = (len(set(tokens)) == 1 for tokens in zip(*prompts, strict=False))
-            num_shared = sum(1 for _ in itertools.takewhile(bool, are_equal))
-            # The logits after each prompt's last token are needed.
-            num_shared = min(num_shared, min(map(len, prompts)) - 1)
-        lengths = [len(prompt) - num_shared for prompt in prompts]
+        lengths = list(map(len, prompts))
         # Padding follows a prompt, which therefore never sees it: positions and masks are the
         # model's own.
-        ends = [prompt[num_shared:] for prompt in prompts]
-        tokens = to_device(padded(ends, max(lengths)), self._device)
+        tokens = to_device(padded(prompts, max(lengths)), self._device)
         last_tokens = to_device(lengths, self._device) - 1
-        hidden: list[Tensor] = []
         with without_cudnn():
-            if num_shared:
-                shared = to_device([prompts[0][:num_shared]], self._device)
-                last = to_device([num_shared - 1], self._device)
-                _, *hidden = run_model(self._model, self._options, shared, cache, last)
-                cache.batch_repeat_interleave(len(prompts))
-            logits, *states = run_model(self._model, self._options, tokens, cache, last_tokens)
-        hidden = [state.expand(len(prompts), -1, -1, -1) for state in hidden]
-        if states:
-            whole = torch.cat([*hidden, *states], dim=1)
-            hidden = [right_aligned(whole, list(map(len, prompts)))]
+            logits, *hidden = run_model(self._model, self._options, tokens, cache, last_tokens)
+        outputs = [logits]
+        for states in hidden:
+            rows = [row[:length] for row, length in zip(states, lengths, strict=True)]
+            outputs.append(pad_sequence(rows, batch_first=True, padding_side="left"))
+        lengths_read = {layer.get_seq_length() for layer in cache.layers}
+        if lengths_read != {max(lengths)}:
+            raise UnsupportedModelError("does not keep its state in a KV cache")
         keys_and_values: list[Tensor] = []
         for layer in cache.layers:
-            is_plain = type(layer) is DynamicLayer
-            if not is_plain or layer.get_seq_length() != num_shared + max(lengths):
-                keys_and_values = []
-                break
             keys_and_values += [layer.keys, layer.values]
-        if not keys_and_values:
-            raise UnsupportedModelError("does not keep its state in a KV cache")
-        return keys_and_values, [logits, *hidden]
+        return keys_and_values, outputs

@@ -113,7 +113,7 @@ DRAWS += ["decoding.top_k=2", "samplings=[as_asked]"]
 @pytest.fixture(scope="module")
 def mtp_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     mtp_directory = tmp_path_factory.mktemp("mtp")
-    save_with_mtp(*mtp_target("deepseek_v3", vocab_size=258, num_mtp_layers=2), mtp_directory)
+    save_with_mtp(*mtp_target("deepseek_v3", vocab_size=258), mtp_directory)
     make_tokenizer().save_pretrained(mtp_directory)
     (mtp_directory / "prompts.txt").write_text("once upon a time\n2 + 2 =\nthe end\n")
     return mtp_directory

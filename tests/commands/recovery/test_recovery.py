@@ -13,7 +13,7 @@ import pytest
 
 from forked import start
 from halting import HALTED, halting
-from harness.local.serving.service import LocalService
+from harness.local.serving import LocalService
 from in_process import Harness, results
 from own_service import own_service
 from planted_faults import IN_BATCHES, planted

@@ -290,7 +290,7 @@ def test_a_race_is_shown_while_it_runs(url: str) -> None:
 
 def slow_down() -> None:
     """Leave the command no grace period after a signal, and let it rest before every iteration."""
-    from harness.local.serving.service import LocalService
+    from harness.local.serving import LocalService
 
     turn = LocalService._turn
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from chains import GREEDY, RAGGED, SIZE, autoregressive, chain, request, speculative, texts
+from chains import GREEDY, RAGGED, SIZE, autoregressive, chain, requests, speculative, texts
 from fakes import MarkovRunner, Scripted, TableDrafter
 from harness.local.decoding.adaptive import Adaptive
 from harness.local.decoding.warp import Warp
@@ -137,7 +137,7 @@ DRAFTERS: list[Make] = [
 @pytest.mark.parametrize("make", DRAFTERS, ids=["model", "table"])
 @pytest.mark.parametrize("numbers", [[0], [5, 0, 1, 0, 0, 0, 2]])
 def test_changing_numbers_change_no_greedy_token(numbers: list[int], make: Make) -> None:
-    what, policy = request(RAGGED, length=30, stop=[8]), Scripted(numbers)
+    what, policy = requests(RAGGED, length=30, stop=[8]), Scripted(numbers)
     iterations = list(speculative(MarkovRunner(chain(0)), make(GREEDY), what, policy))
     assert texts(iterations, 3) == texts(autoregressive(MarkovRunner(chain(0)), what), 3)
     for limits, accepted in policy.seen:

@@ -12,7 +12,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from chains import GREEDY, RAGGED, SIZE, autoregressive, chain, request, speculative, texts
+from chains import GREEDY, RAGGED, SIZE, autoregressive, chain, gains, requests, speculative, texts
 from fakes import MarkovRunner, TableDrafter
 from harness.engines.arrivals import Origin
 from harness.local.decoding import reference
@@ -33,32 +33,30 @@ from harness.local.drafting.model import ModelDrafter
 
 
 def run_speculative(
-    target: Tensor, draft: Tensor, what: Request, k: int = 4
+    target: Tensor, draft: Tensor, what: list[Request], k: int = 4
 ) -> tuple[list[Iteration], MarkovRunner]:
     runner = MarkovRunner(target)
-    drafter = ModelDrafter(MarkovRunner(draft), what.warp)
+    drafter = ModelDrafter(MarkovRunner(draft), what[0].warp)
     return list(speculative(runner, drafter, what, k)), runner
 
 
 def test_the_same_model_as_draft_is_never_rejected() -> None:
     target = chain(0)
-    iterations, runner = run_speculative(target, target, request(RAGGED, Warp(0.8)), 4)
-    assert all(count == 4 for iteration in iterations[1:-1] for count in iteration.num_accepted)
+    iterations, runner = run_speculative(target, target, requests(RAGGED, Warp(0.8)), 4)
+    assert all(gain.num_accepted == 4 for gain in gains(iterations[1:-1]))
     assert runner.num_calls == 4  # 1 + 5 + 5 + 5 + 4 tokens
-    origins = {origin for iteration in iterations for row in iteration.origins for origin in row}
+    origins = {origin for gain in gains(iterations) for origin in gain.origins}
     assert origins == {Origin.TARGET, Origin.DRAFT, Origin.BONUS}
 
 
 def test_a_draft_that_is_always_wrong_changes_no_token() -> None:
     target = torch.eye(SIZE).roll(1, dims=1)  # t is followed by t + 1
     draft = torch.eye(SIZE).roll(2, dims=1)
-    iterations, _ = run_speculative(target, draft, request(RAGGED, Warp(1.0)))
+    iterations, _ = run_speculative(target, draft, requests(RAGGED, Warp(1.0)))
     assert texts(iterations, 3) == [[(row[-1] + 1 + i) % SIZE for i in range(20)] for row in RAGGED]
-    assert all(count == 0 for iteration in iterations for count in iteration.num_accepted)
-    assert all(
-        row == [Origin.RECOVERED] for iteration in iterations[1:-1] for row in iteration.origins
-    )
-    assert iterations[-1].origins == [[Origin.TARGET]] * 3, (
+    assert all(gain.num_accepted == 0 for gain in gains(iterations))
+    assert all(gain.origins == [Origin.RECOVERED] for gain in gains(iterations[1:-1]))
+    assert [gain.origins for gain in iterations[-1].gains] == [[Origin.TARGET]] * 3, (
         "the last token leaves room for no proposal"
     )
 
@@ -66,13 +64,13 @@ def test_a_draft_that_is_always_wrong_changes_no_token() -> None:
 @pytest.mark.parametrize("decoder", ["regular", "speculative"])
 def test_rows_end_one_by_one_at_a_stop_token(decoder: str) -> None:
     target = torch.eye(SIZE).roll(1, dims=1)
-    what = request([[3], [9], [11], [0]], length=6, stop=[0])
+    what = requests([[3], [9], [11], [0]], length=6, stop=[0])
     if decoder == "regular":
         iterations = list(autoregressive(MarkovRunner(target), what))
     else:
         iterations, _ = run_speculative(target, target, what, 3)
     assert texts(iterations, 4) == [[4, 5, 6, 7, 8, 9], [10, 11, 0], [0], [1, 2, 3, 4, 5, 6]]
-    assert iterations[-1].rows == [0, 3]
+    assert [gain.row for gain in iterations[-1].gains] == [0, 3]
 
 
 @pytest.mark.parametrize("length", [2, 7])
@@ -81,9 +79,9 @@ def test_an_answer_does_not_depend_on_its_batch(length: int) -> None:
     target, num_rows = chain(0), 40
     draft = 0.5 * target + 0.5 * chain(1)
     prompts = [[index % SIZE] for index in range(num_rows)]
-    together, _ = run_speculative(target, draft, request(prompts, Warp(0.9), length))
+    together, _ = run_speculative(target, draft, requests(prompts, Warp(0.9), length))
     for index, prompt in enumerate(prompts):
-        what = request([prompt], Warp(0.9), length, indices=[index])
+        what = requests([prompt], Warp(0.9), length, indices=[index])
         alone, _ = run_speculative(target, draft, what)
         assert texts(alone, 1)[0] == texts(together, num_rows)[index]
 
@@ -95,7 +93,7 @@ def test_an_answer_does_not_depend_on_its_batch(length: int) -> None:
 def test_rows_are_offered_what_the_drafter_has(following: dict[int, int], warp: Warp) -> None:
     """Some rows of a batch get K tokens, some fewer and some none; `TableDrafter` checks what it is given."""
     target, num_rows = MarkovRunner(chain(0)), 40
-    what = request([[row % 5, row % SIZE] for row in range(num_rows)], warp)
+    what = requests([[row % 5, row % SIZE] for row in range(num_rows)], warp)
     drafter = TableDrafter(following)
     iterations = list(speculative(target, drafter, what, 4))
     if warp == GREEDY:
@@ -104,12 +102,9 @@ def test_rows_are_offered_what_the_drafter_has(following: dict[int, int], warp: 
         )
     assert set(drafter.num_offered) == {0: {0}, 1: {0, 1}, 7: {0, 1, 2, 3, 4}}[len(following)]
     lasts = {
-        (len(proposed), accepted, origins[-1])
-        for step in iterations[1:]
-        for proposed, accepted, tokens, origins in zip(
-            step.proposed, step.num_accepted, step.tokens, step.origins, strict=True
-        )
-        if len(tokens) > accepted
+        (len(gain.proposed), gain.num_accepted, gain.origins[-1])
+        for gain in gains(iterations[1:])
+        if len(gain.tokens) > gain.num_accepted
     }
     for offered, accepted, origin in lasts:
         whole = Origin.BONUS if offered else Origin.TARGET
@@ -131,13 +126,13 @@ def test_without_an_offer_the_target_sees_the_pending_token_alone(
         raise AssertionError("nothing to verify")
 
     monkeypatch.setattr(MarkovRunner, "extend", extend)
-    what = request(RAGGED, Warp(1.0), 6)
+    what = requests(RAGGED, Warp(1.0), 6)
     silent = list(
         speculative(MarkovRunner(chain(0)), TableDrafter({}), what, 4, verification=never)
     )
     assert widths == [1] * 5
     assert texts(silent, 3) == texts(autoregressive(MarkovRunner(chain(0)), what), 3)
-    assert {origin for step in silent for row in step.origins for origin in row} == {Origin.TARGET}
+    assert {origin for gain in gains(silent) for origin in gain.origins} == {Origin.TARGET}
     assert [step.verdict is None for step in silent] == [True] + [False] * 5
 
 
@@ -157,7 +152,7 @@ def test_no_rule_accepts_past_logits_that_are_not_finite(
     broken[3] = torch.nan
     target, draft = (broken, sound) if role == "model" else (sound, broken)
     drafter = ModelDrafter(MarkovRunner(draft), warp)
-    what = request([[5], [0]], warp)
+    what = requests([[5], [0]], warp)
     with pytest.raises(NonFiniteError) as caught:
         list(speculative(MarkovRunner(target), drafter, what, 4, verification=rule))
     assert (caught.value.role, caught.value.position) == (role, 3)
@@ -193,15 +188,15 @@ def test_it_decides_the_tokens_of_the_real_loop(k: int, warp: Warp, stop: tuple[
     origins: set[Origin] = set()
     lengths: set[int] = set()
     for index, (length, prompt) in enumerate(itertools.product((1, 2, 3, 20), RAGGED)):
-        one = request([prompt], warp, length, stop, indices=[index])
+        [one] = requests([prompt], warp, length, stop, indices=[index])
         drafter = ModelDrafter(SumRunner(draft), warp)
-        records = list(speculative(SumRunner(target), drafter, one, k))
+        records = list(speculative(SumRunner(target), drafter, [one], k))
         [expected] = texts(records, 1)
         reference = speculative_reference(
             SumRunner(target),
             SumRunner(draft),
             prompt,
-            one.uniforms[0],
+            one.uniforms,
             warp,
             k,
             length,
@@ -209,7 +204,7 @@ def test_it_decides_the_tokens_of_the_real_loop(k: int, warp: Warp, stop: tuple[
         )
         assert reference == expected
         lengths.add(len(expected))
-        origins.update(origin for record in records for origin in record.origins[0])
+        origins.update(origin for gain in gains(records) for origin in gain.origins)
     if stop:
         assert lengths - {1, 2, 3, 20}
     else:
@@ -229,13 +224,12 @@ def test_the_page_shows_these_lines() -> None:
 
 
 def test_a_stream_is_uniform_and_depends_on_seed_and_prompt_alone() -> None:
-    batch = uniforms(seed=3, prompt_indices=[0, 1, 2], num_positions=10)
+    batch = torch.stack([uniforms(3, index, 10) for index in range(3)])
     assert batch.shape == (3, 10, len(Purpose))
-    assert torch.equal(uniforms(3, [2], 10)[0], batch[2])
-    assert torch.equal(uniforms(3, [1, 0], 4), batch[[1, 0], :4])
-    assert not torch.equal(uniforms(4, [0], 10), batch[:1])
+    assert torch.equal(uniforms(3, 1, 4), batch[1, :4])
+    assert not torch.equal(uniforms(4, 0, 10), batch[0])
     assert len(batch.unique()) == batch.numel()
-    numbers = uniforms(seed=0, prompt_indices=range(200), num_positions=100)
+    numbers = torch.cat([uniforms(0, index, 100) for index in range(200)])
     assert numbers.min() >= 0
     assert numbers.max() < 1
     for purpose in Purpose:
@@ -255,7 +249,7 @@ def test_an_iteration_may_have_numbers_that_no_other_and_no_position_has(
     redraw: bool, begin: int
 ) -> None:
     """In the third iteration of a row that has accepted nothing, by position 1 + 2."""
-    stream = uniforms(seed=0, prompt_indices=[0], num_positions=30)
+    stream = uniforms(seed=0, prompt_index=0, num_positions=30)
     offers: list[Offer] = []
 
     def reject(offer: Offer) -> Verdict:
@@ -265,12 +259,12 @@ def test_an_iteration_may_have_numbers_that_no_other_and_no_position_has(
     drafter = Noting(dict.fromkeys(range(SIZE), 0))
     runner = MarkovRunner(torch.eye(SIZE).roll(1, dims=1).add(0.01).log().softmax(-1))
     loop = Loop(runner, drafter, 3, verification=reject, redraw=redraw)
-    loop.add([Request([[1]], stream, Warp(1.0), max_new_tokens=9)])
+    loop.add([Request([1], stream, Warp(1.0), max_new_tokens=9)])
     for _ in range(3):
         loop.step()
-    assert torch.equal(drafter.given, stream[:, begin : begin + 3, Purpose.DRAFT])
-    assert torch.equal(offers[-1].accept_uniforms, stream[:, begin : begin + 3, Purpose.ACCEPT])
-    assert torch.equal(offers[-1].next_uniforms, stream[:, 3:7, Purpose.TARGET])
+    assert torch.equal(drafter.given, stream[None, begin : begin + 3, Purpose.DRAFT])
+    assert torch.equal(offers[-1].accept_uniforms, stream[None, begin : begin + 3, Purpose.ACCEPT])
+    assert torch.equal(offers[-1].next_uniforms, stream[None, 3:7, Purpose.TARGET])
 
 
 def test_inverse_cdf_draws_the_right_cell_and_none_without_weight() -> None:

@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from architectures import random_model
-from chains import fields, request, speculative
+from chains import gains, requests, speculative
 from drafts import DRAFTS
 from harness.local.decoding.loop import Iteration, Loop
 from harness.local.decoding.protocols import Drafter, Runner
@@ -55,8 +55,7 @@ def drafting(kind: str, warp: AnyWarp, first: str, second: str) -> tuple[Runner,
         options = {"device": torch.device(first)}
         drafter = ModelDrafter(StaticRunner(truncated(target, 2), **options), warp, first)
     else:
-        target, drafter = DRAFTS[kind.removeprefix("shared prefix, ")](warp, first, second)
-        options = {"shares_prefix": "shared" in kind}
+        target, drafter = DRAFTS[kind](warp, first, second)
     return StaticRunner(target, hidden_layers=drafter.layers, **options), drafter
 
 
@@ -68,22 +67,22 @@ def compared() -> Callable[..., None]:
 
     def compare(decode: Callable[[str, str], Iterator[Iteration]]) -> None:
         with pretended_gpus():
-            expected = list(map(fields, decode("cpu", "cpu")))
-            assert list(map(fields, decode("cuda:0", "cuda:1"))) == expected
+            expected = gains(decode("cpu", "cpu"))
+            assert gains(decode("cuda:0", "cuda:1")) == expected
 
     return compare
 
 
 def on(device: str, warp: Warp = WARP, prompts: list[list[int]] = PROMPTS, length: int = 10) -> Any:
-    what = request(prompts, warp, length)
-    return replace(what, uniforms=what.uniforms.to(device))
+    what = requests(prompts, warp, length)
+    return [replace(one, uniforms=one.uniforms.to(device)) for one in what]
 
 
 @pytest.mark.parametrize(
     "kind",
     [
-        *("model", "shared prefix, model", "translated", "EAGLE-3", "DFlash", "Medusa"),
-        *("MTP of three layers", "recurrent", "spread, early exit", "spread, head"),
+        *("model", "translated", "EAGLE-3", "DFlash", "Medusa"),
+        *("MTP", "recurrent", "spread, early exit", "spread, head"),
     ],
 )
 def test_records_are_those_of_a_cpu(kind: str, compared: Callable[..., None]) -> None:
@@ -103,10 +102,10 @@ def test_rows_that_differ_leave_and_join(drafts: bool, compared: Callable[..., N
         runner, drafter = drafting("model", warp, first, second)
         loop = Loop(runner, drafter, NUM_DRAFT_TOKENS, warp=warp) if drafts else Loop(runner)
         joining = [
-            on(first, Warp(0.5, top_k=5), [[3, 4]], 8),
-            on(first, Warp(0.7, top_p=0.8), [[9] * 120], 20),
+            *on(first, Warp(0.5, top_k=5), [[3, 4]], 8),
+            *on(first, Warp(0.7, top_p=0.8), [[9] * 120], 20),
         ]
-        yield loop.add([on(first, Warp(0.9))])
+        yield loop.add(on(first, Warp(0.9)))
         yield loop.step()
         loop.drop({1})
         yield loop.step()

@@ -17,13 +17,13 @@ from chains import (
     autoregressive,
     chain,
     p_value_of_texts,
-    request,
+    requests,
     small_chain,
     speculative,
     texts,
 )
 from fakes import MarkovRunner, TableDrafter
-from harness.local.decoding.randomness import inverse_cdf, uniforms
+from harness.local.decoding.randomness import Purpose, inverse_cdf, uniforms
 from harness.local.decoding.verify import (
     AcceptByCoin,
     Offer,
@@ -272,9 +272,10 @@ def test_the_loop_keeps_the_target_s_distribution(
     """Chi-square over the first token and the K + 2 after it, false-alarm rate 1e-9; the broken twins are caught."""
     size, k, num_rows = 3, 2, 15_000
     target, draft = small_chain(5, 0.8, size), small_chain(6, 1.2, size).float()
-    what = request([[0]] * num_rows, Warp(1.0), k + 3)
-    what = dataclasses.replace(what, uniforms=uniforms(0, range(num_rows), (k + 4) * (k + 1)))
-    drafter = TableDrafter({0: 2, 2: 1}) if table else ModelDrafter(MarkovRunner(draft), what.warp)
+    what = requests([[0]] * num_rows, Warp(1.0), k + 3, num_positions=(k + 4) * (k + 1))
+    drafter = (
+        TableDrafter({0: 2, 2: 1}) if table else ModelDrafter(MarkovRunner(draft), what[0].warp)
+    )
     drawn = texts(
         speculative(MarkovRunner(target.float()), drafter, what, k, 1.0, rule, redraw), num_rows
     )
@@ -284,8 +285,8 @@ def test_the_loop_keeps_the_target_s_distribution(
 @pytest.mark.parametrize("rule", [verify_block, verify_typical])
 def test_greedy_output_is_the_regular_one(rule: Rule) -> None:
     target = chain(0)
-    what = request(RAGGED, length=40)
-    drafter = ModelDrafter(MarkovRunner(0.5 * target + 0.5 * chain(1)), what.warp)
+    what = requests(RAGGED, length=40)
+    drafter = ModelDrafter(MarkovRunner(0.5 * target + 0.5 * chain(1)), what[0].warp)
     output = texts(speculative(MarkovRunner(target), drafter, what, 4, 1.0, rule), 3)
     assert output == texts(autoregressive(MarkovRunner(target), what), 3)
 
@@ -302,7 +303,7 @@ def offer() -> Offer:
     target = torch.rand(NUM_ROWS, NUM_DRAFT_TOKENS + 1, SIZE, generator=generator) ** 6
     draft = torch.rand(NUM_ROWS, NUM_DRAFT_TOKENS, SIZE, generator=generator) ** 6
     target, draft = target / target.sum(-1, keepdim=True), draft / draft.sum(-1, keepdim=True)
-    streams = uniforms(11, range(NUM_ROWS), NUM_DRAFT_TOKENS + 1)
+    streams = uniforms(11, 0, NUM_ROWS * (NUM_DRAFT_TOKENS + 1)).view(NUM_ROWS, -1, len(Purpose))
     return Offer(target, draft.argmax(-1), draft, streams[:, :-1, 1], streams[:, :, 2])
 
 

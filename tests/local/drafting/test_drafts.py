@@ -18,11 +18,12 @@ from harness.config.errors import RunError, SettingError
 from harness.local.decoding.protocols import Proposal
 from harness.local.decoding.verify import Offer, verify
 from harness.local.drafting.checked import checked_rule, with_checked_shapes
-from harness.local.drafting.methods import EarlyExit, EarlyExitSettings
+from harness.local.drafting.method import EarlyExit, EarlyExitSettings
 from harness.local.drafting.model import (
     shared_sketch,
     truncated,
     truncated_config,
+    widths,
 )
 from harness.local.models.sketch import sketch_model
 from harness.local.runners.snapshot import SnapshotRunner
@@ -89,6 +90,14 @@ def test_a_quarter_of_the_layers_draft_unless_it_is_said(
     settings = EarlyExitSettings(name="early_exit", method="early_exit", layers=asked)
     planned: Any = EarlyExit().plan(settings, target, None).settings
     assert planned.num_layers == layers
+
+
+def test_the_widths_of_a_draft_models_passes() -> None:
+    config = make_config("llama")
+    assert widths(config, [2, 4]) == [1, 2]
+    config.pard_token = 5
+    assert widths(config, [2, 4]) == [4, 8]
+    assert widths(config, []) == [1]
 
 
 @pytest.mark.parametrize("num_layers", [0, 3])

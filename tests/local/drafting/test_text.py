@@ -15,8 +15,9 @@ from chains import (
     SIZE,
     autoregressive,
     chain,
+    gains,
     p_value_of_texts,
-    request,
+    requests,
     small_chain,
     speculative,
     texts,
@@ -162,8 +163,8 @@ def test_the_work_of_suffix_does_not_grow_with_the_text(size: int) -> None:
 def test_the_better_of_own_text_and_earlier_answers_is_proposed() -> None:
     drafter = suffix_drafter(shared=True)
     drafter.start([[0]], [4], NOTHING)
-    drafter.observe([0], [5], NOTHING)
-    drafter.observe([0], [6], NOTHING)
+    drafter.observe([0], [[5]], NOTHING)
+    drafter.observe([0], [[6]], NOTHING)
     drafter.start([[1, 5, 9, 1, 4]], [5], NOTHING)
     assert drafter.propose(2, torch.zeros(1, 2)).tokens.tolist() == [[6]], (
         "4 5 is longer than 5, and its answer ends"
@@ -205,7 +206,7 @@ every_drafter = pytest.mark.parametrize(
 )
 
 
-def run(target: Tensor, drafter: TextDrafter, what: Request, k: int = 4) -> list[Iteration]:
+def run(target: Tensor, drafter: TextDrafter, what: list[Request], k: int = 4) -> list[Iteration]:
     return list(speculative(MarkovRunner(target), drafter, what, k))
 
 
@@ -215,18 +216,18 @@ def test_rows_of_a_batch_end_one_by_one(new: New, warp: Warp) -> None:
     """Greedy output is the regular one, and a row's output does not depend on its batch."""
     target, prompts = chain(0), [*RAGGED, [6], [4, 4, 4, 4]]
     stop = [] if warp == GREEDY else [8]
-    what = request(prompts, warp, length=50, stop=stop)
+    what = requests(prompts, warp, length=50, stop=stop)
     iterations = run(target, new(), what)
     output = texts(iterations, len(prompts))
     if warp == GREEDY:
         assert output == texts(autoregressive(MarkovRunner(target), what), len(prompts))
     for index, prompt in enumerate(prompts):
-        alone = run(target, new(), request([prompt], warp, 50, stop, [index]))
+        alone = run(target, new(), requests([prompt], warp, 50, stop, [index]))
         assert texts(alone, 1)[0] == output[index]
-    offered = {len(row) for iteration in iterations for row in iteration.proposed}
+    offered = {len(gain.proposed) for gain in gains(iterations)}
     assert 0 in offered
     assert max(offered) >= 3
-    assert max(count for iteration in iterations for count in iteration.num_accepted) >= 2
+    assert max(gain.num_accepted for gain in gains(iterations)) >= 2
     assert (len({len(row) for row in output}) > 2) == bool(stop)
 
 
@@ -236,9 +237,9 @@ def test_the_loop_keeps_the_target_s_distribution(new: New, rule: Callable[..., 
     """Chi-square over four tokens after one prompt; the broken twin is caught, with a p-value of 1e-50."""
     size, num_rows = 3, 1500
     target = small_chain(5, 0.8, size)
-    what = request([[0, 1, 0, 2, 0, 1]] * num_rows, Warp(1.0), 4)
+    what = requests([[0, 1, 0, 2, 0, 1]] * num_rows, Warp(1.0), 4)
     iterations = list(speculative(MarkovRunner(target.float()), new(), what, 2, 1.0, rule))
-    assert {count for iteration in iterations for count in iteration.num_accepted} == {0, 1, 2}
+    assert {gain.num_accepted for gain in gains(iterations)} == {0, 1, 2}
     assert (p_value_of_texts(texts(iterations, num_rows), target, 1) > FALSE_ALARM_RATE) == (
         rule is verify
     )
@@ -250,15 +251,15 @@ def test_rows_are_followed_and_renumbered(new: New) -> None:
     drafter.start([[1, 2, 3, 1, 2], [7], [4, 5, 6, 4, 5]], [3, 8, 6], NOTHING)
     proposal = drafter.propose(2, torch.zeros(3, 2))
     assert proposed(proposal) == [[1, 2], [], [4, 5]]
-    drafter.observe([2, 0, 1], [3, 9, 9], NOTHING)
+    drafter.observe([2, 0, 1], [[1, 2, 3], [9], [4, 9]], NOTHING)
     drafter.select([2, 0])
     assert proposed(drafter.propose(3, torch.zeros(2, 3))) == [[], [1, 2, 3]], "6 4 9 is new"
-    drafter.observe([0, 3], [4, 1], NOTHING)
+    drafter.observe([0, 3], [[4], [1, 2, 3, 1]], NOTHING)
     assert proposed(drafter.propose(1, torch.zeros(2, 1))) == [
         [9 if new is lookup_drafter else 5],
         [2],
     ]
-    drafter.observe([0, 0], [1, 1], NOTHING)  # rejected
+    drafter.observe([0, 0], [[1], [1]], NOTHING)  # rejected
     drafter.start([[9, 9]], [1], NOTHING)
     empty = drafter.propose(4, torch.zeros(1, 4))
     assert (empty.tokens.shape, empty.tokens.dtype, empty.lengths) == ((1, 0), torch.long, [0])
@@ -276,8 +277,8 @@ def test_earlier_answers_are_found_only_if_asked_for() -> None:
     target = torch.eye(SIZE).roll(1, dims=1)  # t is followed by t + 1
     for shared in (False, True):
         drafter = suffix_drafter(shared=shared)
-        for what in (request([[3], [9]], length=9), request([[1, 5]], length=6)):
+        for what in (requests([[3], [9]], length=9), requests([[1, 5]], length=6)):
             iterations = run(target, drafter, what)
         # 6, then 7 after a match of one token and 8, 9 after one of three; without earlier answers nothing is known.
-        accepted = sum(count for iteration in iterations for count in iteration.num_accepted)
+        accepted = sum(gain.num_accepted for gain in gains(iterations))
         assert accepted == (3 if shared else 0)

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from chains import RAGGED, SIZE, chain, request, speculative, texts
+from chains import RAGGED, SIZE, chain, gains, requests, speculative, texts
 from fakes import MarkovRunner
 from harness.config.errors import SettingError
 from harness.config.settings import ModelSettings, PlacementSettings
@@ -59,11 +59,9 @@ class Checked(TranslatedDrafter):
         for row, tokens in enumerate(decided):
             self.whole[row] += self._translation.into_draft(tokens)
 
-    def observe(self, num_accepted, next_tokens, step):  # type: ignore[no-untyped-def]
-        drafted = [[] for _ in next_tokens] if self._drafted is None else self._drafted.tolist()
-        kept = zip(map(self._offered, drafted), num_accepted, next_tokens, strict=True)
-        self.learn([[*offered[:count], last] for offered, count, last in kept])
-        super().observe(num_accepted, next_tokens, step)
+    def observe(self, num_accepted, decided, step):  # type: ignore[no-untyped-def]
+        self.learn(decided)
+        super().observe(num_accepted, decided, step)
         for seen, unread, whole in zip(self.runner.rows, self._unread, self.whole, strict=True):  # type: ignore[attr-defined]
             assert seen + unread == whole
 
@@ -80,9 +78,9 @@ def test_the_draft_model_reads_the_whole_text() -> None:
             own[9 - token, 9 - following] = chain(0)[token, following]
     own /= own.sum(-1, keepdim=True)
     drafter = Checked(MarkovRunner(own), toy(), Warp(1.0))
-    what = request(RAGGED, Warp(1.0), length=60, stop=[8])
+    what = requests(RAGGED, Warp(1.0), length=60, stop=[8])
     iterations = list(speculative(MarkovRunner(chain(0)), drafter, what, 3))
-    assert {0, 1, 2} <= {count for iteration in iterations for count in iteration.num_accepted}
+    assert {0, 1, 2} <= {gain.num_accepted for gain in gains(iterations)}
 
 
 class Unmapped(TranslatedDrafter):
@@ -98,7 +96,7 @@ class Unmapped(TranslatedDrafter):
 def test_sampling_follows_the_target(kind: type[TranslatedDrafter], lossless: bool) -> None:
     num_rows, warp, target = 5_000, Warp(1.0), chain(0, 1.0)
     drafter = kind(MarkovRunner(own_chain(1)), toy(), warp)
-    what = request([[3]] * num_rows, warp, length=4, indices=range(num_rows))
+    what = requests([[3]] * num_rows, warp, length=4, indices=range(num_rows))
     found = texts(speculative(MarkovRunner(target), drafter, what, 2), num_rows)
     p_values = []
     for place in (1, 2, 3):
@@ -209,4 +207,4 @@ def test_a_draft_whose_logits_are_nan_is_reported() -> None:
     own = torch.full((OWN_SIZE, OWN_SIZE), torch.nan)
     drafter = TranslatedDrafter(MarkovRunner(own), lacking, Warp(1.0))
     with pytest.raises(NonFiniteError, match="draft"):
-        list(speculative(MarkovRunner(chain(0)), drafter, request(RAGGED, length=10), 2))
+        list(speculative(MarkovRunner(chain(0)), drafter, requests(RAGGED, length=10), 2))

@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from chains import SIZE, request, speculative
+from chains import SIZE, requests, speculative
 from fakes import MarkovRunner
 from harness.config.settings import DecodingSettings
-from harness.engines.arrivals import Origin
 from harness.engines.phases import Phases
 from harness.engines.protocol import Answered, Question
-from harness.local.decoding.loop import Iteration
+from harness.local.decoding.loop import Gain, Iteration
 from harness.local.drafting.model import ModelDrafter
 from harness.local.engine import stopwatches
 from harness.local.engine.clock import LoopClock
@@ -49,14 +48,11 @@ def run(records: Iterable[Iteration], num_rows: int) -> Answered:
 
 def records() -> Iterator[Iteration]:
     """Two rows; the second ends first."""
-    target, draft, recovered = Origin.TARGET, Origin.DRAFT, Origin.RECOVERED
     time.sleep(0.02)
-    yield Iteration([0, 1], [[5], [6]], [[target], [target]], [[], []], [0, 0])
+    yield Iteration([Gain(0, [5]), Gain(1, [6])])
     time.sleep(0.04)
-    yield Iteration(
-        [0, 1], [[7], [8, 9]], [[recovered], [draft, recovered]], [[3, 4], [8, 4]], [0, 1]
-    )
-    yield Iteration([0], [[1]], [[draft]], [[1]], [1])
+    yield Iteration([Gain(0, [7], [3, 4]), Gain(1, [8, 9], [8, 4], 1)])
+    yield Iteration([Gain(0, [1], [1], 1)])
 
 
 def test_an_answer_collects_rows_and_outcomes() -> None:
@@ -72,9 +68,9 @@ def test_an_answer_collects_rows_and_outcomes() -> None:
 @pytest.mark.parametrize("stop", [5, 9])
 def test_iterations_have_the_tokens_that_they_gave(stop: int) -> None:
     """A draft that is always right proposes tokens behind the stop token, too."""
-    what = request([[1], [2]], stop=[stop], length=30)
+    what = requests([[1], [2]], stop=[stop], length=30)
     counting = torch.eye(SIZE).roll(1, dims=1)
-    drafter = ModelDrafter(MarkovRunner(counting), what.warp)
+    drafter = ModelDrafter(MarkovRunner(counting), what[0].warp)
     answered = run(speculative(MarkovRunner(counting), drafter, what, 4), 2)
     for record in answered.requests:
         assert record.token_ids[-1] == stop
@@ -95,8 +91,8 @@ def test_the_clock_marks_the_first_token_and_leaves_it_out_of_the_times_of_decod
 
 def test_a_row_that_joins_has_its_own_time() -> None:
     question = Question([[1], [2]], DecodingSettings(), seed=0, indices=[0, 1])
-    first = Iteration([0], [[5]], [[Origin.TARGET]], [[]], [0])
-    second = Iteration([1], [[6]], [[Origin.TARGET]], [[]], [0])
+    first = Iteration([Gain(0, [5])])
+    second = Iteration([Gain(1, [6])])
     with LoopClock(question.requests, FakeWeights()) as clock:  # type: ignore[arg-type]
         time.sleep(0.02)
         clock.note(first)

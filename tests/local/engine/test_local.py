@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from chains import records_of, texts
+from chains import gains, records_of, texts
 from harness.config.demand import Demand
 from harness.config.errors import RunError, SettingError
 from harness.config.faults import fault_names
@@ -21,11 +21,9 @@ from harness.engines.protocol import Arm, Question
 from harness.engines.record import Preparation
 from harness.local.decoding.verify import Offer, Verdict, verify, verify_block
 from harness.local.decoding.warp import Warp
-from harness.local.drafting.method import Pair
-from harness.local.drafting.methods import SuffixSettings
-from harness.local.engine.engine import LocalEngine
+from harness.local.drafting.method import Pair, SuffixSettings
+from harness.local.engine.engine import LocalEngine, token_logprobs
 from harness.local.engine.fault import fault_of
-from harness.local.engine.logprobs import Burst
 from harness.local.engine.pair import PlacedPair, plan_pair
 from harness.local.engine.records import Local
 from harness.local.engine.reference import not_finite
@@ -58,7 +56,7 @@ def open_engine(pair: Pair, runner: RunnerName) -> LocalEngine:
 
 def texts_of(engine: LocalEngine) -> dict[str, list[list[list[int]]]]:
     return {
-        arm.name: [record.tokens for record in records_of(arm, QUESTION.requests)]
+        arm.name: [gain.tokens for gain in gains(records_of(arm, QUESTION.requests))]
         for arm in engine.arms
     }
 
@@ -95,7 +93,7 @@ def test_arms_under_stopwatches_know_no_answer_of_the_arms_that_were_timed(
     question = dataclasses.replace(QUESTION, prompts=[[0, 1, 2], [3, 2, 1, 0, 1]])
 
     def proposed(arm: Arm) -> list[list[list[int]]]:
-        return [record.proposed for record in records_of(arm, question.requests)]
+        return [gain.proposed for gain in gains(records_of(arm, question.requests))]
 
     first, under_stopwatches, again = proposed(timed), proposed(watched), proposed(timed)
     assert under_stopwatches == first
@@ -171,7 +169,7 @@ def test_a_question_may_differ_from_what_the_engine_was_opened_for(pair: Pair) -
     regular, speculative = (list(records_of(arm, greedy.requests)) for arm in engine.arms)
     assert texts(regular, 2) == texts(speculative, 2)
     assert [len(row) for row in texts(regular, 2)] == [12, 12]
-    assert all(len(proposed) <= 1 for record in speculative for proposed in record.proposed)
+    assert all(len(gain.proposed) <= 1 for gain in gains(speculative))
 
 
 def test_stopwatches_count_every_pass(pair: Pair) -> None:
@@ -307,10 +305,9 @@ def test_a_fault_takes_every_kind_of_draft(
 
 
 def test_log_probabilities_of_a_burst_and_mistakes_in_them() -> None:
-    warp = Warp(0.5, 2, 1.0)
     logits = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
     tokens = [1, 0, 5]
-    burst = Burst(logits, tokens, num_top=2, warp=warp, draft_probabilities=[0.25, 0.0])
+    logprobs = token_logprobs(logits, tokens, num_top=2)
     raw = logits.log_softmax(-1)
     honest = [float(raw[place, token]) for place, token in enumerate(tokens)]
     expected = {
@@ -319,9 +316,9 @@ def test_log_probabilities_of_a_burst_and_mistakes_in_them() -> None:
         planted("LogprobsMissingInBursts"): honest[2:],
     }
     for fault, values in expected.items():
-        found = fault_of(fault).logprobs(burst)
+        found = fault_of(fault).logprobs(logprobs, [0.25, 0.0])
         assert [one.logprob for one in found] == pytest.approx(values), fault
-    second = burst.logprobs()[1]
+    second = logprobs[1]
     likeliest = raw[1].topk(2)
     assert (second.place, second.token) == (1, 0)
     assert [token for token, _ in second.top] == likeliest.indices.tolist()

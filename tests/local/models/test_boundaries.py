@@ -51,28 +51,6 @@ def spread(model: nn.Module, places: dict[str, Any] = MAP) -> None:
                 module._buffers[key] = torch.empty_like(tensor, device=place)
 
 
-NESTED: dict[str, Any] = {"": "cpu:0", "model.layers.2": "cpu:1", "model.layers.3": "cpu:1"}
-
-
-@torch.no_grad()
-def test_a_map_whose_names_are_within_each_other_runs() -> None:
-    """The final norm is covered by the model's name alone, and follows a layer on the other device."""
-    with FakeTensorMode():
-        model = random_model("llama", num_hidden_layers=NUM_LAYERS)
-        spread(model, NESTED)
-        cross_once(model, NESTED, FIRST)
-        buffers = [
-            torch.empty(1, 2, 128, 8, device=NESTED.get(f"model.layers.{n // 2}", FIRST))
-            for n in range(2 * NUM_LAYERS)
-        ]
-        tokens = torch.ones(1, 3, dtype=torch.long, device=FIRST)
-        starts = torch.ones(1, dtype=torch.long, device=FIRST)
-        forward = SlotForward(model, {})
-        with forward.packing:
-            (logits,) = forward(Slots(buffers), 20, tokens, starts)
-        assert logits.device == FIRST
-
-
 @torch.no_grad()
 def test_each_tensor_crosses_once_and_a_static_cache_stays_with_its_layers() -> None:
     rows, tokens, seen, width, heads, size = 2, 3, 20, 32, 2, 8

@@ -55,7 +55,7 @@ def test_no_device_gets_more_than_it_has(gpus: int, quantization: str, strategy:
 
 
 def test_a_head_away_from_its_target_holds_copies_of_matrices() -> None:
-    copied = Block(("",), (TensorSketch("borrowed", GB),))
+    copied = Block(("",), (TensorSketch(GB),))
     target, head = sketch(20), draft(1, copied=(copied,))
     together = fit(case(target, head, free=machine(30, 30)))
     assert [gpus_of(one) for one in together] == [["cuda:0"], ["cuda:0"]]
@@ -101,7 +101,7 @@ def test_limits_on_gpus() -> None:
 
 
 def test_models_that_declare_no_blocks_are_not_split() -> None:
-    whole = dataclasses.replace(sketch(), blocks=(Block(("",), (TensorSketch("weight", 5 * GB),)),))
+    whole = dataclasses.replace(sketch(), blocks=(Block(("",), (TensorSketch(5 * GB),)),))
     assert not fits(case(whole, free=machine(11, 11)))
     assert fit(case(whole, free=machine(11, 13)))[0].device_map == {"": 1}
     two = sketch(0, 50)
@@ -270,7 +270,8 @@ EXPLICIT = {"model.embed": 0, "model.layers": "cuda:1", "head": "1"}
 def test_explicit_map() -> None:
     asked = case(sketch(10), draft(), free=machine(4, 24), device_map=EXPLICIT)
     one, small = fit(asked)
-    assert one.device_map == {"model.embed": 0, "model.layers": 1, "head": 1}
+    layers = [f"model.layers.{number}" for number in range(10)]
+    assert one.device_map == {"model.embed": 0, **dict.fromkeys([*layers, "head"], 1)}
     assert one.bytes_per_device == {"cuda:0": 0.1 * GB, "cuda:1": 10.1 * GB}
     # It is the target's; the draft goes where there is room.
     assert small.device_map == {"": 1}
@@ -281,8 +282,9 @@ def test_explicit_map() -> None:
     [
         ({"head": 2}, r"^placement\.device_map=2: must name devices .* \(0, 1, cpu, disk\)$"),
         ({"head": "mars"}, r"=mars: must name devices"),
-        ({"haed": 0}, r"=haed: must name modules of Tower"),
-        ({"head": None}, r"must cover the whole model; head\.weight is on no device"),
+        ({"haed": 0}, r"=haed: must name modules of 13B"),
+        ({"model.layers.1.mlp": 0}, r"mlp: must name modules of 13B, and none inside a layer"),
+        ({"head": None}, r"must cover the whole model; head is on no device"),
     ],
 )
 def test_explicit_map_that_cannot_be(change: dict[str, Any], says: str) -> None:
@@ -294,7 +296,7 @@ def test_explicit_map_that_cannot_be(change: dict[str, Any], says: str) -> None:
 def test_explicit_map_for_which_there_is_no_room() -> None:
     asked = case(sketch(10), free=machine(4, 24), device_map=EXPLICIT | {"model.layers": 0})
     assert "placement.device_map" in refused(asked)[0]
-    assert fit_or_explain(asked, force=True)[0].device_map["model.layers"] == 0
+    assert fit_or_explain(asked, force=True)[0].device_map["model.layers.0"] == 0
 
 
 # Remedies ------------------------------------------------------------------------------------------------------------

@@ -29,8 +29,6 @@ from sketches import GB, case, gpus_of, machine
 from sketches import sketch as by_hand
 from tiny_checkpoints import as_checkpoint, make_config
 
-CPU = {"": "cpu"}
-
 LLAMA = {
     "1B": {"num_hidden_layers": 16, "hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32},
     "13B": {"num_hidden_layers": 40, "hidden_size": 5120, "intermediate_size": 13824, "num_attention_heads": 40},
@@ -51,10 +49,6 @@ def sketched(
 
 def parameter_bytes(config: PreTrainedConfig, dtype: torch.dtype = torch.float16) -> int:
     return sum(p.nbytes for p in bare_model(as_checkpoint(config), dtype).parameters())
-
-
-def read(one: Sketch) -> int:
-    return sum(one.weights_on(CPU, num_tokens=1).values())
 
 
 # Weights -------------------------------------------------------------------------------------------------------------
@@ -90,17 +84,6 @@ def test_blocks_are_layers_in_order_and_tied_weights_stay_together() -> None:
     assert one.device_map["model.embed_tokens"] == one.device_map["lm_head"]
 
 
-def test_a_map_may_go_below_layers() -> None:
-    one = llama("1B")
-    outside = dict.fromkeys(
-        ["model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head", "model.layers"], 0
-    )
-    below = {**outside, "model.layers.3.mlp": 1}
-    assert one.weights_on(below)["cuda:1"] == 3 * 2048 * 8192 * 2
-    assert sum(one.weights_on(below).values()) == one.weight_bytes
-    assert one.caches_on(below, 1, 1) == {"cuda:0": one.cache_bytes}
-
-
 # The cache -----------------------------------------------------------------------------------------------------------
 
 
@@ -117,7 +100,6 @@ def test_the_cache_is_as_large_as_predicted(model_type: str) -> None:
     (cache,) = runner._ahead.values.values()
     held = [layer.keys.nbytes + layer.values.nbytes for layer in cache.layers]
     assert [3 * 7 * size for size in predicted.block_caches() if size] == held
-    assert predicted.caches_on({"": 0}, 1, 1) == {"cuda:0": predicted.cache_bytes}
 
 
 @pytest.mark.parametrize("name", RECURRENT)
@@ -149,12 +131,13 @@ def test_the_cache_is_where_its_layers_are() -> None:
         "lm_head": 1,
     }
     layers: dict[str, int | str] = {"model.layers.0": 0, "model.layers.1": 1, "model.layers.2": 1}
-    assert one.caches_on(around | layers, 1, 1) == {"cuda:0": layer, "cuda:1": 2 * layer}
+    free, demand = machine(10, 10), Demand(1, 1, 0, 0, "eager")
+    (placed,) = fit(case(one, free=free, demand=demand, device_map=around | layers))
+    assert placed.cache_per_device == {"cuda:0": layer, "cuda:1": 2 * layer}
     # What is outside the GPUs is computed on the first of them.
-    assert one.caches_on(around | layers | {"model.layers.2": "cpu"}, 1, 1) == {
-        "cuda:0": 2 * layer,
-        "cuda:1": layer,
-    }
+    layers["model.layers.2"] = "cpu"
+    (placed,) = fit(case(one, free=free, demand=demand, device_map=around | layers))
+    assert placed.cache_per_device == {"cuda:0": 2 * layer, "cuda:1": layer}
 
 
 def test_the_cache_of_a_model_that_cannot_be_asked_is_an_estimate() -> None:
@@ -171,13 +154,14 @@ def test_the_cache_of_a_model_that_cannot_be_asked_is_an_estimate() -> None:
 
 def test_a_forward_reads_everything_but_what_it_looks_up() -> None:
     untied, tied = (make_config("llama", tie_word_embeddings=tie) for tie in (False, True))
-    assert read(sketched(untied)) == parameter_bytes(untied) - 2 * 320 * 128
-    assert read(sketched(tied)) == parameter_bytes(tied) == read(sketched(untied))
+    assert sketched(untied).read_bytes() == parameter_bytes(untied) - 2 * 320 * 128
+    assert sketched(tied).read_bytes() == parameter_bytes(tied) == sketched(untied).read_bytes()
     # GPT-2 ties its embedding of words; that of positions is looked up.
     assert (
-        read(sketched(make_config("gpt2"))) == parameter_bytes(make_config("gpt2")) - 2 * 64 * 128
+        sketched(make_config("gpt2")).read_bytes()
+        == parameter_bytes(make_config("gpt2")) - 2 * 64 * 128
     )
-    assert read(sketched(untied, quantization="4bit")) < 0.5 * read(sketched(untied))
+    assert sketched(untied, quantization="4bit").read_bytes() < 0.5 * sketched(untied).read_bytes()
 
 
 SMALL = {
@@ -191,7 +175,7 @@ def test_idle_experts_are_not_read() -> None:
     experts = 2 * 8 * 3 * 32 * 64 * 4
     others = parameter_bytes(config, torch.float32) - experts
     sketch = sketched(config, torch.float32)
-    assert read(sketch) == sketch.read_bytes() == others - 4 * 320 * 32 + experts // 4
+    assert sketch.read_bytes() == others - 4 * 320 * 32 + experts // 4
     # Five tokens with 2 of 8 experts each take 8 (1 − 0.75⁵) = 6.1 different ones.
     of_five = others - 4 * 320 * 32 + experts * (1 - 0.75**5)
     assert sketch.read_bytes(5) == pytest.approx(of_five, rel=1e-6)
@@ -210,8 +194,10 @@ def test_a_pass_reads_no_more_of_the_cache_than_the_windows_have() -> None:
     sketch = sketched(config)
     # One of six layers sees everything. The runner keeps all.
     assert sum(sketch.block_caches(3000, 3)) == 6 * 3000 * of_layer
-    assert sum(sketch.block_caches(3000, 3, only_read=True)) == (3000 + 5 * 3 * 16) * of_layer
-    assert sum(sketch.block_caches(30, 3, only_read=True)) == 6 * 30 * of_layer
+    read = sketch.read_bytes(3)
+    assert sketch.pass_bytes(3, 1000) - read == (3000 + 5 * 3 * 16) * of_layer
+    assert sketch.pass_bytes(3, 10) - read == 6 * 30 * of_layer
+    assert sketch.pass_bytes(3, 10, 2) - sketch.read_bytes(6) == 6 * 30 * of_layer
 
 
 def test_stored_quantization_is_read() -> None:
@@ -228,13 +214,13 @@ def test_stored_quantization_is_read() -> None:
 
 def test_bytes_of_one_tensor_and_those_that_are_borrowed() -> None:
     """Two tokens that choose one of 4 experts each read 7 of 16 parts of them."""
-    matrix, other = TensorSketch("w", 1000, outputs=10), TensorSketch("b", 1000, 4)
-    expert = TensorSketch("e", 1000, read_per_token=0.25)
+    matrix, other = TensorSketch(1000, outputs=10), TensorSketch(1000, 4)
+    expert = TensorSketch(1000, read_per_token=0.25)
     assert [one.nbytes(torch.float16, "8bit") for one in (matrix, other)] == [1040, 4000]
     alone = by_hand(3, cache=7)
     borrowing = dataclasses.replace(alone, borrowed_tensors=(expert,))
     assert borrowing.read_bytes(2) - alone.read_bytes(2) == 2000 * 7 // 16
-    assert sum(alone.block_caches(5, 1, only_read=True)) == 3 * 5 * 7 * 2
+    assert alone.pass_bytes(1, 5) - alone.read_bytes() == 3 * 5 * 7 * 2
     assert (alone.cache_bytes, alone.state_bytes) == (3 * 7 * 2, 0)
 
 

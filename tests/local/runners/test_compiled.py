@@ -10,7 +10,7 @@ from torch._dynamo.utils import counters
 from transformers import PreTrainedModel
 
 from architectures import PROMPTS, random_model, random_pair
-from chains import autoregressive, speculative
+from chains import autoregressive, gains, speculative
 from harness.config.amounts import BUCKET
 from harness.local.decoding.loop import Request
 from harness.local.decoding.protocols import Runner
@@ -27,12 +27,14 @@ WARP = Warp(1.0)
 K = 3
 
 
-def request(
+def requests(
     length: int = 20, prompts: list[list[int]] = PROMPTS, device: str = "cpu", stop: int = 50
-) -> Request:
+) -> list[Request]:
     """Rows end at different times: at a stop token, or at the length limit after different numbers of iterations."""
-    numbers = uniforms(0, range(len(prompts)), length + 1, device)
-    return Request(prompts, numbers, WARP, length, frozenset({stop}))
+    return [
+        Request(prompt, uniforms(0, index, length + 1, device), WARP, length, frozenset({stop}))
+        for index, prompt in enumerate(prompts)
+    ]
 
 
 def compiled(model: PreTrainedModel, widths: tuple[int, ...], batch_size: int = 3) -> Any:
@@ -41,17 +43,14 @@ def compiled(model: PreTrainedModel, widths: tuple[int, ...], batch_size: int = 
     return runner
 
 
-def written(target: Runner, draft: Runner, what: Request) -> list[object]:
+def written(target: Runner, draft: Runner, what: list[Request]) -> list[object]:
     """All that both decoders decide."""
-    drafter = ModelDrafter(draft, WARP, what.uniforms.device)
-    records = [*autoregressive(target, what), *speculative(target, drafter, what, K)]
-    return [
-        (record.rows, record.tokens, record.proposed, record.num_accepted) for record in records
-    ]
+    drafter = ModelDrafter(draft, WARP, what[0].uniforms.device)
+    return [*gains(autoregressive(target, what)), *gains(speculative(target, drafter, what, K))]
 
 
-def regular_tokens(runner: Runner, what: Request) -> list[object]:
-    return [record.tokens for record in autoregressive(runner, what)]
+def regular_tokens(runner: Runner, what: list[Request]) -> list[object]:
+    return [gain.tokens for gain in gains(autoregressive(runner, what))]
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "opt", "falcon", "gemma2", "gpt_oss"])
@@ -68,12 +67,12 @@ def test_compiled_passes_give_the_plain_tokens(name: str, monkeypatch: pytest.Mo
     plain = SnapshotRunner(target), SnapshotRunner(draft)
     longer = [[7] * (BUCKET - 20), *PROMPTS[:2]]
     for what in (
-        request(20),
-        request(5, PROMPTS[1:]),
-        request(5, [*PROMPTS, [7, 8, 9]]),
-        request(40, longer, stop=-1),
+        requests(20),
+        requests(5, PROMPTS[1:]),
+        requests(5, [*PROMPTS, [7, 8, 9]]),
+        requests(40, longer, stop=-1),
     ):
-        if target.config.model_type == "gpt2" and what.prompts == longer:
+        if target.config.model_type == "gpt2" and what[0].prompt == longer[0]:
             continue  # longer than its context
         assert written(*fast, what) == written(*plain, what)
 
@@ -88,7 +87,7 @@ def test_every_step_runs_a_compiled_pass(monkeypatch: pytest.MonkeyPatch) -> Non
             lambda module, arguments, named: prompts.append(named["input_ids"].shape[1]),
             with_kwargs=True,
         )
-    written(*fast, request())
+    written(*fast, requests())
     assert prompts == [max(map(len, PROMPTS))] * 3, "of both loops, and of the draft"
 
 
@@ -98,7 +97,7 @@ def test_tokens_that_fill_up_a_pass_stay_within_the_context(
     """GPT-2 has as many positions as its context has tokens."""
     run_as_traced(monkeypatch)
     model = random_model("gpt2", n_positions=16)
-    what = request(5, [PROMPTS[2]], stop=-1)  # 11 + 5 = 16
+    what = requests(5, [PROMPTS[2]], stop=-1)  # 11 + 5 = 16
     fast = compiled(model, (1, K + 1), 1), compiled(model, (1, 2), 1)
     assert written(*fast, what) == written(SnapshotRunner(model), SnapshotRunner(model), what)
 
@@ -131,7 +130,7 @@ def test_wrong_compiled_passes_are_refused_and_the_runner_goes_on_without(
     monkeypatch.setattr(CompiledCall, "__call__", wrong)
     with pytest.raises(UnsupportedModelError, match="differ from the model's own"):
         runner.compile(3, 60, (1, 4))
-    what = request()
+    what = requests()
     assert regular_tokens(runner, what) == regular_tokens(SnapshotRunner(model), what)
 
 
@@ -141,7 +140,7 @@ def test_inductor_gives_the_plain_tokens() -> None:
     fast = compiled(model, (1,), 1)
     assert fast.setup_seconds > 0
     compilations = dict(counters["inductor"])
-    what = request(20, PROMPTS[:1])
+    what = requests(20, PROMPTS[:1])
     assert regular_tokens(fast, what) == regular_tokens(SnapshotRunner(model), what)
     assert counters["inductor"] == compilations, "all compilations belong in `compile`"
 
@@ -166,7 +165,7 @@ def test_torch_compile_traces_a_pass_whole(monkeypatch: pytest.MonkeyPatch) -> N
     model = random_model("llama")
     fast = compiled(model, (1, 2))
     assert asked["mode"] == "reduce-overhead"
-    what = request()
+    what = requests()
     assert regular_tokens(fast, what) == regular_tokens(SnapshotRunner(model), what)
 
 
@@ -199,7 +198,7 @@ def test_a_gpu_compiles_with_graphs(dtype: torch.dtype) -> None:
         pytest.skip("needs a CUDA device")
     target, draft = (model.to("cuda:0", dtype) for model in random_pair("llama"))
     fast = compiled(target, (1, K + 1)), compiled(draft, (1, 2))
-    what = request(device="cuda:0")
+    what = requests(device="cuda:0")
     ours = written(*fast, what)
     if dtype == torch.float32:
         assert ours == written(SnapshotRunner(target), SnapshotRunner(draft), what)

@@ -123,6 +123,12 @@ def test_keys_and_values_are_cut_and_no_token_is_read_again(counts: list[int]) -
     assert runner._state.num_read == longest, "no padding stays that all rows have"
 
 
+def test_a_check_that_keeps_all_tokens_stays_within_the_context() -> None:
+    """Behind a window of 24 it reads 5 + 3 + 1 tokens, one more than there are positions."""
+    model = random_model("gpt_neo", window_size=24, max_position_embeddings=32)
+    SnapshotRunner(model, takes_back=False).check(1)
+
+
 def test_a_single_token_of_a_target_needs_no_copy() -> None:
     model = random_model("mamba2")
     runner = SnapshotRunner(model, keeps_first=True)

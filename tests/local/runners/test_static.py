@@ -37,20 +37,17 @@ def test_a_served_model_agrees_with_itself_and_is_left_alone(name: str) -> None:
     assert [config._attn_implementation for config in configs] == before
 
 
-@pytest.mark.parametrize(("shares", "numbers"), [(False, [2 * 7]), (True, [4, 2 * 3])])
-def test_equal_prompts_and_common_beginnings_are_read_once(
-    shares: bool, numbers: list[int]
-) -> None:
+def test_equal_prompts_are_read_once() -> None:
     model = random_model("llama")
     read: list[int] = []
     model.register_forward_pre_hook(
         lambda module, arguments, named: read.append(named["input_ids"].numel()), with_kwargs=True
     )
-    runner = StaticRunner(model, shares_prefix=shares)
+    runner = StaticRunner(model)
     prompts = [[5, 9, 23, 4, *end] for end in ([3, 7, 6], [11], [3, 7, 6])]
     runner.start([[8]])
     runner.add(prompts)
-    assert read == [1, *numbers]
+    assert read == [1, 2 * 7]
 
 
 def test_numbers_that_overflowed_do_not_reach_the_next_batch() -> None:
@@ -73,19 +70,16 @@ def test_numbers_that_overflowed_do_not_reach_the_next_batch() -> None:
         runs.clear()
 
 
-@pytest.mark.parametrize("shares", [False, True])
-def test_logits_are_made_after_the_last_token_of_each_prompt_alone(shares: bool) -> None:
+def test_logits_are_made_after_the_last_token_of_each_prompt_alone() -> None:
     """Not after all tokens, nor for each row after the last tokens of the others."""
     model = random_model("llama")
-    runner = StaticRunner(model, shares_prefix=shares)
+    runner = StaticRunner(model)
     numbers: list[int] = []
     model.lm_head.register_forward_hook(
         lambda module, inputs, output: numbers.append(output.numel())
     )
     prompts = [[5, 6, 7, *row] for row in ([1, 2, 3], [4, 5, 6, 7, 8], [9])]
     logits = runner.start(prompts).logits
-    if shares:  # one row for the common beginning, which is read before
-        assert numbers.pop(0) == VOCABULARY
     assert numbers == [len(prompts) * VOCABULARY]
     assert logits.shape == (3, VOCABULARY)
 

@@ -19,12 +19,10 @@ from transformers import PreTrainedModel
 
 from harness.config.errors import HarnessError, RunError, SettingError
 from harness.config.settings import ModelSettings
-from harness.local.drafting.heads.block import DFlash, JetSpec
-from harness.local.drafting.heads.corrected import DFlash2, Domino, DSpark
+from harness.local.drafting.heads.block import DFlash, DFlash2, Domino, DSpark, JetSpec
 from harness.local.drafting.heads.eagle import Eagle3, PEagle
 from harness.local.drafting.heads.head import Head, HeadConfig
 from harness.local.drafting.heads.medusa import Medusa
-from harness.local.drafting.heads.slot_cache import SPARE_SLOTS
 from harness.local.drafting.heads.stored import (
     StoredHead,
     find_weights,
@@ -34,6 +32,7 @@ from harness.local.drafting.heads.stored import (
 from harness.local.models.checkpoints import Checkpoint
 from harness.local.models.random_weights import RandomTensor
 from harness.local.models.sketch import Block, LayerCache, Sketch, TensorSketch
+from harness.local.runners.slots import SPARE_SLOTS
 
 _KINDS: tuple[type[Head], ...] = (
     Eagle3,
@@ -81,11 +80,11 @@ class HeadCheckpoint:
         config = self.config
         tensors = tuple(head.sketches())
         # One block without a name: a head is never split over devices.
-        block = Block(("",), tensors, (LayerCache("", head.cached_numbers),))
+        block = Block(("",), tensors, (LayerCache(head.cached_numbers),))
         matrix_size = config.target_size * config.vocabulary_size
         num_missing = (not config.own_embedding) + (not config.own_output)
-        copies = (TensorSketch("copied", num_missing * matrix_size, read_per_token=0.0),)
-        borrowed = TensorSketch("borrowed", head.num_outputs_borrowed * matrix_size)
+        copies = (TensorSketch(num_missing * matrix_size, read_per_token=0.0),)
+        borrowed = TensorSketch(head.num_outputs_borrowed * matrix_size)
         return Sketch(
             role="draft",
             settings=self.settings,
@@ -93,7 +92,6 @@ class HeadCheckpoint:
             blocks=(block,),
             num_parameters=sum(tensor.count for tensor in tensors if tensor.itemsize is None),
             vocabulary_size=config.vocabulary_size,
-            class_name=self.kind.name,
             spare_slots=SPARE_SLOTS,
             borrowed_tensors=(borrowed,),
             copied=(Block(("",), copies),) if num_missing else (),

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,17 +19,32 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from harness.config.amounts import round_up
-from harness.local.decoding.protocols import Drafter, Proposal, Step
+from harness.local.decoding.protocols import Drafter, Proposal, Step, TokenRows
 from harness.local.decoding.randomness import existing_index
 from harness.local.decoding.transfer import padded, to_device
-from harness.local.decoding.warp import AnyWarp, current_warp
+from harness.local.decoding.warp import AnyWarp, BatchWarp, Warp
 from harness.local.drafting.heads.head import Draft, Head, Unread
-from harness.local.drafting.heads.slot_cache import SlotCache
 from harness.local.runners.attention import without_cudnn
 from harness.local.runners.checks import require_close
 from harness.local.runners.compiled import CompiledCall, filled_up
+from harness.local.runners.slots import SlotCache
 
 _NUM_UNREAD = len(Unread._fields)
+
+
+@dataclass
+class _Row:
+    """The features of one row that wait.
+
+    Attributes:
+        parts: [n, L, D] each, in order.
+        following: the token after each feature.
+        num_read: how many features have been read before, which are its entries in the cache.
+    """
+
+    parts: list[Tensor]
+    following: list[int]
+    num_read: int = 0
 
 
 class UnreadFeatures:
@@ -40,69 +56,59 @@ class UnreadFeatures:
 
     Args:
         device: the head's.
-
-    Attributes:
-        num_read: how many features of each row have been read, which are its entries in the cache.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        # Of each row: parts [n, L, D], and the token after each feature.
-        self._parts: list[list[Tensor]] = []
-        self._following: list[list[int]] = []
-        self.num_read: list[int] = []
+        self.rows: list[_Row] = []
 
     @property
     def longest(self) -> int:
         """The most unread features of a row."""
-        return max(map(len, self._following))
+        return max(len(row.following) for row in self.rows)
 
-    def add(
-        self, hidden: Tensor, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int]
-    ) -> None:
+    @property
+    def most_read(self) -> int:
+        """The most features of a row that have been read."""
+        return max(row.num_read for row in self.rows)
+
+    def add(self, hidden: Tensor, prompts: TokenRows, first_tokens: Sequence[int]) -> None:
         """Add rows behind the others, with hidden states [rows, longest, L, D] of their prompts."""
         for states, prompt, first in zip(hidden, prompts, first_tokens, strict=True):
             # Padding on a row's left may be no number at all, and must not reach the cache.
-            self._parts.append([states[-len(prompt) :]])
-            self._following.append([*prompt[1:], first])
-            self.num_read.append(0)
+            self.rows.append(_Row([states[-len(prompt) :]], [*prompt[1:], first]))
 
-    def observe(self, hidden: Tensor, decided: Sequence[Sequence[int]]) -> None:
+    def observe(self, hidden: Tensor, decided: TokenRows) -> None:
         """Add what a verdict decided.
 
         Args:
             hidden: [B, n, L, D], of the token before the proposal and of the proposed ones.
             decided: for each row the tokens that it keeps.
         """
-        rows = zip(self._parts, self._following, hidden.unbind(), decided, strict=True)
-        for parts, following, states, tokens in rows:
-            parts.append(states[: len(tokens)])
-            following += tokens
-
-    def select(self, rows: Sequence[int]) -> None:
-        """Continue with these rows only, in this order."""
-        self._parts = [self._parts[row] for row in rows]
-        self._following = [self._following[row] for row in rows]
-        self.num_read = [self.num_read[row] for row in rows]
+        for row, states, tokens in zip(self.rows, hidden.unbind(), decided, strict=True):
+            row.parts.append(states[: len(tokens)])
+            row.following += tokens
 
     def all(self) -> Unread:
         """Return all features, on the head's device."""
-        self._parts = [[torch.cat(parts)] for parts in self._parts]
-        features = pad_sequence([states for [states] in self._parts], batch_first=True)
+        for row in self.rows:
+            row.parts = [torch.cat(row.parts)]
+        features = pad_sequence([row.parts[0] for row in self.rows], batch_first=True)
+        following = [row.following for row in self.rows]
         return Unread(
             features.flatten(2).to(self._device),
-            to_device(padded(self._following, self.longest), self._device),
-            to_device([len(tokens) for tokens in self._following], self._device),
-            to_device(self.num_read, self._device),
+            to_device(padded(following, self.longest), self._device),
+            to_device(list(map(len, following)), self._device),
+            to_device([row.num_read for row in self.rows], self._device),
         )
 
-    def count_as_read(self, num_again: int) -> None:
+    def count_as_read(self, num_again: int = 0) -> None:
         """Count as read what `all` returned, but the last `num_again` features of each row."""
-        for row, following in enumerate(self._following):
-            num_read = max(0, len(following) - num_again)
-            self.num_read[row] += num_read
-            self._following[row] = following[num_read:]
-            self._parts[row] = [states[num_read:] for states in self._parts[row]]
+        for row in self.rows:
+            num_new = max(0, len(row.following) - num_again)
+            row.num_read += num_new
+            row.following = row.following[num_new:]
+            row.parts = [states[num_new:] for states in row.parts]
 
 
 class HeadDrafter(Drafter):
@@ -136,44 +142,42 @@ class HeadDrafter(Drafter):
             self._known_tokens = head.d2t + torch.arange(len(head.d2t), device=self.device)
 
     @property
-    def warp(self) -> AnyWarp:
-        """The warp of the batch as it is now."""
-        return current_warp(self._warp)
+    def warp(self) -> Warp | None:
+        """The warp that all rows of the batch have now; None where they differ."""
+        return self._warp.common if isinstance(self._warp, BatchWarp) else self._warp
 
     def clear(self) -> None:
         self.cache = SlotCache() if self.compiled is None else self.compiled.cache
         self._unread = UnreadFeatures(self.device)
 
-    def add(
-        self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
-    ) -> None:
+    def add(self, prompts: TokenRows, first_tokens: Sequence[int], step: Step) -> None:
         assert step.hidden is not None, "the target's runner captures no hidden states"
         # Where proposals are wanted.
         self._target_device = step.hidden.device
         self._unread.add(step.hidden, prompts, first_tokens)
-        num_rows = len(self._unread.num_read)
+        num_rows = len(self._unread.rows)
         self._reserve(self.cache.num_slots, num_rows)
         self.cache.ensure_rows(num_rows)
-        self._proposed: Tensor | None = None
 
     @torch.inference_mode()
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
-        compiled = self.compiled
         uniforms = uniforms.to(self.device)
-        if compiled is not None and compiled.fits(self, uniforms):
+        compiled = self.compiled
+        is_compiled = compiled is not None and compiled.fits(self.warp, num_draft_tokens)
+        if compiled is not None and is_compiled:
             # It reads as many features as a verdict can leave; others are read before it.
             if self._unread.longest > compiled.most_unread:
                 self._read_early()
-            self._reserve(max(self._unread.num_read) + compiled.num_written)
+            self._reserve(self._unread.most_read + compiled.num_written)
         unread = self._unread.all()
-        if compiled is not None and compiled.fits(self, uniforms):
-            draft = compiled(unread, uniforms)
+        if self.compiled is not None and is_compiled:
+            draft = self.compiled(unread, uniforms)
         else:
             num_ahead = self.head.num_ahead(num_draft_tokens)
-            self._reserve(max(self._unread.num_read) + unread.features.shape[1] + num_ahead)
+            self._reserve(self._unread.most_read + unread.features.shape[1] + num_ahead)
             with without_cudnn():
                 draft = self.head.draft(unread, uniforms, self.cache, self.draw)
-        self._unread.count_as_read(self.head.num_reread)
+        self._unread.count_as_read()
         # A compiled proposal may have more tokens.
         tokens = draft.tokens[:, :num_draft_tokens]
         probabilities = draft.probabilities[:, :num_draft_tokens]
@@ -181,34 +185,28 @@ class HeadDrafter(Drafter):
         if draft.chances is not None and self._threshold:
             are_likely = draft.chances[:, :num_draft_tokens] >= self._threshold
             lengths = are_likely.long().cumprod(-1).sum(-1).tolist()
-        self._proposed = tokens
         device = self._target_device
         return Proposal(tokens.to(device), probabilities.to(device), lengths)
 
     @torch.inference_mode()
-    def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
+    def observe(self, num_accepted: Sequence[int], decided: TokenRows, step: Step) -> None:
         assert step.hidden is not None
-        decided = [[token] for token in next_tokens]
-        if any(num_accepted):
-            assert self._proposed is not None
-            rows = zip(self._proposed.tolist(), num_accepted, decided, strict=True)
-            decided = [[*proposed[:count], *token] for proposed, count, token in rows]
         self._unread.observe(step.hidden, decided)
 
     @torch.inference_mode()
     def select(self, rows: Sequence[int]) -> None:
         self.cache.select(to_device(rows, self.device))
-        self._unread.select(rows)
+        self._unread.rows = [self._unread.rows[row] for row in rows]
 
     def _reserve(self, num_slots: int, num_rows: int = 0) -> None:
         """Make the cache show so many slots. A compiled one keeps its size: what has outgrown it goes
         on eagerly in a copy.
         """
-        compiled = self.compiled
-        if compiled is not None and self.cache is compiled.cache:
-            if num_slots <= self.cache.num_slots and num_rows <= compiled.batch_size:
+        if self.compiled is not None:
+            if num_slots <= self.cache.num_slots and num_rows <= self.compiled.batch_size:
                 return
             self.cache = self.cache.copied()
+            self.compiled = None
         self.cache.num_slots = num_slots
 
     def _read_early(self) -> None:
@@ -216,10 +214,10 @@ class HeadDrafter(Drafter):
         because `draft` needs at least one.
         """
         unread = self._unread.all()
-        self._reserve(max(self._unread.num_read) + unread.features.shape[1])
+        self._reserve(self._unread.most_read + unread.features.shape[1])
         with without_cudnn():
             self.head.read(unread, self.cache)
-        self._unread.count_as_read(max(1, self.head.num_reread))
+        self._unread.count_as_read(num_again=1)
 
     def draw(self, logits: Tensor, uniforms: Tensor) -> Draft:
         """Draw by logits [B, ..., V of the head] and uniforms [B, ...]. Whole numbers in place of
@@ -274,7 +272,7 @@ class CompiledDraft:
         self._warp = drafter.warp
         self._num_draft_tokens = num_draft_tokens
         self.batch_size = batch_size
-        self.most_unread = head.num_reread + num_draft_tokens + 1
+        self.most_unread = num_draft_tokens + 1
         self.num_written = self.most_unread + head.num_ahead(num_draft_tokens)
         self.cache = SlotCache()
         self.cache.num_slots = round_up(num_slots + self.num_written)
@@ -305,10 +303,9 @@ class CompiledDraft:
         self.cache.clear()
         self.setup_seconds = time.perf_counter() - started
 
-    def fits(self, drafter: HeadDrafter, uniforms: Tensor) -> bool:
-        """Whether it drafts with these uniforms [B, up to K], for this drafter's batch."""
-        is_known = uniforms.shape[1] <= self._num_draft_tokens and drafter.warp == self._warp
-        return is_known and drafter.cache is self.cache
+    def fits(self, warp: Warp | None, num_draft_tokens: int) -> bool:
+        """Whether it drafts so many tokens, drawn with this warp."""
+        return num_draft_tokens <= self._num_draft_tokens and warp == self._warp
 
     @torch.inference_mode()
     def __call__(self, unread: Unread, uniforms: Tensor) -> Draft:
@@ -317,6 +314,10 @@ class CompiledDraft:
         inputs = zip((*unread, uniforms), self._shapes, strict=True)
         outputs = self._call(*(filled_up(tensor, *shape) for tensor, shape in inputs))
         return Draft(*(output[: len(uniforms)] for output in outputs))
+
+    def clear(self) -> None:
+        """Zero the cache, after logits that are not finite."""
+        self.cache.clear()
 
     def close(self) -> None:
         """Give back memory. The compiled call refers to this object: without it both are freed at once."""

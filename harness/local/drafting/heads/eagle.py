@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from harness.local.drafting.heads.head import Draft, Draw, HeadConfig, LayeredHead, Unread, stacked
-from harness.local.drafting.heads.slot_cache import SlotCache
 from harness.local.drafting.heads.stored import StoredHead
 from harness.local.models.cache_names import CACHE
 from harness.local.runners.compiled import end_part
+from harness.local.runners.slots import SlotCache
 
 _OPTIONS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 

@@ -20,9 +20,9 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEm
 
 from harness.config.errors import SettingError
 from harness.config.methods import FOR_HUGGINGFACE
-from harness.local.drafting.heads.slot_cache import SlotCache
 from harness.local.drafting.heads.stored import LAYER_STYLES, StoredHead
 from harness.local.models.sketch import TensorSketch
+from harness.local.runners.slots import SlotCache
 
 # Tables of which a pass reads one row per token, so that they do not count as weights it reads.
 _LOOKED_UP = (
@@ -113,7 +113,6 @@ class Head(nn.Module):
         name: of its kind, as speculators and vLLM call it.
         one_pass: whether one forward pass drafts all tokens.
         weight_files: names of files with its weights, in the order in which they are looked for.
-        num_reread: how many of the last features of each row are read again with the next ones.
 
     Attributes:
         d2t: [V of the head], which of the target's tokens the head has; None if all. Its token i is
@@ -123,7 +122,6 @@ class Head(nn.Module):
     name: ClassVar[str]
     one_pass: bool = True
     weight_files: ClassVar[tuple[str, ...]] = ("model.safetensors", "pytorch_model.bin")
-    num_reread: int = 0
     d2t: Tensor | None
 
     def __init__(self, config: HeadConfig, width: int) -> None:
@@ -213,7 +211,6 @@ class Head(nn.Module):
         """Return the sizes of its own tensors."""
         return [
             TensorSketch(
-                name,
                 count=tensor.numel(),
                 itemsize=None if tensor.is_floating_point() else tensor.itemsize,
                 read_per_token=0.0 if name in _LOOKED_UP else 1.0,

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from harness.local.drafting.heads.head import Draft, Draw, Head, HeadConfig, Unread
-from harness.local.drafting.heads.slot_cache import SlotCache
 from harness.local.drafting.heads.stored import StoredHead
+from harness.local.runners.slots import SlotCache
 
 
 class Medusa(Head):

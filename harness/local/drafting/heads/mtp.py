@@ -1,22 +1,15 @@
-"""Multi-token prediction (DeepSeek-AI 2024, arXiv:2412.19437): layers after the target's last one,
+"""Multi-token prediction (DeepSeek-AI 2024, arXiv:2412.19437): a layer after the target's last one,
 stored in its own checkpoint.
 
-Entry i of the first layer pairs the target's last state at token i with the embedding of token i +
-1, and predicts token i + 2. Entry i of the next layer pairs the state that came out of it with
-token i + 2, and predicts token i + 3, and so on. With the text `a b c`, of which the target has
-read `a b`, two layers draft the tokens d and e:
-
-    layer 0, entry of b   state of the target at b, embedding of c    predicts d
-    layer 1, entry of b   state of layer 0, embedding of d            predicts e
-
-Where there is only one layer it drafts every token, as in other engines: a chain like EAGLE's.
+Entry i of the layer pairs the target's last state at token i with the embedding of token i + 1, and
+predicts token i + 2. It drafts every token, as in other engines: a chain like EAGLE's. All published
+targets that transformers reads such layers of have one.
 """
 
 from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,21 +26,17 @@ from harness.config.settings import ModelSettings, require
 from harness.local.drafting.heads.checkpoint import HeadCheckpoint, ready
 from harness.local.drafting.heads.eagle import Eagle3
 from harness.local.drafting.heads.head import (
-    Draft,
-    Draw,
     Head,
     HeadConfig,
     LayeredHead,
-    Unread,
     sliding_windows,
-    stacked,
 )
-from harness.local.drafting.heads.slot_cache import SlotCache
 from harness.local.drafting.heads.stored import fetch, reading, weight_map
 from harness.local.models.cache_names import CACHE
 from harness.local.models.checkpoints import Checkpoint, stored_quantization
 from harness.local.models.sketch import TensorSketch, bare_model, own_tensors, sketch_tensor
 from harness.local.models.tokenizers import vocabulary_size
+from harness.local.runners.slots import SlotCache
 
 # Types of targets of which transformers knows the MTP layer's tensors but not its number, and what
 # their configurations call that.
@@ -62,12 +51,8 @@ _FILES = ("model.safetensors.index.json", "model.safetensors")
 
 
 class Mtp(Eagle3):
-    """transformers' layers for multi-token prediction, in the place of an EAGLE head's.
-
-    The embedding and the output matrix are the target's. A chain's only layer drafts as EAGLE-3
-    does. Of several, each drafts one token in a single pass; the last entries of deeper layers read
-    tokens that were only drafted, and all layers read these entries again when the tokens are
-    decided.
+    """transformers' layer for multi-token prediction, in the place of an EAGLE head's: it drafts as
+    EAGLE-3 does. The embedding and the output matrix are the target's.
 
     In its configuration `layers` is the target's last one, and `transformer` is what
     `get_mtp_config()` of the target's configuration returns.
@@ -76,59 +61,22 @@ class Mtp(Eagle3):
     name = "mtp"
 
     def __init__(self, config: HeadConfig, model: MtpModel) -> None:
-        # As `Head` alone: its layers come from `model`.
+        # As `Head` alone: its layer comes from `model`.
         super(LayeredHead, self).__init__(config, config.target_size)
         own: Any = config.transformer
         self._model = [model]  # in a list, because it holds the target's matrices too
         self.layers = model.layers
-        self.one_pass = len(model.layers) > 1
-        self.num_reread = len(model.layers) - 1
-        # Each layer ends with its own norm, or with a shared one.
+        # The layer ends with its own norm, or with a shared one.
         self.norm = nn.Identity()
         self.shared_norm = model.shared_post_norm if model.use_shared_post_norm else nn.Identity()
         rotary: Any = type(model.rotary_emb)
         with torch.device("cpu"):
             self.rotary_emb = rotary(own)  # the target's may be on another device
         self.windows = sliding_windows(own)
-        # The rotary embedding's further argument for each layer, where its angles differ by layer.
-        self._rotary_of: list[dict[str, Any]] = [{}] * len(model.layers)
+        # The rotary embedding's further argument, where angles differ by layer.
+        self._rotary_arguments: dict[str, Any] = {}
         if getattr(model, "has_per_layer_rope", False):
-            self._rotary_of = [{"layer_type": kind} for kind in own.layer_types]
-
-    def draft(self, unread: Unread, uniforms: Tensor, cache: SlotCache, draw: Draw) -> Draft:
-        if len(self.layers) == 1:
-            return super().draft(unread, uniforms, cache, draw)
-        return stacked(self._through_layers(unread, cache, uniforms.unbind(1), draw))
-
-    def read(self, unread: Unread, cache: SlotCache) -> Any:
-        if len(self.layers) == 1:
-            return super().read(unread, cache)
-        return self._through_layers(unread, cache)
-
-    def _through_layers(
-        self,
-        unread: Unread,
-        cache: SlotCache,
-        uniforms: Sequence[Tensor] = (),
-        draw: Draw | None = None,
-    ) -> list[Draft]:
-        """Read the new features in every layer, because each will need its keys and values of them.
-
-        The first layers also draw a token each, with their own uniforms [B].
-        """
-        states = unread.features
-        tokens = unread.following
-        last = unread.last()
-        drawn: list[Draft] = []
-        cache.place(unread.starts, states.shape[1])
-        for layer in range(len(self.layers)):
-            states = self(self.embed(tokens), states, cache, layer)
-            # The next layer pairs its entries with the tokens one further on.
-            tokens = tokens.roll(-1, dims=1)
-            if draw is not None and layer < len(uniforms):
-                drawn.append(draw(self.logits(states[last]), uniforms[layer]))
-                tokens[last] = drawn[-1].tokens
-        return drawn
+            self._rotary_arguments["layer_type"] = own.layer_types[0]
 
     def predict(self, states: Tensor) -> tuple[Tensor, Tensor]:
         return self.logits(states), states
@@ -137,18 +85,17 @@ class Mtp(Eagle3):
         """Return the features as they are: the layers normalise them."""
         return features
 
-    def forward(self, embedded: Tensor, states: Tensor, cache: SlotCache, layer: int = 0) -> Tensor:
-        """Write entries of one layer to `cache`, where it has placed them -> their states,
-        normalised.
+    def forward(self, embedded: Tensor, states: Tensor, cache: SlotCache) -> Tensor:
+        """Write entries to `cache`, where it has placed them -> their states, normalised.
 
         Args:
             embedded, states: [B, n, width], the two parts of each entry.
         """
-        rotary = self.rotary_emb(states, cache.positions, **self._rotary_of[layer])
-        is_seen = cache.causal_mask(self.windows[layer])
+        rotary = self.rotary_emb(states, cache.positions, **self._rotary_arguments)
+        is_seen = cache.causal_mask(self.windows[0])
         # Some attention modules of transformers take no boolean masks.
         unseen = torch.finfo(states.dtype).min
-        states = self.layers[layer](
+        states = self.layers[0](
             embedded,
             states,
             position_embeddings=rotary,
@@ -159,19 +106,14 @@ class Mtp(Eagle3):
         return self.shared_norm(states)
 
     @property
-    def num_outputs_borrowed(self) -> int:
-        return len(self.layers)
-
-    @property
     def cached_numbers(self) -> int:
-        # A token that passes through each layer shows what all of them cache for one. Its contents
-        # do not matter, so the same tensor stands for its embedding and for the target's state.
+        # A token that passes through the layer shows what it caches for one. Its contents do not
+        # matter, so the same tensor stands for its embedding and for the target's state.
         cache = SlotCache()
         cache.num_slots = 1
         cache.place(torch.zeros(1, dtype=torch.long, device="meta"), 1)
         states = torch.zeros(1, 1, self.config.target_size, device="meta")
-        for layer in range(len(self.layers)):
-            self(states, states, cache, layer)
+        self(states, states, cache)
         return cache.numbers_per_token
 
     def sketches(self) -> list[TensorSketch]:
@@ -186,17 +128,15 @@ class Mtp(Eagle3):
 
     @classmethod
     def check_huggingface(cls, config: HeadConfig, draft: str, num_draft_tokens: int) -> None:
-        own: Any = config.transformer
-        most = own.num_hidden_layers
-        rule = f"must be at most {most} with engine=huggingface: {draft} has a layer for each"
-        require(num_draft_tokens <= most, "decoding.num_draft_tokens", rule, num_draft_tokens)
+        rule = f"must be at most 1 with engine=huggingface: {draft} has a layer for each"
+        require(num_draft_tokens == 1, "decoding.num_draft_tokens", rule, num_draft_tokens)
 
     def huggingface(self, target: PreTrainedModel) -> dict[str, Any]:
         """Return the arguments with these layers as `assistant_model`, where `generate` looks for
         none: it would read them again for every text.
         """
         with torch.device("meta"):
-            model = MtpModel(target, len(self.layers))
+            model = MtpModel(target, 1)
         model.layers = self.layers
         if model.use_shared_post_norm:
             model.shared_post_norm = self.shared_norm
@@ -205,10 +145,10 @@ class Mtp(Eagle3):
 
 @dataclass(frozen=True, kw_only=True)
 class MtpCheckpoint(HeadCheckpoint):
-    """MTP layers before their weights load.
+    """An MTP layer before its weights load.
 
     Attributes:
-        target: the model whose layers they are.
+        target: the model whose layer it is.
         files: the file that names the target's tensors; its directory holds the weights. Empty for
             random weights.
     """
@@ -220,7 +160,7 @@ class MtpCheckpoint(HeadCheckpoint):
         # Other implementations of experts look at numbers, which meta tensors lack.
         bare.set_experts_implementation("batched_mm")
         with init_empty_weights(include_buffers=True):
-            return Mtp(self.config, MtpModel(bare, len(self.numbers)))
+            return Mtp(self.config, MtpModel(bare, 1))
 
     def load(
         self, device: torch.device, dtype: torch.dtype, target: PreTrainedModel | None = None
@@ -242,23 +182,15 @@ class MtpCheckpoint(HeadCheckpoint):
         return ready(Mtp(self.config, model), device, target)
 
     @property
-    def numbers(self) -> range:
-        """Numbers of the layers in the checkpoint: of one behind 61 of the target range(61, 62), as
-        in `model.layers.61`.
-        """
-        first = self.target.config.get_text_config(decoder=True).num_hidden_layers
-        own: Any = self.config.transformer
-        return range(first, first + own.num_hidden_layers)
-
-    @property
     def patterns(self) -> list[str]:
-        """Patterns for the names of tensors in the layers: numbered ones, and those that the
-        target's class names.
+        """Patterns for the names of tensors in the layer: numbered behind those of the target, as in
+        `model.layers.61`, and what the target's class names.
         """
+        number = self.target.config.get_text_config(decoder=True).num_hidden_layers
         model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(self.target.config)]
         ignored = model_class._keys_to_ignore_on_load_unexpected or ()
         named = [pattern for pattern in ignored if "mtp" in pattern]
-        return [*(rf"(^|\.)layers\.{number}\." for number in self.numbers), *named]
+        return [rf"(^|\.)layers\.{number}\.", *named]
 
 
 def read_mtp(draft: str, target: Checkpoint, *, weights: bool = True) -> MtpCheckpoint:
@@ -316,7 +248,7 @@ def name_layers(text_config: Any) -> None:
         return
     number = 1 if text_config.model_type == "qwen3_next" else getattr(text_config, setting, 0)
     if number == 1:
-        text_config.num_mtp_layers = number
+        text_config.num_mtp_layers = 1
         text_config.mtp_layer_types = ["full_attention"]
         text_config.mtp_mlp_layer_types = ["sparse"]
 
@@ -332,6 +264,8 @@ def _layers_config(draft: str, target: Checkpoint) -> PreTrainedConfig:
             lacks += f" that transformers {transformers.__version__} knows"
         rule = f"needs multi-token-prediction layers, and {model} ({kind}) {lacks}"
         raise SettingError("draft", rule, draft)
+    rule = f"cannot be used: {model} has {text_config.num_mtp_layers} such layers, and one is read"
+    require(text_config.num_mtp_layers == 1, "draft", rule, draft)
     is_gguf = target.settings.gguf_file is not None
     quantized = "GGUF" if is_gguf else stored_quantization(target.config)
     rule = f"needs weights that are not quantized, and those of {model} are ({quantized})"

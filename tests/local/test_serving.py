@@ -12,20 +12,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from chains import RAGGED, SIZE, chain, texts
+from chains import RAGGED, SIZE, chain, decoded, texts
 from fakes import MarkovRunner
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import DecodingSettings
 from harness.engines.door.serving import ENDING, Piece, Refusal, TokenLogprob
 from harness.engines.protocol import Engine, Request
-from harness.local.decoding.loop import Loop, decoded
+from harness.local.decoding.loop import Loop
 from harness.local.decoding.loop import Request as LoopRequest
 from harness.local.decoding.protocols import NonFiniteError, Step
 from harness.local.decoding.randomness import uniforms
 from harness.local.decoding.warp import BatchWarp, Warp
 from harness.local.drafting.model import ModelDrafter
 from harness.local.engine.fault import NONE
-from harness.local.serving.service import Answer, LocalService
+from harness.local.serving import Answer, LocalService
 
 
 class Table(MarkovRunner):
@@ -53,9 +53,9 @@ class TableArm:
     def loop_request(self, request: Request) -> LoopRequest:
         decoding = request.decoding
         most = decoding.max_new_tokens
-        numbers = uniforms(request.seed, [request.index], most + 1)
+        numbers = uniforms(request.seed, request.index, most + 1)
         warp = Warp(decoding.temperature)
-        return LoopRequest([request.prompt], numbers, warp, most, request.stop_tokens)
+        return LoopRequest(request.prompt, numbers, warp, most, request.stop_tokens)
 
     @contextmanager
     def explained(self) -> Iterator[None]:

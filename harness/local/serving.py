@@ -296,17 +296,13 @@ class LocalService:
                     iteration = self._loop.add(requests)
                 else:
                     iteration = self._loop.step()
-            for index, number in enumerate(iteration.rows):
-                answer = self._rows[number]
-                piece = answer.take(
-                    iteration.tokens[index],
-                    len(iteration.proposed[index]),
-                    iteration.num_accepted[index],
-                    arm.logprobs(answer.request, iteration, index),
-                )
+            for index, gain in enumerate(iteration.gains):
+                answer = self._rows[gain.row]
+                logprobs = arm.logprobs(answer.request, iteration, index)
+                piece = answer.take(gain.tokens, len(gain.proposed), gain.num_accepted, logprobs)
                 if piece.finish_reason is not None:
                     # Before its client knows: the next request of that client runs beside nothing.
-                    self._leave([number])
+                    self._leave([gain.row])
                 answer.put(piece)
         except Exception as error:
             for answer in self._rows.values():

@@ -1,1 +1,0 @@
-"""Planted mistakes, one file each: see `local/engine/fault.py`."""

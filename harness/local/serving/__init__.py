@@ -1,1 +1,0 @@
-"""Continuous batching behind a queue of requests: what `serve` runs."""
