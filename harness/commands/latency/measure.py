@@ -303,7 +303,7 @@ class Latency(Experiment[LatencySettings, LatencyRow]):
         if rows and not self.is_cell:
             session.append(PROMPTS_FILE, rows)
 
-    def rows(self, session: Session) -> list[LatencyRow]:
+    def rows(self, session: Session) -> Sequence[LatencyRow]:
         """One row per arm, with None for anything that was not measured."""
         # Where the run ended before the regular arm's answers: figures follow from these too.
         self._write(session)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from operator import attrgetter
 
@@ -24,16 +23,10 @@ from harness.results.statistics.interval import Interval
 # Inches of the plot for each K, and for the axis and the legend.
 _ROW_HEIGHT = 0.42
 _OTHER_HEIGHT = 1.35
-# A speed-up by this factor, up or down, has the full colour.
-_FULL_COLOUR = 3.0
-# Opacity of a cell with a speed-up of 1, and of one with the full colour.
-_FAINTEST = 0.12
-_STRONGEST = 0.65
-# Size of the text in a cell, in points: this over the number of columns, at most the largest. Cells
-# whose text would be smaller than the least have none.
-_TEXT_OF_ALL_COLUMNS = 66.0
+_OPACITY = 0.4
+# Points; smaller where many columns leave less room.
 _LARGEST_TEXT = 9.0
-_LEAST_TEXT = 5.5
+_TEXT_OF_ALL_COLUMNS = 66.0
 _COLOURS = {PAYS: "C2", CANNOT_TELL: "C5", DOES_NOT_PAY: "C1"}
 
 
@@ -61,24 +54,20 @@ def _figure(points: Sequence[Point]) -> Figure:
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     font_size = min(_LARGEST_TEXT, _TEXT_OF_ALL_COLUMNS / len(sizes))
-    words_in_legend: set[str] = set()
+    labels = {point.word: point.word for point in points}
     for point in points:
         x, y = sizes.index(point.size), all_k.index(point.k)
-        speedup = Interval(point.verdict.speedup.estimate)
-        share = abs(math.log(speedup.estimate)) / math.log(_FULL_COLOUR) if speedup.is_known else 0
-        axes.add_patch(
-            Rectangle(
-                (x - 0.5, y - 0.5),
-                1,
-                1,
-                facecolor=_COLOURS[point.word],
-                alpha=_FAINTEST + (_STRONGEST - _FAINTEST) * min(1.0, share),
-                linewidth=0,
-                label=None if point.word in words_in_legend else point.word,
-            )
+        cell = Rectangle(
+            (x - 0.5, y - 0.5),
+            1,
+            1,
+            facecolor=_COLOURS[point.word],
+            alpha=_OPACITY,
+            linewidth=0,
+            label=labels.pop(point.word, None),
         )
-        words_in_legend.add(point.word)
-        if font_size >= _LEAST_TEXT:
-            axes.text(x, y, f"{speedup:×}", ha="center", va="center", fontsize=font_size)
+        axes.add_patch(cell)
+        speedup = Interval(point.verdict.speedup.estimate)
+        axes.text(x, y, f"{speedup:×}", ha="center", va="center", fontsize=font_size)
     add_legend(axes)
     return axes.figure

@@ -114,7 +114,7 @@ def test_a_map_of_servers_is_over_requests_in_flight(harness: Harness) -> None:
     assert list(rows["num_draft_tokens"]) == [4, 4, 4]
     assert list(rows["speedup_covers"]) == ["8 prompts", "8 laps", "8 laps"]
     assert rows["mean_acceptance_length"].gt(2).all()
-    assert "requests in flight" in only("map.svg").read_text()
+    assert "concurrency" in only("map.svg").read_text()
     for server in servers:
         # Without the requests that ask what the server can do.
         asked_of = [body for body in server.bodies if len(body["prompt"]) > 1]
