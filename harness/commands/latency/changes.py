@@ -106,8 +106,8 @@ def _change(figure: PromptFigure, sides: Sides[LatencyRow]) -> Compared | None:
     mean_after = _mean(figure, sides.after, after_table)
     if seeds:
         # Runs of one side differ because of their seeds, which the other side has too: that is no noise.
-        before_table = np.exp(np.log(before_table).mean(axis=0, keepdims=True))
-        after_table = np.exp(np.log(after_table).mean(axis=0, keepdims=True))
+        before_table = np.exp(np.log(before_table).mean(axis=0))
+        after_table = np.exp(np.log(after_table).mean(axis=0))
     unit = "prompt" if all(len(unit) == 1 for unit in units) else "lap"
     speedup = sides.after[-1].last.speedup
     if speedup is not None and speedup.covers is not None:
