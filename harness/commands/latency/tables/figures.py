@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from harness.commands.latency.tables.answer import stated_speedup
@@ -25,9 +26,6 @@ from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.runs import Run
 from harness.results.schema import NO_VERDICT
 from harness.results.statistics.interval import UNKNOWN
-
-# Share by which the requests in flight may differ from `batch_size` without a line.
-_MOST_OFF = 0.02
 
 
 def _time(row: LatencyRow) -> str | None:
@@ -52,23 +50,19 @@ def _percentiles(heading: str, name: str, optional: bool = False) -> Column:
 # Columns about a row of `latency`.
 SPEEDUP = Column("speed-up\n(95 % interval)", with_bounds, stated_speedup, reference=1)
 _ACCEPTED = Column("accepted", share, "acceptance_rate")
-_ARM = (
-    Column("arm", text=True, of=arm_name),
-    Column("ms/token", of=_time),
-    Column("tokens/s", number(1), "tokens_per_second"),
-    Column("first token ms", number(1), "time_to_first_token_ms"),
-    Column("peak memory GB", lambda size: f"{size / 1e9:.2f}", "peak_memory_bytes", optional=True),
-)
+_NAME = Column("arm", text=True, of=arm_name)
 _TIMES = (
     "TPOT: time per output token after the first, a mean for each request; AIPerf calls it inter-token latency."
     " ITL: time between two arrivals, each of one or more tokens; AIPerf has single events (inter-chunk latency)."
 )
 _REQUESTS = (
-    _ARM[0],
+    _NAME,
     _percentiles("first token ms", "time_to_first_token"),
     _percentiles("TPOT ms", "time_per_output_token"),
     _percentiles("ITL ms", "inter_token_latency", optional=True),
-    Column("requests/s", number(), "requests_per_second"),
+    Column("in\nflight", number(1), "mean_in_flight", optional=True),
+    Column("sent\nrequests/s", number(), "offered_rate", optional=True),
+    Column("answered\nrequests/s", number(), "requests_per_second"),
     Column("goodput\nrequests/s", number(), "goodput", optional=True),
     Column("tokens/s\nper user", number(1), "tokens_per_second_per_user"),
     Column("failed", of="num_failed"),
@@ -129,15 +123,10 @@ _PAIRS = (
 
 def pairs_table(pairs: Sequence[RankedRun], further_notes: Sequence[str] = ()) -> Table:
     """Speed-up of each pair and K, with the settings in which they differ."""
-    reasons = []
-    for pair in pairs:
-        reason = pair.verdict.reason
-        if pair.row.status == NO_VERDICT:
-            reasons.append(f"{pair.name.label(', ')}: no verdict: {reason}.")
-        elif reason:
-            reasons.append(f"{reason[:1].upper()}{reason[1:]}.")
+    reasons = [pair.verdict.reason for pair in pairs if pair.verdict.reason]
+    sentences = [f"{reason[:1].upper()}{reason[1:]}." for reason in reasons]
     about_rows = caveats(pair.run for pair in pairs)
-    notes = list(dict.fromkeys([*reasons, *further_notes, *luck_notes(pairs), *about_rows]))
+    notes = dict.fromkeys([*sentences, *further_notes, *luck_notes(pairs), *about_rows])
     return Table.of(
         "pairs",
         "How much faster?",
@@ -159,9 +148,6 @@ def reasons_table(pairs: Sequence[RankedRun]) -> Table:
     def marginal_alone(row: LatencyRow) -> Sequence[float | None] | None:
         # Only of a server whose counters give acceptance over all iterations, and nothing finer.
         return row.marginal_acceptance_by_position if row.acceptance_by_position is None else None
-
-    def limit(pair: RankedRun) -> str | None:
-        return held_back(pair.regular, pair.row) if pair.best else None
 
     columns = (
         _PAIR,
@@ -188,7 +174,7 @@ def reasons_table(pairs: Sequence[RankedRun]) -> Table:
         Column(
             "held back most",
             text=True,
-            of=limit,
+            of=lambda pair: held_back(pair.regular, pair.row),
             optional=True,
             meaning="what limits the speed-up most, and the speed-up without it",
         ),
@@ -216,39 +202,47 @@ class _Arm(NamedTuple):
     pair: RankedRun
     arm: LatencyRow
 
+    @property
+    def length(self) -> float | None:
+        """Tokens per answer, where answers end by themselves."""
+        ends_itself = self.arm.shortest_answer not in (None, self.arm.max_new_tokens)
+        return self.arm.mean_answer_length if ends_itself else None
+
+    @property
+    def identical_texts(self) -> str | None:
+        return _identical_texts(self.arm, self.pair.run.prompt_rows)
+
+
+_ARMS = (
+    replace(_PAIR, varies=True).at("pair"),
+    Column("K", of="pair.k", varies=True, identifies_row=True),
+    _NAME.at("arm"),
+    Column("ms/token", of=_time).at("arm"),
+    Column("tokens/s", number(1), "arm.tokens_per_second"),
+    Column("first token ms", number(1), "arm.time_to_first_token_ms"),
+    Column(
+        "peak memory GB", lambda size: f"{size / 1e9:.2f}", "arm.peak_memory_bytes", optional=True
+    ),
+    Column("tokens\nper answer", number(1), "length", optional=True),
+    replace(SPEEDUP, optional=True, reference=None).at("arm"),
+    Column("without the\nfirst token", with_bounds, "arm.decode_speedup", optional=True),
+    Column("greedy texts\nidentical", of="identical_texts", optional=True),
+)
+
 
 def arms_table(pairs: Sequence[RankedRun]) -> Table:
     """Times of each arm; below those of one run what else is to be known about them."""
     arms = [_Arm(pair, row) for pair in pairs for row in pair.run.rows]
-    columns = [column.at("arm") for column in _ARM]
-    if any(item.arm.shortest_answer not in (None, item.arm.max_new_tokens) for item in arms):
-        length = Column("tokens\nper answer", number(1), "arm.mean_answer_length")
-        columns.append(length)
-    if len(pairs) == 1:
-        columns.append(SPEEDUP.at("arm"))
-        return Table.of("arms", "", arms, columns, notes=_about_times(pairs[0].run))
-    of_pairs = (
-        _PAIR.at("pair"),
-        Column(
-            "K",
-            of=lambda item: item.pair.k if item.arm is item.pair.row else None,
-            identifies_row=True,
-            optional=True,
-        ),
-        *columns,
-        Column(
-            "greedy texts\nidentical",
-            of=lambda item: _identical_texts(item.arm, item.pair.run.prompt_rows),
-            optional=True,
-        ),
-    )
+    is_alone = len(pairs) == 1
+    about = _about_times(pairs[0].run) if is_alone else ()
+    title = "" if is_alone else "Times of each arm"
     faint = "pair.is_partial"
-    return Table.of("arms", "Times of each arm", arms, of_pairs, faint=faint, in_full=True)
+    return Table.of("arms", title, arms, _ARMS, faint=faint, in_full=not is_alone, notes=about)
 
 
 def _about_times(run: Run[LatencyRow]) -> tuple[str, ...]:
     last = run.last
-    about = [_decode_only(last), _compared_texts(last, run.prompt_rows), *notes(run)]
+    about = [_compared_texts(last, run.prompt_rows), *notes(run)]
     if any(row.ms_per_token_std is not None for row in run.rows):
         unit = "batches" if (last.batch_size or 1) > 1 and not last.was_served else "prompts"
         about.insert(0, f"±: standard deviation over {unit}.")
@@ -256,31 +250,9 @@ def _about_times(run: Run[LatencyRow]) -> tuple[str, ...]:
 
 
 def requests_table(run: Run[LatencyRow]) -> Table:
-    """Times of the requests of each arm, where requests were sent."""
+    """Times of the requests of each arm, and the load that was held, where requests were sent."""
     served = [row for row in run.rows if row.was_served]
-    about = (*filter(None, [_load(served)]), _TIMES)
-    return Table.of("requests", "", served, _REQUESTS, notes=about)
-
-
-def _load(rows: Sequence[LatencyRow]) -> str | None:
-    """What was in flight, where that is not what was asked for."""
-    known = [row for row in rows if row.mean_in_flight is not None]
-    means = [f"{row.arm} {row.mean_in_flight:.1f}" for row in known]
-    in_flight = f"in flight on average: {', '.join(means)}."
-    if known and known[-1].offered_rate is not None:
-        return f"{known[-1].offered_rate:.1f} requests/s were sent; {in_flight}"
-    most_off = [abs((row.mean_in_flight or 0) / (row.batch_size or 1) - 1) for row in known]
-    return in_flight.capitalize() if max(most_off, default=0) > _MOST_OFF else None
-
-
-def _decode_only(row: LatencyRow) -> str | None:
-    """About the speed-up after the first token, if it is outside the interval of the total."""
-    decode = row.decode_speedup
-    if decode is None or row.speedup is None or not row.speedup.excludes(decode.estimate):
-        return None
-    return (
-        f"Without the time to the first token it is {decode:×}: longer answers come closer to this."
-    )
+    return Table.of("requests", "", served, _REQUESTS, notes=(_TIMES,))
 
 
 def _identical_texts(row: LatencyRow, prompts: Sequence[LatencyPromptRow]) -> str | None:
@@ -307,21 +279,16 @@ def _compared_texts(row: LatencyRow, prompts: Sequence[LatencyPromptRow]) -> str
     identical = _identical_texts(row, prompts)
     if identical is None or not prompts:
         return None
+    sentence = f"Greedy output of both arms is identical on {identical} prompts"
     differing = _differing(prompts)
-    if not differing:
-        return f"Greedy output of both arms is identical token for token on {identical} prompts."
-    first = min(prompt.divergence_position or 0 for prompt in differing)
-    sentence = (
-        f"Greedy output of both arms is identical on {identical} prompts."
-        f" The earliest difference is at token {first}"
-    )
-    if any(prompt.logit_margin is None for prompt in differing):
-        return f"{sentence}; without the model's logits it is unknown whether a tie explains it."
-    widest = max(differing, key=lambda prompt: abs(prompt.logit_margin or 0.0))
-    sentence += (
-        f"; the largest logit margin at a difference is {abs(widest.logit_margin or 0.0):.2g}"
-    )
-    return f"{sentence}{explained_by_rounding(row.margin_over_rounding)}."
+    if differing:
+        first = min(prompt.divergence_position or 0 for prompt in differing)
+        sentence += f"; the earliest difference is at token {first}"
+    margins = [abs(prompt.logit_margin) for prompt in differing if prompt.logit_margin is not None]
+    if margins:
+        explanation = explained_by_rounding(row.margin_over_rounding)
+        sentence += f", the largest logit margin at one {max(margins):.2g}{explanation}"
+    return f"{sentence}."
 
 
 def profile_table(profile: Profile) -> Table:
