@@ -151,8 +151,7 @@ def test_tokens_per_iteration_are_those_of_all_iterations() -> None:
     text = printed(prompts, tokens_per_iteration=1.1, mean_acceptance_length=1.5)
     lines = [line.replace("│", " ").split() for line in text.splitlines()]
     assert ["story", "1", "12.5", "%", "1.10"] in lines
-    assert mentions(text, "1.10 tokens per iteration")
-    assert mentions(text, "1.50 tokens per iteration that drafted")
+    assert any({"1.10", "1.50"} < set(line) for line in lines)
     assert "story" not in printed(prompts, batch_size=4), "a batch has one time"
 
 

@@ -15,6 +15,7 @@ from harness.commands.latency.tables.costs import auto_gave_up, held_back, share
 from harness.commands.latency.tables.doubts import caveats, notes
 from harness.commands.latency.tables.ranked import RankedRun
 from harness.commands.latency.tables.ranking import luck_notes
+from harness.config.acceptance_rules import tests_each_token
 from harness.config.amounts import percent
 from harness.engines.door.profiles import Profile
 from harness.measuring.figures.requests import PERCENTILES
@@ -138,62 +139,71 @@ def pairs_table(pairs: Sequence[RankedRun], further_notes: Sequence[str] = ()) -
     )
 
 
-def reasons_table(pairs: Sequence[RankedRun]) -> Table:
-    """Why a pair is as fast as it is: tokens per iteration, costs, and what limits it."""
-    drafting = [pair for pair in pairs if pair.row.mean_acceptance_length is not None]
-
-    def costs(pair: RankedRun) -> StepCosts | None:
-        return None if auto_gave_up(pair.row) else costs_in_steps(pair.regular, pair.row)
-
-    def marginal_alone(row: LatencyRow) -> Sequence[float | None] | None:
-        # Only of a server whose counters give acceptance over all iterations, and nothing finer.
-        return row.marginal_acceptance_by_position if row.acceptance_by_position is None else None
-
-    columns = (
-        _PAIR,
-        _K,
-        _ACCEPTED.at("row"),
-        Column("of those\ntested", share, "row.conditional_acceptance_rate", optional=True),
-        Column("tokens per\niteration", number(), "row.tokens_per_iteration"),
-        Column(
-            "c",
-            number(3),
-            "draft",
-            optional=True,
-            meaning="time of a draft token, in steps of the target",
-        ).at(costs),
-        Column(
-            "v",
-            number(),
-            "verify",
-            optional=True,
-            meaning="time of a verification, in the same",
-        ).at(costs),
-        Column("predicted", times, "row.predicted_speedup", optional=True),
-        Column("of\npredicted", percent, share_of_predicted, optional=True).at("row"),
-        Column(
-            "held back most",
-            text=True,
-            of=lambda pair: held_back(pair.regular, pair.row),
-            optional=True,
-            meaning="what limits the speed-up most, and the speed-up without it",
-        ),
-        Column("by\nposition, %", _positions, "row.acceptance_by_position", optional=True),
-        Column("of all\niterations, %", _positions, marginal_alone, optional=True).at("row"),
-    )
-    return Table.of(
-        "reasons",
-        "Why?",
-        drafting,
-        columns,
-        strong="best_k",
-        faint="is_partial",
-    )
-
-
 def _positions(rates: Sequence[float | None]) -> str:
     """`92 87 –`, in percent."""
     return " ".join(UNKNOWN if rate is None else f"{100 * rate:.0f}" for rate in rates)
+
+
+def _costs(pair: RankedRun) -> StepCosts | None:
+    return None if auto_gave_up(pair.row) else costs_in_steps(pair.regular, pair.row)
+
+
+def _tested(row: LatencyRow) -> LatencyRow | None:
+    """Where whole blocks are verified, no token is tested by itself."""
+    return row if tests_each_token(row.rule) else None
+
+
+_REASONS = (
+    replace(_PAIR, varies=True),
+    replace(_K, varies=True),
+    _ACCEPTED.at("row"),
+    Column("of those\ntested", share, "conditional_acceptance_rate", optional=True)
+    .at(_tested)
+    .at("row"),
+    Column("tokens per\niteration", number(), "row.tokens_per_iteration"),
+    Column(
+        "acceptance\nlength",
+        number(),
+        "row.mean_acceptance_length",
+        meaning="tokens per iteration that drafted something, as vLLM has it",
+    ),
+    Column("drafted", number(), "row.mean_num_draft_tokens", optional=True),
+    Column(
+        "c",
+        number(3),
+        "draft",
+        optional=True,
+        meaning="time of a draft token, in steps of the target",
+    ).at(_costs),
+    Column(
+        "v",
+        number(),
+        "verify",
+        optional=True,
+        meaning="time of a verification, in the same",
+    ).at(_costs),
+    Column("predicted", times, "row.predicted_speedup", optional=True),
+    Column("of\npredicted", percent, share_of_predicted, optional=True).at("row"),
+    Column(
+        "held back most",
+        text=True,
+        of=lambda pair: held_back(pair.regular, pair.row),
+        optional=True,
+        meaning="what limits the speed-up most, and the speed-up without it",
+    ),
+    Column("by\nposition, %", _positions, "acceptance_by_position", optional=True)
+    .at(_tested)
+    .at("row"),
+    Column(
+        "of all\niterations, %", _positions, "row.marginal_acceptance_by_position", optional=True
+    ),
+)
+
+
+def reasons_table(pairs: Sequence[RankedRun]) -> Table:
+    """Why a pair is as fast as it is: tokens per iteration, costs, and what limits it."""
+    drafting = [pair for pair in pairs if pair.row.mean_acceptance_length is not None]
+    return Table.of("reasons", "Why?", drafting, _REASONS, strong="best_k", faint="is_partial")
 
 
 class _Arm(NamedTuple):

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from harness.commands.latency.tables.costs import (
     best_of,
     predicted_by_k,
-    share_of_predicted,
 )
-from harness.config.acceptance_rules import tests_each_token
 from harness.config.amounts import amount, percent
-from harness.measuring.prices import costs_in_steps
 from harness.measuring.rows import LatencyRow
 from harness.reporting.table import Table
-from harness.results.statistics.interval import UNKNOWN, Interval
+from harness.results.statistics.interval import Interval
 from harness.servers.dialects import how_to_report
 
 # So many predictions for other K fit a line.
@@ -23,27 +20,10 @@ _MOST_K = 8
 _RISING = 1.01
 
 
-def acceptance_table(row: LatencyRow) -> Table:
-    """How many draft tokens were accepted, in lines."""
-    of_all = _by_position(row.marginal_acceptance_by_position, "of all iterations, as vLLM has it")
-    lines = [("acceptance", _acceptance(row)), ("by position", of_all)]
-    rate = row.conditional_acceptance_rate
-    # Where whole blocks are verified, no token is tested by itself.
-    if rate is not None and tests_each_token(row.rule):
-        tested = f"{percent(rate, 1)}: tokens behind a rejection are not tested"
-        by_position = _by_position(row.acceptance_by_position, "of those tested there")
-        lines += [("of those tested", tested), ("by position", by_position)]
-    length = row.mean_acceptance_length
-    if length is not None and f"{length:.2f}" != f"{row.tokens_per_iteration or 0:.2f}":
-        drafted = f"{length:.2f} tokens per iteration that drafted something, as vLLM has it"
-        lines.append(("where drafted", drafted))
-    return Table.of_lines("acceptance", lines, "Acceptance: accepted ÷ proposed draft tokens")
-
-
 def times_table(regular: LatencyRow, row: LatencyRow) -> Table:
-    """The phases of an iteration, the speed-up that follows, and other costs, in lines."""
+    """The phases of an iteration, what follows for other K, and other costs, in lines."""
     lines = (
-        *_prediction(regular, row),
+        ("an iteration", _phases(regular, row)),
         ("by K", _by_k(regular, row)),
         ("target reads", _roof(regular.step_bytes, regular.floor_ms, regular.target_step_ms)),
         ("draft reads", _draft_reads(row)),
@@ -54,26 +34,6 @@ def times_table(regular: LatencyRow, row: LatencyRow) -> Table:
     return Table.of_lines("reason", lines, "Where the time goes")
 
 
-def _acceptance(row: LatencyRow) -> str | None:
-    tokens = row.tokens_per_iteration
-    parts = []
-    if row.acceptance_rate is not None:
-        parts.append(f"{percent(row.acceptance_rate, 1)} of the draft tokens")
-    if tokens:
-        length = f"{tokens:.2f} tokens per iteration, the target's own one included"
-        if row.num_draft_tokens == "auto":
-            length += f", K={row.mean_num_draft_tokens:.2f} on average"
-        parts.append(length)
-    if not parts:
-        return not_reported(row) if row.is_elsewhere else None
-    source = ""
-    if row.acceptance_source == "metrics":
-        source = ", by the server's counters"
-        if row.request_rate or (row.batch_size or 1) > 1:
-            source += ", of the requests that only keep up the load, too"
-    return "; ".join(parts) + source
-
-
 def not_reported(row: LatencyRow) -> str:
     """Why acceptance is unknown, and how to have it reported."""
     if row.drafted is False or row.is_simulated:
@@ -82,45 +42,15 @@ def not_reported(row: LatencyRow) -> str:
     return "; ".join(filter(None, ["not reported by the server", advice]))
 
 
-def _by_position(rates: Sequence[float | None] | None, denominator: str) -> str | None:
-    """`95%  92%  94%  87%  of those tested there`."""
-    if not rates:
+def _phases(regular: LatencyRow, row: LatencyRow) -> str | None:
+    """The phases of an iteration, which a separate pass with stopwatches may have timed; None where one is unknown."""
+    known = (row.iteration_ms, row.draft_ms, row.verify_ms, regular.target_step_ms)
+    if None in known:
         return None
-    percentages = [UNKNOWN if rate is None else percent(rate) for rate in rates]
-    return f"{'  '.join(percentages)}  {denominator}"
-
-
-def _prediction(regular: LatencyRow, row: LatencyRow) -> list[tuple[str, str]]:
-    """Phases of an iteration, and the speed-up that follows from them; empty where one is unknown."""
-    costs = costs_in_steps(regular, row)
-    share = share_of_predicted(row)
-    speedup = row.decode_speedup or row.speedup
-    if costs is None or share is None or speedup is None or row.iteration_ms is None:
-        return []
-    rest = row.iteration_ms - (row.draft_ms or 0.0) - (row.verify_ms or 0.0)
-    if rest > 0:
-        phases = f"= drafting {row.draft_ms:.2f} + verifying {row.verify_ms:.2f} + rest {rest:.2f}"
-    else:
-        # The separate pass with stopwatches was slower than the timed one: the phases add up to more.
-        phases = (
-            f"(in the separate pass drafting took {row.draft_ms:.2f}"
-            f" and verifying {row.verify_ms:.2f})"
-        )
-    measured = f"measured {speedup.estimate:.2f}×"
-    if row.decode_speedup:
-        measured += " without the time to the first token"
-    target_step = f"a target step takes {regular.target_step_ms:.2f} ms"
-    predicted = (
-        f"{row.tokens_per_iteration:.2f} tokens / ({row.mean_num_draft_tokens:.2f} drafted × {costs.draft:.3f}"
-        f" + {costs.verify:.2f}) = {row.predicted_speedup:.2f}×; {measured}, {percent(share)} of it"
-    )
-    lines = [
-        ("an iteration", f"{row.iteration_ms:.2f} ms {phases}; {target_step}"),
-        ("predicted", predicted),
-    ]
-    if (row.batch_size or 1) > 1:
-        lines.append(("", "(for each row alone; a batch lasts as long as its slowest row)"))
-    return lines
+    total, drafting, verifying, step = (f"{ms:.2f}" for ms in known)
+    phases = f"{total} ms, of which drafting {drafting} and verifying {verifying}"
+    batch = "; of a row, and a batch lasts as long as its slowest"
+    return f"{phases}; a target step {step} ms{batch if (row.batch_size or 1) > 1 else ''}"
 
 
 def _energy(regular: LatencyRow, row: LatencyRow) -> str | None:
