@@ -134,19 +134,10 @@ def test_a_staircase_is_shown_as_points_with_its_step() -> None:
     assert "per draft token" in sweep(21.4, 3.1, ks=(2, 4, 6, 8, 10), noise=0.01)
 
 
-@pytest.mark.parametrize(
-    ("per_token", "changes", "follows"),
-    [
-        (1.0, {}, "the draft is cheap, and a larger K pays while its tokens are accepted."),
-        (6.6, {}, "costs 30 % of a regular step, and pays only if it is accepted more often"),
-        (17.6, {}, "each draft token costs 80 % of a regular step: the draft is slow, or this server does not"),
-        (17.6, {"draft": "ngram-mod", "draft_method": "ngram-mod"},
-         "each verified token costs 80 % of a regular step: this server does not batch verification."),
-        (6.6, {"noise": 0.5, "ks": (3, 4)}, "too imprecise to say what a draft token costs."),
-    ],
-)  # fmt: skip
-def test_what_follows(per_token: float, changes: dict[str, Any], follows: str) -> None:
-    assert follows in sweep(21.4, per_token, **changes)
+def test_a_draft_token_has_a_price_in_regular_steps() -> None:
+    assert "costs 30 % of a regular step, and pays only if it is accepted more often" in sweep(
+        21.4, 6.6
+    )
 
 
 @pytest.mark.parametrize(

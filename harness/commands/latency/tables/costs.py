@@ -18,16 +18,8 @@ from harness.measuring.prices import (
     steps_by_k,
 )
 from harness.measuring.rows import LatencyRow
-from harness.results.price.shape import Shape
-from harness.results.price.value import IterationCost
 from harness.results.runs import Run
 from harness.results.statistics.interval import Interval
-
-# Shares of a regular step: below the first a draft token costs little, above the second as much as decoding it.
-_CHEAP = 0.1
-_EXPENSIVE = 0.5
-# Drafts that cost nothing, by the beginnings of their names here and in servers. They do not draft in every iteration.
-_FREE = ("ngram", "lookup", "suffix")
 
 
 def main_limit(tokens: float, proposed: float, costs: StepCosts) -> str:
@@ -115,56 +107,19 @@ def iteration_line(runs: Sequence[Run[LatencyRow]]) -> str | None:
     if shape is None or not step_ms.is_known:
         return None
     step = f"a regular step takes {_ms(Interval(step_ms.estimate))}"
-    if not shape.is_line:
-        return f"{_points(cost, shape, load)}; {step}: the price of a K between them is not known."
-    assert shape.fixed is not None
-    assert shape.per_token is not None
-    slope = shape.per_token
-    unit = f" (95 % intervals over {slope.covers})" if slope.has_bounds else ""
-    costs = f"{_ms(shape.fixed)} + {_ms(slope)} per draft token{unit}"
+    fixed, slope = shape.fixed, shape.per_token
+    if fixed is None or slope is None:
+        points = [point for point in cost.points if point.rows == load and point.width > 1]
+        times = [f"{_ms(Interval(point.ms.estimate))} at K={point.width - 1}" for point in points]
+        unknown = "the price of a K between them is not known"
+        return f"An iteration takes {', '.join(times)}: {shape}; {step}: {unknown}."
     if slope.estimate <= 0:
-        most = (
-            f", at most {_ms(Interval(slope.high))}" if slope.has_bounds and slope.high > 0 else ""
-        )
-        costs = f"{_ms(shape.fixed)}, and no measurable time per draft token{most}{unit}"
-    follows = _what_follows(slope.scaled(1 / step_ms.estimate), runs[0].last)
+        return f"An iteration takes {_ms(fixed)}, and no measurable time per draft token; {step}."
+    unit = f" (95 % intervals over {slope.covers})" if slope.has_bounds else ""
+    costs = f"{_ms(fixed)} + {_ms(slope)} per draft token{unit}"
+    share = f"{percent(slope.estimate / step_ms.estimate)} of a regular step"
+    follows = f"a draft token costs {share}, and pays only if it is accepted more often than that"
     return f"An iteration takes {costs}; {step}: {follows}."
-
-
-def _points(cost: IterationCost, shape: Shape, load: int) -> str:
-    """`An iteration takes 25.1 ms at K=2, 36.0 ms at K=8: no line, from 7 to 9 tokens +31 %`."""
-    points = [point for point in cost.points if point.rows == load and point.width > 1]
-    times = ", ".join(
-        f"{_ms(Interval(point.ms.estimate))} at K={point.width - 1}" for point in points
-    )
-    return f"An iteration takes {times}: {shape}"
-
-
-def _what_follows(share: Interval, row: LatencyRow) -> str:
-    """What a draft token's cost means.
-
-    Args:
-        share: that cost as a share of a regular step.
-    """
-    low, high = (share.low, share.high) if share.has_bounds else (share.estimate, share.estimate)
-    if low < _CHEAP and high >= _EXPENSIVE:
-        return "too imprecise to say what a draft token costs"
-    if high < _CHEAP:
-        return "the draft is cheap, and a larger K pays while its tokens are accepted"
-    cost = f"{percent(share.estimate)} of a regular step"
-    if low < _EXPENSIVE:
-        return f"a draft token costs {cost}, and pays only if it is accepted more often than that"
-    where = "this server" if row.is_elsewhere else "this target"
-    if _is_free(row):
-        return f"each verified token costs {cost}: {where} does not batch verification"
-    return (
-        f"each draft token costs {cost}: the draft is slow, or {where} does not batch verification"
-    )
-
-
-def _is_free(row: LatencyRow) -> bool:
-    names = (row.draft or "", row.draft_method or "")
-    return any(name.startswith(_FREE) for name in names)
 
 
 def _ms(time: Interval) -> str:
