@@ -12,7 +12,6 @@ from harness.config.amounts import amount, percent
 from harness.measuring.rows import LatencyRow
 from harness.reporting.table import Table
 from harness.results.statistics.interval import Interval
-from harness.servers.dialects import how_to_report
 
 # So many predictions for other K fit a line.
 _MOST_K = 8
@@ -32,14 +31,6 @@ def times_table(regular: LatencyRow, row: LatencyRow) -> Table:
         ("cache", _room(regular, row)),
     )
     return Table.of_lines("reason", lines, "Where the time goes")
-
-
-def not_reported(row: LatencyRow) -> str:
-    """Why acceptance is unknown, and how to have it reported."""
-    if row.drafted is False or row.is_simulated:
-        return "nothing was drafted"
-    advice = how_to_report(row.server) if row.engine == "server" else ""
-    return "; ".join(filter(None, ["not reported by the server", advice]))
 
 
 def _phases(regular: LatencyRow, row: LatencyRow) -> str | None:
