@@ -10,7 +10,6 @@ from operator import attrgetter
 
 from harness.commands.latency.tables.answer import has_verdict
 from harness.commands.latency.tables.costs import best_of, predicted_by_k
-from harness.commands.latency.tables.doubts import num_target_gpus
 from harness.commands.latency.tables.ranked import RankedRun
 from harness.commands.latency.tables.reason import choice_of_k, rises
 from harness.config.amounts import percent
@@ -38,26 +37,12 @@ def steps_after_run(rows: Sequence[LatencyRow]) -> list[Step]:
         # What failed would fail again.
         return []
     possible = [
-        _all_gpus(row),
         _better_interval(row),
         _another_k(regular, row),
         _to_show(row),
         _another_run(row),
     ]
     return [step for step in possible if step is not None]
-
-
-def _all_gpus(row: LatencyRow) -> Step | None:
-    """A server whose GPUs take a step together, where the target's layers took turns on several."""
-    num_gpus = num_target_gpus(row)
-    is_known = row.repository and row.draft_repository and isinstance(row.num_draft_tokens, int)
-    if num_gpus < 2 or not is_known:
-        return None
-    models = (
-        f"{shlex.quote(str(row.repository))} --spec-model {shlex.quote(str(row.draft_repository))}"
-    )
-    flags = f"--spec-tokens {row.num_draft_tokens} --tensor-parallel-size {num_gpus}"
-    return Step("all GPUs at once", command=f"harness latency -- vllm serve {models} {flags}")
 
 
 def _better_interval(row: LatencyRow) -> Step | None:
@@ -145,12 +130,11 @@ def steps_after_runs(pairs: Sequence[RankedRun]) -> list[Step]:
     if not conclusive:
         return []
     best = max(conclusive, key=attrgetter("shown", "speedup"))
-    another_draft = _free_draft([pair.row for pair in pairs], "none is shown to pay")
-    if not best.verdict.pays and another_draft is not None:
-        return [another_draft]
+    if not best.verdict.pays:
+        another_draft = _free_draft([pair.row for pair in pairs], "none is shown to pay")
+        return [another_draft] if another_draft else []
     ks = {pair.name.k_order for pair in pairs if pair.name.group == best.name.group}
-    if best.verdict.pays and isinstance(best.k, int) and len(ks) > 1 and best.k == max(ks):
+    if isinstance(best.k, int) and len(ks) > 1 and best.k == max(ks):
         return [Step(f"K={best.k} is the largest measured", f"K={2 * best.k}")]
-    if any("repeat" in (pair.row.settings or {}) or pair.run.times > 1 for pair in pairs):
-        return []
-    return [Step("how far off other runs may be", "repeats=5")]
+    is_repeated = any((pair.row.repeats or 1) > 1 or pair.run.times > 1 for pair in pairs)
+    return [] if is_repeated else [Step("how far off other runs may be", "repeats=5")]

@@ -274,13 +274,9 @@ def _preempted(run: _Run) -> str | None:
     return _each_arm(run, lambda row: f"{row.num_preemptions or 0} times in the {row.arm} arm")
 
 
-def num_target_gpus(row: LatencyRow) -> int:
-    """How many GPUs of this machine hold the target's layers."""
-    return sum(device.startswith("cuda") for device in row.weight_bytes or ())
-
-
 def _takes_turns(run: _Run) -> int | None:
-    number = num_target_gpus(run.last)
+    """How many GPUs of this machine hold the target's layers, where several do."""
+    number = sum(device.startswith("cuda") for device in run.last.weight_bytes or ())
     return number if run.last.speedup is not None and number > 1 else None
 
 

@@ -64,7 +64,10 @@ _REQUESTS = (
     Column("in\nflight", number(1), "mean_in_flight", optional=True),
     Column("sent\nrequests/s", number(), "offered_rate", optional=True),
     Column("answered\nrequests/s", number(), "requests_per_second"),
+    Column("within\nslo", percent, "goodput_share", optional=True),
     Column("goodput\nrequests/s", number(), "goodput", optional=True),
+    Column("goodput\nratio", with_bounds, "goodput_ratio", optional=True),
+    Column("cache\ntokens", "{:,}".format, "cache_size", optional=True),
     Column("tokens/s\nper user", number(1), "tokens_per_second_per_user"),
     Column("failed", of="num_failed"),
     Column("timed\nout", of="num_timed_out"),
@@ -233,6 +236,8 @@ _ARMS = (
     Column(
         "peak memory GB", lambda size: f"{size / 1e9:.2f}", "arm.peak_memory_bytes", optional=True
     ),
+    Column("J per\ntoken", "{:.3g}".format, "arm.joules_per_token", optional=True),
+    Column("less\nenergy", with_bounds, "arm.energy_ratio", optional=True),
     Column("tokens\nper answer", number(1), "length", optional=True),
     replace(SPEEDUP, optional=True, reference=None).at("arm"),
     Column("without the\nfirst token", with_bounds, "arm.decode_speedup", optional=True),

@@ -26,9 +26,6 @@ def times_table(regular: LatencyRow, row: LatencyRow) -> Table:
         ("by K", _by_k(regular, row)),
         ("target reads", _roof(regular.step_bytes, regular.floor_ms, regular.target_step_ms)),
         ("draft reads", _draft_reads(row)),
-        ("energy", _energy(regular, row)),
-        ("goodput", _goodput(regular, row)),
-        ("cache", _room(regular, row)),
     )
     return Table.of_lines("reason", lines, "Where the time goes")
 
@@ -42,28 +39,6 @@ def _phases(regular: LatencyRow, row: LatencyRow) -> str | None:
     phases = f"{total} ms, of which drafting {drafting} and verifying {verifying}"
     batch = "; of a row, and a batch lasts as long as its slowest"
     return f"{phases}; a target step {step} ms{batch if (row.batch_size or 1) > 1 else ''}"
-
-
-def _energy(regular: LatencyRow, row: LatencyRow) -> str | None:
-    """Joules per token of both arms, and their ratio; None where no GPU measures them."""
-    if regular.joules_per_token is None or row.joules_per_token is None:
-        return None
-    text = f"{regular.joules_per_token:.3g} J per token regular, {row.joules_per_token:.3g} J speculative"
-    if row.energy_ratio is None:
-        return text
-    return f"{text}: {row.energy_ratio:×} less"
-
-
-def _goodput(regular: LatencyRow, row: LatencyRow) -> str | None:
-    """`80% and 98% of the requests are within ...`, regular and speculative; None without `engine.slo`."""
-    if row.goodput_share is None or regular.goodput_share is None:
-        return None
-    bounded = [f"{name} {most:g}" for name, most in (row.slo or {}).items()]
-    shares = f"{percent(regular.goodput_share)} and {percent(row.goodput_share)} of the requests"
-    text = f"{shares} are within {', '.join(bounded)}"
-    if row.goodput_ratio is None:
-        return text
-    return f"{text}: {row.goodput_ratio:×} as many a second"
 
 
 def _by_k(regular: LatencyRow, row: LatencyRow) -> str | None:
@@ -102,15 +77,6 @@ def _draft_reads(row: LatencyRow) -> str | None:
     proposed = row.mean_num_draft_tokens
     step_ms = row.draft_ms / proposed if row.draft_ms and proposed else None
     return _roof(row.draft_step_bytes, row.draft_floor_ms, step_ms)
-
-
-def _room(regular: LatencyRow, row: LatencyRow) -> str | None:
-    """What the draft's memory costs in requests, where servers report the size of their caches."""
-    without, beside = regular.cache_size, row.cache_size
-    if not without or not beside or without == beside:
-        return None
-    fewer = 1 - beside / without
-    return f"{without:,} tokens, and {beside:,} beside the draft: room for {percent(fewer, 1)} fewer requests"
 
 
 def _roof(num_bytes: int | None, floor_ms: float | None, step_ms: float | None) -> str | None:
