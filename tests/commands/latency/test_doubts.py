@@ -58,7 +58,7 @@ SAID: list[tuple[Changes, Changes, str]] = [
     ({}, BUSY, "got 40 % of the CPU time it wanted (load 9.0 on 4 cores)."),
     ({}, BUSY | {"processor_share": 0.9}, ""),
     ({}, BUSY | {"speedup": None}, ""),
-    (FAILED, FAILED, "failed: the figures cover 15 prompts."),
+    (FAILED, FAILED, "failed: the figures cover 15 regular and 15 speculative prompts."),
     (FAILED, FAILED | {"num_failed": 2}, "15 regular and 13 speculative prompts."),
     ({}, FAILED | {"status": "no_verdict"}, ""),
     ({}, {"test": True, "num_prompts": 2}, "test=true: 2 prompts of 64 tokens show"),
@@ -161,7 +161,7 @@ def test_repeated_prompts_are_said(texts: str, said: str) -> None:
     assert bool(found) == bool(said)
 
 
-def test_the_first_error_of_each_arm_is_named() -> None:
+def test_the_first_error_is_named() -> None:
     run = Run(latency_run(num_failed=1))
     run.prompt_rows = [
         replace(row, error=f"{row.arm} broke")

@@ -98,27 +98,22 @@ def not_quiet(runs: Sequence[_Run]) -> str | None:
     return f"The machine was not quiet in {number} ({cause}): repeats=5 measures what that changes."
 
 
-def _unfinished(run: _Run) -> str | None:
-    """`19 prompts`, or `3 regular and 2 speculative prompts` of a run that ended between the arms."""
-    if run.last.status in ("ok", NO_VERDICT):
+def _finished(row: LatencyRow) -> str | None:
+    """How many prompts an arm answered, of a run that ended early."""
+    if row.status in ("ok", NO_VERDICT):
         return None
-    numbers = {row.arm: (row.num_prompts or 0) - (row.num_failed or 0) for row in run.rows}
-    if len(set(numbers.values())) == 1:
-        return counted(max(numbers.values()), "prompt")
-    return " and ".join(f"{number} {arm}" for arm, number in numbers.items()) + " prompts"
+    return f"{(row.num_prompts or 0) - (row.num_failed or 0)} {row.arm}"
+
+
+def _failed(row: LatencyRow) -> str | None:
+    return f"{row.num_failed} of {row.num_prompts} {row.arm}" if row.num_failed else None
 
 
 def _failures(run: _Run) -> str:
-    def of_arm(row: LatencyRow) -> str | None:
-        if not row.num_failed:
-            return None
-        errors = [
-            prompt.error for prompt in run.prompt_rows if prompt.arm == row.arm and prompt.error
-        ]
-        first = f" ({errors[0]})" if errors else ""
-        return f"{row.num_failed} of {row.num_prompts} {row.arm}{first}"
-
-    return _each_arm(run, of_arm)
+    """How many requests of each arm failed, and the first error."""
+    failed = _each_arm(run, _failed)
+    errors = [prompt.error for prompt in run.prompt_rows if prompt.error]
+    return f"{failed} ({errors[0]})" if failed and errors else failed
 
 
 def _synthetic(run: _Run) -> str | None:
@@ -295,7 +290,11 @@ DOUBTS = (
         _busy,
         "The machine was not quiet: this run got {found}.",
     ),
-    Doubt("against", _unfinished, "{row.status}: the figures cover {found}."),
+    Doubt(
+        "against",
+        lambda run: _each_arm(run, _finished),
+        "{row.status}: the figures cover {found} prompts.",
+    ),
     Doubt(
         "setting against",
         lambda run: run.last.test,

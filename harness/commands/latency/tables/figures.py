@@ -230,7 +230,7 @@ _ARMS = (
     replace(_PAIR, varies=True).at("pair"),
     Column("K", of="pair.k", varies=True, identifies_row=True),
     _NAME.at("arm"),
-    Column("ms/token", of=_time).at("arm"),
+    Column("ms/token", of=_time, meaning="± standard deviation over prompts or batches").at("arm"),
     Column("tokens/s", number(1), "arm.tokens_per_second"),
     Column("first token ms", number(1), "arm.time_to_first_token_ms"),
     Column(
@@ -249,19 +249,12 @@ def arms_table(pairs: Sequence[RankedRun]) -> Table:
     """Times of each arm; below those of one run what else is to be known about them."""
     arms = [_Arm(pair, row) for pair in pairs for row in pair.run.rows]
     is_alone = len(pairs) == 1
-    about = _about_times(pairs[0].run) if is_alone else ()
+    run = pairs[0].run
+    about = filter(None, [_compared_texts(run.last, run.prompt_rows), *notes(run)])
     title = "" if is_alone else "Times of each arm"
     faint = "pair.is_partial"
-    return Table.of("arms", title, arms, _ARMS, faint=faint, in_full=not is_alone, notes=about)
-
-
-def _about_times(run: Run[LatencyRow]) -> tuple[str, ...]:
-    last = run.last
-    about = [_compared_texts(last, run.prompt_rows), *notes(run)]
-    if any(row.ms_per_token_std is not None for row in run.rows):
-        unit = "batches" if (last.batch_size or 1) > 1 and not last.was_served else "prompts"
-        about.insert(0, f"±: standard deviation over {unit}.")
-    return tuple(filter(None, about))
+    below = tuple(about) if is_alone else ()
+    return Table.of("arms", title, arms, _ARMS, faint=faint, in_full=not is_alone, notes=below)
 
 
 def requests_table(run: Run[LatencyRow]) -> Table:
