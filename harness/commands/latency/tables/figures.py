@@ -36,16 +36,14 @@ def _time(row: LatencyRow) -> str | None:
     return f"{row.ms_per_token:.2f}{spread}"
 
 
-def _percentiles(heading: str, name: str, optional: bool = False) -> Column:
+def _percentiles(heading: str, name: str) -> Column:
     """A column with the percentiles of a time, such as `time_to_first_token`."""
 
     def percentiles(row: LatencyRow) -> str | None:
         values = [getattr(row, f"{name}_p{percentile}_ms") for percentile in PERCENTILES]
-        if all(value is None for value in values):
-            return None
-        return " / ".join(UNKNOWN if value is None else f"{value:.1f}" for value in values)
+        return None if None in values else " / ".join(f"{value:.1f}" for value in values)
 
-    return Column(f"{heading}\np50 / p99", of=percentiles, optional=optional)
+    return Column(f"{heading}\np50 / p99", of=percentiles, optional=True)
 
 
 # Columns about a row of `latency`.
@@ -60,7 +58,7 @@ _REQUESTS = (
     _NAME,
     _percentiles("first token ms", "time_to_first_token"),
     _percentiles("TPOT ms", "time_per_output_token"),
-    _percentiles("ITL ms", "inter_token_latency", optional=True),
+    _percentiles("ITL ms", "inter_token_latency"),
     Column("in\nflight", number(1), "mean_in_flight", optional=True),
     Column("sent\nrequests/s", number(), "offered_rate", optional=True),
     Column("answered\nrequests/s", number(), "requests_per_second"),

@@ -69,7 +69,7 @@ def _answer(group: Sequence[RankedRun]) -> list[Line]:
                 "strong",
             )
             for pair in group
-            if pair.regular_ms is not None and not pair.is_partial and pair.draft == "none"
+            if pair.regular_ms is not None and not pair.is_partial and pair.row.draft is None
         ]
     bests.sort(key=attrgetter("is_sound", "shown", "speedup"), reverse=True)
     first, *others = bests

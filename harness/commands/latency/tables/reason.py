@@ -49,11 +49,8 @@ def _by_k(regular: LatencyRow, row: LatencyRow) -> str | None:
     shown = []
     for k, figure in [*predictions.items()][:_MOST_K]:
         shown.append(f"{k}: {figure.bounds() or f'{figure.estimate:.2f}'}×")
-    verification = "timed by width" if row.pass_ms_by_width else "interpolated"
-    limits = [f"verification {verification}"]
-    if predictions[1].has_bounds:
-        limits.insert(0, "95 % intervals of acceptance alone")
-    return f"{'  '.join(shown)} predicted ({'; '.join(limits)}); {choice_of_k(predictions)}"
+    shown_k = "  ".join(shown)
+    return f"{shown_k} predicted (intervals are of acceptance alone); {choice_of_k(predictions)}"
 
 
 def choice_of_k(predictions: Mapping[int, Interval]) -> str:
