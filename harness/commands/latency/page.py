@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from harness.commands.latency.steps import steps_after_run, steps_after_runs
 from harness.commands.latency.tables.answer import checked, end, has_verdict, headline, reasons
 from harness.commands.latency.tables.categories import divided_tables
+from harness.commands.latency.tables.costs import times_table
 from harness.commands.latency.tables.doubts import doubts, not_quiet
 from harness.commands.latency.tables.figures import (
     arms_table,
@@ -19,7 +20,6 @@ from harness.commands.latency.tables.figures import (
 from harness.commands.latency.tables.published import published_table
 from harness.commands.latency.tables.ranked import RankedRun, ranked_runs
 from harness.commands.latency.tables.ranking import iteration_lines, latency_answers, not_ordered
-from harness.commands.latency.tables.reason import times_table
 from harness.measuring.rows import LatencyRow
 from harness.reporting.page import Page, heading, title_of_many
 from harness.reporting.table import Bar, Bars, Line

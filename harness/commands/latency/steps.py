@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from operator import attrgetter
 
 from harness.commands.latency.tables.answer import has_verdict
-from harness.commands.latency.tables.costs import best_of, predicted_by_k
+from harness.commands.latency.tables.costs import best_of, choice_of_k, predicted_by_k
 from harness.commands.latency.tables.ranked import RankedRun
-from harness.commands.latency.tables.reason import choice_of_k, rises
 from harness.config.amounts import percent
 from harness.measuring.rows import LatencyRow
 from harness.reporting.page import Step
@@ -95,7 +94,7 @@ def _another_k(regular: LatencyRow, row: LatencyRow) -> Step | None:
         return _free_draft([row], choice)
     if best < max(predictions):
         return Step(f"{choice}, {gain:.2f}× predicted", f"K={best}")
-    return Step(choice, f"K={2 * best}") if rises(predictions) else None
+    return Step(choice, f"K={2 * best}")
 
 
 def _free_draft(rows: Sequence[LatencyRow], finding: str) -> Step | None:
