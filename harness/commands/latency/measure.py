@@ -7,7 +7,6 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from harness.commands.command import Experiment
 from harness.commands.latency.conversations import Conversations
@@ -20,7 +19,6 @@ from harness.config.settings import require
 from harness.engines.door import wing
 from harness.engines.protocol import Answered, Arm, Engine, Question
 from harness.engines.registry import engine_of
-from harness.engines.requests import RequestRecord
 from harness.engines.text_tokenizer import text_of
 from harness.engines.timing import timed_answer
 from harness.engines.tokenizer import Tokenizer
@@ -301,12 +299,17 @@ def _prompt_rows(
     """An arm's answers to the prompts of a question, which were rows of a batch or requests."""
     assert generation.question is not None
     gpu = generation.gpu
+    known = LatencyPromptRow.columns().keys()
     rows = []
     for request in generation.requests:
         prompt = run.prompt_set.at(request.index)
         occurrence = run.prompt_set.occurrence(request.index)
         divergence = run.arms[generation.arm].divergences.get(request.index)
-        columns = _acceptance_of_prompt(request)
+        acceptance = acceptance_columns([request])
+        columns = {name: acceptance[name] for name in known & acceptance.keys()}
+        # One that reports nothing may have drafted nothing.
+        is_reported = request.outcomes or request.num_drafted
+        columns["num_iterations"] = request.num_iterations if is_reported else None
         if gpu is not None:
             columns["joules"] = gpu.joules
             columns["gpu_throttled"] = ", ".join(gpu.throttled) or None
@@ -335,16 +338,6 @@ def _prompt_rows(
         )
         rows.append(row)
     return rows
-
-
-def _acceptance_of_prompt(request: RequestRecord) -> dict[str, Any]:
-    """The columns about acceptance of the row of an answer."""
-    columns = acceptance_columns([request])
-    # One that reports nothing may have drafted nothing.
-    is_reported = request.outcomes or request.num_drafted
-    num_iterations = request.num_iterations if is_reported else None
-    known = {name: columns[name] for name in columns.keys() & LatencyPromptRow.columns().keys()}
-    return known | {"num_iterations": num_iterations}
 
 
 def _settled(settings: LatencySettings, available: int) -> LatencySettings:

@@ -22,8 +22,7 @@ from harness.measuring.figures.requests import PERCENTILES
 from harness.measuring.prices import StepCosts, costs_in_steps
 from harness.measuring.rows import LatencyRow
 from harness.reporting.table import Column, Table, TableRow, number, share, times, with_bounds
-from harness.reporting.words import arm_name, explained_by_rounding
-from harness.results.rows.prompts import LatencyPromptRow
+from harness.reporting.words import arm_name
 from harness.results.runs import Run
 from harness.results.schema import NO_VERDICT
 from harness.results.statistics.interval import UNKNOWN
@@ -207,21 +206,24 @@ def reasons_table(pairs: Sequence[RankedRun]) -> Table:
     return Table.of("reasons", "Why?", drafting, _REASONS, strong="best_k", faint="is_partial")
 
 
+def _identical_texts(row: LatencyRow) -> str | None:
+    """`14 of 15`: of the greedy texts of answered prompts, those that equal the regular arm's."""
+    if row.identical_prompts is None:
+        return None
+    return f"{row.identical_prompts} of {(row.num_prompts or 0) - (row.num_failed or 0)}"
+
+
+def _length(row: LatencyRow) -> float | None:
+    """Tokens per answer, where answers end by themselves."""
+    ends_itself = row.shortest_answer not in (None, row.max_new_tokens)
+    return row.mean_answer_length if ends_itself else None
+
+
 class _Arm(NamedTuple):
     """An arm of a run, whose row `arm` is."""
 
     pair: RankedRun
     arm: LatencyRow
-
-    @property
-    def length(self) -> float | None:
-        """Tokens per answer, where answers end by themselves."""
-        ends_itself = self.arm.shortest_answer not in (None, self.arm.max_new_tokens)
-        return self.arm.mean_answer_length if ends_itself else None
-
-    @property
-    def identical_texts(self) -> str | None:
-        return _identical_texts(self.arm, self.pair.run.prompt_rows)
 
 
 _ARMS = (
@@ -236,10 +238,10 @@ _ARMS = (
     ),
     Column("J per\ntoken", "{:.3g}".format, "arm.joules_per_token", optional=True),
     Column("less\nenergy", with_bounds, "arm.energy_ratio", optional=True),
-    Column("tokens\nper answer", number(1), "length", optional=True),
+    Column("tokens\nper answer", number(1), _length, optional=True).at("arm"),
     replace(SPEEDUP, optional=True, reference=None).at("arm"),
     Column("without the\nfirst token", with_bounds, "arm.decode_speedup", optional=True),
-    Column("greedy texts\nidentical", of="identical_texts", optional=True),
+    Column("greedy texts\nidentical", of=_identical_texts, optional=True).at("arm"),
 )
 
 
@@ -247,54 +249,29 @@ def arms_table(pairs: Sequence[RankedRun]) -> Table:
     """Times of each arm; below those of one run what else is to be known about them."""
     arms = [_Arm(pair, row) for pair in pairs for row in pair.run.rows]
     is_alone = len(pairs) == 1
-    run = pairs[0].run
-    about = filter(None, [_compared_texts(run.last, run.prompt_rows), *notes(run)])
     title = "" if is_alone else "Times of each arm"
     faint = "pair.is_partial"
-    below = tuple(about) if is_alone else ()
+    about = [_compared_texts(pairs[0].row), *notes(pairs[0].run)] if is_alone else []
+    below = tuple(filter(None, about))
     return Table.of("arms", title, arms, _ARMS, faint=faint, in_full=not is_alone, notes=below)
+
+
+def _compared_texts(row: LatencyRow) -> str | None:
+    """A sentence about whether greedy texts of both arms are the same."""
+    identical = _identical_texts(row)
+    if identical is None:
+        return None
+    excess = row.margin_over_rounding
+    margin = ""
+    if excess is not None:
+        margin = f"; at the largest difference the logit margin is {excess:.3g} times what rounding explains"
+    return f"Greedy texts of both arms are identical on {identical} prompts{margin}."
 
 
 def requests_table(run: Run[LatencyRow]) -> Table:
     """Times of the requests of each arm, and the load that was held, where requests were sent."""
     served = [row for row in run.rows if row.was_served]
     return Table.of("requests", "", served, _REQUESTS, notes=(_TIMES,))
-
-
-def _identical_texts(row: LatencyRow, prompts: Sequence[LatencyPromptRow]) -> str | None:
-    """`14 of 15`: of the greedy texts that were compared, those that equal the regular arm's.
-
-    Failed requests are not compared, nor are turns that follow a difference in a conversation.
-
-    Args:
-        prompts: rows of the run's prompts file. Where it is gone, all prompts count as compared.
-    """
-    identical = row.identical_prompts
-    if identical is None:
-        return None
-    num_compared = identical + len(_differing(prompts)) if prompts else row.num_prompts
-    return f"{identical} of {num_compared}"
-
-
-def _differing(prompts: Sequence[LatencyPromptRow]) -> list[LatencyPromptRow]:
-    return [prompt for prompt in prompts if prompt.divergence_position is not None]
-
-
-def _compared_texts(row: LatencyRow, prompts: Sequence[LatencyPromptRow]) -> str | None:
-    """A sentence about whether greedy texts of both arms are the same."""
-    identical = _identical_texts(row, prompts)
-    if identical is None or not prompts:
-        return None
-    sentence = f"Greedy output of both arms is identical on {identical} prompts"
-    differing = _differing(prompts)
-    if differing:
-        first = min(prompt.divergence_position or 0 for prompt in differing)
-        sentence += f"; the earliest difference is at token {first}"
-    margins = [abs(prompt.logit_margin) for prompt in differing if prompt.logit_margin is not None]
-    if margins:
-        explanation = explained_by_rounding(row.margin_over_rounding)
-        sentence += f", the largest logit margin at one {max(margins):.2g}{explanation}"
-    return f"{sentence}."
 
 
 def profile_table(profile: Profile) -> Table:
