@@ -249,11 +249,9 @@ class Latency(Experiment[LatencySettings, LatencyRow]):
         for measured in self.run.arms.values():
             figures = figures_of(LatencyRow, self.run, measured)
             figures |= self.too_long
-            figures |= {
-                "arm": measured.name,
-                "seed": self.settings.seed_of_run,
-                "prompts_digest": self.prompt_set.digest,
-            }
+            figures["arm"] = measured.name
+            figures["seed"] = self.settings.seed_of_run
+            figures["prompts_digest"] = self.prompt_set.digest
             rows.append(session.row(LatencyRow, **figures))
         rows = judged(rows, {name: arm.lengths for name, arm in self.run.arms.items()})
         if not self.is_cell:

@@ -210,7 +210,7 @@ def test_a_row_says_what_was_measured() -> None:
 @pytest.mark.parametrize(
     ("changes", "column", "text"),
     [
-        ({"speedup_covers": "15 prompts"}, 5, "1.50× (1.40 to 1.60 over 15 prompts)"),
+        ({"speedup_covers": "15 prompts"}, 5, "1.50× (1.40 to 1.60) over 15 prompts"),
         ({"speedup_low": None, "speedup_high": None}, 5, "1.50× (no interval)"),
         ({"status": "no_verdict", "error": "x", "speedup": None}, 5, "no verdict"),
         ({"processor_share": 0.5}, 5, "1.50× (1.40 to 1.60), not quiet"),

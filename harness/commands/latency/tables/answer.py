@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from harness.commands.latency.tables.costs import held_back, share_of_iteration
@@ -41,7 +40,7 @@ def headline(row: ComparedRow, num_compared: int = 1) -> Line:
         return Line("no verdict", "warning", f"{row.error}")
     verdict = verdict_of(row, num_compared)
     speedup = verdict.speedup
-    if math.isnan(speedup.estimate):
+    if not speedup.is_known:
         return Line("cannot tell", "warning", verdict.reason)
     coverage = Coverage.of(speedup)
     if not speedup.has_bounds:
@@ -123,8 +122,7 @@ def checked(rows: Sequence[LatencyRow]) -> list[str]:
     regular, row = rows[0], rows[-1]
     if not has_verdict(rows) or not row.speedup or row.is_simulated:
         return []
-    is_quiet = not any(arm.was_starved for arm in rows)
-    is_steady = row.drift is not None and row.drift.has_bounds and not row.drifted
+    is_quiet = row.was_quiet and not regular.was_starved
     has_equal_texts = row.identical_prompts == row.num_prompts
     were_throttled = regular.num_throttled_units or row.num_throttled_units
     # By its words, whether each held.
@@ -134,7 +132,6 @@ def checked(rows: Sequence[LatencyRow]) -> list[str]:
         "caches cold": regular.cached_tokens == row.cached_tokens == 0,
         "no other client": regular.foreign_tokens == row.foreign_tokens == 0,
         "regular arm drafted nothing": regular.drafted is False and row.drafted,
-        "steady": is_quiet and is_steady,
         "machine quiet": is_quiet and row.processor_share is not None,
         "clocks not lowered": row.num_units and not were_throttled,
     }
