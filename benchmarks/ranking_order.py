@@ -122,7 +122,7 @@ def count_order(
 
 
 def pair_key(pair: RankedRun) -> str:
-    return f"{pair.draft} K={pair.k}" if pair.k else pair.draft
+    return f"{pair.row.draft} K={pair.k}" if pair.k else str(pair.row.draft)
 
 
 def simulated(

@@ -15,7 +15,6 @@ The mean length counts the target's own token: 1 + the sum of the marginal rates
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
@@ -118,13 +117,3 @@ def at_length(tokens: float, num_draft_tokens: int, length: float, other: float)
     rate = float(brentq(excess, 0.0, 1.0)) if excess(1.0) > 0 > excess(0.0) else float(tokens > 1)
     known = length_in_answers([rate], num_draft_tokens, length)
     return tokens * length_in_answers([rate], num_draft_tokens, other) / known
-
-
-def length_deviation(rates: Rates, num_draft_tokens: int) -> float:
-    """The standard deviation of an iteration's tokens that follows from the rates."""
-    conditional = conditional_rates(rates, num_draft_tokens)
-    marginal = marginal_rates(conditional, num_draft_tokens)
-    mean = sum(marginal)
-    # A length of at least i tokens adds i² - (i - 1)² to the square.
-    square = sum((2 * index - 1) * rate for index, rate in enumerate(marginal, start=1))
-    return math.sqrt(max(0.0, square - mean * mean))

@@ -1,4 +1,4 @@
-"""Plots as SVG that suits light and dark pages: curves here, maps in `commands/map/plots.py`.
+"""Plots as SVG that suits light and dark pages.
 
 By `drawing.mplstyle` backgrounds are transparent and axes grey, text stays text, and the same
 figures give the same bytes. Whiskers in tables are drawn by the report's page.
@@ -107,7 +107,10 @@ def curve_plots(
     for title, curves in panels:
         shown = {name: points for name, points in curves.items() if points}
         num_lines = sum(wrapped(name).count("\n") + 1 for name in shown)
-        axes = new_axes(2.7 + 0.2 * num_lines, xlabel=x_label, ylabel=y_label)
+        figure = Figure(figsize=(_WIDTH, 2.7 + 0.2 * num_lines), layout="constrained")
+        # `Any`, because matplotlib's types name different things in different versions.
+        axes: Any = figure.subplots()
+        axes.set(xlabel=x_label, ylabel=y_label)
         xs = sorted({point.x for points in shown.values() for point in points})
         axes.set(ylim=(0, top), xlim=(0.5, xs[-1] + 0.5))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -125,8 +128,8 @@ def curve_plots(
             axes.errorbar(
                 x, value, yerr=bounds, label=wrapped(name), elinewidth=2, clip_on=False, **style
             )
-        add_legend(axes, columns=1)
-        plots.append(Plot(title, axes.figure))
+        figure.legend(*axes.get_legend_handles_labels(), loc="outside lower left", handlelength=2.4)
+        plots.append(Plot(title, figure))
     return plots
 
 
@@ -197,22 +200,6 @@ def wrapped(label: str) -> str:
     parts = [part.replace(" ", "\N{NO-BREAK SPACE}") for part in label.split(" · ")]
     lines = textwrap.wrap(" · ".join(parts), _LONGEST_LINE, break_on_hyphens=False)
     return "\n".join(lines).replace("\N{NO-BREAK SPACE}", " ")
-
-
-def new_axes(height: float, **labels: str) -> Any:
-    """The axes of a new figure of this height in inches."""
-    # `Any`, because matplotlib's types name different things in different versions.
-    axes: Any = Figure(figsize=(_WIDTH, height), layout="constrained").subplots()
-    axes.set(**labels)
-    return axes
-
-
-def add_legend(axes: Any, columns: int = 3) -> None:
-    """A legend below the axes, of everything there that has a label."""
-    handles, names = axes.get_legend_handles_labels()
-    axes.figure.legend(
-        handles, names, loc="outside lower left", ncols=columns, handlelength=2.4, columnspacing=1.4
-    )
 
 
 def _svg(name: str, figure: Figure) -> str:

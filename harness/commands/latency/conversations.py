@@ -106,9 +106,8 @@ class Conversations:
             ids = last(ids, self._longest, self._tokenizer.bos_token_id)
         if left_out and not self._said_cut:
             self._said_cut = True
-            turns = f"first {left_out} turns" if left_out > 1 else "first turn"
             say(
-                f"turn {occurrence.turn + 1} of the prompt in line {conversation.line} is asked"
-                f" without its {turns}: with its answers it is too long (said for this one alone)"
+                f"turn {occurrence.turn + 1} of the prompt in line {conversation.line} is asked without its"
+                f" first turns ({left_out}): with its answers it is too long (said for this one alone)"
             )
         return prompt, ids

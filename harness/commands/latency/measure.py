@@ -5,11 +5,8 @@ reason.
 from __future__ import annotations
 
 import dataclasses
-import math
 import time
-from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from harness.commands.command import Experiment
 from harness.commands.latency.conversations import Conversations
@@ -22,7 +19,6 @@ from harness.config.settings import require
 from harness.engines.door import wing
 from harness.engines.protocol import Answered, Arm, Engine, Question
 from harness.engines.registry import engine_of
-from harness.engines.requests import RequestRecord
 from harness.engines.text_tokenizer import text_of
 from harness.engines.timing import timed_answer
 from harness.engines.tokenizer import Tokenizer
@@ -70,7 +66,7 @@ class Latency(Experiment[LatencySettings, LatencyRow]):
         run: everything that was measured by now, from which the figures of the rows follow. Each step of `measure`
             ends with a new value, so that a run that ends early has the figures of the steps before.
         too_long: how many prompts of the set were too long, by column.
-        unwritten: answers that count already, by arm, and whose rows wait for those of the regular arm.
+        unwritten: answers that count already, by arm, and whose rows wait for those of the other arm.
         prompt_rows: the rows of all answers so far.
         more: tables of the slowest kernels, with `profile=true`.
         is_cell: whether it is a cell of a map, which has neither a prompts file nor prices of its own, and leaves the
@@ -115,11 +111,21 @@ class Latency(Experiment[LatencySettings, LatencyRow]):
         warmup, questions = questions_to_ask(
             session.question(), engine, settings, self.prompt_set, encoded, conversations
         )
-        end_tokens = session.end_tokens() if settings.weights == "stored" else frozenset()
-        self.run = self._unmeasured(engine, end_tokens)
-        stopped_by = self._time_arms(session, engine, warmup, questions, conversations)
-        if stopped_by is not None:
-            self.run = dataclasses.replace(self.run, stopped_by=stopped_by)
+        gpus = () if engine.weights is None else engine.weights.gpus
+        known_salts = [arm.traits.salts for arm in engine.arms if arm.traits.salts is not None]
+        self.run = MeasuredRun(
+            settings=settings,
+            prompt_set=self.prompt_set,
+            # A server alone may be the speculative arm.
+            arms={arm.name: MeasuredArm(arm.name) for arm in engine.arms},
+            in_blocks=engine.blocks is not None,
+            salted=all(known_salts) if known_salts else None,
+            end_tokens=session.end_tokens() if settings.weights == "stored" else frozenset(),
+            # A clock of the engine's own does not pass on this machine.
+            quietness=None if engine_of(settings).own_clock else Quietness(gpus, say),
+            confidence=CONFIDENCE if settings.precision is None else CONFIDENCE_OF_LOOKS,
+        )
+        self._ask(session, engine, warmup, questions, conversations)
         _check_failures(self.run)
 
         example = questions[0]
@@ -137,6 +143,77 @@ class Latency(Experiment[LatencySettings, LatencyRow]):
         if not self.is_cell:
             by_k = tokens_of_smaller_ks(self.run, engine, session)
             self.run = dataclasses.replace(self.run, tokens_by_k=by_k)
+
+    def _ask(
+        self,
+        session: Session,
+        engine: Engine,
+        warmup: Question,
+        questions: Sequence[Question],
+        conversations: Conversations,
+    ) -> None:
+        """Ask all arms the questions in turns, until all are answered, the run is precise or its budget is spent.
+
+        Each answer counts as soon as it is there; the rows of a question wait for all arms, as those of the speculative
+        one say where its text differs from the regular one.
+        """
+        settings = self.settings
+        run = self.run
+        timed: Sequence[Arm] = engine.arms
+        watched: Sequence[Arm] = []
+        if engine.stopwatches is not None:
+            watched = engine.stopwatches.arms()
+            if engine.stopwatches.are_free:
+                timed, watched = watched, []
+        reference = None if engine.weights is None else engine.weights.reference
+        started = time.monotonic()
+        num_answered = 0
+        stopped_by: StoppedBy | None = None
+        for generation in ask_in_turns(
+            engine,
+            questions,
+            [warmup] * settings.num_warmup,
+            arms=timed,
+            allow_failures=True,
+            question_for=conversations.for_arm,
+        ):
+            measured = run.arms[generation.arm]
+            measured.generations.append(generation)
+            measured.phases.add(generation.phases)
+            self.unwritten[generation.arm] = generation
+            conversations.keep(generation)
+            if run.quietness is not None:
+                run.quietness.look()
+            if len(self.unwritten) < len(timed):
+                continue
+            for arm in watched:
+                # Once more, under stopwatches.
+                question = conversations.for_arm(questions[num_answered], arm.name)
+                run.arms[arm.name].phases.add(timed_answer(engine, arm, question).phases)
+            if len(timed) > 1:
+                compare_texts(run, reference, session.tokenizer, self.unwritten)
+            self._write(session)
+            num_answered += 1
+            stopped_by = _why_stop(run, settings, time.monotonic() - started)
+            if stopped_by is not None:
+                break
+        if settings.precision is not None and num_answered == len(questions):
+            has_asked_all = settings.num_asked == len(self.prompt_set.prompts)
+            stopped_by = "prompts" if has_asked_all else "num_prompts"
+            if run.in_blocks:
+                stopped_by = "blocks"
+        self.run = dataclasses.replace(run, stopped_by=stopped_by)
+
+    def _write(self, session: Session) -> None:
+        """Make the rows of the unwritten answers, the regular arm's first."""
+        rows: list[LatencyPromptRow] = []
+        for name in self.run.arms:
+            generation = self.unwritten.pop(name, None)
+            if generation is not None:
+                rows += _prompt_rows(self.run, generation, session.tokenizer, session.run)
+        self.prompt_rows += rows
+        if rows and not self.is_cell:
+            session.append(PROMPTS_FILE, rows)
 
     def _check_batch(self, num_measured: int) -> None:
         """Raise a SettingError for a batch of more prompts than are asked, and for repetitions whose
@@ -164,146 +241,7 @@ class Latency(Experiment[LatencySettings, LatencyRow]):
         has_two = any(arm.name == "regular" for arm in engine.arms)
         require(precision is None or has_two, "precision", rule, precision)
 
-    def _unmeasured(self, engine: Engine, end_tokens: Collection[int]) -> MeasuredRun:
-        """The run before the first question: what follows from its settings and its engine."""
-        settings = self.settings
-        gpus = () if engine.weights is None else engine.weights.gpus
-        known_salts = [arm.traits.salts for arm in engine.arms if arm.traits.salts is not None]
-        # With `precision`, what ends the run after the last question.
-        stopped_by: StoppedBy | None = None
-        if settings.precision is not None:
-            has_asked_all = settings.num_asked == len(self.prompt_set.prompts)
-            stopped_by = "prompts" if has_asked_all else "num_prompts"
-            if engine.blocks is not None:
-                stopped_by = "blocks"
-        return MeasuredRun(
-            settings=settings,
-            prompt_set=self.prompt_set,
-            # A server alone may be the speculative arm.
-            arms={arm.name: MeasuredArm(arm.name) for arm in engine.arms},
-            in_blocks=engine.blocks is not None,
-            salted=all(known_salts) if known_salts else None,
-            end_tokens=end_tokens,
-            # A clock of the engine's own does not pass on this machine.
-            quietness=None if engine_of(settings).own_clock else Quietness(gpus, say),
-            stopped_by=stopped_by,
-            confidence=CONFIDENCE if settings.precision is None else CONFIDENCE_OF_LOOKS,
-        )
-
-    def _time_arms(
-        self,
-        session: Session,
-        engine: Engine,
-        warmup: Question,
-        questions: Sequence[Question],
-        conversations: Conversations,
-    ) -> StoppedBy | None:
-        """Time both arms, and the phases of their iterations under stopwatches.
-
-        Returns what ended this before the last question; None if nothing did.
-        """
-        settings = self.settings
-        run = self.run
-        timed: Sequence[Arm] = engine.arms
-        watched: Sequence[Arm] = []
-        if engine.stopwatches is not None:
-            watched = engine.stopwatches.arms()
-            if engine.stopwatches.are_free:
-                timed = watched
-                watched = []
-
-        seconds: defaultdict[str, float] = defaultdict(float)
-        num_tokens: defaultdict[str, int] = defaultdict(int)
-
-        def so_far() -> str | None:
-            """The estimate of the speed-up so far; None before there is one."""
-            arms = list(run.arms)
-            if len(arms) < 2 or not all(seconds[name] and num_tokens[name] for name in arms):
-                return None
-            regular, speculative = (seconds[name] / num_tokens[name] for name in arms)
-            return f"{regular / speculative:.2f}× so far"
-
-        started = time.monotonic()
-        budget_s = settings.budget_s or math.inf
-        num_answered = 0
-        units: set[int] = set()
-        first_look = FIRST_LOOK_AT_BLOCKS if run.in_blocks else FIRST_LOOK
-        answers: Answers = {}
-        for generation in ask_in_turns(
-            engine,
-            questions,
-            [warmup] * settings.num_warmup,
-            arms=timed,
-            allow_failures=True,
-            so_far=so_far,
-            question_for=conversations.for_arm,
-        ):
-            conversations.keep(generation)
-            name = generation.arm
-            answers[name] = generation
-            run.arms[name].phases.add(generation.phases)
-            seconds[name] += generation.seconds
-            num_tokens[name] += generation.num_tokens
-            if run.quietness is not None:
-                run.quietness.look()
-            # A lap may take long: it must not be lost with the other arm's.
-            self._keep(session, engine, answers, name)
-            if len(answers) < len(timed):
-                continue
-            question = questions[num_answered]
-            for arm in watched:
-                # Once more, under stopwatches.
-                again = timed_answer(engine, arm, conversations.for_arm(question, arm.name))
-                run.arms[arm.name].phases.add(again.phases)
-            answers = {}
-
-            units.add(question.unit)
-            num_answered += 1
-            if settings.half_width is None or num_answered == len(questions):
-                continue
-            if time.monotonic() - started > budget_s:
-                return "budget"
-            if len(units) in looks(len(units), first_look):
-                times = paired_times(run, *run.arms.values())
-                speedup = times.speedup(settings.seed, run.confidence)
-                if is_precise(speedup, settings.half_width):
-                    return "precision"
-        return None
-
-    def _keep(self, session: Session, engine: Engine, answers: Answers, name: str) -> None:
-        """Keep the newest answer to a question, and write the rows of those that are complete.
-
-        A speculative row has the position at which its text differs from the regular one. So it is written once the
-        regular arm has answered.
-
-        Args:
-            answers: the generation of each arm that has answered this question, by arm.
-            name: of the arm that answered last.
-        """
-        generation = answers[name]
-        self.run.arms[name].generations.append(generation)
-        self.unwritten[name] = generation
-        # The regular one, unless a server that speculates is alone.
-        first = next(iter(self.run.arms))
-        if first not in answers:
-            return
-        if len(answers) > 1:
-            reference = None if engine.weights is None else engine.weights.reference
-            compare_texts(self.run, reference, session.tokenizer, answers)
-        self._write(session)
-
-    def _write(self, session: Session) -> None:
-        """Make the rows of the unwritten answers, the regular arm's first."""
-        rows: list[LatencyPromptRow] = []
-        for name in self.run.arms:
-            generation = self.unwritten.pop(name, None)
-            if generation is not None:
-                rows += _prompt_rows(self.run, generation, session.tokenizer, session.run)
-        self.prompt_rows += rows
-        if rows and not self.is_cell:
-            session.append(PROMPTS_FILE, rows)
-
-    def rows(self, session: Session) -> list[LatencyRow]:
+    def rows(self, session: Session) -> Sequence[LatencyRow]:
         """One row per arm, with None for anything that was not measured."""
         # Where the run ended before the regular arm's answers: figures follow from these too.
         self._write(session)
@@ -311,11 +249,9 @@ class Latency(Experiment[LatencySettings, LatencyRow]):
         for measured in self.run.arms.values():
             figures = figures_of(LatencyRow, self.run, measured)
             figures |= self.too_long
-            figures |= {
-                "arm": measured.name,
-                "seed": self.settings.seed_of_run,
-                "prompts_digest": self.prompt_set.digest,
-            }
+            figures["arm"] = measured.name
+            figures["seed"] = self.settings.seed_of_run
+            figures["prompts_digest"] = self.prompt_set.digest
             rows.append(session.row(LatencyRow, **figures))
         rows = judged(rows, {name: arm.lengths for name, arm in self.run.arms.items()})
         if not self.is_cell:
@@ -331,23 +267,33 @@ class Latency(Experiment[LatencySettings, LatencyRow]):
         require_verdict(rows)
 
 
+def _why_stop(run: MeasuredRun, settings: LatencySettings, seconds: float) -> StoppedBy | None:
+    """What ends a run with `precision` after a question that all arms have answered; None while it goes on."""
+    if settings.half_width is None:
+        return None
+    if settings.budget_s is not None and seconds > settings.budget_s:
+        return "budget"
+    regular, speculative = run.arms.values()
+    num_units = len(set(regular.units))
+    if num_units not in looks(num_units, FIRST_LOOK_AT_BLOCKS if run.in_blocks else FIRST_LOOK):
+        return None
+    speedup = paired_times(run, regular, speculative).speedup(settings.seed, run.confidence)
+    return "precision" if is_precise(speedup, settings.half_width) else None
+
+
 def _check_failures(run: MeasuredRun) -> None:
     """Raise a RunError if too many requests failed for a verdict from the others."""
     evidence = []
-    failures: list[RequestRecord] = []
-    for name, measured in run.arms.items():
-        requests = measured.requests
-        failed = [request for request in requests if not request.answered]
-        if len(failed) == len(requests):
-            number = f"all {len(failed)} requests failed"
-            raise RunError(f"{name}: {number}, the first with {failed[0].error}")
-        evidence.append(ArmEvidence(arm=name, num_prompts=len(requests), num_failed=len(failed)))
-        failures += failed
+    requests: list[RequestRecord] = []
+    for name, arm in run.arms.items():
+        num_failed = len(arm.requests) - len(arm.answered)
+        evidence.append(ArmEvidence(arm=name, num_prompts=len(arm.requests), num_failed=num_failed))
+        requests += arm.requests
     reason = too_many_failures(evidence)
     if reason is not None:
-        restarted = [name for name, arm in run.arms.items() if arm.num_restarts]
-        restarts = "".join(f"; the {name} server was restarted meanwhile" for name in restarted)
-        raise RunError(f"no verdict: {reason}, the first with {failures[0].error}{restarts}")
+        requests = [request for arm in run.arms.values() for request in arm.requests]
+        first = next(request for request in requests if not request.answered)
+        raise RunError(f"no verdict: {reason}, the first with {first.error}")
 
 
 def _prompt_rows(
@@ -356,12 +302,17 @@ def _prompt_rows(
     """An arm's answers to the prompts of a question, which were rows of a batch or requests."""
     assert generation.question is not None
     gpu = generation.gpu
+    known = LatencyPromptRow.columns().keys()
     rows = []
     for request in generation.requests:
         prompt = run.prompt_set.at(request.index)
         occurrence = run.prompt_set.occurrence(request.index)
         divergence = run.arms[generation.arm].divergences.get(request.index)
-        columns = _acceptance_of_prompt(request)
+        acceptance = acceptance_columns([request])
+        columns = {name: acceptance[name] for name in known & acceptance.keys()}
+        # One that reports nothing may have drafted nothing.
+        is_reported = request.outcomes or request.num_drafted
+        columns["num_iterations"] = request.num_iterations if is_reported else None
         if gpu is not None:
             columns["joules"] = gpu.joules
             columns["gpu_throttled"] = ", ".join(gpu.throttled) or None
@@ -389,16 +340,6 @@ def _prompt_rows(
         )
         rows.append(row)
     return rows
-
-
-def _acceptance_of_prompt(request: RequestRecord) -> dict[str, Any]:
-    """The columns about acceptance of the row of an answer."""
-    columns = acceptance_columns([request])
-    # One that reports nothing may have drafted nothing.
-    is_reported = request.outcomes or request.num_drafted
-    num_iterations = request.num_iterations if is_reported else None
-    known = {name: columns[name] for name in columns.keys() & LatencyPromptRow.columns().keys()}
-    return known | {"num_iterations": num_iterations}
 
 
 def _settled(settings: LatencySettings, available: int) -> LatencySettings:

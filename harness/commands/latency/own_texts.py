@@ -10,11 +10,11 @@ from __future__ import annotations
 import statistics
 
 from harness.config.closed_form import require_closed_form
-from harness.config.errors import HarnessError, RunError, SettingError
-from harness.config.run import RunSettings
+from harness.config.errors import HarnessError, RunError
+from harness.config.failures import as_run_error
 from harness.config.synthetic import length_in_answers
 from harness.engines.door import wing
-from harness.engines.door.pairs import AnyPair, Pair
+from harness.engines.door.pairs import Pair
 from harness.engines.door.reading import Transcript
 from harness.engines.protocol import Engine
 from harness.engines.registry import engine_of
@@ -22,6 +22,7 @@ from harness.measuring.figures.measured import MeasuredRun
 from harness.measuring.progress import note
 from harness.measuring.session import Session
 from harness.results.statistics.interval import Interval
+from harness.results.statistics.iterations import tokens_per_iteration
 
 # Of each K up to this one.
 _MOST_K = 32
@@ -34,50 +35,37 @@ def tokens_of_smaller_ks(
     are read once more: that closes the engine. None where they say nothing of a smaller K.
     """
     settings = run.settings
-    if settings.draft is None or len(run.arms) < 2:
+    if len(run.arms) < 2:
         return None
     rates = settings.decoding.synthetic_rates
     if rates is not None:
         length = statistics.fmean(run.arms["speculative"].lengths.values())
         ks = range(1, settings.decoding.most_draft_tokens + 1)
         return [Interval(length_in_answers(rates, k, length)) for k in ks]
-    if not _follows_from_answers(settings, session.planned):
+    # Not where another engine decoded them, a shorter proposal is not the beginning of a longer one, or what is
+    # proposed depends on earlier answers.
+    is_prefix = engine_of(settings).own_loop and session.planned.shorter_proposals_follow
+    if not is_prefix or settings.finds_own_answers:
         return None
-    # Its memory is free for the reading.
-    engine.close()
-    try:
-        return _read_again(session.pair, run)
-    except HarnessError as error:
-        note(f"nothing is predicted of a smaller K: {error}")
-        return None
-
-
-def _follows_from_answers(settings: RunSettings, planned: AnyPair) -> bool:
-    """Whether the answers of a run with a draft say what a smaller K would have yielded.
-
-    Not where another engine decoded them, a shorter proposal is not the beginning of a longer one, what is proposed
-    depends on earlier answers, or the rule has no closed form.
-    """
-    if not engine_of(settings).own_loop or not planned.shorter_proposals_follow:
-        return False
-    if settings.finds_own_answers:
-        return False
     try:
         require_closed_form(settings)
-    except SettingError:
-        return False
-    return True
+        # Its memory is free for the reading.
+        engine.close()
+        return _read_again(session.pair, run)
+    except Exception as exception:
+        error = exception if isinstance(exception, HarnessError) else as_run_error(exception)
+        if error is None:
+            raise
+        note(f"nothing is predicted of a smaller K: {error}")
+        return None
 
 
 def _read_again(pair: Pair, run: MeasuredRun) -> list[Interval]:
     """Both models read each prompt's first answer of the speculative arm.
 
     Raises:
-        HarnessError: for a draft that gives no probabilities to a text, or too little memory.
+        HarnessError: for a draft that gives no probabilities to a text.
     """
-    from harness.config.failures import as_run_error
-    from harness.results.statistics.iterations import tokens_per_iteration
-
     asked: list[Transcript] = []
     places: list[int] = []
     for generation in run.arms["speculative"].generations:
@@ -89,15 +77,9 @@ def _read_again(pair: Pair, run: MeasuredRun) -> list[Interval]:
     if not asked:
         raise RunError("no answer has two tokens")
     decoding = run.settings.decoding
+    reader = wing.open_reader(pair, decoding, min(decoding.most_draft_tokens, _MOST_K))
     try:
-        reader = wing.open_reader(pair, decoding, min(decoding.most_draft_tokens, _MOST_K))
-        try:
-            cuts = [text.cut for [text] in reader.read(asked)]
-        finally:
-            reader.close()
-    except Exception as exception:
-        explained = as_run_error(exception)
-        if explained is None:
-            raise
-        raise explained from exception
+        cuts = [text.cut for [text] in reader.read(asked)]
+    finally:
+        reader.close()
     return tokens_per_iteration(cuts, places)

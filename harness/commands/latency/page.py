@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from harness.commands.latency.steps import steps_after_run, steps_after_runs
 from harness.commands.latency.tables.answer import checked, end, has_verdict, headline, reasons
 from harness.commands.latency.tables.categories import divided_tables
+from harness.commands.latency.tables.costs import times_table
 from harness.commands.latency.tables.doubts import doubts, not_quiet
 from harness.commands.latency.tables.figures import (
     arms_table,
@@ -19,7 +20,6 @@ from harness.commands.latency.tables.figures import (
 from harness.commands.latency.tables.published import published_table
 from harness.commands.latency.tables.ranked import RankedRun, ranked_runs
 from harness.commands.latency.tables.ranking import iteration_lines, latency_answers, not_ordered
-from harness.commands.latency.tables.reason import acceptance_table, times_table
 from harness.measuring.rows import LatencyRow
 from harness.reporting.page import Page, heading, title_of_many
 from harness.reporting.table import Bar, Bars, Line
@@ -52,8 +52,6 @@ def _page_of_run(pair: RankedRun) -> Page:
     """The verdict, both arms, why, what to type next, and the figures behind it."""
     run = pair.run
     arms = [row for row in run.rows if row.ms_per_token is not None]
-    # A server alone may be the speculative arm.
-    may_draft = has_verdict(run.rows) or run.rows[0].arm == "speculative"
     return Page(
         heading(run.last, settings_line(run.rows)),
         [headline(run.last)] if has_verdict(run.rows) else [],
@@ -62,7 +60,7 @@ def _page_of_run(pair: RankedRun) -> Page:
             Bars(tuple(map(_bar, arms))),
             arms_table([pair]),
             requests_table(run),
-            *([acceptance_table(run.last)] if may_draft else []),
+            reasons_table([pair]),
             times_table(run.rows[0], run.last),
             *divided_tables([pair]),
             published_table([pair] if run.status == "ok" else []),

@@ -23,29 +23,54 @@ from harness.results.statistics.interval import Interval
 
 # Rows that a slide has room for.
 _MOST_BARS = 12
-# Between lines at one K.
-_BESIDE = 0.07
 
 
 def latency_plots(pairs: Sequence[RankedRun]) -> dict[str, list[Plot]]:
     """Speed-ups of pairs by K, and by load with the line where speculation stops to pay; iterations by K."""
     complete = [pair for pair in pairs if pair.speedup is not None]
     targets = [*grouped(complete, attrgetter("target")).values()]
-    by_k = [panel for panel in map(_by_k, targets) if panel[1]]
-    by_load: list[Plot] = []
+    by_k = []
+    costs = []
+    for group in targets:
+        numbered = [pair for pair in group if isinstance(pair.k, int) and pair.k > 0]
+        by_k.append((group[0].model, _curves(numbered, "name.group", "name.k_order")))
+        costs.append((group[0].model, _costs(group)))
     # A damaged file may hold any number.
     loaded = [pair for pair in complete if pair.load > 0]
+    by_load: list[Plot] = []
     for unit, pairs_of_unit in grouped(loaded, attrgetter("unit_of_load")).items():
-        curves = _by_load(pairs_of_unit)
-        if curves:
-            by_load += curve_plots([("", curves)], unit, doubling=True)
-    costs = [panel for panel in map(_costs, targets) if panel[1]]
-    drafted, steps = "draft tokens of an iteration", "what it costs, regular steps"
+        by_load += _plots([("", _curves(pairs_of_unit, "curve", "load"))], unit, doubling=True)
+    steps = "what it costs, regular steps"
     return {
-        "num_draft_tokens": curve_plots(by_k[:MOST_PLOTS], "K, draft tokens per iteration"),
+        "num_draft_tokens": _plots(by_k, "K, draft tokens per iteration"),
         "load": by_load,
-        "iteration": curve_plots(costs[:MOST_PLOTS], drafted, steps),
+        "iteration": _plots(costs, "draft tokens of an iteration", steps),
     }
+
+
+def _plots(
+    panels: Sequence[tuple[str, Curves]], *labels: str, doubling: bool = False
+) -> list[Plot]:
+    """A plot for each title that has curves."""
+    shown = [panel for panel in panels if panel[1]]
+    return curve_plots(shown[:MOST_PLOTS], *labels, doubling=doubling)
+
+
+def _curves(pairs: Sequence[RankedRun], series: str, x: str) -> Curves:
+    """The speed-ups of each series that has several x; at one x that of the fastest.
+
+    Args:
+        series, x: paths of attributes of a pair.
+    """
+    curves: dict[str, Sequence[Point]] = {}
+    for names, members in grouped(pairs, attrgetter(series)).items():
+        by_x = grouped(members, attrgetter(x))
+        if len(by_x) > 1 and len(curves) < MOST_CURVES:
+            best = {at: max(several, key=attrgetter("speedup")) for at, several in by_x.items()}
+            curves[" · ".join(names)] = [
+                _point(pair.verdict.speedup, at) for at, pair in best.items()
+            ]
+    return curves
 
 
 def speedup_bars(runs: Sequence[Run[LatencyRow]]) -> Plot | None:
@@ -67,57 +92,24 @@ def _point(value: Interval, x: float) -> Point:
     return Point(value.estimate, value.low, value.high, x)
 
 
-def _by_k(group: Sequence[RankedRun]) -> tuple[str, Curves]:
-    """Title and curves of a target's pairs, one for each draft; without curves where no pair has several K."""
-    numbered = [pair for pair in group if isinstance(pair.k, int) and pair.k > 0]
-    by_series = grouped(numbered, attrgetter("name.group"))
-    title = group[0].model
-    if len(by_series) > MOST_CURVES:
-        title += f" (the first {MOST_CURVES} of {len(by_series)})"
-    curves: dict[str, Sequence[Point]] = {}
-    for index, (names, series) in enumerate([*by_series.items()][:MOST_CURVES]):
-        # Beside each other, so that intervals at one K do not hide each other.
-        curves[" · ".join(names)] = [
-            _point(pair.verdict.speedup, pair.name.k_order + _BESIDE * index) for pair in series
-        ]
-    has_several = any(len({pair.k for pair in series}) > 1 for series in by_series.values())
-    return title, curves if has_several else {}
-
-
-def _by_load(pairs: Sequence[RankedRun]) -> Curves:
-    """The curves of pairs with several loads."""
-    curves: dict[str, Sequence[Point]] = {}
-    for names, curve in grouped(pairs, attrgetter("curve")).items():
-        by_number = grouped(curve, attrgetter("load"))
-        if len(by_number) > 1 and len(curves) < MOST_CURVES:
-            # Of several K, or circumstances, at one load the best.
-            best = [max(at_load, key=attrgetter("speedup")) for at_load in by_number.values()]
-            curves[" · ".join(names)] = [_point(pair.verdict.speedup, pair.load) for pair in best]
-    return curves
-
-
-def _costs(group: Sequence[RankedRun]) -> tuple[str, Curves]:
-    """Title and curves of what an iteration costs, a curve for each draft with several K, and the line through it where
-    the times are one.
+def _costs(group: Sequence[RankedRun]) -> Curves:
+    """What an iteration costs, a curve for each draft with several K, and the line through it where the times are
+    one.
     """
     curves: dict[str, Sequence[Point]] = {}
     for names, series in grouped(group, attrgetter("name.group")).items():
         cost = measured_over_k([pair.run for pair in series])
-        load = cost.loads[0] if cost.loads else 1
-        shape = cost.shape(load)
+        shape = cost.shape(cost.loads[0]) if cost.loads else None
         priced = [point for point in cost.points if point.width > 1 and point.steps.is_known]
         if shape is None or not priced or len(curves) >= MOST_CURVES:
             continue
-        points = [
-            _point(point.steps, point.drafted)
-            for point in sorted(priced, key=lambda point: point.width)
-        ]
+        points = [_point(point.steps, point.drafted) for point in priced]
         curves[" · ".join(names)] = points
         if shape.fixed is not None and shape.per_token is not None and shape.tested:
-            step_ms = cost.point(0, load).ms.estimate
+            step_ms = cost.point(0, cost.loads[0]).ms.estimate
             fixed = shape.fixed.estimate / step_ms
             slope = shape.per_token.estimate / step_ms
             label = f"{fixed:.2f} steps and {slope:.2f} per draft token"
             ends = (points[0].x, points[-1].x)
             curves[label] = [_point(Interval(fixed + slope * x), x) for x in ends]
-    return group[0].model, curves
+    return curves

@@ -74,22 +74,9 @@ def shared_row(points: Sequence[Point]) -> MapRow:
     )
 
 
-def load_in_words(points: Sequence[Point], sizes: Sequence[int]) -> str:
-    """`at batch size 1 and 4`, or `with 1 and 4 requests in flight`."""
-    if not points[0].row.is_elsewhere:
-        return f"at batch size {listed(sizes)}"
-    return f"with {listed(sizes)} request{'' if sizes == [1] else 's'} in flight"
-
-
-def listed(sizes: Sequence[int]) -> str:
-    """`1, 4 and 16`."""
-    *others, last = map(str, sizes)
-    return f"{', '.join(others)} and {last}" if others else last
-
-
 def load_of(points: Sequence[Point]) -> str:
-    """`batch size`, or `requests in flight` of a server."""
-    return "requests in flight" if points[0].row.is_elsewhere else "batch size"
+    """`batch size`, or `concurrency` of a server: its requests in flight."""
+    return "concurrency" if points[0].row.is_elsewhere else "batch size"
 
 
 def schedule_of(points: Sequence[Point]) -> tuple[Schedule, str]:
@@ -116,7 +103,7 @@ def schedule_of(points: Sequence[Point]) -> tuple[Schedule, str]:
             most = max(worth, key=lambda k: worth[k])
             best[size] = most if worth[most] > 0 else 0
         elif not best:
-            return [], f"no cell can tell whether it pays {load_in_words(points, [size])}"
+            return [], f"no cell can tell whether it pays at {load_of(points)} {size}"
     if not any(best.values()):
         return [], "it clearly pays at no load"
     firsts = [size for before, size in pairwise([0, *best]) if best.get(before) != best[size]]

@@ -19,7 +19,6 @@ from harness.engines.protocol import Engine
 from harness.engines.registry import engine_of
 from harness.measuring.prices import iteration_cost
 from harness.measuring.progress import note, say
-from harness.measuring.rows import LatencyRow
 from harness.measuring.session import Session
 from harness.reporting.names import name_of
 from harness.reporting.optional_plots import drawn_files
@@ -46,27 +45,27 @@ class Cell(Latency):
         self.context = context
         sides = {"batch": size, "context": context, "K": k}
         self.name = ", ".join(f"{side} {value}" for side, value in sides.items() if value)
+        shared = {field.name: getattr(grid, field.name) for field in fields(PromptedSettings)}
+        shared["batch_size"] = size
+        if k is not None:
+            shared["decoding"] = replace(grid.decoding, num_draft_tokens=k)
+        if context is not None:
+            shared["prompts"] = replace(grid.prompts, lengths=(context,))
         # A smaller set is asked again.
         num_batches = max(FEWEST_FOR_INTERVAL, grid.num_prompts // size)
-        shared = {field.name: getattr(grid, field.name) for field in fields(PromptedSettings)}
-        settings = LatencySettings(
-            **shared | {"batch_size": size},
-            num_prompts=num_batches * size,
-            num_warmup=grid.num_warmup,
-            laps=num_batches if engine_of(grid).queues else "auto",
-        )
-        if k is not None:
-            decoding = replace(grid.decoding, num_draft_tokens=k)
-            settings = replace(settings, decoding=decoding)
-        if context is not None:
-            prompts = replace(grid.prompts, lengths=(context,))
-            settings = replace(settings, prompts=prompts)
         try:
-            super().__init__(settings)
+            super().__init__(
+                LatencySettings(
+                    **shared,
+                    num_prompts=num_batches * size,
+                    num_warmup=grid.num_warmup,
+                    laps=num_batches if engine_of(grid).queues else "auto",
+                )
+            )
         except SettingError as error:
             # What was typed is a side of the grid.
             if error.setting == "num_prompts":
-                rule = f"asks num_prompts={settings.num_prompts}, which {error.rule}"
+                rule = f"asks num_prompts={num_batches * size}, which {error.rule}"
                 raise SettingError("batch_sizes", rule, size) from None
             if error.setting == "prompts.lengths" and context is not None:
                 raise SettingError("contexts", error.rule, context) from None
@@ -76,8 +75,8 @@ class Cell(Latency):
         if engine.blocks is not None:
             raise RunError(_ONE_AT_A_TIME)
 
-    def in_map(self, rows: Sequence[LatencyRow]) -> list[MapRow]:
-        return [MapRow(**vars(row), context=self.context) for row in rows]
+    def rows(self, session: Session) -> Sequence[MapRow]:
+        return [MapRow(**vars(row), context=self.context) for row in super().rows(session)]
 
 
 class Map(Experiment[MapSettings, MapRow]):
@@ -86,8 +85,7 @@ class Map(Experiment[MapSettings, MapRow]):
     Attributes:
         has_k: whether K is ours to choose.
         cells: by K, context and batch size, each rising.
-        measured: the rows of the cells that were measured, in the same order.
-        priced: these cells as runs of `latency`, for what an iteration costs.
+        measured: those that were measured, in the same order.
     """
 
     def __init__(self, settings: MapSettings) -> None:
@@ -97,8 +95,7 @@ class Map(Experiment[MapSettings, MapRow]):
         ks = settings.draft_tokens or DRAFT_TOKENS if self.has_k else [None]
         grid = itertools.product(ks, settings.contexts or [None], settings.batch_sizes)
         self.cells = [Cell(settings, *sides) for sides in grid]
-        self.measured: list[MapRow] = []
-        self.priced: list[Run[LatencyRow]] = []
+        self.measured: list[Run] = []
 
     def measure(self, session: Session) -> None:
         if engine_of(self.settings).columns(self.settings).get("draft_remembers"):
@@ -111,10 +108,9 @@ class Map(Experiment[MapSettings, MapRow]):
             note(cell.name)
             session.go_on_with(cell)
             cell.measure(session)
-            run = Run(cell.rows(session))
+            run = Run([*cell.rows(session)])
             run.prompt_rows = cell.prompt_rows
-            self.priced.append(run)
-            self.measured = [*cell.in_map(run.rows), *self.measured]
+            self.measured.insert(0, run)
         rows = self.rows(session)
         page = RECORD.page([Run(rows)])
         # Empty where plots cannot be drawn.
@@ -124,21 +120,23 @@ class Map(Experiment[MapSettings, MapRow]):
             files["schedule_vllm.json"] = for_vllm(schedule)
         for name, content in files.items():
             replace_file(session.directory / name, content.encode())
-        cost = iteration_cost(self.priced, str(session.run))
+        cost = iteration_cost(self.measured, str(session.run))
         # What an iteration costs depends on the context, too.
         if cost.loads and len(self.settings.contexts) < 2:
             write_costs(session.directory, cost)
 
     def rows(self, session: Session) -> list[MapRow]:
         """Those of the measured cells; before the first, of one without figures."""
-        rows = self.measured or self.cells[-1].in_map(self.cells[-1].rows(session))
+        rows = [row for run in self.measured for row in run.rows]
+        rows = rows or [*self.cells[-1].rows(session)]
         if session.status != "ok":
             # A cell whose arms cannot be compared keeps its reason.
             ended: dict[str, Any] = {"status": session.status, "error": session.error}
             rows = [replace(row, **ended) if row.status == "ok" else row for row in rows]
         if not self.has_k:
+            k = own_k(rows)
             rows = [
-                replace(row, num_draft_tokens=own_k(rows)) if row.arm == "speculative" else row
+                replace(row, num_draft_tokens=k if row.arm == "speculative" else None)
                 for row in rows
             ]
         return rows

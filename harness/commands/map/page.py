@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
@@ -13,8 +12,6 @@ from harness.commands.map.grid import (
     DOES_NOT_PAY,
     PAYS,
     Point,
-    listed,
-    load_in_words,
     load_of,
     named_points,
     schedule_of,
@@ -53,77 +50,60 @@ def map_page(runs: Sequence[Run[MapRow]]) -> Page | None:
     findings = []
     doubts = []
     use = []
-    steps: list[Step | None] = []
     for name, points in maps.items():
         prefix = "" if is_alone else f"{name}: "
-        line = finding(points)
-        findings.append(replace(line, text=prefix + line.text))
+        for with_context in grouped(points, attrgetter("context")).values():
+            line = _finding(with_context)
+            findings.append(replace(line, text=prefix + line.text))
         status = points[0].row.status
         if status in (None, "ok", NO_VERDICT):
             use.append(("Use", prefix + _schedule_in_words(points)))
-            steps.append(_other_sizes(points) if is_alone else None)
         else:
-            ended = status if prefix else str(status).capitalize()
             number = counted(len(points), "cell")
-            doubts.append(f"{prefix}{ended} with {number} of the grid measured.")
+            doubts.append(f"{prefix}{status} with {number} of the grid measured.")
         # Where no cell can tell, the finding says why.
         undecided = _undecided(points)
-        if undecided and best_of(points):
+        if undecided and best_in_words(points):
             doubts.append(prefix + undecided)
-    return Page(title, findings, doubts, [_table(maps)], use, [*filter(None, steps)], plots)
+    steps = []
+    largest = max(point.size for point in points)
+    if is_alone and use and any(point.word == PAYS and point.size == largest for point in points):
+        sizes = f"{largest},{2 * largest},{4 * largest}"
+        steps.append(Step(f"beyond {largest}", f"'batch_sizes=[{sizes}]'"))
+    return Page(title, findings, doubts, [_table(maps)], use, steps, plots)
 
 
-def finding(points: Sequence[Point]) -> Line:
-    """`pays at batch size 1 and 4, not at 16`, and the highest speed-up."""
-    best = best_of(points)
-    if best is None:
-        return Line(CANNOT_TELL, "strong", _undecided(points) or "nothing was measured")
-    sides = [f"K={best.k}"] if best.k else []
-    # Without the preposition.
-    sides.append(load_in_words(points, [best.size]).partition(" ")[2])
-    if len({point.context for point in points}) > 1:
-        sides.append(f"context of {best.context} tokens")
-        words = [point.word for point in points]
-        text = f"pays in {words.count(PAYS)} of {len(words)} measured cells"
-        word = PAYS if PAYS in words else DOES_NOT_PAY
-    else:
-        reach = _reach(points)
-        word = next(word for word in (PAYS, DOES_NOT_PAY, CANNOT_TELL) if reach[word])
-        text = f"{word} {load_in_words(points, reach[word])}"
-        if word == PAYS and reach[DOES_NOT_PAY]:
-            text += f", not at {listed(reach[DOES_NOT_PAY])}"
-    return Line(text, _STYLES[word], f"best {best.verdict.speedup:×}: {', '.join(sides)}")
+def _finding(points: Sequence[Point]) -> Line:
+    """`pays at batch size 1, 4; not at 16`, and the highest speed-up.
 
-
-def best_of(points: Sequence[Point]) -> Point | None:
-    """The point with the highest speed-up of those that can tell."""
-    known = [point for point in points if point.verdict.has_interval]
-    return max(known, key=lambda point: point.verdict.speedup.estimate, default=None)
-
-
-def _reach(points: Sequence[Point]) -> dict[str, list[int]]:
-    """The batch sizes at which the best K pays, those at which no K does, and where no point can tell."""
-    reach: dict[str, list[int]] = {word: [] for word in _STYLES}
+    Args:
+        points: with one context.
+    """
+    context = points[0].context
+    prefix = f"context of {context} tokens: " if context else ""
+    best = best_in_words(points)
+    if not best:
+        return Line(f"{prefix}{CANNOT_TELL}", "strong", _undecided(points) or "")
+    # By what the best K says there.
+    sizes: dict[str, list[str]] = {word: [] for word in _STYLES}
     for size, at_size in grouped(points, attrgetter("size")).items():
         words = {point.word for point in at_size}
-        reach[next(word for word in _STYLES if word in words)].append(size)
-    return reach
+        sizes[next(word for word in _STYLES if word in words)].append(str(size))
+    word = next(word for word in (PAYS, DOES_NOT_PAY, CANNOT_TELL) if sizes[word])
+    text = f"{prefix}{word} at {load_of(points)} {', '.join(sizes[word])}"
+    if word == PAYS and sizes[DOES_NOT_PAY]:
+        text += f"; not at {', '.join(sizes[DOES_NOT_PAY])}"
+    return Line(text, _STYLES[word], best)
 
 
-def _other_sizes(points: Sequence[Point]) -> Step | None:
-    """A finer or a larger grid around the largest batch size that pays."""
-    pays = _reach(points)[PAYS]
-    if not pays:
-        return None
-    larger = [point.size for point in points if point.size > pays[-1]]
-    if not larger:
-        sizes = ",".join(str(factor * pays[-1]) for factor in (1, 2, 4))
-        return Step(f"beyond {pays[-1]}", f"'batch_sizes=[{sizes}]'")
-    if min(larger) == pays[-1] + 1:
-        return None
-    # Geometrically between both.
-    between = round(math.sqrt(pays[-1] * min(larger)))
-    return Step("where it stops paying", f"'batch_sizes=[{pays[-1]},{between},{min(larger)}]'")
+def best_in_words(points: Sequence[Point]) -> str:
+    """`best 2.44× (2.39 to 2.49): K=5, batch size 1`, of the points that can tell; empty without any."""
+    known = [point for point in points if point.verdict.has_interval]
+    if not known:
+        return ""
+    best = max(known, key=lambda point: point.verdict.speedup.estimate)
+    k = f"K={best.k}, " if best.k else ""
+    return f"best {best.verdict.speedup:×}: {k}{load_of(points)} {best.size}"
 
 
 def _undecided(points: Sequence[Point]) -> str | None:
@@ -165,7 +145,7 @@ def _table(maps: Mapping[str, Sequence[Point]]) -> Table:
     columns = (
         Column("map", text=True, once=True, varies=True),
         Column("context", once=True, varies=True, identifies_row=True),
-        Column("in flight" if points[0].row.is_elsewhere else "batch", identifies_row=True),
+        Column(load_of(points), identifies_row=True),
         *(Column(f"K={k}" if k else "its own K", _cell) for k in all_k),
     )
     title = f"Speed-up with 95 % intervals, by {load_of(points)} and K"

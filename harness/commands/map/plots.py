@@ -1,84 +1,29 @@
-"""The drawing of a map: speed-up by batch size and K, in the colour of what each cell says."""
+"""The drawing of a map: speed-up by batch size, a curve for each K."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from operator import attrgetter
 
-from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
-
-from harness.commands.map.grid import (
-    CANNOT_TELL,
-    DOES_NOT_PAY,
-    PAYS,
-    Point,
-    load_of,
-    named_points,
-)
-from harness.reporting.drawing import MOST_PLOTS, Plot, add_legend, new_axes
+from harness.commands.map.grid import load_of, named_points
+from harness.reporting.drawing import MOST_PLOTS, Plot, curve_plots
+from harness.reporting.drawing import Point as PlotPoint
 from harness.results.runs import Run, grouped
-from harness.results.statistics.interval import Interval
-
-# Inches of the plot for each K, and for the axis and the legend.
-_ROW_HEIGHT = 0.42
-_OTHER_HEIGHT = 1.35
-# A speed-up by this factor, up or down, has the full colour.
-_FULL_COLOUR = 3.0
-# Opacity of a cell with a speed-up of 1, and of one with the full colour.
-_FAINTEST = 0.12
-_STRONGEST = 0.65
-# Size of the text in a cell, in points: this over the number of columns, at most the largest. Cells
-# whose text would be smaller than the least have none.
-_TEXT_OF_ALL_COLUMNS = 66.0
-_LARGEST_TEXT = 9.0
-_LEAST_TEXT = 5.5
-_COLOURS = {PAYS: "C2", CANNOT_TELL: "C5", DOES_NOT_PAY: "C1"}
 
 
 def map_plots(runs: Sequence[Run]) -> dict[str, list[Plot]]:
-    """A plot for each context of each map."""
-    plots = []
+    """A plot for each context of each map, with the line above which speculation pays."""
+    plots: list[Plot] = []
     maps = named_points(runs)
     for name, points in maps.items():
-        for context, in_context in grouped(points, attrgetter("context")).items():
+        known = [point for point in points if point.verdict.speedup.is_known]
+        for context, with_context in grouped(known, attrgetter("context")).items():
             title = f"Speed-up at a context of {context} tokens" if context else "Speed-up"
-            if len(maps) > 1:
-                title = f"{name} · {title}"
-            plots.append(Plot(title, _figure(in_context)))
+            curves: dict[str, list[PlotPoint]] = {}
+            for point in with_context:
+                speedup = point.verdict.speedup
+                drawn = PlotPoint(speedup.estimate, speedup.low, speedup.high, point.size)
+                curves.setdefault(f"K={point.k}" if point.k else "its own K", []).append(drawn)
+            panel = (f"{name} · {title}" if len(maps) > 1 else title, curves)
+            plots += curve_plots([panel], load_of(points), doubling=True)
     return {"map": plots[:MOST_PLOTS]}
-
-
-def _figure(points: Sequence[Point]) -> Figure:
-    sizes = sorted({point.size for point in points})
-    all_k = sorted({point.k for point in points})
-    height = _ROW_HEIGHT * len(all_k) + _OTHER_HEIGHT
-    axes = new_axes(height, xlabel=load_of(points), ylabel="K, draft tokens")
-    axes.set(xlim=(-0.5, len(sizes) - 0.5), ylim=(-0.5, len(all_k) - 0.5))
-    axes.set_xticks(range(len(sizes)), sizes)
-    axes.set_yticks(range(len(all_k)), [str(k) if k else "its own" for k in all_k])
-    axes.tick_params(length=0)
-    axes.spines[:].set_visible(False)
-    font_size = min(_LARGEST_TEXT, _TEXT_OF_ALL_COLUMNS / len(sizes))
-    words_in_legend: set[str] = set()
-    for point in points:
-        x, y = sizes.index(point.size), all_k.index(point.k)
-        speedup = Interval(point.verdict.speedup.estimate)
-        share = abs(math.log(speedup.estimate)) / math.log(_FULL_COLOUR) if speedup.is_known else 0
-        axes.add_patch(
-            Rectangle(
-                (x - 0.5, y - 0.5),
-                1,
-                1,
-                facecolor=_COLOURS[point.word],
-                alpha=_FAINTEST + (_STRONGEST - _FAINTEST) * min(1.0, share),
-                linewidth=0,
-                label=None if point.word in words_in_legend else point.word,
-            )
-        )
-        words_in_legend.add(point.word)
-        if font_size >= _LEAST_TEXT:
-            axes.text(x, y, f"{speedup:×}", ha="center", va="center", fontsize=font_size)
-    add_legend(axes)
-    return axes.figure

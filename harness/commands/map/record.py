@@ -101,10 +101,9 @@ class Map(Command[MapSettings, MapRow]):
     def line(self, rows: Sequence[MapRow]) -> str:
         """The highest speed-up that is certain."""
         from harness.commands.map.grid import points_of
-        from harness.commands.map.page import best_of, finding
+        from harness.commands.map.page import best_in_words
 
-        points = points_of(rows)
-        return finding(points).more if best_of(points) else ""
+        return best_in_words(points_of(rows))
 
     def page(self, runs: Sequence[Run[MapRow]]) -> Page | None:
         from harness.commands.map.page import map_page

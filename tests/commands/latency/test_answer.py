@@ -121,12 +121,9 @@ def printed(prompts: list[LatencyPromptRow] | None = None, **changes: Any) -> st
     return full(latency_page([run]))
 
 
-def test_decoding_alone_is_said_where_its_speedup_differs() -> None:
-    intervals = {"speedup": 2.0, "speedup_low": 1.9, "speedup_high": 2.1}
+def test_decoding_alone_stands_beside_the_speedup() -> None:
     ends = {"decode_speedup_low": 2.4, "decode_speedup_high": 2.6}
-    text = printed(**intervals, decode_speedup=2.51, **ends)
-    assert mentions(text, "first token", "2.51×", "2.40 to 2.60")
-    assert "Without the time" not in printed(**intervals, decode_speedup=2.05)
+    assert "2.51× (2.40 to 2.60)" in printed(decode_speedup=2.51, **ends)
 
 
 @pytest.mark.parametrize(
@@ -154,25 +151,16 @@ def test_tokens_per_iteration_are_those_of_all_iterations() -> None:
     text = printed(prompts, tokens_per_iteration=1.1, mean_acceptance_length=1.5)
     lines = [line.replace("│", " ").split() for line in text.splitlines()]
     assert ["story", "1", "12.5", "%", "1.10"] in lines
-    assert mentions(text, "1.10 tokens per iteration")
-    assert mentions(text, "1.50 tokens per iteration that drafted")
+    assert any({"1.10", "1.50"} < set(line) for line in lines)
     assert "story" not in printed(prompts, batch_size=4), "a batch has one time"
 
 
 def test_greedy_texts_are_compared() -> None:
-    prompts = [LatencyPromptRow(prompt_index=index, arm="speculative") for index in range(3)]
-    text = printed(prompts[:2], identical_prompts=2)
-    assert mentions(text, "identical", "2 of 2")
-    prompts[1] = dataclasses.replace(prompts[1], divergence_position=17, logit_margin=0.002)
-    prompts[2] = dataclasses.replace(prompts[2], divergence_position=5, logit_margin=-0.0004)
-    found: dict[str, Any] = {"identical_prompts": 1, "margin_over_rounding": 0.3}
-    text = " ".join(printed(prompts, **found).split())
-    assert "identical on 1 of 3 prompts" in text
-    assert mentions(text, "token 5", "0.002 (a tie that rounding broke)")
-    text = " ".join(printed(prompts, **found | {"margin_over_rounding": 20.0}).split())
-    assert mentions(text, "0.002: 20 times what rounding explains")
-    assert "tie" not in text
-    assert "dentical" not in printed(prompts)
+    assert mentions(printed(identical_prompts=15), "identical", "15 of 15")
+    found: dict[str, Any] = {"identical_prompts": 1, "num_failed": 12}
+    text = " ".join(printed(**found, margin_over_rounding=0.3).split())
+    assert mentions(text, "on 1 of 3 prompts", "margin is 0.3 times what rounding explains")
+    assert "dentical" not in printed()
 
 
 def test_the_roof_is_not_clamped() -> None:
@@ -222,7 +210,7 @@ def test_a_row_says_what_was_measured() -> None:
 @pytest.mark.parametrize(
     ("changes", "column", "text"),
     [
-        ({"speedup_covers": "15 prompts"}, 5, "1.50× (1.40 to 1.60 over 15 prompts)"),
+        ({"speedup_covers": "15 prompts"}, 5, "1.50× (1.40 to 1.60) over 15 prompts"),
         ({"speedup_low": None, "speedup_high": None}, 5, "1.50× (no interval)"),
         ({"status": "no_verdict", "error": "x", "speedup": None}, 5, "no verdict"),
         ({"processor_share": 0.5}, 5, "1.50× (1.40 to 1.60), not quiet"),

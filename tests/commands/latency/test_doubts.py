@@ -29,7 +29,7 @@ def test_the_page_of_messages_explains_each_of_them_and_no_other() -> None:
     for doubt in DOUBTS:
         fields = string.Formatter().parse(doubt.text)
         pieces = [text.strip(" .,:;()") for text, *_ in fields]
-        rows = left["Warnings" if "against" in doubt.rank else "Notes"]
+        rows = left["Notes" if "note" in doubt.rank else "Warnings"]
         [row] = [row for row in rows if all(piece in row for piece in pieces)]
         rows.remove(row)
     assert left == {"Warnings": [], "Notes": []}
@@ -55,11 +55,10 @@ LOW = {"requests_per_second": 1.0, "conditional_acceptance_rate": 0.2}
 SAID: list[tuple[Changes, Changes, str]] = [
     ({}, {}, ""),
     (BUSY, {}, "this run got 40 % of the CPU time it wanted (load"),
-    ({}, BUSY | {"num_threads": 1}, "got 40 % of the CPU time it wanted (load 9.0 on 4 cores)."),
-    ({}, BUSY | {"num_threads": 2}, "on 4 cores); OMP_NUM_THREADS=1 may help."),
+    ({}, BUSY, "got 40 % of the CPU time it wanted (load 9.0 on 4 cores)."),
     ({}, BUSY | {"processor_share": 0.9}, ""),
     ({}, BUSY | {"speedup": None}, ""),
-    (FAILED, FAILED, "failed: the figures cover 15 prompts."),
+    (FAILED, FAILED, "failed: the figures cover 15 regular and 15 speculative prompts."),
     (FAILED, FAILED | {"num_failed": 2}, "15 regular and 13 speculative prompts."),
     ({}, FAILED | {"status": "no_verdict"}, ""),
     ({}, {"test": True, "num_prompts": 2}, "test=true: 2 prompts of 64 tokens show"),
@@ -68,21 +67,17 @@ SAID: list[tuple[Changes, Changes, str]] = [
     ({"num_failed": 1}, {}, "Requests failed: 1 of 15 regular."),
     ({}, {"synthetic_acceptance": 0.8}, "=0.8: draft tokens were accepted at random, this often."),
     ({}, SYNTHETIC | {"mean_acceptance_length": None}, "it does not report its acceptance."),
-    # Of 0.8 and K=4 follow 3.36 tokens. 303 iterations with a deviation of 1.6 leave them 0.18 either way.
     ({}, SYNTHETIC, "and was: it yields 3.30 tokens per iteration, 3.36 were asked for."),
-    ({}, SYNTHETIC | {"mean_acceptance_length": 2.9}, "and was: it yields 2.90"),
-    ({}, SYNTHETIC | {"mean_acceptance_length": 2.7}, "and was not: it yields 2.70"),
-    ({}, SYNTHETIC | {"mean_acceptance_length": 2.7, "num_tokens": 12}, "and was: it yields 2.70"),
-    ({}, SYNTHETIC | {"mean_acceptance_length": 4.5}, "and was not: it yields 4.50"),
-    ({}, SYNTHETIC | {"synthetic_acceptance": 5.1}, "and was not: it drafts 4 tokens."),
-    ({}, SYNTHETIC | {"synthetic_acceptance": 5.0, "mean_acceptance_length": 5.0}, "and was: it"),
+    ({}, SYNTHETIC | {"mean_acceptance_length": 3.03}, "and was: it yields 3.03"),
+    ({}, SYNTHETIC | {"mean_acceptance_length": 3.02}, "and was not: it yields 3.02"),
+    ({}, SYNTHETIC | {"mean_acceptance_length": 3.7}, "and was not: it yields 3.70"),
+    ({}, SYNTHETIC | {"synthetic_acceptance": 5.1}, "3.30 tokens per iteration, 5.10 were asked for."),
     ({}, {"lossy": True, "lenience": 0.5}, "lenience 0.5: the speculative output no longer follows"),
     ({}, {"runner": "eager+graphs"}, "which inflates the speed-up."),
     ({}, {"runner": "static+compiled"}, "which inflates the speed-up."),
     ({}, {"runner": "graphs+eager"}, ""),
     ({}, {"runner": "eager+static"}, ""),
-    ({}, SERVED, "may use different devices of one machine: a slower one would"),
-    ({}, SERVED | {"url": "http://other:1/v1"}, "have different addresses: a slower machine would"),
+    ({}, SERVED, "servers at gpu:2 and gpu:1 may be different machines or devices: a slower one would"),
     ({}, SERVED | {"url": "http://gpu:2/v1/b"}, ""),
     ({}, SERVED | {"regular_url": None}, ""),
     ({}, SERVED | {"speedup": None}, ""),
@@ -96,7 +91,6 @@ SAID: list[tuple[Changes, Changes, str]] = [
     ({}, DRIFT, ""),
     ({}, {"rare_units": "2 of 8 prompts"}, "2 of 8 prompts: they cause most"),
     ({"foreign_tokens": 5, "server_tokens": 9}, {}, "5 of 9 tokens during the regular arm are theirs."),
-    ({}, {"foreign_tokens": 5, "acceptance_source": "metrics"}, "theirs; acceptance includes them."),
     ({}, {"foreign_tokens": 5, "speedup": None}, ""),
     ({}, SLOW, "170 ms in the speculative arm, 100 ms by the server's clock: this"),
     ({}, SLOW | {"time_to_first_token_ms": 160.0}, ""),
@@ -167,7 +161,7 @@ def test_repeated_prompts_are_said(texts: str, said: str) -> None:
     assert bool(found) == bool(said)
 
 
-def test_the_first_error_of_each_arm_is_named() -> None:
+def test_the_first_error_is_named() -> None:
     run = Run(latency_run(num_failed=1))
     run.prompt_rows = [
         replace(row, error=f"{row.arm} broke")

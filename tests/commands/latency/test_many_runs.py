@@ -127,7 +127,7 @@ def test_a_table_over_loads_is_in_the_order_of_the_loads() -> None:
     ]
     pairs = ranked_runs(group(rows))
     assert [pair.load for pair in pairs] == [1, 4, 16, 64] * 2
-    assert [pair.draft for pair in pairs] == ["3B"] * 4 + ["7B"] * 4
+    assert [pair.row.draft for pair in pairs] == ["3B"] * 4 + ["7B"] * 4
     assert len(pairs_table(pairs).rows) == 8
 
 

@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
 
 from echo_server import EchoServer, serving
-from harness.commands.latency.measure import Latency
+from harness.commands.latency.conversations import Conversations
 from harness.commands.latency.questions import choose_num_laps
+from harness.engines.protocol import Answered
 from harness.measuring.asking import Part, batches_to_ask, in_laps, laps_to_ask
 from harness.measuring.prompts.sets import Occurrence, Prompt, PromptSet
 from in_process import QUICKEST_PAIR, Harness, only, results
@@ -186,14 +186,14 @@ def test_a_run_that_ends_between_two_arms_writes_what_it_counts(
     harness: Harness, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the second lap the speculative arm answers first."""
-    keep = Latency._keep
+    kept: list[Answered] = []
 
-    def keep_and_end(self: Latency, *arguments: Any) -> None:
-        keep(self, *arguments)
-        if self.unwritten:
+    def keep_and_end(_: Conversations, generation: Answered) -> None:
+        kept.append(generation)
+        if len(kept) == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(Latency, "_keep", keep_and_end)
+    monkeypatch.setattr(Conversations, "keep", keep_and_end)
     harness(*SERVED, *serve(EchoServer()), "num_prompts=3", code=130)
     rows = results().set_index("arm")
     assert rows["num_prompts"].to_dict() == {"regular": 1, "speculative": 2}

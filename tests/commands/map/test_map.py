@@ -72,7 +72,7 @@ def test_a_map_of_the_tiny_pair(harness: Harness) -> None:
     assert rows["speedup_low"].gt(0).all()
     assert list(rows["speedup_covers"]) == ["8 prompts", "8 batches"] * 2
     drawing = only("map.svg").read_text()
-    assert all(f"{speedup:.2f}×" in drawing for speedup in rows["speedup"])
+    assert all(f"K={k}" in drawing for k in (1, 2))
     assert ("no schedule" in outcome.stdout) == (not list(Path().rglob("schedule_vllm.json")))
     prices = json.loads(only("costs.json").read_text())["points"]
     assert {point["width"] for point in prices} == {1, 2, 3}
@@ -114,7 +114,7 @@ def test_a_map_of_servers_is_over_requests_in_flight(harness: Harness) -> None:
     assert list(rows["num_draft_tokens"]) == [4, 4, 4]
     assert list(rows["speedup_covers"]) == ["8 prompts", "8 laps", "8 laps"]
     assert rows["mean_acceptance_length"].gt(2).all()
-    assert "requests in flight" in only("map.svg").read_text()
+    assert "concurrency" in only("map.svg").read_text()
     for server in servers:
         # Without the requests that ask what the server can do.
         asked_of = [body for body in server.bodies if len(body["prompt"]) > 1]
@@ -182,15 +182,15 @@ def test_a_cell_without_an_interval_decides_nothing() -> None:
 
 
 @pytest.mark.parametrize("weights", ["stored", "random"])
-def test_the_drawing_says_what_the_text_says(weights: str) -> None:
+def test_the_drawing_has_a_curve_for_each_k(weights: str) -> None:
     cells = [replace(cell, weights=weights) for cell in ROWS]
     words = [point.word for point in points_of(cells)]
     of_stored = [PAYS, PAYS, PAYS, PAYS, CANNOT_TELL, DOES_NOT_PAY]
     assert words == (of_stored if weights == "stored" else [CANNOT_TELL] * 6)
     ((_, figure),) = map_plots([Run(cells)])["map"]
-    legend = figure.axes[0].get_legend_handles_labels()[1]
-    assert {word for word in legend if word in of_stored} == set(words)
-    assert len(figure.axes[0].patches) == len(words)
+    handles, names = figure.axes[0].get_legend_handles_labels()
+    assert names == ["K=1", "K=5"]
+    assert [*handles[0].lines[0].get_ydata()] == [1.5, 1.2, 1.05]
 
 
 def test_schedules_of_cells_that_can_tell() -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from harness.commands.latency.tables.costs import held_back, share_of_iteration
-from harness.commands.latency.tables.reason import not_reported
 from harness.config.amounts import counted, percent
 from harness.config.model_names import SECOND_COMMAND
 from harness.measuring.prices import costs_in_steps
@@ -14,9 +12,10 @@ from harness.measuring.rows import LatencyRow
 from harness.reporting.table import Line, times
 from harness.results.runs import Run
 from harness.results.schema import NO_VERDICT, ComparedRow
-from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Coverage, Interval
+from harness.results.statistics.interval import Coverage, Interval
 from harness.results.statistics.stopping import half_width
 from harness.results.verdict import verdict_of
+from harness.servers.dialects import how_to_report
 
 
 def has_verdict(rows: Sequence[LatencyRow]) -> bool:
@@ -32,8 +31,7 @@ def has_verdict(rows: Sequence[LatencyRow]) -> bool:
 def headline(row: ComparedRow, num_compared: int = 1) -> Line:
     """The verdict on a speed-up, in one of four forms, with what it rests on.
 
-    `2.31× faster`, `1.25× slower`, `cannot tell: 0.74× (0.38 to 1.56)`, `no interval: 3 prompts, 8
-    needed`.
+    `2.31× faster`, `1.25× slower`, `cannot tell: 0.74× (0.38 to 1.56)`, `no interval from fewer than 8 prompts`.
 
     Args:
         num_compared: see `verdict_of`.
@@ -42,14 +40,11 @@ def headline(row: ComparedRow, num_compared: int = 1) -> Line:
         return Line("no verdict", "warning", f"{row.error}")
     verdict = verdict_of(row, num_compared)
     speedup = verdict.speedup
-    if math.isnan(speedup.estimate):
+    if not speedup.is_known:
         return Line("cannot tell", "warning", verdict.reason)
     coverage = Coverage.of(speedup)
     if not speedup.has_bounds:
-        text = verdict.reason
-        if coverage is not None and "fewer than" in text:
-            text = f"no interval: {counted(coverage.num_units, coverage.unit)}, {FEWEST_FOR_INTERVAL} needed"
-        return Line(text, "strong", f"{times(speedup.estimate)} in this run")
+        return Line(verdict.reason, "strong", f"{speedup:×} in this run")
     covers = f", over {speedup.covers}" if speedup.covers else ""
     if coverage is not None and coverage.unit == "block":
         covers += ", each with a start of both arms"
@@ -87,35 +82,37 @@ def result_line(row: LatencyRow) -> str:
 def reasons(run: Run[LatencyRow]) -> list[str]:
     """Acceptance and its price; of a loss also what causes it."""
     regular, row = run.rows[0], run.last
+    if row.acceptance_rate is None and row.tokens_per_iteration is None:
+        # Of two commands neither need draft.
+        may_draft = row.arm == "speculative" and row.draft != SECOND_COMMAND
+        return [_not_reported(row)] if row.is_elsewhere and may_draft else []
     # Beside other programs the price of an iteration is theirs too.
     is_quiet = not any(arm.was_starved for arm in run.rows)
     costs = costs_in_steps(regular, row) if is_quiet else None
     share = share_of_iteration(run) if is_quiet and row.was_served else None
-    steps = 0.0
-    if costs is not None:
-        steps = (row.mean_num_draft_tokens or 0.0) * costs.draft + costs.verify
-    tokens = row.tokens_per_iteration
     parts = []
     if row.acceptance_rate is not None:
         parts.append(f"{percent(row.acceptance_rate)} accepted")
-    if tokens is not None and steps > 0:
-        gain = f"decode-only {tokens / steps:.2f}×"
-        parts.append(f"{tokens:.1f} tokens in the time of {steps:.2f} steps, {gain}")
-    elif tokens is not None:
-        parts.append(f"{tokens:.1f} tokens per iteration")
+    if row.tokens_per_iteration is not None:
+        price = "per iteration"
+        if costs is not None and costs.verify > 0:
+            steps = (row.mean_num_draft_tokens or 0.0) * costs.draft + costs.verify
+            gain = row.tokens_per_iteration / steps
+            price = f"in the time of {steps:.2f} steps, decode-only {gain:.2f}×"
+        parts.append(f"{row.tokens_per_iteration:.1f} tokens {price}")
     if share is not None:
         parts[-1] += f"; a regular step is {percent(share)} of an iteration's time"
-    if parts:
-        limit = held_back(regular, row)
-        is_loss = row.speedup is not None and row.speedup.estimate < 1
-        return [": ".join(parts), *([limit] if limit and is_loss else [])]
-    # Of two commands neither need draft.
-    may_draft = row.arm == "speculative" and row.draft != SECOND_COMMAND
-    if not row.is_elsewhere or not may_draft:
-        return []
-    why = not_reported(row)
-    was_not_drafted = row.drafted is False or row.is_simulated
-    return [why if was_not_drafted else f"acceptance is {why}"]
+    limit = held_back(regular, row)
+    is_loss = row.speedup is not None and row.speedup.estimate < 1
+    return [": ".join(parts), *([limit] if limit and is_loss else [])]
+
+
+def _not_reported(row: LatencyRow) -> str:
+    """Why acceptance is unknown, and how to have it reported."""
+    if row.drafted is False or row.is_simulated:
+        return "nothing was drafted"
+    advice = how_to_report(row.server) if row.engine == "server" else ""
+    return "; ".join(filter(None, ["acceptance is not reported by the server", advice]))
 
 
 def checked(rows: Sequence[LatencyRow]) -> list[str]:
@@ -125,8 +122,7 @@ def checked(rows: Sequence[LatencyRow]) -> list[str]:
     regular, row = rows[0], rows[-1]
     if not has_verdict(rows) or not row.speedup or row.is_simulated:
         return []
-    is_quiet = not any(arm.was_starved for arm in rows)
-    is_steady = row.drift is not None and row.drift.has_bounds and not row.drifted
+    is_quiet = row.was_quiet and not regular.was_starved
     has_equal_texts = row.identical_prompts == row.num_prompts
     were_throttled = regular.num_throttled_units or row.num_throttled_units
     # By its words, whether each held.
@@ -136,16 +132,13 @@ def checked(rows: Sequence[LatencyRow]) -> list[str]:
         "caches cold": regular.cached_tokens == row.cached_tokens == 0,
         "no other client": regular.foreign_tokens == row.foreign_tokens == 0,
         "regular arm drafted nothing": regular.drafted is False and row.drafted,
-        "steady": is_quiet and is_steady,
         "machine quiet": is_quiet and row.processor_share is not None,
         "clocks not lowered": row.num_units and not were_throttled,
     }
     held = [check for check, is_held in checks.items() if is_held]
     null = row.regular_against_itself
     if null is not None:
-        held.append(
-            f"regular arm against itself {null.estimate:.3f} ({null.low:.3f} to {null.high:.3f})"
-        )
+        held.append(f"regular arm against itself {null:.3f}")
     return [" · ".join(held)] if held else []
 
 
@@ -153,23 +146,16 @@ def end(row: LatencyRow) -> list[str]:
     """What ended a run with `precision`, and how precise it is."""
     if row.stopped_by is None or row.speedup is None:
         return []
-    coverage = Coverage.of(row.speedup)
-    num_prompts = counted(row.num_prompts or 0, "prompt")
     ends = {
+        "precision": "precise enough",
         "budget": "the budget was spent",
+        "blocks": "all blocks were measured",
         "num_prompts": f"num_prompts={row.num_prompts} was reached",
         "prompts": "all prompts were asked",
     }
-    if coverage is not None:
-        ends["blocks"] = f"{counted(coverage.num_units, 'block')} were measured"
-    ended = ends.get(row.stopped_by)
-    if not row.speedup.has_bounds:
-        return [f"{ended} after {num_prompts}: no interval"] if ended else []
-    reached = half_width(row.speedup)
-    figures = f"half of the interval's width is {percent(reached, 1)} after {num_prompts}"
-    if row.precision is None or reached <= row.precision:
-        return [f"as precise as asked: {figures}"]
-    return [
-        f"not as precise as asked ({percent(row.precision, 1)}): {ended or row.stopped_by}",
-        figures,
-    ]
+    reached = "no interval"
+    if row.speedup.has_bounds:
+        reached = f"half of the interval's width is {percent(half_width(row.speedup), 1)}"
+    asked = "" if row.precision is None else f", {percent(row.precision, 1)} were asked for"
+    ended = ends.get(row.stopped_by, row.stopped_by)
+    return [f"{ended} after {counted(row.num_prompts or 0, 'prompt')}: {reached}{asked}"]

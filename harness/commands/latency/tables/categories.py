@@ -22,11 +22,11 @@ _FEWEST_PROMPTS = 4
 
 @dataclass(frozen=True)
 class Category:
-    """The prompts of one category, or of one turn, that both arms finished.
+    """The prompts of one category, or of one turn, that the speculative arm finished.
 
     Attributes:
         num_prompts: different ones; a prompt that was asked again counts once.
-        speedup: None for fewer than four prompts.
+        speedup: over those that both arms finished; None for fewer than four prompts.
     """
 
     name: str
@@ -45,29 +45,21 @@ class _Part(NamedTuple):
 
 def divided_tables(pairs: Sequence[RankedRun]) -> list[Table]:
     """Pairs at their best K by category of prompts, and by turn."""
-    by_turn = _divided(
-        "turns",
-        "turn",
-        "In which turn?",
-        pairs,
-        lambda prompt: f"turn {prompt.turn}" if prompt.turn else None,
-    )
-    by_category = attrgetter("category")
-    return [_divided("categories", "category", "With which prompts?", pairs, by_category), by_turn]
+    return [
+        _divided("categories", "category", "With which prompts?", pairs),
+        _divided("turns", "turn", "In which turn?", pairs),
+    ]
 
 
-def _divided(
-    key: str,
-    heading: str,
-    title: str,
-    pairs: Sequence[RankedRun],
-    name_of: Callable[[LatencyPromptRow], str | None],
-) -> Table:
-    best = [pair for pair in pairs if pair.best]
-    parts = [_Part(pair, part) for pair in best for part in parts_of(pair.run, name_of)]
+def _divided(key: str, column: str, title: str, pairs: Sequence[RankedRun]) -> Table:
+    """A table with a row for each value that a column of prompts has, and each pair."""
+    parts = []
+    for pair in pairs:
+        if pair.best:
+            parts += [_Part(pair, part) for part in parts_of(pair.run, attrgetter(column))]
     by_name = grouped(parts, attrgetter("part.name"))
     columns = [
-        Column(heading, text=True, of="part.name", once=True),
+        Column(column, text=True, of="part.name", once=True),
         Column("prompts", of="part.num_prompts"),
         Column("speed-up\n(95 % interval)", with_bounds, "part.speedup", optional=True),
         Column("acceptance", share, "part.acceptance_rate", optional=True),
@@ -81,9 +73,7 @@ def _divided(
     return Table.of(key, title, shown, columns, about=about)
 
 
-def parts_of(
-    run: Run[LatencyRow], name_of: Callable[[LatencyPromptRow], str | None]
-) -> list[Category]:
+def parts_of(run: Run[LatencyRow], name_of: Callable[[LatencyPromptRow], object]) -> list[Category]:
     """Speed-up and acceptance of parts of a run's prompts; [] for batches, which time all their prompts together.
 
     Args:
@@ -93,40 +83,30 @@ def parts_of(
     each_is_timed = row.batch_size == 1 or row.was_served
     if row.arm == "regular" or not each_is_timed:
         return []
-    timed = [prompt for prompt in run.prompt_rows if prompt.is_timed and name_of(prompt)]
-    regular = {prompt.prompt_index: prompt for prompt in timed if prompt.arm == "regular"}
-    speculative = [prompt for prompt in timed if prompt.arm == row.arm]
-    in_both_arms = [prompt for prompt in speculative if prompt.prompt_index in regular]
+    named = [prompt for prompt in run.prompt_rows if name_of(prompt)]
     parts = []
-    for name, members in grouped(in_both_arms, name_of).items():
-        counterparts = [regular[prompt.prompt_index] for prompt in members]
-        parts.append(_category(str(name), counterparts, members))
+    for name, prompts in grouped(named, name_of).items():
+        drafted = [prompt for prompt in prompts if prompt.arm == row.arm and prompt.is_timed]
+        num_prompts = len({prompt.place for prompt in drafted})
+        waits = waits_of_both_arms(prompts)
+        speedup = None
+        if waits and num_prompts >= _FEWEST_PROMPTS:
+            regular_times, speculative_times = common_times([waits])
+            # Requests that were in flight together share a lap's conditions; turns and repetitions of a prompt are one.
+            unit = "lap" if any(len(places) > 1 for places in waits) else "prompt"
+            speedup = ratio_of_totals(regular_times[0], speculative_times[0], unit=unit)
+        num_proposed = 0.0
+        num_accepted = 0
+        for prompt in drafted:
+            histogram = prompt.acceptance_histogram or []
+            num_proposed += sum(histogram) * (prompt.mean_proposed or 0)
+            num_accepted += sum(accepted * times for accepted, times in enumerate(histogram))
+        part = Category(
+            str(name),
+            num_prompts,
+            speedup,
+            acceptance_rate=num_accepted / num_proposed if num_proposed else None,
+            tokens_per_iteration=tokens_per_iteration(drafted),
+        )
+        parts.append(part)
     return parts
-
-
-def _category(
-    name: str, regular: Sequence[LatencyPromptRow], speculative: Sequence[LatencyPromptRow]
-) -> Category:
-    """Compares the same prompts in both arms."""
-    num_prompts = len({prompt.place for prompt in speculative})
-    speedup = None
-    if num_prompts >= _FEWEST_PROMPTS:
-        waits = waits_of_both_arms([*regular, *speculative])
-        regular_times, speculative_times = common_times([waits])
-        # Requests that were in flight together share a lap's conditions; turns and repetitions of a prompt are one.
-        unit = "lap" if any(len(places) > 1 for places in waits) else "prompt"
-        speedup = ratio_of_totals(regular_times[0], speculative_times[0], unit=unit)
-    num_proposed = 0.0
-    num_accepted = 0
-    for prompt in speculative:
-        histogram = prompt.acceptance_histogram or []
-        num_proposed += sum(histogram) * (prompt.mean_proposed or 0)
-        for accepted, how_often in enumerate(histogram):
-            num_accepted += accepted * how_often
-    return Category(
-        name,
-        num_prompts,
-        speedup,
-        acceptance_rate=num_accepted / num_proposed if num_proposed else None,
-        tokens_per_iteration=tokens_per_iteration(speculative),
-    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from harness.config.amounts import percent
+from harness.config.amounts import amount, percent
 from harness.measuring.prices import (
     StepCosts,
     costs_in_steps,
@@ -18,16 +18,12 @@ from harness.measuring.prices import (
     steps_by_k,
 )
 from harness.measuring.rows import LatencyRow
-from harness.results.price.shape import Shape
-from harness.results.price.value import IterationCost
+from harness.reporting.table import Table
 from harness.results.runs import Run
 from harness.results.statistics.interval import Interval
 
-# Shares of a regular step: below the first a draft token costs little, above the second as much as decoding it.
-_CHEAP = 0.1
-_EXPENSIVE = 0.5
-# Drafts that cost nothing, by the beginnings of their names here and in servers. They do not draft in every iteration.
-_FREE = ("ngram", "lookup", "suffix")
+# So many predictions for other K fit a line.
+_MOST_K = 8
 
 
 def main_limit(tokens: float, proposed: float, costs: StepCosts) -> str:
@@ -115,56 +111,19 @@ def iteration_line(runs: Sequence[Run[LatencyRow]]) -> str | None:
     if shape is None or not step_ms.is_known:
         return None
     step = f"a regular step takes {_ms(Interval(step_ms.estimate))}"
-    if not shape.is_line:
-        return f"{_points(cost, shape, load)}; {step}: the price of a K between them is not known."
-    assert shape.fixed is not None
-    assert shape.per_token is not None
-    slope = shape.per_token
-    unit = f" (95 % intervals over {slope.covers})" if slope.has_bounds else ""
-    costs = f"{_ms(shape.fixed)} + {_ms(slope)} per draft token{unit}"
+    fixed, slope = shape.fixed, shape.per_token
+    if fixed is None or slope is None:
+        points = [point for point in cost.points if point.rows == load and point.width > 1]
+        times = [f"{_ms(Interval(point.ms.estimate))} at K={point.width - 1}" for point in points]
+        unknown = "the price of a K between them is not known"
+        return f"An iteration takes {', '.join(times)}: {shape}; {step}: {unknown}."
     if slope.estimate <= 0:
-        most = (
-            f", at most {_ms(Interval(slope.high))}" if slope.has_bounds and slope.high > 0 else ""
-        )
-        costs = f"{_ms(shape.fixed)}, and no measurable time per draft token{most}{unit}"
-    follows = _what_follows(slope.scaled(1 / step_ms.estimate), runs[0].last)
+        return f"An iteration takes {_ms(fixed)}, and no measurable time per draft token; {step}."
+    unit = f" (95 % intervals over {slope.covers})" if slope.has_bounds else ""
+    costs = f"{_ms(fixed)} + {_ms(slope)} per draft token{unit}"
+    share = f"{percent(slope.estimate / step_ms.estimate)} of a regular step"
+    follows = f"a draft token costs {share}, and pays only if it is accepted more often than that"
     return f"An iteration takes {costs}; {step}: {follows}."
-
-
-def _points(cost: IterationCost, shape: Shape, load: int) -> str:
-    """`An iteration takes 25.1 ms at K=2, 36.0 ms at K=8: no line, from 7 to 9 tokens +31 %`."""
-    points = [point for point in cost.points if point.rows == load and point.width > 1]
-    times = ", ".join(
-        f"{_ms(Interval(point.ms.estimate))} at K={point.width - 1}" for point in points
-    )
-    return f"An iteration takes {times}: {shape}"
-
-
-def _what_follows(share: Interval, row: LatencyRow) -> str:
-    """What a draft token's cost means.
-
-    Args:
-        share: that cost as a share of a regular step.
-    """
-    low, high = (share.low, share.high) if share.has_bounds else (share.estimate, share.estimate)
-    if low < _CHEAP and high >= _EXPENSIVE:
-        return "too imprecise to say what a draft token costs"
-    if high < _CHEAP:
-        return "the draft is cheap, and a larger K pays while its tokens are accepted"
-    cost = f"{percent(share.estimate)} of a regular step"
-    if low < _EXPENSIVE:
-        return f"a draft token costs {cost}, and pays only if it is accepted more often than that"
-    where = "this server" if row.is_elsewhere else "this target"
-    if _is_free(row):
-        return f"each verified token costs {cost}: {where} does not batch verification"
-    return (
-        f"each draft token costs {cost}: the draft is slow, or {where} does not batch verification"
-    )
-
-
-def _is_free(row: LatencyRow) -> bool:
-    names = (row.draft or "", row.draft_method or "")
-    return any(name.startswith(_FREE) for name in names)
 
 
 def _ms(time: Interval) -> str:
@@ -172,3 +131,65 @@ def _ms(time: Interval) -> str:
     form = ".1f" if abs(time.estimate) >= 10 else ".2f"
     bounds = time.bounds(form)
     return f"{time.estimate:{form}} ms{f' ({bounds})' if bounds else ''}"
+
+
+def times_table(regular: LatencyRow, row: LatencyRow) -> Table:
+    """The phases of an iteration, what follows for other K, and other costs, in lines."""
+    lines = (
+        ("an iteration", _phases(regular, row)),
+        ("by K", _by_k(regular, row)),
+        ("target reads", _roof(regular.step_bytes, regular.floor_ms, regular.target_step_ms)),
+        ("draft reads", _draft_reads(row)),
+    )
+    return Table.of_lines("reason", lines, "Where the time goes")
+
+
+def _phases(regular: LatencyRow, row: LatencyRow) -> str | None:
+    """The time of an iteration, and its phases, which a separate pass may have timed; None where one is unknown."""
+    known = (row.iteration_ms, row.draft_ms, row.verify_ms, regular.target_step_ms)
+    if None in known:
+        return None
+    total, drafting, verifying, step = (f"{ms:.2f}" for ms in known)
+    phases = f"under stopwatches drafting {drafting}, verifying {verifying}, a target step {step}"
+    batch = "; of a row, and a batch lasts as long as its slowest"
+    return f"{total} ms; {phases}{batch if (row.batch_size or 1) > 1 else ''}"
+
+
+def _by_k(regular: LatencyRow, row: LatencyRow) -> str | None:
+    """`1: 1.42 to 1.51×  2: 1.80 to 1.97×`: what this run predicts for smaller K; None where it predicts none."""
+    predictions = predicted_by_k(regular, row)
+    if len(predictions) < 2:
+        return None
+    shown = []
+    for k, figure in [*predictions.items()][:_MOST_K]:
+        shown.append(f"{k}: {figure.bounds() or f'{figure.estimate:.2f}'}×")
+    shown_k = "  ".join(shown)
+    return f"{shown_k} predicted (intervals are of acceptance alone); {choice_of_k(predictions)}"
+
+
+def choice_of_k(predictions: Mapping[int, Interval]) -> str:
+    """What predictions for K from 1 on say: `K=2 is the best of 1 to 4`, or that none pays."""
+    best, last = best_of(predictions), max(predictions)
+    if predictions[best].estimate <= 1:
+        return f"no K from 1 to {last} pays"
+    if best == last:
+        return f"the speed-up still rises at K={last}"
+    return f"K={best} is the best of 1 to {last}"
+
+
+def _draft_reads(row: LatencyRow) -> str | None:
+    proposed = row.mean_num_draft_tokens
+    step_ms = row.draft_ms / proposed if row.draft_ms and proposed else None
+    return _roof(row.draft_step_bytes, row.draft_floor_ms, step_ms)
+
+
+def _roof(num_bytes: int | None, floor_ms: float | None, step_ms: float | None) -> str | None:
+    """Bytes that a step must read, the least time for that, and how near a step comes to it."""
+    if not num_bytes or not floor_ms or not step_ms:
+        return None
+    rate = num_bytes / floor_ms / 1e6
+    in_caches = " (above 100%: caches hold much of it)" if floor_ms > step_ms else ""
+    return (
+        f"{amount(num_bytes)} per step: memory-bandwidth floor {floor_ms:.2f} ms ({rate:.4g} GB/s measured by a"
+        f" copy); measured {step_ms:.2f} ms, {percent(floor_ms / step_ms)} of bandwidth{in_caches}"
+    )

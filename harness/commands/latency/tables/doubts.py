@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from harness.config.amounts import counted, percent
-from harness.config.synthetic import is_length, length_deviation, mean_length, rates_of_row
+from harness.config.synthetic import is_length, mean_length, rates_of_row
 from harness.measuring.rows import LatencyRow
 from harness.reporting.words import LOSSY, TOO_LONG, lossy_rule, synthetic_value, too_long
 from harness.results.runs import Run
@@ -26,16 +26,16 @@ _NEAR_MS = 10
 _OTHERWISE_BY_ANSWER = 1.2
 # These run the models unchanged; other runners take less time for the same step.
 _SLOW_RUNNERS = ("eager", "static")
-# A server's mean acceptance may differ from the one that was set by 10 % and two standard errors.
+# Share by which a server's mean acceptance may differ from the one that was set.
 _MOST_OFF = 0.1
-_STANDARD_ERRORS = 2.0
 # Of an engine that verifies by itself, a smaller share of the tested draft tokens gets a note.
 _LOW_ACCEPTANCE = 0.2
 
 _Run = Run[LatencyRow]
-# `against`: a reason not to believe the figures as they stand. `note`: what else is to be known. Both are said of a
-# single run; those that begin with `setting` below tables of many runs too.
-Rank = Literal["against", "setting against", "setting note", "note"]
+# `against`: a reason not to believe the figures as they stand; `comparison`: the same of the speed-up, where there is
+# one. `note`: what else is to be known. All are said of a single run; those that begin with `setting` below tables of
+# many runs too.
+Rank = Literal["comparison", "against", "setting against", "setting note", "note"]
 
 
 class Doubt(NamedTuple):
@@ -54,7 +54,7 @@ class Doubt(NamedTuple):
 
 def doubts(run: _Run) -> list[str]:
     """Reasons not to believe the figures of a run as they stand, the most serious first."""
-    return _said([run], ("against", "setting against"))
+    return _said([run], ("comparison", "against", "setting against"))
 
 
 def notes(run: _Run) -> list[str]:
@@ -71,15 +71,13 @@ def _said(runs: Iterable[_Run], ranks: Sequence[Rank]) -> list[str]:
     """The sentences that apply to any of these runs, each once."""
     sentences: dict[str, None] = {}
     for run in runs:
+        is_compared = run.last.speedup is not None
         for doubt in DOUBTS:
-            found = doubt.applies(run) if doubt.rank in ranks else None
+            is_asked = doubt.rank in ranks and (is_compared or doubt.rank != "comparison")
+            found = doubt.applies(run) if is_asked else None
             if found:
                 sentences[doubt.text.format(row=run.last, found=found)] = None
     return list(sentences)
-
-
-def _is_compared(run: _Run) -> bool:
-    return run.last.speedup is not None
 
 
 def _each_arm(run: _Run, text: Callable[[LatencyRow], str | None]) -> str:
@@ -96,34 +94,26 @@ def not_quiet(runs: Sequence[_Run]) -> str | None:
     cause = "times drifted"
     if shares:
         cause = f"one got {percent(min(shares))} of the CPU time it wanted"
-    help_ = "repeats=5 measures what that changes"
-    if shares and any((run.last.num_threads or 1) > 1 for run in disturbed):
-        help_ = "OMP_NUM_THREADS=1 may help"
     number = f"{len(disturbed)} of {counted(len(runs), 'run')}"
-    return f"The machine was not quiet in {number} ({cause}): {help_}."
+    return f"The machine was not quiet in {number} ({cause}): repeats=5 measures what that changes."
 
 
-def _unfinished(run: _Run) -> str | None:
-    """`19 prompts`, or `3 regular and 2 speculative prompts` of a run that ended between the arms."""
-    if run.last.status in ("ok", NO_VERDICT):
+def _finished(row: LatencyRow) -> str | None:
+    """How many prompts an arm answered, of a run that ended early."""
+    if row.status in ("ok", NO_VERDICT):
         return None
-    numbers = {row.arm: (row.num_prompts or 0) - (row.num_failed or 0) for row in run.rows}
-    if len(set(numbers.values())) == 1:
-        return counted(max(numbers.values()), "prompt")
-    return " and ".join(f"{number} {arm}" for arm, number in numbers.items()) + " prompts"
+    return f"{(row.num_prompts or 0) - (row.num_failed or 0)} {row.arm}"
+
+
+def _failed(row: LatencyRow) -> str | None:
+    return f"{row.num_failed} of {row.num_prompts} {row.arm}" if row.num_failed else None
 
 
 def _failures(run: _Run) -> str:
-    def of_arm(row: LatencyRow) -> str | None:
-        if not row.num_failed:
-            return None
-        errors = [
-            prompt.error for prompt in run.prompt_rows if prompt.arm == row.arm and prompt.error
-        ]
-        first = f" ({errors[0]})" if errors else ""
-        return f"{row.num_failed} of {row.num_prompts} {row.arm}{first}"
-
-    return _each_arm(run, of_arm)
+    """How many requests of each arm failed, and the first error."""
+    failed = _each_arm(run, _failed)
+    errors = [prompt.error for prompt in run.prompt_rows if prompt.error]
+    return f"{failed} ({errors[0]})" if failed and errors else failed
 
 
 def _synthetic(run: _Run) -> str | None:
@@ -132,31 +122,17 @@ def _synthetic(run: _Run) -> str | None:
     if not row.synthetic or (row.arm == "regular" and row.is_elsewhere):
         return None
     value = synthetic_value(row)
-    if row.is_elsewhere:
-        return f"{value} is how the server should have been started{_whether_it_was(row)}"
-    return f"{value}: draft tokens were accepted at random, this often"
-
-
-def _whether_it_was(row: LatencyRow) -> str:
-    """Whether a server accepted as often as it was set to, as far as it reports.
-
-    For a rate of 0.8 and K=4 a mean of 3.36 tokens per iteration is expected, and 3.30 is near it.
-    """
+    if not row.is_elsewhere:
+        return f"{value}: draft tokens were accepted at random, this often"
+    started = f"{value} is how the server should have been started"
     length = row.mean_acceptance_length
     if length is None or not row.mean_proposed:
-        return "; it does not report its acceptance"
-    rates = rates_of_row(row.synthetic_acceptance)
-    num_draft_tokens = round(row.mean_proposed)
-    if is_length(rates) and rates > num_draft_tokens + 1:
-        return f", and was not: it drafts {num_draft_tokens} tokens"
-    expected = mean_length(rates, num_draft_tokens)
-    num_iterations = max(1.0, (row.num_tokens or 0) / length)
-    standard_error = length_deviation(rates, num_draft_tokens) / math.sqrt(num_iterations)
-    if abs(length - expected) > _MOST_OFF * expected + _STANDARD_ERRORS * standard_error:
-        return (
-            f", and was not: it yields {length:.2f} tokens per iteration in place of {expected:.2f}"
-        )
-    return f", and was: it yields {length:.2f} tokens per iteration, {expected:.2f} were asked for"
+        return f"{started}; it does not report its acceptance"
+    asked = rates_of_row(row.synthetic_acceptance)
+    expected = asked if is_length(asked) else mean_length(asked, round(row.mean_proposed))
+    was = "was" if abs(length - expected) <= _MOST_OFF * expected else "was not"
+    yields = f"{length:.2f} tokens per iteration, {expected:.2f} were asked for"
+    return f"{started}, and {was}: it yields {yields}"
 
 
 def _has_a_slower_runner(run: _Run) -> bool:
@@ -165,18 +141,12 @@ def _has_a_slower_runner(run: _Run) -> bool:
 
 
 def _in_two_places(run: _Run) -> str | None:
-    """Which of two servers would be slower by what is not speculation."""
+    """The addresses of two servers, of which one would be slower by what is not speculation."""
     row = run.last
-    if not _is_compared(run) or row.url is None or row.regular_url is None:
+    if row.url is None or row.regular_url is None:
         return None
-    url, regular = urlsplit(row.url), urlsplit(row.regular_url)
-    if url.hostname != regular.hostname:
-        return "have different addresses: a slower machine"
-    return (
-        "may use different devices of one machine: a slower one"
-        if url.port != regular.port
-        else None
-    )
+    places = [urlsplit(url).netloc for url in (row.regular_url, row.url)]
+    return None if places[0] == places[1] else " and ".join(places)
 
 
 def _processor_share(run: _Run) -> float | None:
@@ -191,9 +161,8 @@ def _busy(run: _Run) -> str | None:
     share = _processor_share(run)
     if share is None:
         return None
-    advice = "; OMP_NUM_THREADS=1 may help" if (row.num_threads or 1) > 1 else ""
     load = f"load {row.load or 0:.1f} on {row.num_cores} cores"
-    return f"{percent(share)} of the CPU time it wanted ({load}){advice}"
+    return f"{percent(share)} of the CPU time it wanted ({load})"
 
 
 def _low_acceptance(run: _Run) -> str | None:
@@ -227,26 +196,17 @@ def _slow_here(row: LatencyRow) -> str | None:
     return f"{here:.0f} ms in the {row.arm} arm, {there:.0f} ms by the server's clock"
 
 
-def _foreign_traffic(run: _Run) -> str | None:
+def _foreign_tokens(row: LatencyRow) -> str | None:
     """The tokens that a server generated for others while it was measured."""
-    parts = _each_arm(
-        run,
-        lambda row: (
-            f"{row.foreign_tokens} of {row.server_tokens} tokens during the {row.arm} arm"
-            if row.foreign_tokens
-            else None
-        ),
-    )
-    if not _is_compared(run) or not parts:
+    if not row.foreign_tokens:
         return None
-    by_counters = "metrics" in [row.acceptance_source for row in run.rows]
-    return f"{parts} are theirs{'; acceptance includes them' if by_counters else ''}"
+    return f"{row.foreign_tokens} of {row.server_tokens} tokens during the {row.arm} arm"
 
 
 def _other_caches(run: _Run) -> str | None:
     """The numbers of prompt tokens that the arms took from a cache, where they differ."""
     rows = run.rows
-    if not _is_compared(run) or all(row.cached_tokens is None for row in rows):
+    if all(row.cached_tokens is None for row in rows):
         return None
     numbers = [row.cached_tokens or 0 for row in rows]
     num_prompt_tokens = max(row.read_prompt_tokens or row.num_prompt_tokens or 0 for row in rows)
@@ -269,9 +229,7 @@ def _other_prompts(row: LatencyRow) -> str | None:
 def _after_the_end(run: _Run) -> str | None:
     row = run.last
     share = row.share_after_end or 0.0
-    if not _is_compared(run) or not row.ignore_eos or share <= _MOST_AFTER_END:
-        return None
-    return f"{percent(share)}; decoding.ignore_eos=false stops there."
+    return percent(share) if row.ignore_eos and share > _MOST_AFTER_END else None
 
 
 def _otherwise_by_answer(run: _Run) -> str | None:
@@ -311,14 +269,10 @@ def _preempted(run: _Run) -> str | None:
     return _each_arm(run, lambda row: f"{row.num_preemptions or 0} times in the {row.arm} arm")
 
 
-def num_target_gpus(row: LatencyRow) -> int:
-    """How many GPUs of this machine hold the target's layers."""
-    return sum(device.startswith("cuda") for device in row.weight_bytes or ())
-
-
 def _takes_turns(run: _Run) -> int | None:
-    number = num_target_gpus(run.last)
-    return number if _is_compared(run) and number > 1 else None
+    """How many GPUs of this machine hold the target's layers, where several do."""
+    number = sum(device.startswith("cuda") for device in run.last.weight_bytes or ())
+    return number if run.last.speedup is not None and number > 1 else None
 
 
 # In the order in which they are said, the most serious first. A new one is one row.
@@ -332,11 +286,15 @@ DOUBTS = (
     ),
     # It explains the figures below it, and only the first one is always shown.
     Doubt(
-        "against",
-        lambda run: _is_compared(run) and _busy(run),
+        "comparison",
+        _busy,
         "The machine was not quiet: this run got {found}.",
     ),
-    Doubt("against", _unfinished, "{row.status}: the figures cover {found}."),
+    Doubt(
+        "against",
+        lambda run: _each_arm(run, _finished),
+        "{row.status}: the figures cover {found} prompts.",
+    ),
     Doubt(
         "setting against",
         lambda run: run.last.test,
@@ -357,56 +315,64 @@ DOUBTS = (
     ),
     Doubt("against", _failures, "Requests failed: {found}."),
     Doubt(
-        "against",
-        lambda run: _is_compared(run) and run.last.has_one_server,
+        "comparison",
+        lambda run: run.last.has_one_server,
         "Both URLs are the same server: the ratio only shows how far apart identical arms are.",
     ),
     Doubt(
-        "against",
-        lambda run: _is_compared(run) and run.last.has_same_command,
+        "comparison",
+        lambda run: run.last.has_same_command,
         "Both commands are the same: the ratio only shows how far apart identical servers are. An interval over prompts"
         " does not cover their starts, and engine.blocks=4 does.",
     ),
     Doubt(
-        "against",
+        "comparison",
         _in_two_places,
-        "The servers {found} would look like a slower arm."
+        "The servers at {found} may be different machines or devices: a slower one would look like a slower arm."
         " `harness latency -- COMMAND` starts both on the same devices.",
     ),
     Doubt(
-        "against",
-        lambda run: _is_compared(run) and _busy_gpus(run),
+        "comparison",
+        _busy_gpus,
         "The GPUs were not quiet: {found}.",
     ),
     Doubt(
-        "against",
-        lambda run: _is_compared(run) and run.last.drifted and run.last.drift,
+        "comparison",
+        lambda run: run.last.drifted and run.last.drift,
         "The speed-up changed during the run: the second half has {found.estimate:.2f} times the speed-up of the first"
         " ({found.low:.2f} to {found.high:.2f}).",
     ),
     Doubt(
-        "against",
-        lambda run: _is_compared(run) and run.last.rare_units,
+        "comparison",
+        lambda run: run.last.rare_units,
         "{found}: they cause most of the interval's width.",
     ),
-    Doubt("against", _foreign_traffic, "The server also answered other clients: {found}."),
     Doubt(
-        "against",
-        lambda run: _is_compared(run) and _each_arm(run, _slow_here),
+        "comparison",
+        lambda run: _each_arm(run, _foreign_tokens),
+        "The server also answered other clients: {found} are theirs.",
+    ),
+    Doubt(
+        "comparison",
+        lambda run: _each_arm(run, _slow_here),
         "First tokens took {found}: this machine or the network was the bottleneck.",
     ),
-    Doubt("against", _other_caches, "The arms took different shares of the {found}."),
+    Doubt("comparison", _other_caches, "The arms took different shares of the {found}."),
     Doubt(
-        "against",
-        lambda run: _is_compared(run) and _each_arm(run, _other_prompts),
+        "comparison",
+        lambda run: _each_arm(run, _other_prompts),
         "The servers read {found}: another chat template, or truncated prompts.",
     ),
     Doubt(
-        "against",
-        lambda run: _is_compared(run) and run.last.interleaved is False,
+        "comparison",
+        lambda run: run.last.interleaved is False,
         "The arms did not take turns (interleaved=false): a machine that slowed down would look like a slower arm.",
     ),
-    Doubt("against", _after_the_end, "Tokens after the end of their texts: {found}"),
+    Doubt(
+        "comparison",
+        _after_the_end,
+        "Tokens after the end of their texts: {found}; decoding.ignore_eos=false stops there.",
+    ),
     Doubt(
         "against",
         lambda run: run.last.draft_remembers and run.last.num_different_prompts,

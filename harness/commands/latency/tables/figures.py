@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from harness.commands.latency.tables.answer import stated_speedup
@@ -14,20 +15,17 @@ from harness.commands.latency.tables.costs import auto_gave_up, held_back, share
 from harness.commands.latency.tables.doubts import caveats, notes
 from harness.commands.latency.tables.ranked import RankedRun
 from harness.commands.latency.tables.ranking import luck_notes
+from harness.config.acceptance_rules import tests_each_token
 from harness.config.amounts import percent
 from harness.engines.door.profiles import Profile
 from harness.measuring.figures.requests import PERCENTILES
 from harness.measuring.prices import StepCosts, costs_in_steps
 from harness.measuring.rows import LatencyRow
 from harness.reporting.table import Column, Table, TableRow, number, share, times, with_bounds
-from harness.reporting.words import arm_name, explained_by_rounding
-from harness.results.rows.prompts import LatencyPromptRow
+from harness.reporting.words import arm_name
 from harness.results.runs import Run
 from harness.results.schema import NO_VERDICT
 from harness.results.statistics.interval import UNKNOWN
-
-# Share by which the requests in flight may differ from `batch_size` without a line.
-_MOST_OFF = 0.02
 
 
 def _time(row: LatencyRow) -> str | None:
@@ -37,39 +35,36 @@ def _time(row: LatencyRow) -> str | None:
     return f"{row.ms_per_token:.2f}{spread}"
 
 
-def _percentiles(heading: str, name: str, optional: bool = False) -> Column:
+def _percentiles(heading: str, name: str) -> Column:
     """A column with the percentiles of a time, such as `time_to_first_token`."""
 
     def percentiles(row: LatencyRow) -> str | None:
         values = [getattr(row, f"{name}_p{percentile}_ms") for percentile in PERCENTILES]
-        if all(value is None for value in values):
-            return None
-        return " / ".join(UNKNOWN if value is None else f"{value:.1f}" for value in values)
+        return None if None in values else " / ".join(f"{value:.1f}" for value in values)
 
-    return Column(f"{heading}\np50 / p99", of=percentiles, optional=optional)
+    return Column(f"{heading}\np50 / p99", of=percentiles, optional=True)
 
 
 # Columns about a row of `latency`.
 SPEEDUP = Column("speed-up\n(95 % interval)", with_bounds, stated_speedup, reference=1)
 _ACCEPTED = Column("accepted", share, "acceptance_rate")
-_ARM = (
-    Column("arm", text=True, of=arm_name),
-    Column("ms/token", of=_time),
-    Column("tokens/s", number(1), "tokens_per_second"),
-    Column("first token ms", number(1), "time_to_first_token_ms"),
-    Column("peak memory GB", lambda size: f"{size / 1e9:.2f}", "peak_memory_bytes", optional=True),
-)
+_NAME = Column("arm", text=True, of=arm_name)
 _TIMES = (
     "TPOT: time per output token after the first, a mean for each request; AIPerf calls it inter-token latency."
     " ITL: time between two arrivals, each of one or more tokens; AIPerf has single events (inter-chunk latency)."
 )
 _REQUESTS = (
-    _ARM[0],
+    _NAME,
     _percentiles("first token ms", "time_to_first_token"),
     _percentiles("TPOT ms", "time_per_output_token"),
-    _percentiles("ITL ms", "inter_token_latency", optional=True),
-    Column("requests/s", number(), "requests_per_second"),
+    _percentiles("ITL ms", "inter_token_latency"),
+    Column("in\nflight", number(1), "mean_in_flight", optional=True),
+    Column("sent\nrequests/s", number(), "offered_rate", optional=True),
+    Column("answered\nrequests/s", number(), "requests_per_second"),
+    Column("within\nslo", percent, "goodput_share", optional=True),
     Column("goodput\nrequests/s", number(), "goodput", optional=True),
+    Column("goodput\nratio", with_bounds, "goodput_ratio", optional=True),
+    Column("cache\ntokens", "{:,}".format, "cache_size", optional=True),
     Column("tokens/s\nper user", number(1), "tokens_per_second_per_user"),
     Column("failed", of="num_failed"),
     Column("timed\nout", of="num_timed_out"),
@@ -129,15 +124,10 @@ _PAIRS = (
 
 def pairs_table(pairs: Sequence[RankedRun], further_notes: Sequence[str] = ()) -> Table:
     """Speed-up of each pair and K, with the settings in which they differ."""
-    reasons = []
-    for pair in pairs:
-        reason = pair.verdict.reason
-        if pair.row.status == NO_VERDICT:
-            reasons.append(f"{pair.name.label(', ')}: no verdict: {reason}.")
-        elif reason:
-            reasons.append(f"{reason[:1].upper()}{reason[1:]}.")
+    reasons = [pair.verdict.reason for pair in pairs if pair.verdict.reason]
+    sentences = [f"{reason[:1].upper()}{reason[1:]}." for reason in reasons]
     about_rows = caveats(pair.run for pair in pairs)
-    notes = list(dict.fromkeys([*reasons, *further_notes, *luck_notes(pairs), *about_rows]))
+    notes = dict.fromkeys([*sentences, *further_notes, *luck_notes(pairs), *about_rows])
     return Table.of(
         "pairs",
         "How much faster?",
@@ -149,65 +139,84 @@ def pairs_table(pairs: Sequence[RankedRun], further_notes: Sequence[str] = ()) -
     )
 
 
-def reasons_table(pairs: Sequence[RankedRun]) -> Table:
-    """Why a pair is as fast as it is: tokens per iteration, costs, and what limits it."""
-    drafting = [pair for pair in pairs if pair.row.mean_acceptance_length is not None]
-
-    def costs(pair: RankedRun) -> StepCosts | None:
-        return None if auto_gave_up(pair.row) else costs_in_steps(pair.regular, pair.row)
-
-    def marginal_alone(row: LatencyRow) -> Sequence[float | None] | None:
-        # Only of a server whose counters give acceptance over all iterations, and nothing finer.
-        return row.marginal_acceptance_by_position if row.acceptance_by_position is None else None
-
-    def limit(pair: RankedRun) -> str | None:
-        return held_back(pair.regular, pair.row) if pair.best else None
-
-    columns = (
-        _PAIR,
-        _K,
-        _ACCEPTED.at("row"),
-        Column("of those\ntested", share, "row.conditional_acceptance_rate", optional=True),
-        Column("tokens per\niteration", number(), "row.tokens_per_iteration"),
-        Column(
-            "c",
-            number(3),
-            "draft",
-            optional=True,
-            meaning="time of a draft token, in steps of the target",
-        ).at(costs),
-        Column(
-            "v",
-            number(),
-            "verify",
-            optional=True,
-            meaning="time of a verification, in the same",
-        ).at(costs),
-        Column("predicted", times, "row.predicted_speedup", optional=True),
-        Column("of\npredicted", percent, share_of_predicted, optional=True).at("row"),
-        Column(
-            "held back most",
-            text=True,
-            of=limit,
-            optional=True,
-            meaning="what limits the speed-up most, and the speed-up without it",
-        ),
-        Column("by\nposition, %", _positions, "row.acceptance_by_position", optional=True),
-        Column("of all\niterations, %", _positions, marginal_alone, optional=True).at("row"),
-    )
-    return Table.of(
-        "reasons",
-        "Why?",
-        drafting,
-        columns,
-        strong="best_k",
-        faint="is_partial",
-    )
-
-
 def _positions(rates: Sequence[float | None]) -> str:
     """`92 87 –`, in percent."""
     return " ".join(UNKNOWN if rate is None else f"{100 * rate:.0f}" for rate in rates)
+
+
+def _costs(pair: RankedRun) -> StepCosts | None:
+    return None if auto_gave_up(pair.row) else costs_in_steps(pair.regular, pair.row)
+
+
+def _tested(row: LatencyRow) -> LatencyRow | None:
+    """Where whole blocks are verified, no token is tested by itself."""
+    return row if tests_each_token(row.rule) else None
+
+
+_REASONS = (
+    replace(_PAIR, varies=True),
+    replace(_K, varies=True),
+    _ACCEPTED.at("row"),
+    Column("of those\ntested", share, "conditional_acceptance_rate", optional=True)
+    .at(_tested)
+    .at("row"),
+    Column("tokens per\niteration", number(), "row.tokens_per_iteration"),
+    Column(
+        "acceptance\nlength",
+        number(),
+        "row.mean_acceptance_length",
+        meaning="tokens per iteration that drafted something, as vLLM has it",
+    ),
+    Column("drafted", number(), "row.mean_num_draft_tokens", optional=True),
+    Column(
+        "c",
+        number(3),
+        "draft",
+        optional=True,
+        meaning="time of a draft token, in steps of the target",
+    ).at(_costs),
+    Column(
+        "v",
+        number(),
+        "verify",
+        optional=True,
+        meaning="time of a verification, in the same",
+    ).at(_costs),
+    Column("predicted", times, "row.predicted_speedup", optional=True),
+    Column("of\npredicted", percent, share_of_predicted, optional=True).at("row"),
+    Column(
+        "held back most",
+        text=True,
+        of=lambda pair: held_back(pair.regular, pair.row),
+        optional=True,
+        meaning="what limits the speed-up most, and the speed-up without it",
+    ),
+    Column("by\nposition, %", _positions, "acceptance_by_position", optional=True)
+    .at(_tested)
+    .at("row"),
+    Column(
+        "of all\niterations, %", _positions, "row.marginal_acceptance_by_position", optional=True
+    ),
+)
+
+
+def reasons_table(pairs: Sequence[RankedRun]) -> Table:
+    """Why a pair is as fast as it is: tokens per iteration, costs, and what limits it."""
+    drafting = [pair for pair in pairs if pair.row.mean_acceptance_length is not None]
+    return Table.of("reasons", "Why?", drafting, _REASONS, strong="best_k", faint="is_partial")
+
+
+def _identical_texts(row: LatencyRow) -> str | None:
+    """`14 of 15`: of the greedy texts of answered prompts, those that equal the regular arm's."""
+    if row.identical_prompts is None:
+        return None
+    return f"{row.identical_prompts} of {(row.num_prompts or 0) - (row.num_failed or 0)}"
+
+
+def _length(row: LatencyRow) -> float | None:
+    """Tokens per answer, where answers end by themselves."""
+    ends_itself = row.shortest_answer not in (None, row.max_new_tokens)
+    return row.mean_answer_length if ends_itself else None
 
 
 class _Arm(NamedTuple):
@@ -217,111 +226,52 @@ class _Arm(NamedTuple):
     arm: LatencyRow
 
 
+_ARMS = (
+    replace(_PAIR, varies=True).at("pair"),
+    Column("K", of="pair.k", varies=True, identifies_row=True),
+    _NAME.at("arm"),
+    Column("ms/token", of=_time, meaning="± standard deviation over prompts or batches").at("arm"),
+    Column("tokens/s", number(1), "arm.tokens_per_second"),
+    Column("first token ms", number(1), "arm.time_to_first_token_ms"),
+    Column(
+        "peak memory GB", lambda size: f"{size / 1e9:.2f}", "arm.peak_memory_bytes", optional=True
+    ),
+    Column("J per\ntoken", "{:.3g}".format, "arm.joules_per_token", optional=True),
+    Column("less\nenergy", with_bounds, "arm.energy_ratio", optional=True),
+    Column("tokens\nper answer", number(1), _length, optional=True).at("arm"),
+    replace(SPEEDUP, optional=True, reference=None).at("arm"),
+    Column("without the\nfirst token", with_bounds, "arm.decode_speedup", optional=True),
+    Column("greedy texts\nidentical", of=_identical_texts, optional=True).at("arm"),
+)
+
+
 def arms_table(pairs: Sequence[RankedRun]) -> Table:
     """Times of each arm; below those of one run what else is to be known about them."""
     arms = [_Arm(pair, row) for pair in pairs for row in pair.run.rows]
-    columns = [column.at("arm") for column in _ARM]
-    if any(item.arm.shortest_answer not in (None, item.arm.max_new_tokens) for item in arms):
-        length = Column("tokens\nper answer", number(1), "arm.mean_answer_length")
-        columns.append(length)
-    if len(pairs) == 1:
-        columns.append(SPEEDUP.at("arm"))
-        return Table.of("arms", "", arms, columns, notes=_about_times(pairs[0].run))
-    of_pairs = (
-        _PAIR.at("pair"),
-        Column(
-            "K",
-            of=lambda item: item.pair.k if item.arm is item.pair.row else None,
-            identifies_row=True,
-            optional=True,
-        ),
-        *columns,
-        Column(
-            "greedy texts\nidentical",
-            of=lambda item: _identical_texts(item.arm, item.pair.run.prompt_rows),
-            optional=True,
-        ),
-    )
+    is_alone = len(pairs) == 1
+    title = "" if is_alone else "Times of each arm"
     faint = "pair.is_partial"
-    return Table.of("arms", "Times of each arm", arms, of_pairs, faint=faint, in_full=True)
+    about = [_compared_texts(pairs[0].row), *notes(pairs[0].run)] if is_alone else []
+    below = tuple(filter(None, about))
+    return Table.of("arms", title, arms, _ARMS, faint=faint, in_full=not is_alone, notes=below)
 
 
-def _about_times(run: Run[LatencyRow]) -> tuple[str, ...]:
-    last = run.last
-    about = [_decode_only(last), _compared_texts(last, run.prompt_rows), *notes(run)]
-    if any(row.ms_per_token_std is not None for row in run.rows):
-        unit = "batches" if (last.batch_size or 1) > 1 and not last.was_served else "prompts"
-        about.insert(0, f"±: standard deviation over {unit}.")
-    return tuple(filter(None, about))
+def _compared_texts(row: LatencyRow) -> str | None:
+    """A sentence about whether greedy texts of both arms are the same."""
+    identical = _identical_texts(row)
+    if identical is None:
+        return None
+    excess = row.margin_over_rounding
+    margin = ""
+    if excess is not None:
+        margin = f"; at the largest difference the logit margin is {excess:.3g} times what rounding explains"
+    return f"Greedy texts of both arms are identical on {identical} prompts{margin}."
 
 
 def requests_table(run: Run[LatencyRow]) -> Table:
-    """Times of the requests of each arm, where requests were sent."""
+    """Times of the requests of each arm, and the load that was held, where requests were sent."""
     served = [row for row in run.rows if row.was_served]
-    about = (*filter(None, [_load(served)]), _TIMES)
-    return Table.of("requests", "", served, _REQUESTS, notes=about)
-
-
-def _load(rows: Sequence[LatencyRow]) -> str | None:
-    """What was in flight, where that is not what was asked for."""
-    known = [row for row in rows if row.mean_in_flight is not None]
-    means = [f"{row.arm} {row.mean_in_flight:.1f}" for row in known]
-    in_flight = f"in flight on average: {', '.join(means)}."
-    if known and known[-1].offered_rate is not None:
-        return f"{known[-1].offered_rate:.1f} requests/s were sent; {in_flight}"
-    most_off = [abs((row.mean_in_flight or 0) / (row.batch_size or 1) - 1) for row in known]
-    return in_flight.capitalize() if max(most_off, default=0) > _MOST_OFF else None
-
-
-def _decode_only(row: LatencyRow) -> str | None:
-    """About the speed-up after the first token, if it is outside the interval of the total."""
-    decode = row.decode_speedup
-    if decode is None or row.speedup is None or not row.speedup.excludes(decode.estimate):
-        return None
-    return (
-        f"Without the time to the first token it is {decode:×}: longer answers come closer to this."
-    )
-
-
-def _identical_texts(row: LatencyRow, prompts: Sequence[LatencyPromptRow]) -> str | None:
-    """`14 of 15`: of the greedy texts that were compared, those that equal the regular arm's.
-
-    Failed requests are not compared, nor are turns that follow a difference in a conversation.
-
-    Args:
-        prompts: rows of the run's prompts file. Where it is gone, all prompts count as compared.
-    """
-    identical = row.identical_prompts
-    if identical is None:
-        return None
-    num_compared = identical + len(_differing(prompts)) if prompts else row.num_prompts
-    return f"{identical} of {num_compared}"
-
-
-def _differing(prompts: Sequence[LatencyPromptRow]) -> list[LatencyPromptRow]:
-    return [prompt for prompt in prompts if prompt.divergence_position is not None]
-
-
-def _compared_texts(row: LatencyRow, prompts: Sequence[LatencyPromptRow]) -> str | None:
-    """A sentence about whether greedy texts of both arms are the same."""
-    identical = _identical_texts(row, prompts)
-    if identical is None or not prompts:
-        return None
-    differing = _differing(prompts)
-    if not differing:
-        return f"Greedy output of both arms is identical token for token on {identical} prompts."
-    first = min(prompt.divergence_position or 0 for prompt in differing)
-    sentence = (
-        f"Greedy output of both arms is identical on {identical} prompts."
-        f" The earliest difference is at token {first}"
-    )
-    if any(prompt.logit_margin is None for prompt in differing):
-        return f"{sentence}; without the model's logits it is unknown whether a tie explains it."
-    widest = max(differing, key=lambda prompt: abs(prompt.logit_margin or 0.0))
-    sentence += (
-        f"; the largest logit margin at a difference is {abs(widest.logit_margin or 0.0):.2g}"
-    )
-    return f"{sentence}{explained_by_rounding(row.margin_over_rounding)}."
+    return Table.of("requests", "", served, _REQUESTS, notes=(_TIMES,))
 
 
 def profile_table(profile: Profile) -> Table:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -80,10 +79,6 @@ class RankedRun:
         return called(self.row.model or "unknown model")
 
     @property
-    def draft(self) -> str:
-        return called(self.row.draft or "none")
-
-    @property
     def k(self) -> int | str | None:
         """K as it was set: a number, `auto` or None."""
         return self.name.num_draft_tokens
@@ -152,7 +147,15 @@ def ranked_runs(runs: Sequence[Run[LatencyRow]]) -> list[RankedRun]:
             item.shown = item.has_interval and item.at_once.pays
     for series in grouped(ranked, attrgetter("name.group")).values():
         _mark_best(series)
-    return _ordered(ranked)
+    ordered = []
+    # The real ones and the fastest first, those without a speed-up last.
+    ranked.sort(
+        key=lambda item: (not item.row.real, item.speedup is None, item.row.ms_per_token or 0.0)
+    )
+    for same_model in grouped(ranked, attrgetter("row.real", "model")).values():
+        for curve in grouped(same_model, attrgetter("unit_of_load", "curve")).values():
+            ordered += sorted(curve, key=attrgetter("load", "name.k_order"))
+    return ordered
 
 
 def _mark_best(series: Sequence[RankedRun]) -> None:
@@ -170,17 +173,3 @@ def _mark_best(series: Sequence[RankedRun]) -> None:
     is_first = max(unsound, default=0.0) <= (best.speedup or 0.0)
     is_known = best.is_sound and best.verdict.pays and is_first and not best.why_not
     best.best_k = is_known and len(several) > 1
-
-
-def _ordered(ranked: Sequence[RankedRun]) -> list[RankedRun]:
-    """The runs as `ranked_runs` orders them."""
-
-    def ms_per_token(item: RankedRun) -> float:
-        return item.row.ms_per_token or math.inf if item.speedup is not None else math.inf
-
-    fastest_first = sorted(ranked, key=lambda item: (not item.row.real, ms_per_token(item)))
-    ordered = []
-    for same_model in grouped(fastest_first, attrgetter("row.real", "model")).values():
-        for curve in grouped(same_model, attrgetter("unit_of_load", "curve")).values():
-            ordered += sorted(curve, key=attrgetter("load", "name.k_order"))
-    return ordered

@@ -16,8 +16,7 @@ from harness.results.statistics.arrays import Floats
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Interval
 from harness.results.statistics.multiplicity import best_of_several, ranking
 
-# Targets that get a sentence, and rivals that are named in one.
-_MOST_TARGETS = 6
+# Rivals that are named in a sentence.
 _MOST_NAMED = 3
 # Regular arms whose times differ by more are not equally fast; starts of one program differ by less.
 _REGULAR_APART = 1.1
@@ -34,15 +33,10 @@ def latency_answers(pairs: Sequence[RankedRun]) -> list[Line]:
     Made-up pairs are left out where there are real ones.
     """
     considered = [pair for pair in pairs if pair.row.real] or pairs
-    targets = [*grouped(considered, attrgetter("target")).values()]
-    shown = [group for group in targets if any(pair.best for pair in group)] or targets
     workloads = grouped(considered, attrgetter(*[f"row.{column}" for column in _WORKLOAD]))
     lines = [line for line in map(_fastest_arm, workloads.values()) if line is not None]
-    for group in shown[:_MOST_TARGETS]:
+    for group in grouped(considered, attrgetter("target")).values():
         lines += _answer(group)
-    num_more = len(shown) - _MOST_TARGETS
-    if num_more > 0:
-        lines.append(Line(f"{num_more} more targets or conditions are in the table.", "dim"))
     return lines
 
 
@@ -75,7 +69,7 @@ def _answer(group: Sequence[RankedRun]) -> list[Line]:
                 "strong",
             )
             for pair in group
-            if pair.regular_ms is not None and not pair.is_partial and pair.draft == "none"
+            if pair.regular_ms is not None and not pair.is_partial and pair.row.draft is None
         ]
     bests.sort(key=attrgetter("is_sound", "shown", "speedup"), reverse=True)
     first, *others = bests
@@ -89,15 +83,12 @@ def _answer(group: Sequence[RankedRun]) -> list[Line]:
     text = f"{beginning}{first.name.label(', ')}: {answer.text}"
     lines = [Line(text, answer.style, answer.more)]
     for word, rivals in grouped(compared_with_first(bests), attrgetter("word")).items():
-        names = []
-        for rival in rivals:
-            share = "" if rival.share is None else f": {rival.share:.2f} of its speed-up"
-            names.append(f"{rival.pair.name.label(', ')}{share}")
+        names = [f"{rival.pair.name.label(', ')}{rival.in_words}" for rival in rivals]
+        if len(names) > _MOST_NAMED:
+            names[_MOST_NAMED:] = [f"and {len(names) - _MOST_NAMED} more"]
         covers = next((f" over {rival.share.covers}" for rival in rivals if rival.share), "")
         about = f" (simultaneous 95 % intervals{covers})" if covers else ""
-        num_more = len(names) - _MOST_NAMED
-        more = f"; and {num_more} more" if num_more > 0 else ""
-        lines.append(Line(f"{word}: {'; '.join(names[:_MOST_NAMED])}{more}{about}."))
+        lines.append(Line(f"{word}: {'; '.join(names)}{about}."))
     return lines
 
 
@@ -118,6 +109,10 @@ class Rival(NamedTuple):
     word: str
     share: Interval | None = None
 
+    @property
+    def in_words(self) -> str:
+        return "" if self.share is None else f": {self.share:.2f} of its speed-up"
+
 
 def compared_with_first(pairs: Sequence[RankedRun]) -> list[Rival]:
     """How each further pair of a target compares with the first.
@@ -128,24 +123,21 @@ def compared_with_first(pairs: Sequence[RankedRun]) -> list[Rival]:
     (`benchmarks/ranking_order.py`). A pair without an interval, or beside a sound one from a busy machine, is not
     ranked.
     """
-    # Prompt by prompt where that is fair, else by intervals.
     first, *others = pairs
     ranked = [first]
+    compared = []
     not_ranked = []
     for pair in others:
         if pair.has_interval and (pair.is_sound or not first.is_sound):
             ranked.append(pair)
         else:
             not_ranked.append(Rival(pair, _NOT_RANKED))
-    times = None
-    if not first.why_not and all(pair.row.was_quiet for pair in ranked):
-        times = _common_times(ranked)
-    compared = []
+    is_fair = not first.why_not and all(pair.row.was_quiet for pair in ranked)
+    times = _common_times(ranked) if is_fair else None
     if times is None:
-        low = first.at_once.speedup.low
         for pair in ranked[1:]:
-            high = pair.at_once.speedup.high
-            compared.append(Rival(pair, LESS if high < low else ALIKE))
+            is_less = pair.at_once.speedup.high < first.at_once.speedup.low
+            compared.append(Rival(pair, LESS if is_less else ALIKE))
     else:
         for place in sorted(ranking(*times), key=attrgetter("index"))[1:]:
             share = place.relative_to_best if place.relative_to_best.has_bounds else None
@@ -173,35 +165,27 @@ def luck_notes(pairs: Sequence[RankedRun]) -> list[str]:
         # The best of several is partly the luckiest. Where K is chosen on other prompts than those
         # that it is timed on, luck has no part in it.
         worth = best_of_several(*times, seed=0)
-        honest = worth.honest
-        bounds = f"{honest.bounds()} over {honest.covers}"
-        beginning = f"{series[0].name.pair}: the best of {len(series)} K is {worth.naive:.2f}×"
-        on_others = f"{honest.estimate:.2f}× when K is chosen on other prompts ({bounds})"
-        notes.append(f"{beginning}, and {on_others}.")
+        best = f"{series[0].name.pair}: the best of {len(series)} K is {worth.naive:.2f}×"
+        honest = f"{worth.honest:×} over {worth.honest.covers}"
+        notes.append(f"{best}, and when K is chosen on other prompts {honest}.")
     return notes
 
 
 def iteration_lines(pairs: Sequence[RankedRun]) -> list[str]:
-    """What an iteration costs, of each pair that was measured with several K: with the settings that made it the
-    fastest.
-    """
-    measured = [
-        pair
-        for pair in pairs
-        if isinstance(pair.k, int)
-        and pair.speedup is not None
-        and not pair.why_not
-        and not pair.row.was_starved
-    ]
+    """What an iteration costs, of each pair and settings that were measured with several K, the fastest first."""
+    measured = []
+    for pair in pairs:
+        is_priced = isinstance(pair.k, int) and not pair.why_not and not pair.row.was_starved
+        if is_priced and pair.speedup is not None:
+            measured.append(pair)
     measured.sort(key=attrgetter("speedup"), reverse=True)
     by_series = grouped(measured, attrgetter("name.group"))
-    lines: dict[str, str] = {}
-    for series in by_series.values():
+    lines = []
+    for names, series in by_series.items():
         line = iteration_line([pair.run for pair in series])
-        name = series[0].name
-        if line is not None and name.pair not in lines:
-            lines[name.pair] = f"{', '.join(name.group)}: {line}" if len(by_series) > 1 else line
-    return [*lines.values()]
+        if line is not None:
+            lines.append(f"{', '.join(names)}: {line}" if len(by_series) > 1 else line)
+    return lines
 
 
 def _common_times(pairs: Sequence[RankedRun]) -> tuple[Floats, Floats] | None:

@@ -44,9 +44,9 @@ def _speedup(row: LatencyRow) -> str:
         return "no verdict"
     text = result_line(row)
     speedup = verdict_of(row).speedup
-    if speedup.has_bounds and speedup.covers is not None:
-        text = f"{text.removesuffix(')')} over {speedup.covers})"
-    elif speedup.is_known and not speedup.has_bounds:
+    if speedup.covers is not None:
+        text += f" over {speedup.covers}"
+    if speedup.is_known and not speedup.has_bounds:
         text += " (no interval)"
     return text if row.was_quiet else f"{text}, not quiet"
 
