@@ -35,7 +35,7 @@ def test_a_verdict_from_the_command_that_starts_the_server(harness: Harness) -> 
     assert mentions(outcome.stdout, "tiny.gguf", "llama.cpp", "tiny_draft.gguf")
     # Behind the name of the processor, however long that is.
     assert mentions(outcome.stdout, "new tokens", "K=4")
-    assert mentions(outcome.stderr, "without", "--spec-type draft-simple --spec-draft-n-max 4")
+    assert mentions(outcome.stderr, "--spec-type draft-simple --spec-draft-n-max 4")
 
 
 def test_vllm_from_its_command(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
