@@ -17,7 +17,6 @@ from harness.engines.arrivals import Watch
 from harness.engines.chat import Chat
 from harness.engines.counts import Counts
 from harness.engines.door.reference import Reference
-from harness.engines.energy import GpuUse
 from harness.engines.phases import Phases
 from harness.engines.requests import Load, RequestRecord
 from harness.results.acceptance import Acceptance
@@ -189,7 +188,6 @@ class Answered:
         load: what a server had in flight meanwhile.
         counted: growth of a server's counters meanwhile; None where it reports none.
         phases: the time of each, of an arm under stopwatches.
-        gpu: energy and lowered clocks of GPUs meanwhile; None without any.
         arm: its name.
         question: that it answers; None where only requests are known.
         peak_memory_bytes: the most that GPUs held meanwhile; None where that is not known.
@@ -201,7 +199,6 @@ class Answered:
     load: Load | None = None
     counted: Counts | None = None
     phases: Phases = field(default_factory=Phases)
-    gpu: GpuUse | None = None
     arm: str = ""
     question: Question | None = None
     peak_memory_bytes: int | None = None

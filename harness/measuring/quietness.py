@@ -14,7 +14,7 @@ import pynvml
 
 from harness.config.amounts import percent
 from harness.config.machine import num_usable_cores, threads_are_set
-from harness.engines.energy import throttle_reasons
+from harness.engines.throttling import throttle_reasons
 
 # A run that has lasted this many seconds warns if it gets less than this share of the processor time
 # that it asks for.
@@ -109,20 +109,24 @@ class Quietness:
         self._gpus = gpus
         self._lowest_clock_mhz: int | None = None
         self._throttle_reasons: set[str] = set()
+        self._num_throttled = 0
         # The most on one GPU at once, other than the run's own.
         self._other_processes: int | None = None
 
     def look(self) -> None:
         """Look at the GPUs, and at the processor time so far. Called between two timed answers."""
+        reasons: set[str] = set()
         for gpu in self._gpus:
             with suppress(pynvml.NVMLError):
                 handle = pynvml.nvmlDeviceGetHandleByUUID(gpu)
                 clock = pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)
                 self._lowest_clock_mhz = min(clock, self._lowest_clock_mhz or clock)
-                self._throttle_reasons |= set(throttle_reasons(gpu))
+                reasons.update(throttle_reasons(gpu))
                 running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
                 num_others = _num_others({process.pid for process in running})
                 self._other_processes = max(num_others, self._other_processes or 0)
+        self._throttle_reasons |= reasons
+        self._num_throttled += bool(reasons)
         is_long = time.monotonic() - self._began > _LONG_S
         # Only then: it looks at every process that the run has started.
         share = self._processor_share() if is_long and not self._said else None
@@ -142,6 +146,7 @@ class Quietness:
             "other_gpu_processes": self._other_processes,
             "lowest_gpu_clock_mhz": self._lowest_clock_mhz,
             "gpu_throttled": ", ".join(sorted(self._throttle_reasons)) or None,
+            "num_throttled_units": self._num_throttled if self._gpus else None,
         }
 
     def _processor_share(self) -> float | None:

@@ -11,7 +11,7 @@ from harness.measuring.figures.answers import Answers
 from harness.measuring.figures.costs import Costs
 from harness.measuring.figures.ends import Ends
 from harness.measuring.figures.goodput import Goodput
-from harness.measuring.figures.machine import Energy, Machine
+from harness.measuring.figures.machine import Machine
 from harness.measuring.figures.paired import Speedup
 from harness.measuring.figures.requests import Requests
 from harness.measuring.figures.server import Server
@@ -57,7 +57,6 @@ class LatencyRow(
     Server,
     Speedup,
     Machine,
-    Energy,
     AcceptanceFigures,
     Ends,
     Costs,

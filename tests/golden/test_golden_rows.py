@@ -116,7 +116,13 @@ HELD = {
     "drafted": True,
     "num_tokens": 960,
 }
-STEADY = {"drift": 1.0, "drift_low": 0.9, "drift_high": 1.1, "drifted": False, "num_units": 15}
+STEADY = {
+    "drift": 1.0,
+    "drift_low": 0.9,
+    "drift_high": 1.1,
+    "drifted": False,
+    "lowest_gpu_clock_mhz": 1400,
+}
 UNSURE = {"speedup": 1.02, "speedup_low": 0.99, "speedup_high": 1.05, "visible_difference": 0.02}
 NO_BOUNDS = {"speedup_low": None, "speedup_high": None}
 PRECISE = {"precision": 0.05, "stopped_by": "budget", "speedup_covers": "15 prompts"}

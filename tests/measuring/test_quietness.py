@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from harness.engines import energy
+from harness.engines import throttling
 from harness.measuring import quietness
 from harness.measuring.quietness import Quietness, processor_time
 from in_process import QUICKEST_PAIR, Harness, results
@@ -89,7 +89,7 @@ class Nvml:
 
 def test_the_worst_that_a_gpu_told(monkeypatch: pytest.MonkeyPatch) -> None:
     nvml, watch = Nvml(), Quietness(["GPU-aaaa"], print)
-    for module in (quietness, energy):
+    for module in (quietness, throttling):
         monkeypatch.setattr(module, "pynvml", nvml)
     for clock in (1980, 1200, 1980):
         nvml.clock = clock
@@ -97,12 +97,13 @@ def test_the_worst_that_a_gpu_told(monkeypatch: pytest.MonkeyPatch) -> None:
     columns = watch.columns()
     assert columns["lowest_gpu_clock_mhz"] == 1200
     assert columns["gpu_throttled"] == "temperature (hardware)"
+    assert columns["num_throttled_units"] == 1
     assert columns["other_gpu_processes"] == 1
 
 
 def test_processes_of_the_run_itself_are_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
     nvml = Nvml()
-    for module in (quietness, energy):
+    for module in (quietness, throttling):
         monkeypatch.setattr(module, "pynvml", nvml)
 
     def num_others(*pids: int) -> int | None:

@@ -99,9 +99,8 @@ def test_without_the_prompts_there_is_no_interval(tmp_path: Path) -> None:
 
 
 def test_ends_of_intervals_within_a_run_are_not_averaged(tmp_path: Path) -> None:
-    """Energy 2.0 (1.9 to 2.1) and 1.2 (1.1 to 1.3) do not make 1.6 (1.5 to 1.7), which holds neither."""
+    """2.0 (1.9 to 2.1) and 1.2 (1.1 to 1.3) do not make 1.6 (1.5 to 1.7), which holds neither."""
     intervals = {
-        "energy_ratio": (2.0, 1.9, 2.1),
         "goodput_ratio": (1.1, 1.0, 1.2),
         "drift": (1.0, 0.9, 1.1),
     }

@@ -284,11 +284,9 @@ def _why_stop(run: MeasuredRun, settings: LatencySettings, seconds: float) -> St
 def _check_failures(run: MeasuredRun) -> None:
     """Raise a RunError if too many requests failed for a verdict from the others."""
     evidence = []
-    requests: list[RequestRecord] = []
     for name, arm in run.arms.items():
         num_failed = len(arm.requests) - len(arm.answered)
         evidence.append(ArmEvidence(arm=name, num_prompts=len(arm.requests), num_failed=num_failed))
-        requests += arm.requests
     reason = too_many_failures(evidence)
     if reason is not None:
         requests = [request for arm in run.arms.values() for request in arm.requests]
@@ -301,7 +299,6 @@ def _prompt_rows(
 ) -> list[LatencyPromptRow]:
     """An arm's answers to the prompts of a question, which were rows of a batch or requests."""
     assert generation.question is not None
-    gpu = generation.gpu
     known = LatencyPromptRow.columns().keys()
     rows = []
     for request in generation.requests:
@@ -313,9 +310,6 @@ def _prompt_rows(
         # One that reports nothing may have drafted nothing.
         is_reported = request.outcomes or request.num_drafted
         columns["num_iterations"] = request.num_iterations if is_reported else None
-        if gpu is not None:
-            columns["joules"] = gpu.joules
-            columns["gpu_throttled"] = ", ".join(gpu.throttled) or None
         if request.error is not None:
             columns["error"] = str(request.error)
         if divergence is not None:

@@ -12,7 +12,6 @@ from types import TracebackType
 from typing import NamedTuple
 
 from harness.engines.arrivals import Arrival, Frames, Watch
-from harness.engines.energy import GpuMeter
 from harness.engines.phases import Phases
 from harness.engines.protocol import Answered, BatchTimes, Request, Weights
 from harness.local.decoding.loop import Iteration
@@ -49,7 +48,6 @@ class LoopClock:
         self._seconds = 0.0
 
     def __enter__(self) -> LoopClock:
-        self._meter = GpuMeter(self._weights.gpus)
         self._weights.synchronize()
         # Moved forward by every stop of the clock, so that stops do not count.
         self._started = time.perf_counter()
@@ -64,7 +62,6 @@ class LoopClock:
         if error is not None:
             return
         self._seconds = time.perf_counter() - self._started
-        self._gpu = self._meter.stop()
         # What a drafter has queued behind the last verdict must not slow what is timed next.
         self._weights.synchronize()
         if self._frames is not None:
@@ -106,9 +103,7 @@ class LoopClock:
             first = self._noted[0]
             num_first = sum(len(gain.tokens) for gain in first.iteration.gains)
             batch = BatchTimes(first.seconds, num_first, len(self._noted) - 1)
-        return Answered(
-            requests=records, seconds=self._seconds, batch=batch, phases=phases, gpu=self._gpu
-        )
+        return Answered(requests=records, seconds=self._seconds, batch=batch, phases=phases)
 
     def _new_arrivals(self) -> list[Arrival]:
         """What the watcher has not seen."""

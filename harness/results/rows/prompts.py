@@ -44,8 +44,6 @@ class LatencyPromptRow(Row):
         "tokens of the prompt that the server took from a cache, by its own count", "tokens"
     )
     unit: MaybeInt = figure("number of the batch or lap that it was part of, from 0")
-    joules: MaybeFloat = figure("energy of the GPUs during its batch or lap, by NVML", "J")
-    gpu_throttled: MaybeText = figure("why clocks of a GPU were lowered at its end, by NVML")
     error: MaybeText = figure("why the request failed")
     acceptance_rate: MaybeFloat = figure("accepted / proposed draft tokens")
     conditional_acceptance_rate: MaybeFloat = figure("accepted / tested draft tokens")

@@ -236,8 +236,6 @@ _ARMS = (
     Column(
         "peak memory GB", lambda size: f"{size / 1e9:.2f}", "arm.peak_memory_bytes", optional=True
     ),
-    Column("J per\ntoken", "{:.3g}".format, "arm.joules_per_token", optional=True),
-    Column("less\nenergy", with_bounds, "arm.energy_ratio", optional=True),
     Column("tokens\nper answer", number(1), _length, optional=True).at("arm"),
     replace(SPEEDUP, optional=True, reference=None).at("arm"),
     Column("without the\nfirst token", with_bounds, "arm.decode_speedup", optional=True),
