@@ -18,8 +18,7 @@ from harness.commands.command import Command, CommandRecord
 from harness.commands.registry import commands as menu_commands
 from harness.commands.registry import row_kinds
 from harness.config.errors import SettingError
-from harness.results.files import Contents, read_file, read_kind
-from harness.results.result_file import NAME, read_result
+from harness.results.files import read_file, read_kind
 from harness.results.row import Row
 from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.runs import AnyRunRow, Run, each_once, group, grouped, merge
@@ -163,7 +162,7 @@ class _Reader:
                 raise SettingError(str(path), f"is no CSV file of {', '.join(self._run_kinds)}")
         if not findings.runs:
             files = ", ".join(f"{kind}.csv" for kind in self._run_kinds)
-            rule = f"holds no run's result; those are in {files} and {NAME}"
+            rule = f"holds no run's result; those are in {files}"
             if findings.notes:
                 rule += f" ({findings.notes[0]})"
             raise SettingError(", ".join(map(str, paths)), rule)
@@ -185,11 +184,6 @@ class _Reader:
         """Whether a file below the directory may hold a measurement: by its name or contents."""
         if self._file_name.fullmatch(file.name):
             return True
-        if file.name == NAME:
-            # Beside the rows that it repeats it says nothing new.
-            return not any(
-                self._file_name.fullmatch(beside.name) for beside in file.parent.iterdir()
-            )
         # `results.file` may have given a file in the directory itself another name.
         if file.parent != directory or file.suffix != ".csv":
             return False
@@ -205,16 +199,12 @@ class _Reader:
             False for a file that is not ours. A file that cannot be read gets a note, and True.
         """
         findings = self.findings
-        contents: Contents | None
         try:
-            if file.suffix == ".json":
-                contents = read_result(file, self._kinds)
-            else:
-                contents = read_file(file, [*row_kinds(), *self._kinds])
+            contents = read_file(file, [*row_kinds(), *self._kinds])
         except OSError as error:
             findings.notes.append(f"{file} cannot be read: {error.strerror}")
             return True
-        if contents is None or contents.kind not in self._kinds:
+        if contents.kind not in self._kinds:
             findings.notes.append(f"{file} holds no rows of a command, and was left out")
             return False
         findings.notes += [*contents.torn, *contents.unread]

@@ -26,7 +26,7 @@ AnyRow = TypeVar("AnyRow", bound=Row)
 
 @dataclass(frozen=True)
 class Contents:
-    """The contents of a CSV file, or of a `result.json`.
+    """The contents of a CSV file.
 
     Attributes:
         kind: of its rows; None for a file that is not ours.

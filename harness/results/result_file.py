@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from harness.results.environment import environment
-from harness.results.files import Contents
 from harness.results.locked_files import replace_file
-from harness.results.row import ColumnDescription, Row
 from harness.results.schema import ComparedRow, RunRow
 from harness.results.statistics.interval import Interval
 from harness.results.verdict import verdict_of
@@ -69,35 +67,6 @@ def write_result(
     replace_file(directory / NAME, f"{json.dumps(content, indent=1)}\n".encode())
 
 
-def read_result(file: Path, kinds: Collection[type[Row]]) -> Contents | None:
-    """The rows of a `result.json` whose command has one of these kinds of row; None for any other JSON file.
-
-    A value that cannot be read is None, as in a damaged CSV file.
-
-    Raises:
-        OSError: when it cannot be read.
-    """
-    try:
-        content = json.loads(file.read_text(encoding="utf-8", errors="replace"))
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(content, Mapping) or not isinstance(content.get("rows"), list):
-        return None
-    kind = next((kind for kind in kinds if kind.kind == content.get("command")), None)
-    if kind is None:
-        return None
-    if content.get("version") != VERSION:
-        note = f"{file} has version {content.get('version')}, and {VERSION} can be read; left out"
-        return Contents(kind, [], [note])
-    columns = kind.columns()
-    rows = []
-    for row in content["rows"]:
-        if isinstance(row, Mapping):
-            rows.append(kind.parse({name: _cell(row, columns[name]) for name in columns}))
-    torn = [f"{file}: a row is no object; left out"] * (len(content["rows"]) - len(rows))
-    return Contents(kind, [*rows], torn)
-
-
 def _as_json(value: Any) -> Any:
     if isinstance(value, Interval):
         parts = value.parts()
@@ -109,21 +78,3 @@ def _as_json(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_as_json(part) for part in value]
     return value
-
-
-def _cell(row: Mapping[str, Any], column: ColumnDescription) -> str:
-    """A column of a row as the cell of a CSV file; of an interval, or of a list of them, its part."""
-    value = row.get(column.field)
-    if column.part:
-        intervals = value if isinstance(value, list) else [value]
-        parts = [
-            interval.get(column.part) if isinstance(interval, Mapping) else None
-            for interval in intervals
-        ]
-        value = parts if isinstance(value, list) else parts[0]
-        # A list lacks its ends where one of them is not known.
-        if None in parts:
-            value = None
-    if value is None:
-        return ""
-    return value if isinstance(value, str) else json.dumps(value)
