@@ -21,7 +21,6 @@ class Counts:
         first_tokens, first_token_s: requests that got their first token, and the sum of their times until then.
         restarts: how often the server has restarted. Growth over a restart is not known.
         running: requests that it answers now, or that wait. It does not grow.
-        cache_size: tokens for which its cache has room. It does not grow.
     """
 
     generated: float | None = None
@@ -35,7 +34,6 @@ class Counts:
     first_token_s: float | None = None
     restarts: float = 0.0
     running: float | None = None
-    cache_size: float | None = None
 
     @property
     def is_known(self) -> bool:
@@ -45,7 +43,7 @@ class Counts:
 
 # A dialect names its counters by these; `accepted_at` stands for a counter with a position.
 COUNTED = tuple(field.name for field in fields(Counts) if field.name != "restarts")
-GROWING = tuple(name for name in COUNTED if name not in ("accepted_at", "running", "cache_size"))
+GROWING = tuple(name for name in COUNTED if name not in ("accepted_at", "running"))
 
 
 def added(counts: Counts, other: Counts, sign: Literal[1, -1] = 1) -> Counts:

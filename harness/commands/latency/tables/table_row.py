@@ -74,7 +74,7 @@ def _command(row: LatencyRow) -> str:
             # Cut within quotes: the command itself has a semicolon.
             return UNKNOWN
         if words:
-            commands.append(_as_code(shlex.join(without_port(words))))
+            commands.append(_as_code(without_port(shlex.join(words))))
     if not commands:
         return UNKNOWN
     # The regular command follows from the other one, unless there are two.
