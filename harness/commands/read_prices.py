@@ -5,11 +5,11 @@ plain server, whose passes are timed.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from harness.commands.read_runs import every_run
 from harness.config.errors import SettingError
@@ -29,14 +29,22 @@ from harness.results.runs import Run, grouped
 from harness.results.statistics.interval import Interval
 
 # What an iteration costs is the same while these are.
-_OF_COSTS = ("model", "engine", "devices", "dtype", "quantization")
+_OF_COSTS = ("model", "engine", "devices", "dtype", "quantization", "settings")
 _ALONE = (
     "passes of a plain server were timed, over 1 to 16 new tokens behind a cached prefix: drafting is left out, and so"
     " are the logits of all tokens but the last. So a draft gives these speed-ups at most"
 )
 _ORIGIN = ("model", "engine", "devices")
 # And what it yields.
-_OF_YIELDS = ("model", "prompts", "prompts_digest", "temperature", "rule")
+_OF_YIELDS = (
+    *("model", "quantization", "prompts", "prompts_digest", "temperature", "top_k", "top_p"),
+    *("rule", "lenience"),
+)
+# Runs of one draft differ in K and load alone.
+_OF_DRAFT = (
+    *("draft", "draft_repository", "draft_quantization", "draft_sampling", "draft_layers"),
+    *("max_ngram", "shared", "max_new_tokens", "settings"),
+)
 
 
 def read_prices(setting: str, path: str, context: int = 128, key: str | None = None) -> Table:
@@ -72,14 +80,19 @@ def read_prices(setting: str, path: str, context: int = 128, key: str | None = N
         if not costs_file.is_file():
             raise SettingError(setting, error.rule, path) from error
         runs = []
-    latency = [run for run in runs if run.command == LatencyRow.kind and run.status == "ok"]
+    latency = [
+        run
+        for run in runs
+        if isinstance(run.last, LatencyRow) and run.status == "ok" and not run.last.test
+    ]
     if setting == "costs" and not latency and costs_file.is_file():
         # A run of `map`, or what a server was timed for.
         return read_prices(setting, str(costs_file))
     read = [run for run in runs if isinstance(run.last, AcceptanceRow)]
-    if setting == "costs":
-        return _costs(latency, path)
-    return _yields(latency, read, path)
+    used: Sequence[Run] = latency if setting == "costs" else [*latency, *read]
+    for runs_of_draft in grouped(used, lambda run: (run.command, _draft(run))).values():
+        _check_alike(setting, runs_of_draft, _OF_DRAFT, path)
+    return _costs(latency, path) if setting == "costs" else _yields(latency, read, path)
 
 
 def _costs(runs: Sequence[Run[LatencyRow]], path: str) -> Table:
@@ -99,7 +112,7 @@ def _costs(runs: Sequence[Run[LatencyRow]], path: str) -> Table:
         if priced:
             costs[draft] = iteration_cost([*priced, *alone], path)
     if not costs:
-        rule = "has no run of latency with a draft"
+        rule = "has no run of latency with a draft (test=true is none)"
         if reasons:
             rule = f"has no price of an iteration: {reasons[0]}"
         raise SettingError("costs", rule, path)
@@ -120,8 +133,9 @@ def _yields(
         measured_yields = tokens_by_k(runs_of_draft)
         if measured_yields:
             yields[draft] = measured_yields
-            known_lengths = [run.last.mean_answer_length or math.nan for run in runs_of_draft]
-            lengths[draft] = fmean(known_lengths)
+            known_lengths = [run.last.mean_answer_length for run in runs_of_draft]
+            if any(known_lengths):
+                lengths[draft] = fmean(filter(None, known_lengths))
         priced = iteration_cost([run for run in runs_of_draft if not why_no_price(run)])
         for point in priced.points:
             k = point.width - 1
@@ -133,8 +147,6 @@ def _yields(
             yields[_draft(run)] = read_yields
             # Of each text all tokens but the first are decided by iterations.
             lengths[_draft(run)] = 1 + (run.last.num_tokens or 0) / (run.last.num_texts or 1)
-    if not yields:
-        raise SettingError("acceptance", "has no tokens per iteration of any K", path)
     return Table(yields=yields, lengths=lengths, measured=measured)
 
 
@@ -150,13 +162,27 @@ def yields_of(run: Run[AcceptanceRow]) -> dict[int, Interval]:
 def _check_alike(setting: str, runs: Sequence[Run], names: Sequence[str], path: str) -> None:
     """Raise a SettingError for runs whose figures cannot be taken together."""
     for name in names:
-        values = list(dict.fromkeys(getattr(run.last, name, None) for run in runs))
-        known = [str(value) for value in values if value is not None]
+        values = [_value(run, name) for run in runs]
+        known = list(dict.fromkeys(str(value) for value in values if value is not None))
         if len(known) > 1:
             rule = (
                 f"has runs that differ in {name}: {', '.join(known[:3])}; name one run's directory"
             )
             raise SettingError(setting, rule, path)
+
+
+def _value(run: Run, column: str) -> Any:
+    """The value in a column; of `settings` those of an engine, of which none is a value too. A server's command may
+    name K.
+    """
+    value = getattr(run.last, column, None)
+    if column != "settings":
+        return value
+    kept = {}
+    for name, setting in (value or {}).items():
+        if name.startswith(("engine.", "vary.")) and not name.endswith("_command"):
+            kept[name] = setting
+    return kept
 
 
 def _draft(run: Run) -> str:

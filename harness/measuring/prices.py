@@ -233,23 +233,29 @@ def _drafts_less(row: LatencyRow) -> bool:
 
 
 def tokens_by_k(runs: Sequence[Run[LatencyRow]]) -> dict[int, Interval]:
-    """Tokens per iteration at each K, with intervals over units: over all loads and repetitions, on which they do not
-    depend. Smaller K are those that follow from a run.
+    """Tokens per iteration at each K, with intervals over units and all repetitions of these. Smaller K are those that
+    follow from a run.
+
+    They depend on no load: of several that with most units counts, as the same prompts at another one are no others.
     """
     yields: dict[int, Interval] = {}
     for k, runs_of_k in grouped(runs, lambda run: k_of(run.last)).items():
         if k is None:
             continue
         answers: dict[Unit, list[LatencyPromptRow]] = {}
-        for run in runs_of_k:
+        loads = grouped(runs_of_k, lambda run: run.last.batch_size).values()
+        runs_of_load = max(
+            loads, key=lambda same: len(rows_by_unit(same[0].prompt_rows, "speculative"))
+        )
+        for run in runs_of_load:
             for unit, rows in rows_by_unit(run.prompt_rows, "speculative").items():
                 answers.setdefault(unit, []).extend(rows)
         are_reported = any(row.num_iterations for rows in answers.values() for row in rows)
         totals = [decoded_and_iterations(rows) for rows in answers.values()]
-        known = [total for total in totals if total]
-        coverage = Coverage.of(runs_of_k[0].last.speedup)
-        if are_reported and len(known) == len(totals):
-            tokens, iterations = np.array(known).T
+        coverage = Coverage.of(runs_of_load[0].last.speedup)
+        if are_reported and None not in totals:
+            # Answers of one token have no iteration.
+            tokens, iterations = np.array([total for total in totals if total and total[1]]).T
             unit_name = coverage.unit if coverage else "prompt"
             yields[k] = log_ratio([tokens], [iterations], unit_name, skewed=True)
         else:
@@ -282,6 +288,8 @@ def why_no_price(run: Run[LatencyRow]) -> str:
         return "rows of a batch wait for each other, or requests came at a rate: keep some in flight (batch_size=4)"
     if row.held_back:
         return "tokens were held back, so that the time of an iteration is unknown"
+    if row.mean_answer_length == 1:
+        return "answers have one token, and no iteration"
     if run.row("regular") is None or _step_ms(run.rows[0]) is None:
         return "the regular arm was not measured without a draft"
     if _iteration_ms(row) is None:
@@ -297,17 +305,13 @@ def spent_by_unit(row: LatencyRow, prompts: Sequence[LatencyPromptRow]) -> dict[
     per_iteration = row.tokens_per_iteration or 1.0 if row.arm == "speculative" else 1.0
     units = {}
     for unit, rows in rows_by_unit(prompts, row.arm or "regular").items():
-        times = [
-            (answer.time_ms or 0.0) - (answer.time_to_first_token_ms or 0.0) for answer in rows
-        ]
-        iterations = []
+        ms = iterations = 0.0
         for answer in rows:
+            ms += (answer.time_ms or 0.0) - (answer.time_to_first_token_ms or 0.0)
             num_decoded = (answer.num_tokens or 0) - (answer.time_to_first_token_ms is not None)
-            number = answer.num_iterations or num_decoded / per_iteration
-            if number:
-                iterations.append(number)
-        if len(iterations) == len(rows) and sum(times) > 0:
-            units[unit] = (sum(times), sum(iterations))
+            iterations += answer.num_iterations or num_decoded / per_iteration
+        if ms > 0 and iterations > 0:
+            units[unit] = (ms, iterations)
     return units
 
 

@@ -77,7 +77,7 @@ PLANS: dict[str, list[dict[str, Any]]] = {
 
 @pytest.mark.parametrize("case", PLANS)
 def test_plans(snapshot: SnapshotAssertion, case: str) -> None:
-    note_command_line(["plan", "model=30B", "gpus=2"])
+    note_command_line(["plan", "model=30B", "draft=7B", "T=0", "batch_size=4", "gpus=2"])
     rows = [PlanRow(**ROW | changes) for changes in PLANS[case]]
     page = plan_page(rows)
     assert page is not None

@@ -89,7 +89,10 @@ def map_run(
 
 MAPS = {
     "one": [map_run()],
-    "two, one interrupted": [map_run(temperature=0.0), map_run((1,), temperature=1.0, status="interrupted")],
+    "two, one interrupted": [
+        map_run(temperature=0.0),
+        Run([*map_run((1,), temperature=1.0).rows, *map_run((4,), temperature=1.0, status="interrupted").rows[:1]]),
+    ],
     "contexts": [map_run((1, 4), (512, 4096))],
     "pays nowhere": [map_run((64, 256))],
     "pays at a large batch": [Run([replace(row, batch_size=65 - row.batch_size) for row in map_run((1, 64)).rows])],
@@ -186,7 +189,11 @@ LATENCIES: dict[str, tuple[Changes, Changes]] = {
     "a layer in main memory": (TWO_GPUS | {"weight_bytes": {"cuda:0": 1, "cpu": 1}}, {}),
     "too few batches": (NO_BOUNDS | {"speedup_covers": "4 batches", "batch_size": 4}, {}),
     "too few prompts": (NO_BOUNDS | {"speedup_covers": "3 prompts", "num_prompts": 3}, {}),
-    "too few prompts, asked again": (NO_BOUNDS | {"speedup_covers": "3 prompts"}, {}),
+    "too few prompts, asked again": (
+        NO_BOUNDS | {"speedup_covers": "3 prompts", "num_different_prompts": 3}, {}
+    ),
+    "too few conversations": (NO_BOUNDS | {"speedup_covers": "3 prompts"}, {}),
+    "hardly more at the largest K": (KNOWN_COSTS | {BY_K: [2.0, 2.9, 3.5, 3.84]}, {}),
     "threads that wait": (BUSY | {"processor_share": 0.18, "speedup_covers": "15 prompts"}, {}),
     "one thread that waits": (BUSY | {"processor_share": 0.18, "num_threads": 1, "speedup_covers": "15 prompts"}, {}),
     "slow verification": (HARDLY | KNOWN_COSTS | {"verify_ms": 500.0}, {}),

@@ -7,10 +7,15 @@ from typing import Any
 
 import pytest
 
-from harness.measuring.prices import iteration_cost
+from harness.measuring.prices import (
+    iteration_cost,
+    spent_by_unit,
+    tokens_by_k,
+    why_no_price,
+)
 from harness.measuring.rows import LatencyRow
 from harness.results.runs import Run
-from report_files import latency_run
+from report_files import latency_run, prompt_rows
 
 STEP_MS = 20.0
 LENGTH = 65
@@ -58,3 +63,26 @@ def test_a_load_at_which_answers_wait_has_no_price(first_ms: float, is_refused: 
     assert [*cost.refused] == ([4] if is_refused else [])
     if is_refused:
         assert "answers take 1.8 times as long" in cost.refused[4]
+
+
+def test_prompts_at_several_loads_are_counted_once_and_an_answer_of_one_token_costs_no_lap() -> (
+    None
+):
+    runs = []
+    for load in (1, 2):
+        run = run_of(answering(16.0), batch_size=load, requests_per_second=1.0)
+        rows = prompt_rows(run.rows, [("", 40.0 + index) for index in range(16)])
+        short = {"num_tokens": 1, "num_iterations": None, "tokens_per_iteration": None}
+        for index, row in enumerate(rows):
+            known = {"unit": (row.prompt_index or 0) // load, "time_to_first_token_ms": 30.0}
+            changes = known | (short if row.prompt_index == 0 else {})
+            rows[index] = dataclasses.replace(row, **changes)
+        run.prompt_rows = rows
+        runs.append(run)
+    assert str(tokens_by_k(runs)[4].covers) == "15 prompts"
+    assert [len(spent_by_unit(run.last, run.prompt_rows)) for run in runs] == [15, 8]
+
+
+def test_answers_of_one_token_are_why_there_is_no_price() -> None:
+    run = run_of(answering(16.0) | {"num_tokens": 10, "mean_num_draft_tokens": None})
+    assert why_no_price(run) == "answers have one token, and no iteration"

@@ -46,9 +46,16 @@ def likelihood_columns(texts: Sequence[ReadText]) -> dict[str, Any]:
     }
 
 
-def most_drafted(requests: Sequence[RequestRecord]) -> int | None:
-    """The K that an engine reports with its answers; None where it does not."""
-    return max((k for request in requests for k, _ in request.outcomes), default=None)
+def drafted_k(requests: Sequence[RequestRecord], typed: int | None) -> int | None:
+    """The K of an engine: as it reports iterations, as it was started, or as totals show it; None where none does."""
+    reported = max((k for request in requests for k, _ in request.outcomes), default=None)
+    means = [
+        request.num_drafted / request.num_iterations
+        for request in requests
+        if request.num_drafted and request.num_iterations
+    ]
+    # Fewer are drafted where an answer ends.
+    return reported or typed or math.ceil(max(means, default=0))
 
 
 def health_columns(

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from harness.commands.acceptance.health import (
+    drafted_k,
     health_columns,
     health_in_words,
     likelihood_columns,
-    most_drafted,
 )
 from harness.commands.acceptance.page import turn_range
 from harness.commands.acceptance.record import RECORD, AcceptanceSettings
@@ -125,7 +125,7 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
         if is_elsewhere:
             self.source = "served"
             typed = engine_of(settings).columns(settings).get("num_draft_tokens")
-            self.served_k = most_drafted(requests) or typed or settings.decoding.most_draft_tokens
+            self.served_k = drafted_k(requests, typed) or settings.decoding.most_draft_tokens
             self.most = max(settings.up_to, self.served_k)
         placed = session.placed or self._placed_here(readings)
         # The cost of an iteration in steps holds for one device and one format alone.
@@ -241,6 +241,7 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
             # nan where it is not known.
             steps = [costs.point(k).steps.estimate for k in range(1, self.most + 1)]
             is_slower = text.cut.iterations * steps > text.cut.num_tokens
+            slower_at = (1 + np.flatnonzero(is_slower)).tolist()
             row = session.row(
                 AcceptanceTextRow,
                 prompt_index=first_index.setdefault(repr(prompt.opening.chat()), prompt.index),
@@ -252,7 +253,7 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
                 token_ids=token_ids,
                 num_tokens=text.cut.num_tokens,
                 iterations_by_num_draft_tokens=text.cut.iterations.round(6).tolist(),
-                slower_at=(1 + np.flatnonzero(is_slower)).tolist(),
+                slower_at=slower_at if costs.ks() else None,
                 log_probability=text.log_probability,
                 own_log_probability=text.expected,
                 num_impossible=text.num_impossible,

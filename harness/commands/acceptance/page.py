@@ -17,7 +17,7 @@ from harness.reporting.words import typed_again
 from harness.results.files import rows_in
 from harness.results.rows.acceptance import AcceptancePartRow, AcceptanceRow, AcceptanceTextRow
 from harness.results.runs import Run, grouped
-from harness.results.statistics.interval import Interval
+from harness.results.statistics.interval import UNKNOWN, Interval
 from harness.results.statistics.multiplicity import ranking
 
 if TYPE_CHECKING:
@@ -84,6 +84,12 @@ def _rows_of(run: Run[AcceptanceRow], kind: type[AnyRow]) -> list[AnyRow]:
     return [row for row in rows if row.run == run.id]
 
 
+def _texts_of(run: Run[AcceptanceRow], k: int) -> list[AcceptanceTextRow]:
+    """The texts of a run, without those of a damaged file that lack iterations at this K."""
+    texts = _rows_of(run, AcceptanceTextRow)
+    return [text for text in texts if len(text.iterations_by_num_draft_tokens or ()) >= k]
+
+
 def _plots(by_target: Mapping[str, Sequence[Draft]]) -> dict[str, list[Plot]]:
     """Expected speed-up against K: a plot for each target, with a curve for each draft."""
     from harness.reporting.drawing import MOST_CURVES, Point, curve_plots
@@ -123,7 +129,7 @@ def _page_of_draft(draft: Draft) -> Page:
     """Every K of one draft, whether its engine accepts as its weights say, and where it is accepted."""
     rows, best = draft.run.rows, draft.row
     k = int(best.num_draft_tokens or 1)
-    texts = _rows_of(draft.run, AcceptanceTextRow)
+    texts = _texts_of(draft.run, k)
     parts = _rows_of(draft.run, AcceptancePartRow)
     tokens = best.tokens_per_iteration or Interval()
     bounds = tokens.bounds()
@@ -163,12 +169,14 @@ _EVERY_K = (
 def _by_k(rows: Sequence[AcceptanceRow], best: AcceptanceRow) -> Table:
     """A line for each figure, a column for each K."""
     shown = [row for row in rows if row.num_draft_tokens in SHOWN or row is best]
+    accepted = [row.acceptance_rate for row in shown]
+    speedups = [row.expected_speedup for row in shown]
     lines = {
         "tokens": [f"{estimate_of(row.tokens_per_iteration):.2f}" for row in shown],
-        "accepted": [percent(row.acceptance_rate or 0) for row in shown],
+        "accepted": [UNKNOWN if rate is None else percent(rate) for rate in accepted],
     }
-    if shown[-1].expected_speedup is not None:
-        lines["speed-up"] = [times(estimate_of(row.expected_speedup)) for row in shown]
+    if any(speedups):
+        lines["speed-up"] = [times(gain.estimate) if gain else UNKNOWN for gain in speedups]
     columns = (Column("K", text=True), *(Column(str(row.num_draft_tokens)) for row in shown))
     cells = tuple(TableRow((name, *values)) for name, values in lines.items())
     return Table("by_k", "", columns, cells, look="bare")
@@ -231,7 +239,7 @@ def _relative_to_best(drafts: Sequence[Draft]) -> dict[str, Interval]:
     texts = []
     for draft in drafts:
         k = int(draft.row.num_draft_tokens or 1)
-        for text in _rows_of(draft.run, AcceptanceTextRow):
+        for text in _texts_of(draft.run, k):
             # In steps of the target.
             time = _iterations(text, k) * (draft.row.iteration_cost or 1.0)
             token_ids = str(text.token_ids)

@@ -9,7 +9,12 @@ from collections.abc import Sequence
 from operator import attrgetter
 
 from harness.commands.latency.tables.answer import has_verdict
-from harness.commands.latency.tables.costs import best_of, choice_of_k, predicted_by_k
+from harness.commands.latency.tables.costs import (
+    best_of,
+    choice_of_k,
+    predicted_by_k,
+    still_rises,
+)
 from harness.commands.latency.tables.ranked import RankedRun
 from harness.config.amounts import percent
 from harness.measuring.rows import LatencyRow
@@ -50,7 +55,7 @@ def _better_interval(row: LatencyRow) -> Step | None:
     has_bounds = verdict.speedup.has_bounds
     if has_bounds and verdict.reason:
         # Such as on a busy machine.
-        again = typed_again("resume=false")
+        again = typed_again("resume=false", command="latency")
         return Step("one thread, or a quiet machine", command=f"OMP_NUM_THREADS=1 {again}")
     coverage = Coverage.of(row.speedup)
     if coverage is None or (has_bounds and not verdict.includes_1):
@@ -64,6 +69,9 @@ def _better_interval(row: LatencyRow) -> Step | None:
     if coverage.unit == "block":
         return Step(aim, f"engine.blocks={max(4, 2 * coverage.num_units)}")
     prompts_per_unit = math.ceil((row.num_prompts or 1) / coverage.num_units)
+    if coverage.unit == "prompt" and row.num_different_prompts is None:
+        # `num_prompts` counts each turn of a conversation, and the setting each conversation.
+        prompts_per_unit = 1
     if not has_bounds:
         if coverage.unit == "prompt" and prompts_per_unit > 1:
             # They were asked more than once.
@@ -94,7 +102,7 @@ def _another_k(regular: LatencyRow, row: LatencyRow) -> Step | None:
         return _free_draft([row], choice)
     if best < max(predictions):
         return Step(f"{choice}, {gain:.2f}× predicted", f"K={best}")
-    return Step(choice, f"K={2 * best}")
+    return Step(choice, f"K={2 * best}") if still_rises(predictions) else None
 
 
 def _free_draft(rows: Sequence[LatencyRow], finding: str) -> Step | None:

@@ -55,12 +55,14 @@ def map_page(runs: Sequence[Run[MapRow]]) -> Page | None:
         for with_context in grouped(points, attrgetter("context")).values():
             line = _finding(with_context)
             findings.append(replace(line, text=prefix + line.text))
-        status = points[0].row.status
-        if status in (None, "ok", NO_VERDICT):
+        ended = {point.row.status for point in points} - {None, "ok", NO_VERDICT}
+        if not ended:
             use.append(("Use", prefix + _schedule_in_words(points)))
         else:
             number = counted(len(points), "cell")
-            doubts.append(f"{prefix}{status} with {number} of the grid measured.")
+            doubts.append(
+                f"{prefix}{', '.join(map(str, ended))} with {number} of the grid measured."
+            )
         # Where no cell can tell, the finding says why.
         undecided = _undecided(points)
         if undecided and best_in_words(points):

@@ -37,6 +37,9 @@ _MOST_GUESSED = 16
 # Columns of a plan that mean nothing where costs were measured.
 _UNUSED = (
     "dtype",
+    "engine",
+    "repository",
+    "chat_template",
     "placement",
     "temperature",
     "prompt_length",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from typing import Any
 
 from harness.commands.plan.rows import PlanRow
@@ -40,6 +40,11 @@ def predictions(
     Raises:
         SettingError: they have nothing in common.
     """
+    if not costs.costs:
+        rule = "has no time of an iteration with a draft: ms, or ms_per_token and acceptance_length"
+        raise SettingError("costs", rule)
+    if not any(accepted.yields.values()):
+        raise SettingError("acceptance", "has no tokens per iteration of any K")
     predicted: list[dict[str, Any]] = []
     # Each with what it is about.
     problems: list[tuple[str, SettingError]] = []
@@ -48,11 +53,13 @@ def predictions(
         shared = [name for name in accepted.yields if not draft or name in (draft, "")]
         if not shared:
             others = ", ".join(accepted.yields)
-            error = SettingError("acceptance", f"has nothing of {draft}, only of {others}")
-            problems.append((error.setting, error))
+            rule = f"has nothing of {draft}, only of {others}"
+            problems.append(("acceptance", SettingError("acceptance", rule)))
         for name, rows in itertools.product(shared, cost.loads if load is None else (load,)):
             yields = accepted.yields[name]
-            lengths = {k: length or cost.point(k, rows).answer_length for k in cost.ks(rows)}
+            lengths: dict[int, float | None] = dict.fromkeys(cost.ks(rows))
+            if accepted.rates or name in accepted.lengths:
+                lengths = {k: length or cost.point(k, rows).answer_length for k in lengths}
             tokens = {k: _at_length(accepted, name, k, lengths[k]) for k in lengths if k in yields}
             try:
                 # With none in common it says why.
@@ -84,14 +91,14 @@ def predictions(
 
 
 def _at_length(accepted: PriceTable, name: str, k: int, length: float | None) -> Interval:
-    """Tokens per iteration at K of answers of a length, where that of the yields is known, too."""
+    """Tokens per iteration at K of answers of a length, or of those that were read where it is None."""
     tokens = accepted.yields[name][k]
     if length is None:
         return tokens
     if accepted.rates:
         return Interval(length_in_answers(accepted.rates, k, length))
-    measured = accepted.lengths.get(name, math.nan)
-    if math.isnan(measured) or round(measured) == round(length):
+    measured = accepted.lengths[name]
+    if round(measured) == round(length):
         return tokens
     return tokens.scaled(at_length(tokens.estimate, k, measured, length) / tokens.estimate)
 
@@ -102,8 +109,8 @@ def predictions_page(rows: Sequence[PlanRow], failed: Sequence[PlanRow] = ()) ->
     Args:
         failed: of the jobs that have no prediction, for their errors.
     """
-    title = title_of_many(rows)
-    if len({row.model for row in rows}) == 1:
+    title = title_of_many([*{row.run: row for row in rows}.values()])
+    if len({(row.model, row.cost_source) for row in rows}) == 1:
         title = heading(rows[0], f"costs {rows[0].cost_source}")
         if not (rows[0].devices or rows[0].is_simulated):
             title = f"{rows[0].model} · costs {rows[0].cost_source}"
@@ -141,6 +148,7 @@ def _among_others(row: PlanRow) -> str:
 
 
 _COLUMNS = (
+    Column("costs", of="cost_source", text=True, once=True, varies=True),
     Column("acceptance", of="acceptance_source", text=True, once=True, varies=True),
     Column("draft", of="draft", text=True, once=True, varies=True),
     Column("in\nflight", of="batch_size", identifies_row=True, varies=True),
@@ -156,10 +164,10 @@ _COLUMNS = (
 
 
 def _findings(rows: Sequence[PlanRow]) -> Iterator[Line]:
-    """For each acceptance the best draft and K, at one load or by load."""
-    sources = grouped(rows, lambda row: str(row.acceptance_source))
-    for source, members in sources.items():
-        about = f"{source}: " if len(sources) > 1 else ""
+    """For each costs and acceptance the best draft and K, at one load or by load."""
+    sources = grouped(rows, attrgetter("cost_source", "acceptance_source"))
+    for (cost, acceptance), members in sources.items():
+        about = f"{cost} with {acceptance}: " if len(sources) > 1 else ""
         has_drafts = len({row.draft for row in members}) > 1
         by_load = grouped(members, lambda row: row.batch_size or 1)
         bests = [max(by_load[load], key=_estimate) for load in sorted(by_load)]
@@ -202,14 +210,14 @@ def _beside_measured(rows: Sequence[PlanRow]) -> Iterator[Line]:
 def _covers(rows: Sequence[PlanRow]) -> str:
     """What intervals cover and what is assumed."""
     covers = sorted({str(_speedup(row).covers) for row in rows if _speedup(row).covers})
-    intervals = f"intervals are over {'; '.join(covers)}" if covers else "no interval is known"
+    intervals = f"; intervals are over {'; '.join(covers)}" if covers else ""
     lengths = [row.max_new_tokens for row in rows if row.max_new_tokens]
     answers = ""
     if lengths:
         least_and_most = dict.fromkeys((min(lengths), max(lengths)))
         answers = f" of answers of {' to '.join(map(str, least_and_most))} tokens"
     return (
-        f"speed-ups are of decoding{answers}, without reading the prompt; {intervals}. It is assumed that an iteration"
+        f"speed-ups are of decoding{answers}, without reading the prompt{intervals}. It is assumed that an iteration"
         " costs the same with these texts"
     )
 
@@ -220,6 +228,6 @@ def _next_step(rows: Sequence[PlanRow]) -> Step:
     load = f" batch_size={best.batch_size}" if (best.batch_size or 1) > 1 else ""
     largest = max(ks)
     if len(ks) > 1 and best.num_draft_tokens == largest:
-        text = f"K={largest} is the largest with a price"
+        text = f"K={largest} is the largest with a price and a yield"
         return Step(text, command=f"harness latency … K={2 * largest}{load}")
     return Step("measure it", command=f"harness latency … K={best.num_draft_tokens}{load}")

@@ -20,7 +20,9 @@ class PlanRow(RunRow):
     temperature: MaybeFloat = setting("temperature; 0 is greedy", "decoding.temperature")
     prompt_length: MaybeInt = setting("tokens of the longest prompt", "prompt_length", "tokens")
     num_gpus: MaybeInt = figure("GPUs that were planned for; 0 is main memory")
-    free_bytes: MaybeInt = figure("free memory of the GPU that has least", "bytes")
+    free_bytes: MaybeInt = figure(
+        "free memory of the GPU that has least; of main memory without a GPU", "bytes"
+    )
     reserve_bytes: MaybeInt = figure(
         "kept free on each GPU: `placement.reserve_gb`, or what reading the prompts takes where that is more",
         "bytes",

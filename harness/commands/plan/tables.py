@@ -11,22 +11,26 @@ from collections.abc import Iterator, Sequence
 from harness.commands.plan.rows import PlanRow
 from harness.config.amounts import amount
 from harness.config.demand import Remedy
-from harness.config.settings import DecodingSettings
 from harness.reporting.names import named_runs
 from harness.reporting.page import Page, Step, heading, title_of_many
 from harness.reporting.table import Column, Line, Table, TableRow, number, times
+from harness.reporting.words import typed_again
 from harness.results.runs import Run
 
 _NO_GPU = "No GPU here: planned for main memory; gpus=4 gpu_memory=40GB pretends GPUs."
 # A verification that costs at least this many steps costs noticeably more than one.
 _COSTLY_VERIFICATION = 1.2
+# Settings that `latency` does not have.
+_OWN_SETTINGS = ("gpus", "gpu_memory", "bandwidth", "prompt_length", "acceptance")
 
 
 def plan_page(rows: Sequence[PlanRow]) -> Page | None:
     """Whether a pair fits, or how many of several do; None where nothing was planned."""
     fitting = [row for row in rows if row.status == "ok"]
     fastest = max(fitting or rows, key=lambda row: row.highest_speedup or 0.0)
-    steps = [_measure(fastest)] if fitting else [*map(_would_fit, _remedies(fastest)[:1])]
+    steps = (
+        [_measure(fastest, len(rows))] if fitting else [*map(_would_fit, _remedies(fastest)[:1])]
+    )
     if len(rows) > 1:
         finding = Line(f"{len(fitting)} of {len(rows)} fit", "good" if fitting else "bad")
         slowest = sorted({_rates(row)[-1][0] for row in rows if row.bandwidths})
@@ -103,13 +107,12 @@ def _why(row: PlanRow) -> Iterator[tuple[str, str]]:
         yield "Gain", f"{_predicted(row)} predicted{interval}"
 
 
-def _measure(row: PlanRow) -> Step:
-    draft = f" draft={row.draft}" if row.draft else ""
+def _measure(row: PlanRow, num_plans: int) -> Step:
+    changes = [f"model={row.model} draft={row.draft or 'none'}"] if num_plans > 1 else []
     if row.best_num_draft_tokens is not None:
-        draft += f" K={row.best_num_draft_tokens}"
-        if row.temperature not in (None, DecodingSettings().temperature):
-            draft += f" temperature={row.temperature:g}"
-    return Step("measure it", command=f"harness latency model={row.model}{draft}")
+        changes.append(f"K={row.best_num_draft_tokens}")
+    command = typed_again(" ".join(changes), command="latency", leaving_out=_OWN_SETTINGS)
+    return Step("measure it", command=command)
 
 
 def _would_fit(remedy: Remedy) -> Step:

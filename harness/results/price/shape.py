@@ -103,10 +103,6 @@ class Shape:
     tested: bool
     steps: Sequence[Step] = ()
 
-    @property
-    def is_line(self) -> bool:
-        return self.fixed is not None
-
     def __str__(self) -> str:
         """Of what is no line: `no line, from 8 to 9 tokens +41 %`."""
         return ", ".join(["no line", *map(str, self.steps)])

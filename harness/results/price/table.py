@@ -164,22 +164,24 @@ def _row(row: Mapping[str, str], columns: Mapping[str, str | None], draft: str) 
 
     width = number("width")
     width = 1 + (number("k") or 0) if width is None else width
-    if width != int(width):
-        raise ValueError(f"a width of {width:g}")
+    rows = number("rows") or 1
+    if (width, rows) != (int(width), int(rows)):
+        raise ValueError(f"a width of {width:g} with {rows:g} in flight")
     ms, low, high = (number(name) for name in ("ms", "low", "high"))
     ms_per_token, tokens, speed = (number(name) for name in ("ms_per_token", "tokens", "speed"))
+    if tokens and not 1 <= tokens <= width:
+        raise ValueError(f"{tokens:g} tokens per iteration of {width:g}")
     if ms is None and ms_per_token is not None:
         ms = ms_per_token * (tokens or (1 if width == 1 else math.nan))
     time = Interval() if not ms else Interval(ms)
-    if ms and low and high:
-        if not low <= ms <= high:
-            raise ValueError(f"{ms:g} ms is not between {low:g} and {high:g}")
+    if ms and (low or high):
+        # One alone is no interval.
+        if low is None or high is None or not low <= ms <= high:
+            raise ValueError(f"{ms:g} ms is not between {low} and {high}")
         time = Interval(ms, low, high)
     waits = 1000 / speed / ms_per_token if speed and ms_per_token else None
     is_regular = width == 1
-    return _Row(
-        "" if is_regular else draft, int(width), int(number("rows") or 1), time, tokens, waits
-    )
+    return _Row("" if is_regular else draft, int(width), int(rows), time, tokens, waits)
 
 
 def _table(rows: Sequence[_Row], path: str) -> Table:
@@ -196,12 +198,11 @@ def _table(rows: Sequence[_Row], path: str) -> Table:
             refused = _refused(regular, members)
             points = [(row.width, row.rows, row.ms) for row in timed]
             costs[draft] = IterationCost.of_points(points, path, refused)
-        yields[draft] = {}
         for width, same in grouped(
             [row for row in members if row.tokens], attrgetter("width")
         ).items():
             lengths = [row.tokens or 0.0 for row in same]
-            yields[draft][width - 1] = Interval(fmean(lengths))
+            yields.setdefault(draft, {})[width - 1] = Interval(fmean(lengths))
             spread = max(lengths) / min(lengths) - 1
             if spread > _SAME:
                 several = f"{min(lengths):g} to {max(lengths):g} tokens per iteration"

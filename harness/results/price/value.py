@@ -179,11 +179,8 @@ class IterationCost:
             SettingError: no K has both.
         """
         common = [k for k in self.ks(rows) if k in yields]
-        if rows in self.refused or not common:
-            for k in yields:
-                self.at(k, rows)
-            raise SettingError("acceptance", "has no K")
-        speedups = {k: self.speedup(yields[k], k, rows) for k in common}
+        # One without a price says why.
+        speedups = {k: self.speedup(yields[k], k, rows) for k in common or yields}
         best = max(common, key=lambda k: speedups[k].estimate)
         speeds = speedups
         if self.one_step:

@@ -124,5 +124,5 @@ class AcceptancePartRow(Row):
     expected_speedup: Interval | None = with_interval(
         None,
         "`tokens_per_iteration` / what an iteration costs",
-        "95 % interval over conversations, of the tokens alone",
+        "95 % interval over conversations, of the tokens and of measured costs",
     )

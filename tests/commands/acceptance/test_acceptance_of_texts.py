@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Sequence
@@ -13,10 +14,11 @@ import pandas as pd
 import pytest
 
 from harness.commands.acceptance.page import acceptance_page
+from harness.reporting.table import Table
 from harness.results.files import append_rows
 from harness.results.rows.acceptance import TEXTS_FILE, AcceptanceRow, AcceptanceTextRow
 from harness.results.runs import Run
-from harness.results.statistics.interval import Interval
+from harness.results.statistics.interval import UNKNOWN, Interval
 from in_process import QUICKEST_PAIR, Harness, only, results
 from pages import full
 from report_files import run_id
@@ -244,6 +246,20 @@ def test_drafts_are_compared_on_the_same_texts(tmp_path: Path) -> None:
         in page
     )
     assert mentions(page, "on the same texts of 8 prompts")
+
+
+def test_figures_that_are_not_known_are_none(tmp_path: Path) -> None:
+    """K=2 has no price; of a damaged file one text has no iterations."""
+    run = with_texts(checkpoint("a", 1.5, 2.5), tmp_path / "1", [8, 4])
+    run.rows[-1] = dataclasses.replace(run.rows[-1], expected_speedup=None, acceptance_rate=None)
+    file = tmp_path / "1" / TEXTS_FILE
+    file.write_text(file.read_text().replace('"[8, 4]"', "", 1))
+    page = acceptance_page([run])
+    assert page is not None
+    table = page.tables[0]
+    assert isinstance(table, Table)
+    assert [row.cells[2] for row in table.rows[1:]] == [UNKNOWN, UNKNOWN]
+    assert "7 texts" in page.title
 
 
 def test_a_run_that_read_nothing_has_no_page() -> None:

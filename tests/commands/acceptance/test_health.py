@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.commands.acceptance.health import health_columns
+from harness.commands.acceptance.health import drafted_k, health_columns
 from harness.engines.door.reading import ReadText
 from harness.engines.requests import RequestRecord
 from harness.results.statistics.iterations import acceptance_chances, cut
@@ -129,3 +129,20 @@ def test_a_drafter_is_judged_by_what_its_server_reports(
     request = RequestRecord(0, 3, token_ids=[5] * 41, num_tokens=41, **answer)
     found = health_columns([read_text(is_own)], [request], 1)
     assert found["health"] == health, found
+
+
+@pytest.mark.parametrize(
+    ("answer", "typed", "expected"),
+    [
+        ({"outcomes": [(2, 1), (1, 0)]}, 4, 2),
+        # Fewer are drafted where an answer ends.
+        ({"num_drafted": 79, "num_accepted": 30, "num_tokens": 41}, None, 8),
+        ({"num_drafted": 79, "num_accepted": 30, "num_tokens": 41}, 9, 9),
+        ({}, None, 0),
+    ],
+)
+def test_the_k_of_a_server_is_that_which_its_totals_show(
+    answer: dict[str, Any], typed: int | None, expected: int
+) -> None:
+    request = RequestRecord(0, 3, **{"num_tokens": 41, "max_new_tokens": 41} | answer)
+    assert drafted_k([request], typed) == expected

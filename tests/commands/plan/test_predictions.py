@@ -123,6 +123,7 @@ def table(tmp_path: Path) -> str:
     """A regular step of 20 ms; K=2, 4 and 8 take 25, 30 and 60 ms; nothing is known with several in flight but K=4."""
     lines = ["# mine", "k,in_flight,ms", ",1,20", "2,1,25", "4,1,30", "8,1,60", ",8,20", "4,8,40"]
     (tmp_path / "mine.csv").write_text("\n".join(lines) + "\n")
+    (tmp_path / "untimed.csv").write_text("k,ms_per_token\n,20\n4,9\n")
     return "costs=mine.csv"
 
 
@@ -156,12 +157,47 @@ def test_what_typed_numbers_predict(
         ([], "costs=mine.csv: needs acceptance=: what an iteration yields"),
         ([f"costs={SWEEP}@HumanEval@MTP", f"acceptance={SWEEP}@math_reasoning@DSpark"],
          "acceptance: has nothing of MTP, only of DSpark"),
-        (["acceptance=mine.csv"], "acceptance: has no K"),
+        (["acceptance=mine.csv"], "acceptance: has no tokens per iteration of any K"),
+        (["costs=untimed.csv", "acceptance=0.8"], "costs: has no time of an iteration with a draft: ms, or"),
         (["acceptance=0.8", "batch_size=9"], "with 9 in flight, but with 1, 8 in flight: measure batch_size=9"),
     ],
 )  # fmt: skip
 def test_mistakes(harness: Harness, table: str, arguments: list[str], complaint: str) -> None:
     assert complaint in harness.refused("plan", table, *arguments)
+
+
+def test_rows_say_whose_costs_they_are_of_and_no_length_that_nobody_knows(
+    harness: Harness, table: str
+) -> None:
+    Path("other.csv").write_text("k,ms,low,high\n,20,19,21\n4,30,28,32\n")
+    outcome = harness("plan", "-m", f"{table},other.csv", "acceptance=3.2@4", "tokens=8")
+    page = " ".join(outcome.stdout.split())
+    assert page.startswith("2 runs mine.csv with 3.2@4: predicted"), page
+    assert "other.csv with 3.2@4: 2.13×" in page
+    assert "speed-ups are of decoding, without" in page
+    rows = pd.concat(map(pd.read_csv, Path().rglob("plan.csv")))
+    assert (rows.predicted_tokens_per_iteration == 3.2).all()
+    unknown: list[Any] = ["max_new_tokens", "engine", "repository", "chat_template"]
+    assert rows[unknown].isna().all(axis=None)
+
+
+@pytest.mark.parametrize(
+    ("swept", "differs"),
+    [
+        ("engine.step_ms=20,60", "differ in settings: {}, {'engine.step_ms': 60.0}"),
+        ("tokens=8,16", "differ in max_new_tokens: 8, 16"),
+    ],
+)
+def test_runs_that_differ_in_more_than_k_and_load_are_no_one_price_nor_yield(
+    harness: Harness, swept: str, differs: str
+) -> None:
+    asked = ["engine=simulated", "num_prompts=8", "K=4"]
+    harness("latency", "-m", *asked, swept, "results.file=two.csv")
+    harness("latency", *asked, "results.file=one.csv")
+    # No measurement: it is not averaged.
+    harness("latency", *asked, "engine.step_ms=9", "test=true", "results.file=one.csv")
+    assert differs in harness.refused("plan", "costs=two.csv", "acceptance=one.csv")
+    assert differs in harness.refused("plan", "costs=one.csv", "acceptance=two.csv")
 
 
 def test_a_run_leaves_its_costs_and_they_are_read_again(harness: Harness) -> None:

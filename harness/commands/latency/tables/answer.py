@@ -84,7 +84,8 @@ def reasons(run: Run[LatencyRow]) -> list[str]:
     if row.acceptance_rate is None and row.tokens_per_iteration is None:
         # Of two commands neither need draft.
         may_draft = row.arm == "speculative" and row.draft != SECOND_COMMAND
-        return [_not_reported(row)] if row.is_elsewhere and may_draft else []
+        was_measured = row.is_elsewhere or row.speedup is not None
+        return [_not_reported(row)] if may_draft and was_measured else []
     # Beside other programs the price of an iteration is theirs too.
     is_quiet = not any(arm.was_starved for arm in run.rows)
     costs = costs_in_steps(regular, row) if is_quiet else None
@@ -108,7 +109,7 @@ def reasons(run: Run[LatencyRow]) -> list[str]:
 
 def _not_reported(row: LatencyRow) -> str:
     """Why acceptance is unknown, and how to have it reported."""
-    if row.drafted is False or row.is_simulated:
+    if row.drafted is False or row.is_simulated or not row.is_elsewhere:
         return "nothing was drafted"
     unknown = "acceptance is not reported by the server"
     if row.engine == "server" and "vLLM" in (row.server or "vLLM"):

@@ -24,6 +24,8 @@ from harness.results.statistics.interval import Interval
 
 # So many predictions for other K fit a line.
 _MOST_K = 8
+# A gain of less from one K to the next is none.
+_RISE = 1.01
 
 
 def main_limit(tokens: float, proposed: float, costs: StepCosts) -> str:
@@ -59,6 +61,14 @@ def predicted_by_k(regular: LatencyRow | None, row: LatencyRow) -> dict[int, Int
 def best_of(predictions: Mapping[int, Interval]) -> int:
     """The K for which most is predicted."""
     return max(predictions, key=lambda k: predictions[k].estimate)
+
+
+def still_rises(predictions: Mapping[int, Interval]) -> bool:
+    """Whether the largest K is the best, and clearly better than the one before it."""
+    last = max(predictions)
+    before = predictions.get(last - 1)
+    gain = predictions[last].estimate
+    return before is not None and best_of(predictions) == last and gain > _RISE * before.estimate
 
 
 def share_of_predicted(row: LatencyRow) -> float | None:
@@ -172,7 +182,7 @@ def choice_of_k(predictions: Mapping[int, Interval]) -> str:
     best, last = best_of(predictions), max(predictions)
     if predictions[best].estimate <= 1:
         return f"no K from 1 to {last} pays"
-    if best == last:
+    if still_rises(predictions):
         return f"the speed-up still rises at K={last}"
     return f"K={best} is the best of 1 to {last}"
 

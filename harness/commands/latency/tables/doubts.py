@@ -235,13 +235,14 @@ def _after_the_end(run: _Run) -> str | None:
 def _otherwise_by_answer(run: _Run) -> str | None:
     """The speed-up as a mean over answers, where that is another one than over all tokens."""
     regular, row = run.rows[0], run.last
-    if row.speedup is None or not (regular.ms_per_token_per_answer and row.ms_per_token_per_answer):
+    speedup = row.speedup.estimate if row.speedup else 0.0
+    if not (speedup > 0 and regular.ms_per_token_per_answer and row.ms_per_token_per_answer):
         return None
     by_answer = regular.ms_per_token_per_answer / row.ms_per_token_per_answer
-    apart = abs(math.log(by_answer / row.speedup.estimate))
+    apart = abs(math.log(by_answer / speedup))
     if apart < math.log(_OTHERWISE_BY_ANSWER):
         return None
-    return f"the speed-up over all tokens is {row.speedup.estimate:.2f}×, the mean over answers {by_answer:.2f}×"
+    return f"the speed-up over all tokens is {speedup:.2f}×, the mean over answers {by_answer:.2f}×"
 
 
 def _too_slow(row: LatencyRow) -> str | None:
