@@ -19,7 +19,6 @@ from harness.config.settings import require
 from harness.engines.door import wing
 from harness.engines.protocol import Answered, Arm, Engine, Question
 from harness.engines.registry import engine_of
-from harness.engines.requests import RequestRecord
 from harness.engines.text_tokenizer import text_of
 from harness.engines.timing import timed_answer
 from harness.engines.tokenizer import Tokenizer
