@@ -24,6 +24,7 @@ MISTAKES = {
     "latency --temperature -m": "--temperature: needs a value: decoding.temperature=...",
     "latency K=2,4": "decoding.num_draft_tokens=2,4: has several values: -m measures each",
     f"latency seed={5000 * '9'}": "seed: a number is too long, or brackets are nested too deeply",
+    "bisect versions=1,2 repeats=5 -- a {x}": "repeats: bisect itself chooses what to measure, and how often",
     "bisect versions=1,2 -- a {x} -- b {x}": "--: is followed by one command",
     "latency -- llama-server -m a.gguf -md b.gguf":
         "the command behind --: nothing in it makes llama.cpp speculate, -md alone does not: "

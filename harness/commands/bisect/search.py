@@ -188,7 +188,9 @@ class Search:
     def _is_beyond_margin(self) -> bool:
         """Whether the last version is worse than the first one by more than the margin, as far as one can see."""
         changed = self._of_figure(self._across(len(self._usable) - 1))
-        assert changed.comparison is not None
+        if changed.comparison is None or not changed.comparison.change.has_bounds:
+            # Further starts have no more prompts.
+            raise RunError(changed.reason)
         ratio = changed.comparison.change.estimate
         return (ratio if changed.figure.better == "lower" else 1 / ratio) > 1 + self._margin
 

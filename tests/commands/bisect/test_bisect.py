@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from harness.commands.bisect.search import Outcome, Search, Version
-from harness.commands.bisect.starts import commits
-from harness.config.errors import SettingError
+from harness.commands.bisect.starts import Starts, commits
+from harness.config.errors import RunError, SettingError
 from harness.reporting.changes import Compared, Figure, Sides
 from harness.reporting.names import name_of
 from harness.results.runs import Run
@@ -226,6 +226,38 @@ def test_with_too_few_starts_it_says_which_are_possible() -> None:
     assert "8" in {version.name for version in outcome.possible}
     assert 1 < len(outcome.possible) < NUM_VERSIONS - 1
     assert len(outcome.runs) == 4
+
+
+def test_starts_with_too_few_prompts_for_an_interval_end_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(f"{__name__}.NUM_PROMPTS", 7)
+    planted = Planted(np.random.default_rng(0), 6, 0.5, 0.005)
+    with pytest.raises(RunError):
+        planted.found()
+    assert len(planted.started) == 2
+
+
+def test_a_start_that_is_measured_again_is_another_run(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codes = [0, 0, 1]
+
+    def run(command: Sequence[str], printed: Path) -> int:
+        printed.parent.mkdir(parents=True, exist_ok=True)
+        printed.write_text("harness: out of memory")
+        return codes.pop(0) or harness(*command[3:]).exit_code
+
+    monkeypatch.setattr("harness.commands.bisect.starts._run", run)
+
+    def start(*, resumes: bool) -> Run | str:
+        words = ["engine=simulated", "engine.step_ms={ms}", "num_prompts=2"]
+        return Starts("ms", words, resumes=resumes).measure(Version("10", "10"))
+
+    runs = [start(resumes=resumes) for resumes in (True, True, False, False, True)]
+    ids = [run if isinstance(run, str) else run.id for run in runs]
+    assert ids == [ids[0], ids[0], ids[2], "out of memory", ids[2]]
+    assert ids[0] != ids[2]
 
 
 @pytest.mark.slow
