@@ -53,6 +53,7 @@ MISTAKES = {
         "decoding.synthetic_acceptance=5.5: must be in [0, 1], or a mean length of at most K + 1 = 5",
     "recovery fault=residual_warped_twice decoding.temperature=1":
         "fault=residual_warped_twice: changes nothing at decoding.temperature=1",
+    "recovery tokens=1": "decoding.max_new_tokens=1: must be at least 2: speculation decides no first token",
     "latency engine=huggingface draft=tiny_medusa": "draft=tiny_medusa: must be a model, a DFlash head, mtp",
     "plan draft=7B_2GPUs gpus=2 gpu_memory=40GB": "draft.gpus=2: must be 1: a draft is whole on one GPU",
     # Servers
