@@ -56,7 +56,7 @@ def typed_again(
     if command:
         kept = [command, *kept[1:]]
     behind = [shlex.join(typed[end:])] if typed[end:] else []
-    again = " ".join([shlex.join(["harness", *kept]), changes, *behind])
+    again = " ".join(filter(None, [shlex.join(["harness", *kept]), changes, *behind]))
     is_job = not of_sweep and not {"-m", "--multirun"}.isdisjoint(typed)
     if not command and (is_job or len(again) > _LONGEST_COMMAND):
         return f"the same with {changes}"

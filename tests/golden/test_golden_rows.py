@@ -53,7 +53,7 @@ EVALS: dict[str, list[Changes]] = {
     "no difference at all": [ONE | BETTER | {"difference": 0.0}],
     "interrupted": [ONE | {"status": "interrupted", "accuracy": 0.0, "wald_high": 0.0}],
     "nothing to compare": [ONE | UNKNOWN],
-    "without a draft": [ONE | {"draft": None, "identical_prompts": None}],
+    "without a draft": [ONE | {"draft": None, "identical_prompts": None, "temperature": 0.0}],
     "several": [SEEDS, ONE | {"draft": "a", "mcnemar_p_value": 0.01}, ONE | {"status": "failed"}],
 }  # fmt: skip
 
