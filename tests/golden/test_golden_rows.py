@@ -375,7 +375,7 @@ RACES: dict[str, Changes] = {
     "a lossy rule": PARTED | {"lossy": True, "rule": "typical"},
     "two samples": {"identical": False, "parted_at": 0, "temperature": 0.5},
     "one ends": {"identical": False, "parted_at": 2, "num_compared": 2},
-    "nothing drafted": {"acceptance_rate": None},
+    "nothing drafted": {"acceptance_rate": None, "tokens_per_iteration": 1.0},
     "a server": {"acceptance_rate": None, "engine": "server"},
     "a coin": {"synthetic_acceptance": 0.8, "weights": "random"},
     "one arm": {"speedup": None, "speculative_num_tokens": None},
