@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 from harness.config.errors import RunError
@@ -181,9 +181,11 @@ class Search:
     def _of_figure(self, compared: Sequence[Compared]) -> Compared:
         """The comparison of the figure that is searched by."""
         by_name = {item.figure.name: item for item in compared}
-        if self._figure not in by_name:
-            raise RunError(f"the runs have no {self._figure}, but {', '.join(by_name)}")
-        return by_name[self._figure]
+        if self._figure in by_name:
+            return by_name[self._figure]
+        # Runs that did other work have one figure, with the reason.
+        reason = compared[0].reason if compared[0].comparison is None else ""
+        return replace(compared[0], comparison=None, reason=reason)
 
     def _is_beyond_margin(self) -> bool:
         """Whether the last version is worse than the first one by more than the margin, as far as one can see."""

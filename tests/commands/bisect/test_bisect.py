@@ -77,7 +77,7 @@ class Planted:
         )
         row = sides.after[-1].last
         if (version := str(row.seed)) in self.unknown:
-            return [Compared(row, row, self.figure, name_of(row), reason=self.unknown[version])]
+            return [Compared(row, row, TIME, name_of(row), reason=self.unknown[version])]
         comparison = compare(before, after, self.figure.better, sides.margin)
         return [Compared(row, row, self.figure, name_of(row), comparison.verdict, comparison)]
 
@@ -166,6 +166,7 @@ def test_where_noise_hides_the_change_nobody_is_accused(
         ({"broken": ("5", "6")}, "it does not start"),
         ({"unknown": {"5": "", "6": ""}}, "has no ms per token"),
         ({"unknown": {"5": "other prompts", "6": "other prompts"}}, "other prompts"),
+        ({"unknown": {"5": "other work", "6": "other work"}, "figure": RATE}, "other work"),
     ],
 )
 def test_a_version_that_cannot_be_compared_is_skipped(how: dict[str, Any], reason: str) -> None:
