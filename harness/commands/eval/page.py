@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -104,11 +105,12 @@ def _next_steps(rows: Sequence[EvalRow]) -> list[Step]:
         recovery = typed_again("", command="recovery", leaving_out=_OWN_SETTINGS)
         return [lossless_again(row) or Step("is it lossless?", command=recovery)]
     # Drawn operands: no data set that may have no more, nor all that there are.
-    if not row.operands or row.num_different_prompts not in (None, row.num_prompts):
+    operands = re.fullmatch(r"(\d{1,10})-(\d{1,10})", row.operands or "")
+    if not operands or row.num_different_prompts not in (None, row.num_prompts):
         return []
     seeds = {row.seed for row in rows} - {"all"}
     num_asked = (row.num_prompts or 0) // max(1, len(seeds))
-    low, high = map(int, row.operands.split("-"))
+    low, high = map(int, operands.groups())
     number = min(4 * num_asked, (high - low + 1) ** 2, 10**6)
     return [Step("more questions", f"num_prompts={number}")] if number > num_asked else []
 
