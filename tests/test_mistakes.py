@@ -24,6 +24,7 @@ MISTAKES = {
     "latency --temperature -m": "--temperature: needs a value: decoding.temperature=...",
     "latency K=2,4": "decoding.num_draft_tokens=2,4: has several values: -m measures each",
     f"latency seed={5000 * '9'}": "seed: a number is too long, or brackets are nested too deeply",
+    "bisect versions=1,2 repeats=5 -- a {x}": "repeats: bisect itself chooses what to measure, and how often",
     "bisect versions=1,2 -- a {x} -- b {x}": "--: is followed by one command",
     "latency -- llama-server -m a.gguf -md b.gguf":
         "the command behind --: nothing in it makes llama.cpp speculate, -md alone does not: "
@@ -52,6 +53,7 @@ MISTAKES = {
         "decoding.synthetic_acceptance=5.5: must be in [0, 1], or a mean length of at most K + 1 = 5",
     "recovery fault=residual_warped_twice decoding.temperature=1":
         "fault=residual_warped_twice: changes nothing at decoding.temperature=1",
+    "recovery tokens=1": "decoding.max_new_tokens=1: must be at least 2: speculation decides no first token",
     "latency engine=huggingface draft=tiny_medusa": "draft=tiny_medusa: must be a model, a DFlash head, mtp",
     "plan draft=7B_2GPUs gpus=2 gpu_memory=40GB": "draft.gpus=2: must be 1: a draft is whole on one GPU",
     # Servers

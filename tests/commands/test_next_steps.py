@@ -89,10 +89,10 @@ def test_a_run_without_a_budget_is_accepted() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"mcnemar_p_value": 0.001, "model": "tiny", "draft": "tiny_draft"}]
+    "changes", [{}, {"mcnemar_p_value": 0.001, "model": "x/served", "draft": None}]
 )
 def test_the_next_command_of_eval_is_accepted(changes: dict[str, Any]) -> None:
-    note_command_line(["eval", "operands=[1,9]"])
+    note_command_line(["eval", "operands=[1,9]", "model=tiny", "n=9", "K=2"])
     rows = eval_run(**{"operands": "1-99", "replacement": True, "num_prompts": 10} | changes)
     with collected() as steps:
         short(eval_page([Run(rows)]))

@@ -53,7 +53,7 @@ EVALS: dict[str, list[Changes]] = {
     "no difference at all": [ONE | BETTER | {"difference": 0.0}],
     "interrupted": [ONE | {"status": "interrupted", "accuracy": 0.0, "wald_high": 0.0}],
     "nothing to compare": [ONE | UNKNOWN],
-    "without a draft": [ONE | {"draft": None, "identical_prompts": None}],
+    "without a draft": [ONE | {"draft": None, "identical_prompts": None, "temperature": 0.0}],
     "several": [SEEDS, ONE | {"draft": "a", "mcnemar_p_value": 0.01}, ONE | {"status": "failed"}],
 }  # fmt: skip
 
@@ -388,7 +388,7 @@ RACES: dict[str, Changes] = {
     "a lossy rule": PARTED | {"lossy": True, "rule": "typical"},
     "two samples": {"identical": False, "parted_at": 0, "temperature": 0.5},
     "one ends": {"identical": False, "parted_at": 2, "num_compared": 2},
-    "nothing drafted": {"acceptance_rate": None},
+    "nothing drafted": {"acceptance_rate": None, "tokens_per_iteration": 1.0},
     "a server": {"acceptance_rate": None, "engine": "server"},
     "a coin": {"synthetic_acceptance": 0.8, "weights": "random"},
     "one arm": {"speedup": None, "speculative_num_tokens": None},

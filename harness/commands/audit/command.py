@@ -33,7 +33,7 @@ others? Nothing is run.
                  bench_serving, AIPerf or guidellm
   -              the same from standard input: paste a table, then Ctrl-D
   columns={{...}}  our NAME of what columns hold whose headings are not known
-  NAME=VALUE     what the text around a table states for all rows; without a file, the figures themselves
+  NAME=VALUE     what the text around a table states for all rows, a number or draft=; without a file, the figures
   baseline=      tokens/s of the regular arm, or its result file
 
 A claim is consistent, impossible, unlikely (chance, or another average, definition or run may explain it), or not

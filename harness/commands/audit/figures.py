@@ -27,7 +27,7 @@ NUMBERS = (
 SETTINGS = ("name", "model", "draft", "prompts", "temperature", "devices", "engine", "dtype")
 NAMES = (*NUMBERS, *SETTINGS)
 
-_NUMBER = r"(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d{1,2})?"
+_NUMBER = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d+(?:[.,]\d*)?|\.\d+)(?:[eE][-+]?\d{1,2})?"
 _TO = r"\s*(?:to|-|–|…|\.\.+)\s*"
 # `+45 %`, `45 % faster`, `-32 % (61 against 90 tok/s)`: what is gained or lost, not what the speed is.
 _CHANGE = re.compile(
@@ -129,20 +129,22 @@ class Figure(NamedTuple):
         cell = re.fullmatch(rf"(?i){number}(?:{_TO}{number})?\s*(?:[±(\[].*)?", text)
         if cell is None or (name == "speedup" and in_percent and not cell[2]):
             raise ValueError(text)
-        first, last = (cls._rounded(name, digits) for digits in (cell[1], cell[3] or cell[1]))
         unit = cell[4] or cell[2]
         scale = 1.0
         if name == "acceptance_rate" and (in_percent or "%" in unit):
             scale = 0.01
         elif name.endswith("latency_s") and "ms" in unit:
             scale = 0.001
-        if last.high < first.low or (name == "acceptance_rate" and scale == 1 and first.low > 1):
+        is_share = name == "acceptance_rate" and scale == 1
+        ends = (cell[1], cell[3] or cell[1])
+        first, last = (cls._rounded(name, digits, is_share) for digits in ends)
+        if last.high < first.low or (is_share and first.low > 1):
             # `0.9-0.8`; `3.1` beside `74 %`.
             raise ValueError(text)
         return cls(scale * first.low, scale * last.high, text)
 
     @classmethod
-    def _rounded(cls, name: str, digits: str) -> Figure:
+    def _rounded(cls, name: str, digits: str, is_share: bool = False) -> Figure:
         """Raises:
         ValueError: no such figure can have this value.
         """
@@ -151,7 +153,8 @@ class Figure(NamedTuple):
         may_be_0 = name in ("acceptance_rate", "num_draft_tokens", "num_nodes", "topk")
         if number > _LARGEST or not (number or may_be_0) or (name in COUNTS and number % 1):
             raise ValueError(digits)
-        if name in COUNTS:
+        # Of shares 0 and 1 are none and all.
+        if name in COUNTS or (is_share and digits in ("0", "1")):
             return cls(float(number), float(number))
         # The last of many digits is not exact: programs add in another order.
         half = max(Decimal(5).scaleb(int(number.as_tuple().exponent) - 1), number / 10**9)

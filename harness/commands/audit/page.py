@@ -22,6 +22,8 @@ _MOST_SENTENCES = 4
 _MOST_LINES = 3
 # Costs that are tried where no other row has a lower one.
 _ROUND_STEPS = (1.5, 1.2, 1)
+# An iteration of so many steps leaves a cheaper one nothing to gain.
+_ALMOST_FREE = 1.05
 _ON_SERVER = Step("on your server", command="harness latency -- YOUR_SERVER_COMMAND")
 
 
@@ -104,6 +106,8 @@ def _sentence(row: Row, others: Sequence[Row]) -> str:
     start = f"{row.label}: {yields}, {row.speedup.middle:.2f}×"
     if not row.is_possible:
         return f"{start}: less than one step, so more than speculation differs between the arms"
+    if row.steps.middle <= _ALMOST_FREE:
+        return f"{start}: drafting and verifying must be almost free"
     if math.isnan(row.most_tokens):
         return f"{start}; at one step it would be {row.tokens.middle:.2f}×"
     if row.speedup_at_most < 1:

@@ -93,6 +93,9 @@ def read_text(text: str, columns: Cells, everywhere: Row, title: str) -> Reading
             raise SettingError("columns", f"no such NAME{nearest(name, NAMES)} (--help)", name)
     reading = Reading([], [])
     for number, table in enumerate(raw, start=1):
+        typed = [name for heading, name in columns.items() if heading in table[0]]
+        if len(set(typed)) < len(typed):
+            raise SettingError("columns", f"must give each NAME to one column: {', '.join(typed)}")
         where = f"table {number}, row" if len(raw) > 1 else "row"
         rows, notes = rows_of_table(table, columns, everywhere, where)
         joined = speculative_rows(rows)

@@ -17,6 +17,7 @@ from harness.config.engines import check_has_no_key, divided, placeholders
 from harness.config.errors import SettingError, VerdictError
 from harness.config.settings import require
 from harness.measuring.progress import say
+from harness.reporting.changes import ONE_RUN
 from harness.reporting.page import Page, Step, heading, in_full, in_short
 from harness.reporting.table import Column, Line, Table
 from harness.reporting.terminal import WIDE, plain_console, print_document
@@ -92,10 +93,11 @@ def main(arguments: Sequence[str]) -> None:
     """
     typed, *servers = divided(arguments)
     settings, words = read_arguments(BisectSettings, typed, _HELP, passes_on=True)
-    if not {"-m", "--multirun"}.isdisjoint(words):
-        raise SettingError(
-            "-m", "bisect is no sweep: versions=A,B,C are searched, not all measured"
-        )
+    for word in words:
+        name = word.partition("=")[0]
+        if name in ("-m", "--multirun", "repeats"):
+            rule = "bisect itself chooses what to measure, and how often: versions=A,B,C starts=24"
+            raise SettingError(name, rule)
     for command in servers:
         check_has_no_key(command)
     if len(servers) > 1:
@@ -113,7 +115,7 @@ def main(arguments: Sequence[str]) -> None:
     changes = measurement("latency").changes
     search = Search(versions, figure, settings.margin, settings.starts, starts.measure, changes)
     outcome = search.find()
-    again = shlex.join(word for word in arguments if not word.startswith("starts="))
+    again = shlex.join(word for word in arguments if not word.startswith(("starts=", "resume=")))
     more_starts = f"harness bisect starts={2 * settings.starts} {again}"
     page = page_of_search(outcome, worse, more_starts)
     print_document(in_full(page) if settings.details else in_short(page), plain_console(WIDE))
@@ -173,7 +175,10 @@ def page_of_search(outcome: Outcome, worse: str, more_starts: str) -> Page:
     """
     changed = outcome.changed
     number = f"{counted(len(outcome.versions), 'version')}, {counted(len(outcome.runs), 'start')}"
-    doubts = [f"{changed.figure.name}: {changed.reason}."] if changed.reason else []
+    doubts = []
+    # Here more runs are more starts.
+    if changed.reason not in ("", ONE_RUN):
+        doubts.append(f"{changed.figure.name}: {changed.reason}.")
     disturbed = [run for run in outcome.runs if not run.last.was_quiet]
     if changed.figure.timed and disturbed:
         share = f"{len(disturbed)} of {counted(len(outcome.runs), 'start')}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 from harness.config.errors import RunError
@@ -181,14 +181,18 @@ class Search:
     def _of_figure(self, compared: Sequence[Compared]) -> Compared:
         """The comparison of the figure that is searched by."""
         by_name = {item.figure.name: item for item in compared}
-        if self._figure not in by_name:
-            raise RunError(f"the runs have no {self._figure}, but {', '.join(by_name)}")
-        return by_name[self._figure]
+        if self._figure in by_name:
+            return by_name[self._figure]
+        # Runs that did other work have one figure, with the reason.
+        reason = compared[0].reason if compared[0].comparison is None else ""
+        return replace(compared[0], comparison=None, reason=reason)
 
     def _is_beyond_margin(self) -> bool:
         """Whether the last version is worse than the first one by more than the margin, as far as one can see."""
         changed = self._of_figure(self._across(len(self._usable) - 1))
-        assert changed.comparison is not None
+        if changed.comparison is None or not changed.comparison.change.has_bounds:
+            # Further starts have no more prompts.
+            raise RunError(changed.reason)
         ratio = changed.comparison.change.estimate
         return (ratio if changed.figure.better == "lower" else 1 / ratio) > 1 + self._margin
 

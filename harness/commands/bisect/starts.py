@@ -58,9 +58,10 @@ class Starts:
         directory = self.directory / _directory_name(version)
         printed = directory / _PRINTED
         shown = f"{self._name} {version.label}"
-        if self._resumes and (run := _whole_run(directory)) is not None:
+        before = _whole_runs(directory)
+        if self._resumes and before:
             say(f"{shown}: measured before ({directory}; resume=false measures again)")
-            return run
+            return before[-1]
         note(f"{shown}: start {version.num_starts + 1}; its output: {printed}")
         filled = [word.replace(f"{{{self._name}}}", version.name) for word in self._words]
         end = filled.index("--") if "--" in filled else len(filled)
@@ -78,10 +79,10 @@ class Starts:
         show("")
         if code in _INTERRUPTED:
             raise KeyboardInterrupt
-        if (run := _whole_run(directory)) is not None:
+        if new := _whole_runs(directory)[len(before) :]:
             # The arm that speculates, or the only one.
-            say(f"{shown}: {measurement('latency').line(run.rows)}")
-            return run
+            say(f"{shown}: {measurement('latency').line(new[-1].rows)}")
+            return new[-1]
         errors = _ERROR.findall(printed.read_text(encoding="utf-8", errors="replace"))
         reason = errors[-1] if errors else f"ended with exit code {code} ({printed})"
         if code == SettingError.exit_code and not (directory / "latency.csv").exists():
@@ -114,12 +115,11 @@ def _run(command: Sequence[str], printed: Path) -> int:
             raise
 
 
-def _whole_run(directory: Path) -> Run | None:
-    """The run in a directory, if it succeeded."""
+def _whole_runs(directory: Path) -> list[Run]:
+    """The runs in a directory that succeeded, the newest last."""
     if not (directory / "latency.csv").is_file():
-        return None
-    runs = every_run(directory).runs
-    return next((run for run in runs if run.status == "ok"), None)
+        return []
+    return [run for run in every_run(directory).runs if run.status == "ok"]
 
 
 def _directory_name(version: Version) -> str:

@@ -42,7 +42,12 @@ def verdict(row: CompareRow) -> Document:
         if row.num_compared is not None:
             part = f"over the first {row.num_compared} tokens, where the shorter text ends"
         headline = f"{times(row.speedup)} {part}"
-    accepted = "no accepted draft tokens are reported"
+    # An engine that reports iterations reports their drafts, too.
+    accepted = (
+        "nothing was drafted"
+        if row.tokens_per_iteration
+        else "no accepted draft tokens are reported"
+    )
     if row.acceptance_rate is not None:
         accepted = f"{percent(row.acceptance_rate)} of the draft tokens accepted"
         # Some servers report no iterations.
@@ -115,7 +120,7 @@ def _identity(row: CompareRow) -> str:
         return f"{differ}."
     if row.temperature:
         samples = f"At temperature {row.temperature:g} two samples differ; both are valid"
-        return f"{samples}. temperature=0 gives one text."
+        return f"{samples}. At temperature 0 there is one text."
     if row.logit_margin is None:
         return f"{differ}, where one of them ends."
     differ += f", where the logits differ by {row.logit_margin:.2g}"

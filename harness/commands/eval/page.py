@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -21,6 +22,7 @@ from harness.reporting.words import (
     arm_name,
     lossy_warning,
     settings_line,
+    typed_again,
 )
 from harness.results.published import MULTIPLICATION_NOTE
 from harness.results.runs import Run
@@ -28,6 +30,8 @@ from harness.results.statistics.interval import Interval
 
 # p-values below this count as a difference.
 _SIGNIFICANT = 0.05
+# Settings that `recovery` lacks, and questions, which are not its prompts.
+_OWN_SETTINGS = ("task", "operands", "replacement", "seeds", "num_prompts")
 # Sentences about the targets of a sweep.
 _MOST_CONTRASTS = 4
 
@@ -63,7 +67,9 @@ def _finding(row: EvalRow) -> Line:
     if row.status == "failed":
         return Line("no verdict", "warning", f"{row.error}")
     if row.difference is None or row.mcnemar_p_value is None:
-        asked = f"95 % interval {_wilson(row)}, over {row.num_prompts} questions"
+        # Greedy answers to the same question are copies.
+        number = row.num_prompts if row.temperature else row.num_different_prompts
+        asked = f"95 % interval {_wilson(row)}, over {number} questions"
         return Line(f"{_percent(row.accuracy or 0)} % correct", "strong", asked)
     points = 100 * row.difference.estimate
     bounds = row.difference.bounds(".1%")
@@ -96,15 +102,17 @@ def _next_steps(rows: Sequence[EvalRow]) -> list[Step]:
     if row.difference is None or row.status != "ok":
         return []
     if _differs(row):
-        recovery = f"harness recovery model={row.model} draft={row.draft}"
+        recovery = typed_again("", command="recovery", leaving_out=_OWN_SETTINGS)
         return [lossless_again(row) or Step("is it lossless?", command=recovery)]
     # Drawn operands: no data set that may have no more, nor all that there are.
-    if not row.operands or row.num_different_prompts not in (None, row.num_prompts):
+    operands = re.fullmatch(r"(\d{1,10})-(\d{1,10})", row.operands or "")
+    if not operands or row.num_different_prompts not in (None, row.num_prompts):
         return []
     seeds = {row.seed for row in rows} - {"all"}
-    return [
-        Step("more questions", f"num_prompts={4 * (row.num_prompts or 0) // max(1, len(seeds))}")
-    ]
+    num_asked = (row.num_prompts or 0) // max(1, len(seeds))
+    low, high = map(int, operands.groups())
+    number = min(4 * num_asked, (high - low + 1) ** 2, 10**6)
+    return [Step("more questions", f"num_prompts={number}")] if number > num_asked else []
 
 
 def accuracy_table(runs: Sequence[Run[EvalRow]]) -> Table:

@@ -229,7 +229,9 @@ class Answers:
         if wanted is not None and not all(re.match(wanted, record.text) for record in self.records):
             verdict, finding = "ignored", f"taken and ignored; {finding}"
         identical = None
-        if self.regular and sampling.decoding.temperature == 0:
+        # Two answers to a request come mixed.
+        is_one_text = sampling.decoding.temperature == 0 and "n" not in sampling.parameters
+        if self.regular and is_one_text:
             identical = sum(_is_same(tested, regular) for tested, regular in self.pairs)
         return {
             **_columns(sampling.name, verdict, finding),

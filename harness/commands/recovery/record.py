@@ -79,6 +79,10 @@ class RecoverySettings(PromptedSettings):
         rule = f"must be auto with {beyond_model}, of which log-probabilities of texts know nothing"
         require(beyond_model is None or self.reference == "auto", "reference", rule, self.reference)
         require_at_least(self, num_prompts=1)
+        most = self.decoding.max_new_tokens
+        rule = "must be at least 2: speculation decides no first token (or temperature=0)"
+        is_decided = most > 1 or self.decoding.temperature == 0
+        require(is_decided, "decoding.max_new_tokens", rule, most)
         rule = f"must be auto or at least {FEWEST_DRAWS}, and at most 10^8"
         fits = self.num_draws == "auto" or FEWEST_DRAWS <= self.num_draws <= 10**8
         require(fits, "num_draws", rule, self.num_draws)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from harness.commands.recovery.scores import Scores, choose_place, is_lossy
+from harness.commands.recovery.tables import p_value_in_words
 from harness.commands.recovery.workload import (
     Asking,
     Columns,
@@ -80,13 +81,14 @@ def _ask(asking: Asking, arm: Arm, reference: Reference, scores: Scores) -> None
     num_in_flight = settings.batch_size
     mean_length = (1 + most_drawn(settings.decoding.max_new_tokens)) / 2
     length_at_place = tokens_at_place(settings.decoding)
-    num_needed = asking.token_test.needed()
-    if num_needed is not None:
-        # With the first tokens of texts, whose lengths are random.
-        num_texts = (1 - _SHARE_AT_PLACE) / mean_length + _SHARE_AT_PLACE / length_at_place
-        num_needed = math.ceil(1.05 * num_needed / max(1 - num_texts, 0.01))
-    # Where no number is enough, more draws would change nothing.
-    num_tokens = max(_FEWEST_TOKENS, num_needed or 0)
+    # The first token of a text is the target's own; lengths are random.
+    num_texts = (1 - _SHARE_AT_PLACE) / mean_length + _SHARE_AT_PLACE / length_at_place
+
+    def num_needed(rounding: float) -> int:
+        """Drawn tokens that are enough; 0 where no number is."""
+        return math.ceil(1.05 * (asking.token_test.needed(rounding) or 0) / (1 - num_texts))
+
+    num_tokens = max(_FEWEST_TOKENS, num_needed(rounding=0.0))
     if settings.num_draws != "auto":
         num_tokens = settings.num_draws
     tested = "greedy texts"
@@ -124,7 +126,9 @@ def _ask(asking: Asking, arm: Arm, reference: Reference, scores: Scores) -> None
             break
     last = scores.so_far[-1]
     if last["verdict"] == "undecided" and last["check"] == "sampled":
-        last["num_draws_needed"] = num_needed
+        num_enough = num_needed(last["rounding"])
+        if num_enough > max(num_tokens, last["num_draws"]):
+            last["num_draws_needed"] = num_enough
 
 
 def _reference_check(arm: Arm, checks: Sequence[Columns]) -> Columns:
@@ -136,7 +140,7 @@ def _reference_check(arm: Arm, checks: Sequence[Columns]) -> Columns:
     found = f"greedy texts: {greedy['identical_prompts']} of {greedy['num_prompts']} identical"
     for sampled in drawn:
         columns |= sampled
-        found += f"; drawn tokens have a p-value of {sampled['p_value'] or 1.0:.2g}"
+        found += f"; drawn tokens have a p-value of {p_value_in_words(sampled['p_value'])}"
     lossy = is_lossy(checks)
     finding = (
         "the regular server is no reference: its own texts do not follow the log-probabilities"

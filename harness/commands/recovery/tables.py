@@ -20,6 +20,7 @@ from harness.reporting.words import (
 )
 from harness.results.runs import Run
 from harness.results.schema import RunnerNames
+from harness.results.statistics.interval import UNKNOWN
 
 _TITLE = "Is it lossless?"
 _STYLES: dict[str, Style] = {"lossless": "good", "lossy": "bad", "undecided": "warning"}
@@ -162,7 +163,7 @@ def _notes(checks: Checks) -> list[str]:
         notes.append(f"Refused by the engine, or not asked for, so not tested: {row.refused}.")
     if checks.reason and checks.findings:
         notes.append(f"{checks.findings}.")
-    if sampled is None or checks.verdict not in _STYLES:
+    if sampled is None or not sampled.num_draws or checks.verdict not in _STYLES:
         return notes
     smallest = ""
     if sampled.visible_shift is not None:
@@ -197,7 +198,7 @@ def pairs_table(every: Sequence[Checks]) -> Table:
         Column("verdict", text=True, of=_verdict),
         Column("greedy texts identical", of=lambda run: _identical(run.greedy)),
         Column("draws", "{:,}".format, "sampled.num_draws"),
-        Column("p-value", _p_value, "sampled.p_value"),
+        Column("p-value", p_value_in_words, "sampled.p_value"),
         Column(
             "power",
             _share,
@@ -223,7 +224,7 @@ def _checks_table(checks: Checks) -> Table:
         Column("verdict", of="verdict"),
         Column("draws", "{:,}".format, "num_draws", optional=True),
         Column("identical", of=_identical, optional=True),
-        Column("p-value", _p_value, "p_value", optional=True),
+        Column("p-value", p_value_in_words, "p_value", optional=True),
         Column("power", _share, "power", optional=True),
         Column("accepted", percent, "acceptance_rate", optional=True),
         Column("tokens", "{:,}".format, "num_tokens", optional=True),
@@ -267,17 +268,21 @@ def _greedy_findings(row: RecoveryRow) -> str:
 
 
 def _sampled_findings(row: RecoveryRow) -> str:
-    draws = f"{row.num_draws or 0:,} drawn tokens"
+    if not row.num_draws:
+        return "no tokens were drawn"
+    draws = f"{row.num_draws:,} drawn tokens"
     if row.num_impossible:
         draws += f" ({row.num_impossible:,} with a probability of 0)"
     agree = "follow" if row.verdict == "lossless" else "show no difference from"
     found = f"{agree} the target's distribution"
     if row.num_draws_until is not None:
         found = f"fail, after {row.num_draws_until:,}"
-    return f"{draws} {found} (p-value {_p_value(row.p_value)})"
+    return f"{draws} {found} (p-value {p_value_in_words(row.p_value)})"
 
 
-def _p_value(value: float | None) -> str:
+def p_value_in_words(value: float | None) -> str:
+    if value is None:
+        return UNKNOWN
     return f"{value:.2g}" if value else "< 1e-300"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -237,7 +238,7 @@ def _finding(compared: Sequence[Compared], margin: str) -> Line:
 def _next_steps(compared: Sequence[Compared], settings: RegressSettings) -> list[Step]:
     unsure = [row for row in compared if row.verdict == "cannot tell"]
     if not unsure or any(row.verdict == "worse" for row in compared):
-        report = f"harness report {settings.before} {settings.after}"
+        report = shlex.join(["harness", "report", settings.before, settings.after])
         return [Step("what differs", command=report)]
     is_latency = compared[0].after.kind == "latency"
     if is_latency and any(row.needs_runs for row in unsure):

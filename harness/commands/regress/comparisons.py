@@ -51,8 +51,8 @@ def has_repetitions(runs: Sequence[Run]) -> bool:
 
 
 def nearest_difference(before: Sequence[Run], after: Sequence[Run]) -> dict[str, tuple[Any, Any]]:
-    """The settings in which the two most similar runs differ, with both values. Empty if no command is on both
-    sides.
+    """The settings in which the two most similar runs differ, with both values, or `default`. Empty if no command is on
+    both sides.
     """
     candidates = []
     for old in {settings_key(run): run for run in before}.values():
@@ -66,7 +66,7 @@ def _differing(before: dict[str, Any], after: dict[str, Any]) -> dict[str, tuple
     differing = {}
     for name in before | after:
         if before.get(name) != after.get(name):
-            differing[name] = (before.get(name), after.get(name))
+            differing[name] = (before.get(name, "default"), after.get(name, "default"))
     return differing
 
 

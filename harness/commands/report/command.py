@@ -29,7 +29,7 @@ from harness.reporting.words import common_settings
 
 _DEFAULT = Path("results")
 # How the ids of runs begin.
-_RUN_ID = re.compile(r"\d{8}T\d{6}\b[\w.-]*")
+_RUN_ID = re.compile(r"\d{8}(T[\w.-]*)?")
 
 _HELP = """\
 usage: harness report [PATH ...] [RUN ...] [output=DIR] [format=row|svg|png]

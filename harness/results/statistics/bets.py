@@ -196,11 +196,13 @@ def power_of_halves(
     return float(stats.binom.sf(fewest - 1, num_draws, min(1.0, 0.5 + shift)))
 
 
-def draws_needed(shift: float, log_wanted: float, num_bettors: int, power: float) -> int | None:
+def draws_needed(
+    shift: float, log_wanted: float, num_bettors: int, power: float, tolerated: float = 0.0
+) -> int | None:
     """The fewest draws, nearly, with which `power_of_halves` is enough; None where no number is."""
     number = 10
     while number <= _MOST_DRAWS:
-        if power_of_halves(number, shift, log_wanted, num_bettors) >= power:
+        if power_of_halves(number, shift, log_wanted, num_bettors, tolerated) >= power:
             return number
         number = math.ceil(1.03 * number)
     return None

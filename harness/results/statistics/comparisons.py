@@ -192,7 +192,7 @@ def change_between(
     covers = Coverage(num_units, unit)
     if max(num_runs) > 1:
         covers = replace(covers, num_runs=num_runs[0], num_runs_after=num_runs[1])
-    elif noise is not None:
+    if noise is not None:
         covers = replace(covers, num_differences=noise.degrees_of_freedom)
     if noise is not None:
         # The ratio of two runs has twice the variance of one.

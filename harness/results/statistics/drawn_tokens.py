@@ -298,9 +298,9 @@ class TokenTest:
         """The chance to see the shift in so many tokens that speculation decides."""
         return power_of_halves(num_draws, self.shift, self._log_wanted, NUM_BETTORS, rounding)
 
-    def needed(self) -> int | None:
+    def needed(self, rounding: float = 0.0) -> int | None:
         """The fewest tokens that speculation decides, nearly, which are enough; None where no number is."""
-        return draws_needed(self.shift, self._log_wanted, NUM_BETTORS, REQUIRED_POWER)
+        return draws_needed(self.shift, self._log_wanted, NUM_BETTORS, REQUIRED_POWER, rounding)
 
     def compare(
         self,

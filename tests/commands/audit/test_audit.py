@@ -109,6 +109,7 @@ def test_planted_lines_are_found_and_steps_are_named(audit: Audit, seed: int) ->
         ("speedup=5.9 K=3", 1, "speed-up 5.9 is above 4: K=3 draft tokens and the target's own"),
         ("speedup=2.4 K=4", 0, "no cost of an iteration follows: that needs a length, or K and an acceptance rate"),
         ("speedup=2.40 length=2.60", 0, "of 1.08 steps, 2.40×; at one step it would be 2.60×"),
+        ("speedup=3.1 length=3.0 K=3", 0, "3.10×: drafting and verifying must be almost free"),
         ("speedup=2.0 K=3 acceptance=0.70", 0, "3.10 tokens per iteration of"),
         ("length=6.2 K=4", 1, "tokens per iteration 6.2 is above 5"),
         # It yields 2.6 tokens, and nothing takes less than a step.
@@ -213,6 +214,7 @@ def test_a_bad_argument_ends_in_one_line(audit: Audit, tmp_path: Path) -> None:
         (["a.csv", "columns={AL}"], "no such NAME"),
         (["a.csv", "columns={LA: speedup}"], "no table has this column (did you mean AL?)"),
         (["a.csv", "columns={AL: speed_up}"], "did you mean speedup?"),
+        (["a.csv", "columns={K: speedup, AL: speedup}"], "must give each NAME to one column"),
         (["a.csv", "baseline=none.json"], "No such file"),
     ):
         code, message = audit(*arguments)

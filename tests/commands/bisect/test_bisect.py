@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from harness.commands.bisect.search import Outcome, Search, Version
-from harness.commands.bisect.starts import commits
-from harness.config.errors import SettingError
+from harness.commands.bisect.starts import Starts, commits
+from harness.config.errors import RunError, SettingError
 from harness.reporting.changes import Compared, Figure, Sides
 from harness.reporting.names import name_of
 from harness.results.runs import Run
@@ -77,7 +77,7 @@ class Planted:
         )
         row = sides.after[-1].last
         if (version := str(row.seed)) in self.unknown:
-            return [Compared(row, row, self.figure, name_of(row), reason=self.unknown[version])]
+            return [Compared(row, row, TIME, name_of(row), reason=self.unknown[version])]
         comparison = compare(before, after, self.figure.better, sides.margin)
         return [Compared(row, row, self.figure, name_of(row), comparison.verdict, comparison)]
 
@@ -166,6 +166,7 @@ def test_where_noise_hides_the_change_nobody_is_accused(
         ({"broken": ("5", "6")}, "it does not start"),
         ({"unknown": {"5": "", "6": ""}}, "has no ms per token"),
         ({"unknown": {"5": "other prompts", "6": "other prompts"}}, "other prompts"),
+        ({"unknown": {"5": "other work", "6": "other work"}, "figure": RATE}, "other work"),
     ],
 )
 def test_a_version_that_cannot_be_compared_is_skipped(how: dict[str, Any], reason: str) -> None:
@@ -226,6 +227,38 @@ def test_with_too_few_starts_it_says_which_are_possible() -> None:
     assert "8" in {version.name for version in outcome.possible}
     assert 1 < len(outcome.possible) < NUM_VERSIONS - 1
     assert len(outcome.runs) == 4
+
+
+def test_starts_with_too_few_prompts_for_an_interval_end_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(f"{__name__}.NUM_PROMPTS", 7)
+    planted = Planted(np.random.default_rng(0), 6, 0.5, 0.005)
+    with pytest.raises(RunError):
+        planted.found()
+    assert len(planted.started) == 2
+
+
+def test_a_start_that_is_measured_again_is_another_run(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codes = [0, 0, 1]
+
+    def run(command: Sequence[str], printed: Path) -> int:
+        printed.parent.mkdir(parents=True, exist_ok=True)
+        printed.write_text("harness: out of memory")
+        return codes.pop(0) or harness(*command[3:]).exit_code
+
+    monkeypatch.setattr("harness.commands.bisect.starts._run", run)
+
+    def start(*, resumes: bool) -> Run | str:
+        words = ["engine=simulated", "engine.step_ms={ms}", "num_prompts=2"]
+        return Starts("ms", words, resumes=resumes).measure(Version("10", "10"))
+
+    runs = [start(resumes=resumes) for resumes in (True, True, False, False, True)]
+    ids = [run if isinstance(run, str) else run.id for run in runs]
+    assert ids == [ids[0], ids[0], ids[2], "out of memory", ids[2]]
+    assert ids[0] != ids[2]
 
 
 @pytest.mark.slow

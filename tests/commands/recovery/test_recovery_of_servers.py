@@ -143,7 +143,7 @@ def test_drafts_that_are_never_accepted_are_told_from_silence_and_so_is_a_part()
     def record(*outcomes: tuple[int, int]) -> RequestRecord:
         return RequestRecord(0, 3, token_ids=[5] * 10, num_tokens=10, outcomes=list(outcomes))
 
-    [kind, *_] = kinds(DecodingSettings(), [1, 2], chat=False)
+    kind, *others = kinds(DecodingSettings(), [1, 2], chat=False)
     good = Answers(kind, [record((4, 3), (4, 2))] * 4)
     rejected = Answers(kind, [record((4, 0), (4, 0))] * 4)
     partly = Answers(kind, [record((4, 3)), record(), record((4, 1)), record()])
@@ -157,6 +157,11 @@ def test_drafts_that_are_never_accepted_are_told_from_silence_and_so_is_a_part()
     assert found[0]["identical_prompts"] is None
     # Where no kind always drafts, as with n-grams, a part is nothing special.
     assert partly.check([partly, silent])["verdict"] == "drafts"
+    # Two answers to a request come mixed.
+    for other in others:
+        name = other.sampling.name
+        identical = Answers(other, [record()], [record()]).check(every)["identical_prompts"]
+        assert (identical is None) == (name == "n=2" or other.sampling.decoding.temperature > 0)
 
 
 def answers(seconds: float, regular_s: float, num_together: int = 1) -> Answers:

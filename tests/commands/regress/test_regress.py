@@ -349,9 +349,10 @@ def test_another_build_of_a_server_is_what_is_compared(harness: Harness, tmp_pat
     outcome = harness("regress", "details=true", "margin=0.5", *sides)
     shown = " ".join(outcome.stdout.split())
     assert mentions(shown, "3 + 3 runs", "server differs: llama.cpp before before")
-    other_rate = write_runs(tmp_path / "rate", rng, np.ones(15), settings={"engine.rate": 3})
-    line = harness.refused("regress", sides[0], f"after={other_rate}")
-    assert "differ in engine.rate (2, 3). " in line
+    for settings, differing in ({"engine.rate": 3}, "(2, 3)"), ({}, "(2, default)"):
+        other_rate = write_runs(tmp_path / differing, rng, np.ones(15), settings=settings)
+        line = harness.refused("regress", sides[0], f"after={other_rate}")
+        assert f"differ in engine.rate {differing}. " in line
 
 
 def test_runs_on_both_sides_count_before_alone(harness: Harness, tmp_path: Path) -> None:

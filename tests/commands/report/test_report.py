@@ -144,7 +144,8 @@ def test_single_runs_are_asked_for_by_their_ids(harness: Harness) -> None:
     shown = harness("report", first, second).stdout
     assert ("7B with" in shown, "13B with" in shown, "30B" in shown) == (True, True, False)
     assert "13B" in harness("report", second, "format=row").stdout
-    assert "no run in results has this id" in harness.refused("report", "20200101T000000")
+    for run in ("20200101T000000", "20200101"):
+        assert "no run in results has this id" in harness.refused("report", run)
 
 
 def test_a_picture_for_a_slide(harness: Harness) -> None:

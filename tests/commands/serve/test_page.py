@@ -105,3 +105,7 @@ def test_a_race_in_a_browser(url: str, page: Page) -> None:
     assert f'id="log-title">{len(recovered)} rejection' in html
     assert "Share of tested draft tokens accepted" in html
     assert fits(page)
+    page.evaluate("race.arms[1].num_tokens -= 1; race.identical = false; finish()")
+    html = page.wait_for("true")
+    assert f'id="verdict">No verdict: {counts[0][0]} and {int(counts[0][0]) - 1} tokens.' in html
+    assert "harness compare temperature=0 says whether rounding explains it" in html

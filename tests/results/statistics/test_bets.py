@@ -118,6 +118,9 @@ def test_the_power_is_that_of_simulated_draws() -> None:
     assert power_of_halves(number, 0.1, wanted, 12) >= 0.99
     assert power_of_halves(int(0.9 * number), 0.1, wanted, 12) < 0.99
     assert draws_needed(1e-6, wanted, 12, 0.99) is None
+    with_rounding = draws_needed(0.1, wanted, 12, 0.99, tolerated=0.02)
+    assert with_rounding is not None
+    assert power_of_halves(with_rounding, 0.1, wanted, 12, tolerated=0.02) >= 0.99
     # The other way round, to a thousandth.
     assert visible_shift(number, wanted, 12, 0.99) == 0.1
     assert visible_shift(5, wanted, 12, 0.99) is None

@@ -70,6 +70,13 @@ def test_single_runs_differ_too_often_unless_the_noise_is_known() -> None:
     )
 
 
+def test_an_interval_over_several_runs_covers_the_noise_too() -> None:
+    rng = np.random.default_rng(0)
+    before, after = rng.lognormal(size=(2, 3, 9))
+    covers = compare(before, after, "lower", 0.02, Noise(0.01, 4)).change.covers
+    assert "3 + 3 runs and the noise of 4 differences" in str(covers)
+
+
 def test_a_slowdown_beyond_the_margin_is_seldom_called_no_worse() -> None:
     """At the margin itself the one-sided test errs in at most 5 % of the cases."""
     found = simulate(num_runs=5, slowdown=0.02)
