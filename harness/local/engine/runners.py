@@ -164,15 +164,15 @@ def open_runners(pair: Pair, preparation: Preparation) -> PairRunners:
 def _compiled_draft(pair: Pair, preparation: Preparation) -> CompiledDraft | None:
     """The compiled proposals of a pair's head; None where it drafts eagerly, of which the user is told."""
     settings = pair.draft_settings
-    most = max(preparation.numbers_drafted, default=0)
-    if settings is None or not most:
+    numbers = preparation.numbers_drafted
+    if settings is None or not numbers:
         return None
     drafter = method_of(settings).drafter(settings, pair, None)(warp_of(preparation.decoding))
     if not isinstance(drafter, HeadDrafter):
         return None
     try:
         return CompiledDraft(
-            drafter, pair.target.model, preparation.batch_size, preparation.num_slots, most
+            drafter, pair.target.model, preparation.batch_size, preparation.num_slots, numbers
         )
     except UnsupportedModelError as reason:
         preparation.say(f"{settings.name} {reason}; it drafts eagerly")

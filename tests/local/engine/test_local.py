@@ -21,6 +21,7 @@ from harness.engines.protocol import Arm, Question
 from harness.engines.record import Preparation
 from harness.local.decoding.verify import Offer, Verdict, verify, verify_block
 from harness.local.decoding.warp import Warp
+from harness.local.drafting.heads.drafter import CompiledDraft
 from harness.local.drafting.method import Pair, SuffixSettings
 from harness.local.engine.engine import LocalEngine, token_logprobs
 from harness.local.engine.fault import fault_of
@@ -240,6 +241,39 @@ def test_a_draft_that_drafts_nothing_needs_no_compiled_proposals(
     regular, speculative = (texts(records_of(arm, question.requests), 1) for arm in engine.arms)
     assert speculative == regular
     engine.close()
+
+
+@pytest.mark.parametrize(
+    ("head", "widths"), [("tiny_eagle3", {1: 1, 3: 4, 5: 8}), ("tiny_dflash", {1: 4, 3: 4, 5: 4})]
+)
+def test_a_compiled_chain_of_k_tokens_costs_about_k_passes(
+    head: str, widths: dict[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By K, how many tokens the call drafts that was compiled for K=auto."""
+    run_as_traced(monkeypatch)
+    drafted: dict[int, int] = {}
+    original = CompiledDraft.__call__
+
+    def noting(self: CompiledDraft, unread: Any, uniforms: torch.Tensor) -> Any:
+        draft = original(self, unread, uniforms)
+        drafted[uniforms.shape[1]] = draft.tokens.shape[1]
+        return draft
+
+    monkeypatch.setattr(CompiledDraft, "__call__", noting)
+    pair = load(*shipped("tiny", head))
+    decoding = dataclasses.replace(DECODING, num_draft_tokens="auto", max_new_tokens=6)
+    found = []
+    for runner in ("eager", "compiled"):
+        engine = LocalEngine(pair, Preparation(decoding=decoding, runner=runner, longest_prompt=5))
+        for number in widths:
+            fixed = dataclasses.replace(
+                decoding, num_draft_tokens=number, max_new_tokens=number + 3
+            )
+            question = Question(PROMPTS[:1], fixed, seed=0, indices=[0])
+            found.append(texts(records_of(engine.arms[1], question.requests), 1))
+        engine.close()
+    assert found[: len(widths)] == found[len(widths) :]
+    assert {number: drafted[number] for number in widths} == widths
 
 
 def test_a_head_on_a_gpu_that_its_target_is_not_on(gpus: Any) -> None:
