@@ -101,7 +101,7 @@ class LocalArm(Arm):
             request.leave_after for request in requests
         )
         phases = self.timer.phases if self.timer is not None else Phases()
-        return clock.answered(phases, as_batch=is_batch)
+        return clock.answered(phases, as_batch=is_batch, drafts=self.make_drafter is not None)
 
     def loop_request(self, request: Request) -> LoopRequest:
         """A request as the loop takes it, with its random numbers: one for each position, and one that a
