@@ -185,13 +185,12 @@ class LocalArm(Arm):
         rule = RULES[decoding.rule].verification() if rates is None else AcceptByCoin(rates)
         if rates is None and not RULES.is_built_in(decoding.rule):
             rule = checked_rule(rule, decoding.rule)
-        rule_warp = warp_of(decoding)
         return Loop(
             target,
             drafter,
             self.policy if number == "auto" else number,
             lenience=decoding.lenience if self.fault.lenience is None else self.fault.lenience,
-            verification=lambda offer: self.fault.verdict(rule, offer, rule_warp),
+            verification=lambda offer: self.fault.verdict(rule, offer, warp),
             redraw=RULES[decoding.rule].redraws,
             warp=warp,
         )

@@ -338,6 +338,24 @@ def test_a_fault_takes_every_kind_of_draft(
         assert (verdict.next_token[recovered] != rejected).all()
 
 
+def test_a_fault_is_in_each_row_by_its_own_settings(pair: Pair) -> None:
+    """At temperature 1 a residual that is warped twice stays as it is, in the first row."""
+    requests = [
+        dataclasses.replace(
+            request, decoding=dataclasses.replace(DECODING, temperature=temperature)
+        )
+        for request, temperature in zip(QUESTION.requests, (1.0, 0.02), strict=True)
+    ]
+    found = []
+    for fault in ("none", "residual_warped_twice"):
+        preparation = Preparation(decoding=DECODING, runner="eager", batch_size=2, fault=fault)
+        arm = LocalEngine(pair, preparation).arms[1]
+        found.append(texts(records_of(arm, requests), 2))
+    (first, second), (same, other) = found
+    assert first == same
+    assert second != other
+
+
 def test_log_probabilities_of_a_burst_and_mistakes_in_them() -> None:
     logits = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
     tokens = [1, 0, 5]
