@@ -163,7 +163,7 @@ class Method(MethodRecord):
             pair: the loaded models.
             runner: the runner of `model`, if there is one.
         """
-        raise NotImplementedError
+        raise NotImplementedError("drafter()")
 
     def huggingface(self, pair: Pair, settings: Any, decoding: DecodingSettings) -> dict[str, Any]:
         """Return the arguments of transformers' `generate` that make it draft in this way."""

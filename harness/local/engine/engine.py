@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,6 @@ from torch import Tensor
 
 from harness.config.acceptance_rules import RULES
 from harness.config.errors import SettingError
-from harness.config.methods import METHODS
 from harness.engines.arrivals import Watch
 from harness.engines.door.serving import TokenLogprob
 from harness.engines.phases import Phases
@@ -30,7 +29,7 @@ from harness.local.decoding.loop import Request as LoopRequest
 from harness.local.decoding.protocols import NonFiniteError
 from harness.local.decoding.randomness import uniforms
 from harness.local.decoding.verify import AcceptByCoin
-from harness.local.drafting.checked import blaming, checked_rule
+from harness.local.drafting.checked import blaming_method, checked_rule
 from harness.local.drafting.method import MakeDrafter, Pair
 from harness.local.engine.clock import LoopClock
 from harness.local.engine.fault import NONE, Fault, fault_of
@@ -201,11 +200,8 @@ class LocalArm(Arm):
         one that names a draft that is not built in.
         """
         draft = self.pair.draft_settings
-        blame: AbstractContextManager[None] = nullcontext()
-        if self.name == "speculative" and draft and not METHODS.is_built_in(draft.method):
-            blame = blaming(draft.name)
         try:
-            with blame:
+            with blaming_method(draft if self.name == "speculative" else None):
                 yield
         except NonFiniteError as error:
             self.runners.clear()
