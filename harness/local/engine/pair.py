@@ -324,7 +324,7 @@ def sketch_pair(
     if plan.head is not None:
         sketches.append(plan.head.sketch(sketches[0].dtype))
     if plan.settings is not None and plan.shared is not None:
-        sketches.append(shared_sketch(plan.shared, plan.settings.name, sketches[0].dtype))
+        sketches.append(shared_sketch(plan.shared, plan.settings, sketches[0].dtype))
     return PlannedPair(
         checkpoints=checkpoints,
         sketches=sketches,
