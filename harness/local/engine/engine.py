@@ -106,7 +106,7 @@ class LocalArm(Arm):
         """A request as the loop takes it, with its random numbers: one for each position, and one that a
         verification reads past the end.
 
-        Where a rule redraws, each iteration takes new ones for each draft token and the token after them.
+        Where a rule redraws, each iteration takes new ones for each draft token.
         A longer stream begins with the shorter one, so that the first numbers are the same for every
         rule and both arms.
         """
