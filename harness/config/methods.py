@@ -46,8 +46,10 @@ class MethodRecord(RecordWithSettings):
 
     def check(self, run: RunSettings) -> None:
         """Raise a SettingError for a run that this way to draft is not for."""
+        name = "batch_sizes" if hasattr(run, "batch_sizes") else "batch_size"
+        size = getattr(run, name)
         rule = f"must be 1: draft={self.name} takes one prompt at a time"
-        require(self.batches or run.batch_size == 1, "batch_size", rule, run.batch_size)
+        require(self.batches or size in (1, (1,)), name, rule, size)
 
     def check_huggingface(self, settings: Any) -> None:
         """Raise a SettingError if transformers' `generate` cannot draft in this way, as far as the

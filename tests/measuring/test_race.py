@@ -83,7 +83,7 @@ class Engine:
                 self.now += taken
                 clock.note(regular(token))
             self.now += 0.25  # what an arm does after its last token counts
-        return clock.answered(Phases(), as_batch=True)
+        return clock.answered(Phases(), as_batch=True, drafts=False)
 
     def margin(self, token_ids: Sequence[int], wanted: int, other: int) -> Margin:
         self.prompts = [token_ids]

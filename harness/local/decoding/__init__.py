@@ -1,6 +1,6 @@
 """The algorithms: warping, sampling, verification and the decoding loop.
 
-Pure tensors, the protocols defined here, and the record of decided tokens (`iteration.py`);
+Pure tensors, the protocols defined here, and the loop over a batch (`loop.py`);
 no model library is imported. Words, after Leviathan et al. 2023 (arXiv:2211.17192) and Chen et al.
 2023 (arXiv:2302.01318):
 

@@ -105,7 +105,7 @@ class Iteration:
 
     Attributes:
         gains: of the rows that had not ended before it.
-        verdict: the verification itself, on the device; None in regular decoding, and for first tokens.
+        verdict: the verification itself, on the device; None where no row was offered a token.
         logits: of rows whose request keeps them, by row number: the target's logits [n, V], on the device. logits[i]
             decided tokens[i]; n may be more than the number of tokens.
     """
@@ -261,9 +261,6 @@ class Loop:
             step, drawn = self._target.decide(pending, draw)
             decisions = [Decision(0, token) for token in drawn.tolist()]
             verdict = None
-            if self._drafter is not None:
-                empty = torch.empty(len(rows), 0, device=device)
-                verdict = Verdict(torch.zeros_like(drawn), drawn, empty, empty)
 
         iteration = _taken(rows, step, decisions, lengths, verdict)
 

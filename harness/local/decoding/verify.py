@@ -21,7 +21,7 @@ from harness.local.decoding.randomness import inverse_cdf
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """The input of a verification: K >= 0 draft tokens for each of B rows.
+    """The input of a verification: K >= 1 draft tokens for each of B rows.
 
     Attributes:
         target_probabilities: [B, K + 1, V] float32, after each prefix of the draft tokens (the
@@ -111,18 +111,17 @@ def accepted_prefix(accepted: Tensor, offer: Offer) -> tuple[Tensor, Tensor]:
     num_accepted = prefix_length(accepted, offer.lengths)
     rows = torch.arange(num_rows, device=accepted.device)
     weights = offer.target_probabilities[rows, num_accepted]
-    if num_draft_tokens:
-        rejected = num_accepted < (num_draft_tokens if offer.lengths is None else offer.lengths)
-        # The index of the rejected token, if there is one.
-        index = num_accepted.clamp(max=num_draft_tokens - 1)
-        if offer.draft_probabilities is None:
-            residual = weights.scatter(-1, offer.draft_tokens[rows, index].unsqueeze(-1), 0.0)
-        else:
-            residual = (weights - offer.draft_probabilities[rows, index]).clamp(min=0)
-        # A residual without mass means that the two distributions agree up to rounding: draw from
-        # the target itself.
-        recovered = rejected & (residual.sum(-1) > 0)
-        weights = torch.where(recovered.unsqueeze(-1), residual, weights)
+    rejected = num_accepted < (num_draft_tokens if offer.lengths is None else offer.lengths)
+    # The index of the rejected token, if there is one.
+    index = num_accepted.clamp(max=num_draft_tokens - 1)
+    if offer.draft_probabilities is None:
+        residual = weights.scatter(-1, offer.draft_tokens[rows, index].unsqueeze(-1), 0.0)
+    else:
+        residual = (weights - offer.draft_probabilities[rows, index]).clamp(min=0)
+    # A residual without mass means that the two distributions agree up to rounding: draw from
+    # the target itself.
+    recovered = rejected & (residual.sum(-1) > 0)
+    weights = torch.where(recovered.unsqueeze(-1), residual, weights)
     return num_accepted, inverse_cdf(weights, offer.next_uniforms[rows, num_accepted])
 
 
@@ -207,12 +206,9 @@ def verify_typical(offer: Offer, *, epsilon: float = 0.09, delta: float = 0.3) -
     # Behind the vocabulary for nan, as a draw would be.
     is_finite = following.sum(-1).isfinite()
     next_token = following.argmax(-1).where(is_finite, following.shape[-1])
-    lengths = offer.lengths
-    if not offer.draft_tokens.shape[1]:
-        lengths = torch.zeros_like(num_accepted)
-    if lengths is not None:
+    if offer.lengths is not None:
         drawn = inverse_cdf(following, offer.next_uniforms[:, 0])
-        next_token = next_token.where(lengths > 0, drawn)
+        next_token = next_token.where(offer.lengths > 0, drawn)
     return Verdict(num_accepted, next_token, target_probability, offer.draft_probability)
 
 

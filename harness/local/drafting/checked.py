@@ -5,13 +5,15 @@ that names them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from torch import Tensor
 
 from harness.config.errors import HarnessError, RunError, in_one_line
 from harness.config.failures import as_run_error
+from harness.config.methods import METHODS
+from harness.config.settings import DraftSettings
 from harness.local.decoding.protocols import Drafter, NonFiniteError, Proposal
 from harness.local.decoding.verify import Offer, Verdict
 from harness.local.runners.base import Replacing
@@ -39,6 +41,13 @@ def blaming(name: str, call: str = "", setting: str = "draft") -> Iterator[None]
         if call:
             what = f"{call}(): " + f"{type(error).__name__}: {error}".splitlines()[0]
         raise RunError(f"{setting}={name}: {what}") from error
+
+
+def blaming_method(draft: DraftSettings | None) -> AbstractContextManager[None]:
+    """`blaming` of a draft whose method is not built in; for any other draft nothing is caught."""
+    if draft is None or METHODS.is_built_in(draft.method):
+        return nullcontext()
+    return blaming(draft.name)
 
 
 def with_checked_shapes(drafter: Drafter, name: str) -> Drafter:

@@ -163,7 +163,7 @@ class Method(MethodRecord):
             pair: the loaded models.
             runner: the runner of `model`, if there is one.
         """
-        raise NotImplementedError
+        raise NotImplementedError("drafter()")
 
     def huggingface(self, pair: Pair, settings: Any, decoding: DecodingSettings) -> dict[str, Any]:
         """Return the arguments of transformers' `generate` that make it draft in this way."""
@@ -242,8 +242,6 @@ class SampledMethod(Method):
         translation = pair.translation
         mask = None if pair.draft is None else mask_token(pair.draft.model.config)
         if mask is not None:
-            rule = "drafts all tokens in one pass, and must have the model's tokenizer"
-            require(translation is None, "draft", rule, settings.name)
             return lambda warp: ParallelDrafter(runner, settings.warp(warp), mask, device)
         if translation is not None:
             return lambda warp: TranslatedDrafter(runner, translation, settings.warp(warp), device)
@@ -310,6 +308,8 @@ class ModelDraft(SampledMethod):
         if settings.threshold is not None and not (head and head.config.confidence):
             rule = f"is for suffix and heads with a confidence head (DSpark), not for draft={settings.name}"
             raise SettingError("draft.threshold", rule, settings.threshold)
+        rule = f"is for heads and early_exit, and draft={settings.name} is a model"
+        require(head is not None or settings.layers is None, "draft.layers", rule, settings.layers)
         return plan
 
     def describe(self, settings: ModelDraftSettings) -> str:

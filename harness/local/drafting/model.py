@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from harness.config.errors import SettingError
-from harness.config.settings import ModelSettings
+from harness.config.settings import DraftSettings, ModelSettings
 from harness.local.decoding.protocols import Drafter, Proposal, Runner, Step, TokenRows
 from harness.local.decoding.randomness import draw, existing_index
 from harness.local.decoding.transfer import padded, to_device
@@ -217,8 +217,8 @@ def truncated_config(config: PreTrainedConfig, num_layers: int) -> PreTrainedCon
     return shorter
 
 
-def shared_sketch(layers: Checkpoint, name: str, dtype: torch.dtype) -> Sketch:
-    """Return the sizes of `draft=NAME` that has no weights of its own.
+def shared_sketch(layers: Checkpoint, draft: DraftSettings, dtype: torch.dtype) -> Sketch:
+    """Return the sizes of a draft that has no weights of its own.
 
     It holds only its caches, and reads the weights of the target (`borrowed_tensors`).
 
@@ -232,10 +232,11 @@ def shared_sketch(layers: Checkpoint, name: str, dtype: torch.dtype) -> Sketch:
     return dataclasses.replace(
         whole,
         role="draft",
-        settings=ModelSettings(name=name, repository=layers.settings.repository),
+        settings=ModelSettings(name=draft.name, repository=layers.settings.repository),
         blocks=(own_block,),
         num_parameters=0,
         borrowed_tensors=tuple(whole.tensors),
+        is_target=isinstance(draft, ModelSettings),
     )
 
 

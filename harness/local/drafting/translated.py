@@ -18,10 +18,11 @@ from transformers import PreTrainedTokenizerBase
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from harness.config.errors import SettingError
+from harness.config.settings import require
 from harness.local.decoding.protocols import Proposal, Runner, Step, TokenRows
 from harness.local.decoding.transfer import to_device
 from harness.local.decoding.warp import AnyWarp
-from harness.local.drafting.model import ModelDrafter
+from harness.local.drafting.model import ModelDrafter, mask_token
 from harness.local.models.checkpoints import Checkpoint
 from harness.local.models.tokenizers import vocabulary_size
 
@@ -143,11 +144,13 @@ def how_to_translate(
 
     Raises:
         SettingError: if one of two models that agree has no outputs for some of the tokens; if tokenizers that do not
-            have no token in common but the one that ends a text.
+            have no token in common but the one that ends a text, or the draft drafts all tokens in one pass.
     """
     num_outputs = vocabulary_size(target.config)
     num_draft_outputs = vocabulary_size(draft.config)
     if target_tokenizer.get_vocab() != draft_tokenizer.get_vocab():
+        rule = "drafts all tokens in one pass, and must have the model's tokenizer"
+        require(mask_token(draft.config) is None, "draft", rule, draft.settings.name)
         found = translation(target_tokenizer, draft_tokenizer, num_outputs, num_draft_outputs)
         if len(found.common) <= 1:
             rule = f"has a tokenizer without a token of model={target.settings.name}"

@@ -83,18 +83,19 @@ class LoopClock:
             self._frames.show(self._new_arrivals())
             self._started += time.perf_counter() - stopped
 
-    def answered(self, phases: Phases, *, as_batch: bool) -> Answered:
+    def answered(self, phases: Phases, *, as_batch: bool, drafts: bool) -> Answered:
         """What was answered, behind the block.
 
         Args:
             as_batch: whether all rows began with the first record, and share their time.
+            drafts: whether passes behind a prompt's are iterations of a draft, even those that it offered nothing.
         """
         records = [request.record() for request in self._requests]
         for seconds, iteration in self._noted:
             for gain in iteration.gains:
                 record = records[gain.row]
                 record.add(gain.tokens, seconds - self._joined[gain.row])
-                if gain.proposed or iteration.verdict is not None:
+                if gain.proposed or (drafts and len(record.arrivals) > 1):
                     num_proposed = len(gain.proposed)
                     outcome = outcome_of(num_proposed, gain.num_accepted, len(gain.tokens))
                     record.outcomes.append(outcome)

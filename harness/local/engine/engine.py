@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,6 @@ from torch import Tensor
 
 from harness.config.acceptance_rules import RULES
 from harness.config.errors import SettingError
-from harness.config.methods import METHODS
 from harness.engines.arrivals import Watch
 from harness.engines.door.serving import TokenLogprob
 from harness.engines.phases import Phases
@@ -30,7 +29,7 @@ from harness.local.decoding.loop import Request as LoopRequest
 from harness.local.decoding.protocols import NonFiniteError
 from harness.local.decoding.randomness import uniforms
 from harness.local.decoding.verify import AcceptByCoin
-from harness.local.drafting.checked import blaming, checked_rule
+from harness.local.drafting.checked import blaming_method, checked_rule
 from harness.local.drafting.method import MakeDrafter, Pair
 from harness.local.engine.clock import LoopClock
 from harness.local.engine.fault import NONE, Fault, fault_of
@@ -101,13 +100,13 @@ class LocalArm(Arm):
             request.leave_after for request in requests
         )
         phases = self.timer.phases if self.timer is not None else Phases()
-        return clock.answered(phases, as_batch=is_batch)
+        return clock.answered(phases, as_batch=is_batch, drafts=self.make_drafter is not None)
 
     def loop_request(self, request: Request) -> LoopRequest:
         """A request as the loop takes it, with its random numbers: one for each position, and one that a
         verification reads past the end.
 
-        Where a rule redraws, each iteration takes new ones for each draft token and the token after them.
+        Where a rule redraws, each iteration takes new ones for each draft token.
         A longer stream begins with the shorter one, so that the first numbers are the same for every
         rule and both arms.
         """
@@ -185,13 +184,12 @@ class LocalArm(Arm):
         rule = RULES[decoding.rule].verification() if rates is None else AcceptByCoin(rates)
         if rates is None and not RULES.is_built_in(decoding.rule):
             rule = checked_rule(rule, decoding.rule)
-        rule_warp = warp_of(decoding)
         return Loop(
             target,
             drafter,
             self.policy if number == "auto" else number,
             lenience=decoding.lenience if self.fault.lenience is None else self.fault.lenience,
-            verification=lambda offer: self.fault.verdict(rule, offer, rule_warp),
+            verification=lambda offer: self.fault.verdict(rule, offer, warp),
             redraw=RULES[decoding.rule].redraws,
             warp=warp,
         )
@@ -202,11 +200,8 @@ class LocalArm(Arm):
         one that names a draft that is not built in.
         """
         draft = self.pair.draft_settings
-        blame: AbstractContextManager[None] = nullcontext()
-        if self.name == "speculative" and draft and not METHODS.is_built_in(draft.method):
-            blame = blaming(draft.name)
         try:
-            with blame:
+            with blaming_method(draft if self.name == "speculative" else None):
                 yield
         except NonFiniteError as error:
             self.runners.clear()

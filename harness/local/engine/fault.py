@@ -20,7 +20,7 @@ from harness.engines.door.serving import TokenLogprob
 from harness.local.decoding.protocols import Runner, Step
 from harness.local.decoding.randomness import inverse_cdf
 from harness.local.decoding.verify import Offer, Verdict
-from harness.local.decoding.warp import BatchWarp, Warp
+from harness.local.decoding.warp import AnyWarp, BatchWarp
 from harness.local.runners.base import Wrapped
 
 Verification = Callable[[Offer], Verdict]
@@ -31,7 +31,7 @@ class Fault(FaultRecord):
 
     name = "none"
 
-    def verdict(self, rule: Verification, offer: Offer, warp: Warp) -> Verdict:
+    def verdict(self, rule: Verification, offer: Offer, warp: AnyWarp) -> Verdict:
         """The verdict of a rule of acceptance, with the mistake in it."""
         return rule(offer)
 
@@ -115,7 +115,7 @@ class ResidualWarpedTwice(Fault):
             return "at decoding.temperature=1 without top_k or top_p"
         return super().why_idle(decoding)
 
-    def verdict(self, rule: Verification, offer: Offer, warp: Warp) -> Verdict:
+    def verdict(self, rule: Verification, offer: Offer, warp: AnyWarp) -> Verdict:
         verdict = rule(offer)
         target = offer.target_probabilities
         draft = offer.draft_probabilities
@@ -139,7 +139,7 @@ class BonusFromWrongPosition(Fault):
 
     in_greedy_texts = True
 
-    def verdict(self, rule: Verification, offer: Offer, warp: Warp) -> Verdict:
+    def verdict(self, rule: Verification, offer: Offer, warp: AnyWarp) -> Verdict:
         target = offer.target_probabilities
         early = torch.cat([target[:, :-1], target[:, -2:-1]], dim=1)
         return rule(dataclasses.replace(offer, target_probabilities=early))
@@ -150,7 +150,7 @@ class DraftProbabilitiesIgnored(Fault):
     token after a rejection comes from the target and not from the residual.
     """
 
-    def verdict(self, rule: Verification, offer: Offer, warp: Warp) -> Verdict:
+    def verdict(self, rule: Verification, offer: Offer, warp: AnyWarp) -> Verdict:
         # Where draft probabilities of 1 leave no residual, `verify` draws from the target.
         ones = torch.ones_like(offer.target_probabilities[:, :-1])
         return rule(dataclasses.replace(offer, draft_probabilities=ones))

@@ -142,7 +142,9 @@ class HuggingFaceArm(Arm):
             for run in runs:
                 with suppress(_LeftError):
                     run()
-        answered = clock.answered(Phases(), as_batch=len(requests) == 1)
+        answered = clock.answered(
+            Phases(), as_batch=len(requests) == 1, drafts=self.name == "speculative"
+        )
         for record, recorder in zip(answered.requests, recorders, strict=True):
             for token, [logits] in zip(record.token_ids, recorder.logits, strict=False):
                 record.logprobs.append(logits.log_softmax(-1)[token].item())

@@ -21,6 +21,7 @@ from harness.config.run import Weights
 from harness.config.settings import DraftSettings, Dtype, ModelSettings, PlacementSettings
 from harness.engines.door.pairs import Excess
 from harness.local.decoding.protocols import TokenRows
+from harness.local.drafting.checked import blaming_method
 from harness.local.drafting.heads.checkpoint import HeadCheckpoint
 from harness.local.drafting.method import DraftPlan, Pair, method_of
 from harness.local.drafting.model import mask_token, shared_sketch
@@ -307,7 +308,8 @@ def sketch_pair(
     checkpoints = [target_checkpoint]
     plan = DraftPlan(draft)
     if draft is not None:
-        plan = method_of(draft).plan(draft, target_checkpoint, weights)
+        with blaming_method(draft):
+            plan = method_of(draft).plan(draft, target_checkpoint, weights)
     if plan.checkpoint is not None:
         checkpoints.append(plan.checkpoint)
     sketches: list[Sketch] = []
@@ -322,7 +324,7 @@ def sketch_pair(
     if plan.head is not None:
         sketches.append(plan.head.sketch(sketches[0].dtype))
     if plan.settings is not None and plan.shared is not None:
-        sketches.append(shared_sketch(plan.shared, plan.settings.name, sketches[0].dtype))
+        sketches.append(shared_sketch(plan.shared, plan.settings, sketches[0].dtype))
     return PlannedPair(
         checkpoints=checkpoints,
         sketches=sketches,

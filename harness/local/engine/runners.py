@@ -19,7 +19,7 @@ from harness.config.settings import DecodingSettings
 from harness.engines.record import Preparation
 from harness.local.decoding.protocols import Drafter, Runner
 from harness.local.decoding.warp import AnyWarp, Warp
-from harness.local.drafting.checked import with_checked_shapes
+from harness.local.drafting.checked import blaming_method, with_checked_shapes
 from harness.local.drafting.heads.drafter import CompiledDraft, HeadDrafter
 from harness.local.drafting.method import MakeDrafter, Pair, method_of
 from harness.local.drafting.model import widths as draft_widths
@@ -72,10 +72,12 @@ class PairRunners:
         settings = self.pair.draft_settings
         if settings is None:
             return None
-        make = method_of(settings).drafter(settings, self.pair, self.draft)
+        with blaming_method(settings):
+            make = method_of(settings).drafter(settings, self.pair, self.draft)
 
         def make_prepared(warp: AnyWarp) -> Drafter:
-            drafter = make(warp)
+            with blaming_method(settings):
+                drafter = make(warp)
             if isinstance(drafter, HeadDrafter):
                 drafter.compiled = self.compiled_draft
             if not METHODS.is_built_in(settings.method):
@@ -116,13 +118,19 @@ def open_runners(pair: Pair, preparation: Preparation) -> PairRunners:
     method = None if settings is None else method_of(settings)
     numbers = preparation.numbers_drafted
     widths = [1]
+    layers: tuple[int, ...] = ()
     if method is not None:
         # A proposal is verified together with the token before it.
         widths += [number + 1 for number in numbers]
+        with blaming_method(settings):
+            layers = tuple(method.layers(pair))
+            most = pair.target.model.config.get_text_config(decoder=True).num_hidden_layers
+            if layers and not 0 <= min(layers) <= max(layers) <= most:
+                raise ValueError(f"layers() are {layers}, and the model has {most}")
     options: Options = {
         "vocabulary_size": pair.vocabulary_size,
         "device": pair.target.input_device,
-        "hidden_layers": () if method is None else tuple(method.layers(pair)),
+        "hidden_layers": layers,
     }
     num_slots = preparation.num_slots
     target = _build("model", pair.target, preparation, options, widths, num_slots)
@@ -130,8 +138,9 @@ def open_runners(pair: Pair, preparation: Preparation) -> PairRunners:
     draft: Runner | None = None
     # A draft without a runner, such as a text method, goes by the target's.
     draft_name = target.name
-    model = None if method is None else method.model(pair)
-    if method is not None and model is not None:
+    with blaming_method(settings):
+        model = None if method is None else method.model(pair)
+    if model is not None:
         widths = draft_widths(model.model.config, numbers)
         # Logits of a draft with a tokenizer of its own are those of its own tokens.
         size = vocabulary_size(model.model.config) if pair.translation else pair.vocabulary_size
@@ -164,15 +173,15 @@ def open_runners(pair: Pair, preparation: Preparation) -> PairRunners:
 def _compiled_draft(pair: Pair, preparation: Preparation) -> CompiledDraft | None:
     """The compiled proposals of a pair's head; None where it drafts eagerly, of which the user is told."""
     settings = pair.draft_settings
-    most = max(preparation.numbers_drafted, default=0)
-    if settings is None or not most:
+    numbers = preparation.numbers_drafted
+    if settings is None or not numbers:
         return None
     drafter = method_of(settings).drafter(settings, pair, None)(warp_of(preparation.decoding))
     if not isinstance(drafter, HeadDrafter):
         return None
     try:
         return CompiledDraft(
-            drafter, pair.target.model, preparation.batch_size, preparation.num_slots, most
+            drafter, pair.target.model, preparation.batch_size, preparation.num_slots, numbers
         )
     except UnsupportedModelError as reason:
         preparation.say(f"{settings.name} {reason}; it drafts eagerly")

@@ -147,7 +147,7 @@ def _check_directory(role: str, settings: ModelSettings, weights: bool) -> None:
             raise SettingError(f"{role}.gguf_file", rule, settings.gguf_file)
         return
     if not (directory / "config.json").is_file():
-        rule = f"the directory holds no config.json{_hint_at_contents(directory)}"
+        rule = f"the directory holds no config.json{_hint_at_contents(role, directory)}"
         raise SettingError(role, rule, repository)
     has_weights = any(directory.glob("*.safetensors")) or any(directory.glob("*.bin"))
     if weights and not has_weights:
@@ -155,10 +155,10 @@ def _check_directory(role: str, settings: ModelSettings, weights: bool) -> None:
         raise SettingError(role, rule, repository)
 
 
-def _hint_at_contents(directory: Path) -> str:
+def _hint_at_contents(role: str, directory: Path) -> str:
     """What a directory without a configuration holds instead, in brackets; nothing if unknown."""
     if any(directory.glob("*.gguf")):
-        return " (for a GGUF file set gguf_file)"
+        return f" (for a GGUF file set {role}.gguf_file)"
     if (directory / "adapter_config.json").is_file():
         return " (it is an adapter, which must be merged into its base model first)"
     return ""

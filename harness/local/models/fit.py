@@ -480,7 +480,10 @@ def _most(limit: int, fits: Callable[[int], bool]) -> int:
 def _fewer_bits(case: Case) -> list[Remedy]:
     """Each model in fewer bits; where that is never enough, the mildest change of both."""
     smaller = [_quantized(sketch) for sketch in case.models]
-    alone = [[sketch] for sketches in smaller for sketch in sketches]
+    if case.models[-1].is_target:
+        alone = [[*both] for both in zip(*smaller, strict=False)]
+    else:
+        alone = [[sketch] for sketches in smaller for sketch in sketches]
     fitting = [_in_fewer_bits(sketches) for sketches in alone if _fits(_changed(case, sketches))]
     if fitting:
         return fitting
@@ -493,7 +496,7 @@ def _fewer_bits(case: Case) -> list[Remedy]:
 def _quantized(sketch: Sketch) -> list[Sketch]:
     """The same model in fewer bits."""
     # A sketch has no such matrices without bitsandbytes, nor if its weights have a format already.
-    if not any(tensor.outputs for tensor in sketch.tensors):
+    if not any(tensor.outputs for tensor in sketch.tensors) and not sketch.is_target:
         return []
     smaller = []
     for quantization in _QUANTIZATIONS[_QUANTIZATIONS.index(sketch.quantization) + 1 :]:
@@ -512,7 +515,8 @@ def _more_gpus(case: Case) -> list[Remedy]:
     with as much free memory.
     """
     target = case.models[0]
-    if not case.gpus_for(target):
+    # A draft is whole on one GPU, even one that is the target itself.
+    if case.models[-1].is_target or not case.gpus_for(target):
         return []
     room = max(case.free[gpu] for gpu in case.gpus)
     for count in range(2, _MOST_GPUS + 1):

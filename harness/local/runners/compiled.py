@@ -226,8 +226,10 @@ def end_part() -> None:
     """End a part here, while a call is traced; equal parts are compiled once.
 
     A head that drafts token by token calls it before each token, so that its K equal steps are K
-    parts with the same code. Without tracing it does nothing.
+    parts with the same code. Without tracing it does nothing, nor for dynamo, which would refuse it.
     """
+    if torch.compiler.is_dynamo_compiling():
+        return
     mode = get_proxy_mode()
     if mode is not None:
         _mark(f"part {len(mode.tracer.graph.nodes)}")

@@ -193,7 +193,6 @@ class StaticRunner(Runner):
                 passes[width] = CompiledCall(call, [tokens, starts], self._model)
         self._passes = passes
         self._compiled_slots = slots
-        self.setup_seconds = time.perf_counter() - started
         try:
             # Short rows are enough: compiled passes see all slots, so that a model that counts from
             # their end differs at any length.
@@ -201,6 +200,7 @@ class StaticRunner(Runner):
         except UnsupportedModelError:
             self.close()
             raise
+        self.setup_seconds = time.perf_counter() - started
 
     @torch.inference_mode()
     def clear(self) -> None:

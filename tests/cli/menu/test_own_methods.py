@@ -82,6 +82,38 @@ def test_a_name_that_holds_no_method_is_told(draft: str, words: str, harness: Ha
     assert words in harness("latency", *QUICK, f"draft={draft}", code=2).complaint
 
 
+@pytest.mark.parametrize(
+    ("mistake", "words"),
+    [
+        ("def plan(self, settings, target, weights): raise KeyError('a')", "KeyError: 'a'"),
+        ("def layers(self, pair): raise KeyError('b')", "KeyError: 'b'"),
+        (
+            "def layers(self, pair): return (7, 99)",
+            "ValueError: layers() are (7, 99), and the model",
+        ),
+        ("", "NotImplementedError: drafter()"),
+        (
+            "def drafter(self, settings, pair, runner): return lambda warp: 1 / 0",
+            "ZeroDivisionError",
+        ),
+    ],
+)
+def test_a_mistake_in_a_method_names_it(mistake: str, words: str, harness: Harness) -> None:
+    beginning = "from harness.local.drafting.method import Method\nclass Mine(Method):\n"
+    Path("wrong.py").write_text(f"{beginning}    summary = 'wrong'\n    {mistake}\n")
+    refused = harness("latency", *QUICK, "draft=./wrong.py:Mine", code=1)
+    assert f"draft=./wrong.py:Mine: {words}" in refused.complaint
+
+
+def test_a_map_heeds_a_method_that_takes_one_prompt(harness: Harness) -> None:
+    Path("one.py").write_text(
+        "from harness.local.drafting.method import Method\n"
+        "class One(Method):\n    summary = 'one'\n    batches = False\n"
+    )
+    refused = harness("map", "draft=./one.py:One", code=2).complaint
+    assert "batch_sizes=[1,4,16]: must be 1: draft=./one.py:One takes one prompt" in refused
+
+
 def test_a_lossy_rule_accepts_more_and_is_called_lossy(harness: Harness) -> None:
     shown = harness("latency", *REJECTING, "decoding.rule=./likely.py:Lax")
     assert "lossy" in shown.stdout

@@ -92,16 +92,6 @@ def test_acceptance_compares_the_uniform_with_the_ratio(uniform: float, accepted
 
 
 @pytest.mark.parametrize("rule", [verify, verify_block])
-@pytest.mark.parametrize(("uniform", "expected"), [(0.2, 0), (0.3, 1)])
-def test_without_draft_tokens_the_target_is_sampled(
-    rule: Rule, uniform: float, expected: int
-) -> None:
-    nothing = torch.empty(1, 0, dtype=torch.long), None, torch.empty(1, 0)
-    verdict = rule(Offer(torch.tensor([[[0.25, 0.75]]]), *nothing, torch.tensor([[uniform]])))
-    assert (verdict.num_accepted.tolist(), verdict.next_token.tolist()) == ([0], [expected])
-
-
-@pytest.mark.parametrize("rule", [verify, verify_block])
 def test_equal_distributions_are_never_rejected(rule: Rule) -> None:
     target, tokens, *_ = arguments(500, 3)
     accept = torch.full((500, 3), 1 - 2**-24)
@@ -177,7 +167,10 @@ def test_a_row_is_judged_by_its_own_offer(rule: Rule, deterministic: bool) -> No
     proposed = None if deterministic else draft
     lengths = torch.cat([torch.arange(1000) % 4, torch.arange(1000) % 3])
     ragged = rule(Offer(target, tokens, proposed, accept, following, lengths=lengths))
-    for length in range(4):
+    undrafted = lengths == 0
+    drawn = inverse_cdf(target[undrafted, 0], following[undrafted, 0])
+    assert torch.equal(ragged.next_token[undrafted], drawn)
+    for length in range(1, 4):
         rows = lengths == length
         short = None if proposed is None else proposed[rows, :length]
         offered = target[rows, : length + 1], tokens[rows, :length], short

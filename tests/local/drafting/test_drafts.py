@@ -118,7 +118,9 @@ def test_more_tokens_read_more_experts_of_the_borrowed_layers() -> None:
     heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "num_experts_per_tok": 2}
     alone = as_checkpoint(make_config("mixtral", num_hidden_layers=2, **sizes, **heads))
     whole = sketch_model(alone, torch.float32)
-    draft = shared_sketch(alone, "early_exit", torch.float32)
+    draft = shared_sketch(
+        alone, EarlyExitSettings(name="early_exit", method="early_exit"), torch.float32
+    )
     assert draft.weight_bytes == 0
     for num_tokens in (1, 8, 1000):
         assert draft.read_bytes(num_tokens) == whole.read_bytes(num_tokens)

@@ -414,12 +414,14 @@ def test_a_file_without_tensors_by_name_is_one_line(held: object, tmp_path: Path
     check_line(caught.value, "medusa_lm_head.pt of ")
 
 
-def test_no_weights_and_quantized_ones_are_refused(tmp_path: Path) -> None:
+def test_no_weights_and_weights_in_another_format_are_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(SPECULATORS))
     with pytest.raises(SettingError, match="holds no weights"):
         read_head(settings(tmp_path), target())
     with pytest.raises(SettingError, match=r"draft\.quantization=4bit: must be none"):
         read_head(settings(tmp_path, quantization="4bit"), target())
+    with pytest.raises(SettingError, match=r"draft\.dtype=float16: is for draft models"):
+        read_head(settings(tmp_path, dtype="float16"), target())
 
 
 def test_a_file_that_holds_code_is_not_run(tmp_path: Path) -> None:

@@ -181,6 +181,9 @@ def test_what_cannot_be_translated_is_refused(save_model: SaveModel) -> None:
     with pytest.raises(SettingError, match=r"^draft\.tokenizer: has token"):
         planned.check_vocabulary([planned.tokenizer("two words four four")["input_ids"]])
     other = save_model("gpt2", "other", tokenizer=spaced_tokenizer(), vocab_size=905)
+    parallel = save_model("gpt2", "parallel", tokenizer=tokenizer, pard_token=5)
+    with pytest.raises(SettingError, match="one pass, and must have the model's tokenizer"):
+        plan_pair(target, as_draft(parallel), PlacementSettings())
     with pytest.raises(SettingError, match="has a tokenizer without a token of model="):
         plan_pair(target, as_draft(other), PlacementSettings())
 

@@ -34,7 +34,7 @@ class FakeWeights:
         self.calls += 1
 
 
-def run(records: Iterable[Iteration], num_rows: int) -> Answered:
+def run(records: Iterable[Iteration], num_rows: int, *, drafts: bool = True) -> Answered:
     """What a loop has answered. Checks that devices are synchronised at both ends."""
     weights: Any = FakeWeights()
     prompts = [[number + 1] for number in range(num_rows)]
@@ -43,7 +43,7 @@ def run(records: Iterable[Iteration], num_rows: int) -> Answered:
         for record in records:
             clock.note(record)
     assert weights.calls == 2
-    return clock.answered(Phases(), as_batch=True)
+    return clock.answered(Phases(), as_batch=True, drafts=drafts)
 
 
 def records() -> Iterator[Iteration]:
@@ -63,6 +63,13 @@ def test_an_answer_collects_rows_and_outcomes() -> None:
     assert answered.batch is not None
     assert answered.batch.num_iterations == 2
     assert answered.acceptance.num_proposed == 4
+
+
+@pytest.mark.parametrize("drafts", [True, False])
+def test_passes_behind_the_prompt_count_where_there_is_a_draft(drafts: bool) -> None:
+    undrafted = [Iteration([Gain(0, [token])]) for token in (5, 6, 7)]
+    [record] = run(undrafted, 1, drafts=drafts).requests
+    assert record.outcomes == [(0, 0)] * (2 if drafts else 0)
 
 
 @pytest.mark.parametrize("stop", [5, 9])
@@ -97,7 +104,7 @@ def test_a_row_that_joins_has_its_own_time() -> None:
         time.sleep(0.02)
         clock.note(first)
         clock.note(second)
-    answered = clock.answered(Phases(), as_batch=False)
+    answered = clock.answered(Phases(), as_batch=False, drafts=False)
     assert answered.sent
     waits = [record.seconds for record in answered.requests]
     assert waits[0] >= 0.02

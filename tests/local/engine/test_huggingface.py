@@ -80,6 +80,9 @@ def test_greedy_texts_are_those_of_our_loop(pair: Pair, engine: HuggingFaceEngin
     lookup = HuggingFaceEngine(with_lookup(pair), Preparation(decoding=GREEDY))
     for arm in (*engine.arms, *lookup.arms):
         assert tokens_of(read(arm, ask())) == expected
+    [record] = lookup.arms[1].answer(ask(prompt=[40, 50, 60]).requests, 1).requests
+    assert (0, 0) in record.outcomes, "a pass that drafted nothing is an iteration as well"
+    assert 1 + sum(1 + accepted for _, accepted in record.outcomes) == record.num_tokens
     # Lookup searches for the longest sequence that was asked for: 50 came first before 70, and 40 50 before 60.
     for longest, proposed in ((1, [70, 40, 50, 60]), (3, [60, 45, 40, 50])):
         with_draft = with_lookup(pair, max_ngram=longest)

@@ -21,6 +21,7 @@ from harness.engines.protocol import Arm, Question
 from harness.engines.record import Preparation
 from harness.local.decoding.verify import Offer, Verdict, verify, verify_block
 from harness.local.decoding.warp import Warp
+from harness.local.drafting.heads.drafter import CompiledDraft
 from harness.local.drafting.method import Pair, SuffixSettings
 from harness.local.engine.engine import LocalEngine, token_logprobs
 from harness.local.engine.fault import fault_of
@@ -242,6 +243,39 @@ def test_a_draft_that_drafts_nothing_needs_no_compiled_proposals(
     engine.close()
 
 
+@pytest.mark.parametrize(
+    ("head", "widths"), [("tiny_eagle3", {1: 1, 3: 4, 5: 8}), ("tiny_dflash", {1: 4, 3: 4, 5: 4})]
+)
+def test_a_compiled_chain_of_k_tokens_costs_about_k_passes(
+    head: str, widths: dict[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By K, how many tokens the call drafts that was compiled for K=auto."""
+    run_as_traced(monkeypatch)
+    drafted: dict[int, int] = {}
+    original = CompiledDraft.__call__
+
+    def noting(self: CompiledDraft, unread: Any, uniforms: torch.Tensor) -> Any:
+        draft = original(self, unread, uniforms)
+        drafted[uniforms.shape[1]] = draft.tokens.shape[1]
+        return draft
+
+    monkeypatch.setattr(CompiledDraft, "__call__", noting)
+    pair = load(*shipped("tiny", head))
+    decoding = dataclasses.replace(DECODING, num_draft_tokens="auto", max_new_tokens=6)
+    found = []
+    for runner in ("eager", "compiled"):
+        engine = LocalEngine(pair, Preparation(decoding=decoding, runner=runner, longest_prompt=5))
+        for number in widths:
+            fixed = dataclasses.replace(
+                decoding, num_draft_tokens=number, max_new_tokens=number + 3
+            )
+            question = Question(PROMPTS[:1], fixed, seed=0, indices=[0])
+            found.append(texts(records_of(engine.arms[1], question.requests), 1))
+        engine.close()
+    assert found[: len(widths)] == found[len(widths) :]
+    assert {number: drafted[number] for number in widths} == widths
+
+
 def test_a_head_on_a_gpu_that_its_target_is_not_on(gpus: Any) -> None:
     target, head = shipped("tiny", "tiny_eagle3")
     planned = plan_pair(target, as_draft(head), PlacementSettings(reserve_gb=0), "float32")
@@ -302,6 +336,24 @@ def test_a_fault_takes_every_kind_of_draft(
         recovered = verdict.num_accepted < lengths
         rejected = tokens[recovered, verdict.num_accepted[recovered]]
         assert (verdict.next_token[recovered] != rejected).all()
+
+
+def test_a_fault_is_in_each_row_by_its_own_settings(pair: Pair) -> None:
+    """At temperature 1 a residual that is warped twice stays as it is, in the first row."""
+    requests = [
+        dataclasses.replace(
+            request, decoding=dataclasses.replace(DECODING, temperature=temperature)
+        )
+        for request, temperature in zip(QUESTION.requests, (1.0, 0.02), strict=True)
+    ]
+    found = []
+    for fault in ("none", "residual_warped_twice"):
+        preparation = Preparation(decoding=DECODING, runner="eager", batch_size=2, fault=fault)
+        arm = LocalEngine(pair, preparation).arms[1]
+        found.append(texts(records_of(arm, requests), 2))
+    (first, second), (same, other) = found
+    assert first == same
+    assert second != other
 
 
 def test_log_probabilities_of_a_burst_and_mistakes_in_them() -> None:

@@ -17,7 +17,7 @@ from harness.local.decoding.protocols import Runner
 from harness.local.decoding.randomness import uniforms
 from harness.local.decoding.warp import Warp
 from harness.local.drafting.model import ModelDrafter
-from harness.local.runners.compiled import CompiledCall
+from harness.local.runners.compiled import CompiledCall, end_part
 from harness.local.runners.slots import UnsupportedModelError
 from harness.local.runners.snapshot import SnapshotRunner
 from harness.local.runners.static import StaticRunner
@@ -167,6 +167,14 @@ def test_torch_compile_traces_a_pass_whole(monkeypatch: pytest.MonkeyPatch) -> N
     assert asked["mode"] == "reduce-overhead"
     what = requests()
     assert regular_tokens(fast, what) == regular_tokens(SnapshotRunner(model), what)
+
+
+def test_torch_compile_traces_over_the_end_of_a_part() -> None:
+    def call(numbers: torch.Tensor) -> torch.Tensor:
+        end_part()
+        return numbers + 1
+
+    assert torch.compile(call, backend="eager", fullgraph=True)(torch.zeros(1)).item() == 1
 
 
 def test_equal_layers_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,8 +17,8 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from harness.config.errors import HarnessError, RunError, SettingError
-from harness.config.settings import ModelSettings
+from harness.config.errors import HarnessError, RunError
+from harness.config.settings import ModelSettings, require
 from harness.local.drafting.heads.block import DFlash, DFlash2, Domino, DSpark, JetSpec
 from harness.local.drafting.heads.eagle import Eagle3, PEagle
 from harness.local.drafting.heads.head import Head, HeadConfig
@@ -176,9 +176,10 @@ def read_head(
         if kind is None:
             _check_no_head(stored)
             return None
-        if settings.quantization != "none":
-            rule = "must be none for a head"
-            raise SettingError("draft.quantization", rule, settings.quantization)
+        rule = "must be none for a head"
+        require(settings.quantization == "none", "draft.quantization", rule, settings.quantization)
+        rule = "is for draft models: a head computes in the model's format (model.dtype)"
+        require(settings.dtype is None, "draft.dtype", rule, settings.dtype)
         files: tuple[Path, ...] = ()
         if weights:
             files = find_weights(settings, kind.weight_files)
@@ -206,7 +207,7 @@ def read_head(
 
 
 def _check_no_head(stored: StoredHead) -> None:
-    """Raise a SettingError for what is no model either, or has settings of a head."""
+    """Raise a SettingError for what is no model either."""
     if stored.is_speculators:
         raise stored.refused(f"is a speculators head of type {stored.kind}, which is not supported")
     names = stored.raw.get("architectures")
@@ -214,6 +215,3 @@ def _check_no_head(stored: StoredHead) -> None:
     is_model = hasattr(transformers, name) or name.endswith(("ForCausalLM", "LMHeadModel"))
     if not is_model and not stored.settings.trust_remote_code:
         raise stored.refused(f"is a {name}: no head that is known here, and no model")
-    if stored.raw and stored.chosen_layers is not None:
-        rule = f"is for heads and early_exit, and draft={stored.settings.name} is a model"
-        raise SettingError("draft.layers", rule, tuple(stored.chosen_layers))

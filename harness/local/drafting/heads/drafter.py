@@ -235,10 +235,10 @@ class HeadDrafter(Drafter):
 
 
 class CompiledDraft:
-    """A whole proposal of K tokens as one compiled call, which all drafters over a head share, one
-    after the other.
+    """Whole proposals as compiled calls, one for each K, which all drafters over a head share, one
+    after the other. A head that drafts all tokens in one pass needs a call for the largest K alone.
 
-    Fewer rows and features are filled up. What features that only fill up leave in the cache is
+    Fewer rows, features and tokens are filled up. What features that only fill up leave in the cache is
     never seen.
 
     Args:
@@ -247,7 +247,7 @@ class CompiledDraft:
         target: the model that is followed.
         batch_size: the most rows of a batch.
         num_slots: the most tokens of a row, draft tokens beyond its end included.
-        num_draft_tokens: K.
+        numbers: of draft tokens.
 
     Attributes:
         cache: the keys and values of every drafter's batch, of fixed size.
@@ -265,15 +265,15 @@ class CompiledDraft:
         target: PreTrainedModel,
         batch_size: int,
         num_slots: int,
-        num_draft_tokens: int,
+        numbers: Sequence[int],
     ) -> None:
         started = time.perf_counter()
         head = drafter.head
         self._warp = drafter.warp
-        self._num_draft_tokens = num_draft_tokens
+        most = max(numbers)
         self.batch_size = batch_size
-        self.most_unread = num_draft_tokens + 1
-        self.num_written = self.most_unread + head.num_ahead(num_draft_tokens)
+        self.most_unread = most + 1
+        self.num_written = self.most_unread + head.num_ahead(most)
         self.cache = SlotCache()
         self.cache.num_slots = round_up(num_slots + self.num_written)
         config = head.config
@@ -281,38 +281,42 @@ class CompiledDraft:
         hidden = torch.arange(math.prod(shape)).view(shape).sin().to(target.dtype)
         features = UnreadFeatures(drafter.device)
         features.add(hidden, [range(self.most_unread)] * batch_size, [0] * batch_size)
-        uniforms = torch.full((batch_size, num_draft_tokens), 0.5, device=drafter.device)
-        example = [*features.all(), uniforms]
-        self._shapes = [tensor.shape for tensor in example]
+        unread = features.all()
+        self._unread_shapes = [tensor.shape for tensor in unread]
 
         def propose(*inputs: Tensor) -> list[Tensor]:
             unread = Unread(*inputs[:_NUM_UNREAD])
             draft = head.draft(unread, inputs[_NUM_UNREAD], self.cache, drafter.draw)
             return [tensor for tensor in draft if tensor is not None]
 
-        expected = Draft(*propose(*example))
-        self._call: CompiledCall | None = CompiledCall(propose, example, head)
-        actual = Draft(*self._call(*example))
-        # The first token alone: rounding may draw another one, and after it nothing is equal.
-        require_close(
-            [actual.probabilities[:, 0]],
-            [expected.probabilities[:, 0]],
-            target,
-            "compiled differ from the eager ones",
-        )
+        self._calls: dict[int, CompiledCall] = {}
+        for number in [most] if head.one_pass else sorted(numbers):
+            uniforms = torch.full((batch_size, number), 0.5, device=drafter.device)
+            example = [*unread, uniforms]
+            expected = Draft(*propose(*example))
+            self._calls[number] = CompiledCall(propose, example, head)
+            actual = Draft(*self._calls[number](*example))
+            # The first token alone: rounding may draw another one, and after it nothing is equal.
+            require_close(
+                [actual.probabilities[:, 0]],
+                [expected.probabilities[:, 0]],
+                target,
+                "compiled differ from the eager ones",
+            )
         self.cache.clear()
         self.setup_seconds = time.perf_counter() - started
 
     def fits(self, warp: Warp | None, num_draft_tokens: int) -> bool:
         """Whether it drafts so many tokens, drawn with this warp."""
-        return num_draft_tokens <= self._num_draft_tokens and warp == self._warp
+        return num_draft_tokens <= max(self._calls) and warp == self._warp
 
     @torch.inference_mode()
     def __call__(self, unread: Unread, uniforms: Tensor) -> Draft:
-        """Draft K tokens for each row, by uniforms for the first of them at least."""
-        assert self._call is not None
-        inputs = zip((*unread, uniforms), self._shapes, strict=True)
-        outputs = self._call(*(filled_up(tensor, *shape) for tensor, shape in inputs))
+        """Draft at least as many tokens for each row as it has uniforms."""
+        number = next(number for number in self._calls if number >= uniforms.shape[1])
+        shapes = [*self._unread_shapes, (self.batch_size, number)]
+        inputs = zip((*unread, uniforms), shapes, strict=True)
+        outputs = self._calls[number](*(filled_up(tensor, *shape) for tensor, shape in inputs))
         return Draft(*(output[: len(uniforms)] for output in outputs))
 
     def clear(self) -> None:
@@ -320,6 +324,6 @@ class CompiledDraft:
         self.cache.clear()
 
     def close(self) -> None:
-        """Give back memory. The compiled call refers to this object: without it both are freed at once."""
-        self._call = None
+        """Give back memory. The compiled calls refer to this object: without them all is freed at once."""
+        self._calls = {}
         self.cache = SlotCache()
