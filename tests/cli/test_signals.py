@@ -117,7 +117,7 @@ def test_a_signal_during_an_import_is_obeyed_after_it(
 
 @pytest.mark.parametrize(
     ("command", "library", "number"),
-    [("latency", "torch", signal.SIGINT), ("report", "numpy", signal.SIGTERM)],
+    [("latency", "torch", signal.SIGINT), ("report", "jinja2", signal.SIGTERM)],
 )
 def test_a_command_that_still_imports_ends_at_once(
     tmp_path: Path, command: str, library: str, number: int
