@@ -76,6 +76,7 @@ class Adaptive(DraftLength):
         self._costs: dict[int, dict[int, _Seconds]] = {}
         self._now: dict[int, _Seconds] = {}
         self._began = 0.0
+        self._asked_before = 0
 
     def choose(self, num_rows: int) -> int:
         # Rows end at different times, and an iteration over a few of them costs less: 1 row, 2 or
@@ -88,7 +89,13 @@ class Adaptive(DraftLength):
 
     def observe(self, limits: Sequence[int], num_accepted: Sequence[int]) -> None:
         # Of a number that rows near their end have in place of their choice, too.
-        self._now.setdefault(max(limits), _Seconds()).add(self._clock() - self._began)
+        asked = max(limits)
+        seconds = self._now.setdefault(asked, _Seconds())
+        # A draft first reads the tokens of the iterations before it that asked for none.
+        catches_up = asked > 0 and self._asked_before == 0
+        if not catches_up:
+            seconds.add(self._clock() - self._began)
+        self._asked_before = asked
         self._accepted.observe(limits, num_accepted)
 
     def _wanted(self) -> int:

@@ -65,10 +65,22 @@ class Stepped(World):
         return self.seconds(k, k)
 
 
+class Behind(World):
+    """A draft that first reads what the prompt and iterations without it left unread."""
+
+    num_unread = 20
+
+    def seconds(self, k: int, width: int) -> float:
+        reading = 0.05 * self.num_unread if k else 0.0
+        self.num_unread = 0 if k else self.num_unread + 1
+        return super().seconds(k, width) + reading
+
+
 @pytest.mark.parametrize(
     "world",
     [
         World(0.9, 0.05, 1.03),
+        Behind(0.8, 0.3, 1.05),
         World(0.7, 0.0, 1.02, offers=0.3),
         World(0.05, 0.0, 1.1),
         World(0.3, 0.9, 1.0),
