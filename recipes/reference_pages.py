@@ -45,10 +45,9 @@ _TOPICS = {
     ),
     "Where does the time go?": r"_ms$|pass_ms|8bit|experts|bytes|floor",
     "Was the machine quiet, and the work the same?": (
-        r"drift|processor|^load$|cores|gpu|throttled|units|smallest_batch|reproducible|identical"
+        r"drift|processor|^load$|cores|gpu|throttled|units|smallest_batch|identical"
         r"|difference|divergence|margin|skipped|truncated"
     ),
-    "What energy did it take?": r"joules|energy",
 }
 _OTHER_FIGURES = "Other figures"
 _SETTINGS = "What was asked for?"

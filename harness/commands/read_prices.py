@@ -80,10 +80,11 @@ def read_prices(setting: str, path: str, context: int = 128, key: str | None = N
         if not costs_file.is_file():
             raise SettingError(setting, error.rule, path) from error
         runs = []
+    # A row of `map` is one of its cells, and no run.
     latency = [
         run
         for run in runs
-        if isinstance(run.last, LatencyRow) and run.status == "ok" and not run.last.test
+        if type(run.last) is LatencyRow and run.status == "ok" and not run.last.test
     ]
     if setting == "costs" and not latency and costs_file.is_file():
         # A run of `map`, or what a server was timed for.
@@ -173,14 +174,16 @@ def _check_alike(setting: str, runs: Sequence[Run], names: Sequence[str], path: 
 
 def _value(run: Run, column: str) -> Any:
     """The value in a column; of `settings` those of an engine, of which none is a value too. A server's command may
-    name K.
+    name K, and so may what varies in it.
     """
     value = getattr(run.last, column, None)
     if column != "settings":
         return value
     kept = {}
     for name, setting in (value or {}).items():
-        if name.startswith(("engine.", "vary.")) and not name.endswith("_command"):
+        is_k = name.startswith("vary.") and str(setting) == str(run.last.num_draft_tokens)
+        is_own = name.startswith(("engine.", "vary.")) and not name.endswith("_command")
+        if is_own and not is_k:
             kept[name] = setting
     return kept
 

@@ -55,6 +55,9 @@ def typed_again(
     kept = _without({"details", *leaving_out, *changed}, typed[:end])
     if command:
         kept = [command, *kept[1:]]
+        if not any("," in word and "[" not in word for word in kept):
+            # Nothing varies any more.
+            kept = [word for word in kept if word not in ("-m", "--multirun")]
     behind = [shlex.join(typed[end:])] if typed[end:] else []
     again = " ".join(filter(None, [shlex.join(["harness", *kept]), changes, *behind]))
     is_job = not of_sweep and not {"-m", "--multirun"}.isdisjoint(typed)

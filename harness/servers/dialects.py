@@ -50,7 +50,6 @@ class Dialect(Record):
         logprobs: whether it documents those of new tokens as `raw`, the model's own, or as
             `processed`, after temperature and truncation; None where this is not known.
         counters: fields of `engines.counts.Counts` by the names of its counters, without `_total`.
-        counts_in_any_case: the counter that it has in any case, where it has those of drafts only if it speculates.
         logs: the line of its log about the drafts of a request, as a pattern whose groups are named as fields of
             `engines.counts.Counts`. It is read where a server that was started here counts no drafts elsewhere.
         ended_by: sampling parameters that may end it, each with the program that it ended.

@@ -78,7 +78,6 @@ class Served:
         name: of the arm.
         setting: that has its address, `engine.url`, or `the regular command`.
         model: the name under which it serves the model; None to look for that.
-        model_setting: that sets this name.
         url: its address; None for one that is started here.
         pages: of its counters, where they are not below its address.
         launch: how it is started here.
@@ -97,9 +96,6 @@ class StartedServer:
 
     Attributes:
         url: of its API.
-
-    Raises:
-        SettingError: its program does not exist.
     """
 
     def __init__(self, launch: Launch) -> None:

@@ -87,12 +87,16 @@ def names_of_columns(rows: Sequence[Cells], known: Cells) -> dict[str, str]:
         any(re.fullmatch(pattern, words) for words in unknown.values())
         for pattern in (_HEADINGS["topk"], _DEPTH)
     )
+    # Beside their length K is the number of drafts.
+    has_length = not {"l", "γ", "gamma"}.isdisjoint(unknown.values())
     for heading, words in unknown.items():
         name = KEYS.get(heading) or _meaning(words, cells[heading])
         if has_depth and re.fullmatch(_DEPTH, words):
             name = "num_draft_tokens"
         elif has_depth and re.fullmatch(_NODES, words):
             name = "num_nodes"
+        elif words == "k" and has_length:
+            name = None
         if name and name not in names.values():
             names[heading] = name
     # By its cells: a column in which some rows are called regular.

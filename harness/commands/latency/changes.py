@@ -140,6 +140,8 @@ def _split(sides: Sides[LatencyRow]) -> str:
         part = _change(figure, sides)
         if part is None or part.comparison is None or not part.comparison.change.has_bounds:
             return ""
+        if part.mean_before is None or part.mean_after is None:
+            return ""
         change = part.comparison.change
         effect = "cannot tell: "
         # A reason is such as another load.

@@ -64,7 +64,7 @@ def _better_interval(row: LatencyRow) -> Step | None:
     if row.stopped_by == "budget":
         return Step(aim, "budget=null")
     # Prompts do not narrow what varies from run to run, or from start to start.
-    if coverage.num_runs is not None:
+    if has_bounds and coverage.num_runs is not None:
         return Step(aim, f"repeats={2 * coverage.num_runs}")
     if coverage.unit == "block":
         return Step(aim, f"engine.blocks={max(4, 2 * coverage.num_units)}")

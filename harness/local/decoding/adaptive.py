@@ -76,7 +76,8 @@ class Adaptive(DraftLength):
         self._costs: dict[int, dict[int, _Seconds]] = {}
         self._now: dict[int, _Seconds] = {}
         self._began = 0.0
-        self._asked_before = 0
+        self._chosen = 0
+        self._catches_up = False
 
     def choose(self, num_rows: int) -> int:
         # Rows end at different times, and an iteration over a few of them costs less: 1 row, 2 or
@@ -84,18 +85,17 @@ class Adaptive(DraftLength):
         about = num_rows.bit_length()
         self._now = self._costs.setdefault(about, {number: _Seconds() for number in self._choices})
         number = self._wanted()
+        # A draft first reads the tokens of the iterations before it that went without.
+        self._catches_up = number > 0 and self._chosen == 0
+        self._chosen = number
         self._began = self._clock()
         return number
 
     def observe(self, limits: Sequence[int], num_accepted: Sequence[int]) -> None:
         # Of a number that rows near their end have in place of their choice, too.
-        asked = max(limits)
-        seconds = self._now.setdefault(asked, _Seconds())
-        # A draft first reads the tokens of the iterations before it that asked for none.
-        catches_up = asked > 0 and self._asked_before == 0
-        if not catches_up:
+        seconds = self._now.setdefault(max(limits), _Seconds())
+        if not self._catches_up:
             seconds.add(self._clock() - self._began)
-        self._asked_before = asked
         self._accepted.observe(limits, num_accepted)
 
     def _wanted(self) -> int:

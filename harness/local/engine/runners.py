@@ -124,9 +124,11 @@ def open_runners(pair: Pair, preparation: Preparation) -> PairRunners:
         widths += [number + 1 for number in numbers]
         with blaming_method(settings):
             layers = tuple(method.layers(pair))
-            most = pair.target.model.config.get_text_config(decoder=True).num_hidden_layers
-            if layers and not 0 <= min(layers) <= max(layers) <= most:
-                raise ValueError(f"layers() are {layers}, and the model has {most}")
+            if layers:
+                config = pair.target.model.config.get_text_config(decoder=True)
+                most = config.num_hidden_layers
+                if not 0 <= min(layers) <= max(layers) <= most:
+                    raise ValueError(f"layers() are {layers}, and the model has {most}")
     options: Options = {
         "vocabulary_size": pair.vocabulary_size,
         "device": pair.target.input_device,

@@ -342,7 +342,11 @@ def _place_as_typed(case: Case, sketch: Sketch, typed_map: Mapping[str, Any]) ->
             raise SettingError(setting, f"must name devices of this machine ({known})", device)
     blocks = [f"{name}." for block in sketch.blocks for name in block.modules]
     for module in filter(None, device_map):
-        if not any(name.startswith(f"{module}.") for name in blocks):
+        place = f"{module}."
+        is_inside = any(place.startswith(name) and place != name for name in blocks)
+        # A dropout has no tensors, and is in no block.
+        is_known = module in sketch.modules or any(name.startswith(place) for name in blocks)
+        if is_inside or not is_known:
             rule = f"must name modules of {sketch.settings.name}, and none inside a layer"
             raise SettingError(setting, rule, module)
     try:

@@ -181,6 +181,8 @@ class IterationCost:
         common = [k for k in self.ks(rows) if k in yields]
         # One without a price says why.
         speedups = {k: self.speedup(yields[k], k, rows) for k in common or yields}
+        if not common:
+            raise SettingError("acceptance", "has no K")
         best = max(common, key=lambda k: speedups[k].estimate)
         speeds = speedups
         if self.one_step:

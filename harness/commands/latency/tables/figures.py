@@ -206,10 +206,10 @@ def reasons_table(pairs: Sequence[RankedRun]) -> Table:
 
 
 def _identical_texts(row: LatencyRow) -> str | None:
-    """`14 of 15`: of the greedy texts of answered prompts, those that equal the regular arm's."""
-    if row.identical_prompts is None:
+    """`14 of 15`: of the greedy texts that were compared, those that equal the regular arm's."""
+    if row.identical_prompts is None or row.differing_prompts is None:
         return None
-    return f"{row.identical_prompts} of {(row.num_prompts or 0) - (row.num_failed or 0)}"
+    return f"{row.identical_prompts} of {row.identical_prompts + row.differing_prompts}"
 
 
 def _length(row: LatencyRow) -> float | None:
