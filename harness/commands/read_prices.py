@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from harness.commands.read_runs import every_run
+from harness.commands.read_runs import Findings, every_run
 from harness.config.errors import SettingError
 from harness.config.settings import check_address
 from harness.measuring.prices import (
@@ -75,21 +75,18 @@ def read_prices(setting: str, path: str, context: int = 128, key: str | None = N
         return read_table(setting, path)
     costs_file = file / COSTS_FILE
     try:
-        runs = every_run(file).runs
+        findings = every_run(file)
     except SettingError as error:
         if not costs_file.is_file():
             raise SettingError(setting, error.rule, path) from error
-        runs = []
-    # A row of `map` is one of its cells, and no run.
-    latency = [
-        run
-        for run in runs
-        if type(run.last) is LatencyRow and run.status == "ok" and not run.last.test
-    ]
+        findings = Findings()
+    # Cells of a `map` have a kind of row of their own.
+    complete = [run for run in findings.runs_of(LatencyRow) if run.status == "ok"]
+    latency = [run for run in complete if not run.last.test]
     if setting == "costs" and not latency and costs_file.is_file():
         # A run of `map`, or what a server was timed for.
         return read_prices(setting, str(costs_file))
-    read = [run for run in runs if isinstance(run.last, AcceptanceRow)]
+    read = findings.runs_of(AcceptanceRow)
     used: Sequence[Run] = latency if setting == "costs" else [*latency, *read]
     for runs_of_draft in grouped(used, lambda run: (run.command, _draft(run))).values():
         _check_alike(setting, runs_of_draft, _OF_DRAFT, path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from harness.config.registry import Record, Registry
+from harness.config.registry import Record, Registry, classes_of
 from harness.config.settings import require
 
 if TYPE_CHECKING:
@@ -37,15 +37,13 @@ class FaultRecord(Record):
 FAULTS: Registry[FaultRecord] = Registry(
     "fault",
     "harness.local.engine.fault.Fault",
-    built_in={
-        name: f"harness.local.engine.fault:{record}"
-        for name, record in {
-            "bonus_from_wrong_position": "BonusFromWrongPosition",
-            "draft_probabilities_ignored": "DraftProbabilitiesIgnored",
-            "residual_warped_twice": "ResidualWarpedTwice",
-            "rollback_off_by_one": "RollbackOffByOne",
-        }.items()
-    },
+    built_in=classes_of(
+        "harness.local.engine.fault",
+        bonus_from_wrong_position="BonusFromWrongPosition",
+        draft_probabilities_ignored="DraftProbabilitiesIgnored",
+        residual_warped_twice="ResidualWarpedTwice",
+        rollback_off_by_one="RollbackOffByOne",
+    ),
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from harness.config.registry import RecordWithSettings, SettingsRegistry
+from harness.config.registry import RecordWithSettings, SettingsRegistry, classes_of
 from harness.config.settings import DraftSettings, require
 
 if TYPE_CHECKING:
@@ -66,16 +66,14 @@ class Methods(SettingsRegistry[MethodRecord]):
 METHODS = Methods(
     "draft",
     "harness.local.drafting.method.Method",
-    built_in={
-        name: f"harness.local.drafting.method:{record}"
-        for name, record in {
-            "early_exit": "EarlyExit",
-            "lookup": "Lookup",
-            "model": "ModelDraft",
-            "mtp": "Mtp",
-            "server": "Server",
-            "suffix": "Suffix",
-        }.items()
-    },
+    built_in=classes_of(
+        "harness.local.drafting.method",
+        early_exit="EarlyExit",
+        lookup="Lookup",
+        model="ModelDraft",
+        mtp="Mtp",
+        server="Server",
+        suffix="Suffix",
+    ),
     advice=" or TextMethod: docs/your-own-method.md",
 )

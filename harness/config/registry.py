@@ -48,6 +48,11 @@ AnyRecord = TypeVar("AnyRecord", bound=Record)
 _IN_FILE = re.compile(r"(?P<file>.+\.py):(?P<attribute>[A-Za-z_]\w*)")
 
 
+def classes_of(module: str, **classes: str) -> dict[str, str]:
+    """For a `Registry`, the places of records in one module: `classes_of("a.b", lookup="Lookup")`."""
+    return {name: f"{module}:{class_name}" for name, class_name in classes.items()}
+
+
 class Registry(Generic[AnyRecord]):
     """Records of one kind.
 

@@ -18,8 +18,6 @@ def ask_all(
     engine: Engine,
     questions: Sequence[Question],
     warmups: Sequence[Question] = (),
-    *,
-    so_far: Callable[[], str | None] = lambda: None,
 ) -> Iterator[tuple[Question, Answers]]:
     """Give every arm every question, in turns; yields each question with all answers.
 
@@ -27,7 +25,7 @@ def ask_all(
     """
     unanswered = iter(questions)
     answers: Answers = {}
-    for generation in ask_in_turns(engine, questions, warmups, so_far=so_far):
+    for generation in ask_in_turns(engine, questions, warmups):
         answers[generation.arm] = generation
         if len(answers) == len(engine.arms):
             yield next(unanswered), answers
@@ -41,7 +39,6 @@ def ask_in_turns(
     *,
     arms: Sequence[Arm] | None = None,
     allow_failures: bool = False,
-    so_far: Callable[[], str | None] = lambda: None,
     question_for: Callable[[Question, str], Question] = lambda question, arm: question,
 ) -> Iterator[Answered]:
     """Give every arm of the engine, or each of `arms`, every question, in turns, with a progress bar.
@@ -52,7 +49,6 @@ def ask_in_turns(
     Args:
         warmups: what each arm answers first, unmeasured.
         allow_failures: whether a request may fail; its error is then in its record.
-        so_far: a text for the bar, after each question.
         question_for: the question as the arm of a name gets it.
 
     Raises:
@@ -80,7 +76,7 @@ def ask_in_turns(
                     warm.add(arm.name)
                 own_question = question_for(question, arm.name)
                 yield timed_answer(engine, arm, own_question, allow_failures=allow_failures)
-            advance(so_far() or "measuring")
+            advance("measuring")
             for arm in arms:
                 # Answers of the other arm would have nothing to be compared with.
                 if arm.given_up is not None:

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from harness.engines.counts import Counts, growth
 from harness.servers.connection import RequestFailed, page, root_of
-from harness.servers.dialects import known_counters
+from harness.servers.dialects import has_no_drafts, known_counters
 from harness.servers.identity import start_time
 
 _PAGES = ("/metrics", "/prometheus/metrics")
@@ -22,8 +22,6 @@ _SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(\{[^}]*\})? (\S+)", re.MULTILINE)
 # How often a page is read again where it could not be read, and after how many seconds.
 _ATTEMPTS = 3
 _RETRY_S = 0.1
-# vLLM has this counter in any case, and those of drafts only if it speculates.
-_VLLM = "vllm:generation_tokens"
 _POSITION = re.compile(r'position="(\d+)"')
 
 
@@ -43,7 +41,7 @@ def read_counters(text: str) -> Counts:
                 accepted_at[position] = accepted_at.get(position, 0.0) + value
             continue
         totals[counter] = totals.get(counter, 0.0) + value
-    if "proposed" not in totals and _VLLM in text:
+    if "proposed" not in totals and has_no_drafts(text):
         totals |= {"drafts": 0.0, "proposed": 0.0}
     return Counts(accepted_at=accepted_at, **totals)
 

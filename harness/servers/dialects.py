@@ -50,8 +50,10 @@ class Dialect(Record):
         logprobs: whether it documents those of new tokens as `raw`, the model's own, or as
             `processed`, after temperature and truncation; None where this is not known.
         counters: fields of `engines.counts.Counts` by the names of its counters, without `_total`.
+        counts_in_any_case: the counter that it has in any case, where it has those of drafts only if it speculates.
         logs: the line of its log about the drafts of a request, as a pattern whose groups are named as fields of
             `engines.counts.Counts`. It is read where a server that was started here counts no drafts elsewhere.
+        reports_by: the flag with which it reports what it drafts for each request.
         ended_by: sampling parameters that may end it, each with the program that it ended.
         startup: how its commands are read; None where the harness cannot change them.
     """
@@ -69,7 +71,9 @@ class Dialect(Record):
     scoring: Literal["prompt_logprobs", "next_token"] | None = None
     logprobs: Literal["raw", "processed"] | None = None
     counters: Mapping[str, str] = field(default_factory=dict)
+    counts_in_any_case: str = ""
     logs: str = ""
+    reports_by: str = ""
     ended_by: Mapping[str, str] = field(default_factory=dict)
     startup: Startup | None = None
 
@@ -105,6 +109,8 @@ _BUILT_IN = {
             title="vLLM",
             startup=VLLM,
             about={"/version": ("version",)},
+            counts_in_any_case="vllm:generation_tokens",
+            reports_by="--per-request-spec-decode-metrics detailed",
             version="/version version",
             salt={"cache_salt": "{salt}"},
             stops_at_tokens=True,
@@ -233,13 +239,31 @@ def known_programs() -> list[str]:
     return [program for program in every if not program.startswith("-")]
 
 
-def known_pages() -> dict[str, Sequence[str]]:
+def known_pages() -> dict[str, tuple[str, ...]]:
     """The pages where servers of any kind describe themselves, with their keys."""
-    pages: dict[str, Sequence[str]] = {}
+    pages: dict[str, tuple[str, ...]] = {}
     for dialect in DIALECTS.all().values():
-        # The last one has all keys of a page that several have.
-        pages |= dialect.about
+        for page, keys in dialect.about.items():
+            pages[page] = tuple(dict.fromkeys([*pages.get(page, ()), *keys]))
     return pages
+
+
+def has_no_drafts(text: str) -> bool:
+    """Whether a page of counters, which has none of drafts, is of a server that has those if it speculates."""
+    counters = [dialect.counts_in_any_case for dialect in DIALECTS.all().values()]
+    return any(counter and counter in text for counter in counters)
+
+
+def how_to_report(server: str | None) -> str:
+    """How a server is told to report what it drafts; empty where that is not known.
+
+    Args:
+        server: its name in rows; None for one that is unknown.
+    """
+    for dialect in DIALECTS.all().values():
+        if dialect.reports_by and (server is None or dialect.title in server):
+            return f"{dialect.title} reports it when started with {dialect.reports_by}"
+    return ""
 
 
 def without_port(command: str) -> str:

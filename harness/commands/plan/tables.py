@@ -189,7 +189,7 @@ def _models(row: PlanRow) -> Table:
 
 
 def _devices(row: PlanRow) -> Table:
-    """What goes where."""
+    """The bytes on each device: weights, cache, reserve and what stays free."""
     rows = []
     for name, sizes in (row.devices_bytes or {}).items():
         draft = sizes["draft"] if row.draft else None
@@ -212,8 +212,8 @@ def _devices(row: PlanRow) -> Table:
 
 
 def _uses(row: PlanRow) -> list[tuple[str, int, int]]:
-    """Of each device with memory its name, the bytes that are not free (weights and caches, and the reserve of a GPU
-    that holds any), and those that were free before.
+    """For each device: its name, the bytes that the pair takes there (weights and caches, with the reserve of a GPU),
+    and those that were free before.
     """
     uses = []
     for name, sizes in (row.devices_bytes or {}).items():

@@ -223,7 +223,7 @@ class Answers:
         ]
 
     def check(self, every: Sequence[Answers]) -> Columns:
-        """What became of it, compared with every kind."""
+        """The verdict on this kind of request, compared with every kind."""
         verdict, finding = self._judged(every)
         sampling, wanted = self.kind.sampling, self.kind.wanted
         if wanted is not None and not all(re.match(wanted, record.text) for record in self.records):

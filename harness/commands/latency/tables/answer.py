@@ -15,6 +15,7 @@ from harness.results.schema import NO_VERDICT, ComparedRow
 from harness.results.statistics.interval import Coverage, Interval
 from harness.results.statistics.stopping import half_width
 from harness.results.verdict import verdict_of
+from harness.servers.dialects import how_to_report
 
 
 def has_verdict(rows: Sequence[LatencyRow]) -> bool:
@@ -111,10 +112,8 @@ def _not_reported(row: LatencyRow) -> str:
     """Why acceptance is unknown, and how to have it reported."""
     if row.drafted is False or row.is_simulated or not row.is_elsewhere:
         return "nothing was drafted"
-    unknown = "acceptance is not reported by the server"
-    if row.engine == "server" and "vLLM" in (row.server or "vLLM"):
-        return f"{unknown}; vLLM reports it when started with --per-request-spec-decode-metrics detailed"
-    return unknown
+    advice = how_to_report(row.server) if row.engine == "server" else ""
+    return "; ".join(filter(None, ["acceptance is not reported by the server", advice]))
 
 
 def checked(rows: Sequence[LatencyRow]) -> list[str]:
