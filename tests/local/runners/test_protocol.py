@@ -60,7 +60,9 @@ def assert_transformers_own(runner: Runner, model: PreTrainedModel, batch: list[
 
     def check(row: int, hidden: Tensor, logits: Tensor, sequence: list[int]) -> None:
         states, wanted = expected(model, sequence)
-        assert close(hidden, states[-len(hidden) :]), f"row {row} after {len(sequence)} tokens"
+        assert close(hidden, states[-len(hidden) :], tolerance), (
+            f"row {row} after {len(sequence)} tokens"
+        )
         assert close(logits, wanted[-len(logits) :], tolerance), f"row {row} of {len(sequence)}"
 
     step = runner.start(batch)
