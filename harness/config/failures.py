@@ -175,11 +175,6 @@ def explain(
     return error_class(f"{role}: {explained}")
 
 
-def is_unreachable(exception: BaseException) -> bool:
-    """Whether the hub, or another server, was out of reach."""
-    return not _class_names(exception).isdisjoint(_UNREACHABLE_ERRORS)
-
-
 def explained(exception: Exception, role: str, settings: ModelSettings) -> BaseException:
     """The exception to raise in place of one: an interruption behind it, its explanation, or itself."""
     behind = exception.__context__

@@ -13,15 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from harness.commands.command import Experiment
-from harness.commands.eval.lm_eval_tasks import LmEvalTask
 from harness.commands.eval.record import EvalSettings
 from harness.commands.eval.rows import AnswerRow, EvalRow, read_answers
 from harness.commands.eval.tasks import (
+    ENDS,
     OPERATIONS,
-    DrawnTask,
     Problem,
-    Task,
+    check_answer_length,
+    drawn_problems,
     published_accuracy,
+    read_answer,
     tokens_with,
 )
 from harness.engines.protocol import Answered, Question, in_batches
@@ -59,7 +60,6 @@ class Evaluation(Experiment[EvalSettings, EvalRow]):
     there.
 
     Attributes:
-        task: asks and judges.
         problems: the questions of all seeds.
         answers: those of this run and of earlier ones; a question is in it once every arm has answered.
         resumed: keys (seed, index) of the questions that earlier runs answered.
@@ -71,15 +71,15 @@ class Evaluation(Experiment[EvalSettings, EvalRow]):
         self.settings = dataclasses.replace(
             settings, batch_size=min(settings.batch_size, settings.num_prompts)
         )
-        self.task: Task
-        if settings.task in OPERATIONS:
-            operation = OPERATIONS[settings.task]
-            self.task = DrawnTask(operation, settings.operands, settings.replacement)
-        else:
-            self.task = LmEvalTask(settings.task)
         self.problems: list[Problem] = []
         for seed in settings.seeds:
-            self.problems += self.task.problems(seed, settings.num_prompts)
+            self.problems += drawn_problems(
+                OPERATIONS[settings.task],
+                settings.operands,
+                seed,
+                settings.num_prompts,
+                settings.replacement,
+            )
         self.answers: StoredAnswers = {}
         self.resumed: set[tuple[int, int]] = set()
         self.smallest_batch: int | None = None
@@ -87,15 +87,11 @@ class Evaluation(Experiment[EvalSettings, EvalRow]):
     def measure(self, session: Session) -> None:
         settings = self.settings
         problems = self.problems
-        if self.task.origin is not None:
-            say(self.task.origin)
         token_ids = session.encode([Prompt(problem.prompt) for problem in problems], "task")
-        max_new_tokens = settings.decoding.max_new_tokens
-        self.task.check_answer_length(session.tokenizer, problems, max_new_tokens)
+        check_answer_length(session.tokenizer, problems, settings.decoding.max_new_tokens)
         session.place(settings.batch_size, max(map(len, token_ids)))
         measurement = identify(session.original_settings, leaving_out=_NOT_OF_AN_ANSWER)
-        digests = [digest for digest in (measurement.digest, self.task.digest) if digest]
-        store = session.kept_in / "eval_answers" / f"{'-'.join(digests)}.csv"
+        store = session.kept_in / "eval_answers" / f"{measurement.digest}.csv"
         if settings.resume:
             self._resume(session, store, measurement)
         if len(self.answers) < len(problems):
@@ -171,8 +167,7 @@ class Evaluation(Experiment[EvalSettings, EvalRow]):
             published_accuracy=published_accuracy(
                 settings.task, settings.operands, settings.model
             ).get(arm),
-            operands=self.task.operands_column,
-            metric=self.task.metric_column,
+            operands="-".join(map(str, settings.operands)),
             smallest_batch=self.smallest_batch,
             num_prompts=len(arm_answers),
             num_different_prompts=len(different),
@@ -224,8 +219,7 @@ class Evaluation(Experiment[EvalSettings, EvalRow]):
 
     def _pending(self, session: Session, token_ids: Sequence[Sequence[int]]) -> list[Question]:
         """The questions without an answer, in batches. A question of an engine has one seed."""
-        ends = self.task.ends
-        stop_tokens = tokens_with(session.tokenizer, ends) if ends else frozenset()
+        stop_tokens = tokens_with(session.tokenizer, ENDS)
         pending = [
             (problem, ids)
             for problem, ids in zip(self.problems, token_ids, strict=True)
@@ -242,7 +236,7 @@ class Evaluation(Experiment[EvalSettings, EvalRow]):
                     seed=seed,
                 )
                 stops = question.stop_tokens | stop_tokens
-                questions.append(dataclasses.replace(question, stop_tokens=stops, ends=ends))
+                questions.append(dataclasses.replace(question, stop_tokens=stops, ends=ENDS))
         return questions
 
     def _answer_rows(
@@ -260,7 +254,7 @@ class Evaluation(Experiment[EvalSettings, EvalRow]):
                 skip_special_tokens=True,
                 clean_up_tokenization_spaces=False,
             )
-            judgement = self.task.judge(text, problem)
+            line, answer = read_answer(text)
             yield session.row(
                 AnswerRow,
                 Acceptance.of(request.outcomes),
@@ -269,11 +263,10 @@ class Evaluation(Experiment[EvalSettings, EvalRow]):
                 arm=arm,
                 a=problem.a,
                 b=problem.b,
-                source_row=problem.source_row,
-                expected=problem.expected,
-                completion=judgement.completion,
-                answer=judgement.answer,
-                correct=judgement.correct,
+                expected=str(problem.expected),
+                completion=line,
+                answer=None if answer is None else str(answer),
+                correct=answer == problem.expected,
                 num_tokens=request.num_tokens,
                 time_ms=1000 * generation.seconds / len(batch),
                 outcomes=[list(outcome) for outcome in request.outcomes],

@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
 
-from harness.commands.eval.changes import contrasts
 from harness.commands.eval.rows import EvalRow
 from harness.reporting.names import Named, named_runs
 from harness.reporting.page import Page, Step, heading, lossless_again, title_of_many
@@ -32,8 +30,6 @@ from harness.results.statistics.interval import Interval
 _SIGNIFICANT = 0.05
 # Settings that `recovery` lacks, and questions, which are not its prompts.
 _OWN_SETTINGS = ("task", "operands", "replacement", "seeds", "num_prompts")
-# Sentences about the targets of a sweep.
-_MOST_CONTRASTS = 4
 
 
 def eval_page(runs: Sequence[Run[EvalRow]]) -> Page | None:
@@ -46,7 +42,7 @@ def eval_page(runs: Sequence[Run[EvalRow]]) -> Page | None:
     if len(measured) > 1:
         # A difference is looked into first.
         ordered = sorted(measured, key=lambda run: not any(map(_differs, merged_rows(run.rows))))
-        findings = [*islice(contrasts(measured), _MOST_CONTRASTS)]
+        findings = []
         for named in named_runs(measured):
             row = merged_rows(named.run.rows)[-1]
             finding = _finding(row)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -11,18 +10,11 @@ from harness.commands.command import Command
 from harness.commands.eval.rows import AnswerRow, EvalRow
 from harness.config.amounts import percent
 from harness.config.engines import Abilities
-from harness.config.errors import nearest
 from harness.config.run import RunSettings
 from harness.config.settings import require
 
 if TYPE_CHECKING:
     from harness.reporting.changes import Compared, Sides
-
-# The last one is lm-evaluation-harness's, under its own name.
-Task = Literal["multiplication", "addition", "gsm8k"]
-# Before the name of a task of lm-evaluation-harness, or of a file with one.
-LM_EVAL = "lm_eval:"
-_DRAWN = ("multiplication", "addition")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +22,7 @@ class EvalSettings(RunSettings):
     """`eval`: correct answers of both arms to the same questions.
 
     Attributes:
-        task: `multiplication` and `addition` of drawn operands; `lm_eval:NAME` or `lm_eval:./task.yaml`
-            for a generative task of lm-evaluation-harness, of which `gsm8k` needs no prefix.
+        task: `multiplication` or `addition` of drawn operands.
         operands: the lowest and the highest operand of a question.
         replacement: draw a question again before all others were drawn, as published tables did.
         seeds: of the questions and of sampling; each seed has its own questions.
@@ -39,7 +30,7 @@ class EvalSettings(RunSettings):
         resume: also reuse the answers of an earlier run with the same settings.
     """
 
-    task: Task | str = "multiplication"
+    task: Literal["multiplication", "addition"] = "multiplication"
     operands: tuple[int, int] = (1, 99)
     replacement: bool = False
     seeds: tuple[int, ...] = (0,)
@@ -47,18 +38,10 @@ class EvalSettings(RunSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        names = [*typing.get_args(Task), f"{LM_EVAL}NAME"]
-        from_lm_eval = self.task.startswith(LM_EVAL) and self.task != LM_EVAL
         lowest, highest = self.operands[0], self.operands[-1]
         are_bounds = len(self.operands) == 2 and 0 <= lowest <= highest <= 10**9
-        is_drawn = self.task in _DRAWN
         are_seeds = min(self.seeds, default=-1) >= 0 and len(set(self.seeds)) == len(self.seeds)
         for is_met, setting, rule in (
-            (
-                self.task in names or from_lm_eval,
-                "task",
-                f"must be one of {', '.join(names)}{nearest(self.task, names)}",
-            ),
             (
                 are_bounds,
                 "operands",
@@ -68,11 +51,6 @@ class EvalSettings(RunSettings):
             (self.num_prompts >= 1, "num_prompts", "must be at least 1"),
             (self.num_prompts <= 10**6, "num_prompts", "must be at most 10^6"),
             (self.weights == "stored", "weights", "must be stored: random weights know no answers"),
-            (
-                is_drawn or not self.replacement,
-                "replacement",
-                f"must be false with task={self.task}, which has its own questions",
-            ),
         ):
             require(is_met, setting, rule, getattr(self, setting))
         rates = self.decoding.synthetic_acceptance
@@ -95,8 +73,6 @@ class Eval(Command[EvalSettings, EvalRow]):
         ("model=13B draft=7B 'seeds=[0,1,2,3]'", "four seeds, and all of them merged"),
         ("decoding=greedy", "both arms must give the same answers"),
         ("task=addition 'operands=[1,999]' batch_size=256", "another task"),
-        ("task=gsm8k num_prompts=1319 tokens=512", "of lm-evaluation-harness"),
-        ("task=lm_eval:./task.yaml num_prompts=100", "a task of your own, in its format"),
         ("model=./my-model draft=none", "a directory or a hub repository; without a draft"),
     )
     notes = (

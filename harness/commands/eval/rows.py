@@ -53,21 +53,16 @@ class EvalRow(DecodedRow):
     num_tokens: MaybeInt = figure("tokens generated over all questions", "tokens")
     num_resumed: MaybeInt = figure("answers taken from earlier runs")
     task: MaybeText = setting("name of the task", "task")
-    operands: MaybeText = setting("lowest and highest operand, `1-99`; empty for other tasks")
+    operands: MaybeText = setting("lowest and highest operand, `1-99`")
     replacement: MaybeBool = setting(
         "whether questions were drawn again before all others were drawn", "replacement"
-    )
-    metric: MaybeText = figure(
-        "metric of lm-evaluation-harness that scored the answers and its filter,"
-        " `exact_match, strict-match`; empty for other tasks"
     )
     prompts_digest: MaybeText = circumstance("digest of the questions")
 
     @property
     def questions_in_words(self) -> str | None:
         operands = f" of {self.operands.replace('-', ' to ')}" if self.operands else ""
-        metric = f", scored by {self.metric}" if self.metric else ""
-        return f"{self.task}{operands}{metric}"
+        return f"{self.task}{operands}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,11 +75,10 @@ class AnswerRow(Row):
     prompt_index: int = figure("index of the question within its seed, from 0")
     seed: int = figure("seed of the question")
     arm: str = figure("`regular` or `speculative`")
-    a: MaybeInt = figure("first operand; empty for a question from a data set")
-    b: MaybeInt = figure("second operand")
-    source_row: MaybeInt = figure("row of the question in its data set, from 0")
+    a: int = figure("first operand")
+    b: int = figure("second operand")
     expected: str = figure("correct answer")
-    completion: str = figure("generated text up to the end of the line, or to the next question")
+    completion: str = figure("generated text up to the end of the line")
     answer: MaybeText = figure("answer read from it; empty where there is none")
     correct: bool = figure("whether it is the expected one")
     num_tokens: int = figure("generated tokens", "tokens")

@@ -1,7 +1,4 @@
-"""Tasks of `eval`: their questions, where completions end, and how they are judged.
-
-`Task` is the interface. Here are the tasks with drawn operands; `lm_eval_tasks` has the others.
-"""
+"""Tasks of `eval`: arithmetic with drawn operands, where completions end, and how they are judged."""
 
 from __future__ import annotations
 
@@ -10,7 +7,6 @@ import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -20,6 +16,9 @@ from harness.config.settings import ModelSettings
 from harness.engines.text_tokenizer import TextTokenizer
 from harness.engines.tokenizer import Tokenizer
 from harness.results.published import multiplication_accuracy
+
+# A completion ends with its line.
+ENDS = ("\n",)
 
 # Reads -5, 1,234 and 12; a sign must touch the digits, and exactly three digits follow a comma.
 _INTEGER = re.compile(r"-?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)")
@@ -37,82 +36,20 @@ class Problem:
 
     Attributes:
         index: counts from 0 within the seed.
-        a, b: the operands of a drawn question; None for a question from a data set.
+        a, b: the operands.
         expected: the correct answer.
-        source_row: the row of the data set, from 0; None for a drawn question.
     """
 
     seed: int
     index: int
-    a: int | None
-    b: int | None
-    expected: str
+    a: int
+    b: int
+    expected: int
     prompt: str
-    source_row: int | None = None
 
     @property
     def key(self) -> tuple[int, int]:
         return self.seed, self.index
-
-
-class Judgement(NamedTuple):
-    """How a completion was scored.
-
-    Attributes:
-        completion: the part of it that counts.
-        answer: found in that part; None if there is none.
-    """
-
-    completion: str
-    answer: str | None
-    correct: bool
-
-
-class Task(Protocol):
-    """One kind of question.
-
-    Attributes:
-        ends: texts that end a completion; () for none.
-        operands_column: the column `operands` of its rows; None for questions from a data set.
-        metric_column: the column `metric`; None where answers are simply right or wrong.
-    """
-
-    ends: tuple[str, ...] = ()
-    operands_column: str | None = None
-    metric_column: str | None = None
-
-    @property
-    def origin(self) -> str | None:
-        """Where the questions come from, in one line; None if there is nothing to say."""
-        return None
-
-    @property
-    def digest(self) -> str | None:
-        """12 hex digits of prompts and scores, where settings alone do not determine them; else
-        None.
-        """
-        return None
-
-    def problems(self, seed: int, count: int) -> list[Problem]:
-        """`count` questions drawn by the seed; a longer list begins with the shorter one.
-
-        Raises:
-            SettingError: there are fewer questions, or their file cannot be read.
-            RunError: their file is out of reach.
-        """
-
-    def judge(self, text: str, problem: Problem) -> Judgement:
-        """Read and score a completion."""
-
-    def check_answer_length(
-        self,
-        tokenizer: Tokenizer,
-        problems: Sequence[Problem],
-        max_new_tokens: int,
-    ) -> None:
-        """Raise SettingError where a token limit would cut off a correct answer, as far as that is
-        known.
-        """
 
 
 @dataclass(frozen=True)
@@ -143,79 +80,61 @@ OPERATIONS: Mapping[str, Operation] = {
 }
 
 
-class DrawnTask(Task):
-    """One operation on operands drawn uniformly.
+def drawn_problems(
+    operation: Operation,
+    operands: tuple[int, int],
+    seed: int,
+    count: int,
+    replacement: bool = False,
+) -> list[Problem]:
+    """Questions drawn uniformly by a seed; a longer list begins with the shorter one.
 
     Args:
         operands: the lowest and the highest, both included.
         replacement: whether a question may come again before all others have come.
     """
+    pairs = itertools.islice(_pairs(operands, seed, count, replacement), count)
+    return [
+        Problem(seed, index, a, b, operation.expected(a, b), operation.prompt(a, b))
+        for index, (a, b) in enumerate(pairs)
+    ]
 
-    ends = ("\n",)
 
-    def __init__(
-        self, operation: Operation, operands: tuple[int, int], replacement: bool = False
-    ) -> None:
-        self.operation = operation
-        self.operands = operands
-        self.replacement = replacement
-        self.operands_column = "-".join(map(str, operands))
+def _pairs(
+    operands: tuple[int, int], seed: int, num_at_once: int, replacement: bool
+) -> Iterator[tuple[int, int]]:
+    """Pairs of operands without end; those of another `num_at_once` are the same."""
+    low, high = operands
+    num_different = (high - low + 1) ** 2
+    generator = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed)))
+    seen: set[tuple[int, int]] = set()
+    while True:
+        drawn = generator.integers(low, high, size=(num_at_once, 2), endpoint=True)
+        for a, b in drawn.tolist():
+            if len(seen) == num_different:
+                seen.clear()
+            if replacement or (a, b) not in seen:
+                yield a, b
+                seen.add((a, b))
 
-    def problems(self, seed: int, count: int) -> list[Problem]:
-        problems = []
-        for index, (a, b) in enumerate(itertools.islice(self._pairs(seed, count), count)):
-            problem = Problem(
-                seed,
-                index,
-                a=a,
-                b=b,
-                expected=str(self.operation.expected(a, b)),
-                prompt=self.operation.prompt(a, b),
-            )
-            problems.append(problem)
-        return problems
 
-    def _pairs(self, seed: int, num_at_once: int) -> Iterator[tuple[int, int]]:
-        """Pairs of operands without end; those of another `num_at_once` are the same."""
-        low, high = self.operands
-        num_different = (high - low + 1) ** 2
-        generator = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed)))
-        seen: set[tuple[int, int]] = set()
-        while True:
-            drawn = generator.integers(low, high, size=(num_at_once, 2), endpoint=True)
-            for a, b in drawn.tolist():
-                if len(seen) == num_different:
-                    seen.clear()
-                if self.replacement or (a, b) not in seen:
-                    yield a, b
-                    seen.add((a, b))
-
-    def judge(self, text: str, problem: Problem) -> Judgement:
-        """Read the first integer of the first line as the answer."""
-        line, number = read_answer(text)
-        answer = None if number is None else str(number)
-        return Judgement(line, answer, answer == problem.expected)
-
-    def check_answer_length(
-        self,
-        tokenizer: Tokenizer,
-        problems: Sequence[Problem],
-        max_new_tokens: int,
-    ) -> None:
-        """Raise a SettingError unless every expected answer fits."""
-        questions = [problem.prompt for problem in problems]
-        answered = [f"{problem.prompt} {problem.expected}" for problem in problems]
-        question_tokens = tokenizer(questions)["input_ids"]
-        answered_tokens = tokenizer(answered)["input_ids"]
-        lengths = [
-            len(whole) - len(question)
-            for question, whole in zip(question_tokens, answered_tokens, strict=True)
-        ]
-        needed = max(lengths)
-        if needed > max_new_tokens:
-            answer = problems[lengths.index(needed)].expected
-            rule = f"the answer {answer} takes {needed} tokens and would be cut off"
-            raise SettingError("decoding.max_new_tokens", rule, max_new_tokens)
+def check_answer_length(
+    tokenizer: Tokenizer, problems: Sequence[Problem], max_new_tokens: int
+) -> None:
+    """Raise a SettingError unless every expected answer fits."""
+    questions = [problem.prompt for problem in problems]
+    answered = [f"{problem.prompt} {problem.expected}" for problem in problems]
+    question_tokens = tokenizer(questions)["input_ids"]
+    answered_tokens = tokenizer(answered)["input_ids"]
+    lengths = [
+        len(whole) - len(question)
+        for question, whole in zip(question_tokens, answered_tokens, strict=True)
+    ]
+    needed = max(lengths)
+    if needed > max_new_tokens:
+        answer = problems[lengths.index(needed)].expected
+        rule = f"the answer {answer} takes {needed} tokens and would be cut off"
+        raise SettingError("decoding.max_new_tokens", rule, max_new_tokens)
 
 
 def published_accuracy(

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +14,12 @@ from forked import run, start
 from halting import HALTED, halting
 from harness.cli.menu.conversion import from_config
 from harness.commands.eval.record import EvalSettings
-from harness.commands.report.command import build
 from harness.commands.run import record_failure, run_command
 from harness.config.errors import RunError
 from harness.measuring import interleaving
-from harness.results.files import append_rows
 from harness.results.statistics.proportions import wald_interval, wilson_interval
-from pages import findings
 from processes import end
-from report_files import answer_row, eval_run
 from taught_pair import OPERANDS, TARGET_SAYS, save_taught_pair
-from wording import mentions
 
 PUBLISHED = {"regular": 0.429, "speculative": 0.431}
 Evaluate = Callable[..., tuple[pd.DataFrame, pd.DataFrame]]
@@ -261,38 +255,3 @@ def test_a_question_that_a_killed_run_answered_is_never_asked_again(
     arms = pd.read_csv(tmp_path / "results" / "eval.csv")
     finished = arms[(arms["status"] == "ok") & (arms["seed"] == "all")]
     assert 2 * next(iter(finished["num_resumed"])) == len(stopped)
-
-
-def measured_eval(directory: Path, correct: Sequence[bool], **changes: Any) -> Path:
-    """An evaluation with these answers of both arms, in a directory of its own."""
-    rows = eval_run(seeds=(0,), directory=str(directory), **changes)
-    append_rows(directory / "eval.csv", rows)
-    (directory / "environment.json").write_text("{}")
-    answers = [
-        answer_row(rows[0].run, index, is_correct, arm=arm)
-        for arm in ("regular", "speculative")
-        for index, is_correct in enumerate(correct)
-    ]
-    append_rows(directory / "eval_prompts.csv", answers)
-    return directory
-
-
-def test_a_sweep_says_how_what_it_varied_changes_the_accuracy(tmp_path: Path) -> None:
-    """60 of 100 against 82 of the same 100: 22 points, whichever comes first in the sweep."""
-    four_bit = [index < 60 for index in range(100)]
-    full_precision = [index < 82 for index in range(100)]
-    directories = [
-        measured_eval(tmp_path / "1", four_bit, model="tiny_4bit", quantization="4bit"),
-        measured_eval(tmp_path / "2", full_precision, model="tiny", quantization="none"),
-        # Other questions are not compared.
-        measured_eval(tmp_path / "3", four_bit, model="tiny", task="addition"),
-    ]
-    first, *others = (line.text for line in findings(build(directories)))
-    assert mentions(first, "tiny_4bit against tiny, regular: -22.0 points")
-    low, high = map(float, re.findall(r"interval (-[\d.]+) to (-[\d.]+)", first)[0])
-    # Wald's interval is from -30.1 to -13.9; this one is a little wider.
-    assert -30.5 < low < -30.1
-    assert -13.9 < high < -13.5
-    assert mentions(first, "same 100 questions")
-    assert any("no significant difference" in other for other in others)
-    assert not any("against" in other for other in others)
