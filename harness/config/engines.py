@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -80,11 +80,6 @@ class EngineSettings:
     def asks_chats(self) -> bool:
         """Whether it is asked with messages, to which it applies its own chat template."""
         return False
-
-    @property
-    def slo(self) -> Mapping[str, float] | None:
-        """The most milliseconds that a request may take, of an engine that takes requests; None for any."""
-        return None
 
     @property
     def beyond_model(self) -> str | None:

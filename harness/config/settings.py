@@ -91,10 +91,6 @@ def check_address(setting: str, url: str | None) -> None:
     require(is_address, setting, _ADDRESS_RULE, url)
 
 
-# The times that `slo` may bound: to the first token, and between further ones.
-_LIMITED = ("ttft_ms", "itl_ms")
-
-
 def require_at_least(settings: object, **least: float) -> None:
     """Raise a SettingError for a field that is below its bound; None passes.
 
@@ -104,15 +100,6 @@ def require_at_least(settings: object, **least: float) -> None:
         value = getattr(settings, name)
         rule = f"must be at least {bound}" if bound else "must not be negative"
         require(value is None or value >= bound, name, rule, value)
-
-
-def check_limits(limits: Mapping[str, float] | None) -> None:
-    """Raise a SettingError for `slo` with something else than milliseconds of the times that it may bound."""
-    rule = f"must be milliseconds by name, of {' and '.join(_LIMITED)}"
-    for name, most in (limits or {}).items():
-        is_number = isinstance(most, int | float) and not isinstance(most, bool)
-        is_possible = name in _LIMITED and is_number and 0 < most < float("inf")
-        require(is_possible, "slo", rule, f"{{{name}: {most}}}")
 
 
 def rule_of_paths(path: str) -> str | None:

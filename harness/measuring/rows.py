@@ -10,7 +10,6 @@ from harness.measuring.figures.acceptance import AcceptanceFigures
 from harness.measuring.figures.answers import Answers
 from harness.measuring.figures.costs import Costs
 from harness.measuring.figures.ends import Ends
-from harness.measuring.figures.goodput import Goodput
 from harness.measuring.figures.machine import Machine
 from harness.measuring.figures.paired import Speedup
 from harness.measuring.figures.requests import Requests
@@ -53,7 +52,6 @@ class _Settings(PromptedRow, ComparedRow):
 class LatencyRow(
     Answers,
     Requests,
-    Goodput,
     Server,
     Speedup,
     Machine,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from harness.config.engines import EngineSettings
-from harness.config.settings import check_address, check_limits, require, require_at_least
+from harness.config.settings import check_address, require, require_at_least
 
 # Entries of a request's body that other settings decide.
 _SET_ELSEWHERE = {
@@ -62,8 +62,6 @@ class ServerSettings(EngineSettings):
         chat: ask the chat endpoint with the messages of each prompt, so that the server applies its
             own template and parsers; otherwise prompts are sent as token ids or text. `auto` asks for
             chats where no model is named, whose tokenizer would be needed.
-        slo: the most milliseconds that a request may take, `{ttft_ms: 500, itl_ms: 50}`: to its
-            first token, and on average for each token after it; None for no goodput.
         api_key_variable: name of the environment variable with the API key; None for servers
             without one.
         dialect: the kind of server, where it is not the one that its list of models names: `vllm`,
@@ -90,7 +88,6 @@ class ServerSettings(EngineSettings):
     rate: float | None = None
     timeout_s: float = 600.0
     chat: bool | Literal["auto"] = "auto"
-    slo: Mapping[str, float] | None = None
     api_key_variable: str | None = None
     dialect: str | None = None
     extra: Mapping[str, Any] | None = None
@@ -126,7 +123,6 @@ class ServerSettings(EngineSettings):
             advice = f"must not hold {name}" + (f", which {place} sets" if place else "")
             is_free = place is None and name not in _NEEDED
             require(is_free, "extra", advice, f"{{{name}: {value}}}")
-        check_limits(self.slo)
 
     @property
     def has_two(self) -> bool:

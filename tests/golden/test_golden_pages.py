@@ -30,8 +30,8 @@ RUNS = {
     "one answer stalls": ["engine.stall_every=900", "engine.stall_ms=9000", "num_prompts=16"],
     "the engine slows down": ["engine.drift=0.6", "num_prompts=40"],
     "eight in flight": ["batch_size=8", "num_prompts=64"],
-    "at a rate, with goodput": [
-        *("engine.rate=2", "num_prompts=64", "engine.slo={ttft_ms: 100, itl_ms: 30}"),
+    "at a rate": [
+        *("engine.rate=2", "num_prompts=64"),
     ],
     "at a rate that is too high": ["engine.rate=30", "num_prompts=64"],
     "in blocks": ["engine.blocks=6", "engine.start_noise=0.05", "num_prompts=18"],

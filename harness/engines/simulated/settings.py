@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.config.engines import EngineSettings
-from harness.config.settings import check_limits, require
+from harness.config.settings import require
 from harness.results.schema import SIMULATED
 
 # What rows call engine, model, draft and method.
@@ -44,7 +44,6 @@ class SimulatedSettings(EngineSettings):
         drift: how much slower everything is after a minute of the engine's clock, as a share.
         blocks: how often each arm is started; 0 for once.
         rate: requests per second on average, at random (Poisson) times; None to keep `batch_size` in flight.
-        slo: as of `engine=server`.
     """
 
     name: str = NAME
@@ -65,7 +64,6 @@ class SimulatedSettings(EngineSettings):
     drift: float = 0.0
     blocks: int = 0
     rate: float | None = None
-    slo: Mapping[str, float] | None = None
 
     def __post_init__(self) -> None:
         for name in ("step_ms", "rate"):
@@ -80,7 +78,6 @@ class SimulatedSettings(EngineSettings):
             rule = f"must be milliseconds from 0 to {_MOST_MS:g} by width, from 1 on"
             require(width >= 1 and 0 <= ms <= _MOST_MS, "jumps", rule, f"{{{width}: {ms}}}")
         require(bool(self.rates), "acceptance", "must have a rate", self.acceptance)
-        check_limits(self.slo)
         for rate in self.rates:
             require(0 <= rate <= 1, "acceptance", "must be from 0 to 1", rate)
         for length in self.lengths:

@@ -1,4 +1,4 @@
-"""Reports of servers beyond their answers: counters, others' traffic, bursts, and goodput, through the command line."""
+"""Reports of servers beyond their answers: counters, others' traffic, and bursts, through the command line."""
 
 from __future__ import annotations
 

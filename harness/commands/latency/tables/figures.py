@@ -61,9 +61,6 @@ _REQUESTS = (
     Column("in\nflight", number(1), "mean_in_flight", optional=True),
     Column("sent\nrequests/s", number(), "offered_rate", optional=True),
     Column("answered\nrequests/s", number(), "requests_per_second"),
-    Column("within\nslo", percent, "goodput_share", optional=True),
-    Column("goodput\nrequests/s", number(), "goodput", optional=True),
-    Column("goodput\nratio", with_bounds, "goodput_ratio", optional=True),
     Column("tokens/s\nper user", number(1), "tokens_per_second_per_user"),
     Column("failed", of="num_failed"),
     Column("timed\nout", of="num_timed_out"),
@@ -104,13 +101,6 @@ _PAIRS = (
         of=lambda pair: pair.at_once.speedup.bounds() if pair.num_compared > 1 else None,
         optional=True,
         meaning="95 % intervals that hold together for all pairs of a target",
-    ),
-    Column(
-        "goodput",
-        times,
-        "row.goodput_ratio.estimate",
-        optional=True,
-        meaning="ratio of both arms' requests per second within engine.slo",
     ),
     Column(
         "runs",
