@@ -20,7 +20,6 @@ from harness.reporting.words import labels
 from harness.results.locked_files import replace_file
 from harness.results.runs import Run, group, grouped, merge
 from harness.results.schema import NO_VERDICT, REFUSED
-from harness.results.verdict import CANNOT_TELL
 
 # Rows of any command, as its sweep's file holds them.
 Rows = Sequence[Any]
@@ -109,11 +108,9 @@ def exit_code(command: str, rows: Rows) -> int:
         return 1
     if any(row.status == REFUSED for row in rows):
         return 2
-    measured = [row for row in rows if row.status == "ok"]
-    jobs = grouped(measured, attrgetter("job")).values()
-    codes = {measurement(command).exit_code(job) for job in jobs}
-    codes |= {CANNOT_TELL for row in rows if row.status == NO_VERDICT}
-    return min(codes - {0}, default=0)
+    jobs = grouped(rows, attrgetter("job")).values()
+    bad_answers = [measurement(command).judge(job) for job in jobs]
+    return min((answer.exit_code for answer in bad_answers if answer is not None), default=0)
 
 
 def _any_failed(rows: Rows) -> bool:

@@ -14,8 +14,10 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
+from harness.config.errors import CANNOT_TELL, VerdictError
 from harness.config.registry import Record
 from harness.config.run import RepeatedSettings, RunSettings
+from harness.results.schema import NO_VERDICT
 
 if TYPE_CHECKING:
     from harness.measuring.session import Session
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
 SomeSettings = TypeVar("SomeSettings", bound=RunSettings)
 SomeRow = TypeVar("SomeRow", bound="RunRow")
+MadeRow = TypeVar("MadeRow", bound="RunRow", covariant=True)
 
 
 class CommandRecord(Record):
@@ -154,9 +157,12 @@ class Command(ConfiguredCommand[SomeSettings], Generic[SomeSettings, SomeRow]):
         """Why a job has no full result, for its line."""
         return f"{str(row.status).replace('_', ' ')}: {row.error}"
 
-    def exit_code(self, rows: Sequence[SomeRow]) -> int:
-        """The exit code of a job that succeeded: 0, 1 for a bad answer, 3 where it cannot tell."""
-        return 0
+    def judge(self, rows: Sequence[SomeRow]) -> VerdictError | None:
+        """The error of a run that succeeded and whose answer is not the good one; None for one that is."""
+        for row in rows:
+            if row.status == NO_VERDICT:
+                return VerdictError(f"no verdict: {row.error}", CANNOT_TELL)
+        return None
 
     def page(self, runs: Sequence[Run[SomeRow]]) -> Page | None:
         """The page about runs, be it one, a sweep's or a report's; None where nothing was measured."""
@@ -180,7 +186,7 @@ class Command(ConfiguredCommand[SomeSettings], Generic[SomeSettings, SomeRow]):
         return []
 
 
-class Experiment(Protocol[SomeSettings, SomeRow]):
+class Experiment(Protocol[SomeSettings, MadeRow]):
     """A command's measurement, the class that its record names, without torch, so that a command can be one file.
 
     Attributes:
@@ -194,9 +200,5 @@ class Experiment(Protocol[SomeSettings, SomeRow]):
     def measure(self, session: Session) -> None:
         """Measure. If anything ends this early, earlier measurements are kept."""
 
-    def rows(self, session: Session) -> Sequence[SomeRow]:
+    def rows(self, session: Session) -> Sequence[MadeRow]:
         """The rows of all measurements so far; before the first, rows with settings alone (`session.row`)."""
-
-    def judge(self, rows: Sequence[SomeRow]) -> None:
-        """Raise a VerdictError for a run that succeeded and whose answer is not the good one; by default any is."""
-        return

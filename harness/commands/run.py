@@ -92,7 +92,9 @@ def run_command(
         if error is not None:
             # A disk that is full is worse news than what ended the run, which is its context.
             raise error
-    experiment.judge(rows)
+    bad_answer = measurement(command).judge(rows)
+    if bad_answer is not None:
+        raise bad_answer
     # Some commands have written rows while they measured.
     return session.written
 

@@ -46,12 +46,16 @@ class SettingError(HarnessError):
         return f"{self.setting}={as_typed(self.value)}: {self.rule}"
 
 
+# The exit code where a question was asked well and cannot be answered: of arms that could not be compared, for example.
+CANNOT_TELL = 3
+
+
 class VerdictError(HarnessError):
     """A run that succeeded, with a bad answer.
 
     Args:
         message: the answer, in one line.
-        exit_code: 1 for a bad answer, 3 where the measurement allows none; a user's own command may have others.
+        exit_code: 1 for a bad answer, or `CANNOT_TELL`; a user's own command may have others.
     """
 
     def __init__(self, message: str, exit_code: int) -> None:

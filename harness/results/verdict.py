@@ -16,9 +16,8 @@ from typing import Any, Literal, Self, TypeVar
 import numpy as np
 
 from harness.config.amounts import percent
-from harness.config.errors import VerdictError
 from harness.config.model_names import SECOND_COMMAND
-from harness.results.schema import NO_VERDICT, ComparedRow, RunRow
+from harness.results.schema import NO_VERDICT, ComparedRow
 from harness.results.statistics.interval import (
     CONFIDENCE,
     FEWEST_FOR_INTERVAL,
@@ -33,8 +32,6 @@ AnyRow = TypeVar("AnyRow", bound=ComparedRow)
 
 Conclusion = Literal["faster", "slower", "cannot tell"]
 
-# Exit code where a question was asked well and cannot be answered: of arms that could not be compared, for example.
-CANNOT_TELL = 3
 # Of the processor time that a run asks for. With less, several threads of one pass wait for each other, in each arm as
 # many times as it has passes: a pair that is 1.4 times as fast was measured as 2.3 times slower.
 _LEAST_PROCESSOR_SHARE = 0.5
@@ -445,13 +442,6 @@ def judged(
     if rows[1].status in (None, "ok"):
         changes |= {"status": NO_VERDICT, "error": reason}
     return [replace(row, **changes) for row in rows]
-
-
-def require_verdict(rows: Sequence[RunRow]) -> None:
-    """Raise a VerdictError, exit code 3, if the arms of the run could not be compared."""
-    for row in rows:
-        if row.status == NO_VERDICT:
-            raise VerdictError(f"no verdict: {row.error}", CANNOT_TELL)
 
 
 def _interval_of(row: ComparedRow) -> Interval:

@@ -13,7 +13,6 @@ import numpy as np
 from harness.commands.acceptance.health import (
     drafted_k,
     health_columns,
-    health_in_words,
     likelihood_columns,
 )
 from harness.commands.acceptance.page import turn_range
@@ -22,7 +21,7 @@ from harness.commands.command import Experiment
 from harness.commands.read_runs import runs_of_pair
 from harness.config.amounts import counted
 from harness.config.demand import Demand
-from harness.config.errors import SettingError, VerdictError
+from harness.config.errors import SettingError
 from harness.config.settings import require
 from harness.engines.door import wing
 from harness.engines.door.pairs import AnyPair, Pair, PlacedPair
@@ -415,12 +414,6 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
         for name, content in drawn_files(page.plots).items():
             replace_file(session.directory / name, content.encode())
         return rows
-
-    def judge(self, rows: Sequence[AcceptanceRow]) -> None:
-        """Raises VerdictError for an engine that does not accept what its weights say, or where that is unknown."""
-        code = RECORD.exit_code(rows)
-        if code:
-            raise VerdictError("; ".join(health_in_words(row) for row in rows if row.health), code)
 
 
 def _of_one_answer(prompt: Prompt, asked: Sequence[int], answer: Sequence[int]) -> Reading:

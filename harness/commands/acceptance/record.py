@@ -9,11 +9,12 @@ from typing import Literal
 from harness.commands.command import Command
 from harness.config.closed_form import require_closed_form
 from harness.config.engines import Abilities
+from harness.config.errors import CANNOT_TELL, VerdictError
 from harness.config.run import PromptedSettings
 from harness.config.settings import LARGEST_K, require, require_at_least
 from harness.results.rows.acceptance import AcceptancePartRow, AcceptanceRow, AcceptanceTextRow
 
-EXIT_CODES = {"accepts less": 1, "accepts more": 1, "other texts": 1, "cannot tell": 3}
+_EXIT_CODES = {"accepts less": 1, "accepts more": 1, "other texts": 1, "cannot tell": CANNOT_TELL}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,8 +97,14 @@ class AcceptanceCommand(Command[AcceptanceSettings, AcceptanceRow]):
     def needs_local(self, settings: AcceptanceSettings) -> bool:
         return True
 
-    def exit_code(self, rows: Sequence[AcceptanceRow]) -> int:
-        return max((EXIT_CODES.get(str(row.health), 0) for row in rows), default=0)
+    def judge(self, rows: Sequence[AcceptanceRow]) -> VerdictError | None:
+        """That an engine does not accept what its weights say, or that this is unknown."""
+        from harness.commands.acceptance.health import health_in_words
+
+        for row in rows:
+            if row.health in _EXIT_CODES:
+                return VerdictError(health_in_words(row), _EXIT_CODES[row.health])
+        return None
 
     def line(self, rows: Sequence[AcceptanceRow]) -> str:
         """Tokens per iteration at the best K."""

@@ -14,14 +14,13 @@ from harness.commands.bisect.starts import Starts, commits
 from harness.commands.registry import measurement
 from harness.config.amounts import change_in_percent, counted, percent
 from harness.config.engines import check_has_no_key, divided, placeholders
-from harness.config.errors import SettingError, VerdictError
+from harness.config.errors import CANNOT_TELL, SettingError, VerdictError
 from harness.config.settings import require
 from harness.measuring.progress import say
 from harness.reporting.changes import ONE_RUN
 from harness.reporting.page import Page, Step, heading, in_full, in_short
 from harness.reporting.table import Column, Line, Table
 from harness.reporting.terminal import WIDE, plain_console, print_document
-from harness.results.verdict import CANNOT_TELL
 
 # The figures of `latency` by which versions are searched, and the words for what became worse.
 _FIGURES = {

@@ -46,7 +46,7 @@ from harness.results.statistics.stopping import (
     is_precise,
     looks,
 )
-from harness.results.verdict import ArmEvidence, judged, require_verdict, too_many_failures
+from harness.results.verdict import ArmEvidence, judged, too_many_failures
 
 # `test=true`: enough to see that a pair works at all; of prompts at least one batch.
 _TEST_PROMPTS = 2
@@ -262,9 +262,6 @@ class Latency(Experiment[LatencySettings, LatencyRow]):
             if cost.points and rows[-1].status == "ok":
                 write_costs(session.directory, cost)
         return rows
-
-    def judge(self, rows: Sequence[LatencyRow]) -> None:
-        require_verdict(rows)
 
 
 def _why_stop(run: MeasuredRun, settings: LatencySettings, seconds: float) -> StoppedBy | None:

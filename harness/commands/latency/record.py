@@ -18,7 +18,6 @@ from harness.results.statistics.interval import FEWEST_FOR_INTERVAL
 if TYPE_CHECKING:
     from harness.reporting.changes import Compared, Sides
     from harness.reporting.drawing import Plot
-    from harness.reporting.page import Page
     from harness.results.runs import Run
 
 # How many requests a lap has where they are sent at random times (`engine.rate`).
@@ -168,6 +167,7 @@ class Latency(Command[LatencySettings, LatencyRow]):
     settings = LatencySettings
     experiment = "harness.commands.latency.measure"
     row = LatencyRow
+    shown_by = "harness.commands.latency.page:latency_page"
     regresses = True
     further_rows = (LatencyPromptRow,)
 
@@ -176,11 +176,6 @@ class Latency(Command[LatencySettings, LatencyRow]):
         from harness.commands.latency.tables.answer import result_line
 
         return result_line(rows[-1])
-
-    def page(self, runs: Sequence[Run[LatencyRow]]) -> Page | None:
-        from harness.commands.latency.page import latency_page
-
-        return latency_page(runs)
 
     def picture(self, runs: Sequence[Run[LatencyRow]]) -> Plot | None:
         from harness.commands.latency.plots import speedup_bars

@@ -26,7 +26,6 @@ from harness.results.locked_files import replace_file
 from harness.results.price.value import write_costs
 from harness.results.runs import Run
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL
-from harness.results.verdict import require_verdict
 
 _ONE_AT_A_TIME = (
     "map needs both arms in memory at the same time, and they do not fit: latency -m with batch_size=1,4,16"
@@ -140,9 +139,6 @@ class Map(Experiment[MapSettings, MapRow]):
                 for row in rows
             ]
         return rows
-
-    def judge(self, rows: Sequence[MapRow]) -> None:
-        require_verdict(rows)
 
 
 def own_k(rows: Sequence[MapRow]) -> int | None:

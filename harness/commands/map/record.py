@@ -4,18 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from harness.commands.command import Command
 from harness.commands.map.rows import MapRow
 from harness.config.engines import Abilities
 from harness.config.run import PromptedSettings
 from harness.config.settings import LARGEST_K, DecodingSettings, require, require_at_least
-
-if TYPE_CHECKING:
-    from harness.reporting.page import Page
-    from harness.results.runs import Run
-
 
 # The K of a grid whose settings name none, where the engine takes any.
 DRAFT_TOKENS = (1, 3, 5)
@@ -97,6 +91,7 @@ class Map(Command[MapSettings, MapRow]):
     settings = MapSettings
     experiment = "harness.commands.map.measure"
     row = MapRow
+    shown_by = "harness.commands.map.page:map_page"
 
     def line(self, rows: Sequence[MapRow]) -> str:
         """The highest speed-up that is certain."""
@@ -104,11 +99,6 @@ class Map(Command[MapSettings, MapRow]):
         from harness.commands.map.page import best_in_words
 
         return best_in_words(points_of(rows))
-
-    def page(self, runs: Sequence[Run[MapRow]]) -> Page | None:
-        from harness.commands.map.page import map_page
-
-        return map_page(runs)
 
 
 RECORD = Map()

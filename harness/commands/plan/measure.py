@@ -20,7 +20,7 @@ from harness.commands.plan.rows import PlanRow
 from harness.commands.plan.tables import least_ms
 from harness.commands.read_prices import read_prices, yields_of
 from harness.commands.read_runs import runs_of_pair
-from harness.config.errors import SettingError, VerdictError
+from harness.config.errors import SettingError
 from harness.config.model_names import SERVED
 from harness.config.settings import LARGEST_K, DecodingSettings, ModelSettings, api_key
 from harness.engines.door import wing
@@ -139,11 +139,6 @@ class Plan(Experiment[PlanSettings, PlanRow]):
                 session.row(PlanRow, **self.figures | prediction) for prediction in self.predictions
             ]
         return [session.row(PlanRow, **self.figures)]
-
-    def judge(self, rows: Sequence[PlanRow]) -> None:
-        """Raises VerdictError if the pair does not fit; exit code 1."""
-        if rows[0].status == "does_not_fit":
-            raise VerdictError(str(rows[0].error), 1)
 
 
 EXPERIMENT = Plan

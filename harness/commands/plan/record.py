@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from harness.commands.command import Command
 from harness.commands.plan.rows import PlanRow
-from harness.config.errors import SettingError
+from harness.config.errors import SettingError, VerdictError
 from harness.config.machine import gpu_names
 from harness.config.run import RunSettings
 from harness.config.settings import LARGEST_K, require, require_at_least
@@ -181,6 +181,10 @@ class Plan(Command[PlanSettings, PlanRow]):
 
     def needs_local(self, settings: PlanSettings) -> bool:
         return settings.costs is None
+
+    def judge(self, rows: Sequence[PlanRow]) -> VerdictError | None:
+        """That the pair does not fit."""
+        return None if rows[0].status != "does_not_fit" else VerdictError(str(rows[0].error), 1)
 
     def line(self, rows: Sequence[PlanRow]) -> str:
         from harness.commands.plan.predictions import best_in_words

@@ -16,11 +16,10 @@ from typing import Any
 
 from harness.commands.command import Experiment
 from harness.commands.recovery.kinds import kind_checks
-from harness.commands.recovery.record import RECORD, RecoverySettings
+from harness.commands.recovery.record import RecoverySettings
 from harness.commands.recovery.rows import RecoveryRow
 from harness.commands.recovery.scored import scored_checks
 from harness.commands.recovery.scores import GreedyTexts
-from harness.commands.recovery.tables import Checks
 from harness.commands.recovery.workload import (
     FOLLOW_UP,
     Asking,
@@ -29,7 +28,7 @@ from harness.commands.recovery.workload import (
     Workload,
     taken_samplings,
 )
-from harness.config.errors import RunError, VerdictError
+from harness.config.errors import RunError
 from harness.config.settings import require
 from harness.engines.divergence import first_divergence
 from harness.engines.door.reference import Reference
@@ -73,13 +72,6 @@ class Recovery(Experiment[RecoverySettings, RecoveryRow]):
             **self.too_long,
         }
         return [session.row(RecoveryRow, **common | check) for check in self.checks or [{}]]
-
-    def judge(self, rows: Sequence[RecoveryRow]) -> None:
-        """Raises VerdictError if the pair is lossy, or if nothing can be told."""
-        exit_code = RECORD.exit_code(rows)
-        if exit_code:
-            checks = Checks(rows)
-            raise VerdictError(f"{checks.verdict}: {checks.reason or checks.findings}", exit_code)
 
     def _checks(self, session: Session) -> Iterator[Columns]:
         """Open the engine, look for a reference, and yield each check."""

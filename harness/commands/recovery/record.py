@@ -10,6 +10,7 @@ from typing import Literal
 from harness.commands.command import Command
 from harness.commands.recovery.rows import RecoveryRow
 from harness.config.engines import Abilities
+from harness.config.errors import CANNOT_TELL, VerdictError
 from harness.config.faults import fault_names, require_effect
 from harness.config.run import PromptedSettings
 from harness.config.settings import require, require_at_least
@@ -34,7 +35,7 @@ _OWN_LOOP = ("as_asked", "temperature", "top_k", "top_p")
 
 # Of `num_draws`, where it is typed.
 FEWEST_DRAWS = 1000
-_EXIT_CODES = {"lossy": 1, "undecided": 3}
+_EXIT_CODES = {"lossy": 1, "undecided": CANNOT_TELL}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,8 +156,15 @@ class Recovery(Command[RecoverySettings, RecoveryRow]):
 
         return Checks(rows).verdict
 
-    def exit_code(self, rows: Sequence[RecoveryRow]) -> int:
-        return _EXIT_CODES.get(self.line(rows), 0)
+    def judge(self, rows: Sequence[RecoveryRow]) -> VerdictError | None:
+        """That the pair is lossy, or that nothing can be told."""
+        from harness.commands.recovery.tables import Checks
+
+        checks = Checks(rows)
+        if checks.verdict not in _EXIT_CODES:
+            return None
+        reason = checks.reason or checks.findings
+        return VerdictError(f"{checks.verdict}: {reason}", _EXIT_CODES[checks.verdict])
 
 
 RECORD = Recovery()

@@ -21,7 +21,7 @@ from harness.commands.regress.comparisons import (
     settings_key,
 )
 from harness.config.amounts import counted, percent
-from harness.config.errors import SettingError, VerdictError
+from harness.config.errors import CANNOT_TELL, SettingError, VerdictError
 from harness.config.settings import require
 from harness.reporting.page import Page, Step, heading, in_full, in_short
 from harness.reporting.table import Column, Line, Table, share
@@ -29,7 +29,6 @@ from harness.reporting.terminal import WIDE, plain_console, print_document
 from harness.reporting.words import short_commit
 from harness.results.runs import Run, grouped
 from harness.results.schema import NO_VERDICT
-from harness.results.verdict import CANNOT_TELL
 
 # Settings that are named where no runs have the same ones.
 _MOST_NAMED = 3
