@@ -92,6 +92,7 @@ class Measurement:
 
     Attributes:
         digest: 16 hex digits of settings, weights, prompts, machine, versions, servers and source.
+        weights: the identity of each model's weights, by its role: `model`, `draft`.
         server_started: start times reported by the servers, verbatim; None without any, and where one
             reports none.
         reusable: whether earlier figures may be taken over at all.
@@ -99,6 +100,7 @@ class Measurement:
     """
 
     digest: str
+    weights: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
     server_started: str | None = None
     reusable: bool = True
     any_start: bool = False
@@ -120,17 +122,23 @@ def identify(settings: RunSettings, leaving_out: Collection[str] = ()) -> Measur
         leaving_out: names of further settings that do not matter.
     """
     elsewhere = engine_of(settings).elsewhere(settings)
-    digest = _digest(settings, leaving_out, elsewhere)
+    weights = {role: weights_identity(model) for role, model in settings.models.items()}
+    digest = _digest(settings, leaving_out, elsewhere, weights)
     servers = elsewhere.servers
     times = [server.started for server in servers if server.started is not None]
     started = "; ".join(times) if times and len(times) == len(servers) else None
     always = settings.resume == "always"
     is_known = started is not None if servers else not elsewhere.commands
     reusable = elsewhere.answers and (always or is_known)
-    return Measurement(digest, started, reusable, any_start=always)
+    return Measurement(digest, weights, started, reusable, any_start=always)
 
 
-def _digest(settings: RunSettings, leaving_out: Collection[str], elsewhere: Elsewhere) -> str:
+def _digest(
+    settings: RunSettings,
+    leaving_out: Collection[str],
+    elsewhere: Elsewhere,
+    weights: Mapping[str, str | None],
+) -> str:
     """The digest of a measurement.
 
     Weights on a hub count with repository, revision and commit, weights in a directory with the digest of their files.
@@ -151,7 +159,7 @@ def _digest(settings: RunSettings, leaving_out: Collection[str], elsewhere: Else
         "kind": type(settings).__name__,
         "settings": asked,
         "prompts": prompts,
-        "weights": [weights_identity(model) for model in settings.models.values()],
+        "weights": weights,
         "servers": [server.about for server in elsewhere.servers],
         "commands": [_of_command(words) for words in elsewhere.commands],
         "variables": elsewhere.variables,

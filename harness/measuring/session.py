@@ -4,7 +4,6 @@ and write rows. `run.py` makes a session for a run, and hands it to the command'
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,7 +32,6 @@ from harness.results.files import append_rows
 from harness.results.row import Row
 from harness.results.schema import OF_A_PAIR_HERE, REFUSED, PromptedRow, RunRow
 from harness.results.statistics.interval import Interval
-from harness.results.weights import weights_identity
 
 AnyRow = TypeVar("AnyRow", bound=Row)
 # Settings, `key=value ...` as typed, and what may be changed -> settings with that, of the same kind. It raises a
@@ -153,15 +151,6 @@ class Session:
         if self._measurement is None:
             self._measurement = identify(self.original_settings)
         return self._measurement
-
-    @functools.cached_property
-    def _identity_columns(self) -> dict[str, str | None]:
-        """The columns that identify the target's and the draft's weights; {} for random ones."""
-        if self.settings.weights == "random":
-            return {}
-        columns = {"model": "weights_identity", "draft": "draft_weights_identity"}
-        models = self.settings.models.items()
-        return {columns[role]: weights_identity(model) for role, model in models}
 
     @property
     def kept_in(self) -> Path:
@@ -371,15 +360,18 @@ class Session:
         return frozenset() if ends is None else frozenset({int(ends)})
 
     def _circumstances(self) -> dict[str, Any]:
+        measurement = self.identify()
         columns: dict[str, Any] = {
             "status": self.status,
             "error": self.error,
             **environment_columns(self.devices),
-            **self._identity_columns,
-            "measurement": self.identify().digest,
-            "server_started": self.identify().server_started,
+            "measurement": measurement.digest,
+            "server_started": measurement.server_started,
             "directory": str(self.directory),
         }
+        if self.settings.weights == "stored":
+            columns["weights_identity"] = measurement.weights.get("model")
+            columns["draft_weights_identity"] = measurement.weights.get("draft")
         if self.engine is not None:
             columns["runner"] = self.engine.runner
             columns["setup_s"] = self.engine.setup_seconds
