@@ -211,8 +211,8 @@ def main() -> None:
             f"compiled {arm.name}": partial(ours, compiled, arm) for arm in compiled.arms
         }
     if options.runner == "compiled" and options.best:
-        of_best = common.cpu_settings(options, *overrides, f"draft={options.best}")
-        best = LocalEngine(common.load(of_best), preparation)
+        best_settings = common.cpu_settings(options, *overrides, f"draft={options.best}")
+        best = LocalEngine(common.load(best_settings), preparation)
         contenders["best speculative"] = partial(ours, best, best.arms[1])
     peers = common.hugging_face(pair, decoding)
     contenders |= {

@@ -63,9 +63,9 @@ MACHINES = {
     "changed": Machine(0.06, 0.4, 0.5),
 }
 # Standard deviations of logs.
-_OF_GAINS = 0.25
-_OF_TIMES = 0.05
-_OF_DRIFT = 0.02
+_GAIN_SPREAD = 0.25
+_TIME_SPREAD = 0.05
+_DRIFT_SPREAD = 0.02
 # One answer in fifty takes three times as long.
 _STALLS = 0.02
 
@@ -137,15 +137,15 @@ def simulated(
     runs = []
     for place, (draft, gain) in enumerate(truth.items()):
         own = rng.standard_normal(num_prompts)
-        of_prompts = _OF_GAINS * (common + own) / math.sqrt(2)
+        of_prompts = _GAIN_SPREAD * (common + own) / math.sqrt(2)
         # The mean of the inverse is 1, so that the ratio of totals is the gain.
         gains = gain * np.exp(
-            machine.of_runs * rng.standard_normal() + of_prompts + _OF_GAINS**2 / 2
+            machine.of_runs * rng.standard_normal() + of_prompts + _GAIN_SPREAD**2 / 2
         )
         speed = math.exp(machine.of_jobs * rng.standard_normal())
         # Both arms in turns.
-        drift = np.exp(np.cumsum(_OF_DRIFT * rng.standard_normal((num_prompts, 2)).ravel()))
-        noise = np.exp(_OF_TIMES * rng.standard_t(3, 2 * num_prompts).clip(-10, 10))
+        drift = np.exp(np.cumsum(_DRIFT_SPREAD * rng.standard_normal((num_prompts, 2)).ravel()))
+        noise = np.exp(_TIME_SPREAD * rng.standard_t(3, 2 * num_prompts).clip(-10, 10))
         stalls = np.where(rng.random(2 * num_prompts) < _STALLS, 3, 1)
         disturbed = speed * drift * noise * stalls
         regular = lengths * disturbed[::2]

@@ -14,11 +14,11 @@ from harness.cli.menu.conversion import value_types
 from harness.cli.menu.documentation import (
     GROUPS,
     Setting,
+    command_settings,
     described,
-    of_command,
-    of_engine,
-    of_group,
-    of_method,
+    engine_settings,
+    group_settings,
+    method_settings,
     sentence,
 )
 from harness.commands.registry import configured, row_kinds, with_settings
@@ -154,10 +154,10 @@ def settings_page() -> str:
     ]
     for group in GROUPS:
         first_line = (GROUPS[group].__doc__ or "").partition("\n")[0]
-        parts += [f"### {group}", first_line, _settings_table(of_group(group))]
+        parts += [f"### {group}", first_line, _settings_table(group_settings(group))]
     for command in map(configured, with_settings()):
         parts += [f"## {command.name}", sentence(command.summary)]
-        _, own = of_command(command.settings)
+        _, own = command_settings(command.settings)
         if own:
             parts.append(_settings_table(own))
         if other := departures(command.name):
@@ -168,12 +168,12 @@ def settings_page() -> str:
         # `model` is no name to type.
         title = f"draft={name}" if method.named else name
         parts += [f"### {title}", sentence(method.summary)]
-        if own := of_method(method.settings):
+        if own := method_settings(method.settings):
             parts.append(_settings_table(own))
     parts.append("## Engines")
     for name, engine in ENGINES.all().items():
         parts += [f"### engine={name}", sentence(engine.summary)]
-        parts.append(_settings_table(of_engine(engine.settings)))
+        parts.append(_settings_table(engine_settings(engine.settings)))
     return "\n\n".join(parts) + "\n"
 
 

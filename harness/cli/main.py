@@ -359,7 +359,7 @@ class _Invocation:
 def _call_hydra(call: Callable[[], None]) -> None:
     """Call Hydra, and explain its errors: it makes directories before our code runs."""
     from harness.cli.manifest import Manifest, SweepCallback
-    from harness.results.locked_files import OF_THE_DISK
+    from harness.results.locked_files import DISK_ERRORS
 
     try:
         call()
@@ -367,7 +367,7 @@ def _call_hydra(call: Callable[[], None]) -> None:
         # Hydra's error about a missing preset is an OSError without a number.
         if error.errno in (None, errno.EPIPE):
             raise
-        if error.errno in OF_THE_DISK:
+        if error.errno in DISK_ERRORS:
             raise RunError(f"the run's directory cannot be made: {error.strerror}") from error
         reason = f"cannot be made ({error.strerror}): name another, and results.file too if it is in the same place"
         value = [error.filename] if error.filename else []

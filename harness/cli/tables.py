@@ -98,8 +98,8 @@ def _answers(command: str, runs: Sequence[Run], failures: Sequence[Run]) -> tupl
     if page is None:
         only: Answer = failed or [Line("Nothing was measured.")]
         return only, only
-    short = in_short(page, of_sweep=True)
-    return [*short, *failed], [*in_full(page, of_sweep=True), *failed]
+    short = in_short(page, is_sweep=True)
+    return [*short, *failed], [*in_full(page, is_sweep=True), *failed]
 
 
 def exit_code(command: str, rows: Rows) -> int:

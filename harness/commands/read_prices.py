@@ -29,19 +29,19 @@ from harness.results.runs import Run, grouped
 from harness.results.statistics.interval import Interval
 
 # What an iteration costs is the same while these are.
-_OF_COSTS = ("model", "engine", "devices", "dtype", "quantization", "settings")
+_COST_CONDITIONS = ("model", "engine", "devices", "dtype", "quantization", "settings")
 _ALONE = (
     "passes of a plain server were timed, over 1 to 16 new tokens behind a cached prefix: drafting is left out, and so"
     " are the logits of all tokens but the last. So a draft gives these speed-ups at most"
 )
 _ORIGIN = ("model", "engine", "devices")
 # And what it yields.
-_OF_YIELDS = (
+_YIELD_CONDITIONS = (
     *("model", "quantization", "prompts", "prompts_digest", "temperature", "top_k", "top_p"),
     *("rule", "lenience"),
 )
 # Runs of one draft differ in K and load alone.
-_OF_DRAFT = (
+_DRAFT_CONDITIONS = (
     *("draft", "draft_repository", "draft_quantization", "draft_sampling", "draft_layers"),
     *("max_ngram", "shared", "max_new_tokens", "settings"),
 )
@@ -63,14 +63,14 @@ def read_prices(setting: str, path: str, context: int = 128, key: str | None = N
         from harness.servers.passes import pass_times
 
         rounds = pass_times(path, context, key)
-        cost = IterationCost.of_passes(rounds, path)
+        cost = IterationCost.from_passes(rounds, path)
         return Table({"": cost}, notes=[_ALONE])
     file = Path(path).expanduser()
     if file.suffix == ".json" and (costs := _read_json(setting, file)):
         return Table({"": costs})
     name, _, draft = path.rpartition("@")
     if name and not file.exists() and _holds_runs(Path(name).expanduser()):
-        return read_prices(setting, name).of_draft(setting, draft, path)
+        return read_prices(setting, name).for_draft(setting, draft, path)
     if not _holds_runs(file):
         return read_table(setting, path)
     costs_file = file / COSTS_FILE
@@ -89,12 +89,12 @@ def read_prices(setting: str, path: str, context: int = 128, key: str | None = N
     read = findings.runs_of(AcceptanceRow)
     used: Sequence[Run] = latency if setting == "costs" else [*latency, *read]
     for runs_of_draft in grouped(used, lambda run: (run.command, _draft(run))).values():
-        _check_alike(setting, runs_of_draft, _OF_DRAFT, path)
+        _check_alike(setting, runs_of_draft, _DRAFT_CONDITIONS, path)
     return _costs(latency, path) if setting == "costs" else _yields(latency, read, path)
 
 
 def _costs(runs: Sequence[Run[LatencyRow]], path: str) -> Table:
-    _check_alike("costs", runs, _OF_COSTS, path)
+    _check_alike("costs", runs, _COST_CONDITIONS, path)
     costs = {}
     reasons = []
     with_draft = [run for run in runs if run.last.arm == "speculative"]
@@ -122,7 +122,7 @@ def _costs(runs: Sequence[Run[LatencyRow]], path: str) -> Table:
 def _yields(
     runs: Sequence[Run[LatencyRow]], read: Sequence[Run[AcceptanceRow]], path: str
 ) -> Table:
-    _check_alike("acceptance", [*runs, *read], _OF_YIELDS, path)
+    _check_alike("acceptance", [*runs, *read], _YIELD_CONDITIONS, path)
     yields: dict[str, Mapping[int, Interval]] = {}
     lengths: dict[str, float] = {}
     measured = {}

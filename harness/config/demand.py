@@ -75,7 +75,7 @@ class Remedy:
     def read(cls, text: str) -> Remedy:
         """The reverse of `str`, for a cell of a file."""
         change, _, about = text.removesuffix(")").partition(" (")
-        number, of_gpus, _ = about.partition(" GPUs with")
-        if of_gpus and number.isdecimal():
+        number, separator, _ = about.partition(" GPUs with")
+        if separator and number.isdecimal():
             return cls(change, num_gpus=int(number))
         return cls(change, about)

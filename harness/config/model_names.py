@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 # Keys that only a head's configuration has.
-_OF_HEADS = {
+_HEAD_KEYS = {
     "speculators_model_type",
     "target_layer_ids",
     "dflash_config",
@@ -71,9 +71,9 @@ def canonical_name(name: str, quantization: str | None = None) -> str:
 def is_head(repository: str, architecture: Mapping[str, Any] | None) -> bool:
     """Whether a draft head is named, as far as a preset's architecture or a local directory shows."""
     if architecture is not None:
-        return not _OF_HEADS.isdisjoint(architecture)
+        return not _HEAD_KEYS.isdisjoint(architecture)
     try:
         stored = json.loads((Path(repository) / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return False
-    return isinstance(stored, dict) and not _OF_HEADS.isdisjoint(stored)
+    return isinstance(stored, dict) and not _HEAD_KEYS.isdisjoint(stored)

@@ -42,7 +42,7 @@ _NOT_MEASURED = (
     "force",
 )
 # Without a draft these have no effect: one measurement serves all their values.
-_OF_THE_DRAFT = ("num_draft_tokens", "rule", "lenience", "synthetic_acceptance")
+_DRAFT_SETTINGS = ("num_draft_tokens", "rule", "lenience", "synthetic_acceptance")
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 # Folders and modules, wherever they are in the package, that show or store what was measured, or say
@@ -147,7 +147,7 @@ def _digest(
     for name in (*_NOT_MEASURED, *leaving_out):
         asked.pop(name, None)
     if settings.draft is None:
-        for name in _OF_THE_DRAFT:
+        for name in _DRAFT_SETTINGS:
             asked["decoding"].pop(name, None)
     prompts = asked.pop("prompts", None)
     if prompts:

@@ -129,13 +129,13 @@ def points_of(run: Run[LatencyRow]) -> list[Point]:
 
 
 def _by_phases(
-    run: Run[LatencyRow], of_run: Sequence[Point], in_one_pass: bool | None
+    run: Run[LatencyRow], own_points: Sequence[Point], in_one_pass: bool | None
 ) -> list[Point]:
     """Prices of the K up to that of a run with phases, and below it where the run has one itself: what is drafted and
     verified less is taken off.
 
     Args:
-        of_run: its own, `points_of`.
+        own_points: its own, `points_of`.
     """
     regular, row = run.row("regular"), run.last
     costs = costs_in_steps(regular, row)
@@ -147,7 +147,7 @@ def _by_phases(
     is_block = bool(in_one_pass)
     phases = steps_by_k(row, costs, in_one_pass=is_block)
     phases = phases or steps_by_k(row, costs, in_one_pass=is_block, by_width=False)
-    with_draft = [point for point in of_run if point.width > 1]
+    with_draft = [point for point in own_points if point.width > 1]
     if not phases or not with_draft or not with_draft[0].steps.is_known:
         return []
     measured = with_draft[0]

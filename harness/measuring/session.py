@@ -30,7 +30,7 @@ from harness.results.acceptance import Acceptance
 from harness.results.environment import environment_columns, new_run_id, write_environment
 from harness.results.files import append_rows
 from harness.results.row import Row
-from harness.results.schema import OF_A_PAIR_HERE, REFUSED, PromptedRow, RunRow
+from harness.results.schema import LOCAL_PAIR_COLUMNS, REFUSED, PromptedRow, RunRow
 from harness.results.statistics.interval import Interval
 
 AnyRow = TypeVar("AnyRow", bound=Row)
@@ -301,7 +301,7 @@ class Session:
             engine = engine_of(self.settings)
             if not engine.computes_here:
                 # The pair of a server is unknown: the settings only label it.
-                columns |= dict.fromkeys(kind.columns().keys() & OF_A_PAIR_HERE)
+                columns |= dict.fromkeys(kind.columns().keys() & LOCAL_PAIR_COLUMNS)
                 server_columns = engine.columns(self.settings)
                 columns |= {
                     name: server_columns[name] for name in server_columns if name in kind.columns()

@@ -45,9 +45,9 @@ class Step:
     changes: str = ""
     command: str = ""
 
-    def typed(self, of_sweep: bool) -> str:
+    def typed(self, is_sweep: bool) -> str:
         """The command to type."""
-        return self.command or typed_again(self.changes, of_sweep=of_sweep)
+        return self.command or typed_again(self.changes, is_sweep=is_sweep)
 
 
 @dataclass(frozen=True)
@@ -110,14 +110,14 @@ def lossless_again(row: Any) -> Step | None:
 
 
 def in_short(
-    page: Page, *, of_sweep: bool = False, with_steps: bool = True, rest: str = "details=true"
+    page: Page, *, is_sweep: bool = False, with_steps: bool = True, rest: str = "details=true"
 ) -> Answer:
     """The page on a terminal: at most twelve lines of 80 characters, if its first table has at most four rows.
 
     Of the doubts only the first is shown, and of the steps two, or one below a doubt.
 
     Args:
-        of_sweep: whether its command is a sweep, which is then typed again as a whole.
+        is_sweep: whether its command is a sweep, which is then typed again as a whole.
         with_steps: whether to say what to type next.
         rest: where all else is.
     """
@@ -135,10 +135,10 @@ def in_short(
     for table in page.tables[:1]:
         lines.append(table if isinstance(table, Bars) else _short_table(table, rest))
     num_steps = _MOST_STEPS - bool(page.doubts) if with_steps else 0
-    return [*lines, *_named(page.why, page.next[:num_steps], of_sweep)]
+    return [*lines, *_named(page.why, page.next[:num_steps], is_sweep)]
 
 
-def in_full(page: Page, *, of_sweep: bool = False) -> Answer:
+def in_full(page: Page, *, is_sweep: bool = False) -> Answer:
     """The whole page: every doubt, finding and table; of these files alone show those for looking things up."""
     tables = page.full_tables
     lines = _found(page.title, page.doubts, page.finding)
@@ -148,7 +148,7 @@ def in_full(page: Page, *, of_sweep: bool = False) -> Answer:
     if page.finding and not (isinstance(first, Table) and first.title):
         lines.append(Line(""))
     lines += [first] if first else []
-    lines += _named(page.why, page.next[:_MOST_STEPS], of_sweep)
+    lines += _named(page.why, page.next[:_MOST_STEPS], is_sweep)
     return [*lines, Line(""), *tables] if tables else lines
 
 
@@ -159,10 +159,10 @@ def _found(title: str, doubts: Sequence[str], finding: Sequence[Line]) -> list[T
 
 
 def _named(
-    why: Sequence[tuple[str, str]], steps: Sequence[Step], of_sweep: bool
+    why: Sequence[tuple[str, str]], steps: Sequence[Step], is_sweep: bool
 ) -> list[Table | Line]:
     """The reasons and the next steps, each name once."""
-    typed = [(step.text, step.typed(of_sweep)) for step in steps]
+    typed = [(step.text, step.typed(is_sweep)) for step in steps]
     named = [*why, *_steps_in_lines(typed, why)]
     if not named:
         return []
@@ -171,7 +171,7 @@ def _named(
         ("" if name == before else name, text)
         for (name, text), before in zip(named, above, strict=False)
     ]
-    return [Line(""), Table.of_lines("next", labelled)]
+    return [Line(""), Table.from_lines("next", labelled)]
 
 
 def _short_table(table: Table, rest: str) -> Table:

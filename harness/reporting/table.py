@@ -133,7 +133,7 @@ class Table:
         return cls(key, title, tuple(columns), tuple(rows), **details)
 
     @classmethod
-    def of_lines(cls, key: str, lines: Iterable[tuple[str, str | None]], title: str = "") -> Self:
+    def from_lines(cls, key: str, lines: Iterable[tuple[str, str | None]], title: str = "") -> Self:
         """Names and values, one pair per line; without lines that have no value."""
         rows = tuple(TableRow(line) for line in lines if line[1])
         return cls(key, title, (Column("", text=True),) * 2, rows, look="lines")

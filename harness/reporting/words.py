@@ -36,7 +36,7 @@ def settings_line(rows: Sequence[RunRow]) -> str:
 
 
 def typed_again(
-    changes: str, *, of_sweep: bool = False, command: str = "", leaving_out: Collection[str] = ()
+    changes: str, *, is_sweep: bool = False, command: str = "", leaving_out: Collection[str] = ()
 ) -> str:
     """The command that was typed, with other settings: `harness latency draft=lookup K=8`.
 
@@ -44,7 +44,7 @@ def typed_again(
 
     Args:
         changes: settings as they are typed, `K=8` or `batch_size=1 K=8`.
-        of_sweep: whether it is the sweep that is typed again, not one of its jobs.
+        is_sweep: whether it is the sweep that is typed again, not one of its jobs.
         command: another one, in place of that which was typed, always in full.
         leaving_out: names of settings that the other command lacks.
     """
@@ -60,7 +60,7 @@ def typed_again(
             kept = [word for word in kept if word not in ("-m", "--multirun")]
     behind = [shlex.join(typed[end:])] if typed[end:] else []
     again = " ".join(filter(None, [shlex.join(["harness", *kept]), changes, *behind]))
-    is_job = not of_sweep and not {"-m", "--multirun"}.isdisjoint(typed)
+    is_job = not is_sweep and not {"-m", "--multirun"}.isdisjoint(typed)
     if not command and (is_job or len(again) > _LONGEST_COMMAND):
         return f"the same with {changes}"
     return again

@@ -24,7 +24,7 @@ _LOCKS = ".locks"
 # A write holds the lock for milliseconds: a wait this long means a hung process.
 _LOCK_TIMEOUT_S = 60.0
 # Failures of the disk. Any other comes from the place, and a different setting fixes it.
-OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def replace_file(path: str | Path, content: bytes) -> None:
@@ -93,7 +93,7 @@ def locked(path: str | Path, setting: str | None = None) -> Iterator[LockedFile]
         raise RunError(f"{path} cannot be written: {reason}") from None
     except OSError as error:
         reason = f"cannot be written: {error.strerror or error}"
-        if setting and error.errno not in OF_THE_DISK:
+        if setting and error.errno not in DISK_ERRORS:
             raise SettingError(setting, reason, path) from error
         raise RunError(f"{path} {reason}") from error
 

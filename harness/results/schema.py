@@ -35,7 +35,7 @@ _LOOPBACK = re.compile(r"\w+://(localhost|127\.|\[::1\])", re.IGNORECASE)
 _ELSEWHERE = {None: False, "local": False, "huggingface": False, "server": True, SIMULATED: True}
 # Settings and circumstances of a pair that decodes here: these cells are empty in rows of servers, which have their
 # own and do not report them.
-OF_A_PAIR_HERE = (
+LOCAL_PAIR_COLUMNS = (
     "num_draft_tokens",
     "weights",
     "weights_identity",

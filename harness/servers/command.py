@@ -29,7 +29,7 @@ _REFUSED_OF_CONTAINERS = {
     "--name": "cannot be both arms': leave it out",
 }
 # Their flags before a variable.
-_OF_CONTAINERS = ("-e", "--env")
+_VARIABLE_FLAGS = ("-e", "--env")
 # How programs are started that are not known: nothing in their commands means anything here.
 _UNKNOWN = Startup(programs=(), address=(), model=(), served_name=())
 _BOTH = "harness latency -- COMMAND -- COMMAND compares any two commands"
@@ -238,7 +238,7 @@ class ServerCommand:
         for word in words:
             if _variable_in(word) not in variables:
                 kept.append(word)
-            elif kept and kept[-1] in _OF_CONTAINERS:
+            elif kept and kept[-1] in _VARIABLE_FLAGS:
                 kept.pop()
         inherited = [name for name in variables if name in os.environ]
         unset = [part for name in inherited for part in ("-u", name)]

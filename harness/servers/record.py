@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from harness.engines.protocol import Engine
 
 # Variables that say on which devices a server runs, and where its models are.
-_OF_DEVICES = ("CUDA_VISIBLE", "HIP_VISIBLE", "HF_HOME")
+_DEVICE_VARIABLES = ("CUDA_VISIBLE", "HIP_VISIBLE", "HF_HOME")
 
 
 class Server(EngineRecord[ServerSettings]):
@@ -122,7 +122,10 @@ class Server(EngineRecord[ServerSettings]):
 
 def _variables() -> dict[str, str]:
     """The variables of the environment by which servers run as they do, without keys."""
-    beginnings = (*_OF_DEVICES, *(name for startup in startups() for name in startup.environment))
+    beginnings = (
+        *_DEVICE_VARIABLES,
+        *(name for startup in startups() for name in startup.environment),
+    )
     return {
         name: value
         for name, value in os.environ.items()

@@ -146,7 +146,7 @@ def test_a_setting_that_is_not_typed_has_the_default_of_its_class(command: str) 
     differing = {**departures("common"), **departures(command)}
     settings = documentation.described(type(chosen))
     for group in ("decoding", "placement"):
-        settings += documentation.of_group(group)
+        settings += documentation.group_settings(group)
     for setting in settings:
         default = differing.get(setting.name, setting.value)
         assert attrgetter(setting.name)(chosen) == default, setting.name

@@ -91,7 +91,7 @@ PUBLISHED: dict[str, tuple[int, int | None]] = {
 
 # Kind -> elements of a head of the same recipe, as the hub counts them: they include the maps between its vocabulary
 # and the target's.
-OF_HSPEC = {"dflash": 1_802_212_224, "dspark": 1_849_304_193, "peagle": 1_634_452_096}
+HSPEC_WEIGHTS = {"dflash": 1_802_212_224, "dspark": 1_849_304_193, "peagle": 1_634_452_096}
 
 
 def bytes_of_hspec(kind: str) -> int:
@@ -100,7 +100,7 @@ def bytes_of_hspec(kind: str) -> int:
     """
     whether_known, known = 151_936, 32_000
     copied = 0 if kind == "peagle" else 151_936 * 4096
-    weights = OF_HSPEC[kind] - whether_known - known - copied
+    weights = HSPEC_WEIGHTS[kind] - whether_known - known - copied
     return 2 * weights + whether_known + 8 * known + 1
 
 
@@ -112,7 +112,9 @@ HEADS: dict[str, tuple[str, str, float | None]] = {
     "qwen3-4b-dflash": ("qwen3-4b", "dflash", None),
     "qwen3-8b-dflash": ("qwen3-8b", "dflash", None),
     "qwen3-8b-domino": ("qwen3-8b", "domino", None),
-    **{f"qwen3-8b-hspec-{kind}": ("qwen3-8b", kind, bytes_of_hspec(kind)) for kind in OF_HSPEC},
+    **{
+        f"qwen3-8b-hspec-{kind}": ("qwen3-8b", kind, bytes_of_hspec(kind)) for kind in HSPEC_WEIGHTS
+    },
     "qwen3.8-27b-dflash2": ("qwen3.8-27b", "dflash2", 1.924),
     "qwen3-4b-deepspec-eagle3": ("qwen3-4b", "eagle3", None),
     "qwen3-4b-deepspec-dflash": ("qwen3-4b", "dflash", 1),

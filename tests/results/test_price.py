@@ -32,7 +32,7 @@ def line_of(cost: IterationCost, rows: int = 1) -> tuple[float, float, float]:
 
 def test_a_prediction_is_tokens_over_regular_steps() -> None:
     """K=4: 30 ms, 1.5 steps, and 3 tokens in the time of 1.5: 2×."""
-    cost = IterationCost.of_points([(1, 1, 20.0), (5, 1, 30.0), (9, 1, 60.0)])
+    cost = IterationCost.from_points([(1, 1, 20.0), (5, 1, 30.0), (9, 1, 60.0)])
     assert cost.at(4).steps.estimate == pytest.approx(1.5)
     assert cost.speedup(3.0, 4).estimate == pytest.approx(2)
     assert not cost.speedup(3.0, 4).has_bounds
@@ -44,7 +44,7 @@ def test_a_prediction_is_tokens_over_regular_steps() -> None:
 def test_both_parts_widen_the_interval() -> None:
     covers = Coverage(15, "prompt")
     known = Interval(1.5, 1.5, 1.5, covers)
-    cost = IterationCost.of_points([(1, 1, 20.0), (5, 1, Interval(30, 27, 33, covers))])
+    cost = IterationCost.from_points([(1, 1, 20.0), (5, 1, Interval(30, 27, 33, covers))])
     tokens = Interval(3.0, 2.8, 3.2, Coverage(40, "prompt"))
     found = cost.speedup(tokens, 4)
     of_cost, of_tokens = math.log(33 / 30), math.log(3 / 2.8)
@@ -53,14 +53,14 @@ def test_both_parts_widen_the_interval() -> None:
     assert found.high == pytest.approx(found.estimate * math.exp(above))
     assert found.low < cost.speedup(3.0, 4).low < 2 < cost.speedup(3.0, 4).high < found.high
     assert str(found.covers) == "15 prompts"
-    exact = IterationCost.of_points([(1, 1, Interval(20, 20, 20, covers)), (5, 1, known)])
+    exact = IterationCost.from_points([(1, 1, Interval(20, 20, 20, covers)), (5, 1, known)])
     assert exact.speedup(3.0, 4).low == exact.speedup(3.0, 4).high
 
 
 def test_a_k_that_cannot_be_told_from_the_best_is_named() -> None:
     covers = Coverage(15, "prompt")
     points = [(1, 1, 20.0), (3, 1, 25.0), (5, 1, 30.0)]
-    cost = IterationCost.of_points(
+    cost = IterationCost.from_points(
         [(width, rows, Interval(ms, 0.97 * ms, 1.03 * ms, covers)) for width, rows, ms in points]
     )
     assert cost.best_k({2: 2.5, 4: 3.05}).alike == [2]
@@ -75,7 +75,7 @@ def test_a_regular_step_that_they_share_moves_no_k_against_another() -> None:
     covers = Coverage(15, "prompt")
     step = Interval(20, 16, 24, covers)
     times = [Interval(ms, 0.99 * ms, 1.01 * ms, covers) for ms in (25.0, 30.0)]
-    cost = IterationCost.of_points([(1, 1, step), (3, 1, times[0]), (5, 1, times[1])])
+    cost = IterationCost.from_points([(1, 1, step), (3, 1, times[0]), (5, 1, times[1])])
     best = cost.best_k({2: 2.4, 4: 3.05})
     assert (best.k, best.alike) == (4, [])
     assert best.speedup.low < 0.9 * best.speedup.estimate
@@ -93,12 +93,12 @@ def test_a_regular_step_that_they_share_moves_no_k_against_another() -> None:
 def test_nothing_is_extrapolated(k: int, rows: int, complaint: str) -> None:
     points = [(1, 1, 20.0), (3, 1, 25.0), (5, 1, 30.0), (1, 8, 20.0), (5, 8, 40.0)]
     queued = {8: "has no price with 8 in flight: answers take 1.9 times as long as decoding them"}
-    cost = IterationCost.of_points(points, refused=queued)
+    cost = IterationCost.from_points(points, refused=queued)
     with pytest.raises(SettingError, match="costs") as refused:
         cost.speedup(2.0, k, rows)
     assert complaint in str(refused.value)
     # Where one load has prices it needs no name.
-    alone = IterationCost.of_points(points[:3])
+    alone = IterationCost.from_points(points[:3])
     with pytest.raises(SettingError, match="K=6, but of K=2, 4: measure K=6"):
         alone.at(6)
     with pytest.raises(SettingError, match="K=4 with 2 in flight, but with 1 in flight"):
@@ -108,7 +108,7 @@ def test_nothing_is_extrapolated(k: int, rows: int, complaint: str) -> None:
 def test_a_load_that_is_refused_has_its_figures_but_no_price() -> None:
     points = [(1, 1, 20.0), (5, 1, 25.6), (5, 1, 40.0), (1, 8, 25.0), (5, 8, 40.0)]
     points += [(2, 4, 9.0), (1, 16, 50.0)]
-    cost = IterationCost.of_points(points, refused={8: "queued"})
+    cost = IterationCost.from_points(points, refused={8: "queued"})
     assert (cost.point(4).steps.estimate, cost.point(4, 8).steps.estimate) == pytest.approx(
         (1.6, 1.6)
     )
@@ -117,7 +117,7 @@ def test_a_load_that_is_refused_has_its_figures_but_no_price() -> None:
     absent = cost.point(3).steps, cost.point(0, 2).ms, cost.point(1, 4).steps
     assert not any(one.is_known for one in absent)
     assert (cost.loads, cost.ks(), cost.ks(4)) == ([1, 4, 8], [4], [])
-    read = IterationCost.of_steps({4: 1.25, 1: 1.0625, 2: 1.125}, "bytes")
+    read = IterationCost.from_steps({4: 1.25, 1: 1.0625, 2: 1.125}, "bytes")
     assert read.at(4).steps.estimate == 1.25
     assert line_of(read)[:2] == pytest.approx((1, 1 / 16))
 
@@ -170,22 +170,22 @@ def test_starts_that_differ_invent_no_steps(ks: Sequence[int], start_noise: floa
 
 def test_two_points_are_a_line_that_nobody_tested() -> None:
     points = [(width, 1, Interval(ms, 0.9 * ms, 1.1 * ms)) for width, ms in ((3, 25), (9, 40))]
-    shape = IterationCost.of_points(points).shape()
+    shape = IterationCost.from_points(points).shape()
     assert shape is not None
     assert shape.fixed is not None
     assert not shape.tested
-    assert IterationCost.of_points([(1, 1, 20.0), (5, 1, 30.0)]).shape() is None
+    assert IterationCost.from_points([(1, 1, 20.0), (5, 1, 30.0)]).shape() is None
 
 
 def test_passes_in_rounds_have_the_median_of_their_ratios() -> None:
     """Of 11 rounds, one of which stalls. The bounds are the 2nd and the 10th in order: the sign test's at 95 %."""
     ratios = [1.0 + place / 10 for place in range(11)]
     rounds = [{1: 10.0, 3: 10.0 * ratio, 5: 50.0} for ratio in ratios]
-    cost = IterationCost.of_passes([*rounds[:-1], {1: 10.0, 3: 900.0, 5: 50.0}], "passes")
+    cost = IterationCost.from_passes([*rounds[:-1], {1: 10.0, 3: 900.0, 5: 50.0}], "passes")
     steps = cost.at(2).steps
     assert (steps.low, steps.estimate, steps.high) == pytest.approx((1.1, 1.5, 1.9))
     three = [{1: 10.0, 3: ms} for ms in (12.0, 14.0, 19.0)]
-    few = IterationCost.of_passes(three, "passes").at(2).ms
+    few = IterationCost.from_passes(three, "passes").at(2).ms
     assert (few.low, few.estimate, few.high, str(few.covers)) == (12, 14, 19, "3 rounds")
     assert cost.at(2).ms.estimate == pytest.approx(15.0)
     assert cost.at(4).steps.estimate == pytest.approx(5.0)
@@ -194,7 +194,7 @@ def test_passes_in_rounds_have_the_median_of_their_ratios() -> None:
 
 
 def test_without_a_regular_step_nothing_is_predicted() -> None:
-    cost = IterationCost.of_points([(3, 1, 25.0)])
+    cost = IterationCost.from_points([(3, 1, 25.0)])
     with pytest.raises(SettingError, match="has no regular step: measure one"):
         cost.speedup(2.0, 2)
     assert cost.ks() == []
@@ -203,7 +203,7 @@ def test_without_a_regular_step_nothing_is_predicted() -> None:
 def test_the_value_survives_a_file() -> None:
     covers = Coverage(15, "prompt")
     times = [(1, 1, Interval(20.0, 19.0, 21.0, covers)), (5, 1, 30.0)]
-    cost = IterationCost.of_points(times, "here", {4: "queued"})
+    cost = IterationCost.from_points(times, "here", {4: "queued"})
     last = replace(cost.points[-1], num_drafted=3.5, answer_length=120.5)
     cost = replace(cost, points=(cost.points[0], last), one_step=False)
     assert repr(IterationCost.from_json(cost.as_json())) == repr(cost)
@@ -250,7 +250,7 @@ def test_a_step_is_sought_by_what_was_measured_well(from_k: int, change: float) 
         if k == 4:
             ms, half = ms + 9.0, 12.0
         points.append((k + 1, 1, Interval(ms, ms - half, ms + half, Coverage(15, "prompt"))))
-    shape = IterationCost.of_points(points).shape()
+    shape = IterationCost.from_points(points).shape()
     assert shape is not None
     (step,) = shape.steps
     assert step[:2] == (from_k, from_k + 1)
@@ -265,7 +265,7 @@ def test_times_without_decimals_are_known_to_their_rounding(off: float, is_line:
     for k in (2, 4, 6, 8, 10, 12):
         ms = 3.0 + k + (off if k % 4 else -off)
         points.append((k + 1, 1, Interval(ms, ms - 0.5, ms + 0.5)))
-    shape = IterationCost.of_points(points).shape()
+    shape = IterationCost.from_points(points).shape()
     assert shape is not None
     assert (shape.fixed is not None) == is_line
 
@@ -350,6 +350,6 @@ def test_steps_that_leave_times_unexplained_are_not_named() -> None:
         (width, 1, Interval(ms, ms - 0.05, ms + 0.05, Coverage(15, "prompt")))
         for width, ms in times.items()
     ]
-    shape = IterationCost.of_points(points).shape()
+    shape = IterationCost.from_points(points).shape()
     assert shape is not None
     assert (shape.fixed, [*shape.steps], str(shape)) == (None, [], "no line")

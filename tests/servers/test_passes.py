@@ -82,7 +82,7 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def test_planted_passes_are_found_whatever_a_request_takes_on_its_way(plain: str) -> None:
-    cost = IterationCost.of_passes(pass_times(plain, 100, num_rounds=8), plain)
+    cost = IterationCost.from_passes(pass_times(plain, 100, num_rounds=8), plain)
     for width in WIDTHS:
         point = cost.points[width - 1]
         assert point.ms.estimate == pytest.approx(planted_ms(width), abs=1e-6)

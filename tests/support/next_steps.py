@@ -18,8 +18,8 @@ def collected() -> Iterator[list[Step]]:
     steps: list[Step] = []
     original = Step.typed
 
-    def typed(self: Step, of_sweep: bool) -> str:
-        command = original(self, of_sweep)
+    def typed(self: Step, is_sweep: bool) -> str:
+        command = original(self, is_sweep)
         steps.append(Step(self.text, command=command))
         return command
 

@@ -24,7 +24,7 @@ IN_BATCHES = (
     "RowsSwapped",
     "StalePrefix",
 )
-OF_LOGPROBS = ("LogprobsMissingInBursts", "LogprobsOfDraft")
+LOGPROB_FAULTS = ("LogprobsMissingInBursts", "LogprobsOfDraft")
 
 
 def planted(name: str) -> str:

@@ -82,13 +82,13 @@ def _words(hint: Any) -> tuple[str, ...]:
     return tuple(word for part in typing.get_args(hint) for word in _words(part))
 
 
-def of_group(group: str) -> list[Setting]:
+def group_settings(group: str) -> list[Setting]:
     """The settings of a group that every command has, without those that `model=` and `prompts=` set themselves."""
     chosen = ("name", "repository", "file") if group in ("model", "prompts") else ()
     return described(GROUPS[group], f"{group}.", chosen)
 
 
-def of_command(kind: type[RunSettings]) -> tuple[list[Setting], list[Setting]]:
+def command_settings(kind: type[RunSettings]) -> tuple[list[Setting], list[Setting]]:
     """The settings outside groups: those that every command has, in this one's words, and its own."""
     settings = described(kind)
     # The fields of a base class come first.
@@ -96,12 +96,12 @@ def of_command(kind: type[RunSettings]) -> tuple[list[Setting], list[Setting]]:
     return settings[:num_common], settings[num_common:]
 
 
-def of_method(kind: type[DraftSettings]) -> list[Setting]:
+def method_settings(kind: type[DraftSettings]) -> list[Setting]:
     """The settings of a way to draft, without those that every draft or every model has."""
     return described(kind, "draft.", value_types(DraftSettings) | value_types(ModelSettings))
 
 
-def of_engine(kind: type[EngineSettings]) -> list[Setting]:
+def engine_settings(kind: type[EngineSettings]) -> list[Setting]:
     """The settings of an engine."""
     return described(kind, "engine.", {"name"})
 

@@ -90,7 +90,7 @@ def _sections(
     drafts = {name: record.summary for name, record in METHODS.all().items() if record.named}
     drafts = {"none": "the model alone", **drafts}
     engines = {name: record.summary for name, record in ENGINES.all().items()}
-    common, own = documentation.of_command(command.settings)
+    common, own = documentation.command_settings(command.settings)
     sections = {
         "presets": presets,
         "drafts": [Setting(f"draft={name}", summary) for name, summary in drafts.items()],
@@ -100,12 +100,12 @@ def _sections(
     }
     for group in documentation.GROUPS:
         if group in config:
-            sections[group] = documentation.of_group(group)
+            sections[group] = documentation.group_settings(group)
     if config.draft.name != "none":
         method = METHODS[str(config.draft.get("method", "model"))]
-        sections[f"draft={config.draft.name}"] = documentation.of_method(method.settings)
+        sections[f"draft={config.draft.name}"] = documentation.method_settings(method.settings)
     engine = ENGINES[str(config.engine.name)]
-    sections[f"engine={config.engine.name}"] = documentation.of_engine(engine.settings)
+    sections[f"engine={config.engine.name}"] = documentation.engine_settings(engine.settings)
     for title, settings in sections.items():
         if title not in ("presets", "drafts", "engines"):
             sections[title] = [_configured(setting, config) for setting in settings]

@@ -57,7 +57,7 @@ GIVEN = 256
 # An answer, where it is: in a reading, at these tokens, in this turn of a conversation or in none.
 Answer = tuple[Reading, range, int | None]
 # Columns of a pair in which a run must be equal for its costs to be taken.
-_OF_COSTS = ("devices", "dtype", "draft_dtype")
+_COST_CONDITIONS = ("devices", "dtype", "draft_dtype")
 
 
 class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
@@ -129,7 +129,7 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
         placed = session.placed or self._placed_here(readings)
         # The cost of an iteration in steps holds for one device and one format alone.
         columns = {"devices": "; ".join(placed.device_names()), **placed.columns()}
-        alike = {name: columns[name] for name in _OF_COSTS if columns.get(name) is not None}
+        alike = {name: columns[name] for name in _COST_CONDITIONS if columns.get(name) is not None}
         self.measured = self._measured_costs(**alike)
         pair = session.pair if session.placed is not None else placed.load()
         self.read = self._read(pair, readings)
@@ -378,7 +378,7 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
         reads = wing.pass_bytes(placed, demand, numbers)
         if reads is None:
             return IterationCost()
-        return IterationCost.of_steps({k: reads.iteration_steps(k) for k in numbers}, "bytes")
+        return IterationCost.from_steps({k: reads.iteration_steps(k) for k in numbers}, "bytes")
 
     def rows(self, session: Session) -> list[AcceptanceRow]:
         common: dict[str, Any] = {

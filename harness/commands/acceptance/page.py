@@ -202,10 +202,10 @@ def _page_of_drafts(by_target: Mapping[str, Sequence[Draft]]) -> Page:
     drafts: list[Draft] = []
     relative: dict[str, Interval] = {}
     findings: list[Line] = []
-    for of_target in by_target.values():
-        drafts += of_target
-        relative |= _relative_to_best(of_target)
-        best = of_target[0]
+    for target_drafts in by_target.values():
+        drafts += target_drafts
+        relative |= _relative_to_best(target_drafts)
+        best = target_drafts[0]
         pair = " · ".join([best.name.pair, *best.name.details])
         expected = f"{pair}: {summary(best.run.rows)}, computed from probabilities, not timed."
         findings.append(Line(expected, "plain" if findings else "strong"))

@@ -226,8 +226,8 @@ class Evaluation(Experiment[EvalSettings, EvalRow]):
             if problem.key not in self.answers
         ]
         questions = []
-        for seed, of_seed in grouped(pending, lambda asked: asked[0].seed).items():
-            for batch in in_batches(of_seed, self.settings.batch_size):
+        for seed, same_seed in grouped(pending, lambda asked: asked[0].seed).items():
+            for batch in in_batches(same_seed, self.settings.batch_size):
                 problems, prompts = zip(*batch, strict=True)
                 question = session.question(
                     prompts,

@@ -83,8 +83,8 @@ def questions_to_ask(
         parts = laps_to_ask(num_prompts, num_asked, num_laps, settings.seed)
     else:
         parts = batches_to_ask(num_prompts, num_asked, settings.batch_size, settings.seed)
-    of_run = dataclasses.replace(like, seed=settings.seed_of_run)
+    question = dataclasses.replace(like, seed=settings.seed_of_run)
     questions = []
-    for first in first_turns(of_run, settings, prompt_set, encoded, parts, warmup):
+    for first in first_turns(question, settings, prompt_set, encoded, parts, warmup):
         questions += [first, *conversations.follow_ups(first)]
     return warmup, questions

@@ -29,7 +29,7 @@ from harness.measuring.session import Session
 from harness.results.price.table import Table
 from harness.results.price.value import IterationCost, write_costs
 from harness.results.rows.acceptance import AcceptanceRow
-from harness.results.schema import OF_A_PAIR_HERE
+from harness.results.schema import LOCAL_PAIR_COLUMNS
 from harness.results.statistics.interval import Interval
 
 # The largest K that is tried with a guessed chance of acceptance, where bytes price any K.
@@ -97,7 +97,7 @@ class Plan(Experiment[PlanSettings, PlanRow]):
         model = ModelSettings(name=costs.origin.get("model") or Path(path).stem, repository=SERVED)
         self.settings = replace(self.settings, model=model, draft=None)
         # Settings that nothing was measured with.
-        self.figures = dict.fromkeys(PlanRow.columns().keys() & {*OF_A_PAIR_HERE, *_UNUSED})
+        self.figures = dict.fromkeys(PlanRow.columns().keys() & {*LOCAL_PAIR_COLUMNS, *_UNUSED})
         self.figures |= {**costs.origin, "note": "; ".join(notes) or None}
         given = self.settings.acceptance
         self.figures["cost_source"] = path
@@ -235,7 +235,7 @@ def _prediction(reads: PassBytes, accepted: Mapping[int, Interval]) -> dict[str,
     if not accepted:
         return {}
     steps = {k: reads.iteration_steps(k) for k in accepted}
-    best = IterationCost.of_steps(steps, "bytes").best_k(accepted)
+    best = IterationCost.from_steps(steps, "bytes").best_k(accepted)
     return {
         "predicted_speedup": best.speedup,
         "predicted_tokens_per_iteration": accepted[best.k].estimate,

@@ -260,16 +260,16 @@ class SuffixText:
 
     def continuation(self, most: int) -> list[int]:
         """Return up to `most` tokens, from the trie that expects more of its tokens to be right."""
-        of_row, num_expected = self.trie.continuation(self.matches, most, self._threshold)
+        own_tokens, num_expected = self.trie.continuation(self.matches, most, self._threshold)
         if self._shared is None:
-            return of_row
-        of_shared, num_expected_of_shared = self._shared.continuation(
+            return own_tokens
+        shared_tokens, num_expected_shared = self._shared.continuation(
             self._shared_matches, most, self._threshold
         )
         # The longer match wins between equals.
         row_rank = (num_expected, len(self.matches))
-        shared_rank = (num_expected_of_shared, len(self._shared_matches))
-        return of_shared if shared_rank > row_rank else of_row
+        shared_rank = (num_expected_shared, len(self._shared_matches))
+        return shared_tokens if shared_rank > row_rank else own_tokens
 
 
 class SuffixTexts:

@@ -62,7 +62,7 @@ class Table:
     origin: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
 
-    def of_draft(self, setting: str, draft: str, path: str) -> Table:
+    def for_draft(self, setting: str, draft: str, path: str) -> Table:
         """The same with the costs and yields of one draft alone.
 
         Raises:
@@ -197,7 +197,7 @@ def _table(rows: Sequence[_Row], path: str) -> Table:
         if any(row.width > 1 for row in timed):
             refused = _refused(regular, members)
             points = [(row.width, row.rows, row.ms) for row in timed]
-            costs[draft] = IterationCost.of_points(points, path, refused)
+            costs[draft] = IterationCost.from_points(points, path, refused)
         for width, same in grouped(
             [row for row in members if row.tokens], attrgetter("width")
         ).items():

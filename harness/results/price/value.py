@@ -75,7 +75,7 @@ class IterationCost:
     start_noise: Mapping[int, StartNoise] = field(default_factory=dict)
 
     @classmethod
-    def of_points(
+    def from_points(
         cls,
         points: Iterable[tuple[int, int, float | Interval]],
         source: str = "",
@@ -99,7 +99,7 @@ class IterationCost:
         return cls(tuple(made), source, refused or {}, one_step=True)
 
     @classmethod
-    def of_passes(cls, rounds: Sequence[Mapping[int, float]], source: str) -> IterationCost:
+    def from_passes(cls, rounds: Sequence[Mapping[int, float]], source: str) -> IterationCost:
         """From passes of a server that drafts nothing: milliseconds by width, in rounds. Medians, which stalls do not
         move.
         """
@@ -112,7 +112,7 @@ class IterationCost:
         return cls(tuple(points), source)
 
     @classmethod
-    def of_steps(cls, steps: Mapping[int, float], source: str) -> IterationCost:
+    def from_steps(cls, steps: Mapping[int, float], source: str) -> IterationCost:
         """From bytes: what an iteration of each K reads, in regular steps. It is a bound, without milliseconds."""
         points = [Point(k + 1, 1, Interval(), Interval(cost)) for k, cost in steps.items()]
         return cls(tuple(points), source)

@@ -36,7 +36,7 @@ class Learner(NamedTuple):
 
 
 # Of two cells there is little to learn: by these `power_of_halves` is known exactly.
-OF_HALVES = (Learner(10.0), Learner(100.0), Learner(1000.0))
+HALF_LEARNERS = (Learner(10.0), Learner(100.0), Learner(1000.0))
 LEARNERS = (Learner(10.0), Learner(100.0, 0.3), Learner(300.0, 0.5), Learner(1000.0))
 # The shares of draws that bettors on the support expect where there is no mass.
 SHARES_OUTSIDE = (0.002, 0.01)
@@ -153,9 +153,9 @@ def bets_on_swaps(
     other_of_both = (other_first + other_second + 0.5) / (2 * total + 1)
     factors = np.zeros((len(learners), len(first)))
     for row, (concentration, share) in zip(factors, learners, strict=True):
-        of_one, of_other = concentration * one_of_both, concentration * other_of_both
-        as_seen = (one_first + of_one) * (other_second + of_other)
-        swapped = (other_first + of_other) * (one_second + of_one)
+        prior_one, prior_other = concentration * one_of_both, concentration * other_of_both
+        as_seen = (one_first + prior_one) * (other_second + prior_other)
+        swapped = (other_first + prior_other) * (one_second + prior_one)
         row[:] = np.log1p(share * (as_seen - swapped) / (as_seen + swapped))
     return factors
 
@@ -186,7 +186,7 @@ def power_of_halves(
         won = [
             special.betaln(num_in_half + each / 2, num_draws - num_in_half + each / 2)
             - special.betaln(each / 2, each / 2)
-            for each, _ in OF_HALVES
+            for each, _ in HALF_LEARNERS
         ]
         capital = np.logaddexp.reduce(won) + num_draws * math.log(2) - math.log(num_bettors)
         return bool(capital - lost >= log_wanted)

@@ -185,7 +185,7 @@ def change_between(
         mean_squares = MeanSquares.of(side)
         side_degrees = len(side) - 1
         degrees_of_freedom += side_degrees
-        squares_of_means += side_degrees * mean_squares.of_runs / num_units
+        squares_of_means += side_degrees * mean_squares.runs / num_units
         residual_variance += side_degrees * mean_squares.residual
     if degrees_of_freedom:
         residual_variance /= degrees_of_freedom

@@ -25,8 +25,8 @@ import numpy as np
 
 from harness.results.statistics.arrays import Floats
 from harness.results.statistics.bets import (
+    HALF_LEARNERS,
     LEARNERS,
-    OF_HALVES,
     SHARES_OUTSIDE,
     bets_on_cells,
     bets_on_outcomes,
@@ -51,7 +51,7 @@ _ROUNDING_ALLOWANCE = 2.0
 _TILTS = {0.0: (0.02, 0.3), 0.5: (0.1, 1.0), 0.85: (1.0,), 1.2: (1.0,), 2.5: (0.1, 1.0)}
 _NUM_TILTS = sum(map(len, _TILTS.values()))
 # Halves; tenths by setting, fifths after fifths, and texts; tilts; the support.
-NUM_BETTORS = len(OF_HALVES) + 3 * len(LEARNERS) + _NUM_TILTS + len(SHARES_OUTSIDE)
+NUM_BETTORS = len(HALF_LEARNERS) + 3 * len(LEARNERS) + _NUM_TILTS + len(SHARES_OUTSIDE)
 # The least share of tokens outside the support that is tolerated.
 _LEAST_OUTSIDE = 1e-4
 # A bettor keeps a little: without any capital he could not go on.
@@ -243,8 +243,8 @@ class TokenTest:
         lengths = [len(text.tokens) for text in texts]
         allowed = roundings or [NO_ROUNDING] * len(texts)
 
-        def tolerated(of_texts: Sequence[Floats | float]) -> Floats:
-            return _ROUNDING_ALLOWANCE * np.repeat(np.array(of_texts), lengths, axis=0)
+        def tolerated(per_text: Sequence[Floats | float]) -> Floats:
+            return _ROUNDING_ALLOWANCE * np.repeat(np.array(per_text), lengths, axis=0)
 
         moved = tolerated([rounding.cells for rounding in allowed])
         quantiles = np.concatenate([text.quantiles for text in texts])
@@ -274,7 +274,7 @@ class TokenTest:
         total = tolerated([rounding.total for rounding in allowed])
         # The first token of a text is the target's own.
         is_decided = ~np.array(is_first)
-        on_halves = bets_on_cells(2 * quantiles, 2, is_first, OF_HALVES, half_moves)
+        on_halves = bets_on_cells(2 * quantiles, 2, is_first, HALF_LEARNERS, half_moves)
         is_outside = widths == 0
         # At the one place a single tie at the edge of a truncation would count in every text.
         at_place = np.repeat([text.is_at_place for text in texts], lengths)

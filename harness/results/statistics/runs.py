@@ -170,8 +170,8 @@ def ratio_over_runs(
     return RatioEstimate.from_variances(
         math.log(tops.sum() / bottoms.sum()),
         num_units,
-        over_units=squares.of_units / tops.size,
-        over_runs=squares.of_runs / tops.size,
+        over_units=squares.units / tops.size,
+        over_runs=squares.runs / tops.size,
         residual=squares.residual / tops.size,
         run_degrees_of_freedom=num_runs - 1,
         covers=covers,
@@ -185,13 +185,13 @@ class MeanSquares:
     This is two-way analysis of variance without replication.
 
     Attributes:
-        of_runs: num_units × the variance of the runs' means; 0 for one run.
-        of_units: num_runs × the variance of the units' means; 0 for one unit.
+        runs: num_units × the variance of the runs' means; 0 for one run.
+        units: num_runs × the variance of the units' means; 0 for one unit.
         residual: the variance that neither run nor unit explains; 0 for one run or one unit.
     """
 
-    of_runs: float
-    of_units: float
+    runs: float
+    units: float
     residual: float
 
     @classmethod

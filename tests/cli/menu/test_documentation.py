@@ -27,13 +27,13 @@ WITH_SETTINGS = [command for command in commands() if isinstance(command, Config
 def every_setting() -> list[Setting]:
     found = documentation.described(RunSettings)
     for group in documentation.GROUPS:
-        found += documentation.of_group(group)
+        found += documentation.group_settings(group)
     for command in WITH_SETTINGS:
         found += documentation.described(command.settings)
     for method in METHODS.all().values():
-        found += documentation.of_method(method.settings)
+        found += documentation.method_settings(method.settings)
     for engine in ENGINES.all().values():
-        found += documentation.of_engine(engine.settings)
+        found += documentation.engine_settings(engine.settings)
     return found
 
 

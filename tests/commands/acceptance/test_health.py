@@ -29,7 +29,7 @@ ASKED = [
 ]
 
 # Where any pair will do: the target `tiny` has 24 layers.
-OF_TWO_LAYERS = ["model=tiny_draft", "draft=early_exit_1"]
+TWO_LAYERS = ["model=tiny_draft", "draft=early_exit_1"]
 
 # Settings of the server and of the client.
 Planted = tuple[list[str], list[str]]
@@ -45,19 +45,19 @@ def without_its_window(directory: Path) -> Planted:
 
 
 def honest(directory: Path) -> Planted:
-    return OF_TWO_LAYERS, OF_TWO_LAYERS
+    return TWO_LAYERS, TWO_LAYERS
 
 
 def greedily(directory: Path) -> Planted:
     """A server that drafts greedily, as most do; the client does not know."""
-    return [*OF_TWO_LAYERS, "draft.sampling=greedy"], OF_TWO_LAYERS
+    return [*TWO_LAYERS, "draft.sampling=greedy"], TWO_LAYERS
 
 
 def compared(directory: Path) -> Planted:
     """A server that keeps a draft token where the target draws the same one."""
-    server = [*OF_TWO_LAYERS, f"fault={planted('SamplesCompared')}"]
+    server = [*TWO_LAYERS, f"fault={planted('SamplesCompared')}"]
     # The warmer, the more of what rejection accepts is lost.
-    return server, [*OF_TWO_LAYERS, "T=1"]
+    return server, [*TWO_LAYERS, "T=1"]
 
 
 @pytest.mark.slow

@@ -89,7 +89,7 @@ def test_a_turn_costs_what_an_iteration_does_at_its_context(
 
     def costs(_: AcceptanceOfTexts, placed: object, prompt_tokens: int) -> IterationCost:
         steps = 1.0 if prompt_tokens < 100 else 9.0
-        return IterationCost.of_steps({1: steps, 2: steps}, "planted")
+        return IterationCost.from_steps({1: steps, 2: steps}, "planted")
 
     monkeypatch.setattr(AcceptanceOfTexts, "_costs", costs)
     file = write(tmp_path / "chat.jsonl", chat(ASKED, FIRST, 50 * f"{MORE} ", SECOND))

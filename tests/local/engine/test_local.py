@@ -30,7 +30,7 @@ from harness.local.engine.records import Local
 from harness.local.engine.reference import not_finite
 from harness.local.models.fit import fit
 from harness.local.runners.static import StaticRunner
-from planted_faults import IN_BATCHES, OF_LOGPROBS, planted
+from planted_faults import IN_BATCHES, LOGPROB_FAULTS, planted
 from tiny_checkpoints import as_draft, load, on_gpu, shipped
 from traced import run_as_traced
 from verifiers import arguments
@@ -314,7 +314,7 @@ def test_a_draft_that_reads_the_target_s_cache_is_refused_before_weights_load() 
 
 # Planted faults -------------------------------------------------------------------------------------------------------
 
-OTHERS = ("Lenience", *IN_BATCHES, *OF_LOGPROBS)
+OTHERS = ("Lenience", *IN_BATCHES, *LOGPROB_FAULTS)
 
 
 @pytest.mark.parametrize("rule", [verify, verify_block])

@@ -10,8 +10,8 @@ import pytest
 from scipy import stats
 
 from harness.results.statistics.bets import (
+    HALF_LEARNERS,
     LEARNERS,
-    OF_HALVES,
     Learner,
     bets_on_cells,
     bets_on_outcomes,
@@ -107,7 +107,7 @@ def test_the_power_is_that_of_simulated_draws() -> None:
     found = 0
     for _ in range(400):
         halves = (generator.random(1300) >= 0.6).astype(int).tolist()
-        own = bets_on_cells(halves, 2, [None] * 1300, OF_HALVES)
+        own = bets_on_cells(halves, 2, [None] * 1300, HALF_LEARNERS)
         # The other bettors win nothing.
         found += evidence(np.stack([*own, *np.zeros((9, 1300))]))[-1] >= wanted
     assert 0.5 < stated < 0.95
@@ -134,7 +134,7 @@ def test_the_power_is_the_mass_of_all_counts_with_enough_evidence(num_draws: int
     fair = stats.binom.logpmf(counts, num_draws, 0.5)
     won = [
         stats.betabinom.logpmf(counts, num_draws, each / 2, each / 2) - fair
-        for each, _ in OF_HALVES
+        for each, _ in HALF_LEARNERS
     ]
     capital = np.logaddexp.reduce(won) - math.log(12)
     for shift in (0.05, 0.1, 0.15):

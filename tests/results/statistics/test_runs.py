@@ -172,8 +172,8 @@ def test_without_an_interval_nothing_is_promised() -> None:
 def test_variances_are_split_by_runs_and_units() -> None:
     runs, units = np.array([[1.0], [2.0], [6.0]]), np.array([[0.5, 1.5, 1.0, 5.0]])
     squares = MeanSquares.of(100 + runs + units)
-    assert squares.of_runs == pytest.approx(4 * runs.var(ddof=1))
-    assert squares.of_units == pytest.approx(3 * units.var(ddof=1))
+    assert squares.runs == pytest.approx(4 * runs.var(ddof=1))
+    assert squares.units == pytest.approx(3 * units.var(ddof=1))
     assert squares.residual == pytest.approx(0.0)
 
 

@@ -151,7 +151,7 @@ def times_table(regular: LatencyRow, row: LatencyRow) -> Table:
         ("target reads", _roof(regular.step_bytes, regular.floor_ms, regular.target_step_ms)),
         ("draft reads", _draft_reads(row)),
     )
-    return Table.of_lines("reason", lines, "Where the time goes")
+    return Table.from_lines("reason", lines, "Where the time goes")
 
 
 def _phases(regular: LatencyRow, row: LatencyRow) -> str | None:
