@@ -119,12 +119,12 @@ def report(counted: Counts, means: Counts, variances: Counts, place: int) -> Non
             asked = chosen.choice(NUM_PROMPTS, units)
             # `rounds` is 1 at temperature 0, where all texts of a prompt are the same.
             written = chosen.integers(0, len(other), (1 if rounds == 1 else TEXTS, units))
-            of_prompts = other[written, asked].mean(axis=0)
+            prompt_part = other[written, asked].mean(axis=0)
             answers = decoded[chosen.integers(0, len(decoded), units), asked]
             regular = all_tokens * chosen.lognormal(-(NOISE**2) / 2, NOISE, units)
             speculative = answers * chosen.lognormal(-(NOISE**2) / 2, NOISE, units)
             intervals = {
-                "expected": log_ratio([all_tokens], [of_prompts], skewed=True),
+                "expected": log_ratio([all_tokens], [prompt_part], skewed=True),
                 "decoded": log_ratio([all_tokens], [answers], skewed=True),
                 "bootstrap": ratio_of_totals(all_tokens, answers, 1000, repetition),
                 "speedup": ratio_of_totals(regular, speculative, 1000, repetition),
@@ -142,13 +142,13 @@ def report(counted: Counts, means: Counts, variances: Counts, place: int) -> Non
             flush=True,
         )
     if rounds > 1:
-        of_texts = float(other.var(axis=0, ddof=1).mean())
-        of_prompts = max(float(other.mean(axis=0).var(ddof=1)) - of_texts / len(other), 0.0)
-        total = of_prompts + of_texts + float(coins.mean())
+        text_part = float(other.var(axis=0, ddof=1).mean())
+        prompt_part = max(float(other.mean(axis=0).var(ddof=1)) - text_part / len(other), 0.0)
+        total = prompt_part + text_part + float(coins.mean())
         print(
-            f"  variance of iterations: prompts {of_prompts / total:.0%}, texts of a prompt"
-            f" {of_texts / total:.0%}, coins {coins.mean() / total:.0%}; floor of the width"
-            f" {np.sqrt(of_prompts / total):.2f}",
+            f"  variance of iterations: prompts {prompt_part / total:.0%}, texts of a prompt"
+            f" {text_part / total:.0%}, coins {coins.mean() / total:.0%}; floor of the width"
+            f" {np.sqrt(prompt_part / total):.2f}",
             flush=True,
         )
 

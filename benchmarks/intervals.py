@@ -124,21 +124,21 @@ def measurement(
     Prompts are also hard or easy, in both arms alike: the same ones in each measurement where
     their speed-ups do not vary.
     """
-    of_runs = rng.normal(size=(num_runs, 1))
-    of_prompts = rng.normal(size=num_prompts)
+    run_noise = rng.normal(size=(num_runs, 1))
+    prompt_noise = rng.normal(size=num_prompts)
     mean_of_prompts = np.exp(spread.prompts**2 / 2)
     if spread.tails != "normal":
         # Student's t on 3 degrees of freedom, and a gamma distribution of shape 2.
-        of_runs = rng.standard_t(3, (num_runs, 1)) / np.sqrt(3)
-        of_prompts = (rng.gamma(2, size=num_prompts) - 2) / np.sqrt(2)
+        run_noise = rng.standard_t(3, (num_runs, 1)) / np.sqrt(3)
+        prompt_noise = (rng.gamma(2, size=num_prompts) - 2) / np.sqrt(2)
         scale = spread.prompts / np.sqrt(2)
         mean_of_prompts = np.exp(-2 * scale) / (1 - scale) ** 2
     hardness = rng.lognormal(0, 0.5, num_prompts)
     if not spread.prompts:
         hardness = np.geomspace(0.5, 2, num_prompts)
     rest = rng.normal(-(spread.rest**2) / 2, spread.rest, (num_runs, num_prompts))
-    tops = 2 * hardness * np.exp(spread.runs * of_runs + rest)
-    bottoms = hardness * np.exp(spread.prompts * of_prompts) / mean_of_prompts
+    tops = 2 * hardness * np.exp(spread.runs * run_noise + rest)
+    bottoms = hardness * np.exp(spread.prompts * prompt_noise) / mean_of_prompts
     return tops, np.broadcast_to(bottoms, tops.shape)
 
 

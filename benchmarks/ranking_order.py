@@ -47,13 +47,13 @@ class Machine(NamedTuple):
     """What a machine does to runs.
 
     Attributes:
-        of_runs: standard deviation of a run's own factor on its log speed-up, which no interval over prompts covers.
-        of_jobs: of a run's factor on the log times of both arms.
+        run_spread: standard deviation of a run's own factor on its log speed-up, which no interval over prompts covers.
+        job_spread: of a run's factor on the log times of both arms.
         processor_share: the share of the processor time that runs got.
     """
 
-    of_runs: float
-    of_jobs: float
+    run_spread: float
+    job_spread: float
     processor_share: float
 
 
@@ -137,12 +137,12 @@ def simulated(
     runs = []
     for place, (draft, gain) in enumerate(truth.items()):
         own = rng.standard_normal(num_prompts)
-        of_prompts = _GAIN_SPREAD * (common + own) / math.sqrt(2)
+        prompt_gains = _GAIN_SPREAD * (common + own) / math.sqrt(2)
         # The mean of the inverse is 1, so that the ratio of totals is the gain.
         gains = gain * np.exp(
-            machine.of_runs * rng.standard_normal() + of_prompts + _GAIN_SPREAD**2 / 2
+            machine.run_spread * rng.standard_normal() + prompt_gains + _GAIN_SPREAD**2 / 2
         )
-        speed = math.exp(machine.of_jobs * rng.standard_normal())
+        speed = math.exp(machine.job_spread * rng.standard_normal())
         # Both arms in turns.
         drift = np.exp(np.cumsum(_DRIFT_SPREAD * rng.standard_normal((num_prompts, 2)).ravel()))
         noise = np.exp(_TIME_SPREAD * rng.standard_t(3, 2 * num_prompts).clip(-10, 10))

@@ -138,7 +138,7 @@ def departures(command: str) -> Mapping[str, Any]:
     departing: dict[str, Any] = {}
     for name, value in names.written(command).items():
         if name in GROUPS:
-            departing |= {f"{name}.{last}": of_last for last, of_last in value.items()}
+            departing |= {f"{name}.{last}": setting for last, setting in value.items()}
         elif name in value_types(RunSettings):
             departing[name] = value
     return departing

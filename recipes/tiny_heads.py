@@ -174,9 +174,9 @@ def train(head: Head, target: Any, texts: Sequence[Text], epochs: int) -> list[f
         for place in torch.randperm(len(starts)).tolist():
             for group in optimizer.param_groups:
                 group["lr"] = rate(len(losses), num_steps)
-            of_step = shuffled[starts[place] : starts[place] + TEXTS_PER_STEP]
+            step_texts = shuffled[starts[place] : starts[place] + TEXTS_PER_STEP]
             with torch.autocast("cpu", dtype=torch.bfloat16):
-                loss = loss_of(head, target, batch_of(target, of_step, head.config.layers))
+                loss = loss_of(head, target, batch_of(target, step_texts, head.config.layers))
             loss.backward()
             nn.utils.clip_grad_norm_(head.parameters(), 1.0)
             optimizer.step()

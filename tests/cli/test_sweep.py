@@ -22,7 +22,7 @@ def check(job: str, kind: str, verdict: str, status: str = "ok") -> RecoveryRow:
     )  # fmt: skip
 
 
-def of_job(number: int, run: list[LatencyRow]) -> list[LatencyRow]:
+def job_rows(number: int, run: list[LatencyRow]) -> list[LatencyRow]:
     return [dataclasses.replace(row, job=str(number)) for row in run]
 
 
@@ -55,9 +55,9 @@ def test_a_job_in_a_few_words(command: str, rows: list[Any], expected: str) -> N
 def test_pairs_and_failures_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     runs = [latency_run(2, 1.5), latency_run(4, 2.0), latency_run(2, 2.5, model="30B")]
     runs.append(latency_run(4, status="failed", error="30B [bold]does not fit[/bold]", model="30B"))
-    rows = [row for number, run in enumerate(runs) for row in of_job(number, run)]
+    rows = [row for number, run in enumerate(runs) for row in job_rows(number, run)]
     # A job that measures the same as another one takes over its run.
-    rows += of_job(4, runs[0])
+    rows += job_rows(4, runs[0])
     print_sweep("latency", rows, Path("multirun/latency.csv"), num_jobs=6)
     out, error = capsys.readouterr()
     assert (

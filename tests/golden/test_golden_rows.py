@@ -212,9 +212,9 @@ LATENCIES: dict[str, tuple[Changes, Changes]] = {
 @pytest.mark.parametrize("case", LATENCIES)
 def test_a_latency(snapshot: SnapshotAssertion, case: str) -> None:
     note_command_line(["latency"])
-    both, of_regular = LATENCIES[case]
+    both, regular_columns = LATENCIES[case]
     regular, speculative = latency_run(run="20261120T100000.000001-abcdef")
-    first = regular.from_values(regular.values() | both | {"speedup": None} | of_regular)
+    first = regular.from_values(regular.values() | both | {"speedup": None} | regular_columns)
     second = speculative.from_values(speculative.values() | both)
     assert short(latency_page([Run([first, second])])) == snapshot
 
@@ -362,10 +362,10 @@ def test_an_acceptance(snapshot: SnapshotAssertion, case: str) -> None:
         tokens = Interval(best, low, best + 0.1, Coverage(units, "prompt"))
         rows = []
         for k in (1, 2, 5, 7):
-            of_k = columns if k == 7 else columns | {"health": None}
+            k_columns = columns if k == 7 else columns | {"health": None}
             if "iteration_cost" in columns:
-                of_k = of_k | {"expected_speedup": tokens.scaled(0.8 - k / 100)}
-            rows.append(AcceptanceRow(num_draft_tokens=k, tokens_per_iteration=tokens, **of_k))
+                k_columns = k_columns | {"expected_speedup": tokens.scaled(0.8 - k / 100)}
+            rows.append(AcceptanceRow(num_draft_tokens=k, tokens_per_iteration=tokens, **k_columns))
         runs.append(Run(rows))
     page = acceptance_page(runs)
     assert f"{short(page)}\n\n{full(page)}" == snapshot

@@ -34,8 +34,8 @@ def answering(ms_per_token: float, first_ms: float = 300.0) -> dict[str, Any]:
 
 def run_of(speculative: dict[str, Any], **both: Any) -> Run[LatencyRow]:
     rows = latency_run(4)
-    of_arms = zip(rows, (answering(STEP_MS), speculative), strict=True)
-    return Run([dataclasses.replace(row, **changes, **both) for row, changes in of_arms])
+    arms = zip(rows, (answering(STEP_MS), speculative), strict=True)
+    return Run([dataclasses.replace(row, **changes, **both) for row, changes in arms])
 
 
 @pytest.mark.parametrize(

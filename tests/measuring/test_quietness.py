@@ -24,14 +24,14 @@ def test_what_a_run_has_started_computes_for_it() -> None:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         child.stdout.readline()
-        of_child = processor_time(Path(f"/proc/{child.pid}/task"))
-        of_self = processor_time()
-        of_run = quietness._time_of_run()
+        child_time = processor_time(Path(f"/proc/{child.pid}/task"))
+        own_time = processor_time()
+        run_time = quietness._time_of_run()
         child.communicate(b"\n")
-    assert of_child is not None
-    assert of_self is not None
-    assert of_run is not None
-    assert of_run[0] >= of_child[0] + of_self[0]
+    assert child_time is not None
+    assert own_time is not None
+    assert run_time is not None
+    assert run_time[0] >= child_time[0] + own_time[0]
 
 
 def test_a_run_that_waits_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:

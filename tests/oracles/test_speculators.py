@@ -136,12 +136,12 @@ def with_all_layers(model: PreTrainedModel) -> PreTrainedModel:
     forward = model.forward
 
     @functools.wraps(forward)
-    def of_all(**arguments: Any) -> Any:
+    def all_outputs(**arguments: Any) -> Any:
         return forward(
             **arguments | {"output_hidden_states": bool(arguments.get("output_hidden_states"))}
         )
 
-    model.forward = of_all  # type: ignore[method-assign]
+    model.forward = all_outputs  # type: ignore[method-assign]
     return model
 
 

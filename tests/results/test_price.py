@@ -47,8 +47,10 @@ def test_both_parts_widen_the_interval() -> None:
     cost = IterationCost.from_points([(1, 1, 20.0), (5, 1, Interval(30, 27, 33, covers))])
     tokens = Interval(3.0, 2.8, 3.2, Coverage(40, "prompt"))
     found = cost.speedup(tokens, 4)
-    of_cost, of_tokens = math.log(33 / 30), math.log(3 / 2.8)
-    assert math.log(found.estimate / found.low) == pytest.approx(math.hypot(of_cost, of_tokens))
+    cost_width, token_width = math.log(33 / 30), math.log(3 / 2.8)
+    assert math.log(found.estimate / found.low) == pytest.approx(
+        math.hypot(cost_width, token_width)
+    )
     above = math.hypot(math.log(30 / 27), math.log(3.2 / 3))
     assert found.high == pytest.approx(found.estimate * math.exp(above))
     assert found.low < cost.speedup(3.0, 4).low < 2 < cost.speedup(3.0, 4).high < found.high

@@ -49,10 +49,10 @@ def test_the_scarcest_unit_decides_how_much_wider_intervals_of_several_pairs_are
         speedup = verdict_of(row, num_compared=6).speedup
         return speedup.high - speedup.low
 
-    of_prompts = width(Coverage(15, "prompt"))
-    of_runs = width(Coverage(15, "prompt", num_runs=3))
-    assert 0.2 < of_prompts < 0.6 * of_runs
-    assert width(None) == pytest.approx(of_prompts)
+    over_prompts = width(Coverage(15, "prompt"))
+    over_runs = width(Coverage(15, "prompt", num_runs=3))
+    assert 0.2 < over_prompts < 0.6 * over_runs
+    assert width(None) == pytest.approx(over_prompts)
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_honest_texts_of_any_length_are_rarely_refused() -> None:
     refused = 0
     for _ in range(300):
         lengths = rng.geometric(1 / 20, size=(2, 40))
-        first, second = (dict(enumerate(map(int, of_arm))) for of_arm in lengths)
+        first, second = (dict(enumerate(map(int, arm_lengths))) for arm_lengths in lengths)
         refused += refusal(drawn("regular", first), drawn("speculative", second)) is not None
     assert refused <= 12
 

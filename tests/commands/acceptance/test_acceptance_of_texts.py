@@ -76,9 +76,9 @@ def test_a_run_says_the_answer(harness: Harness) -> None:
     assert expected.tolist() == pytest.approx(rows.tokens_per_iteration.tolist())
     # At a temperature above 0 four texts of each prompt, each with other random numbers.
     assert (rows.num_texts == 36).all()
-    of_prompts = texts().groupby("prompt_index")
-    assert (of_prompts.size() == 4).all()
-    assert (of_prompts.token_ids.nunique() > 1).any()
+    by_prompt = texts().groupby("prompt_index")
+    assert (by_prompt.size() == 4).all()
+    assert (by_prompt.token_ids.nunique() > 1).any()
     # Its own texts are as likely as its own texts.
     assert rows.likelihood_z.abs().max() < 4
     best = rows.loc[rows.expected_speedup.idxmax()]

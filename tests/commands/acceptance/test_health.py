@@ -77,10 +77,10 @@ def test_a_planted_fault_is_seen(
     plant: Callable[[Path], Planted],
     health: str,
 ) -> None:
-    of_server, of_client = plant(tmp_path / "planted")
-    with served(tmp_path, *of_server) as url:
+    server_words, client_words = plant(tmp_path / "planted")
+    with served(tmp_path, *server_words) as url:
         address = [f"engine.url={url}/v1", "engine=server"]
-        outcome = harness("acceptance", *address, *of_client, *ASKED, code=None)
+        outcome = harness("acceptance", *address, *client_words, *ASKED, code=None)
     assert outcome.exit_code == (0 if health == "as its weights say" else 1), outcome
     rows = results("acceptance").set_index("num_draft_tokens")
     assert rows.health[4] == health, outcome
@@ -90,10 +90,10 @@ def test_a_planted_fault_is_seen(
 
 def read_text(is_own: bool) -> ReadText:
     """Of 41 certain tokens, of whose drafts of one token the first of three is right."""
-    of_target = np.full(41, 1.0 if is_own else 0.1)
+    target_rates = np.full(41, 1.0 if is_own else 0.1)
     drafts = np.resize([1.0, 0.0, 0.0], (40, 1))
     return ReadText(
-        cut=cut(acceptance_chances(of_target, drafts)),
+        cut=cut(acceptance_chances(target_rates, drafts)),
         num_tokens=41,
         num_impossible=0,
         log_probability=0.0 if is_own else -90.0,

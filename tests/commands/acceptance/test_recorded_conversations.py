@@ -57,8 +57,8 @@ def test_each_answer_counts_as_if_it_stood_alone(harness: Harness, tmp_path: Pat
     iterations = np.sum([*map(ast.literal_eval, together.iterations_by_num_draft_tokens)], axis=0)
     at_k = parts[parts.num_draft_tokens == 2]
     assert at_k.num_tokens.sum() == together.num_tokens.sum()
-    of_parts = (at_k.num_tokens / at_k.tokens_per_iteration).sum()
-    assert of_parts == pytest.approx(iterations[1], abs=1e-4)
+    part_iterations = (at_k.num_tokens / at_k.tokens_per_iteration).sum()
+    assert part_iterations == pytest.approx(iterations[1], abs=1e-4)
     assert parts.part.unique().tolist() == ["1", "2 to 3"]
 
 

@@ -38,7 +38,7 @@ class Planted:
     """Versions whose times are planted: those from `first_worse` on are slower.
 
     Attributes:
-        of_starts: how far a start of a version is off, in logarithms; a number is the standard deviation of all.
+        start_noise: how far a start of a version is off, in logarithms; a number is the standard deviation of all.
         broken: versions that do not start.
         unknown: versions whose runs have no figure, and why.
         started: versions and the numbers of their starts, in turn.
@@ -47,7 +47,7 @@ class Planted:
     rng: np.random.Generator
     first_worse: int
     slowdown: float
-    of_starts: float | Callable[[np.random.Generator, int], float]
+    start_noise: float | Callable[[np.random.Generator, int], float]
     broken: tuple[str, ...] = ()
     figure: Figure = TIME
     unknown: dict[str, str] = field(default_factory=dict)
@@ -61,13 +61,13 @@ class Planted:
             return "it does not start"
         run = Run([latency_run(seed=int(version))[-1]])
         level = np.log1p(self.slowdown) if int(version) >= self.first_worse else 0.0
-        if callable(self.of_starts):
-            of_start = self.of_starts(self.rng, int(version))
+        if callable(self.start_noise):
+            start_offset = self.start_noise(self.rng, int(version))
         else:
-            of_start = self.rng.normal(0, self.of_starts)
-        of_prompts = self.rng.normal(0, WITHIN, NUM_PROMPTS)
+            start_offset = self.rng.normal(0, self.start_noise)
+        prompt_offsets = self.rng.normal(0, WITHIN, NUM_PROMPTS)
         # Prompts differ by far more than anything else.
-        logs = np.linspace(0, 3, NUM_PROMPTS) + level + of_start + of_prompts
+        logs = np.linspace(0, 3, NUM_PROMPTS) + level + start_offset + prompt_offsets
         self.times[run.id] = np.exp(logs if self.figure.better == "lower" else -logs)
         return run
 
@@ -104,13 +104,13 @@ def name_of_first_worse(outcome: Outcome) -> str | None:
     return None if outcome.first_worse is None else outcome.first_worse.name
 
 
-def searches(number: int, slowdown: float, of_starts: Any) -> list[tuple[str | None, str, int]]:
+def searches(number: int, slowdown: float, start_noise: Any) -> list[tuple[str | None, str, int]]:
     """What was found, what was planted, and how many starts that took."""
     found = []
     for seed in range(number):
         rng = np.random.default_rng(seed)
         first_worse = int(rng.integers(1, NUM_VERSIONS))
-        outcome = Planted(rng, first_worse, slowdown, of_starts).found()
+        outcome = Planted(rng, first_worse, slowdown, start_noise).found()
         found.append((name_of_first_worse(outcome), str(first_worse), len(outcome.runs)))
     return found
 
@@ -121,7 +121,7 @@ def test_the_guilty_one_of_twelve_is_found_in_eight_starts() -> None:
 
     Of 300 searches, each right with a chance of 95 %, 262 or fewer are with one of 1e-9.
     """
-    found = searches(300, slowdown=0.12, of_starts=0.01)
+    found = searches(300, slowdown=0.12, start_noise=0.01)
     in_eight = sum(first == planted and starts <= 8 for first, planted, starts in found)
     assert in_eight > 262
     assert all(first == planted for first, planted, _ in found)
@@ -129,7 +129,7 @@ def test_the_guilty_one_of_twelve_is_found_in_eight_starts() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("slowdown", "of_starts", "knows_noise"),
+    ("slowdown", "start_noise", "knows_noise"),
     [
         (0.0, 0.04, True),
         (0.05, 0.04, True),
@@ -142,7 +142,7 @@ def test_the_guilty_one_of_twelve_is_found_in_eight_starts() -> None:
     ],
 )
 def test_where_noise_hides_the_change_nobody_is_accused(
-    slowdown: float, of_starts: Any, knows_noise: bool, monkeypatch: pytest.MonkeyPatch
+    slowdown: float, start_noise: Any, knows_noise: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of 100 searches, in each of which a wrong version is named with a chance of 8 %, more than 27 name one with a
     chance of 1e-9; a rule that takes what is likelier, on one start, names one in most. Of a change of 12 % 67 or
@@ -152,7 +152,7 @@ def test_where_noise_hides_the_change_nobody_is_accused(
         monkeypatch.setattr("harness.commands.bisect.search.SURE", 0.5)
         monkeypatch.setattr("harness.commands.bisect.search._LEVEL", np.inf)
         monkeypatch.setattr("harness.commands.bisect.search._FEWEST_OF_NAMED", 1)
-    found = searches(100, slowdown, of_starts)
+    found = searches(100, slowdown, start_noise)
     wrong = sum(
         first is not None and not (slowdown and first == planted) for first, planted, _ in found
     )

@@ -61,14 +61,14 @@ def test_each_arm_goes_on_from_its_own_answers(harness: Harness) -> None:
     first, second, third = ROWS[0]["turns"]
     assistants = []
     for arm, server in servers.items():
-        of_arm = answers[answers.arm == arm].set_index("prompt").completion
+        arm_answers = answers[answers.arm == arm].set_index("prompt").completion
         whole = [
-            [first, of_arm[first], second, of_arm[second], third],
-            [first, of_arm[first], second],
+            [first, arm_answers[first], second, arm_answers[second], third],
+            [first, arm_answers[first], second],
         ]
         chats = [[one["content"] for one in body["messages"]] for body in server.bodies]
         assert all(chat in chats for chat in whole)
-        assistants.append(of_arm[first])
+        assistants.append(arm_answers[first])
     assert assistants[0] != assistants[1]
 
 

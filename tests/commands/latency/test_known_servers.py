@@ -123,18 +123,18 @@ def test_figures_are_those_that_the_servers_noted(harness: Harness, case: str) -
     # Under load each prompt's own times count; requests that only keep up the load are noted, too.
     each_ms = []
     for server, row in zip(servers, arms, strict=True):
-        of_arm = prompts[prompts.arm == row["arm"]]
-        truth = Truth(server.noted[-len(of_arm) :])
-        assert row["num_tokens"] == of_arm.num_tokens.sum() == truth.num_tokens
+        answers = prompts[prompts.arm == row["arm"]]
+        truth = Truth(server.noted[-len(answers) :])
+        assert row["num_tokens"] == answers.num_tokens.sum() == truth.num_tokens
         if not settings:
-            assert truth.ms <= of_arm.time_ms.sum() <= LATER * truth.ms + LATER_MS * len(of_arm)
-        ms_per_token = of_arm.time_ms.sum() / of_arm.num_tokens.sum()
+            assert truth.ms <= answers.time_ms.sum() <= LATER * truth.ms + LATER_MS * len(answers)
+        ms_per_token = answers.time_ms.sum() / answers.num_tokens.sum()
         assert row["ms_per_token"] == pytest.approx(ms_per_token)
-        by_answer = (of_arm.time_ms / of_arm.num_tokens).mean()
+        by_answer = (answers.time_ms / answers.num_tokens).mean()
         assert row["ms_per_token_per_answer"] == pytest.approx(by_answer)
-        assert row["time_to_first_token_ms"] == pytest.approx(of_arm.time_to_first_token_ms.mean())
-        decoding_ms = (of_arm.time_ms - of_arm.time_to_first_token_ms).sum()
-        each_ms.append(decoding_ms / (of_arm.num_tokens - 1).sum())
+        assert row["time_to_first_token_ms"] == pytest.approx(answers.time_to_first_token_ms.mean())
+        decoding_ms = (answers.time_ms - answers.time_to_first_token_ms).sum()
+        each_ms.append(decoding_ms / (answers.num_tokens - 1).sum())
     regular, row = arms
     assert row["speedup"] == pytest.approx(regular["ms_per_token"] / row["ms_per_token"])
     if not settings:

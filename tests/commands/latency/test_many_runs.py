@@ -137,15 +137,15 @@ def by_category(prompts: list[LatencyPromptRow]) -> list[Category]:
     return parts_of(run, attrgetter("category"))
 
 
-def planted(rng: np.random.Generator, of_laps: float) -> list[LatencyPromptRow]:
+def planted(rng: np.random.Generator, lap_noise: float) -> list[LatencyPromptRow]:
     """8 laps of 8 requests that feel the same load; regular decoding takes twice as long.
 
     Args:
-        of_laps: standard deviation of the logarithm of a lap's ratio of the arms.
+        lap_noise: standard deviation of the logarithm of a lap's ratio of the arms.
     """
     prompts = []
     for lap in range(8):
-        load = rng.normal(0, of_laps)
+        load = rng.normal(0, lap_noise)
         for place in range(8):
             for arm, factor in (("regular", 2.0 * np.exp(load)), ("speculative", 1.0)):
                 row = LatencyPromptRow(

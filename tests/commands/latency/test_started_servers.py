@@ -59,9 +59,9 @@ def test_one_command_starts_both_servers_and_ends_them(harness: Harness, tmp_pat
     assert pd.isna(regular["acceptance_rate"])
     assert speculative["mean_proposed"] == speculative["num_draft_tokens"] == 3
     assert pd.isna(regular["num_draft_tokens"])
-    of_regular, of_speculative = speculative["server_command"].split("; ")
-    assert "-k 3" not in of_regular
-    assert "-k 3" in of_speculative
+    regular_command, speculative_command = speculative["server_command"].split("; ")
+    assert "-k 3" not in regular_command
+    assert "-k 3" in speculative_command
     assert "regular: " in outcome.stderr
     directory = Path(regular["directory"])
     logs = [directory / f"{arm}_server.log" for arm in ("regular", "speculative")]

@@ -185,8 +185,8 @@ def test_a_cell_without_an_interval_decides_nothing() -> None:
 def test_the_drawing_has_a_curve_for_each_k(weights: str) -> None:
     cells = [replace(cell, weights=weights) for cell in ROWS]
     words = [point.word for point in points_of(cells)]
-    of_stored = [PAYS, PAYS, PAYS, PAYS, CANNOT_TELL, DOES_NOT_PAY]
-    assert words == (of_stored if weights == "stored" else [CANNOT_TELL] * 6)
+    stored_words = [PAYS, PAYS, PAYS, PAYS, CANNOT_TELL, DOES_NOT_PAY]
+    assert words == (stored_words if weights == "stored" else [CANNOT_TELL] * 6)
     ((_, figure),) = map_plots([Run(cells)])["map"]
     handles, names = figure.axes[0].get_legend_handles_labels()
     assert names == ["K=1", "K=5"]

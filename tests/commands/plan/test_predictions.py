@@ -208,10 +208,10 @@ def test_a_run_leaves_its_costs_and_they_are_read_again(harness: Harness) -> Non
     jsonschema.validate(content, json.loads(schema.read_text()))
     cost = IterationCost.from_json(content)
     assert [(point.width, point.rows) for point in cost.points] == [(1, 2), (5, 2)]
-    of_file, _ = rows_of(harness, f"costs={file}", "acceptance=0.7")
-    of_run, _ = rows_of(harness, f"costs={file.parent}", "acceptance=0.7")
+    file_rows, _ = rows_of(harness, f"costs={file}", "acceptance=0.7")
+    run_rows, _ = rows_of(harness, f"costs={file.parent}", "acceptance=0.7")
     figures: list[Any] = ["num_draft_tokens", "batch_size", "predicted_speedup", "iteration_ms"]
-    pd.testing.assert_frame_equal(of_file[figures], of_run[figures])
+    pd.testing.assert_frame_equal(file_rows[figures], run_rows[figures])
     file.write_text(json.dumps(content | {"version": 2}))
     assert "is no file of costs" in harness.refused("plan", f"costs={file}", "acceptance=0.7")
 

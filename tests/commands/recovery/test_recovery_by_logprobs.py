@@ -85,12 +85,12 @@ class Showing:
     def scores(self, texts: list, num_top: int, num_in_flight: int) -> list:
         found = []
         for _, text in texts:
-            of_text = []
+            text_scores = []
             for place, token in enumerate(text):
                 row = self._logprobs[place % len(self._logprobs)]
                 shown = {*np.argsort(-row)[: self._num_top].tolist(), token}
-                of_text.append({each: float(row[each]) for each in shown})
-            found.append(of_text)
+                text_scores.append({each: float(row[each]) for each in shown})
+            found.append(text_scores)
         return found
 
 

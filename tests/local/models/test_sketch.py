@@ -177,8 +177,8 @@ def test_idle_experts_are_not_read() -> None:
     sketch = sketched(config, torch.float32)
     assert sketch.read_bytes() == others - 4 * 320 * 32 + experts // 4
     # Five tokens with 2 of 8 experts each take 8 (1 − 0.75⁵) = 6.1 different ones.
-    of_five = others - 4 * 320 * 32 + experts * (1 - 0.75**5)
-    assert sketch.read_bytes(5) == pytest.approx(of_five, rel=1e-6)
+    five_tokens = others - 4 * 320 * 32 + experts * (1 - 0.75**5)
+    assert sketch.read_bytes(5) == pytest.approx(five_tokens, rel=1e-6)
     assert sketch.read_bytes(1000) == others - 4 * 320 * 32 + experts
 
 
@@ -190,14 +190,14 @@ def test_a_pass_reads_no_more_of_the_cache_than_the_windows_have() -> None:
         "sliding_window": 16,
     }
     config = AutoConfig.for_model("gemma3_text", **SMALL | windows)
-    of_layer = 2 * 2 * 8 * 2
+    layer_bytes = 2 * 2 * 8 * 2
     sketch = sketched(config)
     # One of six layers sees everything. The runner keeps all.
-    assert sum(sketch.block_caches(3000, 3)) == 6 * 3000 * of_layer
+    assert sum(sketch.block_caches(3000, 3)) == 6 * 3000 * layer_bytes
     read = sketch.read_bytes(3)
-    assert sketch.pass_bytes(3, 1000) - read == (3000 + 5 * 3 * 16) * of_layer
-    assert sketch.pass_bytes(3, 10) - read == 6 * 30 * of_layer
-    assert sketch.pass_bytes(3, 10, 2) - sketch.read_bytes(6) == 6 * 30 * of_layer
+    assert sketch.pass_bytes(3, 1000) - read == (3000 + 5 * 3 * 16) * layer_bytes
+    assert sketch.pass_bytes(3, 10) - read == 6 * 30 * layer_bytes
+    assert sketch.pass_bytes(3, 10, 2) - sketch.read_bytes(6) == 6 * 30 * layer_bytes
 
 
 def test_stored_quantization_is_read() -> None:

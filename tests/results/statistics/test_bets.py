@@ -77,13 +77,13 @@ def test_what_rounding_may_move_wins_nothing(learner: Learner) -> None:
     ]
     assert (0.5 + off) * math.exp(last[0]) + (0.5 - off) * math.exp(last[1]) == pytest.approx(1.0)
     masses = np.full(31, 0.5)
-    of_outcomes = [
+    log_gains = [
         bets_on_outcomes([*before, outcome], masses, ["same"] * 31, [learner], np.full(31, off))[
             0, -1
         ]
         for outcome in range(2)
     ]
-    expected = (0.5 + off) * math.exp(of_outcomes[0]) + (0.5 - off) * math.exp(of_outcomes[1])
+    expected = (0.5 + off) * math.exp(log_gains[0]) + (0.5 - off) * math.exp(log_gains[1])
     assert expected <= 1.0
 
 

@@ -25,8 +25,8 @@ def measured(
     rng: np.random.Generator, num_runs: int, slowdown: float, run: float = 0.013
 ) -> Floats:
     """Noise of runs and of prompts within a run, [num_runs, 15] around `slowdown`."""
-    of_runs, within = rng.normal(0, run, (num_runs, 1)), rng.normal(0, 0.02, (num_runs, 15))
-    return np.asarray((1 + slowdown) * np.exp(of_runs + within))
+    between_runs, within = rng.normal(0, run, (num_runs, 1)), rng.normal(0, 0.02, (num_runs, 15))
+    return np.asarray((1 + slowdown) * np.exp(between_runs + within))
 
 
 def simulate(
@@ -131,9 +131,9 @@ def test_noise_is_that_of_identical_runs() -> None:
 def test_the_parts_of_the_variance_shrink_with_runs_and_units() -> None:
     """Four runs a side of eight units: between runs and within them the variances are known."""
     between, within = 0.03, 0.01
-    of_run = np.array([[1], [1], [-1], [-1]])
-    of_both = of_run * np.array([1, -1] * 4)
-    runs = np.exp(between * of_run + within * of_both)
+    signs = np.array([[1], [1], [-1], [-1]])
+    pair_signs = signs * np.array([1, -1] * 4)
+    runs = np.exp(between * signs + within * pair_signs)
     estimate = compare(runs, runs, better="lower", margin=0.02).estimate
     assert estimate is not None
     # Sums of squares over their degrees of freedom; the mean of a side is over 4 runs and 8 units.

@@ -110,10 +110,10 @@ def every_outcome(
         chance = 1.0
         for place, token in enumerate(drafted):
             chance *= models.draft(text + drafted[:place], len(text))[token]
-        for decided, of_outcome in verify(models, text, drafted).items():
+        for decided, outcome_chance in verify(models, text, drafted).items():
             for whole, counts in every_outcome(models, verify, number, text + decided).items():
-                for iterations, of_rest in counts.items():
-                    found[whole][iterations + 1] += chance * of_outcome * of_rest
+                for iterations, rest_chance in counts.items():
+                    found[whole][iterations + 1] += chance * outcome_chance * rest_chance
     return found
 
 
@@ -134,12 +134,12 @@ def test_every_text_is_cut_as_decoding_cuts_it(block: bool) -> None:
         outcomes = every_outcome(models, by_blocks if block else token_by_token, number)
         assert len(outcomes) == 3 ** (LENGTH - 1)
         for text, counts in outcomes.items():
-            of_text = sum(counts.values())
+            text_chance = sum(counts.values())
             # The rule is lossless, without which the derivation does not hold.
             own = math.prod(models.target(text[:end])[text[end]] for end in range(1, LENGTH))
-            assert of_text == pytest.approx(own)
-            mean = sum(n * chance for n, chance in counts.items()) / of_text
-            square = sum(n * n * chance for n, chance in counts.items()) / of_text
+            assert text_chance == pytest.approx(own)
+            mean = sum(n * chance for n, chance in counts.items()) / text_chance
+            square = sum(n * n * chance for n, chance in counts.items()) / text_chance
             found = cut_of(models, text, block)
             assert found.iterations[number - 1] == pytest.approx(mean)
             assert found.variance[number - 1] == pytest.approx(square - mean**2, abs=1e-9)

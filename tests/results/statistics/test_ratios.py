@@ -189,7 +189,7 @@ def test_bounds_over_all_subsets() -> None:
 def test_requests_of_a_lap_are_one_unit() -> None:
     """16 laps of 8 requests that feel the same load: over requests the interval is too narrow."""
     rng = np.random.default_rng(0)
-    of_lap = np.repeat(np.arange(16), 8).tolist()
+    laps = np.repeat(np.arange(16), 8).tolist()
     assert totals_by_unit([1.0, 2.0, 4.0], ["b", "a", "b"]).tolist() == [5.0, 2.0]
     covered = {"requests": 0, "laps": 0}
     for run in range(300):
@@ -198,7 +198,7 @@ def test_requests_of_a_lap_are_one_unit() -> None:
         over = {
             "requests": ratio_of_totals(tops, np.ones(128), 200, run),
             "laps": ratio_of_totals(
-                totals_by_unit(tops, of_lap), totals_by_unit(np.ones(128), of_lap), 200, run
+                totals_by_unit(tops, laps), totals_by_unit(np.ones(128), laps), 200, run
             ),
         }
         for name, interval in over.items():

@@ -37,26 +37,28 @@ class Simulated:
     def draw(self, number: int, seed: int) -> tuple[Floats, Floats]:
         """ms of the regular and of the speculative arm, [number, num_runs, num_units]."""
         rng = np.random.default_rng(seed)
-        of_runs, of_units = (number, self.num_runs, 1), (number, 1, self.num_units)
+        run_shape, unit_shape = (number, self.num_runs, 1), (number, 1, self.num_units)
         run = (
-            rng.standard_t(3, of_runs) / np.sqrt(3) if self.heavy_runs else rng.normal(size=of_runs)
+            rng.standard_t(3, run_shape) / np.sqrt(3)
+            if self.heavy_runs
+            else rng.normal(size=run_shape)
         )
-        unit = rng.normal(size=of_units)
+        unit = rng.normal(size=unit_shape)
         if self.skewed_units:
-            unit = (rng.gamma(2, size=of_units) - 2) / np.sqrt(2)
+            unit = (rng.gamma(2, size=unit_shape) - 2) / np.sqrt(2)
         noise = self.residual * rng.normal(size=(number, self.num_runs, self.num_units))
-        hardness = rng.lognormal(0, self.hardness, of_units)
+        hardness = rng.lognormal(0, self.hardness, unit_shape)
         # The means of both arms are those of the hardness, times 2 for the regular arm.
         speculative = hardness * np.exp(self.unit * unit + noise) / self._mean_of_exp()
         regular = 2 * hardness * np.exp(self.run * run)
         return np.broadcast_to(regular, speculative.shape), speculative
 
     def _mean_of_exp(self) -> float:
-        of_unit = np.exp(self.unit**2 / 2)
+        unit_mean = np.exp(self.unit**2 / 2)
         if self.skewed_units:
             scale = self.unit / np.sqrt(2)
-            of_unit = np.exp(-2 * scale) / (1 - scale) ** 2
-        return float(of_unit * np.exp(self.residual**2 / 2))
+            unit_mean = np.exp(-2 * scale) / (1 - scale) ** 2
+        return float(unit_mean * np.exp(self.residual**2 / 2))
 
 
 NUMBER = 1000
