@@ -16,7 +16,7 @@ __all__ = ["HarnessError", "RunError", "SettingError", "VerdictError", "run"]
 
 
 def __getattr__(name: str) -> Any:
-    """What a command line need not import before it may be interrupted."""
+    """Import on first use what a command line need not import before it may be interrupted."""
     if name != "run":
         raise AttributeError(f"module harness has no attribute {name}")
     return import_module("harness.cli.main").run

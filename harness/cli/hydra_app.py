@@ -1,4 +1,4 @@
-"""What harness takes from Hydra beyond its public interface: private names, and what Hydra reads of the process.
+"""All that harness takes from Hydra beyond its public interface: private names, and what Hydra reads of the process.
 
 Hydra has no public way to say which options it has, to compose presets of a further directory as its `-cd` does, or to
 run a command line other than `sys.argv`. tests/cli/test_hydra_app.py calls all of this; a release of Hydra in the range

@@ -249,7 +249,7 @@ def _record(job: Job, rows: Sequence[RunRow], note: str = "") -> None:
 
 
 def _label(job: Job, manifest: Manifest) -> str:
-    """What differs between this job and the others of its sweep, as it is typed."""
+    """The overrides in which this job differs from the others of its sweep, as typed."""
     label = " ".join(map(_as_typed, manifest.differing(job.overrides)))
     return label.replace("decoding.num_draft_tokens=", "K=").replace("engine.vary.", "")
 

@@ -66,7 +66,7 @@ class Manifest:
         return cls(**json.loads((directory / _FILE).read_text(encoding="utf-8")))
 
     def differing(self, overrides: Sequence[str]) -> list[str]:
-        """Those of a job's overrides in which it differs from others."""
+        """The overrides in which a job differs from others."""
         keys = [override.lstrip("+").partition("=")[0] for override in overrides]
         pairs = zip(keys, overrides, strict=True)
         return [override for key, override in pairs if key in self.choices]

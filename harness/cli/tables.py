@@ -92,7 +92,7 @@ def print_sweep(
 
 
 def _answers(command: str, runs: Sequence[Run], failures: Sequence[Run]) -> tuple[Answer, Answer]:
-    """What a sweep prints, and what its `summary.txt` has."""
+    """The answer that a sweep prints, and the one in its `summary.txt`."""
     page = measurement(command).page(runs) if runs else None
     failed: list[Table | Line] = [failures_table(failures)] if failures else []
     if page is None:

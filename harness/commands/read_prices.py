@@ -1,4 +1,4 @@
-"""What `costs=` and `acceptance=` name: runs of `latency` and `acceptance`, a `costs.json`, somebody's table, or a
+"""Readers of `costs=` and `acceptance=`: runs of `latency` and `acceptance`, a `costs.json`, somebody's table, or a
 plain server, whose passes are timed.
 """
 
@@ -186,7 +186,7 @@ def _value(run: Run, column: str) -> Any:
 
 
 def _draft(run: Run) -> str:
-    """What the draft is called, `tiny_draft` of a directory and of a file `tiny_draft.gguf`; empty where a server does
+    """The draft's name, `tiny_draft` of a directory and of a file `tiny_draft.gguf`; empty where a server does
     not say what it drafts with.
     """
     draft = str(run.last.draft)

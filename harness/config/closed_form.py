@@ -1,4 +1,4 @@
-"""Of which runs the acceptance of a given text follows from its probabilities, without decoding it."""
+"""Runs in which the acceptance of a given text follows from its probabilities, without decoding it."""
 
 from __future__ import annotations
 

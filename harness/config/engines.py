@@ -22,7 +22,7 @@ def placeholders(word: str) -> list[str]:
 
 
 def divided(words: Sequence[str]) -> list[list[str]]:
-    """What is typed for the harness, and the commands of servers, each behind a `--`."""
+    """Split a command line into words for the harness and the commands of servers, each behind a `--`."""
     parts: list[list[str]] = [[]]
     for word in words:
         if word == "--":

@@ -36,7 +36,7 @@ def masked(text: str) -> str:
 
 
 def secrets_in(words: Sequence[str]) -> Iterator[str]:
-    """What shows that a command has a key: the flag, the variable, the header, or an address; also within one word, as
+    """Signs that a command has a key: the flag, the variable, the header, or an address; also within one word, as
     of `sh -c '...'`.
     """
     for word in words:

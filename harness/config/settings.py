@@ -164,7 +164,7 @@ class ModelSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class DraftSettings:
-    """What every draft has. Each way to draft has a subclass with the settings that it adds.
+    """Settings of every draft. Each way to draft has a subclass with the settings that it adds.
 
     A draft with weights of its own is a `ModelSettings` too: `ModelDraftSettings` of `drafting.method`.
 
@@ -197,7 +197,7 @@ class DraftSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class PlacementSettings:
-    """Where the layers are.
+    """The devices of the layers.
 
     Attributes:
         strategy: `auto` takes the fewest GPUs that hold the model with its cache and draft, and balances the layers
@@ -397,7 +397,7 @@ class PromptSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ResultSettings:
-    """Where results go.
+    """The place of results.
 
     Attributes:
         file: collects the rows of every run; relative to the working directory; None collects none.

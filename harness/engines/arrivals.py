@@ -1,4 +1,4 @@
-"""What a watcher sees of an answer that grows: tokens as they arrive, and where each comes from.
+"""Arrivals, which a watcher of a growing answer sees: tokens as they come, and where each comes from.
 
 It imports nothing of ours. `local/decoding`, which imports nothing else of ours, says where its tokens come from.
 """

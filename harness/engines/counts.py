@@ -1,4 +1,4 @@
-"""What a server has counted of its own work, and how much that grew while it answered."""
+"""A server's counts of its own work, and how much they grew while it answered."""
 
 from __future__ import annotations
 

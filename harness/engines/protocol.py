@@ -178,7 +178,7 @@ class BatchTimes(NamedTuple):
 
 @dataclass(kw_only=True)
 class Answered:
-    """What an arm answered, and when.
+    """An arm's answers, and their times.
 
     Attributes:
         requests: a record of each, in their order. Reported acceptance is there.

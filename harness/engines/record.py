@@ -33,7 +33,7 @@ _AUTO_PREPARED = (1, 2, 4, 8)
 
 @dataclass(frozen=True, kw_only=True)
 class Preparation:
-    """What an engine is prepared for.
+    """The work that an engine is prepared for.
 
     Attributes:
         decoding: of the questions.
@@ -68,7 +68,7 @@ class Preparation:
 
 @dataclass(frozen=True, kw_only=True)
 class Opening(Preparation):
-    """What an engine is opened with.
+    """Everything that an engine is opened with.
 
     Attributes:
         settings: of the run.

@@ -188,7 +188,7 @@ class RequestRecord:
 
 @dataclass
 class Load:
-    """What a server had in flight while it answered a question, from the first of its requests until
+    """A server's requests in flight while it answered a question, from the first of its requests until
     the last had ended.
 
     Attributes:

@@ -1,1 +1,1 @@
-"""What every command does around its measurement."""
+"""The work of every command around its measurement."""

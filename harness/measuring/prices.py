@@ -1,4 +1,4 @@
-"""What an iteration costs and yields, from runs of `latency`: a sweep over K, or one run alone.
+"""The cost and yield of an iteration, from runs of `latency`: a sweep over K, or one run alone.
 
 The time of an iteration is that of its tokens after the first; it takes no phases, so that any server has it. A run of
 our own loop, which times its phases, has prices for the K below its own too: an iteration drafts K tokens at c regular
@@ -184,7 +184,7 @@ def costs_in_steps(regular: LatencyRow | None, row: LatencyRow) -> StepCosts | N
 def steps_by_k(
     row: LatencyRow, costs: StepCosts, *, in_one_pass: bool = False, by_width: bool = True
 ) -> dict[int, float]:
-    """What an iteration costs in regular steps at each K up to that of a run, by its phases.
+    """The cost of an iteration in regular steps at each K up to that of a run, by its phases.
 
     {} where K varied, and where a pass over more tokens was so much faster than one over fewer that the cost of
     verifying fewer is unknown.
@@ -316,7 +316,7 @@ def spent_by_unit(row: LatencyRow, prompts: Sequence[LatencyPromptRow]) -> dict[
 
 
 def _time(spent: Mapping[Unit, _Spent], unit: str, mean_ms: float) -> Interval:
-    """With an interval over units, where these are known."""
+    """The time of an iteration, with an interval over units where these are known."""
     if not spent:
         return Interval(mean_ms)
     ms, iterations = np.array([*spent.values()]).T

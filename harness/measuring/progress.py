@@ -45,7 +45,7 @@ def say(message: str) -> None:
 
 
 def note(message: str) -> None:
-    """What is happening: on a terminal in place of what was shown before, elsewhere a line."""
+    """Show what is happening: on a terminal in place of what was shown before, elsewhere as a line."""
     _log.info(message)
     if sys.stderr.isatty() or _sweep_terminal is not None:
         show(message)

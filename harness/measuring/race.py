@@ -37,7 +37,7 @@ class Lap:
 
     @property
     def answered(self) -> Answered:
-        """What the arm has answered, once it has."""
+        """The arm's answer, once it has ended."""
         assert self.ended is not None
         return self.ended
 

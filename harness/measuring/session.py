@@ -99,7 +99,7 @@ class Session:
 
     @property
     def settings(self) -> RunSettings:
-        """Those in effect, which the experiment owns."""
+        """The settings in effect, which the experiment owns."""
         settings: RunSettings = self._experiment.settings
         return settings
 

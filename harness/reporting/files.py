@@ -41,7 +41,7 @@ _MOST_ROWS = 1_000
 
 @dataclass(frozen=True)
 class Report:
-    """What `report` shows, in every medium.
+    """The contents of a report, for every medium.
 
     Attributes:
         about: the number of measurements, days, and the settings that all share.
@@ -60,7 +60,7 @@ class Report:
 
     @property
     def answers(self) -> dict[str, list[Line]]:
-        """By question what weakens the findings, these, what they are about, and why."""
+        """For each question: doubts, findings, subject and reasons."""
         answers = {}
         for question, page in self.pages.items():
             about = [page.title, *(f"{name}: {text}" for name, text in page.why)]
@@ -74,7 +74,7 @@ class Report:
 
     @property
     def tables(self) -> dict[str, list[Table]]:
-        """By question the tables of its page."""
+        """For each question the tables of its page."""
         return {
             question: [table.first(_MOST_ROWS) for table in page.full_tables]
             for question, page in self.pages.items()
@@ -156,7 +156,7 @@ def _side(figure: Interval, reference: float) -> str:
 
 
 def _leading(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str]:
-    """What each column is on a telephone, where a row is a card: its `name`, further words of it (`about`), its
+    """The role of each column on a telephone, where a row is a card: its `name`, further words of it (`about`), its
     `figure`, or one of the `rest`, which opens on a tap.
     """
     names = naming(columns)

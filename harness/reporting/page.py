@@ -33,7 +33,7 @@ _WIDTH = 76
 
 @dataclass(frozen=True)
 class Step:
-    """What to do next.
+    """A step to take next.
 
     Attributes:
         text: why.
@@ -52,7 +52,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Page:
-    """What is to be said about runs.
+    """A page about runs.
 
     Attributes:
         title: see `heading` and `title_of_many`.

@@ -207,14 +207,9 @@ class Bar:
 
 @dataclass(frozen=True)
 class Bars:
-    """Bars below each other.
-
-    Attributes:
-        whole: the size of a bar that takes all the room; None for that of the longest.
-    """
+    """Bars below each other; the longest takes all the room."""
 
     bars: tuple[Bar, ...]
-    whole: float | None = None
 
 
 def sentences(style: Style, *texts: str | None) -> list[Line]:
@@ -255,7 +250,7 @@ def naming(columns: Sequence[Column]) -> list[Column]:
 
 
 def legend(columns: Sequence[Column]) -> str:
-    """What the headings that need it mean: `c: time of a draft token; v: …`; empty where none does."""
+    """Meanings of headings that need one: `c: time of a draft token; v: …`; empty where none does."""
     return "; ".join(f"{column.name}: {column.meaning}" for column in columns if column.meaning)
 
 

@@ -159,9 +159,9 @@ def _print_bars(bars: Bars, console: Console) -> None:
         columns.pop()
     room = console.width - before - sum(len(cells[0]) + 3 for cells in columns)
     length = max(_SHORTEST_BAR, min(_LONGEST_BAR, room))
-    whole = bars.whole or max(bar.size for bar in bars.bars) or 1.0
+    longest = max(bar.size for bar in bars.bars) or 1.0
     for index, bar in enumerate(bars.bars):
-        drawn = _drawn(length * bar.size / whole, console.encoding)
+        drawn = _drawn(length * bar.size / longest, console.encoding)
         figures = "".join(f"   {cells[index]}" for cells in columns)
         line = f"{2 * _INDENT}{names[index]}  {drawn:{length}}{figures}"
         console.print(Text(line), soft_wrap=True)

@@ -184,7 +184,7 @@ def lossy_warning(row: Any) -> str | None:
 
 
 def explained_by_rounding(excess: float | None) -> str:
-    """What to add to a sentence about greedy texts that differ.
+    """The end of a sentence about greedy texts that differ.
 
     Args:
         excess: the logit margin at the difference, in units of what rounding explains; None where that is not known.

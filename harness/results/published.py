@@ -69,7 +69,7 @@ class Published:
 
     @property
     def accuracy(self) -> Mapping[str, float]:
-        """By arm; empty where they give none."""
+        """Accuracies by arm; empty where they give none."""
         arms = {"regular": self.accuracy_regular, "speculative": self.accuracy_speculative}
         return {arm: value for arm, value in arms.items() if value is not None}
 

@@ -288,7 +288,7 @@ def _parsed(cell: str | None, column: ColumnDescription) -> Any:
 
 @functools.cache
 def strict(hint: Any) -> TypeAdapter[Any]:
-    """What validates values of a type as they are, without converting them, and finite numbers alone."""
+    """A validator of values of a type as they are, without converting them, and of finite numbers alone."""
     return TypeAdapter(hint, config=ConfigDict(strict=True, allow_inf_nan=False))
 
 

@@ -241,7 +241,7 @@ class RunRow(Row):
 
     @property
     def questions_in_words(self) -> str | None:
-        """What was asked, where that was no prompt set: `multiplication of 1 to 99`."""
+        """The questions, where these were no prompt set: `multiplication of 1 to 99`."""
         return None
 
     @property

@@ -69,7 +69,7 @@ _MOST_SPEEDUP = 1e6
 
 @dataclass(frozen=True, kw_only=True)
 class ArmEvidence:
-    """What is known about the work of one arm. The names are those of the columns.
+    """Known facts about the work of one arm. The names are those of the columns.
 
     Attributes:
         lengths: tokens of each answer by index of its prompt; empty where only the total is known.
@@ -114,7 +114,7 @@ class ArmEvidence:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What may be said about a speed-up.
+    """The verdict on a speed-up: what may be said about it.
 
     Attributes:
         speedup: regular over speculative time, as far as it may be stated; all nan where it may not.

@@ -82,7 +82,7 @@ class ServerCommand:
         return self.words[0]
 
     def flags(self, names: Sequence[str]) -> list[Flag]:
-        """Those of its flags that have one of these names, in their order, each with its value.
+        """The flags that have one of these names, in their order, each with its value.
 
         Raises:
             SettingError: a value is missing.
@@ -163,7 +163,7 @@ class ServerCommand:
 
     @property
     def draft(self) -> str | None:
-        """What drafts, as tables show it: the draft's file or repository, else the method; None where neither is
+        """The draft, as tables show it: the draft's file or repository, else the method; None where neither is
         known.
         """
         draft = self.value(self.startup.draft)

@@ -379,7 +379,7 @@ class ServerArm(Arm):
         return counts
 
     def _counters(self) -> Counts | None:
-        """What its page counts; of drafts what its log says, where the page counts none and it was started here."""
+        """Counts of the server's page; of drafts those of its log, where the page has none and it was started here."""
         counts = self._page.read()
         if self._started is None or not self.dialect.logs:
             return counts

@@ -44,7 +44,7 @@ def _at(*paths: str) -> Any:
 
 
 class Fields(BaseModel):
-    """What is read of a JSON object; each field may also be missing or null."""
+    """Fields that are read of a JSON object; each may also be missing or null."""
 
     model_config = ConfigDict(strict=True)
 

@@ -1,4 +1,4 @@
-"""What a pass over several tokens takes on a server that drafts nothing, before a head is downloaded.
+"""The time of a pass over several tokens on a server that drafts nothing, before a head is downloaded.
 
 A prompt is a prefix that the server's cache holds, and w new tokens; with `max_tokens=1` its answer takes a pass over
 these w tokens. What that takes more than w = 1, of which a regular step is made too, is what a verification of w

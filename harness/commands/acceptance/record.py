@@ -98,7 +98,7 @@ class AcceptanceCommand(Command[AcceptanceSettings, AcceptanceRow]):
         return True
 
     def judge(self, rows: Sequence[AcceptanceRow]) -> VerdictError | None:
-        """That an engine does not accept what its weights say, or that this is unknown."""
+        """The error where an engine does not accept what its weights say, or where this is unknown."""
         from harness.commands.acceptance.health import health_in_words
 
         for row in rows:

@@ -1,4 +1,4 @@
-"""What a text says as one page: what was read, what an iteration costs, and what cannot be."""
+"""The page about a text: what was read, what an iteration costs, and what cannot be."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _COLUMNS = (
 
 
 def audit_page(title: str, reading: Reading, judged: Sequence[Judged]) -> Page:
-    """What was read first, then what iterations cost, then the verdicts."""
+    """The page: first what was read, then what iterations cost, then the verdicts."""
     excluded = {claim.row.place for claim in judged if claim.verdict == "impossible"}
     computed = reading.computed
     rows = [row for row in reading.rows if row.place not in {*excluded, *computed}]
@@ -69,7 +69,7 @@ def audit_page(title: str, reading: Reading, judged: Sequence[Judged]) -> Page:
 
 
 def _lines_of_costs(rows: Sequence[Row]) -> list[Line]:
-    """What an iteration costs, what holds the speed-up back, and what other values would give."""
+    """Lines about what an iteration costs, what holds the speed-up back, and what other values would give."""
     apart = []
     for row in rows:
         if row.is_apart:
@@ -158,7 +158,7 @@ def _lines_over_k(priced: Sequence[Row]) -> list[Line]:
 
 
 def _without_cost(rows: Sequence[Row]) -> str:
-    """What figures need, where no cost follows."""
+    """The figures that are missing, where no cost follows."""
     lacking = []
     if not any(row.speedup.is_known for row in rows):
         lacking.append("a speed-up or the regular arm's speed (baseline=)")

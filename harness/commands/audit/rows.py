@@ -79,7 +79,7 @@ class Row:
 
     @property
     def name(self) -> str:
-        """What the table calls it: its own name, and that of its draft and prompts."""
+        """The name in the table: the row's own, and those of its draft and prompts."""
         parts = map(self.settings.get, ("name", "devices", "draft", "prompts"))
         return ", ".join(dict.fromkeys(filter(None, parts)))
 
@@ -142,7 +142,7 @@ class Row:
 
     @property
     def speedup(self) -> Figure:
-        """That of one user; of those that agree with it, the values that all leave possible."""
+        """The speed-up of one user, narrowed to the values that all speed-ups in agreement with it allow."""
         speedup, *others = self.speedups.values() or [UNKNOWN]
         for other in others:
             if speedup.overlaps(other):

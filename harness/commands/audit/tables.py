@@ -40,7 +40,7 @@ _MOST_NAMED = 8
 
 
 class Reading(NamedTuple):
-    """What a text states.
+    """The statements of a text.
 
     Attributes:
         tables: the rows of each table that has a figure.

@@ -166,7 +166,7 @@ def _versions(name: str, settings: BisectSettings) -> list[Version]:
 
 
 def page_of_search(outcome: Outcome, worse: str, more_starts: str) -> Page:
-    """What a search has found.
+    """The page about the outcome of a search.
 
     Args:
         worse: what became of the figure, in words.

@@ -54,7 +54,7 @@ class Version:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a search has found.
+    """The outcome of a search.
 
     Attributes:
         versions: all of them, in order.

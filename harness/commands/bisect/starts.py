@@ -154,7 +154,7 @@ def commits(repository: str, good: str, bad: str) -> list[Version]:
 
 
 def _git(repository: str, words: Sequence[str], setting: str) -> str:
-    """What git prints.
+    """The output of a git command.
 
     Args:
         setting: that is wrong where git refuses.

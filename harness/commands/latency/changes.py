@@ -236,7 +236,7 @@ def _mean(figure: PromptFigure, runs: Sequence[Run[LatencyRow]], table: Floats) 
 
 
 def _noise(figure: PromptFigure, runs: Sequence[Run[LatencyRow]]) -> Noise | None:
-    """How far apart runs with the same settings are; None for a figure that is not timed."""
+    """The noise between runs with the same settings; None for a figure that is not timed."""
     values = _values(figure, runs) if figure.timed else {}
     if len(values) < 2:
         return None
@@ -245,7 +245,7 @@ def _noise(figure: PromptFigure, runs: Sequence[Run[LatencyRow]]) -> Noise | Non
 
 
 def _ms_per_token(run: Run[LatencyRow]) -> Values:
-    """Of the arm that speculates, or of the only one."""
+    """Milliseconds per token of the arm that speculates, or of the only one."""
     return _ratios_of_totals(waits_by_unit(run.prompt_rows, run.last.arm or "regular"))
 
 

@@ -265,7 +265,7 @@ class Latency(Experiment[LatencySettings, LatencyRow]):
 
 
 def _why_stop(run: MeasuredRun, settings: LatencySettings, seconds: float) -> StoppedBy | None:
-    """What ends a run with `precision` after a question that all arms have answered; None while it goes on."""
+    """Decide after each question whether a run with `precision` ends, and by what; None while it goes on."""
     if settings.half_width is None:
         return None
     if settings.budget_s is not None and seconds > settings.budget_s:

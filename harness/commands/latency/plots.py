@@ -93,7 +93,7 @@ def _point(value: Interval, x: float) -> Point:
 
 
 def _costs(group: Sequence[RankedRun]) -> Curves:
-    """What an iteration costs, a curve for each draft with several K, and the line through it where the times are
+    """The cost of an iteration: a curve for each draft with several K, and the line through it where the times are
     one.
     """
     curves: dict[str, Sequence[Point]] = {}

@@ -1,4 +1,4 @@
-"""What to type after one run of `latency`, or after many: the most useful step first."""
+"""Commands to type after one run of `latency`, or after many: the most useful step first."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LEAST_DIFFERENCE = 0.005
 
 
 def steps_after_run(rows: Sequence[LatencyRow]) -> list[Step]:
-    """What would make the answer of a run better."""
+    """Steps that would improve the answer of a run."""
     regular, row = rows[0], rows[-1]
     if row.test:
         return [Step("measure", "test=false")]

@@ -44,7 +44,7 @@ class Point(NamedTuple):
 
     @property
     def word(self) -> str:
-        """What it says: `pays`, `does not pay` or `cannot tell`."""
+        """The verdict in a word: `pays`, `does not pay` or `cannot tell`."""
         return _WORDS.get(self.verdict.conclusion, CANNOT_TELL)
 
 

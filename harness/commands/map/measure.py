@@ -125,7 +125,7 @@ class Map(Experiment[MapSettings, MapRow]):
             write_costs(session.directory, cost)
 
     def rows(self, session: Session) -> list[MapRow]:
-        """Those of the measured cells; before the first, of one without figures."""
+        """The rows of the measured cells; before the first, those of one without figures."""
         rows = [row for run in self.measured for row in run.rows]
         rows = rows or [*self.cells[-1].rows(session)]
         if session.status != "ok":

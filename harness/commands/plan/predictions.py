@@ -208,7 +208,7 @@ def _beside_measured(rows: Sequence[PlanRow]) -> Iterator[Line]:
 
 
 def _covers(rows: Sequence[PlanRow]) -> str:
-    """What intervals cover and what is assumed."""
+    """Sentences about what intervals cover and what is assumed."""
     covers = sorted({str(_speedup(row).covers) for row in rows if _speedup(row).covers})
     intervals = f"; intervals are over {'; '.join(covers)}" if covers else ""
     lengths = [row.max_new_tokens for row in rows if row.max_new_tokens]

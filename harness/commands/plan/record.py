@@ -122,7 +122,7 @@ class PlanSettings(RunSettings):
 
     @property
     def accepted(self) -> TypedAcceptance:
-        """What `acceptance` means."""
+        """The meaning of `acceptance` as typed."""
         return TypedAcceptance.read(self.acceptance)
 
     @property
@@ -183,7 +183,7 @@ class Plan(Command[PlanSettings, PlanRow]):
         return settings.costs is None
 
     def judge(self, rows: Sequence[PlanRow]) -> VerdictError | None:
-        """That the pair does not fit."""
+        """The error where the pair does not fit."""
         return None if rows[0].status != "does_not_fit" else VerdictError(str(rows[0].error), 1)
 
     def line(self, rows: Sequence[PlanRow]) -> str:

@@ -157,7 +157,7 @@ class Recovery(Command[RecoverySettings, RecoveryRow]):
         return Checks(rows).verdict
 
     def judge(self, rows: Sequence[RecoveryRow]) -> VerdictError | None:
-        """That the pair is lossy, or that nothing can be told."""
+        """The error where the pair is lossy, or where nothing can be told."""
         from harness.commands.recovery.tables import Checks
 
         checks = Checks(rows)

@@ -133,7 +133,7 @@ def _finding(checks: Checks) -> Line:
 
 
 def _doubts(checks: Checks) -> list[str]:
-    """What the verdict is not about, the most serious first."""
+    """Limits of the verdict, the most serious first."""
     row = checks.row
     doubts = []
     if checks.is_control:
@@ -153,7 +153,7 @@ def _doubts(checks: Checks) -> list[str]:
 
 
 def _notes(checks: Checks) -> list[str]:
-    """What was asked and refused, and how small a loss the tests can see."""
+    """Notes about requests that were refused, and how small a loss the tests can see."""
     row, sampled = checks.row, checks.sampled
     # ` Drawn as asked, top_p=0.8.`
     drawn = "" if sampled is None else f" Drawn {sampled.sampling}."

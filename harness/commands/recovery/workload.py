@@ -103,7 +103,7 @@ class PlannedRequest:
 
 
 class Answer(NamedTuple):
-    """What an arm answered to a request."""
+    """An arm's answer to a request."""
 
     request: PlannedRequest
     record: RequestRecord
@@ -283,7 +283,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Asking:
-    """What the arms of a run are asked.
+    """The requests that the arms of a run are asked.
 
     Attributes:
         prompts: token ids of each, none empty.

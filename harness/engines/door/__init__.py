@@ -1,1 +1,1 @@
-"""What the instrument asks of models that run in this process, and the values that come back."""
+"""The instrument's requests to models that run in this process, and the values that come back."""

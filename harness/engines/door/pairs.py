@@ -72,7 +72,7 @@ class PlacedPair(Protocol):
 
     @property
     def shorter_proposals_follow(self) -> bool:
-        """As of the planned pair."""
+        """Whether shorter proposals begin longer ones, as of the planned pair."""
 
     def suits(self, demand: Demand, *, force: bool = False) -> bool:
         """Whether every layer would be where it is for another demand, too."""

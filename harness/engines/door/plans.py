@@ -81,7 +81,7 @@ class PassBytes:
     drafting: Mapping[int, float]
 
     def iteration_steps(self, num_draft_tokens: int) -> float:
-        """What drafting K tokens and verifying them costs in steps of the target, at least."""
+        """The least cost of drafting K tokens and verifying them, in steps of the target."""
         drafting = self.drafting[num_draft_tokens]
         return (self.verification[num_draft_tokens] + drafting) / self.step
 

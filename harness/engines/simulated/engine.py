@@ -128,7 +128,7 @@ class _Row:
     def of(
         cls, settings: SimulatedSettings, request: Request, sent_s: float, *, is_extra: bool = False
     ) -> _Row:
-        """What it yields follows from its prompt, in any order and any company."""
+        """Draw an answer, which follows from its prompt in any order and any company."""
         decoding = request.decoding
         length = decoding.max_new_tokens
         if settings.lengths and not decoding.ignore_eos:

@@ -79,7 +79,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """What one iteration decided in one row.
+    """One row's part of an iteration.
 
     Attributes:
         row: its number: 0 for the first one that joined the batch, and so on.
@@ -101,7 +101,7 @@ class Gain:
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
-    """What one iteration of a loop decided.
+    """The decisions of one iteration of a loop.
 
     Attributes:
         gains: of the rows that had not ended before it.

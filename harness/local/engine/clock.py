@@ -84,7 +84,7 @@ class LoopClock:
             self._started += time.perf_counter() - stopped
 
     def answered(self, phases: Phases, *, as_batch: bool, drafts: bool) -> Answered:
-        """What was answered, behind the block.
+        """The answers, once the block has ended.
 
         Args:
             as_batch: whether all rows began with the first record, and share their time.
@@ -107,7 +107,7 @@ class LoopClock:
         return Answered(requests=records, seconds=self._seconds, batch=batch, phases=phases)
 
     def _new_arrivals(self) -> list[Arrival]:
-        """What the watcher has not seen."""
+        """Arrivals that the watcher has not seen."""
         arrivals = []
         for seconds, iteration in self._noted[self._num_shown :]:
             for index, gain in enumerate(iteration.gains):

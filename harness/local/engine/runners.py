@@ -63,7 +63,7 @@ class PairRunners:
     num_choices: Sequence[int]
 
     def new_drafters(self) -> MakeDrafter | None:
-        """What makes a drafter for a warp; None without a draft.
+        """The function that makes a drafter for a warp; None without a draft.
 
         Its drafters may share what they learned of earlier answers (`draft.shared=true`), and
         nothing with those of another call. The shapes of proposals are checked if the method is not

@@ -1,4 +1,4 @@
-"""What a model of transformers calls its cache: `cache` since 5.24, `past_key_values` before, and in code of others."""
+"""Names of a transformers model's cache: `cache` since 5.24, `past_key_values` before, and in code of others."""
 
 from __future__ import annotations
 

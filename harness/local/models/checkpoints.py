@@ -156,7 +156,7 @@ def _check_directory(role: str, settings: ModelSettings, weights: bool) -> None:
 
 
 def _hint_at_contents(role: str, directory: Path) -> str:
-    """What a directory without a configuration holds instead, in brackets; nothing if unknown."""
+    """A hint, in brackets, at what a directory without a configuration holds instead; nothing if unknown."""
     if any(directory.glob("*.gguf")):
         return f" (for a GGUF file set {role}.gguf_file)"
     if (directory / "adapter_config.json").is_file():

@@ -231,7 +231,7 @@ def fit(case: Case) -> list[Placement]:
 
 
 def _choices(case: Case) -> Iterator[tuple[Sequence[int], int, int]]:
-    """What to try, the best first: the GPUs for all models, on how many of these the target is, and
+    """Choices to try, the best first: the GPUs for all models, on how many of these the target is, and
     how many of its last blocks are outside the GPUs.
     """
     target = case.models[0]

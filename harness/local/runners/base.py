@@ -1,4 +1,4 @@
-"""What runners over transformers models share: calls of the model, tokens as it takes them, and objects around a
+"""Parts that runners over transformers models share: calls of the model, tokens as it takes them, and objects around a
 runner of which some calls are changed.
 """
 

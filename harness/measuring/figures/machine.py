@@ -1,4 +1,4 @@
-"""What the machine did besides while a run was timed."""
+"""Other work of the machine while a run was timed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from harness.results.schema import MaybeFloat, MaybeInt, MaybeText
 
 @dataclass(frozen=True, kw_only=True)
 class Machine(Group):
-    """What else the machine did while a run was timed."""
+    """Other work of the machine while a run was timed."""
 
     processor_share: MaybeFloat = pooled(
         "smallest",

@@ -85,7 +85,7 @@ class Prompt:
     completion: str | tuple[int, ...] | None = None
 
     def chat(self) -> Chat:
-        """What to give to a chat template; plain text is one user message."""
+        """The chat for a chat template; plain text is one user message."""
         return Chat(self.messages or ({"role": "user", "content": self.text},), self.tools)
 
     @property
@@ -206,7 +206,7 @@ class PromptSet:
         return max(1, *(len(prompt.turns) for prompt in self.prompts))
 
     def described(self, taken: Sequence[Prompt]) -> str | None:
-        """Which prompts `take` took, in a line; None where they are simply the first ones, or all."""
+        """A line about the prompts that `take` took; None where they are simply the first ones, or all."""
         categories = {prompt.category for prompt in self.prompts}
         if len(taken) == len(self.prompts) or (len(categories) == 1 and self.seed is None):
             return None

@@ -54,7 +54,7 @@ class Point:
 
 
 class StartNoise(NamedTuple):
-    """What differs from start to start: each width was measured with another one.
+    """Noise from start to start: each width was measured with another one.
 
     Attributes:
         share: standard deviation, as a share of a time.
@@ -104,7 +104,7 @@ class Shape:
     steps: Sequence[Step] = ()
 
     def __str__(self) -> str:
-        """Of what is no line: `no line, from 8 to 9 tokens +41 %`."""
+        """The shape in words; not linear in K: `no line, from 8 to 9 tokens +41 %`."""
         return ", ".join(["no line", *map(str, self.steps)])
 
 
@@ -218,7 +218,9 @@ def _steps(
 
 
 def _standard_error(time: Interval) -> float:
-    """That of a time, from the width of its interval. Bounds that cover nothing are those of rounding, beside noise."""
+    """The standard error of a time, from the width of its interval. Bounds that cover nothing are those of rounding,
+    beside noise.
+    """
     width = time.high - time.low if time.has_bounds else 0.0
     if time.covers is None or not time.has_bounds:
         return math.hypot(_UNKNOWN_NOISE * time.estimate, width / math.sqrt(12))

@@ -42,7 +42,7 @@ _COLUMNS: Mapping[str, Sequence[str]] = {
 
 @dataclass(frozen=True)
 class Table:
-    """What a table holds, by the name of the draft; `""` where it names none.
+    """The contents of a table, by the name of the draft; `""` where it names none.
 
     Attributes:
         costs: of an iteration.

@@ -1,4 +1,4 @@
-"""What an iteration costs, by the tokens that it verifies and the rows in flight, as one value that predicts.
+"""The cost of an iteration, by the tokens that it verifies and the rows in flight, as one value that predicts.
 
 An iteration drafts K tokens of each row and verifies K + 1, its *width*. A regular step is an iteration of width 1.
 What an iteration costs belongs to an engine, a pair and a load; what it yields belongs to a pair and a text. So costs
@@ -241,7 +241,7 @@ def _as_interval(value: Interval | float) -> Interval:
 
 
 def _ratio(numerator: Interval, denominator: Interval) -> Interval:
-    """Of two independent numbers: what is above and below each is added in squares, as logarithms."""
+    """The ratio of two independent numbers: distances to their bounds are added in squares, as logarithms."""
     estimate = numerator.estimate / denominator.estimate
     parts = [interval for interval in (numerator, denominator) if interval.has_bounds]
     if not parts or not estimate > 0:
@@ -261,7 +261,7 @@ def _ratio(numerator: Interval, denominator: Interval) -> Interval:
 
 
 def _median(values: Sequence[float]) -> Interval:
-    """With an interval between two of the values, which holds whatever their distribution is."""
+    """The median, with an interval between two of the values, which holds whatever their distribution is."""
     from scipy import stats
 
     ordered = sorted(values)

@@ -1,4 +1,4 @@
-"""Which of several versions in order is the first one that is worse, from measurements that are noisy.
+"""The first of several versions in order that is worse, from noisy measurements.
 
 Bisection that knows the noise: in place of a verdict on each version, which one measurement cannot give, each version
 has a chance to be the first worse one, by all measurements so far. The next one is where it halves these chances.

@@ -70,7 +70,7 @@ class Coverage:
 
     @classmethod
     def of(cls, interval: Interval | None) -> Coverage | None:
-        """What an interval covers; None without an interval."""
+        """The coverage of an interval; None without an interval."""
         return None if interval is None else interval.covers
 
     @classmethod

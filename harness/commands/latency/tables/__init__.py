@@ -1,1 +1,1 @@
-"""What one run of `latency` prints: the verdict, the reason, warnings."""
+"""Everything that `latency` prints: verdicts, reasons, doubts and tables."""

@@ -117,9 +117,7 @@ def _not_reported(row: LatencyRow) -> str:
 
 
 def checked(rows: Sequence[LatencyRow]) -> list[str]:
-    """What might have spoilt a comparison and did not, as far as it is known; and how far the regular arm is from
-    itself.
-    """
+    """The checks that passed, and the ratio of the regular arm to itself."""
     regular, row = rows[0], rows[-1]
     if not has_verdict(rows) or not row.speedup or row.is_simulated:
         return []
@@ -144,7 +142,7 @@ def checked(rows: Sequence[LatencyRow]) -> list[str]:
 
 
 def end(row: LatencyRow) -> list[str]:
-    """What ended a run with `precision`, and how precise it is."""
+    """The reason why a run with `precision` ended, and how precise it is."""
     if row.stopped_by is None or row.speedup is None:
         return []
     ends = {

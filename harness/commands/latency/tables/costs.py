@@ -1,5 +1,5 @@
-"""What an iteration costs and what follows: which cost limits the speed-up, what other K would have given, and over the
-K of a sweep a fixed part and one per draft token, where the times are such a line, and else their steps.
+"""The cost of an iteration and what follows: which cost limits the speed-up, what other K would have given, and over
+the K of a sweep a fixed part and one per draft token, where the times are such a line, and else their steps.
 
 Of rows of one run of `latency`, `row` is that of the speculative arm, `regular` that of the regular one.
 """
@@ -178,7 +178,7 @@ def _by_k(regular: LatencyRow, row: LatencyRow) -> str | None:
 
 
 def choice_of_k(predictions: Mapping[int, Interval]) -> str:
-    """What predictions for K from 1 on say: `K=2 is the best of 1 to 4`, or that none pays."""
+    """The choice of K by predictions from K=1 on: `K=2 is the best of 1 to 4`, or that none pays."""
     best, last = best_of(predictions), max(predictions)
     if predictions[best].estimate <= 1:
         return f"no K from 1 to {last} pays"

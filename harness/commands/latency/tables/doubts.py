@@ -56,7 +56,7 @@ def doubts(run: _Run) -> list[str]:
 
 
 def notes(run: _Run) -> list[str]:
-    """What else is to be known about the figures of a run."""
+    """Notes about what the figures of a run cover."""
     return _said([run], ("setting note", "note"))
 
 

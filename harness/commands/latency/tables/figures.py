@@ -72,7 +72,7 @@ _K = Column("K", of="k", identifies_row=True, optional=True)
 
 
 def _remark(pair: RankedRun) -> str | None:
-    """What distinguishes a pair in a table: `best K`, or why its figures say little."""
+    """A remark beside a pair in a table: `best K`, or why its figures say little."""
     if pair.is_partial:
         return f"{pair.run.status}\n{pair.row.num_prompts or 0} prompts"
     if pair.row.status == NO_VERDICT:
@@ -138,7 +138,7 @@ def _costs(pair: RankedRun) -> StepCosts | None:
 
 
 def _tested(row: LatencyRow) -> LatencyRow | None:
-    """Where whole blocks are verified, no token is tested by itself."""
+    """The row, or None where whole blocks are verified: then no token is tested by itself."""
     return row if tests_each_token(row.rule) else None
 
 

@@ -47,7 +47,7 @@ def published_table(pairs: Sequence[RankedRun]) -> Table:
 
 
 def _our_length(item: _Counterparts) -> float | None:
-    """Where theirs is known."""
+    """Our tokens per iteration, where theirs are known."""
     return item.ours.tokens_per_iteration if item.theirs.mean_acceptance_length else None
 
 

@@ -62,7 +62,7 @@ class RankedRun:
 
     @property
     def at_once(self) -> Verdict:
-        """By an interval that holds for all runs of its target at once."""
+        """The verdict by an interval that holds for all runs of its target at once."""
         return verdict_of(self.run.last, self.num_compared)
 
     @property
@@ -100,7 +100,7 @@ class RankedRun:
 
     @property
     def speedup(self) -> float | None:
-        """As far as it may be stated; None for a partial run."""
+        """The speed-up as far as it may be stated; None for a partial run."""
         speedup = self.verdict.speedup
         return speedup.estimate if speedup.is_known and not self.is_partial else None
 

@@ -146,7 +146,7 @@ def compared_with_first(pairs: Sequence[RankedRun]) -> list[Rival]:
 
 
 def not_ordered(pairs: Sequence[RankedRun]) -> list[str]:
-    """Of each target whose runs are too far apart, why pairs that are close are not ordered."""
+    """Sentences about targets whose runs are too far apart, so that close pairs are not ordered."""
     changed = {pair.target: pair for pair in pairs if pair.why_not}
     return [
         f"{pair.model}: {pair.why_not}: pairs that are close are not ordered."
@@ -172,7 +172,7 @@ def luck_notes(pairs: Sequence[RankedRun]) -> list[str]:
 
 
 def iteration_lines(pairs: Sequence[RankedRun]) -> list[str]:
-    """What an iteration costs, of each pair and settings that were measured with several K, the fastest first."""
+    """Lines about the cost of an iteration, for each pair and settings measured with several K, the fastest first."""
     measured = []
     for pair in pairs:
         is_priced = isinstance(pair.k, int) and not pair.why_not and not pair.row.was_starved
