@@ -197,7 +197,7 @@ class DraftSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class PlacementSettings:
-    """The devices of the layers.
+    """Placement of the layers on devices.
 
     Attributes:
         strategy: `auto` takes the fewest GPUs that hold the model with its cache and draft, and balances the layers
@@ -397,7 +397,7 @@ class PromptSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ResultSettings:
-    """The place of results.
+    """Files of results, and how they are shown.
 
     Attributes:
         file: collects the rows of every run; relative to the working directory; None collects none.
