@@ -126,7 +126,7 @@ class RequestRecord:
     @property
     def draft_tokens(self) -> tuple[int, int]:
         """Proposed and accepted in all iterations, by totals or iterations; 0 where nothing is known."""
-        proposed = self.num_drafted or sum(each for each, _ in self.outcomes)
+        proposed = self.num_drafted or sum(drafted for drafted, _ in self.outcomes)
         accepted = self.num_accepted or sum(each for _, each in self.outcomes)
         return proposed, accepted
 

@@ -212,7 +212,7 @@ def named_runs(runs: Sequence[Run[AnyRunRow]]) -> list[Named[AnyRunRow]]:
     """Runs with their names, sorted by pair and K."""
     rows = [run.last for run in runs]
     named = map(Named, distinct_names(rows), runs, rows)
-    return sorted(named, key=lambda one: (one.name.group, one.name.k_order))
+    return sorted(named, key=lambda item: (item.name.group, item.name.k_order))
 
 
 def _differing(

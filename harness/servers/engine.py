@@ -114,7 +114,7 @@ class ServerEngine(Engine):
         most_starts: int = 0,
     ) -> None:
         if opening.settings.JUDGES_DRAFT:
-            served = [one for one in served if one.name == "speculative"] or served
+            served = [server for server in served if server.name == "speculative"] or served
         self.opening = opening
         settings = opening.settings.engine
         assert isinstance(settings, ServerSettings)
@@ -123,12 +123,14 @@ class ServerEngine(Engine):
         self.tokenizer: Tokenizer = opening.planned.tokenizer
         self.knows_tokens = not isinstance(self.tokenizer, TextTokenizer)
         self.say = opening.say
-        self.servers: Servers = Servers(commands=[str(one.launch) for one in served if one.launch])
+        self.servers: Servers = Servers(
+            commands=[str(server.launch) for server in served if server.launch]
+        )
         # A loop in a thread, because a notebook runs one in the caller's.
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, name="requests", daemon=True)
         self._thread.start()
-        self.arms: list[ServerArm] = [ServerArm(self, one) for one in served]
+        self.arms: list[ServerArm] = [ServerArm(self, server) for server in served]
         # Whether only one of them runs at a time.
         self._one_at_a_time = num_blocks > 0
         if num_blocks:

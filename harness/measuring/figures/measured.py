@@ -90,17 +90,13 @@ class MeasuredArm:
         return total
 
     @property
-    def counted_laps(self) -> list[Answered]:
-        """The laps whose growth is known."""
-        return [lap for lap in self.generations if lap.counted and lap.counted.is_known]
-
-    @property
     def counted_requests(self) -> list[RequestRecord]:
-        """The requests of those laps; the server counts those that only kept up the load, too."""
+        """The requests of laps whose growth is known; the server counts those that only kept up the load, too."""
         requests: list[RequestRecord] = []
-        for generation in self.counted_laps:
-            requests += generation.requests
-            requests += generation.load.extra if generation.load else ()
+        for lap in self.generations:
+            if lap.counted and lap.counted.is_known:
+                requests += lap.requests
+                requests += lap.load.extra if lap.load else ()
         return requests
 
     @property

@@ -50,9 +50,6 @@ class Server(Group):
         "tokens that arrived and that the server did not count, as one worker of several does",
         "tokens",
     )
-    num_uncounted: MaybeInt = pooled(
-        "largest", "laps without figures from the server's metrics, which could not be read or fell"
-    )
     num_restarts: MaybeInt = pooled(
         "largest", "how often the server was restarted meanwhile, by its metrics"
     )
@@ -97,7 +94,6 @@ class Server(Group):
             columns["drafted"] = any(drafted)
         if arm.counted is not None:
             columns["num_restarts"] = arm.num_restarts
-            columns["num_uncounted"] = len(arm.generations) - len(arm.counted_laps)
             traffic = traffic_columns(arm.counted, arm.counted_requests)
             columns |= traffic
             if not traffic.get("unseen_tokens"):
