@@ -155,6 +155,15 @@ LIMITS: list[tuple[str, dict[str, object], dict[str, str]]] = [
         {"tokens_per_second": "365", "regular_tokens_per_second": "187"},
         {"1.95×": "consistent", "2.40×": "unlikely"},
     ),
+    # Where requests queue, the server's ratio is not a user's.
+    (
+        "speedup",
+        {
+            **{"tokens_per_second": "365", "regular_tokens_per_second": "187", "batch_size": 8},
+            **{"user_tokens_per_second": "50", "regular_user_tokens_per_second": "20"},
+        },
+        {"1.95×": "not stated", "4.00×": "not stated"},
+    ),
     ("speedup", {"ms_per_token": "4.00", "regular_ms_per_token": "8.00"}, {"2.3": "consistent", "2.5": "unlikely"}),
 ]  # fmt: skip
 
