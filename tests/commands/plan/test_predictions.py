@@ -15,7 +15,10 @@ import pytest
 import harness as package
 from harness.config.synthetic import length_in_answers
 from harness.engines.simulated.settings import SimulatedSettings
+from harness.results.files import append_rows
 from harness.results.price.value import IterationCost
+from harness.results.rows.acceptance import AcceptanceRow
+from harness.results.statistics.interval import Interval
 from in_process import Harness, only
 from wording import mentions
 
@@ -106,6 +109,19 @@ def test_yields_of_texts_of_another_length_are_those_of_answers_as_long_as_the_p
         assert row["predicted_tokens_per_iteration"] == pytest.approx(yielded, rel=0.02)
     rows, _ = rows_of(harness, "costs=costs.csv", "acceptance=other.csv")
     assert rows.predicted_speedup[0] == pytest.approx(truth(settings, 6, 24), rel=0.02)
+
+
+def test_texts_that_were_read_are_yields_of_their_length(harness: Harness, table: str) -> None:
+    """Nine texts of nine tokens, of which the prompt gives the first."""
+    rows = []
+    for k in (2, 4):
+        tokens = Interval(length_in_answers([0.8], k, 9))
+        read = {"num_draft_tokens": k, "num_texts": 9, "num_tokens": 72, "draft": "a"}
+        rows.append(AcceptanceRow(run="1", status="ok", tokens_per_iteration=tokens, **read))
+    append_rows(Path("read.csv"), rows)
+    predicted, _ = rows_of(harness, table, "acceptance=read.csv", "tokens=200")
+    expected = [length_in_answers([0.8], k, 200) for k in (2, 4, 4)]
+    assert [*predicted.predicted_tokens_per_iteration] == pytest.approx(expected, rel=1e-6)
 
 
 def test_the_published_sweep_is_predicted_by_one_command(harness: Harness) -> None:
@@ -212,6 +228,9 @@ def test_a_run_leaves_its_costs_and_they_are_read_again(harness: Harness) -> Non
     of_run, _ = rows_of(harness, f"costs={file.parent}", "acceptance=0.7")
     figures: list[Any] = ["num_draft_tokens", "batch_size", "predicted_speedup", "iteration_ms"]
     pd.testing.assert_frame_equal(of_file[figures], of_run[figures])
+    harness("map", *SIMULATED, "batch_sizes=[1]", "draft_tokens=[4]", "hydra.run.dir=map")
+    of_map, _ = rows_of(harness, "costs=map", "acceptance=0.7")
+    assert [*of_map.iteration_ms] == pytest.approx([SimulatedSettings().iteration_ms(4)], rel=0.02)
     file.write_text(json.dumps(content | {"version": 2}))
     assert "is no file of costs" in harness.refused("plan", f"costs={file}", "acceptance=0.7")
 
