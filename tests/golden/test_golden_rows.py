@@ -166,7 +166,6 @@ LATENCIES: dict[str, tuple[Changes, Changes]] = {
     "blocks": (PRECISE | {"stopped_by": "blocks", "speedup_covers": "4 blocks", "precision": 0.01}, {}),
     "a budget": (PRECISE | NO_BOUNDS | {"speedup_covers": "3 prompts", "settings": {"budget": "2min"}}, {}),
     "a budget in seconds": (PRECISE | NO_BOUNDS | {"speedup_covers": "5 prompts", "settings": {"budget": 60}}, {}),
-    "a trial": ({"test": True}, {}),
     "a server alone": (COMMANDS | {"regular_url": None, "server": "harness 1", "server_command": None}, {}),
     "a server alone of others": (COMMANDS | {"regular_url": None, "server": "vLLM 1"}, {}),
     "no verdict": ({"status": "no_verdict", "error": "the regular server drafts", "speedup": None}, {}),
@@ -190,7 +189,6 @@ LATENCIES: dict[str, tuple[Changes, Changes]] = {
     "a pipeline of layers": (TWO_GPUS | {"processor_share": 0.4}, {}),
     "a layer in main memory": (TWO_GPUS | {"weight_bytes": {"cuda:0": 1, "cpu": 1}}, {}),
     "too few batches": (NO_BOUNDS | {"speedup_covers": "4 batches", "batch_size": 4}, {}),
-    "too few prompts": (NO_BOUNDS | {"speedup_covers": "3 prompts", "num_prompts": 3}, {}),
     "too few prompts, asked again": (
         NO_BOUNDS | {"speedup_covers": "3 prompts", "num_different_prompts": 3}, {}
     ),

@@ -53,7 +53,6 @@ DRIFT = {"drift": 0.8, "drift_low": 0.7, "drift_high": 0.9, "drifted": False}
 BY_ANSWER = {"ms_per_token_per_answer": 60.0, "shortest_answer": 3, "longest_answer": 30}
 LOW = {"requests_per_second": 1.0, "conditional_acceptance_rate": 0.2}
 SAID: list[tuple[Changes, Changes, str]] = [
-    ({}, {}, ""),
     (BUSY, {}, "this run got 40 % of the CPU time it wanted (load"),
     ({}, BUSY, "got 40 % of the CPU time it wanted (load 9.0 on 4 cores)."),
     ({}, BUSY | {"processor_share": 0.9}, ""),
