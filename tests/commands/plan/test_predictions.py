@@ -13,6 +13,8 @@ import pandas as pd
 import pytest
 
 import harness as package
+from harness.commands.read_prices import read_prices
+from harness.config.errors import SettingError
 from harness.config.synthetic import length_in_answers
 from harness.engines.simulated.settings import SimulatedSettings
 from harness.results.files import append_rows
@@ -20,6 +22,7 @@ from harness.results.price.value import IterationCost
 from harness.results.rows.acceptance import AcceptanceRow
 from harness.results.statistics.interval import Interval
 from in_process import Harness, only
+from report_files import latency_run, write
 from wording import mentions
 
 PUBLISHED = Path(package.__file__).parents[1] / "benchmarks" / "published"
@@ -214,6 +217,21 @@ def test_runs_that_differ_in_more_than_k_and_load_are_no_one_price_nor_yield(
     harness("latency", *asked, "engine.step_ms=9", "test=true", "results.file=one.csv")
     assert differs in harness.refused("plan", "costs=two.csv", "acceptance=one.csv")
     assert differs in harness.refused("plan", "costs=one.csv", "acceptance=two.csv")
+
+
+def test_what_varies_with_k_is_no_other_setting(tmp_path: Path) -> None:
+    """A server's command and what varies in it may name K; of its own draft the name is not known."""
+    runs = []
+    for k in (2, 4):
+        settings = {"vary.k": k, "engine.start_command": f"vllm --k {k}"}
+        runs.append(latency_run(k, settings=settings, draft="server"))
+    file = write(tmp_path / "latency.csv", *runs)
+    assert {name: set(ks) for name, ks in read_prices("acceptance", str(file)).yields.items()} == {
+        "": {2, 4}
+    }
+    write(file, latency_run(8, settings={"vary.k": 4}, draft="server"))
+    with pytest.raises(SettingError, match="differ in settings"):
+        read_prices("acceptance", str(file))
 
 
 def test_a_run_leaves_its_costs_and_they_are_read_again(harness: Harness) -> None:

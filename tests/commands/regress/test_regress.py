@@ -378,6 +378,18 @@ def test_another_build_of_a_server_is_what_is_compared(harness: Harness, tmp_pat
         assert f"differ in engine.rate {differing}. " in line
 
 
+def test_what_one_side_alone_measured_is_not_compared(harness: Harness, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for side, loads in (("before", (1, 2, 4)), ("after", (1, 2))):
+        for load in loads:
+            write_runs(tmp_path / side, rng, np.ones(15), batch_size=load)
+    sides = str(tmp_path / "before"), str(tmp_path / "after")
+    shown = " ".join(harness("regress", *sides, "margin=0.5").stdout.split())
+    assert shown.startswith("2 measurements · margin 50.0 %")
+    assert "Why 13B with 7B, K=4: 3.30" in shown
+    assert "Only measured before, so not compared: 1 combination of settings." in shown
+
+
 def test_runs_on_both_sides_count_before_alone(harness: Harness, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     hardness = np.ones(15)
