@@ -331,6 +331,10 @@ TEXTS = {
     "acceptance_rate": 0.8, "conditional_acceptance_rate": 0.9,
     "weights_tokens_per_iteration": Interval(4.05, 3.8, 4.31), "served_tokens_per_iteration": 1.52,
 }  # fmt: skip
+HEALTHS = {
+    1: {"health": "cannot tell"}, 2: {"health": "other texts"}, 5: {"health": "accepts less"},
+    7: {"health": "accepts more", "served_tokens_per_iteration": 4.6},
+}  # fmt: skip
 ACCEPTANCES: dict[str, list[Changes]] = {
     "costs": [COSTS],
     "costs that were measured": [COSTS | {"cost_source": "costs.csv", "text_source": "served"}],
@@ -340,10 +344,7 @@ ACCEPTANCES: dict[str, list[Changes]] = {
     "likely texts": [UNLIKELY | {"likelihood_z": 4.75, "impossible_share": 0.005}],
     "impossible texts": [UNLIKELY | {"impossible_share": 0.0051}],
     "likely without their own": [UNLIKELY | {"own_log_probability": None}],
-    "no rule": [{"health": "cannot tell"}],
-    "others": [UNLIKELY | {"health": "other texts"}],
-    "accepts less": [{"health": "accepts less"}],
-    "accepts more": [{"health": "accepts more", "served_tokens_per_iteration": 4.6}],
+    "each health": [UNLIKELY | {"by_k": HEALTHS}],
     "several": [COSTS, COSTS | {"draft": "b", "best": 5.0}, UNLIKELY | {"model": "30B", "text_source": "own"}],
     "of one name": [COSTS | {"draft": "./a/step_100"}, COSTS | {"draft": "./b/step_100", "best": 1.7}],
 }  # fmt: skip
@@ -358,10 +359,11 @@ def test_an_acceptance(snapshot: SnapshotAssertion, case: str) -> None:
         columns |= TEXTS | changes
         best = columns.pop("best")
         low, units = columns.pop("low", (best - 0.1, 9))
+        by_k = columns.pop("by_k", {})
         tokens = Interval(best, low, best + 0.1, Coverage(units, "prompt"))
         rows = []
         for k in (1, 2, 5, 7):
-            of_k = columns if k == 7 else columns | {"health": None}
+            of_k = (columns if k == 7 else columns | {"health": None}) | by_k.get(k, {})
             if "iteration_cost" in columns:
                 of_k = of_k | {"expected_speedup": tokens.scaled(0.8 - k / 100)}
             rows.append(AcceptanceRow(num_draft_tokens=k, tokens_per_iteration=tokens, **of_k))
