@@ -91,7 +91,8 @@ MAPS = {
     "one": [map_run()],
     "two, one interrupted": [
         map_run(contexts=(512, 4096), temperature=0.0),
-        Run([*map_run((1,), temperature=1.0).rows, *map_run((4,), temperature=1.0, status="interrupted").rows[:1]]),
+        Run([*map_run((1,), temperature=1.0).rows, *map_run((4,), temperature=1.0, status="interrupted").rows[:1],
+             *map_run((16,), temperature=1.0, status="interrupted", speedup=None).rows]),
     ],
     "contexts": [map_run((1, 4), (512, 4096))],
     "pays nowhere": [map_run((64, 256))],

@@ -232,6 +232,9 @@ def test_what_varies_with_k_is_no_other_setting(tmp_path: Path) -> None:
     write(file, latency_run(8, settings={"vary.k": 4}, draft="server"))
     with pytest.raises(SettingError, match="differ in settings"):
         read_prices("acceptance", str(file))
+    target = write(tmp_path / "target" / "latency.csv", latency_run(draft=None))
+    with pytest.raises(SettingError, match="has no run of latency with a draft"):
+        read_prices("costs", str(target))
 
 
 def test_a_run_leaves_its_costs_and_they_are_read_again(harness: Harness) -> None:
@@ -249,6 +252,11 @@ def test_a_run_leaves_its_costs_and_they_are_read_again(harness: Harness) -> Non
     harness("map", *SIMULATED, "batch_sizes=[1]", "draft_tokens=[4]", "hydra.run.dir=map")
     of_map, _ = rows_of(harness, "costs=map", "acceptance=0.7")
     assert [*of_map.iteration_ms] == pytest.approx([SimulatedSettings().iteration_ms(4)], rel=0.02)
+    Path("alone").mkdir()
+    assert "holds no CSV file" in harness.refused("plan", "costs=alone", "acceptance=0.7")
+    Path("alone", file.name).write_bytes(file.read_bytes())
+    alone, _ = rows_of(harness, "costs=alone", "acceptance=0.7")
+    pd.testing.assert_frame_equal(alone[figures], of_run[figures])
     file.write_text(json.dumps(content | {"version": 2}))
     assert "is no file of costs" in harness.refused("plan", f"costs={file}", "acceptance=0.7")
 
