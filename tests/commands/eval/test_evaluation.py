@@ -15,6 +15,7 @@ from forked import run, start
 from halting import HALTED, halting
 from harness.cli.menu.conversion import from_config
 from harness.commands.eval.record import EvalSettings
+from harness.commands.eval.rows import read_answers
 from harness.commands.report.command import build
 from harness.commands.run import record_failure, run_command
 from harness.config.errors import RunError
@@ -278,21 +279,36 @@ def measured_eval(directory: Path, correct: Sequence[bool], **changes: Any) -> P
 
 
 def test_a_sweep_says_how_what_it_varied_changes_the_accuracy(tmp_path: Path) -> None:
-    """60 of 100 against 82 of the same 100: 22 points, whichever comes first in the sweep."""
-    four_bit = [index < 60 for index in range(100)]
-    full_precision = [index < 82 for index in range(100)]
+    """60 of 100 against 82 of the same 100: 22 points, whichever comes first in the sweep; 80 may be chance."""
+    four_bit, eight_bit, full_precision = (
+        [index < correct for index in range(100)] for correct in (60, 80, 82)
+    )
     directories = [
         measured_eval(tmp_path / "1", four_bit, model="tiny_4bit", quantization="4bit"),
         measured_eval(tmp_path / "2", full_precision, model="tiny", quantization="none"),
+        measured_eval(tmp_path / "4", eight_bit, model="tiny_8bit", quantization="8bit"),
         # Other questions are not compared.
         measured_eval(tmp_path / "3", four_bit, model="tiny", task="addition"),
     ]
-    first, *others = (line.text for line in findings(build(directories)))
+    first, second, *others = (line.text for line in findings(build(directories)))
     assert mentions(first, "tiny_4bit against tiny, regular: -22.0 points")
     low, high = map(float, re.findall(r"interval (-[\d.]+) to (-[\d.]+)", first)[0])
     # Wald's interval is from -30.1 to -13.9; this one is a little wider.
     assert -30.5 < low < -30.1
     assert -13.9 < high < -13.5
     assert mentions(first, "same 100 questions")
+    assert mentions(second, "tiny_8bit against tiny, regular: no significant difference, -2.0")
     assert any("no significant difference" in other for other in others)
     assert not any("against" in other for other in others)
+
+
+def test_answers_that_cannot_all_be_read_are_not_taken_over(tmp_path: Path) -> None:
+    file = tmp_path / "eval_prompts.csv"
+    assert read_answers(file) == []
+    append_rows(file, [answer_row("1", index, correct=True) for index in range(2)])
+    whole = file.read_bytes()
+    assert len(read_answers(file)) == 2
+    for damaged in (whole[:-20], whole.replace(b"True", b""), b"model,score\nx,1\n"):
+        file.write_bytes(damaged)
+        with pytest.raises(RunError, match="remove it, or set resume=false"):
+            read_answers(file)
