@@ -173,14 +173,6 @@ def test_requests_of_a_lap_are_not_independent() -> None:
     assert str(category.speedup.covers) == "8 laps"
 
 
-def test_fewer_than_eight_laps_have_no_interval() -> None:
-    prompts = [row for row in planted(np.random.default_rng(0), 0.0) if row.unit != 7]
-    [category] = by_category(prompts)
-    assert category.speedup is not None
-    assert category.speedup.estimate == pytest.approx(2, rel=0.05)
-    assert not category.speedup.has_bounds
-
-
 def test_a_category_is_over_all_of_its_tokens() -> None:
     prompts = []
     for index, length in enumerate([4, 256] * 4):
