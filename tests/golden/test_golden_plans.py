@@ -58,7 +58,6 @@ UNKNOWN_CACHE = {"needed_bytes": None, "cache_bytes": None, "read_bytes": None}
 EIGHT = {f"cuda:{gpu}": on(size) for gpu, size in enumerate([30, 31, 31, 31, 20, 32, 10, 33])}
 MIXTURE = {"verification_steps": 2.04, "batch_size": 2, "bandwidths": RATES, "placement": "auto"}
 PLANS: dict[str, list[dict[str, Any]]] = {
-    "fits": [{}],
     "a target alone": [ALONE | {"highest_speedup": None}],
     "a mixture of experts on several cards": [MIXTURE],
     "the host too": [{"devices_bytes": SPREAD, "note": "the draft waits; another is faster"}],
