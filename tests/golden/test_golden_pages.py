@@ -21,7 +21,6 @@ RUNS = {
     "it does not pay": ["K=12", "engine.acceptance=0.3"],
     "cannot tell": ["K=12", "engine.prompts_differ=1.5", "num_prompts=10"],
     "three prompts": ["num_prompts=3"],
-    "a trial": ["test=true"],
     "without a draft": ["draft=none"],
     "answers of 4 and 60 tokens": [
         *("engine.lengths=[4,60]", "decoding.ignore_eos=false", "engine.first_ms=200"),

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
+from harness.commands.plan.predictions import predictions_page
 from harness.commands.plan.rows import PlanRow
 from harness.commands.plan.tables import plan_page
 from harness.config.machine import note_command_line
-from harness.results.statistics.interval import Interval
+from harness.results.statistics.interval import Coverage, Interval
 from pages import full
 
 GB = 10**9
@@ -57,7 +58,6 @@ UNKNOWN_CACHE = {"needed_bytes": None, "cache_bytes": None, "read_bytes": None}
 EIGHT = {f"cuda:{gpu}": on(size) for gpu, size in enumerate([30, 31, 31, 31, 20, 32, 10, 33])}
 MIXTURE = {"verification_steps": 2.04, "batch_size": 2, "bandwidths": RATES, "placement": "auto"}
 PLANS: dict[str, list[dict[str, Any]]] = {
-    "fits": [{}],
     "a target alone": [ALONE | {"highest_speedup": None}],
     "a mixture of experts on several cards": [MIXTURE],
     "the host too": [{"devices_bytes": SPREAD, "note": "the draft waits; another is faster"}],
@@ -83,6 +83,47 @@ def test_plans(snapshot: SnapshotAssertion, case: str) -> None:
     assert page is not None
     text = full(page, 80 if len(rows) == 1 else 110)
     assert f"{page.finding[0].style}\n{text}" == snapshot
+
+
+def predicted(k: int, speedup: float, load: int = 1, **changes: Any) -> PlanRow:
+    """A prediction whose interval is ± 0.1."""
+    gain = Interval(speedup, speedup - 0.1, speedup + 0.1, Coverage(12, "prompt"))
+    columns = {
+        "model": "13B",
+        "draft": "head",
+        "cost_source": "costs.csv",
+        "acceptance_source": "0.8",
+    }
+    return PlanRow(
+        run="1", status="ok", num_draft_tokens=k, batch_size=load, predicted_speedup=gain,
+        predicted_tokens_per_iteration=1 + k / 2, break_even_tokens=(1 + k / 2) / speedup, best_num_draft_tokens=4,
+        **columns | changes,
+    )  # fmt: skip
+
+
+MEASURED = {"devices": "A100", "max_new_tokens": 24, "as_good_num_draft_tokens": [2]}
+PREDICTIONS = {
+    "one load": [
+        predicted(
+            k, speedup, measured_speedup=measured, iteration_ms=Interval(20.0 + k), **MEASURED
+        )
+        for k, speedup, measured in ((2, 1.8, 1.9), (4, 2.0, 2.1), (8, 1.5, 1.4))
+    ],
+    "loads and drafts": [
+        *(
+            predicted(k, 1 + k / load, load, note="no price of K=8")
+            for k in (2, 4)
+            for load in (2, 4)
+        ),
+        *(predicted(4, 0.9, load, draft="7B", max_new_tokens=load) for load in (2, 16)),
+    ],
+}
+
+
+@pytest.mark.parametrize("case", PREDICTIONS)
+def test_predictions(snapshot: SnapshotAssertion, case: str) -> None:
+    page = predictions_page(PREDICTIONS[case], [PlanRow(error="absent")])
+    assert f"{page.finding[0].style}\n{full(page)}" == snapshot
 
 
 def test_a_row_from_a_file_reads_the_same() -> None:

@@ -21,7 +21,7 @@ _MANY_LAPS = 16
 _LONGEST_LAP = 4
 
 
-def choose_num_laps(num_prompts: int, batch_size: int, open_loop: bool = False) -> int:
+def choose_num_laps(num_prompts: int, batch_size: int, open_loop: bool) -> int:
     """Return how many laps there are: as many as prompts where one request is in flight at a time.
 
     128 prompts with batch_size=4 make 16 laps of 8.

@@ -249,17 +249,19 @@ def test_drafts_are_compared_on_the_same_texts(tmp_path: Path) -> None:
 
 
 def test_figures_that_are_not_known_are_none(tmp_path: Path) -> None:
-    """K=2 has no price; of a damaged file one text has no iterations."""
-    run = with_texts(checkpoint("a", 1.5, 2.5), tmp_path / "1", [8, 4])
+    """K=2 has no price; of a damaged file one text has no iterations. Another one of b takes 20: 40 ÷ (20 + 3 · 8)."""
+    run = with_texts(checkpoint("a", 1.5, 2.5), tmp_path / "1", [8, 4], "ab")
     run.rows[-1] = dataclasses.replace(run.rows[-1], expected_speedup=None, acceptance_rate=None)
     file = tmp_path / "1" / TEXTS_FILE
-    file.write_text(file.read_text().replace('"[8, 4]"', "", 1))
+    damaged = file.read_text().replace('"[8, 4]"', "", 1)
+    file.write_text(damaged.replace("[8, 4]", "[20, 4]", 1))
     page = acceptance_page([run])
     assert page is not None
     table = page.tables[0]
     assert isinstance(table, Table)
     assert [row.cells[2] for row in table.rows[1:]] == [UNKNOWN, UNKNOWN]
     assert "7 texts" in page.title
+    assert [*page.why] == [("Where", "b 0.91 · a 1.25")]
 
 
 def test_a_run_that_read_nothing_has_no_page() -> None:

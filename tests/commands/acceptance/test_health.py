@@ -8,13 +8,15 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from harness.commands.acceptance.health import drafted_k, health_columns
+from harness.commands.acceptance.health import drafted_k, health_columns, likelihood_columns
 from harness.engines.door.reading import ReadText
 from harness.engines.requests import RequestRecord
 from harness.results.statistics.iterations import acceptance_chances, cut
@@ -100,6 +102,23 @@ def read_text(is_own: bool) -> ReadText:
         expected=0.0,
         variance=1.0,
     )
+
+
+def test_texts_are_as_likely_as_their_possible_tokens() -> None:
+    """2 of 82 tokens cannot be drawn; the others have -120 nats, where -100 ± 5 are expected.
+
+    Of 100 tokens in 50 ± 2 iterations 4.75 deviations are 40.5 to 59.5, and 3 % are rounding.
+    """
+    figures = {"num_impossible": 1, "log_probability": -60.0, "expected": -50.0, "variance": 12.5}
+    known: Any = SimpleNamespace(num_tokens=50, iterations=[25.0], variance=[2.0])
+    texts = [replace(read_text(is_own=True), cut=known, **figures)] * 2
+    likely = {"log_probability": -1.5, "own_log_probability": -1.25, "likelihood_z": -4.0}
+    assert likelihood_columns(texts) == pytest.approx(likely | {"impossible_share": 2 / 82})
+    found = health_columns(texts, [], 1)
+    assert found["health"] == "other texts"
+    tokens = found["weights_tokens_per_iteration"]
+    expected = [100 / 50, 0.97 * 100 / 59.5, 1.03 * 100 / 40.5]
+    assert [tokens.estimate, tokens.low, tokens.high] == pytest.approx(expected)
 
 
 TOTALS = {"num_drafted": 27, "num_accepted": 13, "max_new_tokens": 41}

@@ -51,7 +51,7 @@ def audit(
         # A length without the target's own token, as its rate shows: two tokens at most.
         (
             "mode,K,t/s,acceptance rate,mean accepted len\nnone,,14.5,,\nMTP,1,11.1,55.6%,0.56\n",
-            "of 2.04 steps, 0.77×: slower even with all accepted (0.98×)",
+            "K=1): 1.56 tokens per iteration of 2.04 steps, 0.77×: slower even with all accepted (0.98×)",
         ),
         ("n-max,tok/s,accept rate\n0,14.20,\n2,47.30,79.8%\n", "less than one step, so more than speculation differs"),
         # A user's gain, not the server's.
@@ -70,6 +70,14 @@ def audit(
             "draft,K,accept rate,drafted per iteration,speedup\nMTP,4,50 %,2.00,1.50x\n",
             "2.00 tokens per iteration of 1.33 steps, 1.50×; at one step it would be 2.00×",
         ),
+        # (1 + 4 · 0.6) / 1.8 with the acceptance of the other row.
+        ("draft,K,AL,speedup\na,4,1.80,1.00x\nb,4,3.40,2.00x\n", "at 60 % accepted (row 2) 1.89×, at 1.5 steps 1.20×"),
+        ("K,acceptance rate,speedup\n4,63.9%,3.56x\n4,69.4%,3.78x\n4,80.6%,4.22x\n", "speed-ups of 3 rows are what"),
+        (
+            "mode,in flight,tok/s per user,tok/s,AL\nplain,8,50.0,400,\nMTP,8,150.0,600,3.00\n",
+            "(MTP): 3.00× by tokens/s per user, 1.50× by tokens/s: so far apart, requests queue",
+        ),
+        ("mode,in flight,tok/s per user,tok/s,AL\nno,1,50.0,400,\nMTP,1,150.0,600,3.60\n", "of 1.20 steps, 3.00×"),
     ],
 )  # fmt: skip
 def test_costs(audit: Audit, text: str, expected: str) -> None:
@@ -108,7 +116,7 @@ def test_planted_lines_are_found_and_steps_are_named(audit: Audit, seed: int) ->
     [
         ("speedup=5.9 K=3", 1, "speed-up 5.9 is above 4: K=3 draft tokens and the target's own"),
         ("speedup=2.4 K=4", 0, "no cost of an iteration follows: that needs a length, or K and an acceptance rate"),
-        ("speedup=2.40 length=2.60", 0, "of 1.08 steps, 2.40×; at one step it would be 2.60×"),
+        ("speedup=2.40 length=2.60 K=4", 0, "with all accepted 4.62×, at one step 2.60×"),
         ("speedup=3.1 length=3.0 K=3", 0, "3.10×: drafting and verifying must be almost free"),
         ("speedup=2.0 K=3 acceptance=0.70", 0, "3.10 tokens per iteration of"),
         ("length=6.2 K=4", 1, "tokens per iteration 6.2 is above 5"),
@@ -151,6 +159,10 @@ def test_result_files_are_read_by_their_keys(audit: Audit, tmp_path: Path) -> No
     _, printed = audit("vllm.json", "baseline=39.8")
     assert "(K=3): 2.65 tokens" in printed
     assert "with all accepted 3.1" in printed
+    # 1.65 of 2.598 draft tokens.
+    fewer = {"spec_decode_draft_tokens": 20000, "spec_decode_acceptance_rate": 63.5}
+    Path("fewer.json").write_text(json.dumps(vllm | fewer))
+    assert audit("fewer.json", "baseline=39.8")[0] == 0
     # SGLang appends a line for each run.
     Path("runs.jsonl").write_text(f"{json.dumps(sglang)}\n{json.dumps(sglang)}\n")
     code, printed = audit("runs.jsonl", "baseline=39.8")

@@ -25,7 +25,7 @@ def figures_of(row: Row) -> dict[str, str]:
     [
         "K,speed-up,τ\n4,1.95×,2.50\n8,2.10×,2.90\n",
         "K;speed-up;τ\n4;1,95;2,50\n8;2,10;2,90\n",
-        "K\tspeed-up\tτ\n4\t1.95\t2.50\n8\t2.10\t2.90\n",
+        "K\tspeed-up over AR\tτ\n4\t1.95\t2.50\n8\t2.10\t2.90\n",
         "K  speed-up  τ\n-  --------  ----\n4  1.95x     2.50\n8  2.10x     2.90\n",
         "# my results\nK,speed-up,τ\n4,1.95×,2.50\n8,2.10×,2.90\n",
         "Ours:\n\n| K | speed-up | τ |\n|-|-|-|\n| 4 | <b>1.95×</b> | **2.50** |\n| 8 | 2.10 | 2.90 |\nand text\n",
@@ -122,6 +122,7 @@ def test_other_words_are_no_baseline(words: str) -> None:
         ("draft model,tk/s,tau\nN/A,30,\n0.5B,60,2\n", {REGULAR: "30", "tokens_per_iteration": "2"}),
         # Counts are no K.
         ("mode,draft tokens,tau\nMTP,1200,2\n", {"tokens_per_iteration": "2"}),
+        ("mode,K,γ,tau\nEAGLE,16,4,2\n", {"num_draft_tokens": "4", "tokens_per_iteration": "2"}),
         # SGLang's depth, and its nodes with the root.
         (
             "batch,steps,topk,num_draft_tokens,AL\n1,3,2,8,2.1\n",

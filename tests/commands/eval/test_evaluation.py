@@ -14,11 +14,14 @@ from forked import run, start
 from halting import HALTED, halting
 from harness.cli.menu.conversion import from_config
 from harness.commands.eval.record import EvalSettings
+from harness.commands.eval.rows import read_answers
 from harness.commands.run import record_failure, run_command
 from harness.config.errors import RunError
 from harness.measuring import interleaving
+from harness.results.files import append_rows
 from harness.results.statistics.proportions import wald_interval, wilson_interval
 from processes import end
+from report_files import answer_row
 from taught_pair import OPERANDS, TARGET_SAYS, save_taught_pair
 
 PUBLISHED = {"regular": 0.429, "speculative": 0.431}
@@ -255,3 +258,15 @@ def test_a_question_that_a_killed_run_answered_is_never_asked_again(
     arms = pd.read_csv(tmp_path / "results" / "eval.csv")
     finished = arms[(arms["status"] == "ok") & (arms["seed"] == "all")]
     assert 2 * next(iter(finished["num_resumed"])) == len(stopped)
+
+
+def test_answers_that_cannot_all_be_read_are_not_taken_over(tmp_path: Path) -> None:
+    file = tmp_path / "eval_prompts.csv"
+    assert read_answers(file) == []
+    append_rows(file, [answer_row("1", index, correct=True) for index in range(2)])
+    whole = file.read_bytes()
+    assert len(read_answers(file)) == 2
+    for damaged in (whole[:-20], whole.replace(b"True", b""), b"model,score\nx,1\n"):
+        file.write_bytes(damaged)
+        with pytest.raises(RunError, match="remove it, or set resume=false"):
+            read_answers(file)

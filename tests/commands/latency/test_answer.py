@@ -234,6 +234,7 @@ def test_what_a_run_lacks(changes: dict[str, Any], column: int, text: str) -> No
          "`vllm serve A --x '{\"a\\|b\": 1}'`"),
         ("docker run -p {port}:8000 vllm/vllm-openai", "`docker run -p '{port}:8000' vllm/vllm-openai`"),
         ("vllm serve '`A`'", "`` vllm serve '`A`' ``"),
+        ("vllm serve 'a; b'", "–"),
     ],
 )  # fmt: skip
 def test_a_command_lacks_our_port(command: str, shown: str) -> None:

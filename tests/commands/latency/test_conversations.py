@@ -50,7 +50,8 @@ def test_latency_answers_all_turns(harness: Harness) -> None:
 
 def test_each_arm_goes_on_from_its_own_answers(harness: Harness) -> None:
     """The chat endpoint of each server gets the messages so far; the two servers answer differently."""
-    servers = {"regular": EchoServer(), "speculative": EchoServer(num_draft_tokens=2, stride=3)}
+    drafting = EchoServer(version="1", num_draft_tokens=2, stride=3)
+    servers = {"regular": EchoServer(version="1"), "speculative": drafting}
     with ExitStack() as stack:
         urls = [stack.enter_context(serving(server)) for server in servers.values()]
         addresses = [f"engine.regular_url={urls[0]}", f"engine.url={urls[1]}"]
@@ -68,6 +69,8 @@ def test_each_arm_goes_on_from_its_own_answers(harness: Harness) -> None:
         ]
         chats = [[one["content"] for one in body["messages"]] for body in server.bodies]
         assert all(chat in chats for chat in whole)
+        later = [body for body in server.bodies if len(body["messages"]) > 1]
+        assert all(body["cache_salt"].endswith(" 0") for body in later)
         assistants.append(arm_answers[first])
     assert assistants[0] != assistants[1]
 
@@ -101,6 +104,10 @@ def test_a_conversation_that_does_not_fit_is_refused_or_left_out(harness: Harnes
     harness(*whole, "prompts.too_long=skip")
     assert list(results()["num_skipped"]) == [1, 1]
     assert set(pd.read_csv(only("latency_prompts.csv")).turn.dropna()) == {1, 2}
+    # A turn that is too long by itself is cut.
+    cut = harness(*whole, "prompts.too_long=truncate", "hydra.run.dir=cut")
+    assert mentions(cut.stderr, "turn 3", "line 1", "(2)")
+    assert list(pd.read_csv("cut/latency_prompts.csv").turn).count(3) == 2
 
 
 def test_whole_turns_are_cut_and_the_system_prompt_stays(harness: Harness) -> None:
@@ -108,7 +115,8 @@ def test_whole_turns_are_cut_and_the_system_prompt_stays(harness: Harness) -> No
     long_talk(turn_1="Ann had a dog. " * 30, turn_3="Bob found it. " * 30)
     whole = [*TALK, "prompts.turns=all", "prompts.system=Answer."]
     outcome = harness(*whole, "prompts.too_long=truncate")
-    assert mentions(outcome.stderr, "turn 3", "line 1", "without its first turn")
+    [line] = [line for line in outcome.stderr.splitlines() if "without its first turn" in line]
+    assert mentions(line, "turn 3", "line 1", "(1)")
     assert list(results()["num_truncated"]) == [1, 1]
     answers = pd.read_csv(only("latency_prompts.csv")).query("arm == 'regular'")
     away, found = (answers.query(f"turn == {turn}").completion.iloc[0] for turn in (2, 3))

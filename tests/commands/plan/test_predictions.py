@@ -13,10 +13,16 @@ import pandas as pd
 import pytest
 
 import harness as package
+from harness.commands.read_prices import read_prices
+from harness.config.errors import SettingError
 from harness.config.synthetic import length_in_answers
 from harness.engines.simulated.settings import SimulatedSettings
+from harness.results.files import append_rows
 from harness.results.price.value import IterationCost
+from harness.results.rows.acceptance import AcceptanceRow
+from harness.results.statistics.interval import Interval
 from in_process import Harness, only
+from report_files import latency_run, write
 from wording import mentions
 
 PUBLISHED = Path(package.__file__).parents[1] / "benchmarks" / "published"
@@ -106,6 +112,19 @@ def test_yields_of_texts_of_another_length_are_those_of_answers_as_long_as_the_p
         assert row["predicted_tokens_per_iteration"] == pytest.approx(yielded, rel=0.02)
     rows, _ = rows_of(harness, "costs=costs.csv", "acceptance=other.csv")
     assert rows.predicted_speedup[0] == pytest.approx(truth(settings, 6, 24), rel=0.02)
+
+
+def test_texts_that_were_read_are_yields_of_their_length(harness: Harness, table: str) -> None:
+    """Nine texts of nine tokens, of which the prompt gives the first."""
+    rows = []
+    for k in (2, 4):
+        tokens = Interval(length_in_answers([0.8], k, 9))
+        read = {"num_draft_tokens": k, "num_texts": 9, "num_tokens": 72, "draft": "a"}
+        rows.append(AcceptanceRow(run="1", status="ok", tokens_per_iteration=tokens, **read))
+    append_rows(Path("read.csv"), rows)
+    predicted, _ = rows_of(harness, table, "acceptance=read.csv", "tokens=200")
+    expected = [length_in_answers([0.8], k, 200) for k in (2, 4, 4)]
+    assert [*predicted.predicted_tokens_per_iteration] == pytest.approx(expected, rel=1e-6)
 
 
 def test_the_published_sweep_is_predicted_by_one_command(harness: Harness) -> None:
@@ -200,6 +219,24 @@ def test_runs_that_differ_in_more_than_k_and_load_are_no_one_price_nor_yield(
     assert differs in harness.refused("plan", "costs=one.csv", "acceptance=two.csv")
 
 
+def test_what_varies_with_k_is_no_other_setting(tmp_path: Path) -> None:
+    """A server's command and what varies in it may name K; of its own draft the name is not known."""
+    runs = []
+    for k in (2, 4):
+        settings = {"vary.k": k, "engine.start_command": f"vllm --k {k}"}
+        runs.append(latency_run(k, settings=settings, draft="server"))
+    file = write(tmp_path / "latency.csv", *runs)
+    assert {name: set(ks) for name, ks in read_prices("acceptance", str(file)).yields.items()} == {
+        "": {2, 4}
+    }
+    write(file, latency_run(8, settings={"vary.k": 4}, draft="server"))
+    with pytest.raises(SettingError, match="differ in settings"):
+        read_prices("acceptance", str(file))
+    target = write(tmp_path / "target" / "latency.csv", latency_run(draft=None))
+    with pytest.raises(SettingError, match="has no run of latency with a draft"):
+        read_prices("costs", str(target))
+
+
 def test_a_run_leaves_its_costs_and_they_are_read_again(harness: Harness) -> None:
     harness("latency", *SIMULATED, "K=4", "batch_size=2", "num_prompts=16")
     file = only("costs.json")
@@ -212,6 +249,16 @@ def test_a_run_leaves_its_costs_and_they_are_read_again(harness: Harness) -> Non
     run_rows, _ = rows_of(harness, f"costs={file.parent}", "acceptance=0.7")
     figures: list[Any] = ["num_draft_tokens", "batch_size", "predicted_speedup", "iteration_ms"]
     pd.testing.assert_frame_equal(file_rows[figures], run_rows[figures])
+    harness("map", *SIMULATED, "batch_sizes=[1]", "draft_tokens=[4]", "hydra.run.dir=map")
+    map_rows, _ = rows_of(harness, "costs=map", "acceptance=0.7")
+    assert [*map_rows.iteration_ms] == pytest.approx(
+        [SimulatedSettings().iteration_ms(4)], rel=0.02
+    )
+    Path("alone").mkdir()
+    assert "holds no CSV file" in harness.refused("plan", "costs=alone", "acceptance=0.7")
+    Path("alone", file.name).write_bytes(file.read_bytes())
+    alone, _ = rows_of(harness, "costs=alone", "acceptance=0.7")
+    pd.testing.assert_frame_equal(alone[figures], run_rows[figures])
     file.write_text(json.dumps(content | {"version": 2}))
     assert "is no file of costs" in harness.refused("plan", f"costs={file}", "acceptance=0.7")
 

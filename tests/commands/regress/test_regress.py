@@ -149,6 +149,26 @@ def test_runs_in_four_blocks_are_compared() -> None:
     assert str(ms.comparison.change.covers).startswith("4 blocks and 5 + 5 runs")
 
 
+@pytest.mark.parametrize(
+    ("num_common", "verdict", "reason"),
+    [
+        (8, "worse", ""),
+        (7, "cannot tell", "7 prompts on both sides, and 8 needed"),
+        (0, "cannot tell", "no prompt has a time on both sides"),
+    ],
+)
+def test_prompts_of_both_sides_are_compared(num_common: int, verdict: str, reason: str) -> None:
+    rng = np.random.default_rng(0)
+    before, after = (planted_runs(rng, np.ones(15), slowdown) for slowdown in (0.0, 0.2))
+    for run in after:
+        run.prompt_rows = [
+            replace(row, prompt_index=(row.prompt_index or 0) + 15 - num_common)
+            for row in run.prompt_rows
+        ]
+    ms, *_ = compared_runs(before, after, margin=0.02)
+    assert (ms.verdict, ms.reason) == (verdict, reason)
+
+
 def test_significance_is_adjusted_for_the_number_of_measurements() -> None:
     """A slow-down with a p-value of 0.03 alone, among six measurements that did not change."""
     rng = np.random.default_rng(1)
@@ -256,16 +276,19 @@ def test_tokens_per_iteration_are_compared_seed_by_seed(tmp_path: Path) -> None:
 
 
 def test_accuracy_is_compared_question_by_question(harness: Harness, tmp_path: Path) -> None:
-    for name, limit in (("before", 60), ("after", 40), ("same", 60)):
+    limits = {"before": (0, 60), "after": (0, 40), "same": (0, 60), "others": (100, 60)}
+    for name, (first, limit) in limits.items():
         rows = eval_run(seeds=(0,))
         append_rows(tmp_path / name / "eval.csv", rows)
         (tmp_path / name / "environment.json").write_text("{}")
-        answers = [answer_row(rows[0].run, index, index < limit) for index in range(100)]
+        answers = [answer_row(rows[0].run, first + n, n < limit) for n in range(100)]
         append_rows(tmp_path / name / "eval_prompts.csv", answers)
     asked = [f"before={tmp_path}/before/eval.csv", f"after={tmp_path}/after/eval.csv"]
     outcome = harness("regress", "details=true", *asked, code=1)
     assert "accuracy -20.0 points" in outcome.complaint
     harness("regress", "details=true", asked[0], f"after={tmp_path}/same/eval.csv", "margin=0.1")
+    outcome = harness("regress", asked[0], f"after={tmp_path}/others/eval.csv", code=3)
+    assert "no question was answered on both sides" in outcome.stdout
 
 
 def test_greedy_copies_of_a_question_count_once(harness: Harness, tmp_path: Path) -> None:
@@ -358,6 +381,18 @@ def test_another_build_of_a_server_is_what_is_compared(harness: Harness, tmp_pat
         other_rate = write_runs(tmp_path / differing, rng, np.ones(15), settings=settings)
         line = harness.refused("regress", sides[0], f"after={other_rate}")
         assert f"differ in engine.rate {differing}. " in line
+
+
+def test_what_one_side_alone_measured_is_not_compared(harness: Harness, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for side, loads in (("before", (1, 2, 4)), ("after", (1, 2))):
+        for load in loads:
+            write_runs(tmp_path / side, rng, np.ones(15), batch_size=load)
+    sides = str(tmp_path / "before"), str(tmp_path / "after")
+    shown = " ".join(harness("regress", *sides, "margin=0.5").stdout.split())
+    assert shown.startswith("2 measurements · margin 50.0 %")
+    assert "Why 13B with 7B, K=4: 3.30" in shown
+    assert "Only measured before, so not compared: 1 combination of settings." in shown
 
 
 def test_runs_on_both_sides_count_before_alone(harness: Harness, tmp_path: Path) -> None:

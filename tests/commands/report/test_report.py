@@ -106,6 +106,7 @@ def test_published_figures_are_next_to_the_pairs_they_are_of(tmp_path: Path) -> 
         latency_run(4, 1.4, model="gpt2-xl", draft="gpt2"),
         latency_run(4, 2.0, model="./30B"),
         latency_run(model="65B", draft=None, quantization="8bit"),
+        latency_run(4, 1.9, model="65B", status="interrupted", ms_per_token=1.0),
     )
     rows = cells(build([file]), "published")
     theirs = [
