@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy.stats import binomtest
+from scipy import stats
 
 from harness.config.errors import SettingError
 from harness.results.price.shape import Point, StartNoise, shape_of
@@ -168,12 +168,50 @@ def test_starts_that_differ_invent_no_steps(ks: Sequence[int], start_noise: floa
         assert num_found > 0.9 * number
 
 
+def test_starts_that_differ_widen_the_slope_of_widths_that_were_started_once() -> None:
+    """1.5 ms within a start and 2 % of 100 ms between starts are 2.5 ms; by Satterthwaite, with 8.956 degrees."""
+    half = 1.5 * stats.t.isf(0.025, 14)
+    for num_runs, error in ((None, math.hypot(2.5, 2.5)), (5, math.hypot(2.5, 1.5))):
+        once, other = (
+            Point(width, 1, Interval(100, 100 - half, 100 + half, covers))
+            for width, covers in (
+                (2, Coverage(15, "prompt")),
+                (3, Coverage(15, "prompt", num_runs=num_runs)),
+            )
+        )
+        shape = shape_of([once, other], StartNoise(0.02, 4))
+        assert shape is not None
+        assert shape.per_token is not None
+        assert shape.per_token.high == pytest.approx(stats.t.isf(0.025, 8.956) * error, rel=1e-3)
+    assert StartNoise.of([20, 20 * math.exp(0.02)]) == pytest.approx((0.02 / math.sqrt(2), 1))
+    assert StartNoise.of([20.0]).share == 0.02
+
+
+@pytest.mark.parametrize(
+    ("half", "bend", "is_line"),
+    [(1.0, 2.44, True), (1.0, 2.46, False), (0.01, 1.19, True), (0.01, 1.21, False)],
+)
+def test_three_points_are_a_line_but_for_noise_or_two_percent(
+    half: float, bend: float, is_line: bool
+) -> None:
+    """Their second difference has √6 times the error of one, and a third of it is how far the middle one is off."""
+    covers = Coverage(15, "prompt")
+    times = [20 + bend / 2, 20.0, 20 + bend / 2]
+    points = [
+        Point(width, 1, Interval(ms, ms - half, ms + half, covers))
+        for width, ms in enumerate(times, start=2)
+    ]
+    shape = shape_of(points)
+    assert shape is not None
+    assert (shape.fixed is not None, shape.tested) == (is_line, True)
+
+
 def test_two_points_are_a_line_that_nobody_tested() -> None:
-    points = [(width, 1, Interval(ms, 0.9 * ms, 1.1 * ms)) for width, ms in ((3, 25), (9, 40))]
+    covers = Coverage(15, "prompt")
+    points = [(width, 1, Interval(ms, ms - 1, ms + 1, covers)) for width, ms in ((3, 25), (9, 40))]
     shape = IterationCost.of_points(points).shape()
     assert shape is not None
-    assert shape.fixed is not None
-    assert not shape.tested
+    assert (shape.fixed is not None, shape.tested) == (True, False)
     assert IterationCost.of_points([(1, 1, 20.0), (5, 1, 30.0)]).shape() is None
 
 
@@ -189,7 +227,7 @@ def test_passes_in_rounds_have_the_median_of_their_ratios() -> None:
     assert (few.low, few.estimate, few.high, str(few.covers)) == (12, 14, 19, "3 rounds")
     assert cost.at(2).ms.estimate == pytest.approx(15.0)
     assert cost.at(4).steps.estimate == pytest.approx(5.0)
-    low, high = binomtest(2 - 1, 11).pvalue, binomtest(2, 11).pvalue
+    low, high = stats.binomtest(1, 11).pvalue, stats.binomtest(2, 11).pvalue
     assert low < 0.05 < high
 
 
@@ -209,6 +247,10 @@ def test_the_value_survives_a_file() -> None:
     assert repr(IterationCost.from_json(cost.as_json())) == repr(cost)
     with pytest.raises(ValueError, match="is of version 7"):
         IterationCost.from_json(cost.as_json() | {"version": 7})
+    for ms in (0.0, math.inf):
+        damaged = {"width": 1, "rows": 1, "ms": {"estimate": ms}, "steps": None}
+        with pytest.raises(ValueError, match="a time is not positive"):
+            IterationCost.from_json({"version": 1, "points": [damaged]})
 
 
 def test_repeated_measurements_cover_what_differs_between_them() -> None:
@@ -219,11 +261,14 @@ def test_repeated_measurements_cover_what_differs_between_them() -> None:
     assert mean.estimate == pytest.approx(30)
     assert str(mean.covers) == "15 prompts and 3 runs"
     # Student's t of two degrees of freedom at 95 % is 4.303; the three deviate by 5 %.
-    assert mean.high / 30 == pytest.approx(1.05 ** (4.303 / math.sqrt(3)), rel=1e-4)
+    factor = 1.05 ** (4.303 / math.sqrt(3))
+    assert (mean.low, mean.high) == pytest.approx((30 / factor, 30 * factor), rel=1e-4)
     alike = mean_time([Interval(30, 29, 33), Interval(30, 28, 34)])
-    assert alike.low / 30 == pytest.approx(
-        math.exp(-math.hypot(math.log(30 / 29), math.log(30 / 28)) / 2)
+    below, above = (
+        math.hypot(math.log(one), math.log(other)) / 2
+        for one, other in ((30 / 29, 30 / 28), (33 / 30, 34 / 30))
     )
+    assert (alike.low, alike.high) == pytest.approx((30 * math.exp(-below), 30 * math.exp(above)))
     assert not mean_time([Interval(30, 29, 33), Interval(31.0)]).has_bounds
 
 
@@ -240,8 +285,12 @@ def test_a_table_by_k_has_the_price_of_one_draft_token(tmp_path: Path, regular: 
     assert list(cost.ks()) == [1]
 
 
-@pytest.mark.parametrize(("from_k", "change"), [(8, 8 / 34), (3, 8 / 24)])
-def test_a_step_is_sought_by_what_was_measured_well(from_k: int, change: float) -> None:
+@pytest.mark.parametrize(
+    ("from_k", "change", "percent"), [(8, 8 / 34, "+24 %"), (3, 8 / 24, "+33 %")]
+)
+def test_a_step_is_sought_by_what_was_measured_well(
+    from_k: int, change: float, percent: str
+) -> None:
     """A jump of 8 ms; of one width the mean of three prompts is far off, as its interval says."""
     points = []
     for k in (2, 3, 4, 5, 6, 7, 8, 10, 12):
@@ -255,7 +304,7 @@ def test_a_step_is_sought_by_what_was_measured_well(from_k: int, change: float) 
     (step,) = shape.steps
     assert step[:2] == (from_k, from_k + 1)
     assert step.change == pytest.approx(change, abs=0.003)
-    assert str(shape) == f"no line, {step}"
+    assert str(shape) == f"no line, from {from_k} to {from_k + 1} tokens {percent}"
 
 
 @pytest.mark.parametrize(("off", "is_line"), [(0.25, True), (1.2, False)])
@@ -267,7 +316,7 @@ def test_times_without_decimals_are_known_to_their_rounding(off: float, is_line:
         points.append((k + 1, 1, Interval(ms, ms - 0.5, ms + 0.5)))
     shape = IterationCost.of_points(points).shape()
     assert shape is not None
-    assert (shape.fixed is not None) == is_line
+    assert (shape.fixed is not None, shape.tested) == (is_line, False)
 
 
 def test_a_line_is_over_the_tokens_that_were_drafted() -> None:
@@ -341,6 +390,33 @@ def test_a_regular_step_without_a_mark_is_of_all_data_and_drafts(tmp_path: Path)
     table = read_table("costs", f"{tmp_path}/t.csv@EAGLE@MTBench")
     assert table.costs["EAGLE"].at(4).steps.estimate == pytest.approx(1.5)
     assert table.yields["EAGLE"][4].estimate == 2.0
+
+
+DRAFTED = """# where it is from
+k, in_flight, ms, ms_low, ms_high, ms_per_token, acceptance_length, draft, seed
+0, 1, 20, , , , , , 1
+0, 8, , , , 40, , , 1
+1, 1, 25, 25, 26, , 1, EAGLE, 2
+1, 2, 25, , , , 1.04, EAGLE, 2
+2, 1, , , , 9, , EAGLE, 2
+4, 1, 30, 29, 30, , 3, EAGLE, 2
+4, 8, 80, , , , 3.3, EAGLE, 2
+"""
+
+
+def test_a_table_has_costs_yields_and_speedups_of_each_draft(tmp_path: Path) -> None:
+    """Per token after the first an iteration has a price only where its tokens are known."""
+    (tmp_path / "t.csv").write_text(DRAFTED)
+    table = read_table("costs", str(tmp_path / "t.csv"))
+    (cost,) = table.costs.values()
+    assert (cost.loads, cost.ks(), cost.ks(2), cost.ks(8)) == ([1, 2, 8], [1, 4], [], [4])
+    assert (cost.at(1).ms.low, cost.at(4).ms.high, cost.point(0, 8).ms.estimate) == (25, 30, 40)
+    yields = {k: length.estimate for k, length in table.yields["EAGLE"].items()}
+    assert yields == pytest.approx({1: 1.02, 4: 3.15})
+    # 25 and 30 ms are 1.25 and 1.5 steps, 80 ms with 8 in flight are 2.
+    speedups = {("EAGLE", 1, 1): 0.8, ("EAGLE", 4, 1): 2.0, ("EAGLE", 4, 8): 1.65}
+    assert table.measured == pytest.approx(speedups)
+    assert [*table.notes] == ["EAGLE yields 3 to 3.3 tokens per iteration at K=4: the mean counts"]
 
 
 def test_steps_that_leave_times_unexplained_are_not_named() -> None:
