@@ -8,6 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from scipy import stats
 
 from harness.results.statistics.comparisons import (
     Comparison,
@@ -16,6 +17,7 @@ from harness.results.statistics.comparisons import (
     compare_proportions,
     noise_of_runs,
 )
+from harness.results.statistics.proportions import difference_of_paired_proportions
 
 Floats = NDArray[np.float64]
 NUMBER = 1000
@@ -159,15 +161,17 @@ def test_proportions_of_the_same_questions() -> None:
         compare_proportions(answers, lost, margin=-0.1)
 
 
-def test_proportions_at_the_margin_are_seldom_called_no_worse() -> None:
-    """A true loss of 5 points, at a margin of 5; over 300 simulated pairs."""
-    rng = np.random.default_rng(0)
-    found = []
-    for _ in range(300):
-        draw = rng.random(200)
-        before, after = draw < 0.8, (draw < 0.72) | (draw > 0.97)
-        found.append(compare_proportions(before.tolist(), after.tolist(), margin=0.05))
-    assert share(found, "no worse", "better") <= 0.09
+@pytest.mark.parametrize(("further", "verdict"), [(1e-9, "no worse"), (-1e-9, "cannot tell")])
+def test_no_worse_is_one_sided_at_5_percent(further: float, verdict: str) -> None:
+    before, after = [True] * 80 + [False] * 20, [True] * 79 + [False] * 20 + [True]
+    lowest = difference_of_paired_proportions(before, after, confidence=0.9).low
+    assert compare_proportions(before, after, margin=further - lowest).verdict == verdict
+    times = np.exp(np.random.default_rng(0).normal(0, 0.05, 20))
+    mean, error = np.log(times).mean(), stats.sem(np.log(times))
+    highest = math.exp(stats.t.ppf(0.95, 19, mean, error))
+    lower = compare(np.ones(20), times, better="lower", margin=highest - 1 + further)
+    higher = compare(np.ones(20), 1 / times, better="higher", margin=1 - 1 / highest + further)
+    assert (lower.verdict, higher.verdict) == (verdict, verdict)
 
 
 @pytest.mark.parametrize(
