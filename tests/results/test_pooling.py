@@ -42,7 +42,7 @@ def measured(directory: Path, repeat: int, slowness: float, **changes: Any) -> l
     asked: dict[str, Any] = {
         "run": f"run-{repeat}", "measurement": f"digest-{repeat}", "directory": str(folder), "repeat": repeat,
         "speedup_covers": f"{NUM_PROMPTS} prompts", "num_prompts": NUM_PROMPTS, "speedup": 2.0,
-        "draft_ms": float(repeat), "interleaved": True, "acceptance_histogram": [1] * repeat, "temperature": 0.0,
+        "acceptance_histogram": [1] * repeat, "temperature": 0.0,
     }  # fmt: skip
     return latency_run(**(asked | changes))
 
@@ -61,9 +61,7 @@ def test_an_interval_over_prompts_and_runs(tmp_path: Path) -> None:
     assert (speculative.repeat, speculative.repeats) == ("all", 3)
     assert speculative.pooled_runs == regular.pooled_runs == ["run-1", "run-2", "run-3"]
     assert speculative.run == regular.run
-    assert speculative.draft_ms == 2.0
     assert speculative.acceptance_histogram == [3, 2, 1]
-    assert speculative.interleaved is True
     assert regular.speedup is None
 
 
@@ -96,6 +94,27 @@ def test_without_the_prompts_there_is_no_interval(tmp_path: Path) -> None:
     (tmp_path / "2" / "latency_prompts.csv").unlink()
     pooled = pooled_rows(runs)[-1]
     assert pooled.speedup == Interval(2.0)
+
+
+def test_every_rule_makes_one_figure_of_two(tmp_path: Path) -> None:
+    figures: dict[str, tuple[Any, Any, Any]] = {
+        "stopped_by": ("budget", "budget", "budget"),
+        "gpu_throttled": ("power cap", "power brake", None),
+        "shortest_answer": (5, 7, 5),
+        "longest_answer": (5, 7, 7),
+        "drifted": (False, True, True),
+        "interleaved": (True, False, False),
+        "num_skipped": (1, 2, 2),
+        "verify_ms": (1.0, None, None),
+        "acceptance_by_position": ([0.9, None], [0.5, None, 0.3], [0.7, None, 0.3]),
+    }
+    runs = []
+    for repeat in (1, 2):
+        columns = {name: values[repeat - 1] for name, values in figures.items()}
+        runs.append(measured(tmp_path, repeat, 1.0, **columns))
+    pooled = pooled_rows(runs)[-1].values()
+    expected = {name: values[2] for name, values in figures.items()}
+    assert {name: pooled[name] for name in figures} == expected
 
 
 def test_ends_of_intervals_within_a_run_are_not_averaged(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from harness.commands.eval.record import EvalSettings
-from harness.commands.eval.rows import EvalRow
+from harness.commands.eval.rows import AnswerRow, EvalRow
 from harness.commands.latency.record import LatencySettings
 from harness.commands.registry import row_kinds
 from harness.config.settings import DecodingSettings, ModelSettings, PlacementSettings
@@ -82,11 +82,14 @@ def test_what_cannot_be_read_is_none() -> None:
             "num_prompts": "9" * 400,
             "test": "yes",
             "weight_bytes": "[",
+            "acceptance_by_position": "[NaN]",
             "foreign": "1",
         }
     )
     assert row == LatencyRow()
     assert LatencyPromptRow.parse({"completion": ""}).completion is None
+    # A column that always has text.
+    assert AnswerRow.parse({"completion": ""}).completion == ""
 
 
 @pytest.mark.parametrize(
