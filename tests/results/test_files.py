@@ -31,11 +31,7 @@ from harness.commands.registry import row_kinds
 from harness.config.errors import RunError, SettingError
 from harness.measuring.rows import LatencyRow
 from harness.results import files, locked_files
-from harness.results.files import (
-    check_appendable,
-    read_file,
-    read_rows,
-)
+from harness.results.files import check_appendable, read_file, read_kind, read_rows
 from harness.results.locked_files import locked, remove_locks
 from harness.results.rows.prompts import LatencyPromptRow
 
@@ -499,3 +495,14 @@ def test_what_is_not_whole_is_left_out_and_noted(tmp_path: Path) -> None:
     assert found.torn[0].startswith(f"{path}, line 3: ")
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
     assert read_file(tmp_path / "other.csv", row_kinds()).kind is None
+
+
+def test_cells_that_cannot_be_read_are_noted(tmp_path: Path) -> None:
+    """Not those that are empty, nan, or of columns that are not ours."""
+    path = tmp_path / "latency.csv"
+    cells = {"run": "1", "ms_per_token": "fast", "num_tokens": "nan", "foreign": "x"}
+    names = [*LatencyRow.columns(), "foreign"]
+    write_rows(path, [dict.fromkeys(names) | cells])
+    assert read_kind(path, row_kinds()) is LatencyRow
+    assert read_file(path, row_kinds()).unread == [f"{path}, line 2: ms_per_token cannot be read"]
+    assert read_kind(tmp_path / "absent.csv", row_kinds()) is None

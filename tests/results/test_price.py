@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from scipy import stats
 
@@ -15,7 +13,6 @@ from harness.config.errors import SettingError
 from harness.results.price.shape import Point, StartNoise, shape_of
 from harness.results.price.table import read_table
 from harness.results.price.value import IterationCost, mean_time
-from harness.results.statistics.distributions import t_quantile
 from harness.results.statistics.interval import Coverage, Interval
 
 
@@ -120,52 +117,6 @@ def test_a_load_that_is_refused_has_its_figures_but_no_price() -> None:
     read = IterationCost.of_steps({4: 1.25, 1: 1.0625, 2: 1.125}, "bytes")
     assert read.at(4).steps.estimate == 1.25
     assert line_of(read)[:2] == pytest.approx((1, 1 / 16))
-
-
-def swept(
-    rng: np.random.Generator, ks: Sequence[int], start_noise: float, jump_ms: float = 0.0
-) -> tuple[list[Point], list[float]]:
-    """Iterations of 20 + 2.5 K ms, of 15 prompts, each behind a start of its own; and the regular steps beside them."""
-    points, steps_ms = [], []
-    for k in ks:
-        iteration_ms = 20 + 2.5 * k + (jump_ms if k >= 8 else 0)
-        for width, ms in ((1, 20.0), (k + 1, iteration_ms)):
-            prompts = ms * np.exp(rng.normal(0, start_noise)) * rng.normal(1, 0.02, 15)
-            half = t_quantile(0.025, 14) * prompts.std(ddof=1) / math.sqrt(15)
-            mean = prompts.mean()
-            time = Interval(mean, mean - half, mean + half, Coverage(15, "prompt"))
-            if width == 1:
-                steps_ms.append(mean)
-            else:
-                points.append(Point(width, 1, time))
-    return points, steps_ms
-
-
-@pytest.mark.parametrize("ks", [(2, 4, 6, 8, 10), (1, 2, 3, 4, 6, 8, 10)])
-@pytest.mark.parametrize("start_noise", [0.0, 0.01, 0.02, 0.04])
-def test_starts_that_differ_invent_no_steps(ks: Sequence[int], start_noise: float) -> None:
-    """A line is called none in about 5 % of the sweeps, and its slope is in its interval; a jump of 8 ms is found."""
-    rng = np.random.default_rng(0)
-    number = 200
-    false_alarms = twin_alarms = num_covered = num_found = 0
-    for _ in range(number):
-        points, steps_ms = swept(rng, ks, start_noise)
-        shape = shape_of(points, StartNoise.of(steps_ms))
-        twin = shape_of(points)
-        assert shape is not None
-        assert twin is not None
-        false_alarms += shape.fixed is None
-        twin_alarms += twin.fixed is None
-        num_covered += shape.per_token is None or shape.per_token.low < 2.5 < shape.per_token.high
-        points, steps_ms = swept(rng, ks, start_noise, jump_ms=8.0)
-        shape = shape_of(points, StartNoise.of(steps_ms))
-        num_found += shape is not None and [step[:2] for step in shape.steps] == [(7, 9)]
-    assert false_alarms <= 0.09 * number
-    assert num_covered >= 0.9 * number
-    if start_noise >= 0.02:
-        assert twin_alarms > 0.3 * number
-    if start_noise <= 0.01:
-        assert num_found > 0.9 * number
 
 
 def test_starts_that_differ_widen_the_slope_of_widths_that_were_started_once() -> None:

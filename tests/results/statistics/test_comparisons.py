@@ -23,24 +23,19 @@ Floats = NDArray[np.float64]
 NUMBER = 1000
 
 
-def measured(
-    rng: np.random.Generator, num_runs: int, slowdown: float, run: float = 0.013
-) -> Floats:
-    """Noise of runs and of prompts within a run, [num_runs, 15] around `slowdown`."""
-    of_runs, within = rng.normal(0, run, (num_runs, 1)), rng.normal(0, 0.02, (num_runs, 15))
-    return np.asarray((1 + slowdown) * np.exp(of_runs + within))
+def measured(rng: np.random.Generator, num_runs: int) -> Floats:
+    """Noise of runs and of prompts within a run, [num_runs, 15] around 1."""
+    of_runs, within = rng.normal(0, 0.013, (num_runs, 1)), rng.normal(0, 0.02, (num_runs, 15))
+    return np.asarray(np.exp(of_runs + within))
 
 
-def simulate(
-    num_runs: int, slowdown: float = 0.0, noise: Noise | None = None, run: float = 0.013
-) -> list[Comparison]:
+def simulate(num_runs: int, noise: Noise | None = None) -> list[Comparison]:
     """Comparisons of ms per token at a margin of 2 %; prompts differ a lot."""
     rng = np.random.default_rng(1)
     found = []
     for _ in range(NUMBER):
         hardness = rng.lognormal(0, 0.5, 15)
-        before = hardness * measured(rng, num_runs, 0.0, run)
-        after = hardness * measured(rng, num_runs, slowdown, run)
+        before, after = hardness * measured(rng, num_runs), hardness * measured(rng, num_runs)
         found.append(compare(before, after, better="lower", margin=0.02, noise=noise))
     return found
 
@@ -77,26 +72,6 @@ def test_an_interval_over_several_runs_covers_the_noise_too() -> None:
     before, after = rng.lognormal(size=(2, 3, 9))
     covers = compare(before, after, "lower", 0.02, Noise(0.01, 4)).change.covers
     assert "3 + 3 runs and the noise of 4 differences" in str(covers)
-
-
-def test_a_slowdown_beyond_the_margin_is_seldom_called_no_worse() -> None:
-    """At the margin itself the one-sided test errs in at most 5 % of the cases."""
-    found = simulate(num_runs=5, slowdown=0.02)
-    assert share(found, "no worse", "better") <= 0.06
-    quiet = simulate(num_runs=5, slowdown=0.0, run=0.002)
-    assert share(quiet, "no worse", "better", "worse") > 0.9
-
-
-def test_the_visible_difference_is_found_in_80_percent() -> None:
-    """The deviations are known here, so that the promise is one number."""
-    first = simulate(num_runs=5)
-    visible = float(
-        np.median([one.estimate.visible_difference for one in first if one.estimate is not None])
-    )
-    found = simulate(num_runs=5, slowdown=visible)
-    assert np.mean([comparison.change.low > 1 for comparison in found]) == pytest.approx(
-        0.8, abs=0.08
-    )
 
 
 def test_a_lower_figure_is_better_or_worse() -> None:
