@@ -1,17 +1,14 @@
-"""Two measurements compared: false alarms and finds in simulation, and comparisons that fail."""
+"""Two measurements compared: what an interval covers, verdicts at the margin, and comparisons that fail."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from scipy import stats
 
 from harness.results.statistics.comparisons import (
-    Comparison,
     Noise,
     compare,
     compare_proportions,
@@ -19,59 +16,14 @@ from harness.results.statistics.comparisons import (
 )
 from harness.results.statistics.proportions import difference_of_paired_proportions
 
-Floats = NDArray[np.float64]
-NUMBER = 1000
-
-
-def measured(rng: np.random.Generator, num_runs: int) -> Floats:
-    """Noise of runs and of prompts within a run, [num_runs, 15] around 1."""
-    of_runs, within = rng.normal(0, 0.013, (num_runs, 1)), rng.normal(0, 0.02, (num_runs, 15))
-    return np.asarray(np.exp(of_runs + within))
-
-
-def simulate(num_runs: int, noise: Noise | None = None) -> list[Comparison]:
-    """Comparisons of ms per token at a margin of 2 %; prompts differ a lot."""
-    rng = np.random.default_rng(1)
-    found = []
-    for _ in range(NUMBER):
-        hardness = rng.lognormal(0, 0.5, 15)
-        before, after = hardness * measured(rng, num_runs), hardness * measured(rng, num_runs)
-        found.append(compare(before, after, better="lower", margin=0.02, noise=noise))
-    return found
-
-
-def share(comparisons: list[Comparison], *verdicts: str) -> float:
-    counts = Counter(comparison.verdict for comparison in comparisons)
-    return sum(counts[verdict] for verdict in verdicts) / len(comparisons)
-
-
-def test_identical_runs_seldom_differ() -> None:
-    """Nominally 2.5 % each; over 1000 simulated pairs of measurements with 5 runs a side."""
-    found = simulate(num_runs=5)
-    assert share(found, "worse") <= 0.035
-    assert share(found, "better") <= 0.04
-    assert np.mean([comparison.p_value < 0.05 for comparison in found]) <= 0.065
-    assert str(found[0].change.covers) == "15 prompts and 5 + 5 runs"
-
-
-def test_single_runs_differ_too_often_unless_the_noise_is_known() -> None:
-    careless = simulate(num_runs=1)
-    assert share(careless, "worse", "better") > 0.25
-    assert str(careless[0].change.covers) == "15 prompts"
-    deviation = math.sqrt(2) * math.hypot(0.013, 0.02 / math.sqrt(15))
-    careful = simulate(num_runs=1, noise=Noise(deviation, 20))
-    assert share(careful, "worse", "better") <= 0.05
-    assert (
-        str(careful[0].change.covers)
-        == "15 prompts and the noise of 20 differences between identical runs"
-    )
-
 
 def test_an_interval_over_several_runs_covers_the_noise_too() -> None:
     rng = np.random.default_rng(0)
     before, after = rng.lognormal(size=(2, 3, 9))
     covers = compare(before, after, "lower", 0.02, Noise(0.01, 4)).change.covers
     assert "3 + 3 runs and the noise of 4 differences" in str(covers)
+    alone = compare(before[0], after[0], "lower", 0.02, Noise(0.01, 4)).change.covers
+    assert str(alone) == "9 prompts and the noise of 4 differences between identical runs"
 
 
 def test_a_lower_figure_is_better_or_worse() -> None:
@@ -95,9 +47,7 @@ def test_noise_is_that_of_identical_runs() -> None:
     noise = noise_of_runs(np.exp(rng.normal(0, 0.02 / math.sqrt(2), (500, 2, 1))))
     assert noise.deviation == pytest.approx(0.02, rel=0.1)
     assert noise.degrees_of_freedom == 500
-    assert noise.threshold() == pytest.approx(0.04, rel=0.1)
-    # Of few pairs it is less certain, and the threshold is higher for that.
-    assert Noise(0.02, 3).threshold() > 1.5 * noise.threshold()
+    assert Noise(0.02, 3).threshold() == pytest.approx(math.expm1(0.02 * stats.t.isf(0.025, 3)))
     # A further pair of identical runs, whose units do not differ.
     pair = compare(np.ones(15), np.ones(15), better="lower", margin=0.02, noise=noise)
     assert pair.change.high == pytest.approx(1 + noise.threshold())
@@ -118,6 +68,12 @@ def test_the_parts_of_the_variance_shrink_with_runs_and_units() -> None:
     assert estimate.residual_variance == pytest.approx(residual)
     assert estimate.run_variance == pytest.approx((4 * between**2 / 3) / 4 * 2 - residual)
     assert estimate.run_degrees_of_freedom == 6
+    # Half of the variance between two identical runs is that of one, with four degrees of freedom more.
+    noisy = compare(runs, runs, "lower", 0.02, Noise(0.05, 4)).estimate
+    assert noisy is not None
+    of_means = (6 * (4 * between**2 / 3) + 4 * 0.05**2 / 2) / (6 + 4)
+    assert noisy.run_variance == pytest.approx(of_means / 4 * 2 - residual)
+    assert noisy.run_degrees_of_freedom == 10
     few = compare(runs[:2], runs[:1], better="lower", margin=0.02)
     assert str(few.change.covers) == "8 prompts and 2 + 1 runs"
 
