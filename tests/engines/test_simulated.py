@@ -10,6 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from harness.config.settings import DecodingSettings
+from harness.engines.protocol import Question
+from harness.engines.simulated.engine import SimulatedArm, _Clock
+from harness.engines.simulated.settings import SimulatedSettings
 from harness.results.files import append_rows
 from in_process import Harness, results
 from report_files import latency_run
@@ -65,6 +69,33 @@ def test_a_sweep_over_k_finds_the_planted_costs(harness: Harness) -> None:
     assert fixed == pytest.approx(20, abs=0.3)
     assert per_token == pytest.approx(2.5, abs=0.15)
     assert step == pytest.approx(20, abs=0.1)
+
+
+def test_a_batch_takes_what_its_passes_cost() -> None:
+    """Three answers of 6 tokens, two in flight. The third begins when these have ended, at 98 ms; then it stalls."""
+    costs = {
+        "step_ms": 20,
+        "width_ms": 1,
+        "row_ms": 5,
+        "jumps": {3: 7.0},
+        "draft_ms": 3,
+        "first_ms": 10,
+    }
+    stalls = {"stall_every": 3, "stall_ms": 100}
+    undisturbed = {"acceptance": 1.0, "prompts_differ": 0, "noise": 0}
+    settings = SimulatedSettings(prompt_ms=1, **costs, **stalls, **undisturbed)
+    decoding = DecodingSettings(max_new_tokens=6, num_draft_tokens=2)
+    question = Question([[1] * 2, [1] * 4, [1] * 3], decoding, 0, range(3))
+    answered = SimulatedArm("speculative", settings, _Clock()).answer(question.requests, 2)
+    # Prompts of 12 and 14 ms, then 2 · 3 + 20 + 5 + 4 + 7 ms, and 3 + 20 + 5 + 2 ms.
+    expected = [[0.012, 0.068, 0.098], [0.026, 0.068, 0.098], [0.013, 0.148, 0.172]]
+    for record, arrivals in zip(answered.requests, expected, strict=True):
+        assert record.arrivals == pytest.approx(arrivals)
+        assert (record.outcomes, record.num_tokens) == ([(2, 2), (1, 1)], 6)
+    assert answered.seconds == pytest.approx(0.270)
+    assert answered.load is not None
+    assert answered.load.request_seconds == pytest.approx(0.098 + 0.098 + 0.172)
+    assert (answered.load.share, answered.load.extra, answered.load.offered_s) == (1, [], 0)
 
 
 def test_requests_at_a_rate_wait_as_queueing_theory_says(harness: Harness) -> None:
