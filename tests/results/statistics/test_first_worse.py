@@ -24,7 +24,7 @@ def likelihood(values: Sequence[float], scale: float) -> float:
 
 @pytest.mark.parametrize(
     "values",
-    [[[0.0], [0.02], [], [0.05]], [[0.0, 0.02], [0.03], [], [0.01, 0.06], [0.05]]],
+    [[[0.0], [0.03], [0.1]], [[0.0, 0.02], [0.03], [], [0.01, 0.06], [0.05]]],
 )
 def test_chances_are_those_of_the_stated_model(values: list[list[float]]) -> None:
     """Three differences of about 1 % are known before: a squared scale has an inverse gamma distribution."""
