@@ -141,32 +141,6 @@ def test_ends_of_intervals_within_a_run_are_not_averaged(tmp_path: Path) -> None
     assert pooled["tokens_per_iteration_by_num_draft_tokens_low"] is None
 
 
-def test_tokens_count_alike_in_short_and_in_long_answers(tmp_path: Path) -> None:
-    """A unit of two turns with 10 and 40 tokens counts by its times, as in a single run."""
-    runs = []
-    for repeat in (1, 2):
-        run = measured(tmp_path, repeat, 1.0)
-        file = tmp_path / str(repeat) / "latency_prompts.csv"
-        file.unlink()
-        prompts = []
-        for unit in range(NUM_PROMPTS):
-            for turn, (num_tokens, speedup) in enumerate(((10, 2.0), (40, 1.0))):
-                for arm, factor in (("regular", 1.0), ("speculative", speedup)):
-                    row = LatencyPromptRow(
-                        run=f"run-{repeat}",
-                        prompt_index=unit + turn * NUM_PROMPTS,
-                        arm=arm,
-                        unit=unit,
-                        num_tokens=num_tokens,
-                        time_ms=8.0 * num_tokens / factor,
-                    )
-                    prompts.append(row)
-        append_rows(file, prompts)
-        runs.append(run)
-    # 400 ms against 360; as means over answers it would be 8 + 8 ms per token against 4 + 8.
-    assert pooled_rows(runs)[-1].values()["speedup"] == pytest.approx(400 / 360)
-
-
 def test_every_figure_says_how_it_is_pooled() -> None:
     for name, column in LatencyRow.columns().items():
         if column.kind == "figure":

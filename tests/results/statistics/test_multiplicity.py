@@ -56,23 +56,6 @@ def test_intervals_of_a_table_hold_together() -> None:
     assert wrong_apart / 400 > 0.2
 
 
-def test_real_differences_are_found_and_covered() -> None:
-    rng = np.random.default_rng(1)
-    log_speedups = np.array([-0.3, 0.0, -0.02])
-    covered, found = 0, 0
-    for _ in range(300):
-        ranked = ranking(*alternatives(rng, log_speedups, spread=0.05))
-        best = ranked[0].index
-        truths = {one.index: log_speedups[one.index] - log_speedups[best] for one in ranked}
-        covered += all(
-            one.relative_to_best.low <= math.exp(truths[one.index]) <= one.relative_to_best.high
-            for one in ranked[1:]
-        )
-        found += next(one for one in ranked if one.index == 0).worse
-    assert covered / 300 >= 0.93
-    assert found / 300 > 0.99
-
-
 def test_equal_single_and_few_alternatives_have_no_interval() -> None:
     same = ranking(np.full((2, 15), 2.0), np.ones((2, 15)))
     assert [one.ratio for one in same] == pytest.approx([2, 2])
@@ -81,6 +64,8 @@ def test_equal_single_and_few_alternatives_have_no_interval() -> None:
     few = ranking(*alternatives(rng, np.array([0.0, -1.0]), num_units=7))
     assert math.isnan(few[1].relative_to_best.high)
     assert not few[1].worse
+    best, other = ranking(*alternatives(rng, np.array([-1.0, 0.0])))
+    assert (best.index, best.worse, other.index, other.worse) == (1, False, 0, True)
 
 
 def test_a_pair_alone_has_the_interval_of_students_t() -> None:
