@@ -92,21 +92,6 @@ def test_requests_at_a_rate_wait_as_queueing_theory_says(harness: Harness) -> No
 
 
 @pytest.mark.parametrize(
-    ("cause", "sentence"),
-    [
-        (["engine.stall_every=900", "engine.stall_ms=9000"], "as long as the others"),
-        (["engine.rate=30", "num_prompts=64"], "did not keep up"),
-        ([], ""),
-    ],
-)
-def test_doubts_come_from_their_causes(harness: Harness, cause: list[str], sentence: str) -> None:
-    outcome = harness("latency", *QUIET, "num_prompts=16", "details=true", *cause)
-    summary = " ".join(outcome.summary.split())
-    for each in ("as long as the others", "mean over answers", "did not keep up", "drifted"):
-        assert (each in summary) == (each == sentence), each
-
-
-@pytest.mark.parametrize(
     ("setting", "rule"),
     [
         ("engine.step_ms=0", "engine.step_ms=0.0: must be positive"),

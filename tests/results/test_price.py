@@ -231,9 +231,9 @@ def test_a_table_by_k_has_the_price_of_one_draft_token(tmp_path: Path, regular: 
     (cost,) = read_table("costs", str(file)).costs.values()
     assert list(cost.ks()) == [1, 3]
     assert cost.at(1).steps.estimate == pytest.approx(1.25)
-    file.write_text("\n".join(["K,ms", regular, "1,25"]))
+    file.write_text("width,ms\n1,20\n2,25\n")
     (cost,) = read_table("costs", str(file)).costs.values()
-    assert list(cost.ks()) == [1]
+    assert cost.at(1).steps.estimate == pytest.approx(1.25)
 
 
 @pytest.mark.parametrize(
@@ -368,6 +368,9 @@ def test_a_table_has_costs_yields_and_speedups_of_each_draft(tmp_path: Path) -> 
     speedups = {("EAGLE", 1, 1): 0.8, ("EAGLE", 4, 1): 2.0, ("EAGLE", 4, 8): 1.65}
     assert table.measured == pytest.approx(speedups)
     assert [*table.notes] == ["EAGLE yields 3 to 3.3 tokens per iteration at K=4: the mean counts"]
+    assert table.of_draft("costs", "EAGLE", "t.csv").costs == table.costs
+    with pytest.raises(SettingError, match="has no draft lookup, but EAGLE, EAGLE"):
+        table.of_draft("costs", "lookup", "t.csv")
 
 
 def test_steps_that_leave_times_unexplained_are_not_named() -> None:

@@ -71,8 +71,8 @@ def test_no_bound_is_beyond_what_a_unit_has_shown() -> None:
 @pytest.mark.parametrize("skewed", [True, False])
 def test_without_skewness_the_interval_is_students(skewed: bool) -> None:
     changes = np.array([-3.0, -2, -1, 0, 0, 1, 2, 3]) / 10
-    found = log_ratio([2 * (1 + changes)], [np.ones(8)], skewed=skewed)
-    half_width = stats.t.ppf(0.975, 7) * changes.std(ddof=1) / math.sqrt(8)
+    found = log_ratio([2 * (1 + changes)], [1 - changes], skewed=skewed)
+    half_width = stats.t.ppf(0.975, 7) * 2 * changes.std(ddof=1) / math.sqrt(8)
     expected = [2, 2 * math.exp(-half_width), 2 * math.exp(half_width)]
     assert [found.estimate, found.low, found.high] == pytest.approx(expected)
 
