@@ -9,6 +9,7 @@ import pytest
 
 from harness.config.settings import DecodingSettings
 from harness.engines.arrivals import Origin, origins
+from harness.engines.counts import Counts, added
 from harness.engines.door.plans import Machine, PassBytes, Roof
 from harness.engines.door.reading import num_together
 from harness.engines.protocol import Answered, BatchTimes, Wait, in_batches
@@ -84,3 +85,9 @@ def test_a_plan_counts_bytes_and_gpus() -> None:
     assert (Roof(3000, 2.0).bandwidth, Roof(3000, None).bandwidth) == (1_500_000, None)
     assert Machine({0: 1, 1: 1, "cpu": 1}, "two", {}).num_gpus == 2
     assert [num_together(longest) for longest in (1, 2048, 4096, 20_000)] == [8, 8, 4, 1]
+
+
+def test_counters_are_added_by_position() -> None:
+    first = Counts(generated=3, accepted_at={0: 1}, running=5)
+    both = added(first, Counts(drafts=2, accepted_at={0: 2, 1: 4}, running=7))
+    assert both == Counts(generated=3, drafts=2, accepted_at={0: 3, 1: 4}, running=5)

@@ -162,6 +162,9 @@ def test_rows_of_a_batch_are_one_answer_of_mean_length() -> None:
     assert waits_by_unit(batch, "regular") == {(0, 1): (100.0, 10.0)}
     two = [answer(0, 20.0, 8), answer(1, 25.0, 12)]
     assert waits_by_unit(two, "regular") == {(0, 1): (200.0, 20.0)}
+    # Files of older versions have no units: each prompt is one.
+    alone = [replace(row, unit=None) for row in two]
+    assert waits_by_unit(alone, "regular") == {(0,): (100.0, 8.0), (1,): (100.0, 12.0)}
 
 
 def test_a_unit_that_one_arm_lacks_is_left_out() -> None:
