@@ -167,18 +167,7 @@ def test_a_reader_sees_whole_appends_only(tmp_path: Path, processes: ForkServerC
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "one, two",
-        "line\nend",
-        "\r",
-        "both\r\n",
-        "語 é 🦙",
-        " spaced ",
-        "nul\0nul",
-        'say "no"',
-        "=1+1",
-    ],
+    "text", [' "one", two ', "line\nend", "\r", "both\r\n", "語 é 🦙", "nul\0nul"]
 )
 def test_text_comes_back_as_it_went(tmp_path: Path, text: str) -> None:
     path = tmp_path / "prompts.csv"

@@ -97,7 +97,15 @@ def test_without_the_prompts_there_is_no_interval(tmp_path: Path) -> None:
 
 
 def test_every_rule_makes_one_figure_of_two(tmp_path: Path) -> None:
+    """Ends of intervals are not averaged: 2.0 (1.9 to 2.1) and 1.2 (1.1 to 1.3) make no 1.6 (1.5 to 1.7)."""
+    by_k = "tokens_per_iteration_by_num_draft_tokens"
     figures: dict[str, tuple[Any, Any, Any]] = {
+        "goodput_ratio": (2.0, 1.2, pytest.approx(1.6)),
+        "goodput_ratio_low": (1.9, 1.1, None),
+        "goodput_ratio_high": (2.1, 1.3, None),
+        by_k: ([1.5, 2.0], [1.5, 2.0], [1.5, 2.0]),
+        f"{by_k}_low": ([1.4, 1.9], [1.4, 1.9], None),
+        f"{by_k}_high": ([1.6, 2.1], [1.6, 2.1], None),
         "stopped_by": ("budget", "budget", "budget"),
         "gpu_throttled": ("power cap", "power brake", None),
         "shortest_answer": (5, 7, 5),
@@ -115,30 +123,6 @@ def test_every_rule_makes_one_figure_of_two(tmp_path: Path) -> None:
     pooled = pooled_rows(runs)[-1].values()
     expected = {name: values[2] for name, values in figures.items()}
     assert {name: pooled[name] for name in figures} == expected
-
-
-def test_ends_of_intervals_within_a_run_are_not_averaged(tmp_path: Path) -> None:
-    """2.0 (1.9 to 2.1) and 1.2 (1.1 to 1.3) do not make 1.6 (1.5 to 1.7), which holds neither."""
-    intervals = {
-        "goodput_ratio": (1.1, 1.0, 1.2),
-        "drift": (1.0, 0.9, 1.1),
-    }
-    columns: dict[str, Any] = {}
-    for name, (estimate, low, high) in intervals.items():
-        columns |= {name: estimate, f"{name}_low": low, f"{name}_high": high}
-    columns |= {
-        "tokens_per_iteration_by_num_draft_tokens": [1.5, 2.0],
-        "tokens_per_iteration_by_num_draft_tokens_low": [1.4, 1.9],
-        "tokens_per_iteration_by_num_draft_tokens_high": [1.6, 2.1],
-    }
-    runs = [measured(tmp_path, number, 1.0, **columns) for number in (1, 2)]
-    pooled = pooled_rows(runs)[-1].values()
-    for name, (estimate, _, _) in intervals.items():
-        assert pooled[name] == pytest.approx(estimate)
-        assert pooled[f"{name}_low"] is None
-        assert pooled[f"{name}_high"] is None
-    assert pooled["tokens_per_iteration_by_num_draft_tokens"] == [1.5, 2.0]
-    assert pooled["tokens_per_iteration_by_num_draft_tokens_low"] is None
 
 
 def test_every_figure_says_how_it_is_pooled() -> None:
