@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from harness.config.errors import SettingError
 from harness.config.settings import DecodingSettings
 from harness.engines.protocol import Question
 from harness.engines.simulated.engine import SimulatedArm, _Clock
@@ -92,13 +93,20 @@ def test_requests_at_a_rate_wait_as_queueing_theory_says(harness: Harness) -> No
 
 
 @pytest.mark.parametrize(
-    ("setting", "rule"),
+    ("name", "wrong", "rule"),
     [
-        ("engine.step_ms=0", "engine.step_ms=0.0: must be positive"),
-        ("engine.acceptance=1.2", "engine.acceptance=1.2: must be from 0 to 1"),
-        ("engine.noise=-1", "engine.noise=-1"),
-        ("engine.lengths=[0]", "engine.lengths=0: must be at least 1"),
+        ("step_ms", 0.0, "must be positive"),
+        ("rate", 0.0, "must be positive"),
+        ("noise", -0.1, "must be from 0 to 10"),
+        ("drift", 100.1, "must be from 0 to 100"),
+        ("acceptance", 1.2, "must be from 0 to 1"),
+        ("acceptance", (), "must have a rate"),
+        ("lengths", (0,), "must be at least 1"),
+        ("jumps", {0: 1.0}, "by width, from 1 on"),
+        ("jumps", {1: -1.0}, "by width, from 1 on"),
     ],
 )
-def test_wrong_settings(harness: Harness, setting: str, rule: str) -> None:
-    assert rule in harness("latency", "engine=simulated", setting, code=2).complaint
+def test_wrong_settings(name: str, wrong: Any, rule: str) -> None:
+    with pytest.raises(SettingError, match=f"{name}=.*{rule}"):
+        SimulatedSettings(**{name: wrong})
+    SimulatedSettings(acceptance=(0.0, 1.0), jumps={1: 0.0}, lengths=(1,), noise=10, rate=100.0)

@@ -321,12 +321,6 @@ def test_a_queue_is_said_in_the_figure_that_judges_it(tmp_path: Path) -> None:
     assert "answers take 2.0 times as long as decoding explains" in cost.refused[8]
 
 
-def test_a_word_selects_rows_of_a_table(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text(TABLE)
-    (cost,) = read_table("costs", f"{tmp_path}/t.csv@chat").costs.values()
-    assert cost.at(4).steps.estimate == pytest.approx(11 * 2.5 / 22)
-
-
 MIXED = """k, rows, ms, acceptance_length, draft, dataset
 0, 1, 20,, ,
 4, 1, 30, 3.0, EAGLE, HumanEval
@@ -352,6 +346,7 @@ k, in_flight, ms, ms_low, ms_high, ms_per_token, acceptance_length, draft, seed
 2, 1, , , , 9, , EAGLE, 2
 4, 1, 30, 29, 30, , 3, EAGLE, 2
 4, 8, 80, , , , 3.3, EAGLE, 2
+8, 1, , , , 10, 5, EAGLE, 2
 """
 
 
@@ -360,13 +355,13 @@ def test_a_table_has_costs_yields_and_speedups_of_each_draft(tmp_path: Path) -> 
     (tmp_path / "t.csv").write_text(DRAFTED)
     table = read_table("costs", str(tmp_path / "t.csv"))
     (cost,) = table.costs.values()
-    assert (cost.loads, cost.ks(), cost.ks(2), cost.ks(8)) == ([1, 2, 8], [1, 4], [], [4])
+    assert (cost.loads, cost.ks(), cost.ks(2), cost.ks(8)) == ([1, 2, 8], [1, 4, 8], [], [4])
     assert (cost.at(1).ms.low, cost.at(4).ms.high, cost.point(0, 8).ms.estimate) == (25, 30, 40)
     yields = {k: length.estimate for k, length in table.yields["EAGLE"].items()}
-    assert yields == pytest.approx({1: 1.02, 4: 3.15})
-    # 25 and 30 ms are 1.25 and 1.5 steps, 80 ms with 8 in flight are 2.
-    speedups = {("EAGLE", 1, 1): 0.8, ("EAGLE", 4, 1): 2.0, ("EAGLE", 4, 8): 1.65}
-    assert table.measured == pytest.approx(speedups)
+    assert yields == pytest.approx({1: 1.02, 4: 3.15, 8: 5})
+    # 25, 30 and 5 · 10 ms are 1.25, 1.5 and 2.5 steps, 80 ms with 8 in flight are 2.
+    speedups = {(1, 1): 0.8, (4, 1): 2.0, (8, 1): 2.0, (4, 8): 1.65}
+    assert table.measured == pytest.approx({("EAGLE", *at): speedups[at] for at in speedups})
     assert [*table.notes] == ["EAGLE yields 3 to 3.3 tokens per iteration at K=4: the mean counts"]
     assert table.of_draft("costs", "EAGLE", "t.csv").costs == table.costs
     with pytest.raises(SettingError, match="has no draft lookup, but EAGLE, EAGLE"):
