@@ -37,9 +37,13 @@ def cgroup(directory: Path, groups: str, files: dict[str, str]) -> dict[str, Pat
         ),
         pytest.param(
             "3:memory:/m\n2:cpu,cpuacct:/docker/x\n0::/\n",
-            {"cpu/cpu.cfs_quota_us": "250000", "cpu/cpu.cfs_period_us": "100000"}, 2.5,
+            {
+                "cpu/cpu.cfs_quota_us": "250000", "cpu/cpu.cfs_period_us": "100000",
+                "cpu/m/cpu.cfs_quota_us": "50000", "cpu/m/cpu.cfs_period_us": "100000",
+            }, 2.5,
             id="version 1",
         ),
+        pytest.param("0::/a:b\n", {"a:b/cpu.max": "150000 100000"}, 1.5, id="colon"),
     ],
 )  # fmt: skip
 def test_the_quota_is_that_of_the_tightest_group(
@@ -79,6 +83,20 @@ def test_threads_that_the_user_has_set_stay(monkeypatch: pytest.MonkeyPatch) -> 
     assert (os.environ["OMP_NUM_THREADS"], machine.threads_are_set()) == ("3", True)
     monkeypatch.delenv("OMP_NUM_THREADS")
     assert not machine.threads_are_set()
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "name"),
+    [("processor\t: 0\nmodel name\t: AMD EPYC\n", "AMD EPYC"), ("", "x86"), (None, "x86")],
+)
+def test_a_processor_has_its_model_name_or_else_its_kind(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cpuinfo: str | None, name: str
+) -> None:
+    if cpuinfo is not None:
+        (tmp_path / "cpuinfo").write_text(cpuinfo)
+    monkeypatch.setattr(machine, "Path", lambda _: tmp_path / "cpuinfo")
+    monkeypatch.setattr("platform.processor", lambda: "x86")
+    assert machine.cpu_name.__wrapped__() == name
 
 
 @pytest.mark.parametrize(

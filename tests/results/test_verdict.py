@@ -62,7 +62,6 @@ def test_the_scarcest_unit_decides_how_much_wider_intervals_of_several_pairs_are
         (Interval(0.8, 0.7, 0.9), "slower"),
         (Interval(1.2, 0.9, 1.5), "cannot tell"),
         (Interval(3.0), "cannot tell"),
-        (Interval(), "cannot tell"),
     ],
 )
 def test_an_interval_decides_and_nothing_else(speedup: Interval, conclusion: Conclusion) -> None:

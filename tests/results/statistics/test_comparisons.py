@@ -17,15 +17,6 @@ from harness.results.statistics.comparisons import (
 from harness.results.statistics.proportions import difference_of_paired_proportions
 
 
-def test_an_interval_over_several_runs_covers_the_noise_too() -> None:
-    rng = np.random.default_rng(0)
-    before, after = rng.lognormal(size=(2, 3, 9))
-    covers = compare(before, after, "lower", 0.02, Noise(0.01, 4)).change.covers
-    assert "3 + 3 runs and the noise of 4 differences" in str(covers)
-    alone = compare(before[0], after[0], "lower", 0.02, Noise(0.01, 4)).change.covers
-    assert str(alone) == "9 prompts and the noise of 4 differences between identical runs"
-
-
 def test_a_lower_figure_is_better_or_worse() -> None:
     rng = np.random.default_rng(0)
     before = rng.lognormal(0, 0.3, 20)
@@ -51,6 +42,7 @@ def test_noise_is_that_of_identical_runs() -> None:
     # A further pair of identical runs, whose units do not differ.
     pair = compare(np.ones(15), np.ones(15), better="lower", margin=0.02, noise=noise)
     assert pair.change.high == pytest.approx(1 + noise.threshold())
+    assert "15 prompts and the noise of 500 differences" in str(pair.change.covers)
     with pytest.raises(ValueError, match="positive"):
         noise_of_runs([[[1.0], [0.0]]])
 
@@ -74,6 +66,7 @@ def test_the_parts_of_the_variance_shrink_with_runs_and_units() -> None:
     of_means = (6 * (4 * between**2 / 3) + 4 * 0.05**2 / 2) / (6 + 4)
     assert noisy.run_variance == pytest.approx(of_means / 4 * 2 - residual)
     assert noisy.run_degrees_of_freedom == 10
+    assert "4 + 4 runs and the noise of 4 differences between identical runs" in str(noisy.covers)
     few = compare(runs[:2], runs[:1], better="lower", margin=0.02)
     assert str(few.change.covers) == "8 prompts and 2 + 1 runs"
 

@@ -85,13 +85,7 @@ def test_variances_are_split_by_runs_and_units() -> None:
 
 @pytest.mark.parametrize(
     ("numerators", "denominators"),
-    [
-        ([1.0], [1.0]),
-        ([[1.0, 2.0]], [[1.0]]),
-        ([[0.0]], [[1.0]]),
-        ([[1.0]], [[math.nan]]),
-        ([[]], [[]]),
-    ],
+    [([1.0], [1.0]), ([[1.0, 2.0]], [[1.0]]), ([[0.0]], [[1.0]])],
 )
 def test_what_is_no_measurement_is_refused(
     numerators: list[list[float]], denominators: list[list[float]]
