@@ -32,12 +32,9 @@ def test_a_batch_has_one_time_for_a_row_of_mean_length() -> None:
     assert batch.waits == {3: Wait(2000, 5)}
     assert batch.decode_waits == {3: Wait(1500, 4)}
     assert batch.seconds_of(batch.requests[0]) == 2
-    assert (
-        Answered(requests=records(1, 1), seconds=2.0, batch=BatchTimes(2, 2, 0)).decode_waits == {}
-    )
-    assert Answered(
-        requests=records(2, 1), seconds=2.0, batch=BatchTimes(1, 2, 1)
-    ).decode_waits == {3: Wait(1000, 0.5)}
+    for numbers, waits in (((1, 1), {}), ((2, 1), {3: Wait(1000, 0.5)})):
+        answered = Answered(requests=records(*numbers), seconds=2.0, batch=BatchTimes(1, 2, 1))
+        assert answered.decode_waits == waits
     nothing = Answered(requests=records(0), seconds=2.0, batch=BatchTimes(2.0, 0, 0))
     assert (math.isnan(nothing.ms_per_token), nothing.waits) == (True, {})
 
