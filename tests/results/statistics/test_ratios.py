@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from scipy import optimize, stats
 
+from harness.results.statistics.interval import Interval
 from harness.results.statistics.ratios import (
     Rare,
     _bounds_over_subsets,
@@ -21,6 +22,7 @@ from harness.results.statistics.ratios import (
     ratio_of_totals,
     totals_by_unit,
 )
+from harness.results.statistics.stopping import half_width
 
 
 def test_ratio_of_a_handful_has_no_interval_and_of_nothing_no_value() -> None:
@@ -88,6 +90,10 @@ def test_ratio_of_constant_times_is_a_point() -> None:
     assert (interval.low, interval.high) == pytest.approx((2, 2))
     assert math.isnan(log_ratio([[3.0] * 7], [[2.0] * 7], skewed=True).low)
     assert math.isnan(log_ratio([[]], [[]], skewed=True).estimate)
+
+
+def test_half_of_a_width_is_a_share_of_the_estimate() -> None:
+    assert half_width(Interval(2.0, 1.9, 2.2)) == pytest.approx(0.075)
 
 
 def test_one_block_has_no_interval() -> None:
