@@ -60,9 +60,9 @@ class Preparation:
     @property
     def numbers_drafted(self) -> list[int]:
         """The numbers of draft tokens that runners are compiled for; none for a draft that drafts nothing."""
-        most = self.decoding.most_draft_tokens
         if self.decoding.num_draft_tokens == "auto":
-            return [number for number in _AUTO_PREPARED if number <= most]
+            return [*_AUTO_PREPARED]
+        most = self.decoding.most_draft_tokens
         return [most] if most else []
 
 

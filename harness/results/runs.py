@@ -18,10 +18,6 @@ from harness.results.schema import RunRow
 Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
 
-# The directories above a CSV file from which that of its run is sought: as many as in
-# `outputs/latency/DAY/TIME/latency.csv`. From `results/latency.csv` two are enough.
-_NUM_PARENTS = 4
-
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
     """Items by key, in their order."""
@@ -105,18 +101,15 @@ def group(rows: Sequence[Row], file: Path | None = None) -> list[Run]:
     alone. `merge` counts them once.
     """
     run_rows = [row for row in rows if isinstance(row, RunRow)]
-    # Where the directories that rows name may be: where we are, at the file, or above it.
-    places = ["", *map(str, file.resolve().parents[:_NUM_PARENTS])] if file else [""]
     beside = file.parent if file and (file.parent / "environment.json").exists() else None
     runs = []
     for same in grouped(run_rows, attrgetter("run", "job")).values():
         # A run has one kind of row.
         kept = list(type(same[0]).as_judged(same))
         named = same[0].directory
-        possible = [os.path.join(place, named) for place in places] if named else []
         # Not `Path.is_dir`: that raises an error for a name longer than a file's may be.
-        directory = next(filter(os.path.isdir, possible), None)
-        runs.append(Run(kept, file, Path(directory) if directory else beside))
+        directory = Path(named) if named and os.path.isdir(named) else beside
+        runs.append(Run(kept, file, directory))
     return runs
 
 

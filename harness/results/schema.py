@@ -350,11 +350,6 @@ class WithSpeedup:
         ends="95 % paired interval",
     )
 
-    @property
-    def has_interval(self) -> bool:
-        """Whether the speed-up has an interval."""
-        return self.speedup is not None and self.speedup.has_bounds
-
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedRow(WithSpeedup, DecodedRow):

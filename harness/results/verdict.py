@@ -286,16 +286,16 @@ def _other_prompts(regular: ArmEvidence, speculative: ArmEvidence) -> str | None
 
     Answers of later turns may differ, so that what they read is compared with what was sent.
     """
-    numbers = (regular.read_prompt_tokens, speculative.read_prompt_tokens)
-    added = [
-        (arm.read_prompt_tokens or 0) - arm.num_prompt_tokens for arm in (regular, speculative)
-    ]
+    regular_read, speculative_read = regular.read_prompt_tokens, speculative.read_prompt_tokens
+    if regular_read is None or speculative_read is None:
+        return None
+    added = regular_read - regular.num_prompt_tokens
     tolerated = regular.num_prompts + MOST_READ_OTHERWISE * regular.num_prompt_tokens
-    if None in numbers or abs(added[0] - added[1]) <= tolerated:
+    if abs(added - (speculative_read - speculative.num_prompt_tokens)) <= tolerated:
         return None
     return (
         "the servers read different prompts, through another chat template or tokenizer:"
-        f" regular {numbers[0]} tokens, speculative {numbers[1]}"
+        f" regular {regular_read} tokens, speculative {speculative_read}"
     )
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pynvml
 import pytest
 
 from harness.config import machine
@@ -35,9 +37,13 @@ def cgroup(directory: Path, groups: str, files: dict[str, str]) -> dict[str, Pat
         ),
         pytest.param(
             "3:memory:/m\n2:cpu,cpuacct:/docker/x\n0::/\n",
-            {"cpu/cpu.cfs_quota_us": "250000", "cpu/cpu.cfs_period_us": "100000"}, 2.5,
+            {
+                "cpu/cpu.cfs_quota_us": "250000", "cpu/cpu.cfs_period_us": "100000",
+                "cpu/m/cpu.cfs_quota_us": "50000", "cpu/m/cpu.cfs_period_us": "100000",
+            }, 2.5,
             id="version 1",
         ),
+        pytest.param("0::/a:b\n", {"a:b/cpu.max": "150000 100000"}, 1.5, id="colon"),
     ],
 )  # fmt: skip
 def test_the_quota_is_that_of_the_tightest_group(
@@ -67,6 +73,53 @@ def test_processes_side_by_side_share_the_cores(monkeypatch: pytest.MonkeyPatch)
     for num_processes, expected in ((2, "4"), (1, "8")):
         machine.share_cores(num_processes)
         assert os.environ.get("OMP_NUM_THREADS") == expected
+
+
+def test_threads_that_the_user_has_set_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_shared", None)
+    monkeypatch.setattr(machine, "num_usable_cores", lambda: 1)
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    machine.share_cores(4)
+    assert (os.environ["OMP_NUM_THREADS"], machine.threads_are_set()) == ("3", True)
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    assert not machine.threads_are_set()
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "name"),
+    [("processor\t: 0\nmodel name\t: AMD EPYC\n", "AMD EPYC"), ("", "x86"), (None, "x86")],
+)
+def test_a_processor_has_its_model_name_or_else_its_kind(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cpuinfo: str | None, name: str
+) -> None:
+    if cpuinfo is not None:
+        (tmp_path / "cpuinfo").write_text(cpuinfo)
+    monkeypatch.setattr(machine, "Path", lambda _: tmp_path / "cpuinfo")
+    monkeypatch.setattr("platform.processor", lambda: "x86")
+    assert machine.cpu_name.__wrapped__() == name
+
+
+@pytest.mark.parametrize(
+    ("name", "cores", "expected"),
+    [
+        ("Apple M4 Max", "16", "Apple M4 Max, 16 cores"),
+        ("Apple M4 Max", None, "Apple M4 Max"),
+        ("Intel(R) Core(TM) i9", "8", "Intel(R) Core(TM) i9"),
+        (None, None, None),
+    ],
+)
+def test_a_mac_has_its_processors_name_and_cores(
+    monkeypatch: pytest.MonkeyPatch, name: str | None, cores: str | None, expected: str | None
+) -> None:
+    known = {"machdep.cpu.brand_string": name, "hw.physicalcpu": cores}
+    monkeypatch.setattr(machine, "output_of", lambda command: known[command[-1]])
+    assert machine._of_mac() == expected
+
+
+def test_a_program_that_fails_or_is_absent_says_nothing() -> None:
+    for code, expected in (("print(' a ')", "a"), ("print(1); raise SystemExit(1)", None)):
+        assert machine.output_of([sys.executable, "-c", code]) == expected
+    assert machine.output_of(["no-such-program"]) is None
 
 
 @pytest.fixture
@@ -101,6 +154,39 @@ def test_gpus_are_counted_without_nvidia_smi(
         assert machine.gpu_names() == ["NVIDIA H1"]
 
 
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize(
+    ("printed", "visible", "names"),
+    [
+        ("GPU A\nGPU B", None, ["GPU A", "GPU B"]),
+        ("GPU A\nGPU B", "1", ["GPU B"]),
+        # Nobody can name them, so that what is visible stands for itself, as the ids of GPUs do.
+        (None, "1,GPU-7", ["1", "GPU-7"]),
+    ],
+)
+def test_without_its_library_a_driver_is_asked_by_torch(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    printed: str | None,
+    visible: str | None,
+    names: list[str],
+) -> None:
+    def fail() -> None:
+        raise pynvml.NVMLError(1)
+
+    monkeypatch.setattr("pynvml.nvmlInit", fail)
+    monkeypatch.setattr(machine, "_DRIVER", tmp_path)
+    asked = []
+    monkeypatch.setattr(machine, "output_of", lambda *given, **_: asked.append(given[1]) or printed)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert machine.gpu_names() == names
+    assert "CUDA_VISIBLE_DEVICES" not in asked[0]
+    monkeypatch.setattr(machine, "_DRIVER", tmp_path / "absent")
+    machine._all_gpus.cache_clear()
+    assert machine._all_gpus() == []
+
+
 def card(cards: Path, number: int, vendor: str, **files: str) -> None:
     """A graphics card as Linux shows it."""
     device = cards / f"card{number}" / "device"
@@ -126,7 +212,9 @@ def lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "lists"
 
 
-def test_gpus_without_nvidias_library_are_named(tmp_path: Path, lists: Path) -> None:
+def test_gpus_without_nvidias_library_are_named(
+    tmp_path: Path, lists: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cards = tmp_path / "drm"
     card(cards, 0, "0x1002", device="0x744c", revision="0xcc")
     card(cards, 1, "0x8086", device="0xe20b", revision="0x00")
@@ -139,6 +227,11 @@ def test_gpus_without_nvidias_library_are_named(tmp_path: Path, lists: Path) -> 
     (cards / "card0-DP-1").mkdir()
     named = ["AMD Radeon RX 7900 XT", "Intel Arc B580", "AMD Instinct MI300X OAM", "AMD GPU 7551"]
     assert machine.other_gpus(cards, lists) == named
+    monkeypatch.setattr(machine, "other_gpus", lambda: ["GPU B"])
+    monkeypatch.setattr(machine, "cpu_name", lambda: None)
+    for gpus, others in ((["GPU A"], ["GPU A"]), ([], ["GPU B", "unknown CPU"])):
+        monkeypatch.setattr(machine, "gpu_names", lambda gpus=gpus: gpus)
+        assert machine.device_names() == others
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 from fakes import MarkovRunner
+from harness.config.errors import RunError
 from harness.engines.divergence import Divergence, first_divergence, text_divergence
 from harness.engines.door.reference import Margin
 from tiny_checkpoints import make_tokenizer
@@ -31,6 +33,17 @@ def test_the_first_difference_comes_with_its_margin() -> None:
     assert found.position == 2
     assert found.logit_margin == pytest.approx(torch.tensor(0.5 / 0.25).log().item())
     assert found.logit_tolerance == 0.25
+    assert found.excess == pytest.approx(math.log(2) / 0.25)
+    assert Divergence(2, -0.5, 0.25).excess == 2
+    assert Divergence(2).excess == math.inf
+
+
+def test_a_text_that_ends_earlier_parts_there_and_a_foreign_token_is_an_error() -> None:
+    assert first_divergence(ENGINE, [0], [1, 2], [1]) == Divergence(1)
+    assert first_divergence(ENGINE, [0], [1, 2], [1, 2]) is None
+    for expected, actual in (([1, 3], [1, 0]), ([1, 0], [1, 3])):
+        with pytest.raises(RunError, match="token 3 is not in the model's vocabulary of 3 tokens"):
+            first_divergence(ENGINE, [0], expected, actual)
 
 
 def test_without_a_reference_there_is_a_place_and_no_margin() -> None:
@@ -83,6 +96,11 @@ def test_a_text_that_ends_although_the_reference_goes_on_parts_from_it(
 def test_a_text_parts_from_the_references_own_with_a_margin() -> None:
     assert parted("bcdé", "bcxé") == Divergence(2, 2.0, 0.25)
     assert parted("bcdé", "bczé") == Divergence(2, 3.0, 0.25)
+
+
+def test_of_a_token_that_is_not_tried_no_margin_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness.engines.divergence._MOST_TRIED", 1)
+    assert parted("bcdé", "bczé") == Divergence(2)
 
 
 @pytest.mark.parametrize("text", ["bcz", "bcxz"])

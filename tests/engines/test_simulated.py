@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import random
-import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from harness.config.errors import SettingError
+from harness.config.settings import DecodingSettings
+from harness.engines.protocol import Question
+from harness.engines.simulated.engine import SimulatedArm, _Clock
+from harness.engines.simulated.settings import SimulatedSettings
 from harness.results.files import append_rows
 from in_process import Harness, results
 from report_files import latency_run
@@ -52,19 +56,31 @@ def test_no_page_calls_it_a_measurement(harness: Harness) -> None:
     assert "simulated" not in finding
 
 
-def test_a_sweep_over_k_finds_the_planted_costs(harness: Harness) -> None:
-    asked = ["engine.draft_ms=2", "engine.width_ms=0.5", "num_prompts=20", "engine.noise=0.02"]
-    outcome = harness("latency", "-m", *QUIET, *asked, "K=1,4,8")
-    found = re.search(
-        r"An iteration takes ([\d.]+) ms .*? \+ ([\d.]+) ms .*? per draft token.*?"
-        r"a regular step takes ([\d.]+) ms",
-        " ".join(outcome.stdout.split()),
-    )
-    assert found is not None
-    fixed, per_token, step = map(float, found.groups())
-    assert fixed == pytest.approx(20, abs=0.3)
-    assert per_token == pytest.approx(2.5, abs=0.15)
-    assert step == pytest.approx(20, abs=0.1)
+def test_a_batch_takes_what_its_passes_cost() -> None:
+    """Three answers of 6 tokens, two in flight. The third begins when these have ended, at 98 ms; then it stalls."""
+    costs = {
+        "step_ms": 20,
+        "width_ms": 1,
+        "row_ms": 5,
+        "jumps": {3: 7.0},
+        "draft_ms": 3,
+        "first_ms": 10,
+    }
+    stalls = {"stall_every": 3, "stall_ms": 100}
+    undisturbed = {"acceptance": 1.0, "prompts_differ": 0, "noise": 0}
+    settings = SimulatedSettings(prompt_ms=1, **costs, **stalls, **undisturbed)
+    decoding = DecodingSettings(max_new_tokens=6, num_draft_tokens=2)
+    question = Question([[1] * 2, [1] * 4, [1] * 3], decoding, 0, range(3))
+    answered = SimulatedArm("speculative", settings, _Clock()).answer(question.requests, 2)
+    # Prompts of 12 and 14 ms, then 2 · 3 + 20 + 5 + 4 + 7 ms, and 3 + 20 + 5 + 2 ms.
+    expected = [[0.012, 0.068, 0.098], [0.026, 0.068, 0.098], [0.013, 0.148, 0.172]]
+    for record, arrivals in zip(answered.requests, expected, strict=True):
+        assert record.arrivals == pytest.approx(arrivals)
+        assert (record.outcomes, record.num_tokens) == ([(2, 2), (1, 1)], 6)
+    assert answered.seconds == pytest.approx(0.270)
+    assert answered.load is not None
+    assert answered.load.request_seconds == pytest.approx(0.098 + 0.098 + 0.172)
+    assert (answered.load.share, answered.load.extra, answered.load.offered_s) == (1, [], 0)
 
 
 def test_requests_at_a_rate_wait_as_queueing_theory_says(harness: Harness) -> None:
@@ -76,6 +92,26 @@ def test_requests_at_a_rate_wait_as_queueing_theory_says(harness: Harness) -> No
     row = results().iloc[0]
     assert row["time_to_first_token_ms"] == pytest.approx(expected, rel=0.06)
     assert row["offered_rate"] == pytest.approx(60, rel=0.06)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "rule"),
+    [
+        ("step_ms", 0.0, "must be positive"),
+        ("rate", 0.0, "must be positive"),
+        ("noise", -0.1, "must be from 0 to 10"),
+        ("drift", 100.1, "must be from 0 to 100"),
+        ("acceptance", 1.2, "must be from 0 to 1"),
+        ("acceptance", (), "must have a rate"),
+        ("lengths", (0,), "must be at least 1"),
+        ("jumps", {0: 1.0}, "by width, from 1 on"),
+        ("jumps", {1: -1.0}, "by width, from 1 on"),
+    ],
+)
+def test_wrong_settings(name: str, wrong: Any, rule: str) -> None:
+    with pytest.raises(SettingError, match=f"{name}=.*{rule}"):
+        SimulatedSettings(**{name: wrong})
+    SimulatedSettings(acceptance=(0.0, 1.0), jumps={1: 0.0}, lengths=(1,), noise=10, rate=100.0)
 
 
 def expected_speedup(rng: np.random.Generator, k: int, num_prompts: int, tokens: int) -> float:
@@ -109,31 +145,3 @@ def test_intervals_over_prompts_cover_the_planted_speedup(harness: Harness) -> N
     assert (~held).sum() <= 4
     # Intervals that are too wide would cover, too.
     assert (rows["speedup_high"] / rows["speedup_low"]).median() < 1.2
-
-
-@pytest.mark.parametrize(
-    ("cause", "sentence"),
-    [
-        (["engine.stall_every=900", "engine.stall_ms=9000"], "as long as the others"),
-        (["engine.rate=30", "num_prompts=64"], "did not keep up"),
-        ([], ""),
-    ],
-)
-def test_doubts_come_from_their_causes(harness: Harness, cause: list[str], sentence: str) -> None:
-    outcome = harness("latency", *QUIET, "num_prompts=16", "details=true", *cause)
-    summary = " ".join(outcome.summary.split())
-    for each in ("as long as the others", "mean over answers", "did not keep up", "drifted"):
-        assert (each in summary) == (each == sentence), each
-
-
-@pytest.mark.parametrize(
-    ("setting", "rule"),
-    [
-        ("engine.step_ms=0", "engine.step_ms=0.0: must be positive"),
-        ("engine.acceptance=1.2", "engine.acceptance=1.2: must be from 0 to 1"),
-        ("engine.noise=-1", "engine.noise=-1"),
-        ("engine.lengths=[0]", "engine.lengths=0: must be at least 1"),
-    ],
-)
-def test_wrong_settings(harness: Harness, setting: str, rule: str) -> None:
-    assert rule in harness("latency", "engine=simulated", setting, code=2).complaint

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,13 @@ class FakeArm(Arm):
     def __init__(self, during: Callable[[], None] = lambda: None) -> None:
         self.during = during
         self.error: RequestError | None = None
+        self.asked = (0, 0)
 
-    def answer(self, requests: Sequence[Request], in_flight: int, *_: Any) -> Answered:
+    def answer(
+        self, requests: Sequence[Request], in_flight: int, extra: Sequence[Request] = (), *_: Any
+    ) -> Answered:
         self.during()
+        self.asked = in_flight, len(extra)
         records = [request.record() for request in requests]
         for record in records:
             record.add([7], 0.5)
@@ -72,9 +77,20 @@ def test_a_failed_request_is_an_error_where_none_may_fail() -> None:
 
 def test_garbage_is_collected_outside_the_clock() -> None:
     seen = []
-    timed_answer(Engine(), FakeArm(lambda: seen.append(gc.isenabled())), QUESTION)
-    assert seen == [False]
-    assert gc.isenabled()
+    for begin in (gc.disable, gc.enable):
+        begin()
+        was_enabled = gc.isenabled()
+        timed_answer(Engine(), FakeArm(lambda: seen.append(gc.isenabled())), QUESTION)
+        assert gc.isenabled() == was_enabled
+    assert seen == [False, False]
+
+
+def test_prompts_are_in_flight_all_at_once_unless_a_question_says_otherwise() -> None:
+    arm = FakeArm()
+    kept_up = replace(QUESTION, in_flight=1, extra=replace(QUESTION, prompts=[[3]]))
+    for question, asked in ((QUESTION, (2, 0)), (kept_up, (1, 1))):
+        timed_answer(Engine(), arm, question)
+        assert arm.asked == asked
 
 
 ARCHITECTURE = Path(__file__).parents[2] / "ARCHITECTURE.md"

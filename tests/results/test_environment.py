@@ -17,11 +17,8 @@ import psutil
 import pytest
 
 from harness.config.machine import cpu_name
-from harness.results.environment import (
-    environment,
-    git_state,
-    new_run_id,
-)
+from harness.results import environment as environment_module
+from harness.results.environment import environment, environment_columns, git_state, new_run_id
 
 ROOT = Path(__file__).resolve().parents[2]
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
@@ -49,10 +46,12 @@ def git(tmp_path: Path) -> Callable[..., str]:
 
 @needs_git
 def test_a_commit_and_whether_tracked_files_differ_from_it(
-    git: Callable[..., str], tmp_path: Path
+    git: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = tmp_path / "checkout" / "package"
     git("commit", "-m", "first")
+    # As in a hook of another repository.
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "other"))
     (tmp_path / "checkout" / "notes.txt").write_text("untracked")
     assert git_state(package) == (git("rev-parse", "HEAD"), False)
     git_state.cache_clear()
@@ -104,6 +103,20 @@ def test_environment_says_what_is_installed_and_where(monkeypatch: pytest.Monkey
     stamp = datetime.fromisoformat(found["timestamp"])
     assert stamp.utcoffset() == timedelta(0)
     assert abs(stamp - datetime.now(stamp.tzinfo)) < timedelta(minutes=5)
+
+
+@pytest.mark.parametrize(
+    ("state", "commit"), [(("a1", True), "a1-dirty"), (("a1", False), "a1"), ((None, None), None)]
+)
+def test_every_row_has_its_devices_and_its_commit(
+    monkeypatch: pytest.MonkeyPatch, state: tuple[str | None, bool | None], commit: str | None
+) -> None:
+    packages = []
+    monkeypatch.setattr(environment_module, "git_state", lambda of: packages.append(of) or state)
+    columns = environment_columns(["GPU A", "GPU B"])
+    assert (columns["devices"], columns["commit"]) == ("GPU A; GPU B", commit)
+    assert environment_columns()["devices"] is None
+    assert packages == [ROOT / "harness"] * 2
 
 
 def test_ids_of_runs_are_unique_and_sort_by_time() -> None:

@@ -42,7 +42,7 @@ def measured(directory: Path, repeat: int, slowness: float, **changes: Any) -> l
     asked: dict[str, Any] = {
         "run": f"run-{repeat}", "measurement": f"digest-{repeat}", "directory": str(folder), "repeat": repeat,
         "speedup_covers": f"{NUM_PROMPTS} prompts", "num_prompts": NUM_PROMPTS, "speedup": 2.0,
-        "draft_ms": float(repeat), "interleaved": True, "acceptance_histogram": [1] * repeat, "temperature": 0.0,
+        "acceptance_histogram": [1] * repeat, "temperature": 0.0,
     }  # fmt: skip
     return latency_run(**(asked | changes))
 
@@ -61,9 +61,7 @@ def test_an_interval_over_prompts_and_runs(tmp_path: Path) -> None:
     assert (speculative.repeat, speculative.repeats) == ("all", 3)
     assert speculative.pooled_runs == regular.pooled_runs == ["run-1", "run-2", "run-3"]
     assert speculative.run == regular.run
-    assert speculative.draft_ms == 2.0
     assert speculative.acceptance_histogram == [3, 2, 1]
-    assert speculative.interleaved is True
     assert regular.speedup is None
 
 
@@ -98,47 +96,33 @@ def test_without_the_prompts_there_is_no_interval(tmp_path: Path) -> None:
     assert pooled.speedup == Interval(2.0)
 
 
-def test_ends_of_intervals_within_a_run_are_not_averaged(tmp_path: Path) -> None:
-    """2.0 (1.9 to 2.1) and 1.2 (1.1 to 1.3) do not make 1.6 (1.5 to 1.7), which holds neither."""
-    columns: dict[str, Any] = {
-        "drift": 1.0,
-        "drift_low": 0.9,
-        "drift_high": 1.1,
-        "tokens_per_iteration_by_num_draft_tokens": [1.5, 2.0],
-        "tokens_per_iteration_by_num_draft_tokens_low": [1.4, 1.9],
-        "tokens_per_iteration_by_num_draft_tokens_high": [1.6, 2.1],
+def test_every_rule_makes_one_figure_of_two(tmp_path: Path) -> None:
+    """Ends of intervals are not averaged: 2.0 (1.9 to 2.1) and 1.2 (1.1 to 1.3) make no 1.6 (1.5 to 1.7)."""
+    by_k = "tokens_per_iteration_by_num_draft_tokens"
+    figures: dict[str, tuple[Any, Any, Any]] = {
+        "drift": (2.0, 1.2, pytest.approx(1.6)),
+        "drift_low": (1.9, 1.1, None),
+        "drift_high": (2.1, 1.3, None),
+        by_k: ([1.5, 2.0], [1.5, 2.0], [1.5, 2.0]),
+        f"{by_k}_low": ([1.4, 1.9], [1.4, 1.9], None),
+        f"{by_k}_high": ([1.6, 2.1], [1.6, 2.1], None),
+        "stopped_by": ("budget", "budget", "budget"),
+        "gpu_throttled": ("power cap", "power brake", None),
+        "shortest_answer": (5, 7, 5),
+        "longest_answer": (5, 7, 7),
+        "drifted": (False, True, True),
+        "interleaved": (True, False, False),
+        "num_skipped": (1, 2, 2),
+        "verify_ms": (1.0, None, None),
+        "acceptance_by_position": ([0.9, None], [0.5, None, 0.3], [0.7, None, 0.3]),
     }
-    runs = [measured(tmp_path, number, 1.0, **columns) for number in (1, 2)]
-    pooled = pooled_rows(runs)[-1].values()
-    assert (pooled["drift"], pooled["drift_low"], pooled["drift_high"]) == (1.0, None, None)
-    assert pooled["tokens_per_iteration_by_num_draft_tokens"] == [1.5, 2.0]
-    assert pooled["tokens_per_iteration_by_num_draft_tokens_low"] is None
-
-
-def test_tokens_count_alike_in_short_and_in_long_answers(tmp_path: Path) -> None:
-    """A unit of two turns with 10 and 40 tokens counts by its times, as in a single run."""
     runs = []
     for repeat in (1, 2):
-        run = measured(tmp_path, repeat, 1.0)
-        file = tmp_path / str(repeat) / "latency_prompts.csv"
-        file.unlink()
-        prompts = []
-        for unit in range(NUM_PROMPTS):
-            for turn, (num_tokens, speedup) in enumerate(((10, 2.0), (40, 1.0))):
-                for arm, factor in (("regular", 1.0), ("speculative", speedup)):
-                    row = LatencyPromptRow(
-                        run=f"run-{repeat}",
-                        prompt_index=unit + turn * NUM_PROMPTS,
-                        arm=arm,
-                        unit=unit,
-                        num_tokens=num_tokens,
-                        time_ms=8.0 * num_tokens / factor,
-                    )
-                    prompts.append(row)
-        append_rows(file, prompts)
-        runs.append(run)
-    # 400 ms against 360; as means over answers it would be 8 + 8 ms per token against 4 + 8.
-    assert pooled_rows(runs)[-1].values()["speedup"] == pytest.approx(400 / 360)
+        columns = {name: values[repeat - 1] for name, values in figures.items()}
+        runs.append(measured(tmp_path, repeat, 1.0, **columns))
+    pooled = pooled_rows(runs)[-1].values()
+    expected = {name: values[2] for name, values in figures.items()}
+    assert {name: pooled[name] for name in figures} == expected
 
 
 def test_every_figure_says_how_it_is_pooled() -> None:
@@ -162,6 +146,9 @@ def test_rows_of_a_batch_are_one_answer_of_mean_length() -> None:
     assert waits_by_unit(batch, "regular") == {(0, 1): (100.0, 10.0)}
     two = [answer(0, 20.0, 8), answer(1, 25.0, 12)]
     assert waits_by_unit(two, "regular") == {(0, 1): (200.0, 20.0)}
+    # Files of older versions have no units: each prompt is one.
+    alone = [replace(row, unit=None) for row in two]
+    assert waits_by_unit(alone, "regular") == {(0,): (100.0, 8.0), (1,): (100.0, 12.0)}
 
 
 def test_a_unit_that_one_arm_lacks_is_left_out() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy.stats import binomtest
+from scipy import stats
 
 from harness.config.errors import SettingError
 from harness.results.price.shape import Point, StartNoise, shape_of
@@ -47,10 +47,8 @@ def test_both_parts_widen_the_interval() -> None:
     cost = IterationCost.from_points([(1, 1, 20.0), (5, 1, Interval(30, 27, 33, covers))])
     tokens = Interval(3.0, 2.8, 3.2, Coverage(40, "prompt"))
     found = cost.speedup(tokens, 4)
-    cost_width, token_width = math.log(33 / 30), math.log(3 / 2.8)
-    assert math.log(found.estimate / found.low) == pytest.approx(
-        math.hypot(cost_width, token_width)
-    )
+    of_cost, of_tokens = math.log(33 / 30), math.log(3 / 2.8)
+    assert math.log(found.estimate / found.low) == pytest.approx(math.hypot(of_cost, of_tokens))
     above = math.hypot(math.log(30 / 27), math.log(3.2 / 3))
     assert found.high == pytest.approx(found.estimate * math.exp(above))
     assert found.low < cost.speedup(3.0, 4).low < 2 < cost.speedup(3.0, 4).high < found.high
@@ -124,58 +122,50 @@ def test_a_load_that_is_refused_has_its_figures_but_no_price() -> None:
     assert line_of(read)[:2] == pytest.approx((1, 1 / 16))
 
 
-def swept(
-    rng: np.random.Generator, ks: Sequence[int], start_noise: float, jump_ms: float = 0.0
-) -> tuple[list[Point], list[float]]:
-    """Iterations of 20 + 2.5 K ms, of 15 prompts, each behind a start of its own; and the regular steps beside them."""
-    points, steps_ms = [], []
-    for k in ks:
-        iteration_ms = 20 + 2.5 * k + (jump_ms if k >= 8 else 0)
-        for width, ms in ((1, 20.0), (k + 1, iteration_ms)):
-            prompts = ms * np.exp(rng.normal(0, start_noise)) * rng.normal(1, 0.02, 15)
-            half = t_quantile(0.025, 14) * prompts.std(ddof=1) / math.sqrt(15)
-            mean = prompts.mean()
-            time = Interval(mean, mean - half, mean + half, Coverage(15, "prompt"))
-            if width == 1:
-                steps_ms.append(mean)
-            else:
-                points.append(Point(width, 1, time))
-    return points, steps_ms
-
-
-@pytest.mark.parametrize("ks", [(2, 4, 6, 8, 10), (1, 2, 3, 4, 6, 8, 10)])
-@pytest.mark.parametrize("start_noise", [0.0, 0.01, 0.02, 0.04])
-def test_starts_that_differ_invent_no_steps(ks: Sequence[int], start_noise: float) -> None:
-    """A line is called none in about 5 % of the sweeps, and its slope is in its interval; a jump of 8 ms is found."""
-    rng = np.random.default_rng(0)
-    number = 200
-    false_alarms = twin_alarms = num_covered = num_found = 0
-    for _ in range(number):
-        points, steps_ms = swept(rng, ks, start_noise)
-        shape = shape_of(points, StartNoise.of(steps_ms))
-        twin = shape_of(points)
+def test_starts_that_differ_widen_the_slope_of_widths_that_were_started_once() -> None:
+    """1.5 ms within a start and 2 % of 100 ms between starts are 2.5 ms; by Satterthwaite, with 8.956 degrees."""
+    half = 1.5 * stats.t.isf(0.025, 14)
+    for num_runs, error in ((None, math.hypot(2.5, 2.5)), (5, math.hypot(2.5, 1.5))):
+        once, other = (
+            Point(width, 1, Interval(100, 100 - half, 100 + half, covers))
+            for width, covers in (
+                (2, Coverage(15, "prompt")),
+                (3, Coverage(15, "prompt", num_runs=num_runs)),
+            )
+        )
+        shape = shape_of([once, other], StartNoise(0.02, 4))
         assert shape is not None
-        assert twin is not None
-        false_alarms += shape.fixed is None
-        twin_alarms += twin.fixed is None
-        num_covered += shape.per_token is None or shape.per_token.low < 2.5 < shape.per_token.high
-        points, steps_ms = swept(rng, ks, start_noise, jump_ms=8.0)
-        shape = shape_of(points, StartNoise.of(steps_ms))
-        num_found += shape is not None and [step[:2] for step in shape.steps] == [(7, 9)]
-    assert false_alarms <= 0.09 * number
-    assert num_covered >= 0.9 * number
-    if start_noise >= 0.02:
-        assert twin_alarms > 0.3 * number
-    if start_noise <= 0.01:
-        assert num_found > 0.9 * number
+        assert shape.per_token is not None
+        assert shape.per_token.high == pytest.approx(stats.t.isf(0.025, 8.956) * error, rel=1e-3)
+    assert StartNoise.of([20, 20 * math.exp(0.02)]) == pytest.approx((0.02 / math.sqrt(2), 1))
+    assert StartNoise.of([20.0]).share == 0.02
+
+
+@pytest.mark.parametrize(
+    ("half", "bend", "is_line"),
+    [(1.0, 2.44, True), (1.0, 2.46, False), (0.01, 1.19, True), (0.01, 1.21, False)],
+)
+def test_three_points_are_a_line_but_for_noise_or_two_percent(
+    half: float, bend: float, is_line: bool
+) -> None:
+    """Their second difference has √6 times the error of one, and a third of it is how far the middle one is off."""
+    covers = Coverage(15, "prompt")
+    times = [20 + bend / 2, 20.0, 20 + bend / 2]
+    points = [
+        Point(width, 1, Interval(ms, ms - half, ms + half, covers))
+        for width, ms in enumerate(times, start=2)
+    ]
+    shape = shape_of(points)
+    assert shape is not None
+    assert (shape.fixed is not None, shape.tested) == (is_line, True)
 
 
 def test_two_points_are_a_line_that_nobody_tested() -> None:
-    points = [(width, 1, Interval(ms, 0.9 * ms, 1.1 * ms)) for width, ms in ((3, 25), (9, 40))]
+    covers = Coverage(15, "prompt")
+    points = [(width, 1, Interval(ms, ms - 1, ms + 1, covers)) for width, ms in ((3, 25), (9, 40))]
     shape = IterationCost.from_points(points).shape()
     assert shape is not None
-    assert shape.fixed is not None
-    assert not shape.tested
+    assert (shape.fixed is not None, shape.tested) == (True, False)
     assert IterationCost.from_points([(1, 1, 20.0), (5, 1, 30.0)]).shape() is None
 
 
@@ -191,7 +181,7 @@ def test_passes_in_rounds_have_the_median_of_their_ratios() -> None:
     assert (few.low, few.estimate, few.high, str(few.covers)) == (12, 14, 19, "3 rounds")
     assert cost.at(2).ms.estimate == pytest.approx(15.0)
     assert cost.at(4).steps.estimate == pytest.approx(5.0)
-    low, high = binomtest(2 - 1, 11).pvalue, binomtest(2, 11).pvalue
+    low, high = stats.binomtest(1, 11).pvalue, stats.binomtest(2, 11).pvalue
     assert low < 0.05 < high
 
 
@@ -211,6 +201,10 @@ def test_the_value_survives_a_file() -> None:
     assert repr(IterationCost.from_json(cost.as_json())) == repr(cost)
     with pytest.raises(ValueError, match="is of version 7"):
         IterationCost.from_json(cost.as_json() | {"version": 7})
+    for ms in (0.0, math.inf):
+        damaged = {"width": 1, "rows": 1, "ms": {"estimate": ms}, "steps": None}
+        with pytest.raises(ValueError, match="a time is not positive"):
+            IterationCost.from_json({"version": 1, "points": [damaged]})
 
 
 def test_repeated_measurements_cover_what_differs_between_them() -> None:
@@ -221,11 +215,14 @@ def test_repeated_measurements_cover_what_differs_between_them() -> None:
     assert mean.estimate == pytest.approx(30)
     assert str(mean.covers) == "15 prompts and 3 runs"
     # Student's t of two degrees of freedom at 95 % is 4.303; the three deviate by 5 %.
-    assert mean.high / 30 == pytest.approx(1.05 ** (4.303 / math.sqrt(3)), rel=1e-4)
+    factor = 1.05 ** (4.303 / math.sqrt(3))
+    assert (mean.low, mean.high) == pytest.approx((30 / factor, 30 * factor), rel=1e-4)
     alike = mean_time([Interval(30, 29, 33), Interval(30, 28, 34)])
-    assert alike.low / 30 == pytest.approx(
-        math.exp(-math.hypot(math.log(30 / 29), math.log(30 / 28)) / 2)
+    below, above = (
+        math.hypot(math.log(one), math.log(other)) / 2
+        for one, other in ((30 / 29, 30 / 28), (33 / 30, 34 / 30))
     )
+    assert (alike.low, alike.high) == pytest.approx((30 * math.exp(-below), 30 * math.exp(above)))
     assert not mean_time([Interval(30, 29, 33), Interval(31.0)]).has_bounds
 
 
@@ -237,13 +234,17 @@ def test_a_table_by_k_has_the_price_of_one_draft_token(tmp_path: Path, regular: 
     (cost,) = read_table("costs", str(file)).costs.values()
     assert list(cost.ks()) == [1, 3]
     assert cost.at(1).steps.estimate == pytest.approx(1.25)
-    file.write_text("\n".join(["K,ms", regular, "1,25"]))
+    file.write_text("width,ms\n1,20\n2,25\n")
     (cost,) = read_table("costs", str(file)).costs.values()
-    assert list(cost.ks()) == [1]
+    assert cost.at(1).steps.estimate == pytest.approx(1.25)
 
 
-@pytest.mark.parametrize(("from_k", "change"), [(8, 8 / 34), (3, 8 / 24)])
-def test_a_step_is_sought_by_what_was_measured_well(from_k: int, change: float) -> None:
+@pytest.mark.parametrize(
+    ("from_k", "change", "percent"), [(8, 8 / 34, "+24 %"), (3, 8 / 24, "+33 %")]
+)
+def test_a_step_is_sought_by_what_was_measured_well(
+    from_k: int, change: float, percent: str
+) -> None:
     """A jump of 8 ms; of one width the mean of three prompts is far off, as its interval says."""
     points = []
     for k in (2, 3, 4, 5, 6, 7, 8, 10, 12):
@@ -257,7 +258,7 @@ def test_a_step_is_sought_by_what_was_measured_well(from_k: int, change: float) 
     (step,) = shape.steps
     assert step[:2] == (from_k, from_k + 1)
     assert step.change == pytest.approx(change, abs=0.003)
-    assert str(shape) == f"no line, {step}"
+    assert str(shape) == f"no line, from {from_k} to {from_k + 1} tokens {percent}"
 
 
 @pytest.mark.parametrize(("off", "is_line"), [(0.25, True), (1.2, False)])
@@ -269,7 +270,7 @@ def test_times_without_decimals_are_known_to_their_rounding(off: float, is_line:
         points.append((k + 1, 1, Interval(ms, ms - 0.5, ms + 0.5)))
     shape = IterationCost.from_points(points).shape()
     assert shape is not None
-    assert (shape.fixed is not None) == is_line
+    assert (shape.fixed is not None, shape.tested) == (is_line, False)
 
 
 def test_a_line_is_over_the_tokens_that_were_drafted() -> None:
@@ -323,12 +324,6 @@ def test_a_queue_is_said_in_the_figure_that_judges_it(tmp_path: Path) -> None:
     assert "answers take 2.0 times as long as decoding explains" in cost.refused[8]
 
 
-def test_a_word_selects_rows_of_a_table(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text(TABLE)
-    (cost,) = read_table("costs", f"{tmp_path}/t.csv@chat").costs.values()
-    assert cost.at(4).steps.estimate == pytest.approx(11 * 2.5 / 22)
-
-
 MIXED = """k, rows, ms, acceptance_length, draft, dataset
 0, 1, 20,, ,
 4, 1, 30, 3.0, EAGLE, HumanEval
@@ -345,6 +340,37 @@ def test_a_regular_step_without_a_mark_is_of_all_data_and_drafts(tmp_path: Path)
     assert table.yields["EAGLE"][4].estimate == 2.0
 
 
+DRAFTED = """# where it is from
+k, in_flight, ms, ms_low, ms_high, ms_per_token, acceptance_length, draft, seed
+0, 1, 20, , , , , , 1
+0, 8, , , , 40, , , 1
+1, 1, 25, 25, 26, , 1, EAGLE, 2
+1, 2, 25, , , , 1.04, EAGLE, 2
+2, 1, , , , 9, , EAGLE, 2
+4, 1, 30, 29, 30, , 3, EAGLE, 2
+4, 8, 80, , , , 3.3, EAGLE, 2
+8, 1, , , , 10, 5, EAGLE, 2
+"""
+
+
+def test_a_table_has_costs_yields_and_speedups_of_each_draft(tmp_path: Path) -> None:
+    """Per token after the first an iteration has a price only where its tokens are known."""
+    (tmp_path / "t.csv").write_text(DRAFTED)
+    table = read_table("costs", str(tmp_path / "t.csv"))
+    (cost,) = table.costs.values()
+    assert (cost.loads, cost.ks(), cost.ks(2), cost.ks(8)) == ([1, 2, 8], [1, 4, 8], [], [4])
+    assert (cost.at(1).ms.low, cost.at(4).ms.high, cost.point(0, 8).ms.estimate) == (25, 30, 40)
+    yields = {k: length.estimate for k, length in table.yields["EAGLE"].items()}
+    assert yields == pytest.approx({1: 1.02, 4: 3.15, 8: 5})
+    # 25, 30 and 5 · 10 ms are 1.25, 1.5 and 2.5 steps, 80 ms with 8 in flight are 2.
+    speedups = {(1, 1): 0.8, (4, 1): 2.0, (8, 1): 2.0, (4, 8): 1.65}
+    assert table.measured == pytest.approx({("EAGLE", *at): speedups[at] for at in speedups})
+    assert [*table.notes] == ["EAGLE yields 3 to 3.3 tokens per iteration at K=4: the mean counts"]
+    assert table.for_draft("costs", "EAGLE", "t.csv").costs == table.costs
+    with pytest.raises(SettingError, match="has no draft lookup, but EAGLE, EAGLE"):
+        table.for_draft("costs", "lookup", "t.csv")
+
+
 def test_steps_that_leave_times_unexplained_are_not_named() -> None:
     """Each time is twice the one before: a line and one jump miss them, and there are no points for more."""
     times = {2: 10.0, 3: 20.0, 4: 40.0, 5: 80.0}
@@ -355,3 +381,49 @@ def test_steps_that_leave_times_unexplained_are_not_named() -> None:
     shape = IterationCost.from_points(points).shape()
     assert shape is not None
     assert (shape.fixed, [*shape.steps], str(shape)) == (None, [], "no line")
+
+
+def swept(
+    rng: np.random.Generator, ks: Sequence[int], start_noise: float, jump_ms: float = 0.0
+) -> tuple[list[Point], list[float]]:
+    """Iterations of 20 + 2.5 K ms, of 15 prompts, each behind a start of its own; and the regular steps beside them."""
+    points, steps_ms = [], []
+    for k in ks:
+        iteration_ms = 20 + 2.5 * k + (jump_ms if k >= 8 else 0)
+        for width, ms in ((1, 20.0), (k + 1, iteration_ms)):
+            prompts = ms * np.exp(rng.normal(0, start_noise)) * rng.normal(1, 0.02, 15)
+            half = t_quantile(0.025, 14) * prompts.std(ddof=1) / math.sqrt(15)
+            mean = prompts.mean()
+            time = Interval(mean, mean - half, mean + half, Coverage(15, "prompt"))
+            if width == 1:
+                steps_ms.append(mean)
+            else:
+                points.append(Point(width, 1, time))
+    return points, steps_ms
+
+
+@pytest.mark.parametrize("ks", [(2, 4, 6, 8, 10), (1, 2, 3, 4, 6, 8, 10)])
+@pytest.mark.parametrize("start_noise", [0.0, 0.01, 0.02, 0.04])
+def test_starts_that_differ_invent_no_steps(ks: Sequence[int], start_noise: float) -> None:
+    """A line is called none in about 5 % of the sweeps, and its slope is in its interval; a jump of 8 ms is found."""
+    rng = np.random.default_rng(0)
+    number = 200
+    false_alarms = twin_alarms = num_covered = num_found = 0
+    for _ in range(number):
+        points, steps_ms = swept(rng, ks, start_noise)
+        shape = shape_of(points, StartNoise.of(steps_ms))
+        twin = shape_of(points)
+        assert shape is not None
+        assert twin is not None
+        false_alarms += shape.fixed is None
+        twin_alarms += twin.fixed is None
+        num_covered += shape.per_token is None or shape.per_token.low < 2.5 < shape.per_token.high
+        points, steps_ms = swept(rng, ks, start_noise, jump_ms=8.0)
+        shape = shape_of(points, StartNoise.of(steps_ms))
+        num_found += shape is not None and [step[:2] for step in shape.steps] == [(7, 9)]
+    assert false_alarms <= 0.09 * number
+    assert num_covered >= 0.9 * number
+    if start_noise >= 0.02:
+        assert twin_alarms > 0.3 * number
+    if start_noise <= 0.01:
+        assert num_found > 0.9 * number

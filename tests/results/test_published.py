@@ -4,7 +4,7 @@ import pytest
 
 from harness.config.model_names import canonical_name
 from harness.measuring.rows import LatencyRow
-from harness.results.published import figures, published_for
+from harness.results.published import figures, multiplication_accuracy, published_for
 
 
 @pytest.mark.parametrize(
@@ -42,3 +42,8 @@ def test_a_figure_is_of_its_prompts_and_temperature() -> None:
     assert hotter.speedup_text == "5.02×"
     assert published_for(LatencyRow(**pair, prompts="math500_boxed", temperature=0.5)) == []
     assert published_for(LatencyRow(**pair, prompts="math500", temperature=0.0)) == []
+
+
+def test_accuracies_are_those_of_the_model() -> None:
+    assert multiplication_accuracy("13B") == {"regular": 0.429, "speculative": 0.431}
+    assert multiplication_accuracy("65B") == {}

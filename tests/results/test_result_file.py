@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import jsonschema
 
 from harness.measuring.rows import LatencyRow
 from harness.results.files import append_rows, read_file
-from harness.results.result_file import SCHEMA
+from harness.results.result_file import SCHEMA, write_result
+from harness.results.statistics.interval import Coverage, Interval
 from in_process import Harness, only
+from report_files import latency_run
 
 QUICK = ["num_prompts=8", "decoding.max_new_tokens=4", "num_warmup=0"]
 SIMULATED = [*QUICK, "engine=simulated"]
@@ -51,3 +54,25 @@ def test_a_failed_run_says_why(harness: Harness) -> None:
     assert read_file(Path("undecided.csv"), [LatencyRow]).rows[0].values()["ignore_eos"] == "auto"
     assert content["verdict"] is None
     assert "is no CSV file" in harness("report", str(only("result.json")), code=2).complaint
+
+
+def test_what_is_not_known_is_null_and_has_its_reason(tmp_path: Path) -> None:
+    row = dataclasses.replace(
+        latency_run()[1],
+        ms_per_token_std=math.nan,
+        drift=Interval(1.0, 0.9, 1.1),
+        speedup=Interval(2.0, covers=Coverage(3, "prompt")),
+    )
+    write_result(tmp_path, [row], [])
+    content = valid(tmp_path / "result.json")
+    estimate = {"estimate": 2.0, "low": None, "high": None, "covers": "3 prompts"}
+    reason = "no interval from fewer than 8 prompts"
+    assert content["verdict"] == {
+        "conclusion": "cannot tell",
+        "reason": reason,
+        "speedup": estimate,
+    }
+    written = content["rows"][0]
+    assert (written["ms_per_token"], written["ms_per_token_std"]) == (50.0, None)
+    assert written["drift"] == {"estimate": 1.0, "low": 0.9, "high": 1.1, "covers": ""}
+    assert written["acceptance_histogram"] == [1, 2, 3]

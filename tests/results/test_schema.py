@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from harness.commands.eval.record import EvalSettings
-from harness.commands.eval.rows import EvalRow
+from harness.commands.eval.rows import AnswerRow, EvalRow
 from harness.commands.latency.record import LatencySettings
+from harness.commands.plan.rows import PlanRow
 from harness.commands.registry import row_kinds
 from harness.config.settings import DecodingSettings, ModelSettings, PlacementSettings
 from harness.measuring.rows import LatencyRow
@@ -82,11 +83,14 @@ def test_what_cannot_be_read_is_none() -> None:
             "num_prompts": "9" * 400,
             "test": "yes",
             "weight_bytes": "[",
+            "acceptance_by_position": "[NaN]",
             "foreign": "1",
         }
     )
     assert row == LatencyRow()
     assert LatencyPromptRow.parse({"completion": ""}).completion is None
+    # A column that always has text.
+    assert AnswerRow.parse({"completion": ""}).completion == ""
 
 
 @pytest.mark.parametrize(
@@ -157,6 +161,32 @@ def test_a_row_knows_whether_it_is_of_the_named_models(
     changes: dict[str, object], real: bool
 ) -> None:
     assert LatencyRow(**changes).real is real
+
+
+def test_a_row_knows_where_its_answers_come_from() -> None:
+    here = {None, "local", "huggingface"}
+    for engine in (None, "local", "huggingface", "server", "simulated"):
+        assert LatencyRow(engine=engine).is_elsewhere == (engine not in here)
+    # Another engine shows it by weights that it does not know.
+    assert LatencyRow(engine="mine").is_elsewhere
+    assert not LatencyRow(engine="mine", weights="stored").is_elsewhere
+    for url, is_far in ((None, False), ("http://127.0.0.1:8000/v1", False), ("http://a/v1", True)):
+        assert LatencyRow(url=url).is_on_another_machine == is_far
+    for command in (None, "", "vllm A", "vllm A; vllm A -x"):
+        assert not LatencyRow(server_command=command).has_same_command
+    assert LatencyRow(server_command="vllm A; vllm A").has_same_command
+    pair = {"url": "http://a/v1", "regular_url": "http://a/v1"}
+    assert LatencyRow(**pair, served_model="m").has_one_server
+    assert LatencyRow(**pair).has_one_server
+    for other in (pair | {"served_model": "m; n"}, pair | {"regular_url": "http://b/v1"}, {}):
+        assert not LatencyRow(**other).has_one_server
+
+
+def test_a_row_has_figures_where_its_main_one_is_known_or_else_any() -> None:
+    assert LatencyRow(ms_per_token=1.0).has_figures
+    assert not LatencyRow(acceptance_rate=1.0).has_figures
+    assert PlanRow(num_gpus=0).has_figures
+    assert not PlanRow(run="1", devices="GPU A").has_figures
 
 
 def test_a_draft_without_a_runner_has_the_name_of_the_targets() -> None:

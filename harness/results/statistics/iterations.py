@@ -75,17 +75,10 @@ def acceptance_chances(target: ArrayLike, draft: ArrayLike, *, block: bool = Fal
         draft: [n - 1, M]. Entry (s, j) is the draft's probability of token s + 1 + j in an iteration that
             begins after token s; nan where the draft offers nothing, and beyond the text.
         block: for block verification.
-
-    Raises:
-        ValueError: for shapes that do not go together.
     """
     target_chances = np.asarray(target, dtype=np.float64)
     draft_chances = np.asarray(draft, dtype=np.float64)
     num_places = len(target_chances) - 1
-    if draft_chances.ndim != 2 or len(draft_chances) != num_places:
-        raise ValueError(
-            f"{target_chances.shape} and {draft_chances.shape} are not [n] and [n - 1, M]"
-        )
     most = draft_chances.shape[1]
     beyond = np.full(most, np.nan)
     windows = np.lib.stride_tricks.sliding_window_view(np.append(target_chances[1:], beyond), most)
@@ -108,16 +101,8 @@ def cut(chances: ArrayLike) -> Cut:
 
     Args:
         chances: [n - 1, M], from `acceptance_chances`.
-
-    Raises:
-        ValueError: for other shapes, or chances outside of 0 to 1.
     """
     accepting = np.asarray(chances, dtype=np.float64)
-    if accepting.ndim != 2 or not accepting.size:
-        raise ValueError(f"{accepting.shape} is not [n - 1, M]")
-    known_chances = accepting[~np.isnan(accepting)]
-    if (known_chances < 0).any() or (known_chances > 1).any():
-        raise ValueError(f"chances from {known_chances.min()} to {known_chances.max()}")
     num_places, most = accepting.shape
     numbers = np.arange(1, most + 1)
     # Row s: the draft tokens offered after token s; one fewer than there are tokens left.

@@ -200,7 +200,7 @@ class MeanSquares:
         num_runs, num_units = values.shape
         centred = values - values.mean()
         runs = centred.mean(axis=1, keepdims=True)
-        units = centred.mean(axis=0, keepdims=True)
+        units = centred.mean(axis=0)
         rest = centred - runs - units
         runs_left = max(num_runs - 1, 1)
         units_left = max(num_units - 1, 1)

@@ -1,4 +1,4 @@
-"""Two measurements compared: false alarms and finds in simulation, and comparisons that fail."""
+"""Two measurements compared: what an interval covers, verdicts at the margin, and comparisons that fail."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from scipy import stats
 
 from harness.results.statistics.comparisons import (
     Comparison,
@@ -16,8 +17,104 @@ from harness.results.statistics.comparisons import (
     compare_proportions,
     noise_of_runs,
 )
+from harness.results.statistics.proportions import difference_of_paired_proportions
+
+
+def test_a_lower_figure_is_better_or_worse() -> None:
+    rng = np.random.default_rng(0)
+    before = rng.lognormal(0, 0.3, 20)
+    lower = before * 0.9 * np.exp(rng.normal(0, 0.01, 20))
+    assert compare(before, lower, better="lower", margin=0.02).verdict == "better"
+    assert compare(before, lower, better="higher", margin=0.02).verdict == "worse"
+    assert compare(before, lower, better="higher", margin=0.15).verdict == "no worse"
+    assert compare(lower, before, better="higher", margin=0.02).verdict == "better"
+    for better in ("lower", "higher"):
+        assert compare(before, before, better=better, margin=0.0).verdict == "cannot tell"
+    assert compare(before, before, better="lower", margin=0.01).verdict == "no worse"
+    few = compare(before[:7], lower[:7], better="lower", margin=0.02)
+    assert few.verdict == "cannot tell"
+    assert few.change.estimate == pytest.approx(0.9, abs=0.02)
+
+
+def test_noise_is_that_of_identical_runs() -> None:
+    rng = np.random.default_rng(0)
+    noise = noise_of_runs(np.exp(rng.normal(0, 0.02 / math.sqrt(2), (500, 2, 1))))
+    assert noise.deviation == pytest.approx(0.02, rel=0.1)
+    assert noise.degrees_of_freedom == 500
+    assert Noise(0.02, 3).threshold() == pytest.approx(math.expm1(0.02 * stats.t.isf(0.025, 3)))
+    # A further pair of identical runs, whose units do not differ.
+    pair = compare(np.ones(15), np.ones(15), better="lower", margin=0.02, noise=noise)
+    assert pair.change.high == pytest.approx(1 + noise.threshold())
+    assert "15 prompts and the noise of 500 differences" in str(pair.change.covers)
+    with pytest.raises(ValueError, match="positive"):
+        noise_of_runs([[[1.0], [0.0]]])
+
+
+def test_the_parts_of_the_variance_shrink_with_runs_and_units() -> None:
+    """Four runs a side of eight units: between runs and within them the variances are known."""
+    between, within = 0.03, 0.01
+    of_run = np.array([[1], [1], [-1], [-1]])
+    of_both = of_run * np.array([1, -1] * 4)
+    runs = np.exp(between * of_run + within * of_both)
+    estimate = compare(runs, runs, better="lower", margin=0.02).estimate
+    assert estimate is not None
+    # Sums of squares over their degrees of freedom; the mean of a side is over 4 runs and 8 units.
+    residual = (32 * within**2 / 21) / (4 * 8) * 2
+    assert estimate.residual_variance == pytest.approx(residual)
+    assert estimate.run_variance == pytest.approx((4 * between**2 / 3) / 4 * 2 - residual)
+    assert estimate.run_degrees_of_freedom == 6
+    # Half of the variance between two identical runs is that of one, with four degrees of freedom more.
+    noisy = compare(runs, runs, "lower", 0.02, Noise(0.05, 4)).estimate
+    assert noisy is not None
+    of_means = (6 * (4 * between**2 / 3) + 4 * 0.05**2 / 2) / (6 + 4)
+    assert noisy.run_variance == pytest.approx(of_means / 4 * 2 - residual)
+    assert noisy.run_degrees_of_freedom == 10
+    assert "4 + 4 runs and the noise of 4 differences between identical runs" in str(noisy.covers)
+    few = compare(runs[:2], runs[:1], better="lower", margin=0.02)
+    assert str(few.change.covers) == "8 prompts and 2 + 1 runs"
+
+
+def test_proportions_of_the_same_questions() -> None:
+    answers = [True] * 80 + [False] * 20
+    assert compare_proportions(answers, answers, margin=0.05).verdict == "no worse"
+    lost = [True] * 60 + [False] * 40
+    assert compare_proportions(answers, lost, margin=0.05).verdict == "worse"
+    assert compare_proportions(lost, answers, margin=0.05).verdict == "better"
+    few = compare_proportions([True] * 5, [True] * 5, margin=0.05)
+    assert few.verdict == "cannot tell"
+    assert few.p_value == 1
+    assert compare_proportions(answers, lost, margin=0.0).verdict == "worse"
+    with pytest.raises(ValueError, match="margin"):
+        compare_proportions(answers, lost, margin=-0.1)
+
+
+@pytest.mark.parametrize(("further", "verdict"), [(1e-9, "no worse"), (-1e-9, "cannot tell")])
+def test_no_worse_is_one_sided_at_5_percent(further: float, verdict: str) -> None:
+    before, after = [True] * 80 + [False] * 20, [True] * 79 + [False] * 20 + [True]
+    lowest = difference_of_paired_proportions(before, after, confidence=0.9).low
+    assert compare_proportions(before, after, margin=further - lowest).verdict == verdict
+    times = np.exp(np.random.default_rng(0).normal(0, 0.05, 20))
+    mean, error = np.log(times).mean(), stats.sem(np.log(times))
+    highest = math.exp(stats.t.ppf(0.95, 19, mean, error))
+    lower = compare(np.ones(20), times, better="lower", margin=highest - 1 + further)
+    higher = compare(np.ones(20), 1 / times, better="higher", margin=1 - 1 / highest + further)
+    assert (lower.verdict, higher.verdict) == (verdict, verdict)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [([1.0, 2.0], [1.0]), ([1.0], [0.0]), ([], []), ([1.0], [[[1.0]]]), ([math.inf], [1.0])],
+)
+def test_what_cannot_be_compared_is_refused(before: list[float], after: list[float]) -> None:
+    with pytest.raises(ValueError, match=r"units|positive"):
+        compare(before, after, better="lower", margin=0.02)
+    with pytest.raises(ValueError, match="margin"):
+        compare([1.0], [1.0], better="lower", margin=-0.1)
+
 
 Floats = NDArray[np.float64]
+
+
 NUMBER = 1000
 
 
@@ -57,26 +154,6 @@ def test_identical_runs_seldom_differ() -> None:
     assert str(found[0].change.covers) == "15 prompts and 5 + 5 runs"
 
 
-def test_single_runs_differ_too_often_unless_the_noise_is_known() -> None:
-    careless = simulate(num_runs=1)
-    assert share(careless, "worse", "better") > 0.25
-    assert str(careless[0].change.covers) == "15 prompts"
-    deviation = math.sqrt(2) * math.hypot(0.013, 0.02 / math.sqrt(15))
-    careful = simulate(num_runs=1, noise=Noise(deviation, 20))
-    assert share(careful, "worse", "better") <= 0.05
-    assert (
-        str(careful[0].change.covers)
-        == "15 prompts and the noise of 20 differences between identical runs"
-    )
-
-
-def test_an_interval_over_several_runs_covers_the_noise_too() -> None:
-    rng = np.random.default_rng(0)
-    before, after = rng.lognormal(size=(2, 3, 9))
-    covers = compare(before, after, "lower", 0.02, Noise(0.01, 4)).change.covers
-    assert "3 + 3 runs and the noise of 4 differences" in str(covers)
-
-
 def test_a_slowdown_beyond_the_margin_is_seldom_called_no_worse() -> None:
     """At the margin itself the one-sided test errs in at most 5 % of the cases."""
     found = simulate(num_runs=5, slowdown=0.02)
@@ -97,68 +174,6 @@ def test_the_visible_difference_is_found_in_80_percent() -> None:
     )
 
 
-def test_a_lower_figure_is_better_or_worse() -> None:
-    rng = np.random.default_rng(0)
-    before = rng.lognormal(0, 0.3, 20)
-    lower = before * 0.9 * np.exp(rng.normal(0, 0.01, 20))
-    assert compare(before, lower, better="lower", margin=0.02).verdict == "better"
-    assert compare(before, lower, better="higher", margin=0.02).verdict == "worse"
-    assert compare(before, lower, better="higher", margin=0.15).verdict == "no worse"
-    assert compare(lower, before, better="higher", margin=0.02).verdict == "better"
-    for better in ("lower", "higher"):
-        assert compare(before, before, better=better, margin=0.0).verdict == "cannot tell"
-    assert compare(before, before, better="lower", margin=0.01).verdict == "no worse"
-    few = compare(before[:7], lower[:7], better="lower", margin=0.02)
-    assert few.verdict == "cannot tell"
-    assert few.change.estimate == pytest.approx(0.9, abs=0.02)
-
-
-def test_noise_is_that_of_identical_runs() -> None:
-    rng = np.random.default_rng(0)
-    noise = noise_of_runs(np.exp(rng.normal(0, 0.02 / math.sqrt(2), (500, 2, 1))))
-    assert noise.deviation == pytest.approx(0.02, rel=0.1)
-    assert noise.degrees_of_freedom == 500
-    assert noise.threshold() == pytest.approx(0.04, rel=0.1)
-    # Of few pairs it is less certain, and the threshold is higher for that.
-    assert Noise(0.02, 3).threshold() > 1.5 * noise.threshold()
-    # A further pair of identical runs, whose units do not differ.
-    pair = compare(np.ones(15), np.ones(15), better="lower", margin=0.02, noise=noise)
-    assert pair.change.high == pytest.approx(1 + noise.threshold())
-    with pytest.raises(ValueError, match="positive"):
-        noise_of_runs([[[1.0], [0.0]]])
-
-
-def test_the_parts_of_the_variance_shrink_with_runs_and_units() -> None:
-    """Four runs a side of eight units: between runs and within them the variances are known."""
-    between, within = 0.03, 0.01
-    signs = np.array([[1], [1], [-1], [-1]])
-    pair_signs = signs * np.array([1, -1] * 4)
-    runs = np.exp(between * signs + within * pair_signs)
-    estimate = compare(runs, runs, better="lower", margin=0.02).estimate
-    assert estimate is not None
-    # Sums of squares over their degrees of freedom; the mean of a side is over 4 runs and 8 units.
-    residual = (32 * within**2 / 21) / (4 * 8) * 2
-    assert estimate.residual_variance == pytest.approx(residual)
-    assert estimate.run_variance == pytest.approx((4 * between**2 / 3) / 4 * 2 - residual)
-    assert estimate.run_degrees_of_freedom == 6
-    few = compare(runs[:2], runs[:1], better="lower", margin=0.02)
-    assert str(few.change.covers) == "8 prompts and 2 + 1 runs"
-
-
-def test_proportions_of_the_same_questions() -> None:
-    answers = [True] * 80 + [False] * 20
-    assert compare_proportions(answers, answers, margin=0.05).verdict == "no worse"
-    lost = [True] * 60 + [False] * 40
-    assert compare_proportions(answers, lost, margin=0.05).verdict == "worse"
-    assert compare_proportions(lost, answers, margin=0.05).verdict == "better"
-    few = compare_proportions([True] * 5, [True] * 5, margin=0.05)
-    assert few.verdict == "cannot tell"
-    assert few.p_value == 1
-    assert compare_proportions(answers, lost, margin=0.0).verdict == "worse"
-    with pytest.raises(ValueError, match="margin"):
-        compare_proportions(answers, lost, margin=-0.1)
-
-
 def test_proportions_at_the_margin_are_seldom_called_no_worse() -> None:
     """A true loss of 5 points, at a margin of 5; over 300 simulated pairs."""
     rng = np.random.default_rng(0)
@@ -168,14 +183,3 @@ def test_proportions_at_the_margin_are_seldom_called_no_worse() -> None:
         before, after = draw < 0.8, (draw < 0.72) | (draw > 0.97)
         found.append(compare_proportions(before.tolist(), after.tolist(), margin=0.05))
     assert share(found, "no worse", "better") <= 0.09
-
-
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [([1.0, 2.0], [1.0]), ([1.0], [0.0]), ([], []), ([1.0], [[[1.0]]]), ([math.inf], [1.0])],
-)
-def test_what_cannot_be_compared_is_refused(before: list[float], after: list[float]) -> None:
-    with pytest.raises(ValueError, match=r"units|positive"):
-        compare(before, after, better="lower", margin=0.02)
-    with pytest.raises(ValueError, match="margin"):
-        compare([1.0], [1.0], better="lower", margin=-0.1)
