@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from harness.config.errors import SettingError
 from harness.engines.counts import Counts, growth
-from harness.engines.requests import RequestRecord
+from harness.engines.protocol import Answered
+from harness.engines.requests import Load, RequestError, RequestRecord
 from harness.measuring.acceptance import counted_acceptance
+from harness.measuring.figures.acceptance import AcceptanceFigures
 from harness.measuring.figures.server import counter_columns, traffic_columns
 from harness.servers import counters
 from harness.servers.connection import RequestFailed
 from harness.servers.counters import CounterPage, read_counters
 from harness.servers.dialects import Dialect
+from measured_runs import figures
 
 VLLM = """# HELP vllm:spec_decode_num_drafts Number of spec decoding drafts.
 # TYPE vllm:spec_decode_num_drafts counter
@@ -73,6 +78,36 @@ def test_rates_follow_from_vllms_definitions() -> None:
         Counts(drafts=3, accepted=1, accepted_at={0: 1}), [RequestRecord(0, 1)]
     )
     assert thirds["marginal_acceptance_by_position"] == [0.3333]
+
+
+def test_counters_fill_in_what_answers_leave_out() -> None:
+    """4 drafts of 2 tokens, 6 of them accepted, beside 14 tokens behind the first ones of two requests: 8 iterations."""
+    counted = Counts(generated=16, drafts=4, proposed=8, accepted=6)
+    failed = RequestRecord(1, 1, error=RequestError(500, "Error", "before it began"))
+    cancelled = RequestRecord(2, 1, num_tokens=5, error=RequestError(499, "Cancelled", "left"))
+
+    def acceptance(
+        extra: tuple[RequestRecord, ...], counted: Counts | None = counted, **reported: Any
+    ) -> AcceptanceFigures:
+        answered = RequestRecord(0, 1, num_tokens=11, **reported)
+        load = Load(seconds=1.0, request_seconds=1.0, share=1.0, extra=extra)
+        lap = Answered(requests=[answered, failed], seconds=1.0, counted=counted, load=load)
+        found: AcceptanceFigures = figures(AcceptanceFigures, [lap])
+        return found
+
+    found = acceptance((cancelled,))
+    assert (found.acceptance_rate, found.mean_acceptance_length) == (6 / 8, 1 + 6 / 4)
+    assert (found.acceptance_source, found.tokens_per_iteration) == ("metrics", 14 / 8)
+    totals = {"num_drafted": 10, "num_accepted": 4}
+    found = acceptance((), replace(counted, generated=11), **totals)
+    assert (found.acceptance_rate, found.mean_acceptance_length) == (4 / 10, 1 + 6 / 4)
+    # Counters have the cancelled request, too, and answers do not.
+    found = acceptance((cancelled,), **totals)
+    assert (found.acceptance_rate, found.mean_acceptance_length) == (4 / 10, None)
+    for uncounted in (acceptance((), outcomes=[(2, 1)]), acceptance((), None, **totals)):
+        assert uncounted.acceptance_source is None
+    unseen = acceptance((), replace(counted, generated=5))
+    assert unseen.acceptance_rate is None, "another worker answered"
 
 
 def test_growth_is_what_counts_and_a_restart_is_no_growth() -> None:

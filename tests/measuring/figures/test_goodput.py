@@ -40,9 +40,9 @@ def test_a_failed_request_is_not_good() -> None:
     assert not is_good(failed, SLO)
 
 
-def goodput(*args: Any) -> Any:
+def goodput(*args: Any, slo: dict[str, float] = SLO) -> Any:
     """The figures of the last arm."""
-    return figures(Goodput, *args, settings={"engine": ServerSettings(url="http://a/v1", slo=SLO)})
+    return figures(Goodput, *args, settings={"engine": ServerSettings(url="http://a/v1", slo=slo)})
 
 
 def test_goodput_is_a_rate_and_a_share() -> None:
@@ -50,6 +50,16 @@ def test_goodput_is_a_rate_and_a_share() -> None:
     found = goodput(laps)
     assert (found.goodput, found.goodput_share) == (2 / 4, 2 / 3)
     assert goodput([]) == Goodput()
+
+
+def test_tokens_that_came_together_have_no_time_between_them() -> None:
+    together = RequestRecord(0, 1, arrivals=[0.05], num_tokens=2)
+    in_pairs = RequestRecord(0, 1, arrivals=[0.05, 0.07], num_tokens=4)
+    alone = request(0.05, 0.0, tokens=1)
+    for laps in ([lap(together, request(0.05, 0.01))], [lap(in_pairs, alone)]):
+        assert goodput(laps) == Goodput()
+        assert goodput(laps, slo={"ttft_ms": 100.0}).goodput == 2
+    assert goodput([lap(alone, request(0.05, 0.01))]).goodput_share == 1
 
 
 def test_the_ratio_has_an_interval_over_laps() -> None:
