@@ -81,7 +81,7 @@ def test_rates_follow_from_vllms_definitions() -> None:
 
 
 def test_counters_fill_in_what_answers_leave_out() -> None:
-    """4 drafts of 2 tokens, 6 of them accepted, beside 14 tokens behind the first ones of two requests: 8 iterations."""
+    """4 drafts of 2 tokens, 6 accepted; two requests have 14 tokens behind their first ones: 8 iterations."""
     counted = Counts(generated=16, drafts=4, proposed=8, accepted=6)
     failed = RequestRecord(1, 1, error=RequestError(500, "Error", "before it began"))
     cancelled = RequestRecord(2, 1, num_tokens=5, error=RequestError(499, "Cancelled", "left"))
