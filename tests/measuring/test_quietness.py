@@ -11,11 +11,21 @@ from typing import Any
 
 import pytest
 
+from harness.config.machine import num_usable_cores
 from harness.engines import throttling
 from harness.measuring import quietness
-from harness.measuring.quietness import Quietness, processor_time
+from harness.measuring.quietness import Quietness, crowding, processor_time
 from in_process import QUICKEST_PAIR, Harness, results
 from wording import mentions
+
+
+def test_processor_time_is_that_of_all_threads(tmp_path: Path) -> None:
+    for thread, schedstat in (("1", "30 10 5"), ("2", "20 5 9")):
+        (tmp_path / thread).mkdir()
+        (tmp_path / thread / "schedstat").write_text(schedstat)
+    (tmp_path / "has_ended").mkdir()
+    assert processor_time(tmp_path) == (50, 15)
+    assert processor_time(tmp_path / "another_system") is None
 
 
 def test_what_a_run_has_started_computes_for_it() -> None:
@@ -48,6 +58,10 @@ def test_a_run_that_waits_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(lines) == 1
     assert mentions(lines[0], "20 %", "processor time")
     assert watch.columns()["processor_share"] == 0.2
+    # Threads that have ended take their times with them.
+    for time, share in (((30, 0), 1.0), ((30, -1), None), ((10, 5), None)):
+        monkeypatch.setattr(quietness, "_time_of_run", lambda time=time: time)
+        assert watch.columns()["processor_share"] == share
 
 
 def test_a_crowded_machine_is_reported_before_anything_is_loaded(
@@ -62,8 +76,10 @@ def test_a_crowded_machine_is_reported_before_anything_is_loaded(
     assert mentions(lines[0], "load 1000.0", "OMP_NUM_THREADS=1")
     swept = harness(*quick, "-m", "seed=1,2").stderr
     assert swept.count("OMP_NUM_THREADS=1") == 1
-    monkeypatch.setattr(os, "getloadavg", lambda: (0.1, 0.0, 0.0))
-    assert "OMP_NUM_THREADS" not in harness(*quick).stderr
+    for load_per_core, is_crowded in ((1.2, False), (1.3, True)):
+        load = load_per_core * num_usable_cores()
+        monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 9000.0, 9000.0))
+        assert (crowding() is not None) == is_crowded
 
 
 class Nvml:

@@ -89,9 +89,7 @@ def test_the_regular_arm_is_compared_with_itself_by_turns() -> None:
         step_s = 0.1 * slower * rng.normal(1, 0.002)
         answers.append(decoded(index, step_s, first_s, num_tokens))
         others.append(decoded(index, 0.05, first_s, num_tokens))
-    found = figures(Speedup, answers, others)
-    assert 2.0 < found.decode_speedup.estimate < 2.04
-    null = found.regular_against_itself
+    null = figures(Speedup, answers, others).regular_against_itself
     assert null.estimate == pytest.approx(1.02, abs=0.003)
     assert null.low < 1.02 < null.high
     assert not null.excludes(1.02)
