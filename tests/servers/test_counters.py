@@ -15,12 +15,12 @@ from harness.engines.protocol import Answered
 from harness.engines.requests import Load, RequestError, RequestRecord
 from harness.measuring.acceptance import counted_acceptance
 from harness.measuring.figures.acceptance import AcceptanceFigures
-from harness.measuring.figures.server import counter_columns, traffic_columns
+from harness.measuring.figures.server import Server, counter_columns, traffic_columns
 from harness.servers import counters
 from harness.servers.connection import RequestFailed
 from harness.servers.counters import CounterPage, read_counters
 from harness.servers.dialects import Dialect
-from measured_runs import figures
+from measured_runs import figures, run_of
 
 VLLM = """# HELP vllm:spec_decode_num_drafts Number of spec decoding drafts.
 # TYPE vllm:spec_decode_num_drafts counter
@@ -32,6 +32,7 @@ vllm:spec_decode_num_accepted_tokens_total{engine="0",model_name="m"} 50.0
 vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",position="0"} 30.0
 vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",position="1"} 20.0
 vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m"} 7.0
+vllm:prefix_cache_hits_total{engine="0",model_name="m"} 9.0
 vllm:spec_decode_num_drafts_created{engine="0",model_name="m"} 1.7e+09
 vllm:e2e_request_latency_seconds_bucket{le="0.3"} nan
 """
@@ -49,7 +50,7 @@ def requests(*num_tokens: int) -> list[RequestRecord]:
 
 def test_names_of_vllm_are_summed_over_its_engines() -> None:
     assert read_counters(VLLM) == Counts(
-        generated=120, drafts=40, proposed=80, accepted=50, accepted_at={0: 30, 1: 20}
+        generated=120, drafts=40, proposed=80, accepted=50, accepted_at={0: 30, 1: 20}, cached=9
     )
 
 
@@ -80,34 +81,57 @@ def test_rates_follow_from_vllms_definitions() -> None:
     assert thirds["marginal_acceptance_by_position"] == [0.3333]
 
 
-def test_counters_fill_in_what_answers_leave_out() -> None:
+FAILED = RequestRecord(1, 1, error=RequestError(500, "Error", "before it began"))
+CANCELLED = RequestRecord(2, 1, num_tokens=5, error=RequestError(499, "Cancelled", "left"))
+COUNTED = Counts(generated=16, drafts=4, proposed=8, accepted=6, preempted=1, cached=5)
+TOTALS = {"num_drafted": 10, "num_accepted": 4}
+
+
+def lap(*extra: RequestRecord, counted: Counts | None = COUNTED, **reported: Any) -> list[Answered]:
+    """An answer of 11 tokens and a failure, beside requests that keep up the load."""
+    answered = RequestRecord(0, 1, num_tokens=11, **reported)
+    load = Load(seconds=1.0, request_seconds=1.0, share=1.0, extra=extra)
+    return [Answered(requests=[answered, FAILED], seconds=1.0, counted=counted, load=load)]
+
+
+def test_counted_acceptance_fills_in_what_answers_leave_out() -> None:
     """4 drafts of 2 tokens, 6 accepted; two requests have 14 tokens behind their first ones: 8 iterations."""
-    counted = Counts(generated=16, drafts=4, proposed=8, accepted=6)
-    failed = RequestRecord(1, 1, error=RequestError(500, "Error", "before it began"))
-    cancelled = RequestRecord(2, 1, num_tokens=5, error=RequestError(499, "Cancelled", "left"))
-
-    def acceptance(
-        extra: tuple[RequestRecord, ...], counted: Counts | None = counted, **reported: Any
-    ) -> AcceptanceFigures:
-        answered = RequestRecord(0, 1, num_tokens=11, **reported)
-        load = Load(seconds=1.0, request_seconds=1.0, share=1.0, extra=extra)
-        lap = Answered(requests=[answered, failed], seconds=1.0, counted=counted, load=load)
-        found: AcceptanceFigures = figures(AcceptanceFigures, [lap])
-        return found
-
-    found = acceptance((cancelled,))
+    found = figures(AcceptanceFigures, lap(CANCELLED))
     assert (found.acceptance_rate, found.mean_acceptance_length) == (6 / 8, 1 + 6 / 4)
     assert (found.acceptance_source, found.tokens_per_iteration) == ("metrics", 14 / 8)
-    totals = {"num_drafted": 10, "num_accepted": 4}
-    found = acceptance((), replace(counted, generated=11), **totals)
+    found = figures(AcceptanceFigures, lap(counted=replace(COUNTED, generated=11), **TOTALS))
     assert (found.acceptance_rate, found.mean_acceptance_length) == (4 / 10, 1 + 6 / 4)
     # Counters have the cancelled request, too, and answers do not.
-    found = acceptance((cancelled,), **totals)
+    found = figures(AcceptanceFigures, lap(CANCELLED, **TOTALS))
     assert (found.acceptance_rate, found.mean_acceptance_length) == (4 / 10, None)
-    for uncounted in (acceptance((), outcomes=[(2, 1)]), acceptance((), None, **totals)):
-        assert uncounted.acceptance_source is None
-    unseen = acceptance((), replace(counted, generated=5))
-    assert unseen.acceptance_rate is None, "another worker answered"
+    unseen = replace(COUNTED, generated=5)
+    for laps in (lap(outcomes=[(2, 1)]), lap(counted=None, **TOTALS), lap(counted=unseen)):
+        assert figures(AcceptanceFigures, laps).acceptance_source is None
+
+
+def test_answers_come_before_counters_and_a_worker_of_several_counts_for_nothing() -> None:
+    found = figures(Server, lap(CANCELLED))
+    assert (found.num_preemptions, found.cached_tokens, found.drafted) == (1, 5, True)
+    assert (found.server_tokens, found.foreign_tokens, found.num_uncounted) == (16, 0, 0)
+    assert found.read_prompt_tokens is None
+    found = figures(Server, lap(CANCELLED, num_cached=3, num_read=7, num_drafted=0))
+    assert (found.cached_tokens, found.read_prompt_tokens, found.drafted) == (3, 7, False)
+    found = figures(Server, lap(counted=replace(COUNTED, generated=5)) + lap(counted=None))
+    assert (found.unseen_tokens, found.num_uncounted) == (6, 1)
+    assert (found.num_preemptions, found.cached_tokens, found.drafted) == (None, None, None)
+
+
+def test_tokens_cached_from_before_are_those_that_no_other_prompt_begins_with() -> None:
+    prompts = [[1, 2, 3, 4, 5], [7, 7], [1, 2, 3, 9], [7, 7], [8, 8]]
+    # The second [7, 7] may be known from the first; [8, 8] is asked the second time.
+    known = [(0, 4), (1, 2), (2, 3), (3, 2), (100, 2)]
+    requests = [RequestRecord(index, 2, num_tokens=1, num_cached=cached) for index, cached in known]
+    run = run_of([Answered(requests=requests, seconds=1.0)])
+    [generation] = run.arms["regular"].generations
+    assert generation.question is not None
+    generation.question = replace(generation.question, prompts=prompts)
+    found: Any = Server.measured(run, run.arms["regular"])
+    assert found.cached_from_before == (4 - 3) + 2 + (3 - 3)
 
 
 def test_growth_is_what_counts_and_a_restart_is_no_growth() -> None:

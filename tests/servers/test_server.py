@@ -18,7 +18,7 @@ from harness.engines.chat import Chat
 from harness.engines.counts import Counts
 from harness.engines.protocol import Answered
 from harness.engines.rates import arrival_times
-from harness.engines.requests import RequestRecord
+from harness.engines.requests import Load, RequestError, RequestRecord
 from harness.engines.timing import timed_answer
 from harness.measuring.acceptance import acceptance_columns
 from harness.measuring.figures.requests import Requests
@@ -27,6 +27,7 @@ from harness.servers import engine as server_module
 from harness.servers.counters import CounterPage
 from harness.servers.dialects import UNKNOWN
 from harness.servers.request_form import RequestForm
+from harness.servers.settings import ServerSettings
 from measured_runs import figures
 
 
@@ -191,6 +192,22 @@ def test_tokens_of_an_iteration_that_come_one_by_one_are_one_burst() -> None:
     at_once = RequestRecord(0, 3, arrivals=[0.7], seconds=0.7, num_tokens=7)
     assert at_once.time_per_output_token_ms is None
     assert found.tokens_per_arrival == 7 / 4
+
+
+@pytest.mark.parametrize(("number", "fell_behind"), [(38, True), (39, False)])
+def test_requests_are_counted_and_keep_up_with_their_rate(number: int, fell_behind: bool) -> None:
+    """10 a second over 10 s are 100, by chance no fewer than 77. Half of what arrives is theirs."""
+    failures = [RequestRecord(0, 3, error=RequestError(code, "", "")) for code in (408, 500)]
+    answered = [RequestRecord(1, 3, arrivals=[0.1], num_tokens=1)] * (number - 2)
+    failures[0].sent_again = True
+    load = Load(seconds=10.0, request_seconds=30.0, share=0.5, offered_s=4.0)
+    lap = Answered(requests=[*failures, *answered], seconds=5.0, load=load)
+    at_a_rate = {"engine": ServerSettings(url="http://a/v1", rate=10.0)}
+    found = figures(Requests, [lap], settings=at_a_rate)
+    assert (found.num_failed, found.num_timed_out, found.num_sent_again) == (2, 1, 1)
+    assert found.fell_behind == fell_behind
+    assert (found.requests_per_second, found.offered_rate) == ((number - 2) / 5, number / 4)
+    assert found.mean_in_flight == 3
 
 
 @pytest.mark.parametrize("dialect", ["llama.cpp", "openai", "vllm"])

@@ -41,7 +41,6 @@ class EchoServer:
         die_after: it answers so many requests, and none after them.
         stop_after: its answers end after so many tokens.
         metrics: it has a page of counters, by the names of its dialect, and its answers tell no acceptance.
-        counts_every: its page counts every so manyth request, as one worker of several does.
         lost_pages: the reads of its page, from 1, that get status 500.
         restart_at: its counters begin again with this request.
         first_token_s: seconds until the first token, by its page.
@@ -78,7 +77,6 @@ class EchoServer:
     die_after: int = 0
     stop_after: int = 1_000_000
     metrics: bool = False
-    counts_every: int = 1
     lost_pages: Collection[int] = ()
     restart_at: int = 0
     first_token_s: float | None = None
@@ -105,7 +103,6 @@ class EchoServer:
     bodies: list[dict[str, Any]] = field(default_factory=list)
     num_tokens: int = 0
     num_preemptions: int = 0
-    num_hits: int = 0
     num_pages: int = 0
     num_first_tokens: int = 0
     num_drafts: int = 0
@@ -157,8 +154,6 @@ class EchoServer:
             seconds = self.num_first_tokens * self.first_token_s
             names["vllm:time_to_first_token_seconds_sum"] = seconds
             names["vllm:time_to_first_token_seconds_count"] = self.num_first_tokens
-        if self.num_cached is not None:
-            names['vllm:prefix_cache_hits_total{engine="0"}'] = self.num_hits
         names['vllm:generation_tokens_total{engine="0"}'] = self.num_tokens
         names['vllm:num_preemptions_total{engine="0"}'] = self.num_preemptions
         if self.dialect == "sglang":
@@ -276,7 +271,7 @@ class EchoServer:
             last_chunk["__verbose"] = {"tokens": [], "generation_settings": settings}
         if self.num_cached is not None and self.dialect == "llama.cpp":
             last_chunk["timings"] = {"cache_n": self.num_cached}
-        elif self.num_cached is not None and not self.metrics:
+        elif self.num_cached is not None:
             last_chunk["usage"]["prompt_tokens_details"] = {"cached_tokens": self.num_cached}
         if self.num_draft_tokens is not None and not self.metrics and not is_silent:
             last_chunk |= self._acceptance([len(step) - 1 for step in steps[1:]])
@@ -284,13 +279,10 @@ class EchoServer:
             last_chunk["usage"]["prompt_tokens"] = len(prompt) + self.reads_more
         if len(self.bodies) == self.restart_at:
             self.num_tokens = self.num_drafts = self.num_accepted = 0
-        is_counted = len(self.bodies) % self.counts_every == 0
-        if is_counted:
-            self.num_tokens += count + self.foreign
-            self.num_preemptions += self.preempted
-            self.num_hits += self.num_cached or 0
-            self.num_first_tokens += 1
-        if self.num_draft_tokens is not None and is_counted:
+        self.num_tokens += count + self.foreign
+        self.num_preemptions += self.preempted
+        self.num_first_tokens += 1
+        if self.num_draft_tokens is not None:
             self.num_drafts += len(steps) - 1
             self.num_accepted += sum(len(step) - 1 for step in steps[1:])
         yield last_chunk

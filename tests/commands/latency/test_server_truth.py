@@ -15,7 +15,6 @@ from echo_server import EchoServer, serving
 from harness.config.settings import ModelSettings
 from in_process import Harness, results
 from pair_server import addresses
-from wording import mentions
 
 QUICK = ["engine=server", "model=tiny", "num_prompts=8", "decoding.max_new_tokens=8"]
 
@@ -49,15 +48,6 @@ def test_traffic_of_others_and_a_cache_that_is_too_small_are_noticed(harness: Ha
     assert list(results()["num_preemptions"]) == [0, 16]
 
 
-def test_counters_of_one_worker_of_several_are_not_believed(harness: Harness) -> None:
-    servers = [EchoServer(metrics=True, num_draft_tokens=n, counts_every=2) for n in (None, 4)]
-    with ExitStack() as stack:
-        harness("latency", *QUICK, *addresses(stack, *servers))
-    rows = results()
-    assert list(rows["unseen_tokens"]) == [32, 32]
-    assert rows[["acceptance_rate", "drafted", "num_preemptions"]].isna().all(axis=None)
-
-
 def test_a_page_that_stays_away_is_said(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("harness.servers.counters._RETRY_S", 0.0)
     servers = [EchoServer(metrics=True, num_draft_tokens=n) for n in (None, 4)]
@@ -68,14 +58,6 @@ def test_a_page_that_stays_away_is_said(harness: Harness, monkeypatch: pytest.Mo
     assert 0 < row["num_uncounted"] < 8
     assert row["server_tokens"] == 8 * (8 - row["num_uncounted"])
     assert row["mean_acceptance_length"] == pytest.approx(1 + 4 / 3)
-
-
-def test_caches_are_told_by_counters_where_answers_do_not(harness: Harness) -> None:
-    servers = [EchoServer(metrics=True, num_cached=3), EchoServer(metrics=True, num_draft_tokens=4)]
-    with ExitStack() as stack:
-        outcome = harness("latency", *QUICK, *addresses(stack, *servers), code=3)
-    assert results()["cached_tokens"].iloc[0] == 24
-    assert mentions(outcome.complaint, "prompt tokens from a cache", "regular 24", "no salt")
 
 
 _ANOTHER_MODEL = {"stride": 2, "num_draft_tokens": 4}
