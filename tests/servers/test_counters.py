@@ -33,6 +33,9 @@ vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",pos
 vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",position="1"} 20.0
 vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m"} 7.0
 vllm:prefix_cache_hits_total{engine="0",model_name="m"} 9.0
+vllm:num_preemptions_total{engine="0",model_name="m"} 2.0
+vllm:time_to_first_token_seconds_sum{engine="0",model_name="m"} 1.5
+vllm:time_to_first_token_seconds_count{engine="0",model_name="m"} 3.0
 vllm:spec_decode_num_drafts_created{engine="0",model_name="m"} 1.7e+09
 vllm:e2e_request_latency_seconds_bucket{le="0.3"} nan
 """
@@ -50,8 +53,9 @@ def requests(*num_tokens: int) -> list[RequestRecord]:
 
 def test_names_of_vllm_are_summed_over_its_engines() -> None:
     assert read_counters(VLLM) == Counts(
-        generated=120, drafts=40, proposed=80, accepted=50, accepted_at={0: 30, 1: 20}, cached=9
-    )
+        generated=120, drafts=40, proposed=80, accepted=50, accepted_at={0: 30, 1: 20}, cached=9, preempted=2,
+        first_tokens=3, first_token_s=1.5,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("page", sorted(OTHERS))

@@ -43,11 +43,8 @@ class EchoServer:
         metrics: it has a page of counters, by the names of its dialect, and its answers tell no acceptance.
         lost_pages: the reads of its page, from 1, that get status 500.
         restart_at: its counters begin again with this request.
-        first_token_s: seconds until the first token, by its page.
         reads_more: it tells how many tokens it reads of prompts of ids, with so many from a template.
         stride: between the tokens that it counts up; another one than 1 is another model.
-        foreign: tokens that it counts for others with each of our requests.
-        preempted: how often it counts that it preempted each of our requests.
         num_cached: tokens of each prompt that it claims to take from a cache; None if it does not tell.
         delay_s: before each chunk.
         slow_after: from this request on each chunk takes `slow_s`: another load that starts.
@@ -79,11 +76,8 @@ class EchoServer:
     metrics: bool = False
     lost_pages: Collection[int] = ()
     restart_at: int = 0
-    first_token_s: float | None = None
     reads_more: int | None = None
     stride: int = 1
-    foreign: int = 0
-    preempted: int = 0
     num_cached: int | None = None
     delay_s: float = 0.0
     slow_after: int = 1_000_000
@@ -102,9 +96,7 @@ class EchoServer:
     silent: Callable[[dict[str, Any]], bool] = lambda body: False
     bodies: list[dict[str, Any]] = field(default_factory=list)
     num_tokens: int = 0
-    num_preemptions: int = 0
     num_pages: int = 0
-    num_first_tokens: int = 0
     num_drafts: int = 0
     num_accepted: int = 0
     in_flight: int = 0
@@ -150,12 +142,7 @@ class EchoServer:
         names: dict[str, float] = {}
         if self.num_draft_tokens is not None:
             names = {f"vllm:{name}": value for name, value in spec.items()}
-        if self.first_token_s is not None:
-            seconds = self.num_first_tokens * self.first_token_s
-            names["vllm:time_to_first_token_seconds_sum"] = seconds
-            names["vllm:time_to_first_token_seconds_count"] = self.num_first_tokens
         names['vllm:generation_tokens_total{engine="0"}'] = self.num_tokens
-        names['vllm:num_preemptions_total{engine="0"}'] = self.num_preemptions
         if self.dialect == "sglang":
             names = {
                 "sglang:generation_tokens_total": self.num_tokens,
@@ -279,9 +266,7 @@ class EchoServer:
             last_chunk["usage"]["prompt_tokens"] = len(prompt) + self.reads_more
         if len(self.bodies) == self.restart_at:
             self.num_tokens = self.num_drafts = self.num_accepted = 0
-        self.num_tokens += count + self.foreign
-        self.num_preemptions += self.preempted
-        self.num_first_tokens += 1
+        self.num_tokens += count
         if self.num_draft_tokens is not None:
             self.num_drafts += len(steps) - 1
             self.num_accepted += sum(len(step) - 1 for step in steps[1:])

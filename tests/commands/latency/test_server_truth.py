@@ -35,19 +35,6 @@ def test_counters_tell_acceptance_where_answers_do_not(harness: Harness, dialect
     assert (regular["server_tokens"], regular["foreign_tokens"]) == (64, 0)
 
 
-def test_traffic_of_others_and_a_cache_that_is_too_small_are_noticed(harness: Harness) -> None:
-    servers = (
-        EchoServer(metrics=True, foreign=5),
-        EchoServer(metrics=True, num_draft_tokens=4, preempted=2),
-    )
-    with ExitStack() as stack:
-        harness("latency", *QUICK, *addresses(stack, *servers))
-    regular, speculative = results().to_dict("records")
-    assert (regular["server_tokens"], regular["foreign_tokens"]) == (64 + 8 * 5, 40)
-    assert speculative["foreign_tokens"] == 0
-    assert list(results()["num_preemptions"]) == [0, 16]
-
-
 def test_a_page_that_stays_away_is_said(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("harness.servers.counters._RETRY_S", 0.0)
     servers = [EchoServer(metrics=True, num_draft_tokens=n) for n in (None, 4)]
