@@ -10,7 +10,7 @@ from harness.measuring.figures.texts import Texts
 from measured_runs import run_of
 
 # One beyond rounding, one within it, and one whose margin is unknown.
-DIVERGENCES = {0: None, 1: Divergence(4, -0.5, 0.1), 2: Divergence(6, 0.1, 0.1), 3: Divergence(2)}
+DIVERGENCES = {0: None, 1: Divergence(4, -0.75, 0.5), 2: Divergence(6, 0.5, 0.5), 3: Divergence(2)}
 
 
 def found(batch: BatchTimes | None = None) -> Texts:
@@ -27,7 +27,7 @@ def found(batch: BatchTimes | None = None) -> Texts:
 def test_differences_beyond_rounding_are_counted_per_token_that_agrees() -> None:
     served = found()
     assert (served.identical_prompts, served.differing_prompts) == (1, 3)
-    assert (served.tokens_per_difference, served.margin_over_rounding) == ((10 + 4 + 6 + 2) / 2, 5)
+    assert (served.tokens_per_difference, served.margin_over_rounding) == (22 / 2, 1.5)
     assert found(BatchTimes(0.0, 0, 0)).tokens_per_difference is None
 
 
