@@ -59,6 +59,11 @@ def test_what_changes_a_number_changes_the_digest(
     changed()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-of-another-kind")
     changed()
+    monkeypatch.setattr(measurement, "gpu_names", lambda: ["A100"])
+    changed()
+    monkeypatch.setattr(measurement, "gpu_names", list)
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    changed()
     assert len(set(digests)) == len(digests)
 
 
@@ -149,9 +154,11 @@ def test_figures_of_a_server_are_of_the_process_that_gave_them(
         asked = identify(asking(settings, url, **changes))
         return bool(measured_rows(file, LatencyRow, asked))
 
-    with serving(server) as url:
+    with serving(server) as url, serving(EchoServer(version="1.0")) as unknown:
         now = identify(asking(settings, url))
         assert now.server_started == "100"
+        two = ServerSettings(name="server", url=url, regular_url=unknown)
+        assert identify(dataclasses.replace(settings, engine=two)).server_started is None
         told = LatencyRow(
             run="1", status="ok", measurement=now.digest, server_started=now.server_started
         )
