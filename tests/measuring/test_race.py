@@ -20,8 +20,10 @@ from harness.local.decoding.loop import Gain, Iteration
 from harness.local.decoding.verify import Verdict
 from harness.local.engine import clock as clock_module
 from harness.local.engine.clock import LoopClock
+from harness.measuring import race
 from harness.measuring.race import Lap, find_rejections, outcome, run_lap
 from harness.results.acceptance import Rejection
+from tiny_checkpoints import make_tokenizer
 
 QUESTION = Question([[1, 2]], DecodingSettings(temperature=0, max_new_tokens=8), 0, [0])
 
@@ -121,8 +123,13 @@ def test_every_rejection_of_the_text_is_found() -> None:
             [4], [4, 4, 0], 2
         ),  # the text ended with an accepted token, before the rejection
     ]
-    found = find_rejections(Lap("speculative", arrivals), Digits())  # type: ignore[arg-type]
+    lap = Lap("speculative", arrivals)
+    found = find_rejections(lap, Digits())  # type: ignore[arg-type]
     assert found == [Rejection(2, "8", pytest.approx(0.2), pytest.approx(0.7), "7")]
+    shown = race.as_json(lap, make_tokenizer(), [])
+    tokens = [token for step in shown["steps"] for token in step["tokens"]]
+    assert shown["num_tokens"] == len(tokens) == 7
+    assert [place for place, token in enumerate(tokens) if "rejection" in token] == [2]
 
 
 @pytest.mark.parametrize(
@@ -154,6 +161,27 @@ def test_where_texts_differ(
     assert figures["identical"] is (expected[0] is None)
     assert figures["speedup"] == len(actual) / 3
     assert engine.prompts == ([[1, 2, 1]] if expected[1] is not None else [])
+
+
+@pytest.mark.parametrize(
+    ("num_regular", "pieces", "seconds", "speedup", "num_compared"),
+    [
+        # Of the third piece half is compared: 2.5 s in place of 10.
+        (10, [4, 4, 4], 1.0, 4.0, 10),
+        (8, [16], 4.0, 4.0, 8),
+        # Too short, or as long as the other: the whole texts are compared, per token.
+        (7, [7, 7], 1.75, 4.0, None),
+        (8, [8], 4.0, 2.0, None),
+    ],
+)
+def test_a_longer_text_is_compared_up_to_the_end_of_the_shorter(
+    num_regular: int, pieces: list[int], seconds: float, speedup: float, num_compared: int | None
+) -> None:
+    regular_lap = lap_of("regular", [[1]] * num_regular, 1.0)
+    laps = regular_lap, lap_of("speculative", [[1] * number for number in pieces], seconds)
+    compared = outcome(None, QUESTION, *laps)
+    assert (compared["speedup"], compared.get("num_compared")) == (speedup, num_compared)
+    assert race.figures(regular_lap, Digits())["regular_tokens_per_second"] == 1  # type: ignore[arg-type]
 
 
 def lap_of(name: str, pieces: Sequence[list[int]], seconds: float) -> Lap:
