@@ -166,8 +166,8 @@ def test_where_texts_differ(
 @pytest.mark.parametrize(
     ("num_regular", "pieces", "seconds", "speedup", "num_compared"),
     [
-        # Of the third piece half is compared: 2.5 s in place of 10.
-        (10, [4, 4, 4], 1.0, 4.0, 10),
+        # Of the second piece half is compared: 1.5 s in place of 9.
+        (9, [1, 16], 1.0, 6.0, 9),
         (8, [16], 4.0, 4.0, 8),
         # Too short, or as long as the other: the whole texts are compared, per token.
         (7, [7, 7], 1.75, 4.0, None),
