@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -73,6 +75,79 @@ def test_chats_with_tools_are_sent_whole_or_not_at_all(monkeypatch: pytest.Monke
     assert (skipped.chats, skipped.longest_turn) == ([prompts[0].chat()], 3)
     # As token ids through the template they lose their beginning, and a line says so.
     assert [*map(len, cut.token_ids), cut.longest_turn] == [3, ROOM, ROOM]
+
+
+@pytest.fixture
+def by_letters(monkeypatch: pytest.MonkeyPatch) -> Callable[..., encoding.Encoder]:
+    """An encoder whose tokens are letters, for models that have room for so many before four new ones."""
+
+    def encode(_: object, prompts: Sequence[Prompt]) -> list[list[int]]:
+        chats = [prompt.chat().messages for prompt in prompts]
+        return [[1] * sum(len(message["content"]) for message in chat) for chat in chats]
+
+    def encoder(room: int, too_long: Any = None) -> encoding.Encoder:
+        def excess(token_ids: list[list[int]], *_: object) -> Excess | None:
+            longest = max(map(len, token_ids))
+            return Excess(longest, f"models take {room + 4}") if longest > room else None
+
+        tokenizer = SimpleNamespace(bos_token_id=0, chat_template=None)
+        planned: Any = SimpleNamespace(room=lambda _: room, excess=excess, tokenizer=tokenizer)
+        mine = PromptSettings(name="mine", file="mine.txt", too_long=too_long)
+        return encoding.Encoder(planned, settings_of(LatencySettings, prompts=mine))
+
+    monkeypatch.setattr(encoding.Encoder, "encode", encode)
+    return encoder
+
+
+def encode_set(
+    encoder: encoding.Encoder, *prompts: Prompt, num_others: int = 0, num_measured: int = 9
+) -> encoding.Encoded:
+    numbered = tuple(replace(one, index=place, line=place + 1) for place, one in enumerate(prompts))
+    prompt_set = PromptSet("mine", numbered, "digest")
+    return encoder.encode_set(prompt_set, numbered[:num_measured], 4, num_others=num_others)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "room", "too_long", "expected", "counted"),
+    [
+        ([3, 10], 10, "skip", [3, 10], {}),
+        ([11, 3, 10], 10, "skip", [3, 10], {"num_skipped": 1}),
+        ([3, 11, 12], 10, "truncate", [3, 10, 10], {"num_truncated": 2}),
+        ([1], 1, None, [1], {}),
+        ([3, 11], 10, None, "1 of 2 prompts are too long .line 2 of mine.txt.; the longest has 11 tokens; ", {}),
+        ([11], 10, "skip", "skip leaves none, truncate reads", {}),
+        ([2], 1, "truncate", "the longest has 2 tokens; models take 5", {}),
+        ([1], 0, None, "leaves no room for a prompt: the context has 4 tokens, and 4 are new", {}),
+    ],
+)  # fmt: skip
+def test_prompts_that_are_too_long_are_refused_left_out_or_cut(
+    by_letters: Any, lengths: Any, room: int, too_long: str | None, expected: Any, counted: Any
+) -> None:
+    prompts = [Prompt("a" * length) for length in lengths]
+    if isinstance(expected, str):
+        with pytest.raises(SettingError, match=expected):
+            encode_set(by_letters(room, too_long), *prompts)
+        return
+    encoded = encode_set(by_letters(room, too_long), *prompts)
+    assert (encoded.too_long, [*map(len, encoded.token_ids)]) == (counted, expected)
+    assert (encoded.longest, encoded.longest_turn) == (max(expected), max(expected))
+
+
+def test_a_conversation_needs_room_for_the_answers_before_its_last_turn(by_letters: Any) -> None:
+    """Each of two answers has four tokens, and may grow by eight when it is read again."""
+    talk = Prompt("ab", turns=("ab", "c", "de"))
+    assert encode_set(by_letters(29), talk, Prompt("a")).longest_turn == 5 + 2 * (4 + 8)
+    with pytest.raises(SettingError, match="has 29 tokens, with the answers before its last turn;"):
+        encode_set(by_letters(28), talk)
+
+
+def test_a_warm_up_reads_short_prompts_that_are_not_measured(by_letters: Any) -> None:
+    """At most four are looked at for each one that it takes."""
+    prompts = [Prompt("a" * length) for length in (5, 6, 5, 3, 7, 1)]
+    others = encode_set(by_letters(10), *prompts, num_measured=1, num_others=1).others
+    assert others is not None
+    assert others.indices == [2, 3]
+    assert [*map(len, others.token_ids)] == [5, 3]
 
 
 TEMPLATE = "{% for m in messages %}<s>{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}:{% endif %}"
