@@ -17,83 +17,34 @@ from harness.engines.door.pairs import Excess
 from harness.measuring.prompts import encoding
 from harness.measuring.prompts.chat_templates import Template
 from harness.measuring.prompts.sets import Prompt, PromptSet
-from harness.servers import record as server
+from harness.servers.settings import ServerSettings
 from some_settings import settings_of
 from tiny_checkpoints import make_tokenizer
-
-ROOM = 10
-
-
-@pytest.mark.parametrize(
-    ("too_long", "lengths"),
-    [(None, [3, 3]), ("skip", [3, 2 * ROOM]), ("truncate", [3, 2 * ROOM])],
-)
-def test_prompts_too_long_for_a_draft_with_another_tokenizer_are_refused(
-    too_long: str | None, lengths: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Those that are left fit in the target's tokens, and not in the draft's."""
-    token_ids = [[1] * length for length in lengths]
-    monkeypatch.setattr(encoding.Encoder, "encode", lambda *_: token_ids)
-    planned: Any = SimpleNamespace(
-        room=lambda new_tokens: ROOM,
-        excess=lambda *_: Excess(30, "and draft=other takes 20"),
-        tokenizer=SimpleNamespace(bos_token_id=0),
-    )
-    mine = PromptSettings(name="mine", file="mine.txt", too_long=too_long)
-    settings = settings_of(LatencySettings, prompts=mine)
-    prompts = tuple(Prompt(f"text {line}", line=line) for line in (1, 2))
-    prompt_set = PromptSet("mine", prompts, "digest")
-    with pytest.raises(SettingError) as refused:
-        encoding.Encoder(planned, settings).encode_set(prompt_set, prompts, new_tokens=4)
-    expected = "prompts: the longest has 30 tokens; and draft=other takes 20"
-    assert str(refused.value) == expected
-
-
-def test_chats_with_tools_are_sent_whole_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoding.Encoder, "encode", lambda *_: [[1] * 3, [1] * 30])
-    planned: Any = SimpleNamespace(
-        room=lambda new_tokens: ROOM,
-        excess=lambda *_: None,
-        tokenizer=SimpleNamespace(bos_token_id=0, chat_template=None),
-    )
-    tool = {"type": "function", "function": {"name": "rain"}}
-    prompts = tuple(
-        Prompt(text, messages=({"role": "user", "content": text},), tools=(tool,), line=line)
-        for line, text in enumerate(("short", "long"), start=1)
-    )
-    prompt_set = PromptSet("mine", prompts, "digest")
-
-    def encoded(too_long: Any, *, chat: bool) -> encoding.Encoded:
-        mine = PromptSettings(name="mine", file="mine.jsonl", too_long=too_long)
-        engine = server.ServerSettings(name="server", url="http://127.0.0.1:1/v1", chat=chat)
-        settings = settings_of(LatencySettings, prompts=mine, engine=engine)
-        return encoding.Encoder(planned, settings).encode_set(prompt_set, prompts, new_tokens=4)
-
-    with pytest.raises(SettingError, match=r"truncate: 1 of 2 .* chats with tools are sent whole"):
-        encoded("truncate", chat=True)
-    skipped, cut = encoded("skip", chat=True), encoded("truncate", chat=False)
-    assert (skipped.chats, skipped.longest_turn) == ([prompts[0].chat()], 3)
-    # As token ids through the template they lose their beginning, and a line says so.
-    assert [*map(len, cut.token_ids), cut.longest_turn] == [3, ROOM, ROOM]
 
 
 @pytest.fixture
 def by_letters(monkeypatch: pytest.MonkeyPatch) -> Callable[..., encoding.Encoder]:
-    """An encoder whose tokens are letters, for models that have room for so many before four new ones."""
+    """An encoder whose tokens are letters, for models that have room for so many before four new ones.
+
+    Args:
+        in_draft: what a draft with another tokenizer has too many of.
+    """
 
     def encode(_: object, prompts: Sequence[Prompt]) -> list[list[int]]:
         chats = [prompt.chat().messages for prompt in prompts]
         return [[1] * sum(len(message["content"]) for message in chat) for chat in chats]
 
-    def encoder(room: int, too_long: Any = None) -> encoding.Encoder:
+    def encoder(
+        room: int, too_long: Any = None, in_draft: Excess | None = None, **changes: Any
+    ) -> encoding.Encoder:
         def excess(token_ids: list[list[int]], *_: object) -> Excess | None:
             longest = max(map(len, token_ids))
-            return Excess(longest, f"models take {room + 4}") if longest > room else None
+            return Excess(longest, f"models take {room + 4}") if longest > room else in_draft
 
         tokenizer = SimpleNamespace(bos_token_id=0, chat_template=None)
         planned: Any = SimpleNamespace(room=lambda _: room, excess=excess, tokenizer=tokenizer)
         mine = PromptSettings(name="mine", file="mine.txt", too_long=too_long)
-        return encoding.Encoder(planned, settings_of(LatencySettings, prompts=mine))
+        return encoding.Encoder(planned, settings_of(LatencySettings, prompts=mine, **changes))
 
     monkeypatch.setattr(encoding.Encoder, "encode", encode)
     return encoder
@@ -131,6 +82,38 @@ def test_prompts_that_are_too_long_are_refused_left_out_or_cut(
     encoded = encode_set(by_letters(room, too_long), *prompts)
     assert (encoded.too_long, [*map(len, encoded.token_ids)]) == (counted, expected)
     assert (encoded.longest, encoded.longest_turn) == (max(expected), max(expected))
+
+
+@pytest.mark.parametrize(
+    ("too_long", "lengths"), [(None, [3, 3]), ("skip", [3, 20]), ("truncate", [3, 20])]
+)
+def test_prompts_too_long_for_a_draft_with_another_tokenizer_are_refused(
+    by_letters: Any, too_long: str | None, lengths: list[int]
+) -> None:
+    """Those that are left fit in the target's tokens, and not in the draft's."""
+    encoder = by_letters(10, too_long, Excess(30, "and draft=other takes 20"))
+    expected = "^prompts: the longest has 30 tokens; and draft=other takes 20$"
+    with pytest.raises(SettingError, match=expected):
+        encode_set(encoder, *(Prompt("a" * length) for length in lengths))
+
+
+def test_chats_with_tools_are_sent_whole_or_not_at_all(by_letters: Any) -> None:
+    tool = {"type": "function", "function": {"name": "rain"}}
+    prompts = [
+        Prompt(text, messages=({"role": "user", "content": text},), tools=(tool,))
+        for text in ("short", "much too long")
+    ]
+
+    def encoded(too_long: str, *, chat: bool) -> encoding.Encoded:
+        engine = ServerSettings(name="server", url="http://127.0.0.1:1/v1", chat=chat)
+        return encode_set(by_letters(10, too_long, engine=engine), *prompts)
+
+    with pytest.raises(SettingError, match=r"truncate: 1 of 2 .* chats with tools are sent whole"):
+        encoded("truncate", chat=True)
+    skipped, cut = encoded("skip", chat=True), encoded("truncate", chat=False)
+    assert (skipped.chats, skipped.longest_turn) == ([prompts[0].chat()], 5)
+    # As token ids through the template they lose their beginning, and a line says so.
+    assert [*map(len, cut.token_ids), cut.longest_turn] == [5, 10, 10]
 
 
 def test_a_conversation_needs_room_for_the_answers_before_its_last_turn(by_letters: Any) -> None:
