@@ -37,15 +37,8 @@ def test_token_ids_go_out_and_come_back(open_engine: Open) -> None:
     assert timed_answer(engine, engine.arms[0], question).tokens == texts(question)
     (body,) = server.bodies
     assert body["prompt"] == [5, 6, 10]
-    expected = {
-        "model": "tiny",
-        "max_tokens": 7,
-        "temperature": 0.5,
-        "top_k": 9,
-        "top_p": 1.0,
-        "ignore_eos": True,
-    }
-    assert expected.items() <= body.items()
+    asked = {"model": "tiny", "max_tokens": 7, "temperature": 0.5, "top_k": 9, "top_p": 1.0}
+    assert (asked | {"ignore_eos": True}).items() <= body.items()
 
 
 TOOL = {"type": "function", "function": {"name": "weather"}}
@@ -250,9 +243,8 @@ def test_requests_arrive_at_random_times() -> None:
     later = dataclasses.replace(ask(2000), indices=range(2000, 4000))
     other_seed = dataclasses.replace(ask(2000), seed=1)
     assert times[0] > 0
-    assert (
-        len({arrival_times(one.requests, 200.0)[0] for one in (ask(2000), later, other_seed)}) == 3
-    )
+    questions = ask(2000), later, other_seed
+    assert len({arrival_times(question.requests, 200.0)[0] for question in questions}) == 3
     gaps = [after - before for before, after in itertools.pairwise(times)]
     # Exponential, so that the standard deviation is the mean.
     assert statistics.fmean(gaps) == pytest.approx(0.005, rel=0.1)
@@ -305,10 +297,9 @@ def test_a_request_that_takes_too_long_is_a_time_out(
     with pytest.raises(RunError, match=r"Timeout: no end after 300 s"):
         timed_answer(engine, engine.arms[0], ask(2))
     assert asked == [300, 300]
-    assert [
-        (one.error.code, len(one.token_ids)) for one in arm_of(engine).requests if one.error
-    ] == [(408, 1)] * 2
-    assert all(one.seconds > 0 for one in arm_of(engine).requests)
+    requests = arm_of(engine).requests
+    assert [(one.error.code, len(one.token_ids)) for one in requests if one.error] == [(408, 1)] * 2
+    assert all(one.seconds > 0 for one in requests)
 
 
 def test_requests_that_nobody_reads_are_cancelled(open_engine: Open) -> None:
