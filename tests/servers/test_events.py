@@ -92,6 +92,14 @@ def test_a_histogram_of_equal_drafts_has_the_outcome_of_each_iteration() -> None
     note_event(request, read_event({"choices": [{"text": "a"}]}), 0.2)
     assert request.outcomes == [(4, 0), (4, 2), (4, 2)]
     assert request.num_read == 5
+    once = vllm(num_draft_tokens=4, num_accepted_draft_tokens=1, acceptance_histogram=[0, 1])
+    # llama.cpp reports totals alone.
+    for counts, outcomes in (
+        (once, [(4, 1)]),
+        ({"timings": {"draft_n": 6, "draft_n_accepted": 3}}, []),
+    ):
+        note_event(request, read_event(counts), 0.3)
+        assert request.outcomes == outcomes
 
 
 def test_openais_words_for_draft_tokens_count_where_a_gateway_fills_them() -> None:

@@ -82,7 +82,7 @@ FIND = {"type": "function", "function": {"name": "find", "parameters": {"type": 
 
 
 def test_a_conversation_keeps_its_tools_and_ends_with_the_last_result(load: Load) -> None:
-    call = {"type": "function", "function": {"name": "find", "arguments": {"path": "a"}}}
+    call = {"type": "function", "function": {"name": "find", "arguments": {"path": "é"}}}
     parts = [{"type": "text", "text": text} for text in ("Where", " is it?")]
     thought = {"content": None, "reasoning": "Look."}
     messages = [
@@ -101,12 +101,13 @@ def test_a_conversation_keeps_its_tools_and_ends_with_the_last_result(load: Load
     contents = [message["content"] for message in chat.messages]
     assert contents == ["Where is it?", "", "", "\n\n", "\n"]
     assert prompt.following == (messages[5],)
+    assert (prompt.opening.messages, prompt.has_answers) == (chat.messages[:1], True)
     called = chat.messages[1]
     assert called["reasoning_content"] == "Look."
     # A server takes arguments as text, a template as an object.
-    assert called["tool_calls"][0]["function"]["arguments"] == '{"path": "a"}'
+    assert called["tool_calls"][0]["function"]["arguments"] == '{"path": "é"}'
     [for_template] = chat.for_template()[1]["tool_calls"]
-    assert for_template["function"] == {"name": "find", "arguments": {"path": "a"}}
+    assert for_template["function"] == {"name": "find", "arguments": {"path": "é"}}
     digests = {load([{"messages": messages, "tools": tools}]).digest for tools in ([], [FIND])}
     assert len(digests) == 2
 
@@ -212,7 +213,7 @@ TOLD = {"from": "gpt", "value": "Because."}
     ("content", "name", "expected", "num_left_out"),
     [
         ('[{"prompt": "Who?"}, "Why?"]', "mine.jsonl", ["Who?", "Why?"], 0),
-        ('\ufeffid;prompt;category\n1;"Who, and\nwhy?";a\n', "mine.csv", ["Who, and\nwhy?"], 0),
+        ('\ufeffid;prompt;category\n1;"Who, and\nwhy?";a\n2;NA;b\n', "mine.csv", ["Who, and\nwhy?", "NA"], 0),
         ([{"model": "a", "conversation": ASKED}], "mine.jsonl", ["Who?"], 0),
         ([{"url": "x y z", "body": {"messages": ASKED}}, {"body": {"prompt": "Why?"}}],
          "mine.jsonl", ["Who?", "Why?"], 0),
@@ -293,6 +294,7 @@ def test_turns_are_asked_one_after_another(tmp_path: Path) -> None:
     assert [prompt.turns for prompt in loaded.prompts] == [("A", "B"), ()]
     second = loaded.at(loaded.index(Occurrence(0, turn=1)))
     assert (second.text, second.turn) == ("B", 2)
+    assert loaded.prompts[0].after(["answer"]).text == "B"
 
 
 def test_an_answer_is_text_or_numbers_of_tokens(load: Load) -> None:
