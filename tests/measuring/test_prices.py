@@ -7,12 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.measuring.prices import (
-    iteration_cost,
-    spent_by_unit,
-    tokens_by_k,
-    why_no_price,
-)
+from harness.measuring.prices import iteration_cost, spent_by_unit, tokens_by_k, why_no_price
 from harness.measuring.rows import LatencyRow
 from harness.results.runs import Run
 from report_files import latency_run, prompt_rows

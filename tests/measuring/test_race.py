@@ -28,23 +28,11 @@ from tiny_checkpoints import make_tokenizer
 QUESTION = Question([[1, 2]], DecodingSettings(temperature=0, max_new_tokens=8), 0, [0])
 
 
-def regular(token: int) -> Iteration:
-    return Iteration([Gain(0, [token])])
-
-
-def speculative(
-    tokens: list[int], proposed: list[int], num_accepted: int, is_known: bool = True
-) -> Arrival:
+def speculative(tokens: list[int], proposed: list[int], num_accepted: int) -> Arrival:
     """Draft tokens whose probabilities are 0.1, 0.2, ... by the target, and 0.5 more by the drafter."""
-    verdict = None
-    if is_known:
-        probabilities = torch.arange(1, len(proposed) + 1) / 10
-        verdict = Verdict(
-            torch.tensor([num_accepted]),
-            torch.tensor([tokens[-1]]),
-            probabilities[None],
-            probabilities[None] + 0.5,
-        )
+    probabilities = torch.arange(1, len(proposed) + 1)[None] / 10
+    decided = torch.tensor([num_accepted]), torch.tensor([tokens[-1]])
+    verdict = Verdict(*decided, probabilities, probabilities + 0.5)
     seen: list[Arrival] = []
     with LoopClock(QUESTION.requests, Engine.weights, seen.extend) as clock:
         clock.note(Iteration([Gain(0, tokens, proposed, num_accepted)], verdict))
@@ -83,7 +71,7 @@ class Engine:
         with LoopClock(requests, self.weights, watch) as clock:
             for token, taken in enumerate(self.seconds):
                 self.now += taken
-                clock.note(regular(token))
+                clock.note(Iteration([Gain(0, [token])]))
             self.now += 0.25  # what an arm does after its last token counts
         return clock.answered(Phases(), as_batch=True, drafts=False)
 
@@ -119,9 +107,7 @@ def test_every_rejection_of_the_text_is_found() -> None:
         Arrival(0, 0.0, [5], [Origin.TARGET]),
         speculative([6, 7], [6, 8, 9], 1),  # 8 rejected at position 2, 7 in its place
         speculative([1, 2, 3], [1, 2], 2),  # a bonus, no rejection
-        speculative(
-            [4], [4, 4, 0], 2
-        ),  # the text ended with an accepted token, before the rejection
+        speculative([4], [4, 4, 0], 2),  # the text ended with an accepted token
     ]
     lap = Lap("speculative", arrivals)
     found = find_rejections(lap, Digits())  # type: ignore[arg-type]

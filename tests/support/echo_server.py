@@ -43,9 +43,7 @@ class EchoServer:
         metrics: it has a page of counters, by the names of its dialect, and its answers tell no acceptance.
         lost_pages: the reads of its page, from 1, that get status 500.
         restart_at: its counters begin again with this request.
-        reads_more: it tells how many tokens it reads of prompts of ids, with so many from a template.
         stride: between the tokens that it counts up; another one than 1 is another model.
-        num_cached: tokens of each prompt that it claims to take from a cache; None if it does not tell.
         delay_s: before each chunk.
         slow_after: from this request on each chunk takes `slow_s`: another load that starts.
         slow_every: so does each chunk of this request and every so many after it.
@@ -76,9 +74,7 @@ class EchoServer:
     metrics: bool = False
     lost_pages: Collection[int] = ()
     restart_at: int = 0
-    reads_more: int | None = None
     stride: int = 1
-    num_cached: int | None = None
     delay_s: float = 0.0
     slow_after: int = 1_000_000
     slow_every: int = 0
@@ -256,14 +252,8 @@ class EchoServer:
             biases = [{"bias": None, "token": NEVER_DRAWN}] if body["ignore_eos"] else []
             settings = {"logit_bias": biases, "samplers": body["samplers"]}
             last_chunk["__verbose"] = {"tokens": [], "generation_settings": settings}
-        if self.num_cached is not None and self.dialect == "llama.cpp":
-            last_chunk["timings"] = {"cache_n": self.num_cached}
-        elif self.num_cached is not None:
-            last_chunk["usage"]["prompt_tokens_details"] = {"cached_tokens": self.num_cached}
         if self.num_draft_tokens is not None and not self.metrics and not is_silent:
             last_chunk |= self._acceptance([len(step) - 1 for step in steps[1:]])
-        if self.reads_more is not None and isinstance(prompt, list):
-            last_chunk["usage"]["prompt_tokens"] = len(prompt) + self.reads_more
         if len(self.bodies) == self.restart_at:
             self.num_tokens = self.num_drafts = self.num_accepted = 0
         self.num_tokens += count

@@ -57,7 +57,6 @@ _ANOTHER_MODEL = {"stride": 2, "num_draft_tokens": 4}
         ({}, {"metrics": True}, "the speculative server drafted nothing"),
         ({"num_draft_tokens": 4}, {"num_draft_tokens": 4}, "the regular server drafts: 33 %"),
         ({}, _ANOTHER_MODEL, "agree on 0 of 8 prompts, and part after about 1 tokens"),
-        ({"reads_more": 0}, {"reads_more": 9, "num_draft_tokens": 4}, "another chat template"),
         (
             {},
             {"metrics": True, "num_draft_tokens": 4, "restart_at": 6},

@@ -96,13 +96,3 @@ def test_the_regular_arm_is_compared_with_itself_by_turns() -> None:
     assert null.excludes(1)
     # Without an interval it would say how the prompts of both kinds of turns differ.
     assert figures(Speedup, answers[:10], answers[:10]).regular_against_itself is None
-
-
-def test_identical_turns_are_called_different_in_one_of_twenty_runs() -> None:
-    rng = np.random.default_rng(1)
-    wrong = 0
-    for _ in range(200):
-        answers = [decoded(index, 0.1 * rng.normal(1, 0.05)) for index in range(20)]
-        wrong += figures(Speedup, answers, answers).regular_against_itself.excludes(1)
-    # Of 200 with 5 % more than 22 are 1 in 1,000.
-    assert wrong <= 22
