@@ -38,7 +38,7 @@ def test_token_ids_go_out_and_come_back(open_engine: Open) -> None:
     (body,) = server.bodies
     assert body["prompt"] == [5, 6, 10]
     asked = {"model": "tiny", "max_tokens": 7, "temperature": 0.5, "top_k": 9, "top_p": 1.0}
-    assert (asked | {"ignore_eos": True}).items() <= body.items()
+    assert (asked | {"ignore_eos": True, "stream": True}).items() <= body.items()
 
 
 TOOL = {"type": "function", "function": {"name": "weather"}}
@@ -112,6 +112,11 @@ def test_a_server_that_refuses_its_salt_gets_none(open_engine: Open) -> None:
     assert not engine.arms[0].traits.salts
     question = dataclasses.replace(ask(top_k=0), salts=("a",))
     assert timed_answer(engine, engine.arms[0], question).requests[0].error is None
+    other = EchoServer(version="1")
+    engine = open_engine(other)
+    assert engine.arms[0].traits.salts
+    timed_answer(engine, engine.arms[0], question)
+    assert other.bodies[-1]["top_k"] == -1
 
 
 @pytest.mark.parametrize("dialect", ["vllm", "vllm_histogram", "sglang"])
@@ -236,13 +241,17 @@ def test_a_watcher_gets_what_arrives(open_engine: Open, dialect: str) -> None:
     assert len(calls) <= len(seen)
 
 
-def test_requests_arrive_at_random_times() -> None:
+def test_requests_arrive_at_random_times(open_engine: Open) -> None:
     """Both arms of a run are asked the same question at the same times; other questions at others."""
     times = arrival_times(ask(2000).requests, rate=200.0)
     assert times == arrival_times(ask(2000).requests, rate=200.0) == sorted(times)
     later = dataclasses.replace(ask(2000), indices=range(2000, 4000))
     other_seed = dataclasses.replace(ask(2000), seed=1)
     assert times[0] > 0
+    engine = open_engine(EchoServer(), rate=200.0)
+    load = timed_answer(engine, engine.arms[0], ask(4)).load
+    assert load is not None
+    assert load.offered_s == arrival_times(ask(4).requests, rate=200.0)[-1]
     questions = ask(2000), later, other_seed
     assert len({arrival_times(question.requests, 200.0)[0] for question in questions}) == 3
     gaps = [after - before for before, after in itertools.pairwise(times)]
@@ -268,7 +277,8 @@ def test_the_load_is_kept_up_until_the_last_answer(open_engine: Open) -> None:
     assert len(generation.requests) == 4
     assert len(load.extra) >= len(server.bodies) - 8 >= 2
     assert {request.error.type for request in load.extra if request.error} == {"Cancelled"}
-    assert 0 < generation.seconds < load.seconds
+    assert 0 < generation.seconds < load.seconds < load.request_seconds <= 3 * load.seconds
+    assert load.offered_s == 0
 
 
 def test_a_few_per_cent_of_failures_lose_no_request(open_engine: Open) -> None:
@@ -395,3 +405,8 @@ def test_a_server_that_refuses_a_top_p_of_1_does_not_get_it() -> None:
     form = RequestForm(TOKENIZER, "tiny", UNKNOWN, False, False, False)
     assert "top_p" not in form.body(ask(top_k=0).requests[0])
     assert form.body(ask(top_k=0, top_p=0.9).requests[0])["top_p"] == 0.9
+    # Its own tokenizer begins the text.
+    assert TOKENIZER.bos_token_id is not None
+    for prompt in ([5, 6], [TOKENIZER.bos_token_id, 5, 6]):
+        [request] = dataclasses.replace(ask(top_k=0), prompts=[prompt]).requests
+        assert form.body(request)["prompt"] == TOKENIZER.decode([5, 6])
