@@ -88,12 +88,7 @@ def test_all_source_counts_but_what_only_shows(
         return identify(settings).digest
 
     before = digest("report/nothing.py")
-    shown = (
-        "report/plots.py",
-        "cli/main.py",
-        "results/rows/latency.py",
-        "commands/latency/report.py",
-    )
+    shown = ("report/plots.py", "cli/main.py", "results/rows/latency.py", "commands/map/report.py")
     assert {digest(file) for file in shown} == {before}
     counted = ("config/synthetic.py", "decoding/loops.py", "a_new_room/of/any_kind.py", "gpus.csv")
     assert len({before, *map(digest, counted)}) == 1 + len(counted)

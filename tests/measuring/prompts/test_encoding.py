@@ -160,12 +160,23 @@ def test_chat_template() -> None:
     assert Template(tokenizer, "never").encode([said("a")]) == [[a]]
 
 
-@pytest.mark.parametrize(("lengths", "goes_on"), [((), False), ((512,), True)])
-def test_texts_go_on_after_their_end_but_in_chats(lengths: tuple[int, ...], goes_on: bool) -> None:
-    """Prompts of given lengths are cut texts, and no chats."""
+@pytest.mark.parametrize(
+    ("lengths", "template", "ignore_eos", "goes_on"),
+    [
+        ((), "auto", "auto", False),
+        # Prompts of given lengths are cut texts, and no chats.
+        ((512,), "auto", "auto", True),
+        ((), "never", "auto", True),
+        ((), "auto", True, True),
+    ],
+)
+def test_texts_go_on_after_their_end_but_in_chats(
+    lengths: tuple[int, ...], template: str, ignore_eos: Any, goes_on: bool
+) -> None:
     mine = PromptSettings(name="mine", file="mine.txt", lengths=lengths)
-    decoding = DecodingSettings(ignore_eos="auto")
-    settings = settings_of(LatencySettings, prompts=mine, decoding=decoding)
+    decoding = DecodingSettings(ignore_eos=ignore_eos)
+    asked = {"prompts": mine, "decoding": decoding, "chat_template": template}
+    settings = settings_of(LatencySettings, **asked)
     tokenizer = make_tokenizer(chat_template=TEMPLATE)
     assert encoding.decide_ignore_eos(settings, tokenizer).decoding.ignore_eos == goes_on
 
