@@ -59,11 +59,8 @@ def changed(settings: Any, name: str) -> Any:
     if name == "rule":
         # It must be the name of one.
         return dataclasses.replace(settings, rule="block")
-    new = (
-        changed(value, rest)
-        if rest
-        else another(value, typing.get_type_hints(type(settings))[first])
-    )
+    hint = typing.get_type_hints(type(settings))[first]
+    new = changed(value, rest) if rest else another(value, hint)
     found = copy.copy(settings)
     object.__setattr__(found, first, new)
     return found
@@ -90,12 +87,8 @@ def another(value: Any, hint: Any) -> Any:
 
 def row_of(kind: type[RunRow], settings: Any) -> RunRow:
     """A row as a run with these settings writes it, without its figures."""
-    filled = {
-        "status": "ok",
-        "dtype": "float32",
-        "runner": "eager",
-        "settings": further_settings(settings, kind),
-    }
+    filled: dict[str, Any] = {"status": "ok", "dtype": "float32", "runner": "eager"}
+    filled["settings"] = further_settings(settings, kind)
     if kind is EvalRow:
         filled |= {"operands": "-".join(map(str, settings.operands)), "seed": "all"}
     if hasattr(settings, "num_prompts"):
@@ -122,10 +115,8 @@ def test_a_setting_without_a_column_is_said_only_where_it_differs() -> None:
     both = changed(changed(first, "placement.reserve_gb"), "draft.layers")
     rows = [row_of(LatencyRow, settings) for settings in (first, both)]
     assert rows[1].settings == {"draft.threshold": 0.25, "placement.reserve_gb": 2.25}
-    assert [[*name.settings.values()] for name in distinct_names(rows)] == [
-        [],
-        ["layers 5, 6", "placement.reserve_gb 2.25"],
-    ]
+    said = [[*name.settings.values()] for name in distinct_names(rows)]
+    assert said == [[], ["layers 5, 6", "placement.reserve_gb 2.25"]]
     rows = [row_of(LatencyRow, settings) for settings in (plain, first, second)]
     assert [name.cell for name in distinct_names(rows)] == [
         "13B with 7B", "13B with 7B\ndraft.threshold 0.25", "13B with 7B\nplacement.reserve_gb 2.25"
@@ -215,9 +206,7 @@ def test_the_k_of_a_server_is_what_it_reported(columns: dict[str, Any], k: int |
          ["13B with 7B · K=2", "13B with 7B · K=3"]),
     ],
 )  # fmt: skip
-def test_rows_are_named_by_what_they_differ_in(
-    rows: list[dict[str, Any]], labels: list[str]
-) -> None:
+def test_rows_are_named_by_what_they_differ_in(rows: list[Any], labels: list[str]) -> None:
     named = distinct_names([LatencyRow(**{"model": "13B", "draft": "7B"} | row) for row in rows])
     assert [name.label() for name in named] == labels
 

@@ -160,27 +160,24 @@ def pages_are_files(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_restart_is_a_new_start_or_else_a_counter_that_fell(tmp_path: Path) -> None:
     """Other workers behind an address, which tell earlier starts, are none."""
     file = tmp_path / "metrics"
-    page = CounterPage("http://localhost/v1", None, [file.as_posix()])
-    restarts = []
+
+    def restarts(*pages: str) -> list[float]:
+        page = CounterPage("http://localhost/v1", None, [file.as_posix()])
+        counts = []
+        for text in pages:
+            file.write_text(text)
+            counts.append(page.read() or Counts(restarts=-1))
+        return [counted.restarts for counted in counts]
+
     earlier = time.time() - 1000
     later = earlier + 2000
-    for tokens, started in ((9, earlier), (5, earlier - 7), (12, earlier), (2, later), (3, later)):
-        file.write_text(
-            f"vllm:generation_tokens_total {tokens}\nprocess_start_time_seconds {started}\n"
-        )
-        counted = page.read()
-        assert counted is not None
-        restarts.append(counted.restarts)
-    assert restarts == [0, 0, 0, 1, 1]
-    page = CounterPage("http://localhost/v1", None, [file.as_posix()])
-    restarts = []
-    for tokens in (9, 12, 2, 3):
-        file.write_text(f"llamacpp:tokens_predicted_total {tokens}\n")
-        counted = page.read()
-        assert counted is not None
-        restarts.append(counted.restarts)
-    assert restarts == [0, 0, 1, 1]
-    assert growth(counted, Counts(generated=1)) == Counts(restarts=1)
+    told = ((9, earlier), (5, earlier - 7), (12, earlier), (2, later), (3, later))
+    name = "vllm:generation_tokens_total"
+    pages = [f"{name} {tokens}\nprocess_start_time_seconds {start}\n" for tokens, start in told]
+    assert restarts(*pages) == [0, 0, 0, 1, 1]
+    pages = [f"llamacpp:tokens_predicted_total {tokens}\n" for tokens in (9, 12, 2, 3)]
+    assert restarts(*pages) == [0, 0, 1, 1]
+    assert growth(Counts(generated=3, restarts=1), Counts(generated=1)) == Counts(restarts=1)
 
 
 def test_traffic_of_others_is_what_is_not_ours() -> None:

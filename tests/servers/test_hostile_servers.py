@@ -152,8 +152,7 @@ def test_log_probabilities_that_cannot_be_read_are_one_line(
         stream = httpx2.ByteStream(content)
         return httpx2.Response(200, headers={"Content-Encoding": encoding}, stream=stream)
 
-    arm.client = httpx2.AsyncClient(
-        transport=httpx2.MockTransport(answer), base_url="http://localhost"
-    )
+    transport = httpx2.MockTransport(answer)
+    arm.client = httpx2.AsyncClient(transport=transport, base_url="http://localhost")
     with pytest.raises(RunError, match="log-probabilities of a text"):
         arm.scores([([5], [6])], 5, 1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from harness.engines.divergence import Divergence
 from harness.engines.protocol import Answered, BatchTimes
 from harness.engines.requests import RequestRecord
@@ -13,15 +15,12 @@ from measured_runs import run_of
 DIVERGENCES = {0: None, 1: Divergence(4, -0.75, 0.5), 2: Divergence(6, 0.5, 0.5), 3: Divergence(2)}
 
 
-def found(batch: BatchTimes | None = None) -> Texts:
+def found(batch: BatchTimes | None = None) -> Any:
     requests = [RequestRecord(index, 3, num_tokens=10) for index in range(5)]
     answered = [Answered(requests=requests, seconds=1.0, batch=batch)]
     run = run_of(answered, answered)
-    arm = run.arms["speculative"]
-    arm.divergences = dict(DIVERGENCES)
-    figures = Texts.measured(run, arm)
-    assert isinstance(figures, Texts)
-    return figures
+    run.arms["speculative"].divergences.update(DIVERGENCES)
+    return Texts.measured(run, run.arms["speculative"])
 
 
 def test_differences_beyond_rounding_are_counted_per_token_that_agrees() -> None:

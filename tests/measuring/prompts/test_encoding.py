@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -138,11 +139,8 @@ TEMPLATE = "{% for m in messages %}<s>{{ m['content'] }}{% endfor %}{% if add_ge
 
 def said(*texts: str) -> Chat:
     """A chat in which user and assistant take turns."""
-    return Chat(
-        tuple(
-            {"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)
-        )
-    )
+    turns = zip(itertools.cycle(("user", "assistant")), texts, strict=False)
+    return Chat(tuple({"role": role, "content": text} for role, text in turns))
 
 
 def test_plain_prompts() -> None:
