@@ -28,20 +28,13 @@ def test_processor_time_is_that_of_all_threads(tmp_path: Path) -> None:
     assert processor_time(tmp_path / "another_system") is None
 
 
-def test_what_a_run_has_started_computes_for_it() -> None:
+def test_what_a_run_has_started_computes_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The threads of a server that waits for others are those that matter."""
-    command = [sys.executable, "-c", "print(sum(range(10**6)), flush=True); input()"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
-        assert child.stdout is not None
-        child.stdout.readline()
-        of_child = processor_time(Path(f"/proc/{child.pid}/task"))
-        of_self = processor_time()
-        of_run = quietness._time_of_run()
-        child.communicate(b"\n")
-    assert of_child is not None
-    assert of_self is not None
-    assert of_run is not None
-    assert of_run[0] >= of_child[0] + of_self[0]
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        times = {"": (1, 2), f"/proc/{child.pid}/task": (10, 20)}
+        monkeypatch.setattr(quietness, "processor_time", lambda tasks="": times.get(str(tasks)))
+        assert quietness._time_of_run() == (11, 22)
+        child.communicate()
 
 
 def test_a_run_that_waits_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,9 +57,7 @@ def test_a_run_that_waits_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
         assert watch.columns()["processor_share"] == share
 
 
-def test_a_crowded_machine_is_reported_before_anything_is_loaded(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_crowded_machine_is_said_first(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     """Said after the first minute only, once a run with four threads had taken ten."""
     quick = ["latency", *QUICKEST_PAIR, "num_prompts=2", "decoding.max_new_tokens=4"]
     monkeypatch.setattr(os, "getloadavg", lambda: (1000.0, 0.0, 0.0))
@@ -136,9 +127,7 @@ def test_processes_of_the_run_itself_are_no_others(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_run_has_the_columns(harness: Harness) -> None:
-    asked = [*QUICKEST_PAIR, "num_prompts=2", "decoding.max_new_tokens=4"]
-    asked += ["decoding.num_draft_tokens=auto"]
-    harness("latency", *asked)
+    harness("latency", *QUICKEST_PAIR, "num_prompts=2", "tokens=4", "K=auto")
     row = results().iloc[-1]
     assert 0 < row["processor_share"] <= 1
     assert row["num_cores"] >= 1

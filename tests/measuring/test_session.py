@@ -33,9 +33,8 @@ def session(tmp_path: Path) -> Session:
 def test_a_circumstance_without_a_column_is_an_error_of_the_program(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "harness.measuring.session.environment_columns", lambda devices: {UNKNOWN: 1}
-    )
+    environment = "harness.measuring.session.environment_columns"
+    monkeypatch.setattr(environment, lambda devices: {UNKNOWN: 1})
     with pytest.raises(TypeError, match=UNKNOWN):
         session.row(PlanRow)
 

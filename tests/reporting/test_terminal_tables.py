@@ -56,9 +56,7 @@ def test_headings_fold_before_numbers_do(width: int) -> None:
     assert all(line[-1] in "╮│┤╯" for line in lines)
 
 
-def test_text_for_files_has_no_colours_and_keeps_names_whole(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_text_for_files_has_whole_names_and_no_colours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     name = "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B"
     text = as_text([Line(f"{'a' * 60} · temperature=0.0 · model={name} · seed=0", "warning")], 100)

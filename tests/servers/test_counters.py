@@ -228,9 +228,7 @@ def test_a_dialect_names_what_is_counted() -> None:
         Dialect(name="mine", title="Mine", counters={"mine_tokens": "tokens"})
 
 
-def test_a_page_that_was_read_before_is_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_page_once_read_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     absent, zero, full = tmp_path / "absent", tmp_path / "zero", tmp_path / "full"
     zero.write_text("llamacpp:tokens_predicted_total 0\n")
     full.write_text(VLLM)

@@ -32,7 +32,6 @@ def vllm(**counts: object) -> dict[str, Any]:
         vllm(per_step_drafted=[4, 4], per_step_accepted=[0, 5]),
         vllm(per_step_drafted=[10**9], per_step_accepted=[0]),
         vllm(num_draft_tokens=10**9, acceptance_histogram=[10**9]),
-        {"timings": {"draft_n": 10, "draft_n_accepted": 50}},
         {"__verbose": {"generation_settings": {"logit_bias": [{"bias": None, "token": "7"}]}}},
     ],
 )

@@ -149,8 +149,7 @@ def test_llama_cpp_tells_token_ids_and_what_it_never_draws(open_engine: Open) ->
     (body,) = server.bodies
     # As transformers has it: by default llama.cpp cuts by top-p before the temperature.
     assert body["samplers"] == ["penalties", "temperature", "top_k", "top_p", "min_p"]
-    assert body["repeat_last_n"] == 3 + 7
-    assert body["repeat_penalty"] == 1
+    assert (body["repeat_last_n"], body["repeat_penalty"]) == (3 + 7, 1)
     assert "repetition_penalty" not in body
 
 

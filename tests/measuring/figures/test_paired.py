@@ -91,7 +91,6 @@ def test_the_regular_arm_is_compared_with_itself_by_turns() -> None:
         others.append(decoded(index, 0.05, first_s, num_tokens))
     null = figures(Speedup, answers, others).regular_against_itself
     assert null.estimate == pytest.approx(1.02, abs=0.003)
-    assert null.low < 1.02 < null.high
     assert not null.excludes(1.02)
     assert null.excludes(1)
     # Without an interval it would say how the prompts of both kinds of turns differ.

@@ -143,9 +143,7 @@ def test_a_table_that_does_not_fit_the_settings_is_refused(
         load_prompts(PromptSettings(name="m", file=str(tmp_path / "mine.json"), **changes))  # type: ignore[arg-type]
 
 
-def test_an_absent_file_says_where_it_comes_from(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_absent_file_says_its_origin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     sources = {"spec_bench": "hemingkx/Spec-Bench", "speed_bench": "prepare_data.py"}
     for name, source in sources.items():
@@ -153,9 +151,7 @@ def test_an_absent_file_says_where_it_comes_from(
             load_prompts(preset(name))
 
 
-def test_what_is_neither_cached_nor_in_reach_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_set_out_of_reach_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     absent = r"^prompts: openai/gsm8k has not been downloaded.*fetching$"

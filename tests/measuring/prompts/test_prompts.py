@@ -45,7 +45,6 @@ def texts(prompt_set: PromptSet) -> list[str]:
 def test_txt_is_one_prompt_a_line_taken_as_it_stands(load: Load) -> None:
     loaded = load("One\n\n   \n  two, indented \nThree\\nhalves\n", "mine.txt")
     assert loaded.prompts == (Prompt("One"), Prompt("  two, indented "), Prompt("Three\\nhalves"))
-    assert loaded.name == "mine"
 
 
 def test_byte_order_mark_and_windows_line_ends_leave_no_trace(load: Load) -> None:
@@ -118,7 +117,6 @@ def test_a_conversation_keeps_its_tools_and_ends_with_the_last_result(load: Load
 def test_digest_tells_contents_and_not_formats(load: Load) -> None:
     as_text = load("One\nTwo\n", "mine.txt").digest
     assert len(as_text) == 12
-    assert int(as_text, 16) >= 0
     assert load([{"prompt": "One", "category": "x"}, {"turns": ["Two", "more"]}]).digest == as_text
     assert load("One\r\n\r\nTwo", "mine.txt").digest == as_text
     for other in ("Two\nOne\n", "One\n", "One\nTwo \n", "OneTwo\n"):

@@ -64,7 +64,6 @@ def conversation(*messages: dict[str, Any]) -> Prompt:
 
 def read(prompt: Prompt, tokenizer: Any, **arguments: Any) -> list[Reading]:
     """The readings of a conversation, each answer of which follows what the model was asked."""
-
     readings = readings_of(prompt, template := Template(tokenizer, "auto", arguments))
     messages = prompt.conversation.messages
     places = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
