@@ -22,7 +22,6 @@ def vllm(**counts: object) -> dict[str, Any]:
     "event",
     [
         {"choices": ["text"]},
-        {"choices": [{"text": 7}]},
         {"choices": [{"token_ids": "abc"}]},
         {"choices": [{"token_ids": [True]}]},
         {"choices": [{"token_ids": [10**30]}]},

@@ -300,6 +300,8 @@ def test_an_answer_is_text_or_numbers_of_tokens(load: Load) -> None:
     assert prompt.completion == (1, 2)
     [prompt] = load([{"prompt": "A", "completion": "[1, 2]"}]).prompts
     assert prompt.completion == "[1, 2]", "a text of brackets and numbers"
+    [prompt] = load([{"messages": [*ASKED, {"role": "assistant", "content": "I"}, *ASKED]}]).prompts
+    assert prompt.has_answers
     for wrong in ([-1], [1.5], 7, "[1 2]"):
         with pytest.raises(SettingError, match="token_ids"):
             load([{"prompt": "A", "token_ids": wrong}])
