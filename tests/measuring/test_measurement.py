@@ -18,11 +18,7 @@ from harness.config.settings import (
 )
 from harness.local.drafting.method import ModelDraftSettings
 from harness.measuring import measurement
-from harness.measuring.measurement import (
-    Measurement,
-    identify,
-    measured_rows,
-)
+from harness.measuring.measurement import Measurement, identify, measured_rows
 from harness.measuring.rows import LatencyRow
 from harness.results.files import append_rows
 from harness.results.weights import weights_identity
@@ -59,6 +55,11 @@ def test_what_changes_a_number_changes_the_digest(
     changed()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-of-another-kind")
     changed()
+    monkeypatch.setattr(measurement, "gpu_names", lambda: ["A100"])
+    changed()
+    monkeypatch.setattr(measurement, "gpu_names", list)
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    changed()
     assert len(set(digests)) == len(digests)
 
 
@@ -87,12 +88,7 @@ def test_all_source_counts_but_what_only_shows(
         return identify(settings).digest
 
     before = digest("report/nothing.py")
-    shown = (
-        "report/plots.py",
-        "cli/main.py",
-        "results/rows/latency.py",
-        "commands/latency/report.py",
-    )
+    shown = ("report/plots.py", "cli/main.py", "results/rows/latency.py", "commands/map/report.py")
     assert {digest(file) for file in shown} == {before}
     counted = ("config/synthetic.py", "decoding/loops.py", "a_new_room/of/any_kind.py", "gpus.csv")
     assert len({before, *map(digest, counted)}) == 1 + len(counted)
@@ -149,9 +145,11 @@ def test_figures_of_a_server_are_of_the_process_that_gave_them(
         asked = identify(asking(settings, url, **changes))
         return bool(measured_rows(file, LatencyRow, asked))
 
-    with serving(server) as url:
+    with serving(server) as url, serving(EchoServer(version="1.0")) as unknown:
         now = identify(asking(settings, url))
         assert now.server_started == "100"
+        two = ServerSettings(name="server", url=url, regular_url=unknown)
+        assert identify(dataclasses.replace(settings, engine=two)).server_started is None
         told = LatencyRow(
             run="1", status="ok", measurement=now.digest, server_started=now.server_started
         )

@@ -7,12 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.measuring.prices import (
-    iteration_cost,
-    spent_by_unit,
-    tokens_by_k,
-    why_no_price,
-)
+from harness.measuring.prices import iteration_cost, spent_by_unit, tokens_by_k, why_no_price
 from harness.measuring.rows import LatencyRow
 from harness.results.runs import Run
 from report_files import latency_run, prompt_rows
@@ -65,9 +60,7 @@ def test_a_load_at_which_answers_wait_has_no_price(first_ms: float, is_refused: 
         assert "answers take 1.8 times as long" in cost.refused[4]
 
 
-def test_prompts_at_several_loads_are_counted_once_and_an_answer_of_one_token_costs_no_lap() -> (
-    None
-):
+def test_prompts_of_several_loads_count_once_and_an_answer_of_one_token_costs_no_lap() -> None:
     runs = []
     for load in (1, 2):
         run = run_of(answering(16.0), batch_size=load, requests_per_second=1.0)

@@ -11,27 +11,30 @@ from typing import Any
 
 import pytest
 
+from harness.config.machine import num_usable_cores
 from harness.engines import throttling
 from harness.measuring import quietness
-from harness.measuring.quietness import Quietness, processor_time
+from harness.measuring.quietness import Quietness, crowding, processor_time
 from in_process import QUICKEST_PAIR, Harness, results
 from wording import mentions
 
 
-def test_what_a_run_has_started_computes_for_it() -> None:
+def test_processor_time_is_that_of_all_threads(tmp_path: Path) -> None:
+    for thread, schedstat in (("1", "30 10 5"), ("2", "20 5 9")):
+        (tmp_path / thread).mkdir()
+        (tmp_path / thread / "schedstat").write_text(schedstat)
+    (tmp_path / "has_ended").mkdir()
+    assert processor_time(tmp_path) == (50, 15)
+    assert processor_time(tmp_path / "another_system") is None
+
+
+def test_what_a_run_has_started_computes_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The threads of a server that waits for others are those that matter."""
-    command = [sys.executable, "-c", "print(sum(range(10**6)), flush=True); input()"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
-        assert child.stdout is not None
-        child.stdout.readline()
-        child_time = processor_time(Path(f"/proc/{child.pid}/task"))
-        own_time = processor_time()
-        run_time = quietness._time_of_run()
-        child.communicate(b"\n")
-    assert child_time is not None
-    assert own_time is not None
-    assert run_time is not None
-    assert run_time[0] >= child_time[0] + own_time[0]
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        times = {"": (1, 2), f"/proc/{child.pid}/task": (10, 20)}
+        monkeypatch.setattr(quietness, "processor_time", lambda tasks="": times.get(str(tasks)))
+        assert quietness._time_of_run() == (11, 22)
+        child.communicate()
 
 
 def test_a_run_that_waits_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,11 +51,13 @@ def test_a_run_that_waits_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(lines) == 1
     assert mentions(lines[0], "20 %", "processor time")
     assert watch.columns()["processor_share"] == 0.2
+    # Threads that have ended take their times with them.
+    for time, share in (((30, 0), 1.0), ((30, -1), None), ((10, 5), None)):
+        monkeypatch.setattr(quietness, "_time_of_run", lambda time=time: time)
+        assert watch.columns()["processor_share"] == share
 
 
-def test_a_crowded_machine_is_reported_before_anything_is_loaded(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_crowded_machine_is_said_first(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     """Said after the first minute only, once a run with four threads had taken ten."""
     quick = ["latency", *QUICKEST_PAIR, "num_prompts=2", "decoding.max_new_tokens=4"]
     monkeypatch.setattr(os, "getloadavg", lambda: (1000.0, 0.0, 0.0))
@@ -62,8 +67,10 @@ def test_a_crowded_machine_is_reported_before_anything_is_loaded(
     assert mentions(lines[0], "load 1000.0", "OMP_NUM_THREADS=1")
     swept = harness(*quick, "-m", "seed=1,2").stderr
     assert swept.count("OMP_NUM_THREADS=1") == 1
-    monkeypatch.setattr(os, "getloadavg", lambda: (0.1, 0.0, 0.0))
-    assert "OMP_NUM_THREADS" not in harness(*quick).stderr
+    for load_per_core, is_crowded in ((1.2, False), (1.3, True)):
+        load = load_per_core * num_usable_cores()
+        monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 9000.0, 9000.0))
+        assert (crowding() is not None) == is_crowded
 
 
 class Nvml:
@@ -120,9 +127,7 @@ def test_processes_of_the_run_itself_are_no_others(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_run_has_the_columns(harness: Harness) -> None:
-    asked = [*QUICKEST_PAIR, "num_prompts=2", "decoding.max_new_tokens=4"]
-    asked += ["decoding.num_draft_tokens=auto"]
-    harness("latency", *asked)
+    harness("latency", *QUICKEST_PAIR, "num_prompts=2", "tokens=4", "K=auto")
     row = results().iloc[-1]
     assert 0 < row["processor_share"] <= 1
     assert row["num_cores"] >= 1

@@ -20,29 +20,19 @@ from harness.local.decoding.loop import Gain, Iteration
 from harness.local.decoding.verify import Verdict
 from harness.local.engine import clock as clock_module
 from harness.local.engine.clock import LoopClock
+from harness.measuring import race
 from harness.measuring.race import Lap, find_rejections, outcome, run_lap
 from harness.results.acceptance import Rejection
+from tiny_checkpoints import make_tokenizer
 
 QUESTION = Question([[1, 2]], DecodingSettings(temperature=0, max_new_tokens=8), 0, [0])
 
 
-def regular(token: int) -> Iteration:
-    return Iteration([Gain(0, [token])])
-
-
-def speculative(
-    tokens: list[int], proposed: list[int], num_accepted: int, is_known: bool = True
-) -> Arrival:
+def speculative(tokens: list[int], proposed: list[int], num_accepted: int) -> Arrival:
     """Draft tokens whose probabilities are 0.1, 0.2, ... by the target, and 0.5 more by the drafter."""
-    verdict = None
-    if is_known:
-        probabilities = torch.arange(1, len(proposed) + 1) / 10
-        verdict = Verdict(
-            torch.tensor([num_accepted]),
-            torch.tensor([tokens[-1]]),
-            probabilities[None],
-            probabilities[None] + 0.5,
-        )
+    probabilities = torch.arange(1, len(proposed) + 1)[None] / 10
+    decided = torch.tensor([num_accepted]), torch.tensor([tokens[-1]])
+    verdict = Verdict(*decided, probabilities, probabilities + 0.5)
     seen: list[Arrival] = []
     with LoopClock(QUESTION.requests, Engine.weights, seen.extend) as clock:
         clock.note(Iteration([Gain(0, tokens, proposed, num_accepted)], verdict))
@@ -54,12 +44,8 @@ class Engine:
     """An engine whose logits are the token ids, and whose arm takes these seconds per token."""
 
     name = "regular"
-    weights: Any = SimpleNamespace(
-        gpus=(),
-        synchronize=lambda: None,
-        reset_peak_memory=lambda: None,
-        peak_memory_bytes=lambda: None,
-    )
+    calls = ("synchronize", "reset_peak_memory", "peak_memory_bytes")
+    weights: Any = SimpleNamespace(gpus=(), **dict.fromkeys(calls, lambda: None))
     vocabulary_size = 1000
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: Sequence[float] = ()) -> None:
@@ -81,7 +67,7 @@ class Engine:
         with LoopClock(requests, self.weights, watch) as clock:
             for token, taken in enumerate(self.seconds):
                 self.now += taken
-                clock.note(regular(token))
+                clock.note(Iteration([Gain(0, [token])]))
             self.now += 0.25  # what an arm does after its last token counts
         return clock.answered(Phases(), as_batch=True, drafts=False)
 
@@ -117,23 +103,24 @@ def test_every_rejection_of_the_text_is_found() -> None:
         Arrival(0, 0.0, [5], [Origin.TARGET]),
         speculative([6, 7], [6, 8, 9], 1),  # 8 rejected at position 2, 7 in its place
         speculative([1, 2, 3], [1, 2], 2),  # a bonus, no rejection
-        speculative(
-            [4], [4, 4, 0], 2
-        ),  # the text ended with an accepted token, before the rejection
+        speculative([4], [4, 4, 0], 2),  # the text ended with an accepted token
     ]
-    found = find_rejections(Lap("speculative", arrivals), Digits())  # type: ignore[arg-type]
+    lap = Lap("speculative", arrivals)
+    found = find_rejections(lap, Digits())  # type: ignore[arg-type]
     assert found == [Rejection(2, "8", pytest.approx(0.2), pytest.approx(0.7), "7")]
+    shown = race.as_json(lap, make_tokenizer(), [])
+    tokens = [token for step in shown["steps"] for token in step["tokens"]]
+    assert shown["num_tokens"] == len(tokens) == 7
+    assert [place for place, token in enumerate(tokens) if "rejection" in token] == [2]
 
 
 @pytest.mark.parametrize(
     ("temperature", "actual", "expected"),
     [
         (0, [1, 2, 3], (None, None)),
-        (1, [1, 2, 3], (None, None)),
         (0, [1, 4, 3], (1, -2.0)),
         (1, [1, 4, 3], (1, None)),
         # The same until one of them ends.
-        (1, [1, 2], (2, None)),
         (0, [1, 2], (2, None)),
     ],
 )
@@ -146,14 +133,35 @@ def test_where_texts_differ(
     question = Question([[1, 2]], DecodingSettings(temperature=temperature), 0, [0])
     engine: Any = Engine(monkeypatch)
     laps = [
-        lap_of(name, [[token] for token in tokens], 6.0 / len(tokens))
-        for name, tokens in [("regular", [1, 2, 3]), ("speculative", actual)]
+        lap_of("any", [[token] for token in tokens], 6.0 / len(tokens))
+        for tokens in ([1, 2, 3], actual)
     ]
     figures = outcome(engine.weights, question, *laps)
     assert (figures["parted_at"], figures["logit_margin"]) == expected
     assert figures["identical"] is (expected[0] is None)
     assert figures["speedup"] == len(actual) / 3
     assert engine.prompts == ([[1, 2, 1]] if expected[1] is not None else [])
+
+
+@pytest.mark.parametrize(
+    ("num_regular", "pieces", "seconds", "speedup", "num_compared"),
+    [
+        # Of the second piece half is compared: 1.5 s in place of 9.
+        (9, [1, 16], 1.0, 6.0, 9),
+        (8, [16], 4.0, 4.0, 8),
+        # Too short, or as long as the other: the whole texts are compared, per token.
+        (7, [7, 7], 1.75, 4.0, None),
+        (8, [8], 4.0, 2.0, None),
+    ],
+)
+def test_a_longer_text_is_compared_up_to_the_end_of_the_shorter(
+    num_regular: int, pieces: list[int], seconds: float, speedup: float, num_compared: int | None
+) -> None:
+    regular_lap = lap_of("regular", [[1]] * num_regular, 1.0)
+    laps = regular_lap, lap_of("speculative", [[1] * number for number in pieces], seconds)
+    compared = outcome(None, QUESTION, *laps)
+    assert (compared["speedup"], compared.get("num_compared")) == (speedup, num_compared)
+    assert race.figures(regular_lap, Digits())["regular_tokens_per_second"] == 1  # type: ignore[arg-type]
 
 
 def lap_of(name: str, pieces: Sequence[list[int]], seconds: float) -> Lap:

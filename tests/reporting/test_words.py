@@ -17,9 +17,12 @@ from harness.commands.plan.record import PlanSettings
 from harness.commands.plan.rows import PlanRow
 from harness.commands.recovery.record import RecoverySettings
 from harness.commands.recovery.rows import RecoveryRow
+from harness.config.machine import note_command_line
 from harness.measuring.measurement import further_settings
 from harness.measuring.rows import LatencyRow
 from harness.reporting.names import distinct_names, name_of, named_runs
+from harness.reporting.overview import days_of, environment_table
+from harness.reporting.words import typed_again
 from harness.results.runs import Run
 from harness.results.schema import RunRow
 from report_files import latency_run
@@ -32,13 +35,7 @@ COMMANDS = [
     (PlanSettings, PlanRow),
 ]
 # Where results go and how a sweep is carried out.
-NOT_MEASURED = {
-    "results.file",
-    "results.details",
-    "resume",
-    "job_timeout_s",
-    "force",
-}
+NOT_MEASURED = {"results.file", "results.details", "resume", "job_timeout_s", "force"}
 # A column of the table has it, or (eval's seed) it is only the default of another setting.
 SAID_OTHERWISE: dict[type[RunRow], set[str]] = {
     # Repeats are one measurement.
@@ -65,11 +62,8 @@ def changed(settings: Any, name: str) -> Any:
     if name == "rule":
         # It must be the name of one.
         return dataclasses.replace(settings, rule="block")
-    new = (
-        changed(value, rest)
-        if rest
-        else another(value, typing.get_type_hints(type(settings))[first])
-    )
+    hint = typing.get_type_hints(type(settings))[first]
+    new = changed(value, rest) if rest else another(value, hint)
     found = copy.copy(settings)
     object.__setattr__(found, first, new)
     return found
@@ -96,12 +90,8 @@ def another(value: Any, hint: Any) -> Any:
 
 def row_of(kind: type[RunRow], settings: Any) -> RunRow:
     """A row as a run with these settings writes it, without its figures."""
-    filled = {
-        "status": "ok",
-        "dtype": "float32",
-        "runner": "eager",
-        "settings": further_settings(settings, kind),
-    }
+    filled: dict[str, Any] = {"status": "ok", "dtype": "float32", "runner": "eager"}
+    filled["settings"] = further_settings(settings, kind)
     if kind is EvalRow:
         filled |= {"operands": "-".join(map(str, settings.operands)), "seed": "all"}
     if hasattr(settings, "num_prompts"):
@@ -128,10 +118,8 @@ def test_a_setting_without_a_column_is_said_only_where_it_differs() -> None:
     both = changed(changed(first, "placement.reserve_gb"), "draft.layers")
     rows = [row_of(LatencyRow, settings) for settings in (first, both)]
     assert rows[1].settings == {"draft.threshold": 0.25, "placement.reserve_gb": 2.25}
-    assert [[*name.settings.values()] for name in distinct_names(rows)] == [
-        [],
-        ["layers 5, 6", "placement.reserve_gb 2.25"],
-    ]
+    said = [[*name.settings.values()] for name in distinct_names(rows)]
+    assert said == [[], ["layers 5, 6", "placement.reserve_gb 2.25"]]
     rows = [row_of(LatencyRow, settings) for settings in (plain, first, second)]
     assert [name.cell for name in distinct_names(rows)] == [
         "13B with 7B", "13B with 7B\ndraft.threshold 0.25", "13B with 7B\nplacement.reserve_gb 2.25"
@@ -208,7 +196,7 @@ def test_the_k_of_a_server_is_what_it_reported(columns: dict[str, Any], k: int |
 @pytest.mark.parametrize(
     ("rows", "labels"),
     [
-        ([{}], ["13B with 7B"]),
+        ([{"model": "runs/llama/13B"}], ["13B with 7B"]),
         ([{"seed": 0}, {"batch_size": 4, "seed": 0}, {"batch_size": 4, "seed": 1}],
          ["13B with 7B", "13B with 7B · batches of 4", "13B with 7B · batches of 4 · seed 1"]),
         ([{"model": "./13B"}, {"model": "13B"}], ["13B with 7B · model ./13B", "13B with 7B · model 13B"]),
@@ -221,11 +209,27 @@ def test_the_k_of_a_server_is_what_it_reported(columns: dict[str, Any], k: int |
          ["13B with 7B · K=2", "13B with 7B · K=3"]),
     ],
 )  # fmt: skip
-def test_rows_are_named_by_what_they_differ_in(
-    rows: list[dict[str, Any]], labels: list[str]
-) -> None:
+def test_rows_are_named_by_what_they_differ_in(rows: list[Any], labels: list[str]) -> None:
     named = distinct_names([LatencyRow(**{"model": "13B", "draft": "7B"} | row) for row in rows])
     assert [name.label() for name in named] == labels
+
+
+@pytest.mark.parametrize(("seeds", "again"), [("seed=1", ""), ("seed=1,2", "-m ")])
+def test_another_command_is_a_sweep_where_something_varies(seeds: str, again: str) -> None:
+    note_command_line(["eval", "-m", "K=2,4", "laps=[1,2]", seeds])
+    command = typed_again("K=4", command="latency")
+    assert command == f"harness latency {again}'laps=[1,2]' {seeds} K=4"
+
+
+def test_an_environment_has_its_days_and_commits() -> None:
+    runs = [
+        Run([LatencyRow(devices="A100", commit=letter * 40, timestamp=f"2026-11-2{day}T10:00:00")])
+        for letter, day in (("a", 6), ("b", 4), ("c", 5), ("d", 3), ("a", 2))
+    ]
+    [row] = environment_table(runs).rows
+    commits = ", ".join(letter * 9 for letter in "abc")
+    assert row.cells[-3:] == (f"{commits} and 1 more", "2026-11-22 to 2026-11-26", 5)
+    assert [days_of([run.last]) for run in runs[:2]] == ["2026-11-26", "2026-11-24"]
 
 
 def test_runs_come_by_pair_and_k_with_auto_last() -> None:

@@ -29,7 +29,7 @@ def flags_of(command: ServerCommand) -> str:
     ("typed", "regular"),
     [
         ("llama-server -m X -ngl 9 --spec-type draft-mtp --spec-draft-n-max 2", "llama-server -m X -ngl 9"),
-        ("/opt/b/llama-server -m X -md Y --spec_type draft-simple -cd 9 -t 4", "/opt/b/llama-server -m X -t 4"),
+        ("/opt/llama-server-cuda -m X -md Y --spec_type draft-simple -cd 9 -t 4", "/opt/llama-server-cuda -m X -t 4"),
         ("llama-server -m X -md Y -draft '--model Z -ot exps=CPU' --draft 4 -t 4", "llama-server -m X -t 4"),
         ("vllm serve A --speculative-config '{\"method\": \"ngram\"}' --dtype half", "vllm serve A --dtype half"),
         ("vllm serve A --speculative_config={} -sc.method x --speculative-confi.model=y", "vllm serve A"),
@@ -91,10 +91,15 @@ def test_ports_are_ours_unless_the_user_places_them() -> None:
             "A", "DFLASH", "DFLASH", 7),
         ("llama-server -m a.gguf --spec-type mtp:n_max=3,p_min=0.0", "a.gguf", "mtp", "mtp", 3),
         ("harness serve model=7B draft=68m K=6", "7B", "68m", None, 6),
+        # Where no K is typed it is the program's default.
+        ("harness serve model=7B", "7B", None, None, 4),
+        ("mlx_lm.server --model a --draft-model b", "a", "b", None, 3),
+        ("llama-server -m X --spec-type ngram-simple", "X", "ngram-simple", "ngram-simple", 48),
+        ("llama-server -m X --spec-type ngram-map-k4v", "X", "ngram-map-k4v", "ngram-map-k4v", 48),
     ],
 )  # fmt: skip
 def test_a_command_says_what_it_runs(
-    typed: str, model: str, draft: str, method: str | None, k: int | None
+    typed: str, model: str, draft: str | None, method: str | None, k: int | None
 ) -> None:
     command = read(typed, K=5)
     assert (command.model, command.draft, command.method) == (model, draft, method)

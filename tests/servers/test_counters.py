@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from harness.config.errors import SettingError
 from harness.engines.counts import Counts, growth
-from harness.engines.requests import RequestRecord
+from harness.engines.protocol import Answered
+from harness.engines.requests import Load, RequestError, RequestRecord
 from harness.measuring.acceptance import counted_acceptance
-from harness.measuring.figures.server import counter_columns, traffic_columns
+from harness.measuring.figures.acceptance import AcceptanceFigures
+from harness.measuring.figures.server import Server, counter_columns, traffic_columns
 from harness.servers import counters
 from harness.servers.connection import RequestFailed
 from harness.servers.counters import CounterPage, read_counters
 from harness.servers.dialects import Dialect
+from measured_runs import figures, run_of
 
 VLLM = """# HELP vllm:spec_decode_num_drafts Number of spec decoding drafts.
 # TYPE vllm:spec_decode_num_drafts counter
@@ -27,6 +32,10 @@ vllm:spec_decode_num_accepted_tokens_total{engine="0",model_name="m"} 50.0
 vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",position="0"} 30.0
 vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",position="1"} 20.0
 vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m"} 7.0
+vllm:prefix_cache_hits_total{engine="0",model_name="m"} 9.0
+vllm:num_preemptions_total{engine="0",model_name="m"} 2.0
+vllm:time_to_first_token_seconds_sum{engine="0",model_name="m"} 1.5
+vllm:time_to_first_token_seconds_count{engine="0",model_name="m"} 3.0
 vllm:spec_decode_num_drafts_created{engine="0",model_name="m"} 1.7e+09
 vllm:e2e_request_latency_seconds_bucket{le="0.3"} nan
 """
@@ -44,15 +53,15 @@ def requests(*num_tokens: int) -> list[RequestRecord]:
 
 def test_names_of_vllm_are_summed_over_its_engines() -> None:
     assert read_counters(VLLM) == Counts(
-        generated=120, drafts=40, proposed=80, accepted=50, accepted_at={0: 30, 1: 20}
-    )
+        generated=120, drafts=40, proposed=80, accepted=50, accepted_at={0: 30, 1: 20}, cached=9, preempted=2,
+        first_tokens=3, first_token_s=1.5,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("page", sorted(OTHERS))
 def test_names_of_others(page: str) -> None:
     counted = read_counters(page)
-    assert (counted.proposed, counted.accepted) == (80, 50)
-    assert counted_acceptance(counted, [RequestRecord(0, 1)])["acceptance_rate"] == 50 / 80
+    assert (counted.generated, counted.proposed, counted.accepted) == (120, 80, 50)
 
 
 def test_sglang_tells_verifications_and_tokens() -> None:
@@ -65,14 +74,64 @@ def test_sglang_tells_verifications_and_tokens() -> None:
 
 def test_rates_follow_from_vllms_definitions() -> None:
     columns = counted_acceptance(read_counters(VLLM), [RequestRecord(0, 1)])
-    assert columns["mean_acceptance_length"] == 1 + 50 / 40
-    assert columns["mean_proposed"] == 2
+    assert (columns["mean_acceptance_length"], columns["mean_proposed"]) == (1 + 50 / 40, 2)
     assert columns["marginal_acceptance_by_position"] == [0.75, 0.5]
-    assert columns["acceptance_source"] == "metrics"
-    thirds = counted_acceptance(
-        Counts(drafts=3, accepted=1, accepted_at={0: 1}), [RequestRecord(0, 1)]
-    )
-    assert thirds["marginal_acceptance_by_position"] == [0.3333]
+    thirds = Counts(drafts=3, accepted=1, accepted_at={0: 1})
+    columns = counted_acceptance(thirds, [RequestRecord(0, 1)])
+    assert columns["marginal_acceptance_by_position"] == [0.3333]
+
+
+FAILED = RequestRecord(1, 1, error=RequestError(500, "Error", "before it began"))
+CANCELLED = RequestRecord(2, 1, num_tokens=5, error=RequestError(499, "Cancelled", "left"))
+COUNTED = Counts(generated=16, drafts=4, proposed=8, accepted=6, preempted=1, cached=5)
+TOTALS = {"num_drafted": 10, "num_accepted": 4}
+
+
+def lap(*extra: RequestRecord, counted: Counts | None = COUNTED, **reported: Any) -> list[Answered]:
+    """An answer of 11 tokens and a failure, beside requests that keep up the load."""
+    answered = RequestRecord(0, 1, num_tokens=11, **reported)
+    load = Load(seconds=1.0, request_seconds=1.0, share=1.0, extra=extra)
+    return [Answered(requests=[answered, FAILED], seconds=1.0, counted=counted, load=load)]
+
+
+def test_counted_acceptance_fills_in_what_answers_leave_out() -> None:
+    """4 drafts of 2 tokens, 6 accepted; two requests have 14 tokens behind their first ones: 8 iterations."""
+    found = figures(AcceptanceFigures, lap(CANCELLED))
+    assert (found.acceptance_rate, found.mean_acceptance_length) == (6 / 8, 1 + 6 / 4)
+    assert (found.acceptance_source, found.tokens_per_iteration) == ("metrics", 14 / 8)
+    found = figures(AcceptanceFigures, lap(counted=replace(COUNTED, generated=11), **TOTALS))
+    assert (found.acceptance_rate, found.mean_acceptance_length) == (4 / 10, 1 + 6 / 4)
+    # Counters have the cancelled request, too, and answers do not.
+    found = figures(AcceptanceFigures, lap(CANCELLED, **TOTALS))
+    assert (found.acceptance_rate, found.mean_acceptance_length) == (4 / 10, None)
+    unseen = replace(COUNTED, generated=5)
+    for laps in (lap(outcomes=[(2, 1)]), lap(counted=None, **TOTALS), lap(counted=unseen)):
+        assert figures(AcceptanceFigures, laps).acceptance_source is None
+
+
+def test_answers_come_before_counters_and_a_worker_of_several_counts_for_nothing() -> None:
+    found = figures(Server, lap(CANCELLED))
+    assert (found.num_preemptions, found.cached_tokens, found.drafted) == (1, 5, True)
+    assert (found.server_tokens, found.foreign_tokens) == (16, 0)
+    assert found.read_prompt_tokens is None
+    found = figures(Server, lap(CANCELLED, num_cached=3, num_read=7, num_drafted=0))
+    assert (found.cached_tokens, found.read_prompt_tokens, found.drafted) == (3, 7, False)
+    found = figures(Server, lap(counted=replace(COUNTED, generated=5)) + lap(counted=None))
+    assert found.unseen_tokens == 6
+    assert (found.num_preemptions, found.cached_tokens, found.drafted) == (None, None, None)
+
+
+def test_tokens_cached_from_before_are_those_that_no_other_prompt_begins_with() -> None:
+    prompts = [[1, 2, 3, 4, 5], [7, 7], [1, 2, 3, 9], [7, 7], [8, 8]]
+    # The second [7, 7] may be known from the first; [8, 8] is asked the second time.
+    known = [(0, 4), (1, 2), (2, 3), (3, 2), (100, 2)]
+    requests = [RequestRecord(index, 2, num_tokens=1, num_cached=cached) for index, cached in known]
+    run = run_of([Answered(requests=requests, seconds=1.0)])
+    [generation] = run.arms["regular"].generations
+    assert generation.question is not None
+    generation.question = replace(generation.question, prompts=prompts)
+    found: Any = Server.measured(run, run.arms["regular"])
+    assert found.cached_from_before == (4 - 3) + 2 + (3 - 3)
 
 
 def test_growth_is_what_counts_and_a_restart_is_no_growth() -> None:
@@ -101,27 +160,24 @@ def pages_are_files(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_restart_is_a_new_start_or_else_a_counter_that_fell(tmp_path: Path) -> None:
     """Other workers behind an address, which tell earlier starts, are none."""
     file = tmp_path / "metrics"
-    page = CounterPage("http://localhost/v1", None, [file.as_posix()])
-    restarts = []
+
+    def restarts(*pages: str) -> list[float]:
+        page = CounterPage("http://localhost/v1", None, [file.as_posix()])
+        counts = []
+        for text in pages:
+            file.write_text(text)
+            counts.append(page.read() or Counts(restarts=-1))
+        return [counted.restarts for counted in counts]
+
     earlier = time.time() - 1000
     later = earlier + 2000
-    for tokens, started in ((9, earlier), (5, earlier - 7), (12, earlier), (2, later), (3, later)):
-        file.write_text(
-            f"vllm:generation_tokens_total {tokens}\nprocess_start_time_seconds {started}\n"
-        )
-        counted = page.read()
-        assert counted is not None
-        restarts.append(counted.restarts)
-    assert restarts == [0, 0, 0, 1, 1]
-    page = CounterPage("http://localhost/v1", None, [file.as_posix()])
-    restarts = []
-    for tokens in (9, 12, 2, 3):
-        file.write_text(f"llamacpp:tokens_predicted_total {tokens}\n")
-        counted = page.read()
-        assert counted is not None
-        restarts.append(counted.restarts)
-    assert restarts == [0, 0, 1, 1]
-    assert growth(counted, Counts(generated=1)) == Counts(restarts=1)
+    told = ((9, earlier), (5, earlier - 7), (12, earlier), (2, later), (3, later))
+    name = "vllm:generation_tokens_total"
+    pages = [f"{name} {tokens}\nprocess_start_time_seconds {start}\n" for tokens, start in told]
+    assert restarts(*pages) == [0, 0, 0, 1, 1]
+    pages = [f"llamacpp:tokens_predicted_total {tokens}\n" for tokens in (9, 12, 2, 3)]
+    assert restarts(*pages) == [0, 0, 1, 1]
+    assert growth(Counts(generated=3, restarts=1), Counts(generated=1)) == Counts(restarts=1)
 
 
 def test_traffic_of_others_is_what_is_not_ours() -> None:
@@ -172,9 +228,7 @@ def test_a_dialect_names_what_is_counted() -> None:
         Dialect(name="mine", title="Mine", counters={"mine_tokens": "tokens"})
 
 
-def test_a_page_that_was_read_before_is_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_page_once_read_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     absent, zero, full = tmp_path / "absent", tmp_path / "zero", tmp_path / "full"
     zero.write_text("llamacpp:tokens_predicted_total 0\n")
     full.write_text(VLLM)

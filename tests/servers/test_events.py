@@ -10,13 +10,7 @@ import pytest
 from harness.config.errors import RunError
 from harness.engines.requests import RequestRecord
 from harness.servers.connection import events
-from harness.servers.events import (
-    AnswerError,
-    check_length,
-    check_usage,
-    note_event,
-    read_event,
-)
+from harness.servers.events import AnswerError, check_length, check_usage, note_event, read_event
 
 
 def vllm(**counts: object) -> dict[str, Any]:
@@ -28,9 +22,7 @@ def vllm(**counts: object) -> dict[str, Any]:
     "event",
     [
         {"choices": ["text"]},
-        {"choices": [{"text": 7}]},
         {"choices": [{"token_ids": "abc"}]},
-        {"choices": [{"token_ids": [-1]}]},
         {"choices": [{"token_ids": [True]}]},
         {"choices": [{"token_ids": [10**30]}]},
         {"usage": {"completion_tokens": -1}},
@@ -39,7 +31,6 @@ def vllm(**counts: object) -> dict[str, Any]:
         vllm(per_step_drafted=[4, 4], per_step_accepted=[0, 5]),
         vllm(per_step_drafted=[10**9], per_step_accepted=[0]),
         vllm(num_draft_tokens=10**9, acceptance_histogram=[10**9]),
-        {"timings": {"draft_n": 10, "draft_n_accepted": 50}},
         {"__verbose": {"generation_settings": {"logit_bias": [{"bias": None, "token": "7"}]}}},
     ],
 )
@@ -88,26 +79,33 @@ def test_iterations_that_drafted_different_numbers_are_not_made_equal() -> None:
 def test_a_histogram_of_equal_drafts_has_the_outcome_of_each_iteration() -> None:
     request = RequestRecord(0, 1)
     counts = vllm(num_draft_tokens=12, acceptance_histogram=[1, 0, 2])
-    note_event(request, read_event(counts | {"usage": {"prompt_tokens": 5}}), 0.1)
+    usage = {"prompt_tokens": 5, "prompt_tokens_details": {"cached_tokens": 3}}
+    note_event(request, read_event(counts | {"usage": usage}), 0.1)
     # A later event without these counts changes nothing.
     note_event(request, read_event({"choices": [{"text": "a"}]}), 0.2)
     assert request.outcomes == [(4, 0), (4, 2), (4, 2)]
-    assert request.num_read == 5
+    assert (request.num_read, request.num_cached) == (5, 3)
+    once = vllm(num_draft_tokens=4, num_accepted_draft_tokens=1, acceptance_histogram=[0, 1])
+    totals = {"draft_n": 6, "draft_n_accepted": 3, "cache_n": 2}  # llama.cpp's
+    for counts, outcomes in (
+        (once, [(4, 1)]),
+        ({"timings": totals}, []),
+    ):
+        note_event(request, read_event(counts), 0.3)
+        assert request.outcomes == outcomes
+    assert request.num_cached == 2
 
 
 def test_openais_words_for_draft_tokens_count_where_a_gateway_fills_them() -> None:
-    details = {
-        "reasoning_tokens": 0,
-        "accepted_prediction_tokens": 10,
-        "rejected_prediction_tokens": 119,
-    }
-    usage = {"prompt_tokens": 5, "completion_tokens": 53, "total_tokens": 58}
+    details = {"accepted_prediction_tokens": 10, "rejected_prediction_tokens": 119}
     request = RequestRecord(0, 1)
-    note_event(request, read_event({"usage": usage | {"completion_tokens_details": details}}), 0.1)
+    note_event(request, read_event({"usage": {"completion_tokens_details": details}}), 0.1)
     assert (request.num_drafted, request.num_accepted) == (129, 10)
     rejected = {"completion_tokens_details": {"rejected_prediction_tokens": 7}}
     note_event(request, read_event({"usage": rejected}), 0.2)
     assert (request.num_drafted, request.num_accepted) == (7, 0)
+    note_event(request, read_event({"timings": {"draft_n": 9}}), 0.3)
+    assert request.num_drafted == 7, "how many were accepted is unknown"
 
 
 def test_counts_are_compared_with_what_was_asked_and_what_arrived() -> None:

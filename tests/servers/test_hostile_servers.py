@@ -21,20 +21,12 @@ def answered(engine: Any, count: int = 3) -> Answered:
     return timed_answer(engine, engine.arms[0], ask(count), allow_failures=True)
 
 
-def counting(number: object) -> Any:
-    """An event with another usage."""
-
-    def twist(event: Any) -> Any:
-        return event | {"usage": {"completion_tokens": number}} if "usage" in event else event
-
-    return twist
-
-
 def test_a_count_that_cannot_be_fails_the_request(open_engine: Open) -> None:
     """What else cannot be is in test_events.py."""
     server = EchoServer()
     engine = open_engine(server)
-    server.twist = lambda event: event and counting(9)(event)
+    nine = {"usage": {"completion_tokens": 9}}
+    server.twist = lambda event: event | nine if event and "usage" in event else event
     requests = answered(engine).requests
     assert [request.error and request.error.type for request in requests] == ["AnswerError"] * 3
     assert all(request.num_tokens == 7 for request in requests)
@@ -152,8 +144,7 @@ def test_log_probabilities_that_cannot_be_read_are_one_line(
         stream = httpx2.ByteStream(content)
         return httpx2.Response(200, headers={"Content-Encoding": encoding}, stream=stream)
 
-    arm.client = httpx2.AsyncClient(
-        transport=httpx2.MockTransport(answer), base_url="http://localhost"
-    )
+    transport = httpx2.MockTransport(answer)
+    arm.client = httpx2.AsyncClient(transport=transport, base_url="http://localhost")
     with pytest.raises(RunError, match="log-probabilities of a text"):
         arm.scores([([5], [6])], 5, 1)

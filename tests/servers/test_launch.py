@@ -18,23 +18,17 @@ from harness.servers.launch import Launch, StartedServer
     ("arguments", "answers", "written", "reason"),
     [
         (["-c", "import time; time.sleep(600)"], False, "$ ", "it wrote nothing"),
-        (
-            ["-c", "import time; print('loading', flush=True); time.sleep(600)"],
-            False,
-            "\nloading",
-            "its last line is: loading",
-        ),
+        (["-c", "import time; print('loading', flush=True); time.sleep(600)"], False, "\nloading", "line is: loading"),
         (["-m", "http.server", "--bind", "127.0.0.1", "{port}"], True, "$ ", "lists no model"),
     ],
     ids=["silent", "loading", "pages"],
-)
+)  # fmt: skip
 def test_a_server_that_is_never_ready(
     tmp_path: Path, arguments: list[str], answers: bool, written: str, reason: str
 ) -> None:
     log = tmp_path / "server.log"
-    server = StartedServer(
-        Launch("speculative", ServerCommand((sys.executable, *arguments)), log, 0.1)
-    )
+    command = ServerCommand((sys.executable, *arguments))
+    server = StartedServer(Launch("speculative", command, log, 0.1))
     try:
         while answers and not why_not_ready(server.url, None):
             time.sleep(0.05)
@@ -91,10 +85,9 @@ def test_a_container_ends_with_its_server(tmp_path: Path) -> None:
     )
     docker.chmod(0o755)
     for own in ((), (), (f"--cidfile={tmp_path / 'mine'}",)):
-        command = (str(docker), "run", *own, "--rm", "-p", "{port}:8000", "vllm/vllm-openai")
-        server = StartedServer(
-            Launch("regular", ServerCommand(command), tmp_path / "server.log", 600)
-        )
+        words = (str(docker), "run", *own, "--rm", "-p", "{port}:8000", "vllm/vllm-openai")
+        launch = Launch("regular", ServerCommand(words), tmp_path / "server.log", 600)
+        server = StartedServer(launch)
         while not (tmp_path / "runs").exists():
             time.sleep(0.05)
         server.stop()

@@ -18,7 +18,7 @@ from harness.engines.chat import Chat
 from harness.engines.counts import Counts
 from harness.engines.protocol import Answered
 from harness.engines.rates import arrival_times
-from harness.engines.requests import RequestRecord
+from harness.engines.requests import Load, RequestError, RequestRecord
 from harness.engines.timing import timed_answer
 from harness.measuring.acceptance import acceptance_columns
 from harness.measuring.figures.requests import Requests
@@ -27,6 +27,7 @@ from harness.servers import engine as server_module
 from harness.servers.counters import CounterPage
 from harness.servers.dialects import UNKNOWN
 from harness.servers.request_form import RequestForm
+from harness.servers.settings import ServerSettings
 from measured_runs import figures
 
 
@@ -36,15 +37,8 @@ def test_token_ids_go_out_and_come_back(open_engine: Open) -> None:
     assert timed_answer(engine, engine.arms[0], question).tokens == texts(question)
     (body,) = server.bodies
     assert body["prompt"] == [5, 6, 10]
-    expected = {
-        "model": "tiny",
-        "max_tokens": 7,
-        "temperature": 0.5,
-        "top_k": 9,
-        "top_p": 1.0,
-        "ignore_eos": True,
-    }
-    assert expected.items() <= body.items()
+    asked = {"model": "tiny", "max_tokens": 7, "temperature": 0.5, "top_k": 9, "top_p": 1.0}
+    assert (asked | {"ignore_eos": True, "stream": True}).items() <= body.items()
 
 
 TOOL = {"type": "function", "function": {"name": "weather"}}
@@ -118,6 +112,11 @@ def test_a_server_that_refuses_its_salt_gets_none(open_engine: Open) -> None:
     assert not engine.arms[0].traits.salts
     question = dataclasses.replace(ask(top_k=0), salts=("a",))
     assert timed_answer(engine, engine.arms[0], question).requests[0].error is None
+    other = EchoServer(version="1")
+    engine = open_engine(other)
+    assert engine.arms[0].traits.salts
+    timed_answer(engine, engine.arms[0], question)
+    assert other.bodies[-1]["top_k"] == -1
 
 
 @pytest.mark.parametrize("dialect", ["vllm", "vllm_histogram", "sglang"])
@@ -150,8 +149,7 @@ def test_llama_cpp_tells_token_ids_and_what_it_never_draws(open_engine: Open) ->
     (body,) = server.bodies
     # As transformers has it: by default llama.cpp cuts by top-p before the temperature.
     assert body["samplers"] == ["penalties", "temperature", "top_k", "top_p", "min_p"]
-    assert body["repeat_last_n"] == 3 + 7
-    assert body["repeat_penalty"] == 1
+    assert (body["repeat_last_n"], body["repeat_penalty"]) == (3 + 7, 1)
     assert "repetition_penalty" not in body
 
 
@@ -193,6 +191,22 @@ def test_tokens_of_an_iteration_that_come_one_by_one_are_one_burst() -> None:
     assert found.tokens_per_arrival == 7 / 4
 
 
+@pytest.mark.parametrize(("number", "fell_behind"), [(38, True), (39, False)])
+def test_requests_are_counted_and_keep_up_with_their_rate(number: int, fell_behind: bool) -> None:
+    """10 a second over 10 s are 100, by chance no fewer than 77. Half of what arrives is theirs."""
+    failures = [RequestRecord(0, 3, error=RequestError(code, "", "")) for code in (408, 500)]
+    answered = [RequestRecord(1, 3, arrivals=[0.1], num_tokens=1)] * (number - 2)
+    failures[0].sent_again = True
+    load = Load(seconds=10.0, request_seconds=30.0, share=0.5, offered_s=4.0)
+    lap = Answered(requests=[*failures, *answered], seconds=5.0, load=load)
+    at_a_rate = {"engine": ServerSettings(url="http://a/v1", rate=10.0)}
+    found = figures(Requests, [lap], settings=at_a_rate)
+    assert (found.num_failed, found.num_timed_out, found.num_sent_again) == (2, 1, 1)
+    assert found.fell_behind == fell_behind
+    assert (found.requests_per_second, found.offered_rate) == ((number - 2) / 5, number / 4)
+    assert found.mean_in_flight == 3
+
+
 @pytest.mark.parametrize("dialect", ["llama.cpp", "openai", "vllm"])
 def test_servers_that_know_no_tokens_to_stop_at_get_texts(open_engine: Open, dialect: str) -> None:
     server = EchoServer(dialect=dialect, version="1")  # type: ignore[arg-type]
@@ -226,16 +240,19 @@ def test_a_watcher_gets_what_arrives(open_engine: Open, dialect: str) -> None:
     assert len(calls) <= len(seen)
 
 
-def test_requests_arrive_at_random_times() -> None:
+def test_requests_arrive_at_random_times(open_engine: Open) -> None:
     """Both arms of a run are asked the same question at the same times; other questions at others."""
     times = arrival_times(ask(2000).requests, rate=200.0)
     assert times == arrival_times(ask(2000).requests, rate=200.0) == sorted(times)
     later = dataclasses.replace(ask(2000), indices=range(2000, 4000))
     other_seed = dataclasses.replace(ask(2000), seed=1)
     assert times[0] > 0
-    assert (
-        len({arrival_times(one.requests, 200.0)[0] for one in (ask(2000), later, other_seed)}) == 3
-    )
+    engine = open_engine(EchoServer(), rate=200.0)
+    load = timed_answer(engine, engine.arms[0], ask(4)).load
+    assert load is not None
+    assert load.offered_s == arrival_times(ask(4).requests, rate=200.0)[-1]
+    questions = ask(2000), later, other_seed
+    assert len({arrival_times(question.requests, 200.0)[0] for question in questions}) == 3
     gaps = [after - before for before, after in itertools.pairwise(times)]
     # Exponential, so that the standard deviation is the mean.
     assert statistics.fmean(gaps) == pytest.approx(0.005, rel=0.1)
@@ -259,7 +276,8 @@ def test_the_load_is_kept_up_until_the_last_answer(open_engine: Open) -> None:
     assert len(generation.requests) == 4
     assert len(load.extra) >= len(server.bodies) - 8 >= 2
     assert {request.error.type for request in load.extra if request.error} == {"Cancelled"}
-    assert 0 < generation.seconds < load.seconds
+    assert 0 < generation.seconds < load.seconds < load.request_seconds <= 3 * load.seconds
+    assert load.offered_s == 0
 
 
 def test_a_few_per_cent_of_failures_lose_no_request(open_engine: Open) -> None:
@@ -288,10 +306,9 @@ def test_a_request_that_takes_too_long_is_a_time_out(
     with pytest.raises(RunError, match=r"Timeout: no end after 300 s"):
         timed_answer(engine, engine.arms[0], ask(2))
     assert asked == [300, 300]
-    assert [
-        (one.error.code, len(one.token_ids)) for one in arm_of(engine).requests if one.error
-    ] == [(408, 1)] * 2
-    assert all(one.seconds > 0 for one in arm_of(engine).requests)
+    requests = arm_of(engine).requests
+    assert [(one.error.code, len(one.token_ids)) for one in requests if one.error] == [(408, 1)] * 2
+    assert all(one.seconds > 0 for one in requests)
 
 
 def test_requests_that_nobody_reads_are_cancelled(open_engine: Open) -> None:
@@ -387,3 +404,8 @@ def test_a_server_that_refuses_a_top_p_of_1_does_not_get_it() -> None:
     form = RequestForm(TOKENIZER, "tiny", UNKNOWN, False, False, False)
     assert "top_p" not in form.body(ask(top_k=0).requests[0])
     assert form.body(ask(top_k=0, top_p=0.9).requests[0])["top_p"] == 0.9
+    # Its own tokenizer begins the text.
+    assert TOKENIZER.bos_token_id is not None
+    for prompt in ([5, 6], [TOKENIZER.bos_token_id, 5, 6]):
+        [request] = dataclasses.replace(ask(top_k=0), prompts=[prompt]).requests
+        assert form.body(request)["prompt"] == TOKENIZER.decode([5, 6])

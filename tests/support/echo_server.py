@@ -41,15 +41,9 @@ class EchoServer:
         die_after: it answers so many requests, and none after them.
         stop_after: its answers end after so many tokens.
         metrics: it has a page of counters, by the names of its dialect, and its answers tell no acceptance.
-        counts_every: its page counts every so manyth request, as one worker of several does.
         lost_pages: the reads of its page, from 1, that get status 500.
         restart_at: its counters begin again with this request.
-        first_token_s: seconds until the first token, by its page.
-        reads_more: it tells how many tokens it reads of prompts of ids, with so many from a template.
         stride: between the tokens that it counts up; another one than 1 is another model.
-        foreign: tokens that it counts for others with each of our requests.
-        preempted: how often it counts that it preempted each of our requests.
-        num_cached: tokens of each prompt that it claims to take from a cache; None if it does not tell.
         delay_s: before each chunk.
         slow_after: from this request on each chunk takes `slow_s`: another load that starts.
         slow_every: so does each chunk of this request and every so many after it.
@@ -78,15 +72,9 @@ class EchoServer:
     die_after: int = 0
     stop_after: int = 1_000_000
     metrics: bool = False
-    counts_every: int = 1
     lost_pages: Collection[int] = ()
     restart_at: int = 0
-    first_token_s: float | None = None
-    reads_more: int | None = None
     stride: int = 1
-    foreign: int = 0
-    preempted: int = 0
-    num_cached: int | None = None
     delay_s: float = 0.0
     slow_after: int = 1_000_000
     slow_every: int = 0
@@ -104,10 +92,7 @@ class EchoServer:
     silent: Callable[[dict[str, Any]], bool] = lambda body: False
     bodies: list[dict[str, Any]] = field(default_factory=list)
     num_tokens: int = 0
-    num_preemptions: int = 0
-    num_hits: int = 0
     num_pages: int = 0
-    num_first_tokens: int = 0
     num_drafts: int = 0
     num_accepted: int = 0
     in_flight: int = 0
@@ -153,14 +138,7 @@ class EchoServer:
         names: dict[str, float] = {}
         if self.num_draft_tokens is not None:
             names = {f"vllm:{name}": value for name, value in spec.items()}
-        if self.first_token_s is not None:
-            seconds = self.num_first_tokens * self.first_token_s
-            names["vllm:time_to_first_token_seconds_sum"] = seconds
-            names["vllm:time_to_first_token_seconds_count"] = self.num_first_tokens
-        if self.num_cached is not None:
-            names['vllm:prefix_cache_hits_total{engine="0"}'] = self.num_hits
         names['vllm:generation_tokens_total{engine="0"}'] = self.num_tokens
-        names['vllm:num_preemptions_total{engine="0"}'] = self.num_preemptions
         if self.dialect == "sglang":
             names = {
                 "sglang:generation_tokens_total": self.num_tokens,
@@ -274,23 +252,12 @@ class EchoServer:
             biases = [{"bias": None, "token": NEVER_DRAWN}] if body["ignore_eos"] else []
             settings = {"logit_bias": biases, "samplers": body["samplers"]}
             last_chunk["__verbose"] = {"tokens": [], "generation_settings": settings}
-        if self.num_cached is not None and self.dialect == "llama.cpp":
-            last_chunk["timings"] = {"cache_n": self.num_cached}
-        elif self.num_cached is not None and not self.metrics:
-            last_chunk["usage"]["prompt_tokens_details"] = {"cached_tokens": self.num_cached}
         if self.num_draft_tokens is not None and not self.metrics and not is_silent:
             last_chunk |= self._acceptance([len(step) - 1 for step in steps[1:]])
-        if self.reads_more is not None and isinstance(prompt, list):
-            last_chunk["usage"]["prompt_tokens"] = len(prompt) + self.reads_more
         if len(self.bodies) == self.restart_at:
             self.num_tokens = self.num_drafts = self.num_accepted = 0
-        is_counted = len(self.bodies) % self.counts_every == 0
-        if is_counted:
-            self.num_tokens += count + self.foreign
-            self.num_preemptions += self.preempted
-            self.num_hits += self.num_cached or 0
-            self.num_first_tokens += 1
-        if self.num_draft_tokens is not None and is_counted:
+        self.num_tokens += count
+        if self.num_draft_tokens is not None:
             self.num_drafts += len(steps) - 1
             self.num_accepted += sum(len(step) - 1 for step in steps[1:])
         yield last_chunk

@@ -144,7 +144,6 @@ def test_a_text_may_end_where_the_model_ends_it(harness: Harness, save_model: Sa
     ("settings", "complaint"),
     [
         (["decoding.max_new_tokens=48"], "prompts: 1 of 4 prompts are too long (line 4 of "),
-        (["decoding.max_new_tokens=62", "prompts.too_long=skip"], "too_long=skip leaves none"),
         (["results.file=prompts.txt/latency.csv"], "results.file=prompts.txt/latency.csv: "),
     ],
 )
@@ -191,13 +190,7 @@ def test_a_batch_is_never_larger_than_its_label(harness: Harness, pair: list[str
 LONG = ["num_prompts=4", "tokens=48", "K=3", "prompts=prompts.txt"]
 
 
-def test_prompts_that_are_too_long_are_left_out(harness: Harness, pair: list[str]) -> None:
-    harness("latency", *pair, *LONG, "prompts.too_long=skip", "batch_size=3")
-    rows = results()
-    assert list(rows["num_prompts"]) == [3, 3]
-    assert list(rows["num_skipped"]) == [1, 1]
-    assert list(rows["num_truncated"]) == [0, 0]
-    assert list(rows["too_long"]) == ["skip", "skip"]
+def test_a_batch_needs_prompts_that_are_not_left_out(harness: Harness, pair: list[str]) -> None:
     refused = harness("latency", *pair, *LONG, "prompts.too_long=skip", "batch_size=4", code=2)
     assert refused.complaint.startswith("batch_size=4: needs as many prompts")
 

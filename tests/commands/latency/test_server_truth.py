@@ -15,7 +15,6 @@ from echo_server import EchoServer, serving
 from harness.config.settings import ModelSettings
 from in_process import Harness, results
 from pair_server import addresses
-from wording import mentions
 
 QUICK = ["engine=server", "model=tiny", "num_prompts=8", "decoding.max_new_tokens=8"]
 
@@ -36,28 +35,6 @@ def test_counters_tell_acceptance_where_answers_do_not(harness: Harness, dialect
     assert (regular["server_tokens"], regular["foreign_tokens"]) == (64, 0)
 
 
-def test_traffic_of_others_and_a_cache_that_is_too_small_are_noticed(harness: Harness) -> None:
-    servers = (
-        EchoServer(metrics=True, foreign=5),
-        EchoServer(metrics=True, num_draft_tokens=4, preempted=2),
-    )
-    with ExitStack() as stack:
-        harness("latency", *QUICK, *addresses(stack, *servers))
-    regular, speculative = results().to_dict("records")
-    assert (regular["server_tokens"], regular["foreign_tokens"]) == (64 + 8 * 5, 40)
-    assert speculative["foreign_tokens"] == 0
-    assert list(results()["num_preemptions"]) == [0, 16]
-
-
-def test_counters_of_one_worker_of_several_are_not_believed(harness: Harness) -> None:
-    servers = [EchoServer(metrics=True, num_draft_tokens=n, counts_every=2) for n in (None, 4)]
-    with ExitStack() as stack:
-        harness("latency", *QUICK, *addresses(stack, *servers))
-    rows = results()
-    assert list(rows["unseen_tokens"]) == [32, 32]
-    assert rows[["acceptance_rate", "drafted", "num_preemptions"]].isna().all(axis=None)
-
-
 def test_a_page_that_stays_away_is_said(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("harness.servers.counters._RETRY_S", 0.0)
     servers = [EchoServer(metrics=True, num_draft_tokens=n) for n in (None, 4)]
@@ -71,14 +48,6 @@ def test_a_page_that_stays_away_is_said(harness: Harness, monkeypatch: pytest.Mo
     assert row["mean_acceptance_length"] == pytest.approx(1 + 4 / 3)
 
 
-def test_caches_are_told_by_counters_where_answers_do_not(harness: Harness) -> None:
-    servers = [EchoServer(metrics=True, num_cached=3), EchoServer(metrics=True, num_draft_tokens=4)]
-    with ExitStack() as stack:
-        outcome = harness("latency", *QUICK, *addresses(stack, *servers), code=3)
-    assert results()["cached_tokens"].iloc[0] == 24
-    assert mentions(outcome.complaint, "prompt tokens from a cache", "regular 24", "no salt")
-
-
 _ANOTHER_MODEL = {"stride": 2, "num_draft_tokens": 4}
 
 
@@ -89,7 +58,6 @@ _ANOTHER_MODEL = {"stride": 2, "num_draft_tokens": 4}
         ({}, {"metrics": True}, "the speculative server drafted nothing"),
         ({"num_draft_tokens": 4}, {"num_draft_tokens": 4}, "the regular server drafts: 33 %"),
         ({}, _ANOTHER_MODEL, "agree on 0 of 8 prompts, and part after about 1 tokens"),
-        ({"reads_more": 0}, {"reads_more": 9, "num_draft_tokens": 4}, "another chat template"),
         (
             {},
             {"metrics": True, "num_draft_tokens": 4, "restart_at": 6},

@@ -246,16 +246,3 @@ def test_warm_up_reads_prompts_that_are_not_measured(harness: Harness, serve: Se
         _, warmup, *measured = [tuple(body["prompt"]) for body in server.bodies]
         assert len(measured) == number
         assert warmup not in measured
-
-
-@pytest.mark.parametrize("version", [None, "1"])
-def test_a_cache_that_knows_prompts_from_before_gives_no_verdict(
-    harness: Harness, serve: Serve, version: str | None
-) -> None:
-    """Of a kind that takes no salt, or one that heeds none."""
-    servers = EchoServer(num_cached=0, version=version), EchoServer(num_cached=4, version=version)
-    Path("unlike.txt").write_text("\n".join(f"{animal} is mentioned" for animal in "abcdefghi"))
-    harness(*SERVED, *serve(*servers), "num_prompts=9", "prompts=./unlike.txt", code=3)
-    rows = results()
-    assert rows["speedup"].isna().all()
-    assert list(rows["cached_from_before"]) == [0, 36]

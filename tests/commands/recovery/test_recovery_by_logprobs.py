@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -92,6 +94,19 @@ class Showing:
                 text_scores.append({each: float(row[each]) for each in shown})
             found.append(text_scores)
         return found
+
+
+def test_tokens_that_are_not_shown_share_what_is_left_or_are_as_likely_as_the_last() -> None:
+    """Of 8 tokens two are shown, at 0.5 and 0.1. The other 0.4 is 6 times 0.0667, or 4 times 0.1 and nothing twice."""
+    shown = [math.log(0.5), math.log(0.1)]
+    arm = SimpleNamespace(
+        scores=lambda *_: [[dict(zip((3, 7), shown, strict=True))]], traits=Traits()
+    )
+    reference = ReportedReference(arm, [1], 8, 2, 1)  # type: ignore[arg-type]
+    [[even]] = np.exp(reference.logits_along([[1]], [[3]]))
+    [uneven] = np.exp(reference.logits_again([1], [3]))
+    assert even == pytest.approx([0.4 / 6] * 3 + [0.5] + [0.4 / 6] * 3 + [0.1])
+    assert sorted(uneven) == pytest.approx([0, 0, 0.1, 0.1, 0.1, 0.1, 0.1, 0.5])
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,64 +18,120 @@ from harness.engines.door.pairs import Excess
 from harness.measuring.prompts import encoding
 from harness.measuring.prompts.chat_templates import Template
 from harness.measuring.prompts.sets import Prompt, PromptSet
-from harness.servers import record as server
+from harness.servers.settings import ServerSettings
 from some_settings import settings_of
 from tiny_checkpoints import make_tokenizer
 
-ROOM = 10
+
+@pytest.fixture
+def by_letters(monkeypatch: pytest.MonkeyPatch) -> Callable[..., encoding.Encoder]:
+    """An encoder whose tokens are letters, for models that have room for so many before four new ones.
+
+    Args:
+        in_draft: what a draft with another tokenizer has too many of.
+    """
+
+    def encode(_: object, prompts: Sequence[Prompt]) -> list[list[int]]:
+        chats = [prompt.chat().messages for prompt in prompts]
+        return [[1] * sum(len(message["content"]) for message in chat) for chat in chats]
+
+    def encoder(
+        room: int, too_long: Any = None, in_draft: Excess | None = None, **changes: Any
+    ) -> encoding.Encoder:
+        def excess(token_ids: list[list[int]], *_: object) -> Excess | None:
+            longest = max(map(len, token_ids))
+            return Excess(longest, f"models take {room + 4}") if longest > room else in_draft
+
+        tokenizer = SimpleNamespace(bos_token_id=0, chat_template=None)
+        planned: Any = SimpleNamespace(room=lambda _: room, excess=excess, tokenizer=tokenizer)
+        mine = PromptSettings(name="mine", file="mine.txt", too_long=too_long)
+        return encoding.Encoder(planned, settings_of(LatencySettings, prompts=mine, **changes))
+
+    monkeypatch.setattr(encoding.Encoder, "encode", encode)
+    return encoder
+
+
+def encode_set(
+    encoder: encoding.Encoder, *prompts: Prompt, num_others: int = 0, num_measured: int = 9
+) -> encoding.Encoded:
+    numbered = tuple(replace(one, index=place, line=place + 1) for place, one in enumerate(prompts))
+    prompt_set = PromptSet("mine", numbered, "digest")
+    return encoder.encode_set(prompt_set, numbered[:num_measured], 4, num_others=num_others)
 
 
 @pytest.mark.parametrize(
-    ("too_long", "lengths"),
-    [(None, [3, 3]), ("skip", [3, 2 * ROOM]), ("truncate", [3, 2 * ROOM])],
+    ("lengths", "room", "too_long", "expected", "counted"),
+    [
+        ([3, 10], 10, "skip", [3, 10], {}),
+        ([11, 3, 10], 10, "skip", [3, 10], {"num_skipped": 1}),
+        ([3, 11, 12], 10, "truncate", [3, 10, 10], {"num_truncated": 2}),
+        ([1], 1, None, [1], {}),
+        ([3, 11], 10, None, "1 of 2 prompts are too long .line 2 of mine.txt.; the longest has 11 tokens; ", {}),
+        ([11], 10, "skip", "skip leaves none, truncate reads", {}),
+        ([2], 1, "truncate", "the longest has 2 tokens; models take 5", {}),
+        ([1], 0, None, "leaves no room for a prompt: the context has 4 tokens, and 4 are new", {}),
+    ],
+)  # fmt: skip
+def test_prompts_that_are_too_long_are_refused_left_out_or_cut(
+    by_letters: Any, lengths: Any, room: int, too_long: str | None, expected: Any, counted: Any
+) -> None:
+    prompts = [Prompt("a" * length) for length in lengths]
+    if isinstance(expected, str):
+        with pytest.raises(SettingError, match=expected):
+            encode_set(by_letters(room, too_long), *prompts)
+        return
+    encoded = encode_set(by_letters(room, too_long), *prompts)
+    assert (encoded.too_long, [*map(len, encoded.token_ids)]) == (counted, expected)
+    assert (encoded.longest, encoded.longest_turn) == (max(expected), max(expected))
+
+
+@pytest.mark.parametrize(
+    ("too_long", "lengths"), [(None, [3, 3]), ("skip", [3, 20]), ("truncate", [3, 20])]
 )
 def test_prompts_too_long_for_a_draft_with_another_tokenizer_are_refused(
-    too_long: str | None, lengths: list[int], monkeypatch: pytest.MonkeyPatch
+    by_letters: Any, too_long: str | None, lengths: list[int]
 ) -> None:
     """Those that are left fit in the target's tokens, and not in the draft's."""
-    token_ids = [[1] * length for length in lengths]
-    monkeypatch.setattr(encoding.Encoder, "encode", lambda *_: token_ids)
-    planned: Any = SimpleNamespace(
-        room=lambda new_tokens: ROOM,
-        excess=lambda *_: Excess(30, "and draft=other takes 20"),
-        tokenizer=SimpleNamespace(bos_token_id=0),
-    )
-    mine = PromptSettings(name="mine", file="mine.txt", too_long=too_long)
-    settings = settings_of(LatencySettings, prompts=mine)
-    prompts = tuple(Prompt(f"text {line}", line=line) for line in (1, 2))
-    prompt_set = PromptSet("mine", prompts, "digest")
-    with pytest.raises(SettingError) as refused:
-        encoding.Encoder(planned, settings).encode_set(prompt_set, prompts, new_tokens=4)
-    expected = "prompts: the longest has 30 tokens; and draft=other takes 20"
-    assert str(refused.value) == expected
+    encoder = by_letters(10, too_long, Excess(30, "and draft=other takes 20"))
+    expected = "^prompts: the longest has 30 tokens; and draft=other takes 20$"
+    with pytest.raises(SettingError, match=expected):
+        encode_set(encoder, *(Prompt("a" * length) for length in lengths))
 
 
-def test_chats_with_tools_are_sent_whole_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoding.Encoder, "encode", lambda *_: [[1] * 3, [1] * 30])
-    planned: Any = SimpleNamespace(
-        room=lambda new_tokens: ROOM,
-        excess=lambda *_: None,
-        tokenizer=SimpleNamespace(bos_token_id=0, chat_template=None),
-    )
+def test_chats_with_tools_are_sent_whole_or_not_at_all(by_letters: Any) -> None:
     tool = {"type": "function", "function": {"name": "rain"}}
-    prompts = tuple(
-        Prompt(text, messages=({"role": "user", "content": text},), tools=(tool,), line=line)
-        for line, text in enumerate(("short", "long"), start=1)
-    )
-    prompt_set = PromptSet("mine", prompts, "digest")
+    prompts = [
+        Prompt(text, messages=({"role": "user", "content": text},), tools=(tool,))
+        for text in ("short", "much too long")
+    ]
 
-    def encoded(too_long: Any, *, chat: bool) -> encoding.Encoded:
-        mine = PromptSettings(name="mine", file="mine.jsonl", too_long=too_long)
-        engine = server.ServerSettings(name="server", url="http://127.0.0.1:1/v1", chat=chat)
-        settings = settings_of(LatencySettings, prompts=mine, engine=engine)
-        return encoding.Encoder(planned, settings).encode_set(prompt_set, prompts, new_tokens=4)
+    def encoded(too_long: str, *, chat: bool) -> encoding.Encoded:
+        engine = ServerSettings(name="server", url="http://127.0.0.1:1/v1", chat=chat)
+        return encode_set(by_letters(10, too_long, engine=engine), *prompts)
 
     with pytest.raises(SettingError, match=r"truncate: 1 of 2 .* chats with tools are sent whole"):
         encoded("truncate", chat=True)
     skipped, cut = encoded("skip", chat=True), encoded("truncate", chat=False)
-    assert (skipped.chats, skipped.longest_turn) == ([prompts[0].chat()], 3)
+    assert (skipped.chats, skipped.longest_turn) == ([prompts[0].chat()], 5)
     # As token ids through the template they lose their beginning, and a line says so.
-    assert [*map(len, cut.token_ids), cut.longest_turn] == [3, ROOM, ROOM]
+    assert [*map(len, cut.token_ids), cut.longest_turn] == [5, 10, 10]
+
+
+def test_a_conversation_needs_room_for_the_answers_before_its_last_turn(by_letters: Any) -> None:
+    """Each of two answers has four tokens, and may grow by eight when it is read again."""
+    talk = Prompt("ab", turns=("ab", "c", "de"))
+    assert encode_set(by_letters(29), talk, Prompt("a")).longest_turn == 5 + 2 * (4 + 8)
+    with pytest.raises(SettingError, match="has 29 tokens, with the answers before its last turn;"):
+        encode_set(by_letters(28), talk)
+
+
+def test_a_warm_up_reads_short_prompts_that_are_not_measured(by_letters: Any) -> None:
+    """At most four are looked at for each one that it takes."""
+    prompts = [Prompt("a" * length) for length in (5, 6, 5, 3, 7, 1)]
+    others = encode_set(by_letters(10), *prompts, num_measured=1, num_others=1).others
+    assert others is not None
+    assert others.indices == [2, 3]
+    assert [*map(len, others.token_ids)] == [5, 3]
 
 
 TEMPLATE = "{% for m in messages %}<s>{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}:{% endif %}"
@@ -80,11 +139,8 @@ TEMPLATE = "{% for m in messages %}<s>{{ m['content'] }}{% endfor %}{% if add_ge
 
 def said(*texts: str) -> Chat:
     """A chat in which user and assistant take turns."""
-    return Chat(
-        tuple(
-            {"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)
-        )
-    )
+    turns = zip(itertools.cycle(("user", "assistant")), texts, strict=False)
+    return Chat(tuple({"role": role, "content": text} for role, text in turns))
 
 
 def test_plain_prompts() -> None:
@@ -102,12 +158,23 @@ def test_chat_template() -> None:
     assert Template(tokenizer, "never").encode([said("a")]) == [[a]]
 
 
-@pytest.mark.parametrize(("lengths", "goes_on"), [((), False), ((512,), True)])
-def test_texts_go_on_after_their_end_but_in_chats(lengths: tuple[int, ...], goes_on: bool) -> None:
-    """Prompts of given lengths are cut texts, and no chats."""
+@pytest.mark.parametrize(
+    ("lengths", "template", "ignore_eos", "goes_on"),
+    [
+        ((), "auto", "auto", False),
+        # Prompts of given lengths are cut texts, and no chats.
+        ((512,), "auto", "auto", True),
+        ((), "never", "auto", True),
+        ((), "auto", True, True),
+    ],
+)
+def test_texts_go_on_after_their_end_but_in_chats(
+    lengths: tuple[int, ...], template: str, ignore_eos: Any, goes_on: bool
+) -> None:
     mine = PromptSettings(name="mine", file="mine.txt", lengths=lengths)
-    decoding = DecodingSettings(ignore_eos="auto")
-    settings = settings_of(LatencySettings, prompts=mine, decoding=decoding)
+    decoding = DecodingSettings(ignore_eos=ignore_eos)
+    asked = {"prompts": mine, "decoding": decoding, "chat_template": template}
+    settings = settings_of(LatencySettings, **asked)
     tokenizer = make_tokenizer(chat_template=TEMPLATE)
     assert encoding.decide_ignore_eos(settings, tokenizer).decoding.ignore_eos == goes_on
 

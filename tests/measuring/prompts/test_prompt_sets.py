@@ -93,9 +93,7 @@ def drawn(seed: int | None) -> PromptSet:
     return load_prompts(settings)
 
 
-def test_a_seed_draws_from_each_category_alike(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_seed_draws_from_each_category(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_rows(Path("spec.jsonl"), [ROWS["spec_bench"](number) for number in range(40)])
     taken = {seed: drawn(seed).take(10) for seed in (None, 0, 1)}
@@ -145,26 +143,19 @@ def test_a_table_that_does_not_fit_the_settings_is_refused(
         load_prompts(PromptSettings(name="m", file=str(tmp_path / "mine.json"), **changes))  # type: ignore[arg-type]
 
 
-def test_an_absent_file_says_where_it_comes_from(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_absent_file_says_its_origin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for name, source in {
-        "spec_bench": "hemingkx/Spec-Bench",
-        "speed_bench": "prepare_data.py",
-    }.items():
+    sources = {"spec_bench": "hemingkx/Spec-Bench", "speed_bench": "prepare_data.py"}
+    for name, source in sources.items():
         with pytest.raises(SettingError, match=f"no such file.*{source}"):
             load_prompts(preset(name))
 
 
-def test_what_is_neither_cached_nor_in_reach_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_set_out_of_reach_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(
-        RunError, match=r"^prompts: openai/gsm8k has not been downloaded.*fetching$"
-    ):
+    absent = r"^prompts: openai/gsm8k has not been downloaded.*fetching$"
+    with pytest.raises(RunError, match=absent):
         load_prompts(preset("gsm8k"))
 
 
@@ -195,8 +186,7 @@ def test_latency_says_origin_and_licence_once(
     asked = ["latency", *QUICKEST_PAIR, "prompts=math500", "num_prompts=4", "test=true"]
     outcome = harness(*asked, "prompts.seed=3")
     (said,) = [line for line in outcome.stderr.splitlines() if "licence" in line]
-    for told in ("prompts=math500", "HuggingFaceH4/MATH-500", "MIT"):
-        assert told in said
+    assert all(told in said for told in ("prompts=math500", "HuggingFaceH4/MATH-500", "MIT"))
     rows = results()
     assert set(rows.prompts) == {"math500"}
     assert set(rows.status) == {"ok"}

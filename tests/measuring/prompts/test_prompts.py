@@ -45,15 +45,12 @@ def texts(prompt_set: PromptSet) -> list[str]:
 def test_txt_is_one_prompt_a_line_taken_as_it_stands(load: Load) -> None:
     loaded = load("One\n\n   \n  two, indented \nThree\\nhalves\n", "mine.txt")
     assert loaded.prompts == (Prompt("One"), Prompt("  two, indented "), Prompt("Three\\nhalves"))
-    assert loaded.name == "mine"
 
 
 def test_byte_order_mark_and_windows_line_ends_leave_no_trace(load: Load) -> None:
     assert texts(load(b"\xef\xbb\xbfOne\r\n\r\nTwo\r\n", "mine.txt")) == ["One", "Two"]
-    assert texts(load(b'\xef\xbb\xbf{"prompt": "One"}\r\n\r\n{"prompt": "Two"}\r\n')) == [
-        "One",
-        "Two",
-    ]
+    rows = b'\xef\xbb\xbf{"prompt": "One"}\r\n\r\n{"prompt": "Two"}\r\n'
+    assert texts(load(rows)) == ["One", "Two"]
 
 
 def test_jsonl_keeps_text_and_category(load: Load) -> None:
@@ -68,13 +65,7 @@ def test_rows_of_published_sets(load: Load) -> None:
     rows: list[object] = [
         {"turns": ["Write a post.", "Rewrite it."], "category": "writing", "prompt": None},
         {"question": "How many?", "answer": "4 #### 4"},
-        {
-            "task_id": "HumanEval/0",
-            "prompt": "def f():",
-            "canonical_solution": "pass",
-            "test": "",
-            "entry_point": "f",
-        },
+        {"task_id": "HumanEval/0", "prompt": "def f():", "canonical_solution": "pass", "test": ""},
         {"instruction": "Name three.", "input": "", "output": "a, b, c"},
         {"instruction": "Sum up.", "input": "A text.", "output": "A."},
         {"instruction": "Who?", "context": "He did.", "response": "He.", "category": "closed_qa"},
@@ -90,18 +81,12 @@ FIND = {"type": "function", "function": {"name": "find", "parameters": {"type": 
 
 
 def test_a_conversation_keeps_its_tools_and_ends_with_the_last_result(load: Load) -> None:
-    call = {"type": "function", "function": {"name": "find", "arguments": {"path": "a"}}}
+    call = {"type": "function", "function": {"name": "find", "arguments": {"path": "é"}}}
+    parts = [{"type": "text", "text": text} for text in ("Where", " is it?")]
+    thought = {"content": None, "reasoning": "Look."}
     messages = [
-        {
-            "role": "user",
-            "content": [{"type": "text", "text": "Where"}, {"type": "text", "text": " is it?"}],
-        },
-        {
-            "role": "assistant",
-            "content": None,
-            "reasoning": "Look.",
-            "tool_calls": [{"id": "c1", **call}],
-        },
+        {"role": "user", "content": parts},
+        {"role": "assistant", **thought, "tool_calls": [{"id": "c1", **call}]},
         {"role": "tool", "content": "", "tool_call_id": "c1", "index": 3},
         # A blank text before a call, and a command that prints a line break alone.
         {"role": "assistant", "content": "\n\n", "tool_calls": [{"id": "c2", **call}]},
@@ -112,24 +97,18 @@ def test_a_conversation_keeps_its_tools_and_ends_with_the_last_result(load: Load
     chat = prompt.chat()
     assert chat.tools == (FIND,)
     assert [message["role"] for message in chat.messages] == ["user", *2 * ["assistant", "tool"]]
-    assert [message["content"] for message in chat.messages] == [
-        "Where is it?",
-        "",
-        "",
-        "\n\n",
-        "\n",
-    ]
+    contents = [message["content"] for message in chat.messages]
+    assert contents == ["Where is it?", "", "", "\n\n", "\n"]
     assert prompt.following == (messages[5],)
+    assert (prompt.opening.messages, prompt.has_answers) == (chat.messages[:1], True)
     called = chat.messages[1]
     assert called["reasoning_content"] == "Look."
     # A server takes arguments as text, a template as an object.
-    assert called["tool_calls"][0]["function"]["arguments"] == '{"path": "a"}'
+    assert called["tool_calls"][0]["function"]["arguments"] == '{"path": "é"}'
     [for_template] = chat.for_template()[1]["tool_calls"]
-    assert for_template["function"] == {"name": "find", "arguments": {"path": "a"}}
-    assert (
-        load([{"messages": messages, "tools": []}]).digest
-        != load([{"messages": messages, "tools": [FIND]}]).digest
-    )
+    assert for_template["function"] == {"name": "find", "arguments": {"path": "é"}}
+    digests = {load([{"messages": messages, "tools": tools}]).digest for tools in ([], [FIND])}
+    assert len(digests) == 2
 
 
 # Digest and take
@@ -138,7 +117,6 @@ def test_a_conversation_keeps_its_tools_and_ends_with_the_last_result(load: Load
 def test_digest_tells_contents_and_not_formats(load: Load) -> None:
     as_text = load("One\nTwo\n", "mine.txt").digest
     assert len(as_text) == 12
-    assert int(as_text, 16) >= 0
     assert load([{"prompt": "One", "category": "x"}, {"turns": ["Two", "more"]}]).digest == as_text
     assert load("One\r\n\r\nTwo", "mine.txt").digest == as_text
     for other in ("Two\nOne\n", "One\n", "One\nTwo \n", "OneTwo\n"):
@@ -161,9 +139,7 @@ def test_take_goes_through_the_categories_in_turn(load: Load) -> None:
     ]
     loaded = load(rows)
     assert [prompt.text for prompt in loaded.take(6)] == ["a0", "b0", "c0", "a1", "c1", "a2"]
-    assert [prompt.index for prompt in loaded.take(6)] == [0, 4, 5, 1, 6, 2], (
-        "the place in the file"
-    )
+    assert [prompt.index for prompt in loaded.take(6)] == [0, 4, 5, 1, 6, 2], "places in the file"
     assert loaded.take(3) == loaded.take(6)[:3]
     assert mentions(loaded.described(loaded.take(6)), "6 of 9 prompts (mine)", "3 a, 1 b, 2 c")
     assert sorted(prompt.text for prompt in loaded.take(9)) == sorted(texts(loaded))
@@ -184,19 +160,22 @@ def called(call: object) -> bytes:
     return json.dumps({"messages": messages}).encode()
 
 
+def with_arguments(arguments: str) -> bytes:
+    return called({"function": {"name": "find", "arguments": arguments}})
+
+
+def saying(role: str, content: object) -> bytes:
+    return json.dumps({"messages": [{"role": role, "content": content}]}).encode()
+
+
 REFUSED = {
-    "absent key": (
-        b'{"prompt": "a"}\n\n{"label": "b", "text": "a long one", "id": 2}',
-        r"line 3 has none of prompt, turns, messages, .*it has label, text, id; 'prompts.columns={",
-    ),
+    "absent key": (b'{"prompt": "a"}\n\n{"label": "b", "text": "a long one", "id": 2}',
+                   r"line 3 has none of prompt, turns, messages, .*it has label, text, id; 'prompts.columns={"),
     "not JSON": (b'{"prompt": "a"}\n\n{"prompt": "b"\n', r"line 3 is not JSON"),
     "a number": (b"7", "line 1 must be an object"),
     "prompt is a number": (b'{"prompt": 7}', "must have text as prompt"),
     "context is a list": (b'{"instruction": "a", "context": [1]}', "as input or context"),
-    "a turn that was read": (
-        b'{"prompt": "", "turn": "2", "token_ids": "[1, 2]"}',
-        "line 1 is one turn of a conversation",
-    ),
+    "a turn that was read": (b'{"prompt": "", "turn": "2", "token_ids": "[1, 2]"}', "is one turn of a conversation"),
     "no turns": (b'{"turns": []}', "a list of texts as turns"),
     "turn is an object": (b'{"turns": [{"a": 1}]}', "text as every one of turns"),
     "no role": (b'{"messages": [{"content": "a"}]}', "objects with role and content"),
@@ -205,30 +184,15 @@ REFUSED = {
     "tool without a name": (with_tool([{"function": {}}]), "tool 1 without the name"),
     "tools that are no JSON": (with_tool("[{]"), "tools that are not JSON"),
     "call without a name": (called({"function": {"arguments": "{}"}}), "tool call in message 2"),
-    "arguments that are no JSON": (
-        called({"function": {"name": "find", "arguments": "{path"}}),
-        "arguments of find in message 2 that are not JSON",
-    ),
-    "arguments that are a list": (
-        called({"function": {"name": "find", "arguments": "[1]"}}),
-        "are no JSON object",
-    ),
-    "a result of no call": (
-        b'{"messages": [{"role": "tool", "content": "12"}]}',
-        "without tool_call_id or name",
-    ),
-    "an image": (
-        b'{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}',
-        "content in message 1 that is no text",
-    ),
-    "nobody asks": (
-        b'{"messages": [{"role": "assistant", "content": "Hello"}]}',
-        "no message of a user",
-    ),
+    "arguments that are no JSON": (with_arguments("{path"), "arguments of find in message 2 that are not JSON"),
+    "arguments that are a list": (with_arguments("[1]"), "are no JSON object"),
+    "a result of no call": (saying("tool", "12"), "without tool_call_id or name"),
+    "an image": (saying("user", [{"type": "image_url"}]), "content in message 1 that is no text"),
+    "nobody asks": (saying("assistant", "Hello"), "no message of a user"),
     "half a character": (b'{"prompt": "a\\ud800"}', "half a surrogate pair"),
     "Latin 1": (b'{"prompt": "a"}\n{"prompt": "caf\xe9"}\n', "line 2 is not UTF-8"),
     "blank": (b"\xef\xbb\xbf\r\n \r\n", "the file holds no prompts"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("content", "rule"), REFUSED.values(), ids=REFUSED.keys())
@@ -247,26 +211,14 @@ TOLD = {"from": "gpt", "value": "Because."}
     ("content", "name", "expected", "num_left_out"),
     [
         ('[{"prompt": "Who?"}, "Why?"]', "mine.jsonl", ["Who?", "Why?"], 0),
-        ('\ufeffid;prompt;category\n1;"Who, and\nwhy?";a\n', "mine.csv", ["Who, and\nwhy?"], 0),
+        ('\ufeffid;prompt;category\n1;"Who, and\nwhy?";a\n2;NA;b\n', "mine.csv", ["Who, and\nwhy?", "NA"], 0),
         ([{"model": "a", "conversation": ASKED}], "mine.jsonl", ["Who?"], 0),
-        (
-            [{"url": "x y z", "body": {"messages": ASKED}}, {"body": {"prompt": "Why?"}}],
-            "mine.jsonl",
-            ["Who?", "Why?"],
-            0,
-        ),
-        (
-            [
-                *({"prompt": text} for text in ("Why?", " ", None)),
-                {"conversations": [TOLD]},
-                {"messages": []},
-            ],
-            "mine.jsonl",
-            ["Why?"],
-            4,
-        ),
+        ([{"url": "x y z", "body": {"messages": ASKED}}, {"body": {"prompt": "Why?"}}],
+         "mine.jsonl", ["Who?", "Why?"], 0),
+        ([*({"prompt": text} for text in ("Why?", " ", None)), {"conversations": [TOLD]}, {"messages": []}],
+         "mine.jsonl", ["Why?"], 4),
     ],
-)
+)  # fmt: skip
 def test_the_questions_of_a_file_are_found_and_rows_without_one_counted(
     load: Load, content: str | list[object], name: str, expected: list[str], num_left_out: int
 ) -> None:
@@ -304,17 +256,12 @@ def test_a_text_that_calls_itself_a_placeholder_is_refused(load: Load, text: str
     "text",
     [
         "Explain what a placeholder is in Python's format strings.",
-        "Write a todo list for a birthday party.",
         "Data should be fetched from two web pages and joined. Write the program.",
         "WHO INVENTED THE TELEPHONE?",
     ],
 )
 def test_a_prompt_about_such_things_is_a_prompt(load: Load, text: str) -> None:
     assert texts(load([{"prompt": text}])) == [text]
-
-
-def test_a_repeated_prompt_is_measured(load: Load) -> None:
-    assert texts(load("Same\nSame", "mine.txt")) == ["Same", "Same"]
 
 
 # The sets that ship with the project
@@ -345,6 +292,7 @@ def test_turns_are_asked_one_after_another(tmp_path: Path) -> None:
     assert [prompt.turns for prompt in loaded.prompts] == [("A", "B"), ()]
     second = loaded.at(loaded.index(Occurrence(0, turn=1)))
     assert (second.text, second.turn) == ("B", 2)
+    assert loaded.prompts[0].after(["answer"]).text == "B"
 
 
 def test_an_answer_is_text_or_numbers_of_tokens(load: Load) -> None:
@@ -352,6 +300,8 @@ def test_an_answer_is_text_or_numbers_of_tokens(load: Load) -> None:
     assert prompt.completion == (1, 2)
     [prompt] = load([{"prompt": "A", "completion": "[1, 2]"}]).prompts
     assert prompt.completion == "[1, 2]", "a text of brackets and numbers"
+    [prompt] = load([{"messages": [*ASKED, {"role": "assistant", "content": "I"}, *ASKED]}]).prompts
+    assert prompt.has_answers
     for wrong in ([-1], [1.5], 7, "[1 2]"):
         with pytest.raises(SettingError, match="token_ids"):
             load([{"prompt": "A", "token_ids": wrong}])

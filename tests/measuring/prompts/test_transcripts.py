@@ -47,11 +47,8 @@ def call(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
 
 ASKED = {"role": "user", "content": "Where is a?"}
 FOUND = {"role": "tool", "content": "b/a", "tool_call_id": "1"}
-CALLED = {
-    "role": "assistant",
-    "content": "",
-    "tool_calls": [call("find", {"path": "a", "most": 3})],
-}
+CALLS = [call("find", {"path": "a", "most": 3})]
+CALLED = {"role": "assistant", "content": "", "tool_calls": CALLS}
 SAID = {"role": "assistant", "content": "Here:\n```\ncd b\n```\nDone."}
 MORE = {"role": "user", "content": "And c?"}
 TOOLS = ({"type": "function", "function": {"name": "find"}},)
@@ -67,7 +64,6 @@ def conversation(*messages: dict[str, Any]) -> Prompt:
 
 def read(prompt: Prompt, tokenizer: Any, **arguments: Any) -> list[Reading]:
     """The readings of a conversation, each answer of which follows what the model was asked."""
-
     readings = readings_of(prompt, template := Template(tokenizer, "auto", arguments))
     messages = prompt.conversation.messages
     places = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
@@ -91,11 +87,8 @@ def test_answers_of_a_conversation_are_in_one_text() -> None:
     tokenizer = make_tokenizer(chat_template=QWEN)
     [reading] = read(conversation(ASKED, CALLED, FOUND, SAID, MORE, CALLED), tokenizer)
     called = '<call>\n{"name": "find", "arguments": {"path": "a", "most": 3}}\n</call><|end|>'
-    assert [text.lstrip() for text in texts(reading, tokenizer)] == [
-        called,
-        f"{SAID['content']}<|end|>",
-        called,
-    ]
+    said = f"{SAID['content']}<|end|>"
+    assert [text.lstrip() for text in texts(reading, tokenizer)] == [called, said, called]
 
 
 def test_where_a_template_drops_thoughts_each_turn_is_read_with_its_own() -> None:
@@ -138,10 +131,8 @@ def test_a_transcript_ends_where_the_context_does() -> None:
     second = reading.transcript.answers[1]
     cut = reading.until(second.start + 3)
     assert cut is not None
-    assert [len(answer) for answer in cut.transcript.answers] == [
-        len(reading.transcript.answers[0]),
-        3,
-    ]
+    whole = len(reading.transcript.answers[0])
+    assert [len(answer) for answer in cut.transcript.answers] == [whole, 3]
     one = reading.until(second.start + 1)
     assert one is not None
     assert len(one.turns) == 1
