@@ -121,7 +121,7 @@ def test_other_words_are_no_baseline(words: str) -> None:
         ("model,draft,tk/s,tau\n7B,289,60,2\n", {"tokens_per_iteration": "2"}),
         ("draft model,tk/s,tau\nN/A,30,\n0.5B,60,2\n", {REGULAR: "30", "tokens_per_iteration": "2"}),
         # Counts are no K.
-        ("mode,draft tokens,tau\nMTP,1200,2\n", {"tokens_per_iteration": "2"}),
+        ('mode,draft tokens,tau\nMTP,"61,896",2\n', {"tokens_per_iteration": "2"}),
         ("mode,K,γ,tau\nEAGLE,16,4,2\n", {"num_draft_tokens": "4", "tokens_per_iteration": "2"}),
         # SGLang's depth, and its nodes with the root.
         (
