@@ -21,7 +21,7 @@ NUMBERS = (
     *CLAIMS,
     *SPEEDS,
     *(f"regular_{name}" for name in SPEEDS),
-    *("mean_num_draft_tokens", *COUNTS),
+    *("mean_num_draft_tokens", *COUNTS, "p_min"),
 )
 # What else a row may state.
 SETTINGS = ("name", "model", "draft", "prompts", "temperature", "devices", "engine", "dtype")

@@ -53,6 +53,7 @@ _HEADINGS = {
     r"|(?:draft |mtp )?depth|draft (?:len\w*|size)|(?:num )?(?:draft|spec|speculative|assistant) tokens|mtp [kn]",
     "temperature": r"t|temp|temperature",
     "batch_size": r"(?:max )?(?:batch(?: size)?|bs|concurrency|conc|(?:requests )?in flight|parallel(?: requests)?)"
+    "p_min": r"(?:spec )?(?:draft )?p ?min",
     r"|streams?|users?|clients?|concurrent (?:requests|users|streams)",
     "dtype": r"precision|quant\w*|dtype",
     "prompts": r"prompts?(?: type)?|data ?set|bench(?:mark)?|task|content|workload|category|domain",

@@ -64,6 +64,7 @@ def audit(
             "mode,steps,topk,num_draft_tokens,tok/s,acc len\nplain,0,0,0,100,1\nEAGLE,7,10,64,88.0,3.03\n",
             "of 3.44 steps, 0.88×. Its acceptance holds it back more: with all accepted 2.32×",
         ),
+        ("n_max,p_min,tok/s,accept\n0,,20,\n8,0.75,40,84%\n", "needs a length, or K and an acceptance rate"),
         # Of n-grams, and of fewer drafts than K, nobody knows what all of them would be.
         ("draft,K,AL,speedup\nngram,8,1.80,1.50x\n", "of 1.20 steps, 1.50×; at one step it would be 1.80×"),
         (
