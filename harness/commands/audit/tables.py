@@ -183,8 +183,10 @@ def _row(
     row = Row(place, settings, figures)
     for name in ("draft", "name"):
         text = settings.get(name, "")
-        match = _K_IN_WORDS.search(text)
-        if match and "num_draft_tokens" not in figures and not row.is_regular:
+        matches = [*_K_IN_WORDS.finditer(text)]
+        # `K=5 / K=3` is ambiguous.
+        if len(matches) == 1 and "num_draft_tokens" not in figures and not row.is_regular:
+            match = matches[0]
             settings[name] = f"{text[: match.start()]}{text[match.end() :]}".strip()
             k = float(match[1] or match[2])
             figures["num_draft_tokens"] = Figure(k, k, f"{k:g}")
