@@ -61,7 +61,10 @@ class Row:
     @property
     def is_regular(self) -> bool:
         """Whether it is a row of regular decoding alone."""
-        return self.k == 0 or any(is_regular_arm(self.settings.get(name, "")) for name in _ARMS)
+        called = any(is_regular_arm(self.settings.get(name, "")) for name in _ARMS)
+        length, rate = self.figure("tokens_per_iteration"), self.figure("acceptance_rate")
+        # `baseline (old head)` accepts drafts.
+        return self.k == 0 or (called and not (length.low > 1 or rate.low > 0.01))
 
     @property
     def circumstances(self) -> tuple[tuple[str, str], ...]:

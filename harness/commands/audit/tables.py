@@ -166,11 +166,11 @@ def _row(
     settings, figures = dict(everywhere.settings), dict(everywhere.figures)
     unread = {}
     for name, text in cells.items():
-        is_none = is_regular_arm(text) or text.strip(MARKS).lower() == "n/a"
+        is_none = text.strip(MARKS).lower() == "n/a"
         if name in SETTINGS:
             if text:
                 settings[name] = "none" if name == "draft" and is_none else text
-        elif name == "num_draft_tokens" and is_none:
+        elif name == "num_draft_tokens" and (is_none or is_regular_arm(text)):
             figures[name] = Figure(0, 0, text)
         else:
             try:
