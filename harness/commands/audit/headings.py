@@ -6,8 +6,10 @@ import re
 from collections.abc import Sequence
 
 from harness.commands.audit.figures import (
+    CLAIMS,
     MARKS,
     NAMES,
+    SPEEDS,
     is_regular_arm,
     leading_numbers,
 )
@@ -106,6 +108,10 @@ def names_of_columns(rows: Sequence[Cells], known: Cells) -> dict[str, str]:
         if "draft" not in names.values() and are_regular == {True, False}:
             names[heading] = "draft"
     first = next(iter(rows[0]))
+    figures = {_meaning(plain(cell), ()) for cell in cells[first]}
+    if plain(first) == "metric" or not figures.isdisjoint((*CLAIMS, *SPEEDS)):
+        # The table lies on its side: a change is of another figure in each row.
+        names = {heading: name for heading, name in names.items() if name != "speedup"}
     if first not in names and not _are_numbers(cells[first]):
         names[first] = "name"
     return names
