@@ -64,7 +64,7 @@ class Row:
         called = any(is_regular_arm(self.settings.get(name, "")) for name in _ARMS)
         length, rate = self.figure("tokens_per_iteration"), self.figure("acceptance_rate")
         # `baseline (old head)` accepts drafts.
-        return self.k == 0 or (called and not (length.low > 1 or rate.low > 0.01))
+        return (self.k == 0 or called) and not (length.low > 1 or rate.low > 0.01)
 
     @property
     def circumstances(self) -> tuple[tuple[str, str], ...]:

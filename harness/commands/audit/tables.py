@@ -72,13 +72,16 @@ def stated_row(cells: Cells) -> Row:
     return row
 
 
-def read_text(text: str, columns: Cells, everywhere: Row, title: str) -> Reading:
+def read_text(
+    text: str, columns: Cells, everywhere: Row, title: str, regular: Sequence[Row] = ()
+) -> Reading:
     """The tables of a text, or the runs of a result file.
 
     Args:
         columns: our names of what columns hold, by heading, for headings that are not known.
         everywhere: what holds for all rows.
         title: of the text.
+        regular: rows of the regular arm, from another text.
 
     Raises:
         SettingError: there is none, or none has a figure.
@@ -98,7 +101,7 @@ def read_text(text: str, columns: Cells, everywhere: Row, title: str) -> Reading
             raise SettingError("columns", f"must give each NAME to one column: {', '.join(typed)}")
         where = f"table {number}, row" if len(raw) > 1 else "row"
         rows, notes = rows_of_table(table, columns, everywhere, where)
-        joined = speculative_rows(rows)
+        joined = speculative_rows([*regular, *rows])
         if any(map(_has_figures, joined)):
             reading.tables.append(joined)
             reading.notes.extend(notes)

@@ -133,7 +133,7 @@ def test_bare_figures(audit: Audit, arguments: str, code: int, expected: str) ->
 
 def test_result_files_are_read_by_their_keys(audit: Audit, tmp_path: Path) -> None:
     """A planted pair: 2.65 tokens per iteration of 1.26 steps, 2.10 times as fast."""
-    served = {"total_token_throughput": 109.5, "max_concurrency": 1, "output_throughput": 83.6}
+    served = {"total_token_throughput": 109.5, "output_throughput": 83.6}
     drafts = {"spec_decode_num_drafts": 7698, "spec_decode_draft_tokens": 23094}
     rates = {"spec_decode_acceptance_length": 2.65, "spec_decode_acceptance_rate": 55.0}
     vllm = {**served, "mean_tpot_ms": 11.96, **drafts, **rates}
@@ -168,7 +168,15 @@ def test_result_files_are_read_by_their_keys(audit: Audit, tmp_path: Path) -> No
     Path("runs.jsonl").write_text(f"{json.dumps(sglang)}\n{json.dumps(sglang)}\n")
     code, printed = audit("runs.jsonl", "baseline=39.8")
     assert (code, "in 2 rows" in printed) == (0, True)
-    assert audit("vllm.json", "baseline=runs.jsonl")[0] == 2
+    assert audit("plain.json", "baseline=vllm.json")[0] == 2
+    # A sweep is compared with the run of the same load.
+    for name, run in (("sweep", vllm), ("regular", plain)):
+        loads = [run | {"max_concurrency": load} for load in (1, 8) if load == 8 or run is vllm]
+        Path(f"{name}.json").write_text(json.dumps(loads))
+    _, printed = audit("sweep.json", "baseline=regular.json")
+    assert "row 2 (K=3): 2.65 tokens per iteration of 1.26 steps, 2.10×" in printed
+    assert "row 1 (K=3): " not in printed
+    assert "no run under the load of these" in audit("vllm.json", "baseline=regular.json")[1]
 
 
 FORMS = ("table.md", "baseline=without.json", "speedup=1.4 K=3 acceptance=0.7")
