@@ -126,6 +126,8 @@ def test_a_conversation_keeps_its_tools_and_ends_with_the_last_result(load: Load
     assert called["tool_calls"][0]["function"]["arguments"] == '{"path": "a"}'
     [for_template] = chat.for_template()[1]["tool_calls"]
     assert for_template["function"] == {"name": "find", "arguments": {"path": "a"}}
+    told = load([{"conversations": [{"from": "human", "value": "Where?"}], "tools": [FIND]}])
+    assert told.prompts[0].chat().tools == (FIND,)
     assert (
         load([{"messages": messages, "tools": []}]).digest
         != load([{"messages": messages, "tools": [FIND]}]).digest
@@ -197,7 +199,7 @@ REFUSED = {
         b'{"prompt": "", "turn": "2", "token_ids": "[1, 2]"}',
         "line 1 is one turn of a conversation",
     ),
-    "no turns": (b'{"turns": []}', "a list of texts as turns"),
+    "no turns": (b'{"turns": "a"}', "a list of texts as turns"),
     "turn is an object": (b'{"turns": [{"a": 1}]}', "text as every one of turns"),
     "no role": (b'{"messages": [{"content": "a"}]}', "objects with role and content"),
     "no content": (b'{"messages": [{"role": "user"}]}', "text as every content"),
@@ -248,7 +250,17 @@ TOLD = {"from": "gpt", "value": "Because."}
     [
         ('[{"prompt": "Who?"}, "Why?"]', "mine.jsonl", ["Who?", "Why?"], 0),
         ('\ufeffid;prompt;category\n1;"Who, and\nwhy?";a\n', "mine.csv", ["Who, and\nwhy?"], 0),
-        ([{"model": "a", "conversation": ASKED}], "mine.jsonl", ["Who?"], 0),
+        # By its value: SpecForge's conversations, and both turns of MT-Bench on the hub.
+        (
+            [
+                {"id": 1, "conversation": ASKED},
+                {"conversations": ASKED},
+                {"prompt": ["Why?", "So?"]},
+            ],
+            "mine.jsonl",
+            ["Who?", "Who?", "Why?"],
+            0,
+        ),
         (
             [{"url": "x y z", "body": {"messages": ASKED}}, {"body": {"prompt": "Why?"}}],
             "mine.jsonl",
@@ -260,10 +272,11 @@ TOLD = {"from": "gpt", "value": "Because."}
                 *({"prompt": text} for text in ("Why?", " ", None)),
                 {"conversations": [TOLD]},
                 {"messages": []},
+                {"turns": []},
             ],
             "mine.jsonl",
             ["Why?"],
-            4,
+            5,
         ),
     ],
 )
