@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from harness.commands.arguments import read_arguments
-from harness.commands.audit.figures import CLAIMS, NUMBERS, SETTINGS, SPEEDS
+from harness.commands.audit.figures import CLAIMS, NUMBERS, SETTINGS, Figure
 from harness.commands.audit.formats import tables_of
 from harness.commands.audit.judge import judge
 from harness.commands.audit.page import audit_page
@@ -72,15 +72,18 @@ def main(arguments: Sequence[str]) -> None:
     columns = _columns(typed.pop("columns", "{}"))
     baseline = typed.get("baseline", "")
     figures = {_SHORT_NAMES.get(name, name): text for name, text in typed.items()}
+    regular = []
     if baseline.endswith((".json", ".jsonl")):
         del figures["regular_tokens_per_second"]
-        figures |= _baseline(baseline)
+        regular = _regular_rows(baseline)
     stated = stated_row(figures)
     if paths or CLAIMS.keys().isdisjoint(stated.figures):
         if len(paths) != 1:
             raise SettingError("audit", f"takes one file, not {len(paths)}; it {FORMS}")
         title = "standard input" if paths[0] == "-" else Path(paths[0]).name
-        reading = read_text(_text_of(paths[0]), columns, stated, title)
+        reading = read_text(_text_of(paths[0]), columns, stated, title, regular)
+        if regular and not any(row.speedup.is_known for row in reading.rows):
+            raise SettingError("baseline", "has no run under the load of these", baseline)
     else:
         title, reading = "figures", Reading([[stated]], [])
     computed = reading.computed
@@ -105,15 +108,14 @@ def _columns(typed: str) -> Mapping[str, str]:
         raise SettingError("columns", rule) from error
 
 
-def _baseline(path: str) -> dict[str, str]:
-    """The speeds of the regular arm's result file, by our names."""
-    rows = [
-        row for table in tables_of(_text_of(path)) for row in rows_of_table(table, {}, Row(""))[0]
-    ]
-    if len(rows) != 1:
-        raise SettingError("baseline", f"must be a file of one run, not of {len(rows)}", path)
-    figures = rows[0].figures
-    return {f"regular_{name}": figures[name].text for name in SPEEDS if name in figures}
+def _regular_rows(path: str) -> list[Row]:
+    """The runs of the regular arm's result file."""
+    plain = Row("", figures={"num_draft_tokens": Figure(0, 0)})
+    tables = tables_of(_text_of(path))
+    rows = [row for table in tables for row in rows_of_table(table, {}, plain)[0]]
+    if not rows or not all(row.is_regular for row in rows):
+        raise SettingError("baseline", "must be a result file of runs that draft nothing", path)
+    return rows
 
 
 def _text_of(path: str) -> str:

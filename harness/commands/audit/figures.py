@@ -21,7 +21,7 @@ NUMBERS = (
     *CLAIMS,
     *SPEEDS,
     *(f"regular_{name}" for name in SPEEDS),
-    *("mean_num_draft_tokens", *COUNTS),
+    *("mean_num_draft_tokens", *COUNTS, "p_min"),
 )
 # What else a row may state.
 SETTINGS = ("name", "model", "draft", "prompts", "temperature", "devices", "engine", "dtype")
@@ -74,7 +74,13 @@ def is_stated(text: str) -> bool:
 
 def leading_numbers(cells: Sequence[str]) -> list[float]:
     """The number that each cell begins with."""
-    return [float(number[0]) for cell in cells if (number := re.match(r"\d*\.?\d+", cell))]
+    return [float(_decimal(number[0])) for cell in cells if (number := re.match(_NUMBER, cell))]
+
+
+def _decimal(digits: str) -> Decimal:
+    """The number, whose comma is a decimal one unless it sets off thousands."""
+    is_whole = re.fullmatch(r"\d{1,3}(,\d{3})+(\.\d*)?", digits)
+    return Decimal(digits.replace(",", "" if is_whole else "."))
 
 
 class Figure(NamedTuple):
@@ -148,9 +154,8 @@ class Figure(NamedTuple):
         """Raises:
         ValueError: no such figure can have this value.
         """
-        is_whole = re.fullmatch(r"\d{1,3}(,\d{3})+(\.\d*)?", digits)
-        number = Decimal(digits.replace(",", "" if is_whole else "."))
-        may_be_0 = name in ("acceptance_rate", "num_draft_tokens", "num_nodes", "topk")
+        number = _decimal(digits)
+        may_be_0 = name in ("acceptance_rate", "p_min", "num_draft_tokens", "num_nodes", "topk")
         if number > _LARGEST or not (number or may_be_0) or (name in COUNTS and number % 1):
             raise ValueError(digits)
         # Of shares 0 and 1 are none and all.

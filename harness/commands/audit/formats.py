@@ -57,8 +57,10 @@ KEYS |= {_FIXED_K: "num_draft_tokens", _MEAN_DRAFTED: "mean_num_draft_tokens"}
 def tables_of(text: str) -> list[Sequence[Cells]]:
     """The rows by heading of each table of a text, or the runs of a result file as those of one."""
     runs = _json_values(text)
-    if len(runs) == 1 and isinstance(runs[0], dict):
-        runs = runs[0].get("benchmarks", runs)
+    if len(runs) == 1:
+        (runs,) = runs
+    if isinstance(runs, dict):
+        runs = runs.get("benchmarks", [runs])
     for mark, keys in _TOOLS.items():
         if isinstance(runs, list) and runs and all(_at(run, mark) is not None for run in runs):
             rows = [_cells_of_run([*keys.values()], run) for run in runs]

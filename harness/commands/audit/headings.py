@@ -6,8 +6,10 @@ import re
 from collections.abc import Sequence
 
 from harness.commands.audit.figures import (
+    CLAIMS,
     MARKS,
     NAMES,
+    SPEEDS,
     is_regular_arm,
     leading_numbers,
 )
@@ -51,6 +53,7 @@ _HEADINGS = {
     "topk": r"(?:speculative )?(?:eagle )?top ?k",
     "num_draft_tokens": r"k|γ|gamma|(?:spec )?(?:draft )?n ?max|(?:n|num) ?draft|draft max|block(?: size)?"
     r"|(?:draft |mtp )?depth|draft (?:len\w*|size)|(?:num )?(?:draft|spec|speculative|assistant) tokens|mtp [kn]",
+    "p_min": r"(?:spec )?(?:draft )?p ?min",
     "temperature": r"t|temp|temperature",
     "batch_size": r"(?:max )?(?:batch(?: size)?|bs|concurrency|conc|(?:requests )?in flight|parallel(?: requests)?)"
     r"|streams?|users?|clients?|concurrent (?:requests|users|streams)",
@@ -67,7 +70,7 @@ _NODES = r"(?:speculative )?(?:num )?draft(?: tokens)?|nodes"
 _LARGEST_K = 64
 
 # Headings below which `45 %` is 1.45×.
-_IS_GAIN = re.compile(r"faster|gain|uplift|improve|[δΔ]|delta|\bvs\b|versus|over|relative")
+_IS_GAIN = re.compile(r"faster|gain|uplift|improve|[δΔ]|delta")
 _PERCENT = re.compile(r"%|percent|pct")
 # No draft has as many accepted tokens per iteration on average.
 _LONGEST = 20
@@ -105,6 +108,10 @@ def names_of_columns(rows: Sequence[Cells], known: Cells) -> dict[str, str]:
         if "draft" not in names.values() and are_regular == {True, False}:
             names[heading] = "draft"
     first = next(iter(rows[0]))
+    figures = {_meaning(plain(cell), ()) for cell in cells[first]}
+    if plain(first) == "metric" or not figures.isdisjoint((*CLAIMS, *SPEEDS)):
+        # The table lies on its side: a change is of another figure in each row.
+        names = {heading: name for heading, name in names.items() if name != "speedup"}
     if first not in names and not _are_numbers(cells[first]):
         names[first] = "name"
     return names
@@ -113,7 +120,7 @@ def names_of_columns(rows: Sequence[Cells], known: Cells) -> dict[str, str]:
 def is_in_percent(name: str, words: str, cells: Sequence[str]) -> bool:
     """Whether numbers of a column that have no sign are in percent."""
     if name == "speedup":
-        return bool(_IS_GAIN.search(words)) and not re.search("speed ?up", words)
+        return bool(_PERCENT.search(words)) or not re.search("speed ?up", words)
     if name != "acceptance_rate" or any("%" in cell for cell in cells):
         return False
     return bool(_PERCENT.search(words)) or max(leading_numbers(cells), default=0) > 1
@@ -141,6 +148,9 @@ def _fits(name: str, words: str, cells: Sequence[str]) -> bool:
     """Whether a column may have such cells: by its heading alone it may be a count, or have no unit."""
     numbers = leading_numbers(cells)
     most = max(numbers, default=0)
+    if name == "speedup" and is_in_percent(name, words, cells) and not _IS_GAIN.search(words):
+        # `195 %` may be 1.95× or 2.95×.
+        return any(re.search(r"[-+−]\d|\d ?[x×]", cell) for cell in cells)
     if name == "draft":
         return not _are_numbers(cells)
     if name == "num_draft_tokens":

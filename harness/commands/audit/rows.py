@@ -24,7 +24,10 @@ _EXACT = 0.02
 # Settings that say which arm a row is of.
 _ARMS = ("name", "draft")
 # Drafts without a fixed K, and those that propose a block at once.
-_VARYING = re.compile(r"lookup|n-?gram|pld|suffix|\bsam\b|\brest\b|\bauto\b|tree", re.IGNORECASE)
+_VARYING = re.compile(
+    r"lookup|n-?gram|pld|suffix|\bsam\b|\brest\b|\bauto\b|tree|p[-_ ]?min\W*[.0]*[1-9]",
+    re.IGNORECASE,
+)
 _BLOCKS = re.compile(r"flash|dspark|p-?eagle|pard|medusa|domino|jetspec|block", re.IGNORECASE)
 _SPEEDUPS = (
     ("ms/token", "regular_ms_per_token", "ms_per_token"),
@@ -58,7 +61,10 @@ class Row:
     @property
     def is_regular(self) -> bool:
         """Whether it is a row of regular decoding alone."""
-        return self.k == 0 or any(is_regular_arm(self.settings.get(name, "")) for name in _ARMS)
+        called = any(is_regular_arm(self.settings.get(name, "")) for name in _ARMS)
+        length, rate = self.figure("tokens_per_iteration"), self.figure("acceptance_rate")
+        # `baseline (old head)` accepts drafts.
+        return (self.k == 0 or called) and not (length.low > 1 or rate.low > 0.01)
 
     @property
     def circumstances(self) -> tuple[tuple[str, str], ...]:
@@ -106,7 +112,8 @@ class Row:
     @property
     def proposes_k(self) -> bool:
         """Whether K tokens are drafted in every iteration but the last ones of an answer."""
-        is_limit = self.varies_by_text or "mean_num_draft_tokens" in self.figures
+        has_mean = "mean_num_draft_tokens" in self.figures
+        is_limit = self.varies_by_text or has_mean or self.figure("p_min").low > 0.01
         return self.k >= 1 and not is_limit and not self.is_tree
 
     @property

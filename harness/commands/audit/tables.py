@@ -72,13 +72,16 @@ def stated_row(cells: Cells) -> Row:
     return row
 
 
-def read_text(text: str, columns: Cells, everywhere: Row, title: str) -> Reading:
+def read_text(
+    text: str, columns: Cells, everywhere: Row, title: str, regular: Sequence[Row] = ()
+) -> Reading:
     """The tables of a text, or the runs of a result file.
 
     Args:
         columns: our names of what columns hold, by heading, for headings that are not known.
         everywhere: what holds for all rows.
         title: of the text.
+        regular: rows of the regular arm, from another text.
 
     Raises:
         SettingError: there is none, or none has a figure.
@@ -98,7 +101,7 @@ def read_text(text: str, columns: Cells, everywhere: Row, title: str) -> Reading
             raise SettingError("columns", f"must give each NAME to one column: {', '.join(typed)}")
         where = f"table {number}, row" if len(raw) > 1 else "row"
         rows, notes = rows_of_table(table, columns, everywhere, where)
-        joined = speculative_rows(rows)
+        joined = speculative_rows([*regular, *rows])
         if any(map(_has_figures, joined)):
             reading.tables.append(joined)
             reading.notes.extend(notes)
@@ -166,11 +169,11 @@ def _row(
     settings, figures = dict(everywhere.settings), dict(everywhere.figures)
     unread = {}
     for name, text in cells.items():
-        is_none = is_regular_arm(text) or text.strip(MARKS).lower() == "n/a"
+        is_none = text.strip(MARKS).lower() == "n/a"
         if name in SETTINGS:
             if text:
                 settings[name] = "none" if name == "draft" and is_none else text
-        elif name == "num_draft_tokens" and is_none:
+        elif name == "num_draft_tokens" and (is_none or is_regular_arm(text)):
             figures[name] = Figure(0, 0, text)
         else:
             try:
@@ -183,8 +186,10 @@ def _row(
     row = Row(place, settings, figures)
     for name in ("draft", "name"):
         text = settings.get(name, "")
-        match = _K_IN_WORDS.search(text)
-        if match and "num_draft_tokens" not in figures and not row.is_regular:
+        matches = [*_K_IN_WORDS.finditer(text)]
+        # `K=5 / K=3` is ambiguous.
+        if len(matches) == 1 and "num_draft_tokens" not in figures and not row.is_regular:
+            match = matches[0]
             settings[name] = f"{text[: match.start()]}{text[match.end() :]}".strip()
             k = float(match[1] or match[2])
             figures["num_draft_tokens"] = Figure(k, k, f"{k:g}")

@@ -3,8 +3,8 @@
 `.txt` has one prompt per line. A table (`.jsonl`, a `.json` array, `.csv`, `.parquet`) has rows
 with `prompt` (text, as in HumanEval), `turns` (a list of texts, as in MT-Bench, Spec-Bench and
 SPEED-Bench), `messages` (a chat), `conversations` (as in ShareGPT), `question` (as in GSM8K) or
-`instruction` (with `input` or `context`, as in Alpaca and Dolly), and optionally `category` and
-`completion`, an answer to it. A chat has its answers as messages, and optionally `tools`.
+`instruction` (with `input` or `context`, as in Alpaca and Dolly), and optionally `category`,
+`tools` and `completion`, an answer to it. A chat has its answers as messages.
 Settings name other columns, or make the prompt from several of them.
 """
 
@@ -346,7 +346,10 @@ def _from_row(row: Any, settings: PromptSettings) -> Prompt:
     if not isinstance(row, dict):
         raise BadFile("must be an object with prompt, turns or messages")
     columns = _with_known_columns(row, settings)
+    if not any(columns.get(key) is not None for key in _KEYS):
+        columns = _with_messages(columns) or columns
     prompt = _of_first_key(columns)
+    tools = tools_of(columns.get("tools"))
     category = None if columns.get("category") in (None, "") else str(columns["category"])
     completion = _completion(columns)
     turns = prompt.turns if settings.turns == "all" and len(prompt.turns) > 1 else ()
@@ -357,7 +360,12 @@ def _from_row(row: Any, settings: PromptSettings) -> Prompt:
             raise BadFile("has a system prompt already, besides prompts.system")
         messages = ({"role": "system", "content": settings.system}, *chat)
     return dataclasses.replace(
-        prompt, category=category, completion=completion, turns=turns, messages=messages
+        prompt,
+        category=category,
+        completion=completion,
+        turns=turns,
+        messages=messages,
+        tools=tools,
     )
 
 
@@ -389,9 +397,7 @@ def _column(row: Mapping[str, Any], column: str, setting: str) -> Any:
 
 
 def _of_first_key(row: Mapping[str, Any]) -> Prompt:
-    """The prompt that the first of the known keys holds: a text, turns or messages."""
-    if not any(row.get(key) is not None for key in _KEYS):
-        row = _with_messages(row) or row
+    """The prompt that the first of the known keys holds: a text, turns or messages, by its value."""
     key = next((key for key in _KEYS if row.get(key) is not None), None)
     if key is None and not row.keys().isdisjoint(_KEYS):
         raise NoQuestion("has nothing as its prompt")
@@ -399,18 +405,11 @@ def _of_first_key(row: Mapping[str, Any]) -> Prompt:
         rule = f"has none of {', '.join(_KEYS)}; it has {', '.join(row) or 'nothing'}"
         raise BadFile(f"{rule}; 'prompts.columns={{prompt: COLUMN}}' names another")
     value = row[key]
-    if key == "conversations":
-        if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
-            raise BadFile("must have a list of objects with from and value as conversations")
-        value = [entry.get("value") for entry in value if entry.get("from") in ("human", "user")]
+    if _has_objects(value, "from"):
+        value = [entry.get("value") for entry in value if entry["from"] in ("human", "user")]
         if not value:
-            raise NoQuestion("has nothing from a human among its conversations")
-    if key in ("turns", "conversations"):
-        if not isinstance(value, list) or not value:
-            raise BadFile("must have a list of texts as turns")
-        turns = [text_of(turn, f"every one of {key}") for turn in value]
-        return Prompt(turns[0], turns=tuple(turns))
-    if key == "messages":
+            raise NoQuestion(f"has nothing from a human among its {key}")
+    elif key == "messages" or _has_objects(value, "role"):
         messages = messages_of(value)
         asked = [index for index, message in enumerate(messages) if message["role"] in _ASKS]
         if not asked:
@@ -419,9 +418,13 @@ def _of_first_key(row: Mapping[str, Any]) -> Prompt:
         return Prompt(
             messages[end - 1]["content"],
             messages=messages[:end],
-            tools=tools_of(row.get("tools")),
             following=messages[end:],
         )
+    if key in ("turns", "conversations") or isinstance(value, list):
+        if not isinstance(value, list):
+            raise BadFile(f"must have a list of texts as {key}")
+        turns = [text_of(turn, f"every one of {key}") for turn in value]
+        return Prompt(turns[0], turns=tuple(turns))
     if value == "" and row.get("turn") and row.get("token_ids"):
         # A row of `acceptance_texts.csv`, which does not have what precedes the turn.
         raise BadFile("is one turn of a conversation: take the file of conversations as prompts")
@@ -435,7 +438,7 @@ def _of_first_key(row: Mapping[str, Any]) -> Prompt:
     return Prompt(text)
 
 
-def _with_messages(row: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _with_messages(row: Mapping[str, Any]) -> dict[str, Any] | None:
     """A row with the messages that it has in a column of any name, or in an object of one: `conversation`,
     `body.messages`. A request to complete a text has that in place of messages: `body.prompt`.
     """
@@ -445,11 +448,16 @@ def _with_messages(row: Mapping[str, Any]) -> Mapping[str, Any] | None:
     for value in row.values():
         if isinstance(value, dict) and (inner := _with_messages(value)):
             return {**row, **inner}
-        entries = value if isinstance(value, list) and value else [None]
-        for known, part in (("messages", "role"), ("conversations", "from")):
-            if all(isinstance(entry, dict) and part in entry for entry in entries):
-                return {**row, known: value}
+        if value and (_has_objects(value, "role") or _has_objects(value, "from")):
+            return {**row, "messages": value}
     return None
+
+
+def _has_objects(value: Any, part: str) -> bool:
+    """Whether a value is a list of objects that all have this part."""
+    return isinstance(value, list) and all(
+        isinstance(entry, dict) and part in entry for entry in value
+    )
 
 
 def _completion(columns: Mapping[str, Any]) -> str | tuple[int, ...] | None:

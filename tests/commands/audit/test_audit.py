@@ -64,6 +64,7 @@ def audit(
             "mode,steps,topk,num_draft_tokens,tok/s,acc len\nplain,0,0,0,100,1\nEAGLE,7,10,64,88.0,3.03\n",
             "of 3.44 steps, 0.88×. Its acceptance holds it back more: with all accepted 2.32×",
         ),
+        ("n_max,p_min,tok/s,accept\n0,,20,\n8,0.75,40,84%\n", "needs a length, or K and an acceptance rate"),
         # Of n-grams, and of fewer drafts than K, nobody knows what all of them would be.
         ("draft,K,AL,speedup\nngram,8,1.80,1.50x\n", "of 1.20 steps, 1.50×; at one step it would be 1.80×"),
         (
@@ -132,7 +133,7 @@ def test_bare_figures(audit: Audit, arguments: str, code: int, expected: str) ->
 
 def test_result_files_are_read_by_their_keys(audit: Audit, tmp_path: Path) -> None:
     """A planted pair: 2.65 tokens per iteration of 1.26 steps, 2.10 times as fast."""
-    served = {"total_token_throughput": 109.5, "max_concurrency": 1, "output_throughput": 83.6}
+    served = {"total_token_throughput": 109.5, "output_throughput": 83.6}
     drafts = {"spec_decode_num_drafts": 7698, "spec_decode_draft_tokens": 23094}
     rates = {"spec_decode_acceptance_length": 2.65, "spec_decode_acceptance_rate": 55.0}
     vllm = {**served, "mean_tpot_ms": 11.96, **drafts, **rates}
@@ -167,7 +168,15 @@ def test_result_files_are_read_by_their_keys(audit: Audit, tmp_path: Path) -> No
     Path("runs.jsonl").write_text(f"{json.dumps(sglang)}\n{json.dumps(sglang)}\n")
     code, printed = audit("runs.jsonl", "baseline=39.8")
     assert (code, "in 2 rows" in printed) == (0, True)
-    assert audit("vllm.json", "baseline=runs.jsonl")[0] == 2
+    assert audit("plain.json", "baseline=vllm.json")[0] == 2
+    # A sweep is compared with the run of the same load.
+    for name, run in (("sweep", vllm), ("regular", plain)):
+        loads = [run | {"max_concurrency": load} for load in (1, 8) if load == 8 or run is vllm]
+        Path(f"{name}.json").write_text(json.dumps(loads))
+    _, printed = audit("sweep.json", "baseline=regular.json")
+    assert "row 2 (K=3): 2.65 tokens per iteration of 1.26 steps, 2.10×" in printed
+    assert "row 1 (K=3): " not in printed
+    assert "no run under the load of these" in audit("vllm.json", "baseline=regular.json")[1]
 
 
 FORMS = ("table.md", "baseline=without.json", "speedup=1.4 K=3 acceptance=0.7")
@@ -199,6 +208,7 @@ def test_other_texts_are_refused_in_one_line_that_shows_what_is_read(
     [
         ("model,score\nx,1\n", "no acceptance, length, speed-up or speed of both arms"),
         ("name,b,c,d,e,f,g,h,i\nx,1,2,3,4,5,6,7,8\n", "known: name, b, c, d, e, f, g, h, 1 more ("),
+        ("Metric,MTP 1,MTP 8,Δ\nAccept length,1.84,4.40,+139.1%\n", "known: Metric, MTP 1, MTP 8, Δ"),
         ("K,AL\n4,2.5\n5,2.6,7\n", "no table that is read"),
         ("| K | AL |\n|---|---|\n", "no table that is read"),
         ("<table><tr><td>4</td></tr></table>", "no table that is read"),

@@ -64,6 +64,7 @@ def test_a_table_is_read_in_every_form(text: str) -> None:
         *((heading, None) for heading in (
             "prompt t/s", "total tok/s", "req/s", "8 concurrent", "GPU Alloc @ 40K", "wall tokens", "Drafts", "run",
             "n", "steps", "ITL", "baseline accept rate", "TTFT", "PPL ratio", "draft cost", "MT-bench speed",
+            "Speedup (%)", "vs baseline",
         )),
     ],
 )  # fmt: skip
@@ -115,13 +116,16 @@ def test_other_words_are_no_baseline(words: str) -> None:
         (f"{ARMS}| Q4 | baseline | 40 |\n| Q4 | MTP | 60 |", {REGULAR: "40"}),
         ("mode,tk/s,tau\nblock 4,60,2\n", {"num_draft_tokens": "4", "tokens_per_iteration": "2"}),
         ("mode,tk/s,tau\ntop-k=5,60,2\n", {"tokens_per_iteration": "2"}),
+        ("mode,tk/s,tau\nK=5 / K=3,60,2\n", {"tokens_per_iteration": "2"}),
+        # A baseline that accepts drafts is no regular arm.
+        ("mode,tk/s,tau\nbaseline (old head),40,1.8\nhead,60,2\n", {"tokens_per_iteration": "2"}),
         ("mode,tk/s,tau\nMTP=3,60,2\n", {"num_draft_tokens": "3", "tokens_per_iteration": "2"}),
         # A length beside rates in percent, and a draft that is a count.
         ("mode,tk/s,accept\nMTP,60,74%\nEAGLE,60,3.1\n", {"tokens_per_second": "60"}),
         ("model,draft,tk/s,tau\n7B,289,60,2\n", {"tokens_per_iteration": "2"}),
         ("draft model,tk/s,tau\nN/A,30,\n0.5B,60,2\n", {REGULAR: "30", "tokens_per_iteration": "2"}),
         # Counts are no K.
-        ("mode,draft tokens,tau\nMTP,1200,2\n", {"tokens_per_iteration": "2"}),
+        ('mode,draft tokens,tau\nMTP,"61,896",2\n', {"tokens_per_iteration": "2"}),
         ("mode,K,γ,tau\nEAGLE,16,4,2\n", {"num_draft_tokens": "4", "tokens_per_iteration": "2"}),
         # SGLang's depth, and its nodes with the root.
         (

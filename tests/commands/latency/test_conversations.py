@@ -96,7 +96,8 @@ def long_talk(**turns: str) -> None:
 
 def test_a_conversation_that_does_not_fit_is_left_out(harness: Harness) -> None:
     long_talk(turn_3="Bob found it. " * 60)
-    harness(*TALK, "prompts.turns=all", "prompts.too_long=skip")
+    whole = [*TALK, "prompts.turns=all"]
+    harness(*whole, "prompts.too_long=skip")
     assert list(results()["num_skipped"]) == [1, 1]
     assert set(pd.read_csv(only("latency_prompts.csv")).turn.dropna()) == {1, 2}
     # A turn that is too long by itself is cut.

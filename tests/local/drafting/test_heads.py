@@ -62,6 +62,12 @@ PROJECTOR = {
     "emb_dim": 6, "gru_hidden_dim": 12, "shift_label": False,
 }  # fmt: skip
 
+# SpecForge's DSpark: the anchor predicts too, though z-lab's format says nothing.
+SHIFTED = {
+    "target_layer_ids": [1, 4], "mask_token_id": 319, "projector_type": "dspark", "markov_rank": 8,
+    "enable_confidence_head": True, "confidence_head_with_markov": True,
+}  # fmt: skip
+
 # The raw configuration, the kind, and some of what must have been understood.
 FORMATS: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
     "speculators eagle3": (
@@ -157,6 +163,10 @@ FORMATS: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
         DEEPSPEC | {"markov_rank": 8, "markov_head_type": "vanilla", "enable_confidence_head": True}
         | {"confidence_head_with_markov": False}, "dspark",
         {"layers": (0, 4, 6), "from_anchor": True, "markov_rank": 8, "confidence": True, "confidence_markov": False},
+    ),
+    "SpecForge dspark": (
+        QWEN3 | {"block_size": 16, "dflash_config": SHIFTED}, "dspark",
+        {"layers": (2, 5), "from_anchor": True, "markov_rank": 8, "confidence": True, "confidence_markov": True},
     ),
     "DeepSpec dspark without a Markov head": (
         DEEPSPEC | {"markov_rank": 0, "enable_confidence_head": True}, "dspark",
@@ -380,7 +390,10 @@ def test_other_tensors_are_one_line(
         ("SafeAILab", {"hidden_size": "128"}, "no head can be built"),
         ("SafeAILab", {"hidden_act": "nope"}, "no head can be built"),
         ("z-lab dflash", {"dflash_config": [1]}, "no head can be built"),
-        # SpecForge's MTP heads look like a Qwen3 of one layer.
+        # SpecForge's MTP heads look like a Qwen3 of one layer, others like kinds that are read.
+        ("SafeAILab", {"architectures": ["EdsdDraftModel"]}, "EdsdDraftModel"),
+        ("z-lab dflash", {"architectures": ["DSpineDraftModel"]}, "DSpineDraftModel"),
+        ("SafeAILab", {"architectures": ["PEagleDraftModel"]}, "mask_token_id"),
         ("DeepSpec eagle3", {"architectures": ["Qwen3_5MTPDraftModel"]}, "Qwen3_5MTPDraftModel"),
     ],
 )  # fmt: skip

@@ -109,6 +109,8 @@ def test_a_conversation_keeps_its_tools_and_ends_with_the_last_result(load: Load
     assert for_template["function"] == {"name": "find", "arguments": {"path": "é"}}
     digests = {load([{"messages": messages, "tools": tools}]).digest for tools in ([], [FIND])}
     assert len(digests) == 2
+    told = load([{"conversations": [{"from": "human", "value": "Where?"}], "tools": [FIND]}])
+    assert told.prompts[0].chat().tools == (FIND,)
 
 
 # Digest and take
@@ -176,7 +178,7 @@ REFUSED = {
     "prompt is a number": (b'{"prompt": 7}', "must have text as prompt"),
     "context is a list": (b'{"instruction": "a", "context": [1]}', "as input or context"),
     "a turn that was read": (b'{"prompt": "", "turn": "2", "token_ids": "[1, 2]"}', "is one turn of a conversation"),
-    "no turns": (b'{"turns": []}', "a list of texts as turns"),
+    "no turns": (b'{"turns": "a"}', "a list of texts as turns"),
     "turn is an object": (b'{"turns": [{"a": 1}]}', "text as every one of turns"),
     "no role": (b'{"messages": [{"content": "a"}]}', "objects with role and content"),
     "no content": (b'{"messages": [{"role": "user"}]}', "text as every content"),
@@ -212,11 +214,13 @@ TOLD = {"from": "gpt", "value": "Because."}
     [
         ('[{"prompt": "Who?"}, "Why?"]', "mine.jsonl", ["Who?", "Why?"], 0),
         ('\ufeffid;prompt;category\n1;"Who, and\nwhy?";a\n2;NA;b\n', "mine.csv", ["Who, and\nwhy?", "NA"], 0),
-        ([{"model": "a", "conversation": ASKED}], "mine.jsonl", ["Who?"], 0),
+        # By its value: SpecForge's conversations, and both turns of MT-Bench on the hub.
+        ([{"id": 1, "conversation": ASKED}, {"conversations": ASKED}, {"prompt": ["Why?", "So?"]}],
+         "mine.jsonl", ["Who?", "Who?", "Why?"], 0),
         ([{"url": "x y z", "body": {"messages": ASKED}}, {"body": {"prompt": "Why?"}}],
          "mine.jsonl", ["Who?", "Why?"], 0),
-        ([*({"prompt": text} for text in ("Why?", " ", None)), {"conversations": [TOLD]}, {"messages": []}],
-         "mine.jsonl", ["Why?"], 4),
+        ([*({"prompt": text} for text in ("Why?", " ", None)), {"conversations": [TOLD]}, {"messages": []},
+          {"turns": []}], "mine.jsonl", ["Why?"], 5),
     ],
 )  # fmt: skip
 def test_the_questions_of_a_file_are_found_and_rows_without_one_counted(

@@ -24,7 +24,7 @@ pass (`CorrectedBlock`): by a bias (DSpark), a selector (DFlash 2) or a recurren
 
                           speculators                  z-lab                      DeepSpec
     known by              `speculators_model_type`     `dflash_config`            neither of them
-    first token drafted   by a mask (DSpark: anchor)   by a mask                  by the anchor
+    first token drafted   by a mask (DSpark: anchor)   by a mask (DSpark: anchor) by the anchor
     sliding window from   the anchor                   each query                 there is none
 """
 
@@ -71,7 +71,7 @@ class DFlash(LayeredHead):
     """
 
     name = "dflash"
-    # What configurations of speculators leave out.
+    # What configurations leave out.
     usually_from_anchor: ClassVar[bool] = False
     usually_causal_windows: ClassVar[bool] = True
 
@@ -91,7 +91,7 @@ class DFlash(LayeredHead):
         if stored.is_speculators:
             non_causal = named.get("sliding_window_non_causal", not cls.usually_causal_windows)
             causal_windows = not non_causal
-        from_anchor = cls.usually_from_anchor if stored.is_speculators else stored.is_deepspec
+        from_anchor = cls.usually_from_anchor or stored.is_deepspec
         return fields | {
             "block_size": stored.required("block_size"),
             "mask_token_id": stored.required("mask_token_id"),
@@ -254,7 +254,7 @@ class CorrectedBlock(DFlash):
 
 
 class DSpark(CorrectedBlock):
-    """DSpark, as speculators and DeepSpec store it.
+    """DSpark, as speculators, DeepSpec and SpecForge (in z-lab's format) store it.
 
     Its Markov head adds to the logits a bias that depends on the token before. Its confidence head
     estimates, for each token, the chance that it is accepted if those before it are. A head may lack

@@ -173,7 +173,10 @@ def read_head(
     try:
         name = stored.kind
         kind = KINDS.get(name or "")
-        if kind is None:
+        # SpecForge names its kinds so: EdsdDraftModel, which has EAGLE-3's settings.
+        names = str(raw.get("architectures")).lower()
+        is_other = "draftmodel" in names and not any(known in names for known in KINDS)
+        if kind is None or (is_other and not stored.is_speculators):
             _check_no_head(stored)
             return None
         rule = "must be none for a head"

@@ -1,7 +1,7 @@
 """A stored head: its published configuration by field names, and its files.
 
-Writers are speculators, SafeAILab (EAGLE-3), z-lab (DFlash, DFlash 2, JetSpec; SpecForge's Domino),
-DeepSpec (EAGLE-3, DFlash, DSpark) and Medusa. transformers' own DFlash is read as z-lab's.
+Writers are speculators, SafeAILab (EAGLE-3), z-lab (DFlash, DFlash 2, JetSpec; SpecForge's Domino and
+DSpark), DeepSpec (EAGLE-3, DFlash, DSpark) and Medusa. transformers' own DFlash is read as z-lab's.
 """
 
 from __future__ import annotations
@@ -113,8 +113,10 @@ class StoredHead:
             return "jetspec" if named.get("causal_head") else "dflash"
         if "medusa_num_heads" in named or named.get("model_type") == "medusa":
             return "medusa"
-        is_eagle = "eagle3" in str(named.get("architectures")).lower()
-        return "eagle3" if is_eagle or "draft_vocab_size" in named else None
+        names = str(named.get("architectures")).lower()
+        if "peagle" in names:
+            return "peagle"
+        return "eagle3" if "eagle3" in names or "draft_vocab_size" in named else None
 
     def sizes(self, usual_layers: Sequence[int]) -> dict[str, Any]:
         """Return the fields of `HeadConfig` that follow from the target alone.
