@@ -113,8 +113,8 @@ def run_job(job: Job) -> Sequence[RunRow]:
             with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
                 try:
                     job.run()
-                except HarnessError as known:
-                    error = known
+                except HarnessError as failure:
+                    error = failure
         rows = job.ensure_rows(error or RunError("its process wrote no row"))
     except KeyboardInterrupt as interrupt:
         rows = job.rows()

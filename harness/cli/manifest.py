@@ -147,8 +147,8 @@ def append_summaries(sweep: Path, rows: Sequence[RunRow]) -> None:
     for path in (SweepFile(sweep, kind).path, Manifest.read(sweep).results_file):
         if path is None:
             continue
-        known = list(map(pooled_runs, rows_in(Path(path), kind)))
-        new = [row for row in rows if pooled_runs(row) not in known]
+        known_runs = list(map(pooled_runs, rows_in(Path(path), kind)))
+        new = [row for row in rows if pooled_runs(row) not in known_runs]
         if new:
             append_rows(path, new)
 

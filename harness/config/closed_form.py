@@ -24,10 +24,8 @@ def require_closed_form(settings: RunSettings) -> None:
     plain = decoding.lenience == 1 or decoding.temperature == 0
     require(plain, "decoding.lenience", rule, decoding.lenience)
     # Greedily the lossy rules keep the same tokens.
-    known = [*_RULES, *(_GREEDY_RULES if decoding.temperature == 0 else ())]
-    rule = (
-        f"must be one of {', '.join(known)}: of others no closed form is known at this temperature"
-    )
-    require(decoding.rule in known, "decoding.rule", rule, decoding.rule)
+    known_rules = [*_RULES, *(_GREEDY_RULES if decoding.temperature == 0 else ())]
+    rule = f"must be one of {', '.join(known_rules)}: of others no closed form is known at this temperature"
+    require(decoding.rule in known_rules, "decoding.rule", rule, decoding.rule)
     rule = "must be stored: how often random weights agree means nothing"
     require(settings.weights == "stored", "weights", rule, settings.weights)

@@ -209,9 +209,9 @@ def _intel_name(lists: Path, model: str) -> str:
     for directory in ("misc", "hwdata"):
         _, _, intel_devices = _text(lists / directory / "pci.ids").partition("\n8086  ")
         # Devices are indented below their maker.
-        found = re.search(rf"^\t{model}  .*?\[(?:Intel )?(.+)\]$", intel_devices, re.MULTILINE)
-        if found is not None:
-            return f"Intel {found[1]}"
+        match = re.search(rf"^\t{model}  .*?\[(?:Intel )?(.+)\]$", intel_devices, re.MULTILINE)
+        if match is not None:
+            return f"Intel {match[1]}"
     return ""
 
 

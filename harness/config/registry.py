@@ -134,15 +134,15 @@ class Registry(Generic[AnyRecord]):
         try:
             if in_file:
                 module = _module_of(Path(in_file["file"]))
-                found = getattr(module, in_file["attribute"])
+                record = getattr(module, in_file["attribute"])
             elif self.is_built_in(name):
                 if isinstance(self._source, Mapping):
-                    found = self._source[name]
+                    record = self._source[name]
                 else:
-                    found = ".".join(filter(None, (self._source, name, self._file)))
-                if isinstance(found, str):
-                    place, _, attribute = found.partition(":")
-                    found = getattr(importlib.import_module(place), attribute or "RECORD")
+                    record = ".".join(filter(None, (self._source, name, self._file)))
+                if isinstance(record, str):
+                    place, _, attribute = record.partition(":")
+                    record = getattr(importlib.import_module(place), attribute or "RECORD")
             else:
                 advice = nearest(name, self.names()) or f"; there are: {', '.join(self.names())}"
                 rule = f"no such name{advice}"
@@ -158,7 +158,7 @@ class Registry(Generic[AnyRecord]):
             )
             rule = f"cannot be loaded: {cause}"
             raise SettingError(self._setting, rule, name) from error
-        return self._checked(name, found)
+        return self._checked(name, record)
 
     def _checked(self, name: str, record: Any) -> AnyRecord:
         """The record itself; a class is instantiated."""

@@ -66,8 +66,8 @@ def _shell_words(line: str) -> list[str]:
 
 def secret_variable(word: str) -> str | None:
     """The name of a variable that a word sets to a key; None for any other word."""
-    found = _VARIABLE.match(word)
-    return found[1] if found else None
+    match = _VARIABLE.match(word)
+    return match[1] if match else None
 
 
 def secret_flag(word: str) -> str | None:

@@ -115,5 +115,5 @@ def at_length(tokens: float, num_draft_tokens: int, length: float, other: float)
         return length_in_answers([rate], num_draft_tokens, length) - tokens
 
     rate = float(brentq(excess, 0.0, 1.0)) if excess(1.0) > 0 > excess(0.0) else float(tokens > 1)
-    known = length_in_answers([rate], num_draft_tokens, length)
-    return tokens * length_in_answers([rate], num_draft_tokens, other) / known
+    length_at_rate = length_in_answers([rate], num_draft_tokens, length)
+    return tokens * length_in_answers([rate], num_draft_tokens, other) / length_at_rate

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from harness.engines.protocol import Request
 
-# At a rate a load has built up when so many times as many requests have ended as were in flight at most, or so many
-# where a server does not keep up. A simulated server at 72 % (85 %) of what it can do then answers within 7 % (24 %) of
-# the time that it comes to; after the first end alone within 23 % (46 %).
+# At a rate a load has built up when this many times as many requests have ended as were in flight at most, or this
+# many where a server does not keep up. A simulated server at 72 % (85 %) of what it can do then answers within 7 %
+# (24 %) of the time that it comes to; after the first end alone within 23 % (46 %).
 _LEAD = 2
 _MOST_LEADING = 64
 

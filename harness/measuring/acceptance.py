@@ -62,10 +62,10 @@ def acceptance_columns(requests: Sequence[RequestRecord]) -> dict[str, Any]:
             columns["mean_proposed"] = num_drafted / num_drafting
     num_decoded = sum(max(0, request.num_tokens - 1) for request in requests)
     num_iterations = [request.num_iterations for request in requests]
-    known = [number for number in num_iterations if number is not None]
-    if len(known) < len(num_iterations):
+    known_numbers = [number for number in num_iterations if number is not None]
+    if len(known_numbers) < len(num_iterations):
         return columns
-    return columns | _over_all_iterations(num_decoded, num_drafted, sum(known))
+    return columns | _over_all_iterations(num_decoded, num_drafted, sum(known_numbers))
 
 
 def counted_acceptance(counts: Counts, requests: Sequence[RequestRecord]) -> dict[str, Any]:

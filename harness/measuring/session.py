@@ -341,16 +341,16 @@ class Session:
         directory = self.directory.resolve()
         if directory.is_relative_to(Path.cwd()):
             directory = directory.relative_to(Path.cwd())
-        own = f"  Saved  {directory}/"
+        line = f"  Saved  {directory}/"
         collected = self.settings.results.file
         if not collected or self.status == REFUSED:
-            return own
+            return line
         try:
             file = append_rows(collected, rows)
         except HarnessError as error:
             raise RunError(f"{error}; the rows are in {directory}/") from error
         note = "" if file == Path(collected) else f" ({collected} has other columns)"
-        return f"{own} and {file}{note}"
+        return f"{line} and {file}{note}"
 
     def end_tokens(self) -> frozenset[int]:
         """The tokens at which the target ends a text by itself."""

@@ -2,7 +2,7 @@
 
 A prompt is a prefix that the server's cache holds, and w new tokens; with `max_tokens=1` its answer takes a pass over
 these w tokens. What that takes more than w = 1, of which a regular step is made too, is what a verification of w
-tokens takes more than a regular step. So what a request takes on its way does not count.
+tokens takes more than a regular step. So network time cancels out.
 
 Two things are left out: drafting, and the logits of all tokens but the last, which a verification needs.
 """
@@ -20,7 +20,7 @@ from harness.servers.events import read_event
 
 WIDTHS = range(1, 17)
 _NUM_ROUNDS = 24
-# vLLM keeps prefixes in blocks of so many tokens.
+# Tokens of a block in which vLLM keeps prefixes.
 _BLOCK = 16
 # Of an answer by which a regular step is timed.
 _NUM_DECODED = 33
@@ -48,7 +48,7 @@ def pass_times(
     last = prefix
 
     def asked(width: int, num_tokens: int) -> float:
-        """Milliseconds of an answer to a prompt with so many new tokens."""
+        """Milliseconds of an answer with `num_tokens` new tokens."""
         nonlocal last
         suffix = drawn.choices(_TOKENS, k=width)
         while suffix[0] == last[0]:

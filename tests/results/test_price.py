@@ -321,7 +321,7 @@ def test_a_queue_is_said_in_the_figure_that_judges_it(tmp_path: Path) -> None:
     head = "k,in_flight,ms_per_token,acceptance_length,tokens_per_second"
     (tmp_path / "t.csv").write_text(f"{head}\n,8,20,,40\n4,8,10,3,40\n")
     (cost,) = read_table("costs", str(tmp_path / "t.csv")).costs.values()
-    assert "answers take 2.0 times as long as decoding explains" in cost.refused[8]
+    assert "answers take 2.0 times as long as decoding alone" in cost.refused[8]
 
 
 MIXED = """k, rows, ms, acceptance_length, draft, dataset

@@ -42,8 +42,8 @@ def explained(error: Exception, command: str) -> SettingError | None:
         return SettingError(several[1], "has several values: -m measures each", several[2])
     is_hydras = type(error).__module__.startswith("hydra")
     if is_hydras and isinstance(error, errors.HydraException | ValueError):
-        said = [text.split("\n\n")[0], *str(error.__cause__ or "").splitlines()[:1]]
-        return SettingError("settings", ": ".join(" ".join(part.split()) for part in said))
+        messages = [text.split("\n\n")[0], *str(error.__cause__ or "").splitlines()[:1]]
+        return SettingError("settings", ": ".join(" ".join(part.split()) for part in messages))
     return None
 
 
@@ -55,15 +55,15 @@ def _no_such_preset(
         rule = "is not installed; pip install 'specharness[ray,slurm]' brings Hydra's launchers"
         return SettingError(group, rule, choice)
     # Hydra lists no presets where the missing one is that of a name with suffixes, `7C` of `7C_8bit`.
-    known = list(error.options or names.presets(group))
+    names_of_group = list(error.options or names.presets(group))
     # A draft's name may be that of any model: "In 'draft/tiny_draf': Could not find 'model/tiny_draf'".
     if group == "model" and str(error).startswith("In 'draft"):
         group = "draft"
-        known += names.drafts()
-    listed = f"there are: {', '.join(known)}"
-    if len(known) > 12:
+        names_of_group += names.drafts()
+    listed = f"there are: {', '.join(names_of_group)}"
+    if len(names_of_group) > 12:
         listed = f"harness help {command} presets lists them"
     # A directory is typed with a slash.
     is_there = choice and os.path.exists(choice)
-    meant = did_you_mean([f"./{choice}"]) if is_there else nearest(choice, known)
+    meant = did_you_mean([f"./{choice}"]) if is_there else nearest(choice, names_of_group)
     return SettingError(group, f"no such preset{meant}; {listed}", choice)

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from harness.results.statistics.iterations import Cut
 
-# Transcripts with one prompt that are read together: so many, and with so many tokens.
+# The most transcripts with one prompt that are read together, and their most tokens.
 TOGETHER = 8
 _MOST_TOKENS = 16384
 
@@ -37,7 +37,7 @@ class Transcript:
 
 
 def num_together(longest: int) -> int:
-    """How many transcripts of so many tokens are read together."""
+    """The number of transcripts of this length that are read together."""
     return max(1, min(TOGETHER, _MOST_TOKENS // longest))
 
 

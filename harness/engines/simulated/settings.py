@@ -32,14 +32,14 @@ class SimulatedSettings(EngineSettings):
         jumps: milliseconds that a pass takes more from a width on: `{9: 8.0}` of nine tokens of a row and more.
         draft_ms: drafting one token, of all rows together.
         prompt_ms: reading one token of a prompt.
-        first_ms: added to each prompt, such as what a request takes on its way.
+        first_ms: added to each prompt, such as network time.
         acceptance: the chance that a draft token is accepted if those before it were: one number, or one for each
             position.
         prompts_differ: how far prompts differ in that, as a standard deviation of its log-odds.
         lengths: tokens of answers where they may end by themselves (`decoding.ignore_eos=false`), one after the other.
         noise: standard deviation of the logarithm of each iteration's time.
         start_noise: the same from start to start, of each arm.
-        stall_every: one in so many iterations stalls; 0 for none.
+        stall_every: one in this many iterations stalls; 0 for none.
         stall_ms: how long a stall lasts.
         drift: how much slower everything is after a minute of the engine's clock, as a share.
         blocks: how often each arm is started; 0 for once.
@@ -94,11 +94,11 @@ class SimulatedSettings(EngineSettings):
         return True
 
     def pass_ms(self, width: int, num_rows: int = 1) -> float:
-        """A pass of the target that verifies so many tokens of each row."""
+        """A pass of the target that verifies `width` tokens of each row."""
         jumps = sum(ms for first, ms in (self.jumps or {}).items() if width >= first)
         width_ms = num_rows * (width - 1) * self.width_ms
         return self.step_ms + (num_rows - 1) * self.row_ms + width_ms + jumps
 
     def iteration_ms(self, num_draft_tokens: int, num_rows: int = 1) -> float:
-        """An iteration that drafts so many tokens of each row and verifies them: the planted truth."""
+        """An iteration that drafts this many tokens of each row and verifies them: the planted truth."""
         return num_draft_tokens * self.draft_ms + self.pass_ms(num_draft_tokens + 1, num_rows)

@@ -39,8 +39,7 @@ class MeasuredArm:
     Attributes:
         generations: the timed answers to the questions, batch by batch, or lap by lap where
             requests are sent (`Answered.sent`).
-        phases: seconds of `forward`, passes of the target, and of `drafting`, under stopwatches,
-            and the share of them that 8-bit layers took, which are the layers watched.
+        phases: seconds of `forward`, passes of the target, and of `drafting`, under stopwatches.
         divergences: of greedy speculative output from the regular one, by index of the prompt; None
             where there is none.
     """

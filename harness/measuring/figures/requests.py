@@ -127,8 +127,8 @@ def percentile_columns(**series: Iterable[float | None]) -> dict[str, float | No
 
     columns: dict[str, float | None] = {}
     for name, times in series.items():
-        known = [time for time in times if time is not None]
+        known_times = [time for time in times if time is not None]
         for share in PERCENTILES:
-            value = float(np.percentile(known, share)) if known else None
+            value = float(np.percentile(known_times, share)) if known_times else None
             columns[f"{name}_p{share}_ms"] = value
     return columns

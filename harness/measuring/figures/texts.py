@@ -45,14 +45,14 @@ class Texts(Group):
             return cls()
         num_alike = 0
         num_differences = 0
-        known = []
+        excesses = []
         for request in arm.answered:
             divergence = arm.divergences.get(request.index)
             if divergence is not None:
                 num_alike += divergence.position
                 num_differences += divergence.excess > 1
                 if divergence.logit_margin is not None:
-                    known.append(divergence.excess)
+                    excesses.append(divergence.excess)
             elif request.index in arm.divergences:
                 num_alike += request.num_tokens
         is_counted = arm.was_sent and num_differences > 0
@@ -61,7 +61,7 @@ class Texts(Group):
             identical_prompts=num_identical,
             differing_prompts=len(arm.divergences) - num_identical,
             tokens_per_difference=num_alike / num_differences if is_counted else None,
-            margin_over_rounding=max(known, default=None),
+            margin_over_rounding=max(excesses, default=None),
         )
 
 

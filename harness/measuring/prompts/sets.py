@@ -249,9 +249,9 @@ def load_prompts(settings: PromptSettings) -> PromptSet:
     num_left_out = 0
     for name, path in zip(settings.files, local_files(settings), strict=True):
         try:
-            asked, unasked = _prompts_of(path, settings)
-            read += asked
-            num_left_out += unasked
+            prompts_of_file, num_unasked = _prompts_of(path, settings)
+            read += prompts_of_file
+            num_left_out += num_unasked
         except BadFile as bad:
             raise SettingError("prompts", str(bad), name) from bad
     if settings.lengths:
@@ -295,11 +295,11 @@ def _prompts_of(path: Path, settings: PromptSettings) -> tuple[list[Prompt], int
     ]
     if placeholders:
         first = textwrap.shorten(placeholders[0], 60, placeholder=" …")
-        found = f'{len(placeholders)} of {len(prompts)} prompts are placeholders ("{first}")'
+        problem = f'{len(placeholders)} of {len(prompts)} prompts are placeholders ("{first}")'
         advice = (
             settings.source or "fetch the real texts with the script that comes with the data set"
         )
-        raise BadFile(f"{found}; {advice}")
+        raise BadFile(f"{problem}; {advice}")
     return prompts, len(left_out)
 
 

@@ -35,7 +35,7 @@ class Reading:
     turns: Sequence[int | None]
 
     def until(self, num_tokens: int) -> Reading | None:
-        """The part that so many tokens hold; None without an answer of two tokens."""
+        """The first `num_tokens` of it; None without an answer of two tokens."""
         answers = []
         turns = []
         for answer, turn in zip(self.transcript.answers, self.turns, strict=True):

@@ -1,4 +1,4 @@
-"""Tables of costs and of acceptance that somebody has, as CSV: `width,rows,ms`, or the figures of a published sweep.
+"""Cost and acceptance tables supplied by the user, as CSV: `width,rows,ms`, or the figures of a published sweep.
 
 A row is an iteration at a width (or K) and a number of rows in flight: its `ms`, or the ms per token after the first
 and the tokens per iteration, whose product that is. A row with width 1, or without K, is a regular step. What else a

@@ -30,7 +30,7 @@ from harness.results.statistics.interval import CONFIDENCE, Coverage, Interval
 # In the directory of a run of `latency`; `costs.schema.json` beside this file describes it.
 COSTS_FILE = "costs.json"
 _VERSION = 1
-# Answers that take this many times as long as decoding explains, beside the regular ones, have waited in a queue.
+# Answers that take this many times as long as decoding alone, compared with the regular ones, have waited in a queue.
 _QUEUED = 1.5
 
 
@@ -43,13 +43,13 @@ def why_queued(rows: int, waits: float) -> str | None:
     if waits < _QUEUED:
         return None
     return (
-        f"has no price with {rows} in flight: beside the regular ones, answers take {waits:.1f} times as long as"
-        " decoding explains, so that the engine queues: ask for fewer at once"
+        f"has no price with {rows} in flight: compared with the regular ones, answers take {waits:.1f} times as long as"
+        " decoding alone: requests are queueing, ask for fewer at once"
     )
 
 
 class Best(NamedTuple):
-    """The K with the highest predicted speed-up, and those that cannot be told from it."""
+    """The K with the highest predicted speed-up, and those that are indistinguishable from it."""
 
     k: int
     speedup: Interval
@@ -166,14 +166,15 @@ class IterationCost:
         )
 
     def speedup(self, tokens_per_iteration: Interval | float, k: int, rows: int = 1) -> Interval:
-        """The speed-up of decoding that so many tokens per iteration give; its interval has those of cost and yield."""
+        """The speed-up of decoding at this yield; its interval has those of cost and yield."""
         return _ratio(_as_interval(tokens_per_iteration), self.at(k, rows).steps)
 
     def best_k(self, yields: Mapping[int, Interval | float], rows: int = 1) -> Best:
         """The best of the K that have both a price and a yield.
 
-        K cannot be told from it where the difference may be 0, with the bounds of cost and yield taken as independent,
-        but for a regular step that they share: yields of the same texts are not, so that more K are named than need be.
+        K is indistinguishable from it where the difference may be 0, with the bounds of cost and yield taken as
+        independent, but for a regular step that they share: yields of the same texts are not, so that more K are named
+        than need be.
 
         Raises:
             SettingError: no K has both.

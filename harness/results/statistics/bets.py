@@ -26,8 +26,8 @@ class Learner(NamedTuple):
     """How a bettor learns from the draws that came.
 
     Attributes:
-        concentration: so many draws count for the distribution that is tested, beside those that came. Large ones win
-            more from small shifts, small ones learn large shifts sooner.
+        concentration: draws that count for the distribution that is tested, added to those that came. Large numbers
+            win more from small shifts, small ones learn large shifts sooner.
         share: of the capital, which is bet; with little of it, what was learned wrongly costs little.
     """
 

@@ -54,7 +54,7 @@ _NUM_TILTS = sum(map(len, _TILTS.values()))
 NUM_BETTORS = len(HALF_LEARNERS) + 3 * len(LEARNERS) + _NUM_TILTS + len(SHARES_OUTSIDE)
 # The least share of tokens outside the support that is tolerated.
 _LEAST_OUTSIDE = 1e-4
-# A bettor keeps a little: without any capital he could not go on.
+# Never bet everything: zero capital cannot recover.
 _LEAST_LEFT = -30.0
 _NUM_CELLS = 10
 _NUM_FIFTHS = 5
@@ -295,7 +295,7 @@ class TokenTest:
         return self._result(np.concatenate(bettors), power, off, visible, num_impossible)
 
     def power(self, num_draws: int, rounding: float = 0.0) -> float:
-        """The chance to see the shift in so many tokens that speculation decides."""
+        """The chance to see the shift in `num_draws` tokens that speculation decides."""
         return power_of_halves(num_draws, self.shift, self._log_wanted, NUM_BETTORS, rounding)
 
     def needed(self, rounding: float = 0.0) -> int | None:

@@ -76,18 +76,18 @@ class Coverage:
     @classmethod
     def read(cls, text: str) -> Coverage | None:
         """The reverse of `str`, for a cell of a file; None for any other text."""
-        found = _COVERAGE.fullmatch(text)
-        if found is None:
+        match = _COVERAGE.fullmatch(text)
+        if match is None:
             return None
         numbers = {
-            name: int(found[name])
+            name: int(match[name])
             for name in ("num_units", "num_runs", "num_runs_after", "num_differences")
-            if found[name] is not None
+            if match[name] is not None
         }
         return cls(
-            unit=found["unit"],
-            same_texts=found["same_texts"] is not None,
-            own_seeds=found["own_seeds"] is not None,
+            unit=match["unit"],
+            same_texts=match["same_texts"] is not None,
+            own_seeds=match["own_seeds"] is not None,
             **numbers,
         )
 

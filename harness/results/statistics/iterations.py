@@ -119,7 +119,7 @@ def cut(chances: ArrayLike) -> Cut:
     for index in range(num_places):
         limits = np.minimum(numbers, offered[index])
         reached = np.append(1, np.cumprod(accepting[index]))
-        # [M, M + 1], the chance that at least so many draft tokens are accepted.
+        # [M, M + 1], the chance that at least 0, 1, ... draft tokens are accepted.
         reach = np.where(np.arange(most + 1) <= limits[:, np.newaxis], reached, 0)
         ends = reach - np.append(reach[:, 1:], np.zeros((most, 1)), axis=1)
         visits, counts, squares = moments[:, :, index]

@@ -380,8 +380,8 @@ def drift(numerators: ArrayLike, denominators: ArrayLike, unit: str = "prompt") 
         return Drift(Interval(math.exp(change), covers=covers), False)
     added = [top / top.mean() - bottom / bottom.mean() for top, bottom in halves]
     low, high = _welch_interval(added[0], added[1], change)
-    found = Interval(math.exp(change), math.exp(low), math.exp(high), covers)
-    return Drift(found, found.excludes(1) and abs(found.estimate - 1) > _TOLERATED_DRIFT)
+    interval = Interval(math.exp(change), math.exp(low), math.exp(high), covers)
+    return Drift(interval, interval.excludes(1) and abs(interval.estimate - 1) > _TOLERATED_DRIFT)
 
 
 def _welch_interval(first: Floats, second: Floats, difference: float) -> tuple[float, float]:

@@ -131,7 +131,7 @@ def test_the_published_sweep_is_predicted_by_one_command(harness: Harness) -> No
     """Of Qwen3.8-27B on a B200: the cost from HumanEval, what math_reasoning yields."""
     asked = (f"costs={SWEEP}@HumanEval", f"acceptance={SWEEP}@math_reasoning")
     rows, page = rows_of(harness, *asked)
-    assert mentions(page, "DSpark has no price with 128 in flight", "1.9 times", "engine queues")
+    assert mentions(page, "DSpark has no price with 128 in flight", "1.9 times", "queueing")
     errors = rows.predicted_speedup / rows.measured_speedup - 1
     assert len(rows) == 15
     assert errors.abs().max() < 0.05
