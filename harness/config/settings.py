@@ -186,11 +186,6 @@ class DraftSettings:
         """The target's layers that it uses, where they were chosen."""
         return None
 
-    @property
-    def shared(self) -> bool:
-        """Whether it searches earlier answers, too: a prompt that is asked again finds its own."""
-        return False
-
     def __post_init__(self) -> None:
         """Check nothing: the checks of all subclasses, which call each other with `super()`, end here."""
 

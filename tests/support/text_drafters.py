@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from harness.local.drafting.method import LookupSettings, SuffixSettings
-from harness.local.drafting.text import LookupText, SuffixTexts, TextDrafter
+from harness.local.drafting.text import LookupText, SuffixText, TextDrafter
 
 
 def lookup_drafter(device: torch.device | str = "cpu", **settings: Any) -> TextDrafter:
@@ -17,7 +17,6 @@ def lookup_drafter(device: torch.device | str = "cpu", **settings: Any) -> TextD
 
 
 def suffix_drafter(device: torch.device | str = "cpu", **settings: Any) -> TextDrafter:
-    """A drafter as `draft=suffix` makes it; it learns the answers of one batch when the next begins."""
+    """A drafter as `draft=suffix` makes it."""
     chosen = SuffixSettings(name="suffix", method="suffix", **settings)
-    texts = SuffixTexts(chosen.max_depth, chosen.least_chance, shared=chosen.shared)
-    return TextDrafter(texts.new, device, texts.begin_batch)
+    return TextDrafter(lambda: SuffixText(chosen.max_depth, chosen.least_chance), device)

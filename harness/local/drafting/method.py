@@ -487,12 +487,10 @@ class SuffixSettings(DraftSettings):
         threshold: a proposal ends where the estimated chance that all of it is accepted falls below
             this; 0.1 if None.
         max_depth: tokens of the longest sequence that is counted. It bounds the work per token.
-        shared: also search the earlier answers of the run.
     """
 
     threshold: float | None = None
     max_depth: int = 24
-    shared: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -514,13 +512,12 @@ class Suffix(TextMethod):
     )
     settings = SuffixSettings
 
-    def drafter(self, settings: SuffixSettings, pair: Pair, runner: Runner | None) -> MakeDrafter:
-        """Return a function that makes drafters, which share the earlier answers if so set."""
-        from harness.local.drafting.text import SuffixTexts, TextDrafter
+    def texts(
+        self, settings: SuffixSettings, tokenizer: PreTrainedTokenizerBase
+    ) -> Callable[[], Text]:
+        from harness.local.drafting.text import SuffixText
 
-        texts = SuffixTexts(settings.max_depth, settings.least_chance, shared=settings.shared)
-        device = pair.target.input_device
-        return lambda warp: TextDrafter(texts.new, device, texts.begin_batch)
+        return lambda: SuffixText(settings.max_depth, settings.least_chance)
 
 
 class Server(Method):

@@ -15,8 +15,6 @@ from torch import Tensor
 from harness.local.decoding.protocols import Drafter, Proposal, Step, TokenRows
 from harness.local.decoding.transfer import padded, to_device
 
-END = -1  # behind each text of a trie that has several; never proposed
-
 
 class Text(Protocol):
     """The tokens of one row, indexed so that a proposal takes the same time after any number of
@@ -36,24 +34,16 @@ class TextDrafter(Drafter):
     Args:
         new_text: makes the empty text of a row.
         device: the target's, where proposals are used.
-        begin_batch: called before the texts of a new batch are made.
     """
 
     layers = ()
 
-    def __init__(
-        self,
-        new_text: Callable[[], Text],
-        device: torch.device | str = "cpu",
-        begin_batch: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, new_text: Callable[[], Text], device: torch.device | str = "cpu") -> None:
         self.new_text = new_text
         self._device = device
-        self._begin_batch = begin_batch
         self._texts: list[Text] = []
 
     def clear(self) -> None:
-        self._begin_batch()
         self._texts = []
 
     def add(self, prompts: TokenRows, first_tokens: Sequence[int], step: Step) -> None:
@@ -169,7 +159,7 @@ class SuffixTrie:
 
     def __init__(self, max_depth: int) -> None:
         self.tokens: list[int] = []
-        self.root = _Node(END)
+        self.root = _Node(-1)
         self._max_depth = max_depth
 
     def append(self, matches: Sequence[_Node], token: int) -> list[_Node]:
@@ -190,19 +180,8 @@ class SuffixTrie:
             node.see(child, len(self.tokens))
         return new_matches
 
-    def follow(self, matches: Sequence[_Node], token: int) -> list[_Node]:
-        """Return the matches of another text's end in this trie, given those before its last token.
-
-        The other text is not added.
-        """
-        children = (node.children.get(token) for node in matches[: self._max_depth])
-        return [self.root, *(self._expanded(child) for child in children if child)]
-
-    def continuation(
-        self, matches: Sequence[_Node], most: int, threshold: float
-    ) -> tuple[list[int], float]:
-        """Predict the tokens after the longest match, the last of `matches`, and how many of them
-        the counts expect to be right.
+    def continuation(self, matches: Sequence[_Node], most: int, threshold: float) -> list[int]:
+        """Predict the tokens after the longest match, the last of `matches`.
 
         There are at most `most`, at most as many as the match is long (the default of the authors'
         own code), and only while their joint probability, estimated from the counts, is at least
@@ -211,7 +190,6 @@ class SuffixTrie:
         node = matches[-1]
         position = 0  # where the last predicted token ends in the text: a child sets it first
         probability = 1.0
-        expected = 0.0
         predicted: list[int] = []
         while len(predicted) < min(most, len(matches) - 1):
             if node.best is not None:
@@ -225,11 +203,10 @@ class SuffixTrie:
                 missing = position - len(self.tokens)
                 token = self.tokens[position] if missing < 0 else predicted[missing]
                 position += 1
-            if token == END or probability < threshold:
+            if probability < threshold:
                 break
             predicted.append(token)
-            expected += probability
-        return predicted, expected
+        return predicted
 
     def _expanded(self, node: _Node) -> _Node:
         """Return the node, with a child for the token after its only occurrence so far."""
@@ -239,68 +216,18 @@ class SuffixTrie:
 
 
 class SuffixText:
-    """A row's text in a trie of its own, and its matches in the trie of earlier answers."""
+    """A row's text in a trie, and its matches there."""
 
-    def __init__(self, max_depth: int, threshold: float, shared: SuffixTrie | None) -> None:
+    def __init__(self, max_depth: int, threshold: float) -> None:
         self._threshold = threshold
         self.trie = SuffixTrie(max_depth)
-        self._shared = shared
         self.matches = [self.trie.root]
-        self._shared_matches = [] if shared is None else [shared.root]
-        self.num_prompt: int | None = None
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """Append decided tokens; the first call has the prompt and one token of the answer."""
+        """Append decided tokens."""
         for token in tokens:
             self.matches = self.trie.append(self.matches, token)
-            if self._shared is not None:
-                self._shared_matches = self._shared.follow(self._shared_matches, token)
-        if self.num_prompt is None:
-            self.num_prompt = len(self.trie.tokens) - 1
 
     def continuation(self, most: int) -> list[int]:
-        """Return up to `most` tokens, from the trie that expects more of its tokens to be right."""
-        own_tokens, num_expected = self.trie.continuation(self.matches, most, self._threshold)
-        if self._shared is None:
-            return own_tokens
-        shared_tokens, num_expected_shared = self._shared.continuation(
-            self._shared_matches, most, self._threshold
-        )
-        # The longer match wins between equals.
-        row_rank = (num_expected, len(self.matches))
-        shared_rank = (num_expected_shared, len(self._shared_matches))
-        return shared_tokens if shared_rank > row_rank else own_tokens
-
-
-class SuffixTexts:
-    """Makes the texts of a run, which share earlier answers where the settings say so.
-
-    A question that is asked again then finds its first answer. So its second answer is not an
-    independent sample.
-    """
-
-    def __init__(self, max_depth: int, threshold: float, *, shared: bool) -> None:
-        self._max_depth = max_depth
-        self._threshold = threshold
-        self._shared = SuffixTrie(max_depth) if shared else None
-        self._batch: list[SuffixText] = []
-
-    def new(self) -> SuffixText:
-        """Make an empty text."""
-        text = SuffixText(self._max_depth, self._threshold, self._shared)
-        if self._shared is not None:
-            self._batch.append(text)
-        return text
-
-    def begin_batch(self) -> None:
-        """Learn the answers of the previous batch.
-
-        They are learned this late because an answer must not depend on other rows of its batch.
-        """
-        if self._shared is None:
-            return
-        for text in self._batch:
-            matches = [self._shared.root]
-            for token in [*text.trie.tokens[text.num_prompt :], END]:
-                matches = self._shared.append(matches, token)
-        self._batch = []
+        """Return up to `most` tokens that the trie expects after the longest match."""
+        return self.trie.continuation(self.matches, most, self._threshold)

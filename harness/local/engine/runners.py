@@ -65,9 +65,7 @@ class PairRunners:
     def new_drafters(self) -> MakeDrafter | None:
         """The function that makes a drafter for a warp; None without a draft.
 
-        Its drafters may share what they learned of earlier answers (`draft.shared=true`), and
-        nothing with those of another call. The shapes of proposals are checked if the method is not
-        built in.
+        The shapes of proposals are checked if the method is not built in.
         """
         settings = self.pair.draft_settings
         if settings is None:
