@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
@@ -55,10 +54,8 @@ class TextDrafter(Drafter):
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
         proposed = [text.continuation(num_draft_tokens) for text in self._texts]
         lengths = [len(guess) for guess in proposed]
-        width = max(lengths)
-        # One flat list is what `to_device` copies fastest.
-        tokens = list(itertools.chain.from_iterable(padded(proposed, width)))
-        return Proposal(to_device(tokens, self._device).view(len(lengths), width), None, lengths)
+        tokens = to_device(padded(proposed, max(lengths)), self._device)
+        return Proposal(tokens, lengths=lengths)
 
     def observe(self, num_accepted: Sequence[int], decided: TokenRows, step: Step) -> None:
         for text, tokens in zip(self._texts, decided, strict=True):

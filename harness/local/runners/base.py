@@ -142,18 +142,6 @@ def within(positions: Tensor, context: int | None) -> Tensor:
     return positions if context is None else positions.clamp(max=context - 1)
 
 
-def stacked(above: Tensor, below: Tensor) -> Tensor:
-    """Put states [B, heads, slots, D] of some rows above those of others, padded on the left to the
-    same width.
-    """
-    width = max(above.shape[2], below.shape[2])
-    padded = []
-    for states in (above, below):
-        missing = width - states.shape[2]
-        padded.append(nn.functional.pad(states, (0, 0, missing, 0)))
-    return torch.cat(padded)
-
-
 class Wrapped:
     """Hands every call on that a subclass does not have, so that a wrapped runner's compiled passes are what runs."""
 

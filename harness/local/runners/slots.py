@@ -88,11 +88,11 @@ class Slots:
         for buffer in self.buffers:
             buffer.zero_()
 
-    def select(self, rows: Tensor, num_used: int, first_row: int = 0) -> None:
-        """Copy the first `num_used` slots of these rows [n] to the rows from `first_row` on."""
+    def select(self, rows: Tensor, num_used: int) -> None:
+        """Copy the first `num_used` slots of these rows [n] to the first n rows."""
         for buffer in self.buffers:
             used = buffer[:, :, :num_used]
-            used[first_row : first_row + len(rows)] = used[rows.to(buffer.device)]
+            used[: len(rows)] = used[rows.to(buffer.device)]
 
 
 # Where the n new tokens of each row go. A number: into the n slots from there on, in every row.
@@ -312,18 +312,15 @@ class SlotCache:
         for slots in self._layers.values():
             slots.clear()
 
-    def ensure_rows(self, num_rows: int) -> None:
-        """Grow the buffers to at least `num_rows` rows.
+    def select(self, rows: Tensor, num_rows: int) -> None:
+        """Move these rows to the front, in this order.
 
-        `select` may then name rows that joined, but that no `update` has written yet.
+        Args:
+            num_rows: of the batch; rows that have just joined, no `update` has written yet.
         """
         for layer, slots in self._layers.items():
             if slots.num_rows < num_rows:
-                self._layers[layer] = slots.enlarged(num_rows)
-
-    def select(self, rows: Tensor) -> None:
-        """Move these rows to the front of the same buffers, in this order."""
-        for slots in self._layers.values():
+                slots = self._layers[layer] = slots.enlarged(num_rows)
             slots.select(rows, slots.num_slots)
 
     def copied(self) -> SlotCache:

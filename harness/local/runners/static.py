@@ -86,7 +86,6 @@ class StaticRunner(Runner):
 
     @torch.inference_mode()
     def add(self, prompts: TokenRows) -> Step:
-        self._require_kept()
         # Many samples of one prompt: it is read once.
         distinct = list(dict.fromkeys(map(tuple, prompts)))
         states, outputs = self._read_prompts(distinct)
@@ -131,13 +130,10 @@ class StaticRunner(Runner):
 
     @torch.inference_mode()
     def select(self, rows: Sequence[int]) -> None:
-        self._require_kept()
         self._lengths = [self._lengths[row] for row in rows]
         self._make_room(self._slots.buffers, 0)
-        moved = [index for index, row in enumerate(rows) if index != row]
-        if moved:
-            sources = to_device(rows[moved[0] :], self._device)
-            self._slots.select(sources, max(self._lengths), moved[0])
+        if list(rows) != list(range(len(rows))):
+            self._slots.select(to_device(rows, self._device), max(self._lengths))
 
     def check(self, num_slots: int | None = None) -> None:
         """Compare the outputs with the model's own (`checks.check_runner`). Starts a new batch.
@@ -204,8 +200,6 @@ class StaticRunner(Runner):
 
     @torch.inference_mode()
     def clear(self) -> None:
-        self._lengths = []
-        self._num_extended = 0
         self._slots.clear()
         self._compiled_slots.clear()
 
@@ -213,8 +207,6 @@ class StaticRunner(Runner):
         self._passes = {}
         self._compiled_slots = _NO_SLOTS
         self._slots = _NO_SLOTS
-        self._lengths = []
-        self._num_extended = 0
 
     def _extend_eagerly(self, tokens: Tensor) -> Sequence[Tensor]:
         num_rows, num_tokens = tokens.shape
@@ -228,10 +220,6 @@ class StaticRunner(Runner):
         starts = longest if are_equal else self._starts()
         with without_cudnn():
             return self._forward(self._slots.first_rows(num_rows), num_seen, tokens, starts)
-
-    def _require_kept(self) -> None:
-        if self._num_extended:
-            raise ValueError("keep what was extended before rows join or leave")
 
     def _starts(self) -> Tensor:
         """Return the next slot of each row [B], on the device."""
