@@ -93,7 +93,7 @@ class Roof:
     Attributes:
         step_bytes: the weights and cache that it reads.
         floor_ms: the time that takes at least, the devices one after the other; None where no rate is
-            known, or layers are outside the GPUs.
+            known.
     """
 
     step_bytes: int

@@ -113,10 +113,10 @@ class _Node:
 
     __slots__ = ("best", "children", "count", "end", "followed", "token")
 
-    def __init__(self, token: int, count: int = 0, end: int = 0) -> None:
+    def __init__(self, token: int) -> None:
         self.token = token  # the last token of the substring
-        self.count = count  # how often the substring occurred
-        self.end = end  # where the latest occurrence ends
+        self.count = 0  # how often the substring occurred
+        self.end = 0  # where the latest occurrence ends
         self.children: dict[int, _Node] = {}
         self.followed = 0  # sum of the children's counts
         self.best: _Node | None = None  # the most frequent child, the latest of equals
@@ -131,7 +131,7 @@ class _Node:
             self.best = child
 
 
-class SuffixTrie:
+class SuffixText:
     """Counts of all substrings of a text, up to a depth: suffix decoding (Oliaro et al. 2024,
     arXiv:2411.04975), with a trie in place of the paper's suffix tree. After `a b c a b`:
 
@@ -150,45 +150,42 @@ class SuffixTrie:
     text stands for them. And substrings end at `max_depth` tokens, plus one. So a token adds one node
     for each earlier match of the text's end, in ordinary text two or three.
 
-    The matches of a position are the nodes of the last 0, 1, 2, ... tokens before it, as far as
-    they occurred earlier.
+    Attributes:
+        root: the node of the empty substring.
+        matches: the nodes of the last 0, 1, 2, ... tokens, as far as they occurred earlier.
     """
 
-    def __init__(self, max_depth: int) -> None:
-        self.tokens: list[int] = []
-        self.root = _Node(-1)
+    def __init__(self, max_depth: int, threshold: float) -> None:
         self._max_depth = max_depth
+        self._threshold = threshold
+        self._tokens: list[int] = []
+        self.root = _Node(-1)
+        self.matches = [self.root]
 
-    def append(self, matches: Sequence[_Node], token: int) -> list[_Node]:
-        """Append a token to the text.
+    def extend(self, tokens: Iterable[int]) -> None:
+        """Append decided tokens."""
+        for token in tokens:
+            self._tokens.append(token)
+            matches = [self.root]
+            for node in self.matches:
+                child = node.children.get(token) or _Node(token)
+                if child.count and len(matches) <= self._max_depth:
+                    matches.append(self._expanded(child))
+                node.see(child, len(self._tokens))
+            self.matches = matches
 
-        Args:
-            matches: those at the end of the text, the root first and the longest last.
-
-        Returns:
-            The matches at the new end.
-        """
-        self.tokens.append(token)
-        new_matches = [self.root]
-        for node in matches:
-            child = node.children.get(token) or _Node(token)
-            if child.count and len(new_matches) <= self._max_depth:
-                new_matches.append(self._expanded(child))
-            node.see(child, len(self.tokens))
-        return new_matches
-
-    def continuation(self, matches: Sequence[_Node], most: int, threshold: float) -> list[int]:
-        """Predict the tokens after the longest match, the last of `matches`.
+    def continuation(self, most: int) -> list[int]:
+        """Return the tokens that are expected after the longest match.
 
         There are at most `most`, at most as many as the match is long (the default of the authors'
         own code), and only while their joint probability, estimated from the counts, is at least
-        `threshold`.
+        the threshold.
         """
-        node = matches[-1]
+        node = self.matches[-1]
         position = 0  # where the last predicted token ends in the text: a child sets it first
         probability = 1.0
         predicted: list[int] = []
-        while len(predicted) < min(most, len(matches) - 1):
+        while len(predicted) < min(most, len(self.matches) - 1):
             if node.best is not None:
                 probability *= node.best.count / node.followed
                 node = node.best
@@ -197,10 +194,10 @@ class SuffixTrie:
             else:
                 # The substring occurred once, or is too long to be counted: repeat what followed
                 # it. Beyond the end of the text, that is the prediction itself.
-                missing = position - len(self.tokens)
-                token = self.tokens[position] if missing < 0 else predicted[missing]
+                missing = position - len(self._tokens)
+                token = self._tokens[position] if missing < 0 else predicted[missing]
                 position += 1
-            if probability < threshold:
+            if probability < self._threshold:
                 break
             predicted.append(token)
         return predicted
@@ -208,23 +205,5 @@ class SuffixTrie:
     def _expanded(self, node: _Node) -> _Node:
         """Return the node, with a child for the token after its only occurrence so far."""
         if not node.children:
-            node.see(_Node(self.tokens[node.end]), node.end + 1)
+            node.see(_Node(self._tokens[node.end]), node.end + 1)
         return node
-
-
-class SuffixText:
-    """A row's text in a trie, and its matches there."""
-
-    def __init__(self, max_depth: int, threshold: float) -> None:
-        self._threshold = threshold
-        self.trie = SuffixTrie(max_depth)
-        self.matches = [self.trie.root]
-
-    def extend(self, tokens: Iterable[int]) -> None:
-        """Append decided tokens."""
-        for token in tokens:
-            self.matches = self.trie.append(self.matches, token)
-
-    def continuation(self, most: int) -> list[int]:
-        """Return up to `most` tokens that the trie expects after the longest match."""
-        return self.trie.continuation(self.matches, most, self._threshold)

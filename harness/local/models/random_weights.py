@@ -108,7 +108,7 @@ class RandomTensor:
     Its name determines its numbers, independent of all other tensors.
 
     Attributes:
-        device: a GPU's index, `cpu` or `disk`.
+        device: a GPU's index, or `cpu`.
     """
 
     name: str

@@ -53,9 +53,6 @@ class StaticRunner(Runner):
             num_slots: the tokens for which each row gets slots at once, prompt included. A longer
                 row gets more when it needs them.
         """
-        devices = {str(device) for device in getattr(model, "hf_device_map", {}).values()}
-        if devices != {"cpu"} and devices & {"cpu", "disk"}:
-            raise UnsupportedModelError(f"is on {', '.join(sorted(devices))}")
         self._model = model
         self._options = options
         self._device = options.get("device") or model.device

@@ -149,7 +149,7 @@ def test_the_work_of_suffix_does_not_grow_with_the_text(size: int) -> None:
         assert len(text.matches) <= 25
         steps += len(text.matches)
     assert size < 1000 or steps < 4000 * 3
-    nodes, waiting = 0, [text.trie.root]
+    nodes, waiting = 0, [text.root]
     while waiting:
         node = waiting.pop()
         nodes += 1
