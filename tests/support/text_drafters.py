@@ -19,4 +19,4 @@ def lookup_drafter(device: torch.device | str = "cpu", **settings: Any) -> TextD
 def suffix_drafter(device: torch.device | str = "cpu", **settings: Any) -> TextDrafter:
     """A drafter as `draft=suffix` makes it."""
     chosen = SuffixSettings(name="suffix", method="suffix", **settings)
-    return TextDrafter(lambda: SuffixText(chosen.max_depth, chosen.least_chance), device)
+    return TextDrafter(lambda: SuffixText(chosen.max_depth, chosen.threshold), device)

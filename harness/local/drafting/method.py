@@ -458,9 +458,8 @@ class Lookup(TextMethod):
     settings = LookupSettings
 
     def texts(
-        self, settings: LookupSettings, tokenizer: PreTrainedTokenizerBase | None = None
+        self, settings: LookupSettings, tokenizer: PreTrainedTokenizerBase
     ) -> Callable[[], Text]:
-        """Return a function that makes an empty `LookupText`."""
         from harness.local.drafting.text import LookupText
 
         return lambda: LookupText(settings.max_ngram, settings.min_ngram)
@@ -485,22 +484,17 @@ class SuffixSettings(DraftSettings):
 
     Attributes:
         threshold: a proposal ends where the estimated chance that all of it is accepted falls below
-            this; 0.1 if None.
+            this.
         max_depth: tokens of the longest sequence that is counted. It bounds the work per token.
     """
 
-    threshold: float | None = None
+    threshold: float = 0.1
     max_depth: int = 24
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_at_least(self, max_depth=1)
-        require(0 <= self.least_chance <= 1, "threshold", "must be in [0, 1]", self.threshold)
-
-    @property
-    def least_chance(self) -> float:
-        """The threshold, or its default."""
-        return 0.1 if self.threshold is None else self.threshold
+        require(0 <= self.threshold <= 1, "threshold", "must be in [0, 1]", self.threshold)
 
 
 class Suffix(TextMethod):
@@ -517,7 +511,7 @@ class Suffix(TextMethod):
     ) -> Callable[[], Text]:
         from harness.local.drafting.text import SuffixText
 
-        return lambda: SuffixText(settings.max_depth, settings.least_chance)
+        return lambda: SuffixText(settings.max_depth, settings.threshold)
 
 
 class Server(Method):

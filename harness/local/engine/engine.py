@@ -86,7 +86,7 @@ class LocalArm(Arm):
         loop = self.loop(requests[0])
         waiting = deque(map(self.loop_request, requests))
         num_tokens: Counter[int] = Counter()
-        with self.explained(), clock:
+        with self.explained(), clock.running():
             while waiting or loop.num_running:
                 room = min(in_flight - loop.num_running, len(waiting))
                 joining = [waiting.popleft() for _ in range(room)]

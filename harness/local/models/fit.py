@@ -51,7 +51,7 @@ class Misfit(RunError):
 
 @dataclass(frozen=True)
 class Placement:
-    """Where one model is.
+    """The devices of one model.
 
     Attributes:
         device_map: from module names to devices; `""` is the whole model.

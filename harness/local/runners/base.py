@@ -1,5 +1,5 @@
-"""Parts that runners over transformers models share: calls of the model, tokens as it takes them, and objects around a
-runner of which some calls are changed.
+"""Parts that runners over transformers models share: calls of the model, the kernels of its attention, and objects
+around a runner of which some calls are changed.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 import transformers
 from packaging.version import Version
 from torch import Tensor, nn
+from torch.backends.cuda import cudnn_sdp_enabled, enable_cudnn_sdp
 from transformers import Cache, PreTrainedModel
 
 from harness.local.models.cache_names import cache_name
@@ -140,6 +141,21 @@ def context_of(model: PreTrainedModel) -> int | None:
 def within(positions: Tensor, context: int | None) -> Tensor:
     """Give positions behind the context its last one."""
     return positions if context is None else positions.clamp(max=context - 1)
+
+
+@contextmanager
+def without_cudnn() -> Iterator[None]:
+    """Compute attention with other kernels than cuDNN's within this block.
+
+    On Hopper and Blackwell torch 2.11 prefers cuDNN, which makes a plan for every size that it has
+    not seen. That takes long where sizes change from pass to pass.
+    """
+    enabled = cudnn_sdp_enabled()
+    enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        enable_cudnn_sdp(enabled)
 
 
 class Wrapped:

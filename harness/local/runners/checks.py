@@ -19,8 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from harness.local.decoding.protocols import Runner
-from harness.local.runners.attention import without_cudnn
-from harness.local.runners.base import Options, captured, capturing, logits_to_keep
+from harness.local.runners.base import Options, captured, capturing, logits_to_keep, without_cudnn
 from harness.local.runners.slots import UnsupportedModelError
 
 # A larger relative difference from the plain outputs is more than rounding: float32, and all

@@ -30,7 +30,6 @@ from harness.config.run import RunnerName
 from harness.local.decoding.protocols import Runner, Step, TokenRows
 from harness.local.decoding.transfer import to_device
 from harness.local.models.cache_names import CACHES
-from harness.local.runners.attention import without_cudnn
 from harness.local.runners.base import (
     Options,
     captured,
@@ -38,6 +37,7 @@ from harness.local.runners.base import (
     context_of,
     logits_to_keep,
     within,
+    without_cudnn,
 )
 from harness.local.runners.checks import check_runner
 from harness.local.runners.slots import UnsupportedModelError
@@ -168,8 +168,15 @@ class SnapshotRunner(Runner):
         if self._ahead is not None:
             self._ahead, outputs = self._forward(self._ahead, tokens)
             return Step(*outputs)
-        state = self._state_to_write_over()
+        state = self._state
+        assert state is not None
         num_unread = list(map(len, self._unread))
+        # A single token that is kept in any case, or any where none is ever taken back.
+        is_kept = self._keeps_first and num_extended + num_new == 1 and not any(num_unread)
+        if self._takes_back and not is_kept:
+            state = state.copied()
+        else:
+            self._state = None  # `_forward` writes over it
         rows = zip(self._unread, self._extended, strict=True)
         upcoming = pad_sequence([torch.cat(row) for row in rows], batch_first=True)
         self._ahead, outputs = self._forward(state, upcoming)
@@ -261,16 +268,6 @@ class SnapshotRunner(Runner):
             if value is not None:
                 values[name] = value
         return RecurrentState(values, len(slots)), captured(self._options, output)
-
-    def _state_to_write_over(self) -> RecurrentState:
-        """Return a copy of the state, or the state itself where no token will be taken back."""
-        state = self._state
-        assert state is not None
-        is_single = self._extended.shape[1] == 1 and not any(map(len, self._unread))
-        if self._takes_back and not (self._keeps_first and is_single):
-            return state.copied()
-        self._state = None
-        return state
 
     def _shorten_unread(self) -> None:
         """Read tokens into the state that would be read again in too many passes."""

@@ -22,8 +22,7 @@ from harness.config.amounts import round_up
 from harness.config.run import RunnerName
 from harness.local.decoding.protocols import Runner, Step, TokenRows
 from harness.local.decoding.transfer import padded, to_device
-from harness.local.runners.attention import without_cudnn
-from harness.local.runners.base import Options, run_model
+from harness.local.runners.base import Options, run_model, without_cudnn
 from harness.local.runners.checks import check_runner
 from harness.local.runners.compiled import CompiledCall, filled_up
 from harness.local.runners.slots import SlotForward, Slots, UnsupportedModelError

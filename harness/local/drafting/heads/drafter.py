@@ -24,7 +24,7 @@ from harness.local.decoding.randomness import existing_index
 from harness.local.decoding.transfer import padded, to_device
 from harness.local.decoding.warp import AnyWarp, BatchWarp, Warp
 from harness.local.drafting.heads.head import Draft, Head, Unread
-from harness.local.runners.attention import without_cudnn
+from harness.local.runners.base import without_cudnn
 from harness.local.runners.checks import require_close
 from harness.local.runners.compiled import CompiledCall, filled_up
 from harness.local.runners.slots import SlotCache

@@ -215,11 +215,6 @@ class StoredHead:
         """Return the error for a head that breaks a rule."""
         return SettingError("draft", rule, self.settings.name)
 
-    def unbuildable(self, error: Exception) -> SettingError:
-        """Return the error for a configuration that no head of its kind can have."""
-        cause = f"{type(error).__name__}: {first_line(error)}"[:200]
-        return self.refused(f"has a config.json from which no head can be built ({cause})")
-
 
 def read_configuration(settings: ModelSettings) -> dict[str, Any]:
     """Return the contents of the repository's config.json; {} if there is none, or none within
