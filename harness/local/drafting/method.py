@@ -188,8 +188,7 @@ class TextMethod(Method):
         from harness.local.drafting.text import TextDrafter
 
         new_text = self.texts(settings, pair.tokenizer)
-        device = pair.target.input_device
-        return lambda warp: TextDrafter(new_text, device)
+        return lambda warp: TextDrafter(new_text)
 
 
 def method_of(draft: DraftSettings) -> Method:
@@ -238,14 +237,13 @@ class SampledMethod(Method):
             threshold = getattr(settings, "threshold", None) or 0.0  # 0 holds nothing back
             return lambda warp: HeadDrafter(head, settings.warp(warp), threshold)
         assert runner is not None
-        device = pair.target.input_device
         translation = pair.translation
         mask = None if pair.draft is None else mask_token(pair.draft.model.config)
         if mask is not None:
-            return lambda warp: ParallelDrafter(runner, settings.warp(warp), mask, device)
+            return lambda warp: ParallelDrafter(runner, settings.warp(warp), mask)
         if translation is not None:
-            return lambda warp: TranslatedDrafter(runner, translation, settings.warp(warp), device)
-        return lambda warp: ModelDrafter(runner, settings.warp(warp), device)
+            return lambda warp: TranslatedDrafter(runner, translation, settings.warp(warp))
+        return lambda warp: ModelDrafter(runner, settings.warp(warp))
 
     def huggingface(self, pair: Pair, settings: Any, decoding: DecodingSettings) -> dict[str, Any]:
         assert pair.head is not None

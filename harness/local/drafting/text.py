@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from harness.local.decoding.protocols import Drafter, Proposal, Step, TokenRows
@@ -32,20 +31,19 @@ class TextDrafter(Drafter):
 
     Args:
         new_text: makes the empty text of a row.
-        device: the target's, where proposals are used.
     """
 
     layers = ()
 
-    def __init__(self, new_text: Callable[[], Text], device: torch.device | str = "cpu") -> None:
+    def __init__(self, new_text: Callable[[], Text]) -> None:
         self.new_text = new_text
-        self._device = device
         self._texts: list[Text] = []
 
     def clear(self) -> None:
         self._texts = []
 
     def add(self, prompts: TokenRows, first_tokens: Sequence[int], step: Step) -> None:
+        self._device = step.logits.device
         for prompt, first in zip(prompts, first_tokens, strict=True):
             text = self.new_text()
             text.extend([*prompt, first])

@@ -69,23 +69,16 @@ class TranslatedDrafter(ModelDrafter):
         runner: the draft model's, with its own vocabulary.
         translation: between the target's tokens and the draft's.
         warp: the one for the target's logits.
-        device: the target's, where proposals are used.
     """
 
-    def __init__(
-        self,
-        runner: Runner,
-        translation: Translation,
-        warp: AnyWarp,
-        device: torch.device | str = "cpu",
-    ) -> None:
-        super().__init__(runner, warp, device)
+    def __init__(self, runner: Runner, translation: Translation, warp: AnyWarp) -> None:
+        super().__init__(runner, warp)
         self._translation = translation
-        self._target_ids = translation.common_pairs[0].to(device)
 
     def add(self, prompts: TokenRows, first_tokens: Sequence[int], step: Step) -> None:
         super().add(prompts, first_tokens, step)
         target_ids, self._draft_ids = self._translation.common_pairs.to(self._runner_device)
+        self._target_ids = target_ids.to(self._device)
         self._draft_id_of = _table(target_ids, self._draft_ids)
         self._target_id_of = _table(self._draft_ids, target_ids)
 

@@ -147,13 +147,9 @@ class LocalArm(Arm):
         """
         if len(prompt) == 1:
             return []
-        target = self.pair.target
-        options: Options = {
-            "vocabulary_size": self.pair.vocabulary_size,
-            "device": target.input_device,
-        }
-        num_scored = len(prompt) - 1
-        [logits] = plain_outputs(target.model, options, list(prompt[:-1]), num_scored)
+        options: Options = {"vocabulary_size": self.pair.vocabulary_size}
+        model = self.pair.target.model
+        [logits] = plain_outputs(model, options, list(prompt[:-1]), len(prompt) - 1)
         return token_logprobs(logits[0], prompt[1:], num_top)
 
     @property

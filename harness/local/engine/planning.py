@@ -27,7 +27,6 @@ from harness.local.models.devices import check_gpu_numbers, free_memory, visible
 from harness.local.models.fit import (
     Case,
     Misfit,
-    effective_strategy,
     fit,
     fit_regardless,
     remedies,
@@ -54,7 +53,7 @@ def find_machine(settings: RunSettings, pretended: PretendedGpus | None) -> Mach
 
 
 def _this_machine(placement: PlacementSettings) -> Machine:
-    gpus = [] if effective_strategy(placement) == "cpu" else visible_gpus()
+    gpus = [] if placement.strategy == "cpu" else visible_gpus()
     if not gpus:
         return Machine(free_memory(gpus), f"{cpu_name() or 'the CPU'}, main memory", {})
     names = [torch.cuda.get_device_name(gpu) for gpu in gpus]
@@ -105,7 +104,7 @@ def plan_on(
         RunError: a repository out of reach.
     """
     device = torch.device("cpu")
-    if machine.num_gpus and effective_strategy(settings.placement) != "cpu":
+    if machine.num_gpus and settings.placement.strategy != "cpu":
         # There is no pretended GPU to ask what it can do.
         device = torch.device("meta" if machine.pretended else "cuda")
     pair = sketch_pair(settings.model, settings.draft, settings.placement, settings.dtype, device)

@@ -32,8 +32,8 @@ from harness.config.amounts import amount
 from harness.config.demand import Demand, Remedy
 from harness.config.errors import RunError, SettingError
 from harness.config.model_names import canonical_name
-from harness.config.settings import PlacementSettings, Quantization, Strategy
-from harness.local.models.sketch import Device, DeviceMap, Sketch, device_name
+from harness.config.settings import PlacementSettings, Quantization
+from harness.local.models.sketch import Device, DeviceMap, Sketch, covering, device_name
 
 # The published runs had 8 GPUs; beyond this many the answer is another model.
 _MOST_GPUS = 64
@@ -139,7 +139,7 @@ class Case:
 
         `placement.gpus=2` means the first two GPUs, `model.gpus=2` any two.
         """
-        if effective_strategy(self.placement) == "cpu":
+        if self.placement.strategy == "cpu":
             return []
         return self.gpus if sketch.settings.gpus else self.gpus[: self.placement.gpus]
 
@@ -180,20 +180,6 @@ class Case:
         return Misfit(f"{sketch.role}: {sketch.settings.name} does not fit{where}: {text}, {free}")
 
 
-def effective_strategy(placement: PlacementSettings) -> Strategy:
-    """The strategy of a placement: `cpu` also where its explicit map names no GPU."""
-    devices = map(parse_device, (placement.device_map or {}).values())
-    if placement.device_map is not None and not any(isinstance(device, int) for device in devices):
-        return "cpu"
-    return placement.strategy
-
-
-def parse_device(device: object) -> Device:
-    """A device as it is typed: `0`, `"0"` and `"cuda:0"` are GPU 0; any other word stays."""
-    text = str(device).removeprefix("cuda:")
-    return int(text) if text.isdigit() else text
-
-
 def fit(case: Case) -> list[Placement]:
     """Place the target and the draft.
 
@@ -227,7 +213,7 @@ def fit(case: Case) -> list[Placement]:
 
 def _choices(case: Case) -> Iterator[tuple[Sequence[int], int]]:
     """Choices to try, the best first: the GPUs for all models, and on how many of these the target is."""
-    strategy = effective_strategy(case.placement)
+    strategy = case.placement.strategy
     gpus = case.gpus[: case.placement.gpus] if strategy != "cpu" else []
     if strategy != "auto" or not gpus or case.models[0].settings.gpus:
         yield gpus, len(gpus)
@@ -289,13 +275,13 @@ def _place_as_typed(case: Case, sketch: Sketch, typed_map: Mapping[str, Any]) ->
     reading the prompts takes.
     """
     setting = "placement.device_map"
-    device_map = {str(module): parse_device(device) for module, device in typed_map.items()}
-    for device in device_map.values():
-        if device not in case.free:
-            known = ", ".join(map(str, case.free))
-            raise SettingError(setting, f"must name devices of this machine ({known})", device)
-    if "cpu" in device_map.values() and len(set(device_map.values())) > 1:
-        raise SettingError(setting, "must name GPUs alone, or the CPU for all layers", "cpu")
+    device_map: dict[str, Device] = {}
+    for module, typed in typed_map.items():
+        number = str(typed).removeprefix("cuda:")
+        if number not in map(str, case.gpus):
+            known = ", ".join(map(str, case.gpus)) or "none"
+            raise SettingError(setting, f"must name GPUs of this machine ({known})", typed)
+        device_map[str(module)] = int(number)
     blocks = [f"{name}." for block in sketch.blocks for name in block.modules]
     for module in filter(None, device_map):
         place = f"{module}."
@@ -306,20 +292,18 @@ def _place_as_typed(case: Case, sketch: Sketch, typed_map: Mapping[str, Any]) ->
             rule = f"must name modules of {sketch.settings.name}, and none inside a layer"
             raise SettingError(setting, rule, module)
     try:
-        devices = sketch.block_devices(device_map)
+        coverings = [covering(block.modules[0], device_map) for block in sketch.blocks]
     except KeyError as missing:
         rule = f"must cover the whole model; {missing.args[0]} is on no device"
         raise SettingError(setting, rule) from missing
-    placement = _placement(case, sketch, devices)
-    for device, free in case.free.items():
+    placement = _placement(case, sketch, [device_map[name] for name in coverings])
+    for device in set(device_map.values()):
         taken = placement.taken(device)
-        prompts = case.prompt_bytes if taken and device in case.gpus else 0
-        if taken + prompts > free:
+        if taken + case.prompt_bytes > case.free[device]:
             name = sketch.settings.name
             puts = f"{setting} puts {amount(taken)} of {name} on {device_name(device)}"
-            if prompts:
-                puts += f", reading the prompts takes {amount(prompts)}"
-            why = f"{puts}, and {amount(free)} are free there"
+            prompts = f"reading the prompts takes {amount(case.prompt_bytes)}"
+            why = f"{puts}, {prompts}, and {amount(case.free[device])} are free there"
             raise Misfit(f"{sketch.role}: {name} does not fit: {why}")
     return placement
 

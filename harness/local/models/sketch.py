@@ -178,14 +178,6 @@ class Sketch:
             sizes.append(sum(caches))
         return sizes
 
-    def block_devices(self, device_map: DeviceMap) -> list[Device]:
-        """Return where a map puts each block.
-
-        Raises:
-            KeyError: with the name of a block that is on no device.
-        """
-        return [device_map[covering(block.modules[0], device_map)] for block in self.blocks]
-
     @property
     def weight_bytes(self) -> int:
         """Weights and buffers of all blocks."""

@@ -25,14 +25,12 @@ class Options(TypedDict, total=False):
     Attributes:
         vocabulary_size: logits are cut to it; embeddings are often padded differently in target and
             draft.
-        device: where tokens go in and logits come out; the model's own by default.
         hidden_layers: the layers in `Step.hidden`, as indices into transformers' `hidden_states`: i
             is the input of layer i, 0 the embeddings, and the last one the output after the final
             norm.
     """
 
     vocabulary_size: int | None
-    device: torch.device | None
     hidden_layers: tuple[int, ...]
 
 

@@ -8,6 +8,7 @@ overwritten.
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -73,7 +74,7 @@ class Slots:
     def have_room(self, num_rows: int, num_slots: int) -> bool:
         return num_rows <= self.num_rows and num_slots <= self.num_slots
 
-    def enlarged(self, num_rows: int, num_slots: int = 0) -> Slots:
+    def enlarged(self, num_rows: int, num_slots: int) -> Slots:
         """Return a copy with at least so many rows and slots, the new ones zero."""
         enlarged = self.like(
             self.buffers, max(num_rows, self.num_rows), max(num_slots, self.num_slots)
@@ -409,15 +410,13 @@ class SlotCache:
         """
         for layer, slots in self._layers.items():
             if slots.num_rows < num_rows:
-                slots = self._layers[layer] = slots.enlarged(num_rows)
+                slots = self._layers[layer] = slots.enlarged(num_rows, 0)
             slots.select(rows, slots.num_slots)
 
     def copied(self) -> SlotCache:
-        """Return a cache with the same entries in buffers of its own."""
-        copied = SlotCache()
-        copied.num_slots = self.num_slots
-        for layer, slots in self._layers.items():
-            copied._layers[layer] = slots.enlarged(slots.num_rows)
+        """Return a cache over the same buffers; where it grows, this one does not."""
+        copied = copy.copy(self)
+        copied._layers = dict(self._layers)
         return copied
 
     @property

@@ -98,7 +98,7 @@ class SnapshotRunner(Runner):
         self._options = options
         self._takes_back = takes_back
         self._keeps_first = keeps_first
-        self._device = options.get("device") or model.device
+        self._device = model.device
         self._parameters = inspect.signature(model.forward).parameters
         self._context = context_of(model)
         # Before the unread tokens; None from `extend` to `keep` if `extend` wrote over it.

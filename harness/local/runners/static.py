@@ -54,7 +54,7 @@ class StaticRunner(Runner):
         """
         self._model = model
         self._options = options
-        self._device = options.get("device") or model.device
+        self._device = model.device
         self._forward = SlotForward(model, options)
         self._reserved = num_slots
         self._slots = _NO_SLOTS

@@ -82,17 +82,6 @@ def test_a_gpu_writes_the_same(pair: Pair, gpus: Any) -> None:
     assert found[0][1] == pytest.approx(found[1][1], abs=1e-3)
 
 
-def test_4_bit_weights_are_traced_as_well(
-    save_model: Callable[..., ModelSettings], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Bitsandbytes' operations are the same for inductor as any others."""
-    run_as_traced(monkeypatch)
-    pair = load(dataclasses.replace(save_model(num_hidden_layers=1), quantization="4bit"))
-    engine = open_engine(pair, "compiled")
-    assert engine.runner == "compiled"
-    assert texts_of(engine) == texts_of(open_engine(pair, "eager"))
-
-
 def test_a_model_that_cannot_have_the_runner_gets_the_eager_one(
     save_model: Callable[..., ModelSettings], capsys: pytest.CaptureFixture[str]
 ) -> None:
