@@ -35,6 +35,7 @@ class Request:
         warp: how logits become probabilities.
         max_new_tokens: the row ends when it has this many tokens, if not before.
         stop_tokens: the row ends after the first of these.
+        leave_after: the row ends with the iteration in which it has this many tokens; None for never.
         keeps_logits: whether iterations hand on the logits of its row.
     """
 
@@ -43,6 +44,7 @@ class Request:
     warp: Warp
     max_new_tokens: int
     stop_tokens: frozenset[int] = frozenset()
+    leave_after: int | None = None
     keeps_logits: bool = False
 
 
@@ -72,7 +74,8 @@ class Row:
                 self.has_ended = True
                 break
         self.num_generated += len(taken)
-        if self.num_generated == self.request.max_new_tokens:
+        most = self.request.leave_after or self.request.max_new_tokens
+        if self.num_generated >= min(most, self.request.max_new_tokens):
             self.has_ended = True
         return taken
 

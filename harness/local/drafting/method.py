@@ -198,9 +198,6 @@ def method_of(draft: DraftSettings) -> Method:
     return method
 
 
-Sampling = Literal["target", "greedy"]
-
-
 @dataclass(frozen=True, kw_only=True)
 class SampledDraftSettings(DraftSettings):
     """Settings of every draft that samples its tokens from a distribution.
@@ -210,13 +207,7 @@ class SampledDraftSettings(DraftSettings):
             likeliest.
     """
 
-    sampling: Sampling = "target"
-
-    def warp(self, target_warp: AnyWarp) -> AnyWarp:
-        """Return the warp of the draft's logits, given the one of the target's."""
-        from harness.local.decoding.warp import Warp
-
-        return Warp(0) if self.sampling == "greedy" else target_warp
+    sampling: Literal["target", "greedy"] = "target"
 
 
 class SampledMethod(Method):
@@ -228,22 +219,25 @@ class SampledMethod(Method):
         """Return a function that makes drafters with the pair's head, or with the model of the runner:
         in parallel, translated or plain.
         """
+        from harness.local.decoding.warp import Warp
         from harness.local.drafting.heads.drafter import HeadDrafter
         from harness.local.drafting.model import ModelDrafter, ParallelDrafter, mask_token
         from harness.local.drafting.translated import TranslatedDrafter
 
-        head = pair.head
-        if head is not None:
-            threshold = getattr(settings, "threshold", None) or 0.0  # 0 holds nothing back
-            return lambda warp: HeadDrafter(head, settings.warp(warp), threshold)
-        assert runner is not None
-        translation = pair.translation
-        mask = None if pair.draft is None else mask_token(pair.draft.model.config)
-        if mask is not None:
-            return lambda warp: ParallelDrafter(runner, settings.warp(warp), mask)
-        if translation is not None:
-            return lambda warp: TranslatedDrafter(runner, translation, settings.warp(warp))
-        return lambda warp: ModelDrafter(runner, settings.warp(warp))
+        def make(target_warp: AnyWarp) -> Drafter:
+            warp = Warp(0) if settings.sampling == "greedy" else target_warp
+            if pair.head is not None:
+                threshold = getattr(settings, "threshold", None) or 0.0  # 0 holds nothing back
+                return HeadDrafter(pair.head, warp, threshold)
+            assert runner is not None
+            mask = None if pair.draft is None else mask_token(pair.draft.model.config)
+            if mask is not None:
+                return ParallelDrafter(runner, warp, mask)
+            if pair.translation is not None:
+                return TranslatedDrafter(runner, pair.translation, warp)
+            return ModelDrafter(runner, warp)
+
+        return make
 
     def huggingface(self, pair: Pair, settings: Any, decoding: DecodingSettings) -> dict[str, Any]:
         assert pair.head is not None

@@ -96,7 +96,7 @@ class ModelDrafter(Drafter):
         num_before = [len(tokens) - num_last for tokens in self._unread]
         if any(num_before):
             before = [tokens[:-num_last] for tokens in self._unread]
-            self.runner.extend(to_device(padded(before, max(num_before)), self._runner_device))
+            self.runner.extend(to_device(padded(before), self._runner_device))
             self.runner.keep(num_before)
         self._fed = [tokens[-num_last:] for tokens in self._unread]
         self._unread = [[] for _ in self._fed]

@@ -52,7 +52,7 @@ class TextDrafter(Drafter):
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
         proposed = [text.continuation(num_draft_tokens) for text in self._texts]
         lengths = [len(guess) for guess in proposed]
-        tokens = to_device(padded(proposed, max(lengths)), self._device)
+        tokens = to_device(padded(proposed), self._device)
         return Proposal(tokens, lengths=lengths)
 
     def observe(self, num_accepted: Sequence[int], decided: TokenRows, step: Step) -> None:

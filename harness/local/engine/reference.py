@@ -89,7 +89,7 @@ class ModelReference:
         return logits.float().index_fill(-1, known, float("-inf"))
 
     def logits_along(self, prompts: TokenRows, texts: TokenRows) -> Floats:
-        rows = padded(texts, max(map(len, texts)))
+        rows = padded(texts)
         pieces = []
         for step, _ in steps_along(self._runners.target, prompts, rows, _PIECE):
             pieces.append(self._allowed(step.logits).cpu())

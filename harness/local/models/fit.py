@@ -284,11 +284,7 @@ def _place_as_typed(case: Case, sketch: Sketch, typed_map: Mapping[str, Any]) ->
         device_map[str(module)] = int(number)
     blocks = [f"{name}." for block in sketch.blocks for name in block.modules]
     for module in filter(None, device_map):
-        place = f"{module}."
-        is_inside = any(place.startswith(name) and place != name for name in blocks)
-        # A dropout has no tensors, and is in no block.
-        is_known = module in sketch.modules or any(name.startswith(place) for name in blocks)
-        if is_inside or not is_known:
+        if not any(name.startswith(f"{module}.") for name in blocks):
             rule = f"must name modules of {sketch.settings.name}, and none inside a layer"
             raise SettingError(setting, rule, module)
     try:

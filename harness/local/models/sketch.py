@@ -136,7 +136,6 @@ class Sketch:
             where unknown.
         estimated_cache: whether cache sizes were estimated from the configuration, because the
             model's code does not reveal them.
-        modules: names of all modules, also of those without tensors; none of a head.
     """
 
     role: str
@@ -154,7 +153,6 @@ class Sketch:
     drafts_in_one_pass: bool = False
     pass_numbers: int = 0
     estimated_cache: bool = False
-    modules: frozenset[str] = frozenset()
 
     @property
     def tensors(self) -> list[TensorSketch]:
@@ -323,7 +321,6 @@ def sketch_model(checkpoint: Checkpoint, dtype: torch.dtype) -> Sketch:
         settings=settings,
         dtype=dtype,
         blocks=_blocks(model, quantizable, caches),
-        modules=frozenset(name for name, _ in model.named_modules()),
         quantization="none" if stored is not None else settings.quantization,
         stored=stored,
         num_parameters=num_parameters,

@@ -243,7 +243,7 @@ class StaticRunner(Runner):
         lengths = list(map(len, prompts))
         # Padding follows a prompt, which therefore never sees it: positions and masks are the
         # model's own.
-        tokens = to_device(padded(prompts, max(lengths)), self._device)
+        tokens = to_device(padded(prompts), self._device)
         last_tokens = to_device(lengths, self._device) - 1
         with without_cudnn():
             logits, *hidden = run_model(self._model, self._options, tokens, cache, last_tokens)

@@ -153,7 +153,7 @@ class HeadDrafter(Drafter):
         following = [row.following for row in self._rows]
         return Unread(
             features.flatten(2).to(self.device),
-            to_device(padded(following, features.shape[1]), self.device),
+            to_device(padded(following), self.device),
             to_device(list(map(len, following)), self.device),
             to_device([row.num_read for row in self._rows], self.device),
         )
