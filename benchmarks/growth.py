@@ -143,7 +143,7 @@ class Decoder:
     def __init__(self, pair: Pair, make: MakeRunner, point: Point) -> None:
         self._pair, self._point = pair, point
         self._target = make(pair.target, point, False)
-        self._drafter = ModelDrafter(make(pair.draft, point, True), WARP, pair.device)
+        self._drafter = ModelDrafter(make(pair.draft, point, True), WARP)
         # Equal prompts are read once; rows become ragged with the first turn.
         prompts = [[1] * point.context] * point.batch_size
         self._next = [1] * point.batch_size

@@ -143,8 +143,7 @@ def block_loss(head: DFlash, batch: Batch) -> Tensor:
     cache.num_slots = length + config.block_size
     starts = torch.zeros(num_rows, dtype=torch.long)
     head.read(Unread(batch.features, batch.tokens, starts + length, starts), cache)
-    cache.ensure_rows(len(rows))
-    cache.select(rows)
+    cache.select(rows, len(rows))
     cache.place(anchors, config.block_size)
     queries = torch.full((len(rows), config.block_size), config.mask_token_id)
     queries[:, :1] = tokens.gather(1, anchors.unsqueeze(1))

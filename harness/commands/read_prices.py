@@ -43,7 +43,7 @@ _YIELD_CONDITIONS = (
 # Runs of one draft differ in K and load alone.
 _DRAFT_CONDITIONS = (
     *("draft", "draft_repository", "draft_quantization", "draft_sampling", "draft_layers"),
-    *("max_ngram", "shared", "max_new_tokens", "settings"),
+    *("max_ngram", "max_new_tokens", "settings"),
 )
 
 

@@ -93,13 +93,6 @@ class RunSettings:
             require(timeout > 0, "job_timeout_s", "must be positive", timeout)
 
     @property
-    def finds_own_answers(self) -> bool:
-        """Whether its draft finds its own answer to a prompt that is asked again: drafts of all requests share what
-        they have read.
-        """
-        return self.draft is not None and self.draft.shared
-
-    @property
     def is_until_precise(self) -> bool:
         """Whether it ends as soon as its interval is narrow enough."""
         return False

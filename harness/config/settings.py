@@ -186,11 +186,6 @@ class DraftSettings:
         """The target's layers that it uses, where they were chosen."""
         return None
 
-    @property
-    def shared(self) -> bool:
-        """Whether it searches earlier answers, too: a prompt that is asked again finds its own."""
-        return False
-
     def __post_init__(self) -> None:
         """Check nothing: the checks of all subclasses, which call each other with `super()`, end here."""
 
@@ -206,15 +201,13 @@ class PlacementSettings:
         gpus: how many GPUs may be used, starting with the first visible one; None for all.
         reserve_gb: kept free on each GPU, on top of weights and KV cache, for activations and CUDA graphs; in GB (10^9
             bytes). More is kept free where reading all prompts at once needs more.
-        offload: where layers that fit on no GPU go; `none` refuses them.
-        device_map: an explicit map from module names to devices, for the target; overrides the strategy. It keeps no
-            reserve, but what reading the prompts takes.
+        device_map: an explicit map from module names to GPUs, for the target. It keeps no reserve, but what reading
+            the prompts takes.
     """
 
     strategy: Strategy = "auto"
     gpus: int | None = None
     reserve_gb: float = 2.0
-    offload: Literal["none", "cpu", "disk"] = "none"
     device_map: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:

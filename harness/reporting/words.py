@@ -326,13 +326,12 @@ _PHRASES_OF_VALUES = {
     "ignore_eos=false": "ends where the model does",
     "rule=typical": "rule typical (lossy)",
     "draft_sampling=greedy": "drafts by argmax",
-    "shared=true": "searches earlier answers",
 }
 # Values that go without saying, most of them defaults.
 _UNSAID = (
     "seed=0 seed=all repeats=1 num_warmup=1 laps=auto too_long=refuse placement=auto test=false"
     " chat_template=auto ignore_eos=true rule=deepmind lenience=1 top_k=0 top_p=1"
-    " draft_sampling=target shared=false engine=local runner=static"
+    " draft_sampling=target engine=local runner=static"
     " runner=generate fault=none quantization=none draft_quantization=none draft_method=model"
 ).split()
 # What is said of a row by more than the value of one column.

@@ -47,7 +47,6 @@ LOCAL_PAIR_COLUMNS = (
     "draft_sampling",
     "draft_layers",
     "max_ngram",
-    "shared",
     "placement",
     "rule",
     "lenience",
@@ -140,9 +139,6 @@ class RunRow(Row):
     )
     max_ngram: MaybeInt = setting(
         "longest sequence that `lookup` searches for", "draft.max_ngram", "tokens"
-    )
-    shared: MaybeBool = setting(
-        "whether `suffix` searches earlier answers of the run", "draft.shared"
     )
     placement: MaybeText = setting("strategy by which the target was placed", "placement.strategy")
     chat_template: MaybeText = setting(

@@ -34,7 +34,8 @@ def speculative(tokens: list[int], proposed: list[int], num_accepted: int) -> Ar
     decided = torch.tensor([num_accepted]), torch.tensor([tokens[-1]])
     verdict = Verdict(*decided, probabilities, probabilities + 0.5)
     seen: list[Arrival] = []
-    with LoopClock(QUESTION.requests, Engine.weights, seen.extend) as clock:
+    clock = LoopClock(QUESTION.requests, Engine.weights, seen.extend)
+    with clock.running():
         clock.note(Iteration([Gain(0, tokens, proposed, num_accepted)], verdict))
     [arrival] = seen
     return arrival
@@ -64,7 +65,8 @@ class Engine:
         extra: Sequence[Request] = (),
         watch: Watch | None = None,
     ) -> Answered:
-        with LoopClock(requests, self.weights, watch) as clock:
+        clock = LoopClock(requests, self.weights, watch)
+        with clock.running():
             for token, taken in enumerate(self.seconds):
                 self.now += taken
                 clock.note(Iteration([Gain(0, [token])]))

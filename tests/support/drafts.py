@@ -43,7 +43,7 @@ Draft = Callable[..., tuple[PreTrainedModel, Drafter]]
 
 def model(warp: AnyWarp, first: str = "cpu", second: str = "cpu") -> tuple[Any, Drafter]:
     target, draft = random_pair("llama")
-    return target.to(first), ModelDrafter(StaticRunner(draft.to(second)), warp, first)
+    return target.to(first), ModelDrafter(StaticRunner(draft.to(second)), warp)
 
 
 def agreeing(warp: AnyWarp) -> tuple[Any, Drafter]:
@@ -62,7 +62,7 @@ def parallel(warp: AnyWarp) -> tuple[Any, Drafter]:
 
 def translated(warp: AnyWarp, first: str = "cpu", second: str = "cpu") -> tuple[Any, Drafter]:
     target, draft = random_pair("llama")
-    return target.to(first), TranslatedDrafter(StaticRunner(draft.to(second)), HALF, warp, first)
+    return target.to(first), TranslatedDrafter(StaticRunner(draft.to(second)), HALF, warp)
 
 
 def with_head(make_head: Callable[[], Any]) -> Draft:

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from harness.local.drafting.method import LookupSettings, SuffixSettings
-from harness.local.drafting.text import LookupText, SuffixTexts, TextDrafter
+from harness.local.drafting.text import LookupText, SuffixText, TextDrafter
 
 
-def lookup_drafter(device: torch.device | str = "cpu", **settings: Any) -> TextDrafter:
+def lookup_drafter(**settings: Any) -> TextDrafter:
     """A drafter as `draft=lookup` makes it."""
     chosen = LookupSettings(name="lookup", method="lookup", **settings)
-    return TextDrafter(lambda: LookupText(chosen.max_ngram, chosen.min_ngram), device)
+    return TextDrafter(lambda: LookupText(chosen.max_ngram, chosen.min_ngram))
 
 
-def suffix_drafter(device: torch.device | str = "cpu", **settings: Any) -> TextDrafter:
-    """A drafter as `draft=suffix` makes it; it learns the answers of one batch when the next begins."""
+def suffix_drafter(**settings: Any) -> TextDrafter:
+    """A drafter as `draft=suffix` makes it."""
     chosen = SuffixSettings(name="suffix", method="suffix", **settings)
-    texts = SuffixTexts(chosen.max_depth, chosen.least_chance, shared=chosen.shared)
-    return TextDrafter(texts.new, device, texts.begin_batch)
+    return TextDrafter(lambda: SuffixText(chosen.max_depth, chosen.threshold))

@@ -14,7 +14,7 @@ from harness.commands.latency.own_texts import tokens_of_smaller_ks
 from harness.commands.latency.questions import asks_again, questions_to_ask
 from harness.commands.latency.record import LatencySettings
 from harness.commands.latency.tables.figures import profile_table
-from harness.config.errors import RunError, SettingError
+from harness.config.errors import RunError
 from harness.config.settings import require
 from harness.engines.door import wing
 from harness.engines.protocol import Answered, Arm, Engine, Question
@@ -216,19 +216,12 @@ class Latency(Experiment[LatencySettings, LatencyRow]):
             session.append(PROMPTS_FILE, rows)
 
     def _check_batch(self, num_measured: int) -> None:
-        """Raise a SettingError for a batch of more prompts than are asked, and for repetitions whose
-        answers a draft would know.
+        """Raise a SettingError for a batch of more prompts than are asked.
 
         Args:
             num_measured: different prompts.
         """
         again = asks_again(self.settings, self.prompt_set)
-        if again and self.settings.finds_own_answers:
-            rule = (
-                f"must be at most {len(self.prompt_set.prompts)}, the prompts of the set, with"
-                " draft.shared=true, which finds its own answer to a prompt that is asked again"
-            )
-            raise SettingError("num_prompts", rule, self.settings.num_asked)
         size = self.settings.batch_size
         number = self.settings.num_asked if again else num_measured
         rule = f"needs as many prompts: num_prompts={size}, where {number} are measured"

@@ -42,10 +42,9 @@ def tokens_of_smaller_ks(
         length = statistics.fmean(run.arms["speculative"].lengths.values())
         ks = range(1, settings.decoding.most_draft_tokens + 1)
         return [Interval(length_in_answers(rates, k, length)) for k in ks]
-    # Not where another engine decoded them, a shorter proposal is not the beginning of a longer one, or what is
-    # proposed depends on earlier answers.
+    # Not where another engine decoded them, or a shorter proposal is not the beginning of a longer one.
     is_prefix = engine_of(settings).own_loop and session.planned.shorter_proposals_follow
-    if not is_prefix or settings.finds_own_answers:
+    if not is_prefix:
         return None
     try:
         require_closed_form(settings)

@@ -122,10 +122,6 @@ class LatencySettings(PromptedSettings, RepeatedSettings):
         """
         if self.num_prompts != "auto":
             return self.num_prompts
-        if self.finds_own_answers:
-            # Fewer than an interval may need. A larger number could exceed the set, and the draft would find its own
-            # answer to a prompt that is asked again.
-            return _PROMPTS
         together = self.batch_size
         if self.engine.rate:
             together = max(together, OPEN_LOOP_LAP)

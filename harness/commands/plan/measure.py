@@ -177,7 +177,7 @@ def _bytes_by_device(machine: Machine, models: Sequence[ModelPlan]) -> dict[str,
         free[device if device == "cpu" else f"cuda:{device}"] = size
     target, *drafts = models
     devices = {}
-    for name in (*free, "disk"):
+    for name in free:
         sizes = {
             "model": target.weight_bytes.get(name, 0),
             "draft": sum(draft.weight_bytes.get(name, 0) for draft in drafts),

@@ -241,7 +241,7 @@ def least_ms(num_bytes: float, rate: float) -> float:
 
 
 def _device(name: str) -> str:
-    return {"cpu": "main memory", "disk": "disk"}.get(name, name.replace("cuda:", "GPU "))
+    return "main memory" if name == "cpu" else name.replace("cuda:", "GPU ")
 
 
 def gigabytes(size: float) -> str:

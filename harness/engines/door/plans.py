@@ -52,8 +52,8 @@ class ModelPlan:
 
     Attributes:
         dtype: `float16`.
-        device_map: from module names to a GPU's number, `cpu` or `disk`; `""` is the whole model.
-        weight_bytes: with buffers, by `cuda:0`, `cpu` or `disk`.
+        device_map: from module names to a GPU's number or `cpu`; `""` is the whole model.
+        weight_bytes: with buffers, by `cuda:0` or `cpu`.
         cache_bytes: keys and values, when they are largest; by device too.
         has_cache: whether it has a cache whose size is known.
     """
@@ -93,7 +93,7 @@ class Roof:
     Attributes:
         step_bytes: the weights and cache that it reads.
         floor_ms: the time that takes at least, the devices one after the other; None where no rate is
-            known, or layers are outside the GPUs.
+            known.
     """
 
     step_bytes: int

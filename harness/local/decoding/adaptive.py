@@ -47,11 +47,6 @@ class DraftLength:
         """Learn how many tokens each row was asked for, and accepted."""
 
 
-def draft_length_of(num_draft_tokens: int | DraftLength) -> DraftLength:
-    """Return what chooses K, from a number or from itself."""
-    return DraftLength(num_draft_tokens) if isinstance(num_draft_tokens, int) else num_draft_tokens
-
-
 class Adaptive(DraftLength):
     """Chooses the number that yields the most tokens per second, by measured acceptance and costs.
 

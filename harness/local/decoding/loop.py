@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from harness.engines.arrivals import Origin, origins
-from harness.local.decoding.adaptive import DraftLength, draft_length_of
+from harness.local.decoding.adaptive import DraftLength
 from harness.local.decoding.protocols import Drafter, NonFiniteError, Runner, Step
 from harness.local.decoding.randomness import Purpose, inverse_cdf
 from harness.local.decoding.transfer import to_device
@@ -35,6 +35,7 @@ class Request:
         warp: how logits become probabilities.
         max_new_tokens: the row ends when it has this many tokens, if not before.
         stop_tokens: the row ends after the first of these.
+        leave_after: the row ends with the iteration in which it has this many tokens; None for never.
         keeps_logits: whether iterations hand on the logits of its row.
     """
 
@@ -43,6 +44,7 @@ class Request:
     warp: Warp
     max_new_tokens: int
     stop_tokens: frozenset[int] = frozenset()
+    leave_after: int | None = None
     keeps_logits: bool = False
 
 
@@ -72,7 +74,8 @@ class Row:
                 self.has_ended = True
                 break
         self.num_generated += len(taken)
-        if self.num_generated == self.request.max_new_tokens:
+        most = self.request.leave_after or self.request.max_new_tokens
+        if self.num_generated >= min(most, self.request.max_new_tokens):
             self.has_ended = True
         return taken
 
@@ -153,7 +156,9 @@ class Loop:
     ) -> None:
         self._target = target
         self._drafter = drafter
-        self._draft_length = draft_length_of(num_draft_tokens)
+        if isinstance(num_draft_tokens, int):
+            num_draft_tokens = DraftLength(num_draft_tokens)
+        self._draft_length = num_draft_tokens
         self._lenience = lenience
         self._verification = verification
         self._redraw = redraw
@@ -217,7 +222,12 @@ class Loop:
             by_position = self._numbers([row.num_generated for row in rows], width + 1)
             drafting = by_position[:, :width]
             if self._redraw:
-                drafting = self._numbers([*map(self._redrawn_from, rows)], width)
+                # Behind those by position, the numbers that this iteration alone takes.
+                block = self._draft_length.most
+                starts = [
+                    row.request.max_new_tokens + 1 + row.num_iterations * block for row in rows
+                ]
+                drafting = self._numbers(starts, width)
             proposal = self._drafter.propose(width, drafting[..., Purpose.DRAFT])
             offered = proposal.lengths
             if offered is None:
@@ -269,8 +279,7 @@ class Loop:
         num_accepted = [gain.num_accepted for gain in iteration.gains]
         self._target.keep([count + 1 for count in num_accepted])
         if self._drafter is not None:
-            if self.num_running:
-                self._drafter.observe(num_accepted, [gain.tokens for gain in iteration.gains], step)
+            self._drafter.observe(num_accepted, [gain.tokens for gain in iteration.gains], step)
             self._draft_length.observe(limits, num_accepted)
         for row in rows:
             row.num_iterations += 1
@@ -300,11 +309,6 @@ class Loop:
             self._target.select(staying)
             if self._drafter is not None:
                 self._drafter.select(staying)
-
-    def _redrawn_from(self, row: Row) -> int:
-        """The first of the random numbers that the row's present iteration alone takes."""
-        num_positions = row.request.max_new_tokens + 1
-        return num_positions + row.num_iterations * self._draft_length.most
 
     def _numbers(self, starts: Sequence[int], count: int) -> Tensor:
         """Return `count` random numbers per row, from each row's own start: [B, count, len(Purpose)]."""

@@ -126,8 +126,7 @@ class Drafter(Protocol):
 
     def observe(self, num_accepted: Sequence[int], decided: TokenRows, step: Step) -> None:
         """Learn that row b keeps the first num_accepted[b] proposed tokens. decided[b] are these and
-        the token that follows; of a row that has ended those up to its end. There is no call after
-        the last iteration.
+        the token that follows; of a row that has ended those up to its end.
 
         `step` is the target's, over the token before the proposal and then the longest offer. Of
         row b its first num_accepted[b] + 1 entries are of kept tokens; the others are to be

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ def to_device(
     return torch.tensor(numbers, dtype=torch.long, pin_memory=True).to(device, non_blocking=True)
 
 
-def padded(rows: Iterable[Sequence[int]], width: int) -> list[list[int]]:
-    """Fill rows of tokens up to a width, on their right."""
+def padded(rows: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Fill rows of tokens up to the longest one, on their right."""
+    width = max(map(len, rows))
     return [[*row, *[0] * (width - len(row))] for row in rows]

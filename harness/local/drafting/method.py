@@ -188,8 +188,7 @@ class TextMethod(Method):
         from harness.local.drafting.text import TextDrafter
 
         new_text = self.texts(settings, pair.tokenizer)
-        device = pair.target.input_device
-        return lambda warp: TextDrafter(new_text, device)
+        return lambda warp: TextDrafter(new_text)
 
 
 def method_of(draft: DraftSettings) -> Method:
@@ -197,9 +196,6 @@ def method_of(draft: DraftSettings) -> Method:
     method = METHODS[draft.method]
     assert isinstance(method, Method)
     return method
-
-
-Sampling = Literal["target", "greedy"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,13 +207,7 @@ class SampledDraftSettings(DraftSettings):
             likeliest.
     """
 
-    sampling: Sampling = "target"
-
-    def warp(self, target_warp: AnyWarp) -> AnyWarp:
-        """Return the warp of the draft's logits, given the one of the target's."""
-        from harness.local.decoding.warp import Warp
-
-        return Warp(0) if self.sampling == "greedy" else target_warp
+    sampling: Literal["target", "greedy"] = "target"
 
 
 class SampledMethod(Method):
@@ -229,23 +219,25 @@ class SampledMethod(Method):
         """Return a function that makes drafters with the pair's head, or with the model of the runner:
         in parallel, translated or plain.
         """
+        from harness.local.decoding.warp import Warp
         from harness.local.drafting.heads.drafter import HeadDrafter
         from harness.local.drafting.model import ModelDrafter, ParallelDrafter, mask_token
         from harness.local.drafting.translated import TranslatedDrafter
 
-        head = pair.head
-        if head is not None:
-            threshold = getattr(settings, "threshold", None) or 0.0  # 0 holds nothing back
-            return lambda warp: HeadDrafter(head, settings.warp(warp), threshold)
-        assert runner is not None
-        device = pair.target.input_device
-        translation = pair.translation
-        mask = None if pair.draft is None else mask_token(pair.draft.model.config)
-        if mask is not None:
-            return lambda warp: ParallelDrafter(runner, settings.warp(warp), mask, device)
-        if translation is not None:
-            return lambda warp: TranslatedDrafter(runner, translation, settings.warp(warp), device)
-        return lambda warp: ModelDrafter(runner, settings.warp(warp), device)
+        def make(target_warp: AnyWarp) -> Drafter:
+            warp = Warp(0) if settings.sampling == "greedy" else target_warp
+            if pair.head is not None:
+                threshold = getattr(settings, "threshold", None) or 0.0  # 0 holds nothing back
+                return HeadDrafter(pair.head, warp, threshold)
+            assert runner is not None
+            mask = None if pair.draft is None else mask_token(pair.draft.model.config)
+            if mask is not None:
+                return ParallelDrafter(runner, warp, mask)
+            if pair.translation is not None:
+                return TranslatedDrafter(runner, pair.translation, warp)
+            return ModelDrafter(runner, warp)
+
+        return make
 
     def huggingface(self, pair: Pair, settings: Any, decoding: DecodingSettings) -> dict[str, Any]:
         assert pair.head is not None
@@ -458,9 +450,8 @@ class Lookup(TextMethod):
     settings = LookupSettings
 
     def texts(
-        self, settings: LookupSettings, tokenizer: PreTrainedTokenizerBase | None = None
+        self, settings: LookupSettings, tokenizer: PreTrainedTokenizerBase
     ) -> Callable[[], Text]:
-        """Return a function that makes an empty `LookupText`."""
         from harness.local.drafting.text import LookupText
 
         return lambda: LookupText(settings.max_ngram, settings.min_ngram)
@@ -485,24 +476,17 @@ class SuffixSettings(DraftSettings):
 
     Attributes:
         threshold: a proposal ends where the estimated chance that all of it is accepted falls below
-            this; 0.1 if None.
+            this.
         max_depth: tokens of the longest sequence that is counted. It bounds the work per token.
-        shared: also search the earlier answers of the run.
     """
 
-    threshold: float | None = None
+    threshold: float = 0.1
     max_depth: int = 24
-    shared: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_at_least(self, max_depth=1)
-        require(0 <= self.least_chance <= 1, "threshold", "must be in [0, 1]", self.threshold)
-
-    @property
-    def least_chance(self) -> float:
-        """The threshold, or its default."""
-        return 0.1 if self.threshold is None else self.threshold
+        require(0 <= self.threshold <= 1, "threshold", "must be in [0, 1]", self.threshold)
 
 
 class Suffix(TextMethod):
@@ -514,13 +498,12 @@ class Suffix(TextMethod):
     )
     settings = SuffixSettings
 
-    def drafter(self, settings: SuffixSettings, pair: Pair, runner: Runner | None) -> MakeDrafter:
-        """Return a function that makes drafters, which share the earlier answers if so set."""
-        from harness.local.drafting.text import SuffixTexts, TextDrafter
+    def texts(
+        self, settings: SuffixSettings, tokenizer: PreTrainedTokenizerBase
+    ) -> Callable[[], Text]:
+        from harness.local.drafting.text import SuffixText
 
-        texts = SuffixTexts(settings.max_depth, settings.least_chance, shared=settings.shared)
-        device = pair.target.input_device
-        return lambda warp: TextDrafter(texts.new, device, texts.begin_batch)
+        return lambda: SuffixText(settings.max_depth, settings.threshold)
 
 
 class Server(Method):

@@ -50,15 +50,13 @@ class ModelDrafter(Drafter):
     Args:
         runner: the draft model's.
         warp: the one for the target's logits.
-        device: the target's, where proposals are used.
     """
 
     layers = ()
 
-    def __init__(self, runner: Runner, warp: AnyWarp, device: torch.device | str = "cpu") -> None:
+    def __init__(self, runner: Runner, warp: AnyWarp) -> None:
         self.runner = runner
         self.warp = warp
-        self._device = device
         # Of each row: its unread tokens, and what the last proposal fed until its verdict.
         self._unread: list[Sequence[int]] = []
         self._fed: list[Sequence[int]] = []
@@ -69,6 +67,8 @@ class ModelDrafter(Drafter):
         self._unread = []
 
     def add(self, prompts: TokenRows, first_tokens: Sequence[int], step: Step) -> None:
+        # Where proposals are wanted.
+        self._device = step.logits.device
         read = self.runner.add if self._unread else self.runner.start
         self._runner_device = read(self._own_prompts(prompts)).logits.device
         self._unread += [self._own_tokens([token]) for token in first_tokens]
@@ -96,7 +96,7 @@ class ModelDrafter(Drafter):
         num_before = [len(tokens) - num_last for tokens in self._unread]
         if any(num_before):
             before = [tokens[:-num_last] for tokens in self._unread]
-            self.runner.extend(to_device(padded(before, max(num_before)), self._runner_device))
+            self.runner.extend(to_device(padded(before), self._runner_device))
             self.runner.keep(num_before)
         self._fed = [tokens[-num_last:] for tokens in self._unread]
         self._unread = [[] for _ in self._fed]
@@ -142,10 +142,8 @@ class ParallelDrafter(ModelDrafter):
         mask: the token that stands for those not known yet.
     """
 
-    def __init__(
-        self, runner: Runner, warp: AnyWarp, mask: int, device: torch.device | str = "cpu"
-    ) -> None:
-        super().__init__(runner, warp, device)
+    def __init__(self, runner: Runner, warp: AnyWarp, mask: int) -> None:
+        super().__init__(runner, warp)
         self._mask = mask
 
     def _draw(self, uniforms: Tensor, warp: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:

@@ -5,17 +5,13 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from harness.local.decoding.protocols import Drafter, Proposal, Step, TokenRows
 from harness.local.decoding.transfer import padded, to_device
-
-END = -1  # behind each text of a trie that has several; never proposed
 
 
 class Text(Protocol):
@@ -35,28 +31,19 @@ class TextDrafter(Drafter):
 
     Args:
         new_text: makes the empty text of a row.
-        device: the target's, where proposals are used.
-        begin_batch: called before the texts of a new batch are made.
     """
 
     layers = ()
 
-    def __init__(
-        self,
-        new_text: Callable[[], Text],
-        device: torch.device | str = "cpu",
-        begin_batch: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, new_text: Callable[[], Text]) -> None:
         self.new_text = new_text
-        self._device = device
-        self._begin_batch = begin_batch
         self._texts: list[Text] = []
 
     def clear(self) -> None:
-        self._begin_batch()
         self._texts = []
 
     def add(self, prompts: TokenRows, first_tokens: Sequence[int], step: Step) -> None:
+        self._device = step.logits.device
         for prompt, first in zip(prompts, first_tokens, strict=True):
             text = self.new_text()
             text.extend([*prompt, first])
@@ -65,10 +52,8 @@ class TextDrafter(Drafter):
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
         proposed = [text.continuation(num_draft_tokens) for text in self._texts]
         lengths = [len(guess) for guess in proposed]
-        width = max(lengths)
-        # One flat list is what `to_device` copies fastest.
-        tokens = list(itertools.chain.from_iterable(padded(proposed, width)))
-        return Proposal(to_device(tokens, self._device).view(len(lengths), width), None, lengths)
+        tokens = to_device(padded(proposed), self._device)
+        return Proposal(tokens, lengths=lengths)
 
     def observe(self, num_accepted: Sequence[int], decided: TokenRows, step: Step) -> None:
         for text, tokens in zip(self._texts, decided, strict=True):
@@ -126,10 +111,10 @@ class _Node:
 
     __slots__ = ("best", "children", "count", "end", "followed", "token")
 
-    def __init__(self, token: int, count: int = 0, end: int = 0) -> None:
+    def __init__(self, token: int) -> None:
         self.token = token  # the last token of the substring
-        self.count = count  # how often the substring occurred
-        self.end = end  # where the latest occurrence ends
+        self.count = 0  # how often the substring occurred
+        self.end = 0  # where the latest occurrence ends
         self.children: dict[int, _Node] = {}
         self.followed = 0  # sum of the children's counts
         self.best: _Node | None = None  # the most frequent child, the latest of equals
@@ -144,7 +129,7 @@ class _Node:
             self.best = child
 
 
-class SuffixTrie:
+class SuffixText:
     """Counts of all substrings of a text, up to a depth: suffix decoding (Oliaro et al. 2024,
     arXiv:2411.04975), with a trie in place of the paper's suffix tree. After `a b c a b`:
 
@@ -163,57 +148,42 @@ class SuffixTrie:
     text stands for them. And substrings end at `max_depth` tokens, plus one. So a token adds one node
     for each earlier match of the text's end, in ordinary text two or three.
 
-    The matches of a position are the nodes of the last 0, 1, 2, ... tokens before it, as far as
-    they occurred earlier.
+    Attributes:
+        root: the node of the empty substring.
+        matches: the nodes of the last 0, 1, 2, ... tokens, as far as they occurred earlier.
     """
 
-    def __init__(self, max_depth: int) -> None:
-        self.tokens: list[int] = []
-        self.root = _Node(END)
+    def __init__(self, max_depth: int, threshold: float) -> None:
         self._max_depth = max_depth
+        self._threshold = threshold
+        self._tokens: list[int] = []
+        self.root = _Node(-1)
+        self.matches = [self.root]
 
-    def append(self, matches: Sequence[_Node], token: int) -> list[_Node]:
-        """Append a token to the text.
+    def extend(self, tokens: Iterable[int]) -> None:
+        """Append decided tokens."""
+        for token in tokens:
+            self._tokens.append(token)
+            matches = [self.root]
+            for node in self.matches:
+                child = node.children.get(token) or _Node(token)
+                if child.count and len(matches) <= self._max_depth:
+                    matches.append(self._expanded(child))
+                node.see(child, len(self._tokens))
+            self.matches = matches
 
-        Args:
-            matches: those at the end of the text, the root first and the longest last.
-
-        Returns:
-            The matches at the new end.
-        """
-        self.tokens.append(token)
-        new_matches = [self.root]
-        for node in matches:
-            child = node.children.get(token) or _Node(token)
-            if child.count and len(new_matches) <= self._max_depth:
-                new_matches.append(self._expanded(child))
-            node.see(child, len(self.tokens))
-        return new_matches
-
-    def follow(self, matches: Sequence[_Node], token: int) -> list[_Node]:
-        """Return the matches of another text's end in this trie, given those before its last token.
-
-        The other text is not added.
-        """
-        children = (node.children.get(token) for node in matches[: self._max_depth])
-        return [self.root, *(self._expanded(child) for child in children if child)]
-
-    def continuation(
-        self, matches: Sequence[_Node], most: int, threshold: float
-    ) -> tuple[list[int], float]:
-        """Predict the tokens after the longest match, the last of `matches`, and how many of them
-        the counts expect to be right.
+    def continuation(self, most: int) -> list[int]:
+        """Return the tokens that are expected after the longest match.
 
         There are at most `most`, at most as many as the match is long (the default of the authors'
         own code), and only while their joint probability, estimated from the counts, is at least
-        `threshold`.
+        the threshold.
         """
-        node = matches[-1]
+        node = self.matches[-1]
         position = 0  # where the last predicted token ends in the text: a child sets it first
         probability = 1.0
-        expected = 0.0
         predicted: list[int] = []
-        while len(predicted) < min(most, len(matches) - 1):
+        while len(predicted) < min(most, len(self.matches) - 1):
             if node.best is not None:
                 probability *= node.best.count / node.followed
                 node = node.best
@@ -222,85 +192,16 @@ class SuffixTrie:
             else:
                 # The substring occurred once, or is too long to be counted: repeat what followed
                 # it. Beyond the end of the text, that is the prediction itself.
-                missing = position - len(self.tokens)
-                token = self.tokens[position] if missing < 0 else predicted[missing]
+                missing = position - len(self._tokens)
+                token = self._tokens[position] if missing < 0 else predicted[missing]
                 position += 1
-            if token == END or probability < threshold:
+            if probability < self._threshold:
                 break
             predicted.append(token)
-            expected += probability
-        return predicted, expected
+        return predicted
 
     def _expanded(self, node: _Node) -> _Node:
         """Return the node, with a child for the token after its only occurrence so far."""
         if not node.children:
-            node.see(_Node(self.tokens[node.end]), node.end + 1)
+            node.see(_Node(self._tokens[node.end]), node.end + 1)
         return node
-
-
-class SuffixText:
-    """A row's text in a trie of its own, and its matches in the trie of earlier answers."""
-
-    def __init__(self, max_depth: int, threshold: float, shared: SuffixTrie | None) -> None:
-        self._threshold = threshold
-        self.trie = SuffixTrie(max_depth)
-        self._shared = shared
-        self.matches = [self.trie.root]
-        self._shared_matches = [] if shared is None else [shared.root]
-        self.num_prompt: int | None = None
-
-    def extend(self, tokens: Iterable[int]) -> None:
-        """Append decided tokens; the first call has the prompt and one token of the answer."""
-        for token in tokens:
-            self.matches = self.trie.append(self.matches, token)
-            if self._shared is not None:
-                self._shared_matches = self._shared.follow(self._shared_matches, token)
-        if self.num_prompt is None:
-            self.num_prompt = len(self.trie.tokens) - 1
-
-    def continuation(self, most: int) -> list[int]:
-        """Return up to `most` tokens, from the trie that expects more of its tokens to be right."""
-        own_tokens, num_expected = self.trie.continuation(self.matches, most, self._threshold)
-        if self._shared is None:
-            return own_tokens
-        shared_tokens, num_expected_shared = self._shared.continuation(
-            self._shared_matches, most, self._threshold
-        )
-        # The longer match wins between equals.
-        row_rank = (num_expected, len(self.matches))
-        shared_rank = (num_expected_shared, len(self._shared_matches))
-        return shared_tokens if shared_rank > row_rank else own_tokens
-
-
-class SuffixTexts:
-    """Makes the texts of a run, which share earlier answers where the settings say so.
-
-    A question that is asked again then finds its first answer. So its second answer is not an
-    independent sample.
-    """
-
-    def __init__(self, max_depth: int, threshold: float, *, shared: bool) -> None:
-        self._max_depth = max_depth
-        self._threshold = threshold
-        self._shared = SuffixTrie(max_depth) if shared else None
-        self._batch: list[SuffixText] = []
-
-    def new(self) -> SuffixText:
-        """Make an empty text."""
-        text = SuffixText(self._max_depth, self._threshold, self._shared)
-        if self._shared is not None:
-            self._batch.append(text)
-        return text
-
-    def begin_batch(self) -> None:
-        """Learn the answers of the previous batch.
-
-        They are learned this late because an answer must not depend on other rows of its batch.
-        """
-        if self._shared is None:
-            return
-        for text in self._batch:
-            matches = [self._shared.root]
-            for token in [*text.trie.tokens[text.num_prompt :], END]:
-                matches = self._shared.append(matches, token)
-        self._batch = []

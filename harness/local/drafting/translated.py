@@ -20,7 +20,6 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from harness.config.errors import SettingError
 from harness.config.settings import require
 from harness.local.decoding.protocols import Proposal, Runner, Step, TokenRows
-from harness.local.decoding.transfer import to_device
 from harness.local.decoding.warp import AnyWarp
 from harness.local.drafting.model import ModelDrafter, mask_token
 from harness.local.models.checkpoints import Checkpoint
@@ -54,11 +53,6 @@ class Translation:
         """The common tokens, [2, n]: the target's ids, and the draft's."""
         return torch.tensor([list(self.common), list(self.common.values())])
 
-    @cached_property
-    def target_tokens(self) -> dict[int, int]:
-        """The target's id for each token of the draft that both have."""
-        return {draft: target for target, draft in self.common.items()}
-
     def into_draft(self, tokens: Sequence[int]) -> list[int]:
         """Turn the target's next tokens into the draft's."""
         return [own for token in tokens for own in self.spell(token)]
@@ -75,23 +69,18 @@ class TranslatedDrafter(ModelDrafter):
         runner: the draft model's, with its own vocabulary.
         translation: between the target's tokens and the draft's.
         warp: the one for the target's logits.
-        device: the target's, where proposals are used.
     """
 
-    def __init__(
-        self,
-        runner: Runner,
-        translation: Translation,
-        warp: AnyWarp,
-        device: torch.device | str = "cpu",
-    ) -> None:
-        super().__init__(runner, warp, device)
+    def __init__(self, runner: Runner, translation: Translation, warp: AnyWarp) -> None:
+        super().__init__(runner, warp)
         self._translation = translation
-        self._target_ids = translation.common_pairs[0].to(device)
 
     def add(self, prompts: TokenRows, first_tokens: Sequence[int], step: Step) -> None:
         super().add(prompts, first_tokens, step)
-        self._draft_ids = self._translation.common_pairs[1].to(self._runner_device)
+        target_ids, self._draft_ids = self._translation.common_pairs.to(self._runner_device)
+        self._target_ids = target_ids.to(self._device)
+        self._draft_id_of = _table(target_ids, self._draft_ids)
+        self._target_id_of = _table(self._draft_ids, target_ids)
 
     def _own_prompts(self, prompts: TokenRows) -> TokenRows:
         return [self._translation.prompt_into_draft(prompt) for prompt in prompts]
@@ -101,14 +90,11 @@ class TranslatedDrafter(ModelDrafter):
 
     @torch.inference_mode()
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
-        translation = self._translation
+        uniforms = uniforms.to(self._runner_device)
         if not uniforms.is_floating_point():
             # Tokens of the target that are to be taken. In place of those that the draft lacks any
             # will do, because nothing is accepted from them on.
-            any_token = next(iter(translation.common.values()))
-            rows = uniforms.tolist()
-            taken = [[translation.common.get(token, any_token) for token in row] for row in rows]
-            uniforms = to_device(taken, self._runner_device)
+            uniforms = _looked_up(uniforms, self._draft_id_of)
         draft_ids = self._draft_ids
 
         def warp(logits: Tensor) -> Tensor:
@@ -117,17 +103,24 @@ class TranslatedDrafter(ModelDrafter):
             nothing = probabilities.new_zeros(logits.shape)
             return nothing.index_copy_(-1, draft_ids, probabilities)
 
-        drafted, probabilities = self._draw(uniforms.to(self._runner_device), warp)
+        drafted, probabilities = self._draw(uniforms, warp)
         # Of nan a token is drawn that the target may lack; the verdict refuses the probabilities.
-        target_tokens = translation.target_tokens
-        any_token = next(iter(translation.common))
-        tokens = [
-            [target_tokens.get(token, any_token) for token in row] for row in drafted.tolist()
-        ]
+        tokens = _looked_up(drafted, self._target_id_of)
         common = probabilities[..., draft_ids].to(self._device)
-        shape = (*common.shape[:-1], translation.target_vocabulary_size)
+        shape = (*tokens.shape, self._translation.target_vocabulary_size)
         over_target = common.new_zeros(shape).index_copy_(-1, self._target_ids, common)
-        return Proposal(to_device(tokens, self._device), over_target)
+        return Proposal(tokens.to(self._device), over_target)
+
+
+def _table(keys: Tensor, values: Tensor) -> Tensor:
+    """Return the table with values[i] at keys[i], and 0 elsewhere."""
+    table = values.new_zeros(int(keys.max()) + 1)
+    return table.index_copy_(0, keys, values)
+
+
+def _looked_up(tokens: Tensor, table: Tensor) -> Tensor:
+    """Translate tokens [B, K]; those that the table lacks become any token."""
+    return table[tokens.clamp(max=len(table) - 1)]
 
 
 def how_to_translate(

@@ -7,8 +7,8 @@ only collected while the clock runs, and read behind it.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from types import TracebackType
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from harness.engines.arrivals import Arrival, Frames, Watch
@@ -26,7 +26,7 @@ class _Noted(NamedTuple):
 
 
 class LoopClock:
-    """The clock of one answer, from the beginning of a `with` block to its end.
+    """The clock of one answer, which runs within one block.
 
     It stops while a watcher looks, and no decoding goes on meanwhile: the devices have finished their queues.
 
@@ -47,20 +47,13 @@ class LoopClock:
         self._joined: dict[int, float] = {}
         self._seconds = 0.0
 
-    def __enter__(self) -> LoopClock:
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Run the clock within this block."""
         self._weights.synchronize()
         # Moved forward by every stop of the clock, so that stops do not count.
         self._started = time.perf_counter()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if error is not None:
-            return
+        yield
         self._seconds = time.perf_counter() - self._started
         # What a drafter has queued behind the last verdict must not slow what is timed next.
         self._weights.synchronize()

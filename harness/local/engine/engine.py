@@ -6,8 +6,7 @@ batch that requests join and leave between its iterations.
 
 from __future__ import annotations
 
-import math
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -85,17 +84,11 @@ class LocalArm(Arm):
         clock = LoopClock(requests, self.weights, watch)
         loop = self.loop(requests[0])
         waiting = deque(map(self.loop_request, requests))
-        num_tokens: Counter[int] = Counter()
-        with self.explained(), clock:
+        with self.explained(), clock.running():
             while waiting or loop.num_running:
                 room = min(in_flight - loop.num_running, len(waiting))
                 joining = [waiting.popleft() for _ in range(room)]
-                iteration = loop.add(joining) if joining else loop.step()
-                clock.note(iteration)
-                for gain in iteration.gains:
-                    num_tokens[gain.row] += len(gain.tokens)
-                    if num_tokens[gain.row] >= (requests[gain.row].leave_after or math.inf):
-                        loop.drop([gain.row])
+                clock.note(loop.add(joining) if joining else loop.step())
         is_batch = len(requests) <= in_flight and not any(
             request.leave_after for request in requests
         )
@@ -121,6 +114,7 @@ class LocalArm(Arm):
             warp=warp_of(decoding),
             max_new_tokens=decoding.max_new_tokens,
             stop_tokens=request.stop_tokens,
+            leave_after=request.leave_after,
             keeps_logits=request.num_logprobs is not None,
         )
 
@@ -147,13 +141,9 @@ class LocalArm(Arm):
         """
         if len(prompt) == 1:
             return []
-        target = self.pair.target
-        options: Options = {
-            "vocabulary_size": self.pair.vocabulary_size,
-            "device": target.input_device,
-        }
-        num_scored = len(prompt) - 1
-        [logits] = plain_outputs(target.model, options, list(prompt[:-1]), num_scored)
+        options: Options = {"vocabulary_size": self.pair.vocabulary_size}
+        model = self.pair.target.model
+        [logits] = plain_outputs(model, options, list(prompt[:-1]), len(prompt) - 1)
         return token_logprobs(logits[0], prompt[1:], num_top)
 
     @property

@@ -39,7 +39,7 @@ from harness.local.engine.reference import loaded_weights, open_reference
 from harness.local.models.checkpoints import recurrent_kind
 from harness.local.models.devices import release_memory
 from harness.local.models.tokenizers import vocabulary_size
-from harness.local.runners.attention import without_cudnn
+from harness.local.runners.base import without_cudnn
 
 # Sampling parameters of a request that `GenerationConfig` has too.
 _PARAMETERS = ("min_p", "repetition_penalty")
@@ -138,7 +138,7 @@ class HuggingFaceArm(Arm):
         clock = LoopClock(requests, self.weights, watch)
         recorders = [_Recorder(request, row, clock.note) for row, request in enumerate(requests)]
         runs = [self._prepared(recorder) for recorder in recorders]
-        with clock:
+        with clock.running():
             for run in runs:
                 with suppress(_LeftError):
                     run()

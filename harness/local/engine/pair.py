@@ -33,7 +33,7 @@ from harness.local.models.checkpoints import (
     resolve_dtype,
 )
 from harness.local.models.devices import check_gpu_numbers, free_memory, visible_gpus
-from harness.local.models.fit import Case, Memory, Placement, effective_strategy, fit_or_explain
+from harness.local.models.fit import Case, Memory, Placement, fit_or_explain
 from harness.local.models.loading import PlacedModel
 from harness.local.models.quiet import quiet_libraries
 from harness.local.models.random_weights import checkpoint_for, random_tokenizer
@@ -263,7 +263,7 @@ def plan_pair(
     """
     quiet_libraries()
     gpus: list[int] = []
-    if effective_strategy(placement) != "cpu":
+    if placement.strategy != "cpu":
         models = {"model": target}
         if isinstance(draft, ModelSettings):
             models["draft"] = draft

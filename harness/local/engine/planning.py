@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import psutil
 import torch
@@ -27,14 +27,11 @@ from harness.local.models.devices import check_gpu_numbers, free_memory, visible
 from harness.local.models.fit import (
     Case,
     Misfit,
-    Placement,
-    effective_strategy,
     fit,
     fit_regardless,
     remedies,
 )
 from harness.local.models.quiet import quiet_libraries
-from harness.local.models.sketch import offloads
 from harness.local.models.tokenizers import PADDING, check_sizes
 
 # Bytes of each of the two buffers; larger than the caches of any device in use.
@@ -56,7 +53,7 @@ def find_machine(settings: RunSettings, pretended: PretendedGpus | None) -> Mach
 
 
 def _this_machine(placement: PlacementSettings) -> Machine:
-    gpus = [] if effective_strategy(placement) == "cpu" else visible_gpus()
+    gpus = [] if placement.strategy == "cpu" else visible_gpus()
     if not gpus:
         return Machine(free_memory(gpus), f"{cpu_name() or 'the CPU'}, main memory", {})
     names = [torch.cuda.get_device_name(gpu) for gpu in gpus]
@@ -107,7 +104,7 @@ def plan_on(
         RunError: a repository out of reach.
     """
     device = torch.device("cpu")
-    if machine.num_gpus and effective_strategy(settings.placement) != "cpu":
+    if machine.num_gpus and settings.placement.strategy != "cpu":
         # There is no pretended GPU to ask what it can do.
         device = torch.device("meta" if machine.pretended else "cuda")
     pair = sketch_pair(settings.model, settings.draft, settings.placement, settings.dtype, device)
@@ -152,19 +149,14 @@ def plan_on(
         reserve_bytes=case.reserve_bytes if machine.num_gpus else 0,
         misfit=misfit,
         remedies=tuple(advice),
-        notes=tuple(_notes(case, placements)),
+        notes=tuple(_notes(case)),
         reads=pass_bytes(pair, demand, draft_tokens),
     )
 
 
-def _notes(case: Case, placements: Sequence[Placement]) -> list[str]:
+def _notes(case: Case) -> list[str]:
     """Further sentences for the user."""
     notes = [sketch.about_cache for sketch in case.models]
-    if offloads(placements[0].device_map):
-        notes.append(
-            "layers outside the GPUs are fetched for every token,"
-            " which takes far longer than reading them"
-        )
     draft = case.models[-1]
     if draft.role == "draft" and "8bit" in (draft.quantization, draft.stored) and case.gpus:
         notes.append(
@@ -209,9 +201,8 @@ def roofs(placed: PlacedPair, batch_size: int, num_tokens: int) -> list[Roof]:
     for sketch, placement in zip(placed.sketches, placed.placements, strict=True):
         step_bytes = sketch.pass_bytes(batch_size, num_tokens)
         rates: list[float | None] = [None]
-        # A head may draft all tokens in one pass: a rate per drafted token would say little. What is
-        # offloaded is not read at the rate of a device's memory.
-        if len(roofs) < len(placed.models) and not offloads(placement.device_map):
+        # A head may draft all tokens in one pass: a rate per drafted token would say little.
+        if len(roofs) < len(placed.models):
             rates = [copy_bandwidth(device) for device in placement.devices]
         known = [rate for rate in rates if rate]
         roofs.append(Roof(step_bytes, 1000 * step_bytes / max(known) if known else None))

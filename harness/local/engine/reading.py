@@ -86,7 +86,7 @@ class PairReader:
         texts = [transcript.token_ids for transcript in transcripts]
         prompt = transcripts[0].prompt
         # Shorter texts go on with tokens that are not looked at.
-        rows = padded([text[len(prompt) :] for text in texts], max(map(len, texts)) - len(prompt))
+        rows = padded([text[len(prompt) :] for text in texts])
         hidden: list[Tensor] = []
         # Of each token behind the prompt: its probability, and the mean and the variance of the log-probability if a
         # token were drawn in its place.

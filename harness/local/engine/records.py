@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness.config.engines import EngineSettings
@@ -42,19 +41,11 @@ class Local(EngineRecord[EngineSettings]):
         return LocalEngine(pair, opening)
 
 
-@dataclass(frozen=True, kw_only=True)
-class HuggingFaceSettings(EngineSettings):
-    """Settings of `engine=huggingface`."""
-
-    name: str = "huggingface"
-
-
-class HuggingFace(EngineRecord[HuggingFaceSettings]):
+class HuggingFace(EngineRecord[EngineSettings]):
     """One prompt at a time, because assisted generation takes no more."""
 
     name = "huggingface"
     summary = "transformers' generate() and its assisted forms, one prompt at a time"
-    settings = HuggingFaceSettings
     loads_pair = True
     takes_load = True  # requests wait, and are answered one after the other
     takes_batches = False  # which the rule of `map` reads, whose batch sizes `check` does not see

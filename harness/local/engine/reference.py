@@ -81,21 +81,6 @@ class ModelReference:
         along = self.logits_along(prompts, [[*row, 0] for row in rows])
         return torch.from_numpy(along[:, -1])
 
-    def _require_finite(
-        self, logits: Tensor, lengths: Sequence[int], counts: Sequence[int]
-    ) -> None:
-        """Raise a RunError for logits [B, n, V] that are no numbers among the first counts[b] of row b.
-
-        Args:
-            lengths: tokens of prompt and text before the first logits of each row.
-        """
-        finite = logits.amax(-1).isfinite().tolist()
-        for are_finite, length, count in zip(finite, lengths, counts, strict=True):
-            if not all(are_finite[:count]):
-                self._runners.clear()
-                place = f"token {length + are_finite.index(False)} of prompt and text"
-                raise not_finite(self._pair, "model", place)
-
     def _allowed(self, logits: Tensor) -> Tensor:
         """Logits [..., V] in float32, without the tokens that are never drawn."""
         if not self._never_drawn:
@@ -104,13 +89,18 @@ class ModelReference:
         return logits.float().index_fill(-1, known, float("-inf"))
 
     def logits_along(self, prompts: TokenRows, texts: TokenRows) -> Floats:
-        rows = padded(texts, max(map(len, texts)))
+        rows = padded(texts)
         pieces = []
         for step, _ in steps_along(self._runners.target, prompts, rows, _PIECE):
             pieces.append(self._allowed(step.logits).cpu())
         logits = torch.cat(pieces, dim=1)
-        # What follows a shorter text only fills its row up.
-        self._require_finite(logits, list(map(len, prompts)), list(map(len, texts)))
+        finite = logits.amax(-1).isfinite().tolist()
+        for are_finite, prompt, text in zip(finite, prompts, texts, strict=True):
+            # What follows a shorter text only fills its row up.
+            if not all(are_finite[: len(text)]):
+                self._runners.clear()
+                place = f"token {len(prompt) + are_finite.index(False)} of prompt and text"
+                raise not_finite(self._pair, "model", place)
         return logits.numpy()
 
     def logits_again(self, prompt: Sequence[int], text: Sequence[int]) -> Floats | None:

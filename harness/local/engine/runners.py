@@ -65,9 +65,7 @@ class PairRunners:
     def new_drafters(self) -> MakeDrafter | None:
         """The function that makes a drafter for a warp; None without a draft.
 
-        Its drafters may share what they learned of earlier answers (`draft.shared=true`), and
-        nothing with those of another call. The shapes of proposals are checked if the method is not
-        built in.
+        The shapes of proposals are checked if the method is not built in.
         """
         settings = self.pair.draft_settings
         if settings is None:
@@ -131,7 +129,6 @@ def open_runners(pair: Pair, preparation: Preparation) -> PairRunners:
                     raise ValueError(f"layers() are {layers}, and the model has {most}")
     options: Options = {
         "vocabulary_size": pair.vocabulary_size,
-        "device": pair.target.input_device,
         "hidden_layers": layers,
     }
     num_slots = preparation.num_slots
@@ -146,7 +143,7 @@ def open_runners(pair: Pair, preparation: Preparation) -> PairRunners:
         widths = draft_widths(model.model.config, numbers)
         # Logits of a draft with a tokenizer of its own are those of its own tokens.
         size = vocabulary_size(model.model.config) if pair.translation else pair.vocabulary_size
-        options = {"vocabulary_size": size, "device": model.input_device}
+        options = {"vocabulary_size": size}
         # The widest pass may begin at the last draft token, which needs the last but one of the
         # target's slots, and reaches `widest - 1` slots beyond it.
         num_slots += max(widths) - 2

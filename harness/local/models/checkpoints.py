@@ -147,21 +147,16 @@ def _check_directory(role: str, settings: ModelSettings, weights: bool) -> None:
             raise SettingError(f"{role}.gguf_file", rule, settings.gguf_file)
         return
     if not (directory / "config.json").is_file():
-        rule = f"the directory holds no config.json{_hint_at_contents(role, directory)}"
-        raise SettingError(role, rule, repository)
+        hint = ""
+        if any(directory.glob("*.gguf")):
+            hint = f" (for a GGUF file set {role}.gguf_file)"
+        elif (directory / "adapter_config.json").is_file():
+            hint = " (it is an adapter, which must be merged into its base model first)"
+        raise SettingError(role, f"the directory holds no config.json{hint}", repository)
     has_weights = any(directory.glob("*.safetensors")) or any(directory.glob("*.bin"))
     if weights and not has_weights:
         rule = "the directory holds no weights (model.safetensors or pytorch_model.bin)"
         raise SettingError(role, rule, repository)
-
-
-def _hint_at_contents(role: str, directory: Path) -> str:
-    """A hint, in brackets, at what a directory without a configuration holds instead; nothing if unknown."""
-    if any(directory.glob("*.gguf")):
-        return f" (for a GGUF file set {role}.gguf_file)"
-    if (directory / "adapter_config.json").is_file():
-        return " (it is an adapter, which must be merged into its base model first)"
-    return ""
 
 
 def check_model_access(settings: ModelSettings) -> None:

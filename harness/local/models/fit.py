@@ -14,7 +14,6 @@ both fit. Two GPUs with room for 24 GB each, a target of 30 GB, a draft of 14 GB
 1. On one GPU the draft leaves 10 GB: too little for the target.
 2. On two GPUs the draft takes the second one. The first one alone is too small for the target.
 3. Over both the target gets 20 GB on the first GPU, and 10 GB next to the draft: it fits.
-4. (Not needed any more: the target's last layers outside the GPUs, where that is allowed.)
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ from harness.config.amounts import amount
 from harness.config.demand import Demand, Remedy
 from harness.config.errors import RunError, SettingError
 from harness.config.model_names import canonical_name
-from harness.config.settings import PlacementSettings, Quantization, Strategy
-from harness.local.models.sketch import Device, DeviceMap, Sketch, device_name, offloads
+from harness.config.settings import PlacementSettings, Quantization
+from harness.local.models.sketch import Device, DeviceMap, Sketch, covering, device_name
 
 # The published runs had 8 GPUs; beyond this many the answer is another model.
 _MOST_GPUS = 64
@@ -52,11 +51,11 @@ class Misfit(RunError):
 
 @dataclass(frozen=True)
 class Placement:
-    """Where one model is.
+    """The devices of one model.
 
     Attributes:
         device_map: from module names to devices; `""` is the whole model.
-        bytes_per_device: weights and buffers, by `cuda:0`, `cpu` or `disk`.
+        bytes_per_device: weights and buffers, by `cuda:0` or `cpu`.
         cache_per_device: keys and values, when they are largest.
     """
 
@@ -66,12 +65,9 @@ class Placement:
 
     @property
     def devices(self) -> list[torch.device]:
-        """Every device that computes layers; the CPU computes those on disk."""
-        devices: dict[torch.device, None] = {}
-        for device in self.device_map.values():
-            name = device_name(device)
-            devices[torch.device("cpu" if name == "disk" else name)] = None
-        return list(devices)
+        """Every device with a layer, in their order."""
+        devices = dict.fromkeys(self.device_map.values())
+        return [torch.device(device_name(device)) for device in devices]
 
     def taken(self, device: Device) -> int:
         """Bytes of weights and caches on a device."""
@@ -143,7 +139,7 @@ class Case:
 
         `placement.gpus=2` means the first two GPUs, `model.gpus=2` any two.
         """
-        if effective_strategy(self.placement) == "cpu":
+        if self.placement.strategy == "cpu":
             return []
         return self.gpus if sketch.settings.gpus else self.gpus[: self.placement.gpus]
 
@@ -184,20 +180,6 @@ class Case:
         return Misfit(f"{sketch.role}: {sketch.settings.name} does not fit{where}: {text}, {free}")
 
 
-def effective_strategy(placement: PlacementSettings) -> Strategy:
-    """The strategy of a placement: `cpu` also where its explicit map names no GPU."""
-    devices = map(parse_device, (placement.device_map or {}).values())
-    if placement.device_map is not None and not any(isinstance(device, int) for device in devices):
-        return "cpu"
-    return placement.strategy
-
-
-def parse_device(device: object) -> Device:
-    """A device as it is typed: `0`, `"0"` and `"cuda:0"` are GPU 0; any other word stays."""
-    text = str(device).removeprefix("cuda:")
-    return int(text) if text.isdigit() else text
-
-
 def fit(case: Case) -> list[Placement]:
     """Place the target and the draft.
 
@@ -206,15 +188,14 @@ def fit(case: Case) -> list[Placement]:
 
     Raises:
         Misfit: there is no room for a model.
-        SettingError: an explicit map that does not suit model or machine, or a model that cannot
-            be split or offloaded.
+        SettingError: an explicit map that does not suit model or machine.
     """
     first, *others = case.models
     if case.placement.device_map is not None:
         placement = _place_as_typed(case, first, case.placement.device_map)
     else:
-        for gpus, num_gpus, num_offloaded in _choices(case):
-            placements = _place(case, gpus, num_gpus, num_offloaded)
+        for gpus, num_gpus in _choices(case):
+            placements = _place(case, gpus, num_gpus)
             if placements:
                 return placements
         if not others:
@@ -230,37 +211,31 @@ def fit(case: Case) -> list[Placement]:
     return [placement, *fit(rest)]
 
 
-def _choices(case: Case) -> Iterator[tuple[Sequence[int], int, int]]:
-    """Choices to try, the best first: the GPUs for all models, on how many of these the target is, and
-    how many of its last blocks are outside the GPUs.
-    """
-    target = case.models[0]
-    gpus = case.gpus[: case.placement.gpus] if effective_strategy(case.placement) != "cpu" else []
-    if effective_strategy(case.placement) == "auto" and gpus and not target.settings.gpus:
-        for number in range(1, len(gpus) + 1):
-            for num_of_target in range(1, number + 1):
-                yield roomiest(gpus, case.free, number), num_of_target, 0
-    else:
-        yield gpus, len(gpus), 0
-    # Weights that are quantized already cannot be outside the GPUs.
-    if case.placement.offload != "none" and target.stored is None:
-        for num_offloaded in range(1, len(target.blocks)):
-            yield gpus, len(gpus), num_offloaded
+def _choices(case: Case) -> Iterator[tuple[Sequence[int], int]]:
+    """Choices to try, the best first: the GPUs for all models, and on how many of these the target is."""
+    strategy = case.placement.strategy
+    gpus = case.gpus[: case.placement.gpus] if strategy != "cpu" else []
+    if strategy != "auto" or not gpus or case.models[0].settings.gpus:
+        yield gpus, len(gpus)
+        return
+    for number in range(1, len(gpus) + 1):
+        for num_of_target in range(1, number + 1):
+            yield roomiest(gpus, case.free, number), num_of_target
 
 
-def _place(
-    case: Case, gpus: Sequence[int], num_gpus: int, num_offloaded: int
-) -> list[Placement] | None:
+def _place(case: Case, gpus: Sequence[int], num_gpus: int) -> list[Placement] | None:
     """Place the draft, then the target on what it leaves; None if there is no room."""
     room = case.room
     case = case.spread if len(gpus) > 1 else case
     placements: list[Placement] = []
     for sketch in reversed(case.models):
         devices = _devices(case, sketch, gpus, room, num_gpus)
-        outside = 0 if sketch.role == "draft" else num_offloaded
-        placement = _share_out(case, sketch, room, devices, outside)
-        if placement is None:
+        caches = sketch.block_caches(*case.cached(sketch))
+        loads = [size + cache for size, cache in zip(sketch.block_bytes, caches, strict=True)]
+        indices = balanced(loads, [room[device] for device in devices])
+        if not indices:
             return None
+        placement = _placement(case, sketch, [devices[index] for index in indices])
         room = {device: max(0, size - placement.taken(device)) for device, size in room.items()}
         placements.insert(0, placement)
     return placements
@@ -279,32 +254,6 @@ def _devices(
     return roomiest(gpus, room, num_gpus or len(gpus)) or ["cpu"]
 
 
-def _share_out(
-    case: Case, sketch: Sketch, room: Memory, devices: Sequence[Device], num_offloaded: int
-) -> Placement | None:
-    """Put a model's blocks on devices in order, the last ones outside; None if there is no room.
-
-    The first device computes the blocks that are outside, one at a time: it holds their caches, and
-    keeps enough room for the largest of them.
-    """
-    outside = case.placement.offload
-    if num_offloaded and outside in devices:
-        return None
-    num_here = len(sketch.blocks) - num_offloaded
-    caches = sketch.block_caches(*case.cached(sketch))
-    loads = [sketch.block_bytes[block] + caches[block] for block in range(num_here)]
-    rooms = [room[device] for device in devices]
-    rooms[0] -= max(sketch.unquantized_bytes[num_here:], default=0) + sum(caches[num_here:])
-    indices = filled(loads, rooms) if num_offloaded else balanced(loads, rooms)
-    if not indices:
-        return None
-    block_devices = [devices[index] for index in indices] + [outside] * num_offloaded
-    placement = _placement(case, sketch, block_devices)
-    # Blocks outside of GPUs make those in main memory unquantized too: `loads` may have been too small.
-    exceeds_room = any(placement.taken(device) > size for device, size in room.items())
-    return None if exceeds_room else placement
-
-
 def _placement(case: Case, sketch: Sketch, devices: Sequence[Device]) -> Placement:
     """The placement with each block on its device."""
     device_map: dict[str, Device] = {"": devices[0]}
@@ -312,21 +261,12 @@ def _placement(case: Case, sketch: Sketch, devices: Sequence[Device]) -> Placeme
         device_map = {}
         for block, device in zip(sketch.blocks, devices, strict=True):
             device_map |= dict.fromkeys(block.modules, device)
-    is_offloading = offloads(device_map)
-    if is_offloading and sketch.stored is not None:
-        parts = f"parts of {sketch.settings.name}"
-        rule = f"{parts} cannot be outside the GPUs: its weights are quantized already"
-        raise SettingError("placement", rule)
-    first_gpu = next((device for device in devices if isinstance(device, int)), "cpu")
     block_caches = sketch.block_caches(*case.cached(sketch))
     weights: Counter[str] = Counter()
     caches: Counter[str] = Counter()
     for index, device in enumerate(devices):
-        is_on_gpu = isinstance(device, int)
-        # bitsandbytes does not quantize what is offloaded; the first GPU computes it.
-        sizes = sketch.block_bytes if is_on_gpu or not is_offloading else sketch.unquantized_bytes
-        weights[device_name(device)] += sizes[index]
-        caches[device_name(device if is_on_gpu else first_gpu)] += block_caches[index]
+        weights[device_name(device)] += sketch.block_bytes[index]
+        caches[device_name(device)] += block_caches[index]
     return Placement(device_map, dict(+weights), dict(+caches))
 
 
@@ -335,67 +275,57 @@ def _place_as_typed(case: Case, sketch: Sketch, typed_map: Mapping[str, Any]) ->
     reading the prompts takes.
     """
     setting = "placement.device_map"
-    device_map = {str(module): parse_device(device) for module, device in typed_map.items()}
-    for device in device_map.values():
-        if device not in case.free and device != "disk":
-            known = ", ".join([*map(str, case.free), "disk"])
-            raise SettingError(setting, f"must name devices of this machine ({known})", device)
+    device_map: dict[str, Device] = {}
+    for module, typed in typed_map.items():
+        number = str(typed).removeprefix("cuda:")
+        if number not in map(str, case.gpus):
+            known = ", ".join(map(str, case.gpus)) or "none"
+            raise SettingError(setting, f"must name GPUs of this machine ({known})", typed)
+        device_map[str(module)] = int(number)
     blocks = [f"{name}." for block in sketch.blocks for name in block.modules]
     for module in filter(None, device_map):
-        place = f"{module}."
-        is_inside = any(place.startswith(name) and place != name for name in blocks)
-        # A dropout has no tensors, and is in no block.
-        is_known = module in sketch.modules or any(name.startswith(place) for name in blocks)
-        if is_inside or not is_known:
+        if not any(name.startswith(f"{module}.") for name in blocks):
             rule = f"must name modules of {sketch.settings.name}, and none inside a layer"
             raise SettingError(setting, rule, module)
     try:
-        devices = sketch.block_devices(device_map)
+        coverings = [covering(block.modules[0], device_map) for block in sketch.blocks]
     except KeyError as missing:
         rule = f"must cover the whole model; {missing.args[0]} is on no device"
         raise SettingError(setting, rule) from missing
-    placement = _placement(case, sketch, devices)
-    for device, free in case.free.items():
+    placement = _placement(case, sketch, [device_map[name] for name in coverings])
+    for device in set(device_map.values()):
         taken = placement.taken(device)
-        prompts = case.prompt_bytes if taken and device in case.gpus else 0
-        if taken + prompts > free:
+        if taken + case.prompt_bytes > case.free[device]:
             name = sketch.settings.name
             puts = f"{setting} puts {amount(taken)} of {name} on {device_name(device)}"
-            if prompts:
-                puts += f", reading the prompts takes {amount(prompts)}"
-            why = f"{puts}, and {amount(free)} are free there"
+            prompts = f"reading the prompts takes {amount(case.prompt_bytes)}"
+            why = f"{puts}, {prompts}, and {amount(case.free[device])} are free there"
             raise Misfit(f"{sketch.role}: {name} does not fit: {why}")
     return placement
 
 
-def filled(loads: Sequence[int], rooms: Sequence[int]) -> list[int]:
-    """Fill rooms with loads, in order: three loads of 4 in rooms of 8 and 8 are [0, 0, 1].
+def balanced(loads: Sequence[int], rooms: Sequence[int]) -> list[int]:
+    """Fill rooms with loads, in order, and no room further than necessary.
+
+    Four loads of 2 in rooms of 8 and 8 are [0, 0, 1, 1].
 
     Returns:
         For each load the index of its room; empty if they do not fit.
     """
-    index = 0
-    left = rooms[0]
-    indices = []
-    for load in loads:
-        while load > left:
-            index += 1
-            if index == len(rooms):
-                return []
-            left = rooms[index]
-        left -= load
-        indices.append(index)
-    return indices
-
-
-def balanced(loads: Sequence[int], rooms: Sequence[int]) -> list[int]:
-    """The same as `filled`, with no room filled further than necessary.
-
-    Four loads of 2 in rooms of 8 and 8 are [0, 0, 1, 1], where `filled` puts all into the first.
-    """
 
     def fill_up_to(limit: int) -> list[int]:
-        return filled(loads, [min(limit, room) for room in rooms])
+        index = 0
+        left = min(limit, rooms[0])
+        indices = []
+        for load in loads:
+            while load > left:
+                index += 1
+                if index == len(rooms):
+                    return []
+                left = min(limit, rooms[index])
+            left -= load
+            indices.append(index)
+        return indices
 
     lowest = bisect.bisect_left(range(max(rooms)), True, key=lambda limit: bool(fill_up_to(limit)))
     return fill_up_to(lowest)

@@ -7,9 +7,6 @@ the modules of the device map have a hook, and later modules use the copies of e
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -29,7 +26,7 @@ from harness.local.models.checkpoints import Checkpoint, source_arguments
 from harness.local.models.fit import Placement
 from harness.local.models.quiet import loading_bar
 from harness.local.models.random_weights import random_state
-from harness.local.models.sketch import Sketch, device_name, offloads
+from harness.local.models.sketch import Sketch
 
 
 @dataclass(frozen=True)
@@ -76,19 +73,16 @@ class PlacedModel:
         """Load the weights. Raises RunError or SettingError if memory, files or a library fail."""
         placement = self.placement
         model = self._from_pretrained()
-        devices = list(dict.fromkeys(placement.device_map.values()))
-        gpus = [device for device in devices if isinstance(device, int)]
-        input_device = torch.device(device_name(gpus[0] if gpus else "cpu"))
-        nothing_is_outside = gpus == devices
-        if len(gpus) > 1 and nothing_is_outside:
-            cross_once(model, placement.device_map, input_device)
+        devices = placement.devices
+        if len(devices) > 1:
+            cross_once(model, placement.device_map, devices[0])
         return LoadedModel(
             model.eval(),
             self.checkpoint.settings,
             placement,
             self.sketch.dtype,
-            placement.devices,
-            input_device,
+            devices,
+            devices[0],
         )
 
     def _from_pretrained(self) -> PreTrainedModel:
@@ -103,11 +97,7 @@ class PlacedModel:
             factory, arguments["state_dict"] = random_state(
                 checkpoint, self.placement.device_map, self.sketch.dtype
             )
-        quantization: Any = bitsandbytes_config(
-            self.sketch.quantization,
-            self.sketch.dtype,
-            offloaded=offloads(self.placement.device_map),
-        )
+        quantization: Any = bitsandbytes_config(self.sketch.quantization, self.sketch.dtype)
         is_gguf = settings.gguf_file is not None
         if quantization is None and is_gguf and hasattr(transformers, "GgufConfig"):
             # Older transformers always unpack GGUF; newer ones would fetch kernels from the hub to
@@ -116,8 +106,6 @@ class PlacedModel:
         if quantization is not None:
             arguments["quantization_config"] = quantization
         arguments["device_map"] = self.placement.device_map
-        if "disk" in self.placement.device_map.values():
-            arguments["offload_folder"] = tempfile.mkdtemp(prefix="harness-offload-")
         try:
             model: PreTrainedModel
             with loading_bar(self.sketch.weight_bytes):
@@ -130,9 +118,6 @@ class PlacedModel:
                 )
         except Exception as exception:
             raise explained(exception, checkpoint.role, settings) from exception
-        if "offload_folder" in arguments:
-            # Its files are read as long as the model lives.
-            weakref.finalize(model, shutil.rmtree, arguments["offload_folder"], ignore_errors=True)
         missing = sorted(report["missing_keys"])
         if missing and not checkpoint.random:
             # transformers fills them with random numbers and goes on.
@@ -143,20 +128,19 @@ class PlacedModel:
 
 
 def bitsandbytes_config(
-    quantization: Quantization, dtype: torch.dtype, *, offloaded: bool = False
+    quantization: Quantization, dtype: torch.dtype
 ) -> BitsAndBytesConfig | None:
     """Settings with which transformers quantizes weights as they load; None for `none`.
 
     8-bit is LLM.int8() (Dettmers et al. 2022, https://arxiv.org/abs/2208.07339), 4-bit is NF4 with
     quantized scales (Dettmers et al. 2023, https://arxiv.org/abs/2305.14314), multiplied in
-    `dtype`. Offloaded layers stay in `dtype`.
+    `dtype`.
     """
     if quantization == "none":
         return None
     return BitsAndBytesConfig(
         load_in_8bit=quantization == "8bit",
         load_in_4bit=quantization == "4bit",
-        llm_int8_enable_fp32_cpu_offload=offloaded,
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=dtype,
@@ -196,7 +180,7 @@ class _Copies:
 
 
 def cross_once(model: PreTrainedModel, names: Iterable[str], input_device: torch.device) -> None:
-    """Replace accelerate's hooks on a model over several GPUs, with nothing outside of them.
+    """Replace accelerate's hooks on a model over several GPUs.
 
     Args:
         names: keys of its device map, none inside another one.

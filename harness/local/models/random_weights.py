@@ -35,21 +35,14 @@ _STANDARD_DEVIATION = 0.02
 def checkpoint_for(role: str, settings: ModelSettings, weights: Weights | None) -> Checkpoint:
     """A model for a run with such weights; None for a pair on paper, which needs none.
 
-    Raises SettingError or RunError as `read_checkpoint` and `random_checkpoint`.
-    """
-    if weights == "random":
-        return random_checkpoint(role, settings)
-    return read_checkpoint(role, settings, weights=weights is not None)
-
-
-def random_checkpoint(role: str, settings: ModelSettings) -> Checkpoint:
-    """A model for `weights=random`: a preset's own architecture, or a configuration.
-
-    A repository whose weights are quantized by bitsandbytes is built as it would be quantized here.
+    With random ones a preset's own architecture or a configuration is enough. A repository whose
+    weights are quantized by bitsandbytes is built as it would be quantized here.
 
     Raises SettingError or RunError as `read_checkpoint`, and for formats that random numbers cannot
     have.
     """
+    if weights != "random":
+        return read_checkpoint(role, settings, weights=weights is not None)
     if settings.gguf_file is not None:
         rule = f"cannot be random for {role}={settings.name}: its format is GGUF"
         raise SettingError("weights", rule, "random")
@@ -108,7 +101,7 @@ class RandomTensor:
     Its name determines its numbers, independent of all other tensors.
 
     Attributes:
-        device: a GPU's index, `cpu` or `disk`.
+        device: a GPU's index, or `cpu`.
     """
 
     name: str

@@ -34,7 +34,7 @@ from harness.local.models.cache_names import cache_of
 from harness.local.models.checkpoints import Checkpoint, recurrent_kind, stored_quantization
 from harness.local.models.tokenizers import vocabulary_size
 
-# A GPU's index, "cpu" or "disk".
+# A GPU's index, or "cpu".
 Device = int | str
 # From module names to devices; "" is the whole model.
 DeviceMap = Mapping[str, Device]
@@ -136,7 +136,6 @@ class Sketch:
             where unknown.
         estimated_cache: whether cache sizes were estimated from the configuration, because the
             model's code does not reveal them.
-        modules: names of all modules, also of those without tensors; none of a head.
     """
 
     role: str
@@ -154,7 +153,6 @@ class Sketch:
     drafts_in_one_pass: bool = False
     pass_numbers: int = 0
     estimated_cache: bool = False
-    modules: frozenset[str] = frozenset()
 
     @property
     def tensors(self) -> list[TensorSketch]:
@@ -164,17 +162,10 @@ class Sketch:
     @functools.cached_property
     def block_bytes(self) -> list[int]:
         """Weights and buffers of each block."""
-        return self._block_bytes(self.quantization)
-
-    @functools.cached_property
-    def unquantized_bytes(self) -> list[int]:
-        """The same where blocks are offloaded: bitsandbytes does not quantize those."""
-        return self._block_bytes("none")
-
-    def _block_bytes(self, quantization: Quantization) -> list[int]:
         sizes = []
         for block in self.blocks:
-            sizes.append(sum(tensor.nbytes(self.dtype, quantization) for tensor in block.tensors))
+            tensors = [tensor.nbytes(self.dtype, self.quantization) for tensor in block.tensors]
+            sizes.append(sum(tensors))
         return sizes
 
     def block_caches(self, num_tokens: int = 1, num_states: int = 1) -> list[int]:
@@ -184,14 +175,6 @@ class Sketch:
             caches = [cache.nbytes(self.dtype, num_tokens, num_states) for cache in block.caches]
             sizes.append(sum(caches))
         return sizes
-
-    def block_devices(self, device_map: DeviceMap) -> list[Device]:
-        """Return where a map puts each block.
-
-        Raises:
-            KeyError: with the name of a block that is on no device.
-        """
-        return [device_map[covering(block.modules[0], device_map)] for block in self.blocks]
 
     @property
     def weight_bytes(self) -> int:
@@ -290,14 +273,8 @@ def covering(name: str, modules: Container[str]) -> str:
 
 
 def device_name(device: Device) -> str:
-    """Return `cuda:0` for GPU 0; `cpu` and `disk` as they are."""
+    """Return `cuda:0` for GPU 0; `cpu` as it is."""
     return f"cuda:{device}" if isinstance(device, int) else device
-
-
-def offloads(device_map: DeviceMap) -> bool:
-    """Return whether some layers are stored on another device than the one that computes them."""
-    devices = set(device_map.values())
-    return "disk" in devices or ("cpu" in devices and len(devices) > 1)
 
 
 # Models on the meta device --------------------------------------------------------------------------
@@ -344,7 +321,6 @@ def sketch_model(checkpoint: Checkpoint, dtype: torch.dtype) -> Sketch:
         settings=settings,
         dtype=dtype,
         blocks=_blocks(model, quantizable, caches),
-        modules=frozenset(name for name, _ in model.named_modules()),
         quantization="none" if stored is not None else settings.quantization,
         stored=stored,
         num_parameters=num_parameters,

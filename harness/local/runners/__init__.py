@@ -5,7 +5,7 @@ cache: left padding, positions, masks, several devices, rows that keep different
   context and batch, and `compile` compiles its passes.
 - `SnapshotRunner` can run every model: a roll-back returns to a copy of the state, and tokens that
   were kept since are read again with the next pass. It is for recurrent models, for those that make
-  masks or positions of their own, and for offloaded ones (`runner=eager`).
+  masks or positions of their own (`runner=eager`).
 
 `keep` counts from the last `keep`, not from the last `extend`, because a drafter extends K times
 between two verdicts. Stopwatches time `decide` whole.

@@ -1,5 +1,5 @@
-"""Parts that runners over transformers models share: calls of the model, tokens as it takes them, and objects around a
-runner of which some calls are changed.
+"""Parts that runners over transformers models share: calls of the model, the kernels of its attention, and objects
+around a runner of which some calls are changed.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 import transformers
 from packaging.version import Version
 from torch import Tensor, nn
+from torch.backends.cuda import cudnn_sdp_enabled, enable_cudnn_sdp
 from transformers import Cache, PreTrainedModel
 
 from harness.local.models.cache_names import cache_name
@@ -24,14 +25,12 @@ class Options(TypedDict, total=False):
     Attributes:
         vocabulary_size: logits are cut to it; embeddings are often padded differently in target and
             draft.
-        device: where tokens go in and logits come out; the model's own by default.
         hidden_layers: the layers in `Step.hidden`, as indices into transformers' `hidden_states`: i
             is the input of layer i, 0 the embeddings, and the last one the output after the final
             norm.
     """
 
     vocabulary_size: int | None
-    device: torch.device | None
     hidden_layers: tuple[int, ...]
 
 
@@ -142,16 +141,19 @@ def within(positions: Tensor, context: int | None) -> Tensor:
     return positions if context is None else positions.clamp(max=context - 1)
 
 
-def stacked(above: Tensor, below: Tensor) -> Tensor:
-    """Put states [B, heads, slots, D] of some rows above those of others, padded on the left to the
-    same width.
+@contextmanager
+def without_cudnn() -> Iterator[None]:
+    """Compute attention with other kernels than cuDNN's within this block.
+
+    On Hopper and Blackwell torch 2.11 prefers cuDNN, which makes a plan for every size that it has
+    not seen. That takes long where sizes change from pass to pass.
     """
-    width = max(above.shape[2], below.shape[2])
-    padded = []
-    for states in (above, below):
-        missing = width - states.shape[2]
-        padded.append(nn.functional.pad(states, (0, 0, missing, 0)))
-    return torch.cat(padded)
+    enabled = cudnn_sdp_enabled()
+    enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        enable_cudnn_sdp(enabled)
 
 
 class Wrapped:

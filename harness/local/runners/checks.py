@@ -19,8 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from harness.local.decoding.protocols import Runner
-from harness.local.runners.attention import without_cudnn
-from harness.local.runners.base import Options, captured, capturing, logits_to_keep
+from harness.local.runners.base import Options, captured, capturing, logits_to_keep, without_cudnn
 from harness.local.runners.slots import UnsupportedModelError
 
 # A larger relative difference from the plain outputs is more than rounding: float32, and all
@@ -73,8 +72,6 @@ def check_runner(
             its masks or its cache.
     """
     size = model.config.get_text_config(decoder=True).vocab_size
-    # A model on several devices takes tokens on one of them, which `options` name.
-    device = options.get("device") or model.device
     # Once at the beginning of a text, and once behind as many tokens as the longest window has.
     for num_before in sorted({0, longest_span(model.config, num_slots)}):
         texts = [[*_filler(num_before), *_PROMPTS[0]], _PROMPTS[1]][:num_rows]
@@ -83,7 +80,7 @@ def check_runner(
             runner.start(texts)
             for extension in _EXTENSIONS:
                 rows = [[token % size for token in row] for row in extension[:num_rows]]
-                step = runner.extend(torch.tensor(rows, device=device))
+                step = runner.extend(torch.tensor(rows, device=model.device))
                 for index, (text, row) in enumerate(zip(texts, rows, strict=True)):
                     outputs = [step.logits[index]]
                     if step.hidden is not None:
@@ -140,7 +137,7 @@ def plain_outputs(
     without a cache: the logits, and the states of the captured layers if there are any.
     """
     arguments: dict[str, Any] = capturing(options) | logits_to_keep(model, count)
-    tokens = torch.tensor([sequence], device=options.get("device") or model.device)
+    tokens = torch.tensor([sequence], device=model.device)
     with without_cudnn():
         outputs = captured(options, model(input_ids=tokens, use_cache=False, **arguments))
     return [output[:, -count:] for output in outputs]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -23,8 +23,6 @@ from torch._guards import detect_fake_mode
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.fx.node import map_arg
 from torch.fx.passes.split_module import split_module
-from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map_only
 
 from harness.local.runners.checks import refusing
 
@@ -115,7 +113,7 @@ def compile_call(call: Call, model: nn.Module) -> Call:
     Raises an error of torch if the call depends on the values of tensors: they have none while the
     call is traced.
     """
-    with _layers_marked(model), _PlainTensors():
+    with _layers_marked(model):
         traced = make_fx(call, tracing_mode="fake", _allow_non_fake_inputs=True)()
     _tensors_to_inputs(traced)
     whole = _split_by_layer(traced)
@@ -184,23 +182,6 @@ def _compile(part: fx.GraphModule) -> Callable[..., Any]:
         return outputs[0] if is_single else outputs
 
     return run
-
-
-class _PlainTensors(TorchFunctionMode):
-    """Passes quantized weights to operations as plain tensors: fake tensors know no subclasses."""
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: Any = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        def plain(weight: nn.Parameter) -> Tensor:
-            return weight.as_subclass(Tensor)
-
-        args, kwargs = tree_map_only(nn.Parameter, plain, (args, kwargs or {}))
-        return func(*args, **kwargs)
 
 
 @contextmanager

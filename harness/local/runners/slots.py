@@ -8,18 +8,26 @@ overwritten.
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import Cache, GenerationMixin, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from harness.local.runners.attention import PLAIN, HeadPacking
 from harness.local.runners.base import Options, context_of, run_model, within
+
+# Names of attention in transformers: torch's own, and `packed_attention`.
+_PLAIN = "sdpa"
+_PACKED = "sdpa_packed"
 
 # Layer types whose masks `SlotForward` makes, by their names in transformers' configurations.
 _FULL = "full_attention"
@@ -66,7 +74,7 @@ class Slots:
     def have_room(self, num_rows: int, num_slots: int) -> bool:
         return num_rows <= self.num_rows and num_slots <= self.num_slots
 
-    def enlarged(self, num_rows: int, num_slots: int = 0) -> Slots:
+    def enlarged(self, num_rows: int, num_slots: int) -> Slots:
         """Return a copy with at least so many rows and slots, the new ones zero."""
         enlarged = self.like(
             self.buffers, max(num_rows, self.num_rows), max(num_slots, self.num_slots)
@@ -88,11 +96,11 @@ class Slots:
         for buffer in self.buffers:
             buffer.zero_()
 
-    def select(self, rows: Tensor, num_used: int, first_row: int = 0) -> None:
-        """Copy the first `num_used` slots of these rows [n] to the rows from `first_row` on."""
+    def select(self, rows: Tensor, num_used: int) -> None:
+        """Copy the first `num_used` slots of these rows [n] to the first n rows."""
         for buffer in self.buffers:
             used = buffer[:, :, :num_used]
-            used[first_row : first_row + len(rows)] = used[rows.to(buffer.device)]
+            used[: len(rows)] = used[rows.to(buffer.device)]
 
 
 # Where the n new tokens of each row go. A number: into the n slots from there on, in every row.
@@ -151,6 +159,88 @@ class _SlotLayer(CacheLayerMixin):
         return self._targets if isinstance(self._targets, int) else 0
 
 
+class HeadPacking:
+    """Within its `with` block a model whose heads share keys takes masks [1 or B, 1, heads per key
+    * n, S] for n queries: heads that share their keys count as more queries of one head.
+
+    transformers copies keys and values for each such head wherever there are a mask and several
+    queries. Over a long context that takes longer than the attention itself, and every kernel
+    computes the same without.
+
+    With 8 heads on 2 keys and 5 tokens, attention gets 20 queries for each of 2 heads instead of 5
+    queries for each of 8. Outside the block the model is as it was.
+
+    Attributes:
+        heads_per_key: 1 if they share none.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.heads_per_key = 1
+        groups = {getattr(module, "num_key_value_groups", None) for module in model.modules()}
+        groups.discard(None)
+        is_plain = model.config.get_text_config()._attn_implementation == _PLAIN
+        configs: dict[int, Any] = {}
+        if is_plain and len(groups) == 1:
+            self.heads_per_key = int(groups.pop())  # type: ignore[arg-type]
+        if self.heads_per_key > 1:
+            for module in model.modules():
+                config = getattr(module, "config", None)
+                if config is not None:
+                    configs[id(config)] = config
+        self._configs = list(configs.values())
+        ALL_ATTENTION_FUNCTIONS.register(_PACKED, packed_attention)
+        ALL_MASK_ATTENTION_FUNCTIONS.register(_PACKED, ALL_MASK_ATTENTION_FUNCTIONS[_PLAIN])
+
+    def __enter__(self) -> None:
+        self._set_attention(_PACKED)
+
+    def __exit__(self, *_: object) -> None:
+        self._set_attention(_PLAIN)
+
+    def _set_attention(self, name: str) -> None:
+        for config in self._configs:
+            # The property would also set it for configurations inside, which may have other users.
+            config._attn_implementation_internal = name
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Attend from queries [B, heads, n, D] to keys and values [B, key heads, S, D] -> [B, n, heads,
+    D].
+    """
+    num_rows, num_heads, num_queries, size = query.shape
+    num_key_heads = key.shape[1]
+    num_packed = num_heads // num_key_heads * num_queries
+    # Without a mask several queries are a prompt's, each of which sees those before it.
+    is_single = attention_mask is None and num_queries == 1
+    has_packed_mask = attention_mask is not None and attention_mask.shape[-2] == num_packed
+    has_bias = any(options.get(name) is not None for name in ("position_bias", "softcap"))
+    if has_bias or not (is_single or has_packed_mask):
+        if attention_mask is not None:
+            # Of a mask for packed queries, those of one head: all heads see the same slots.
+            attention_mask = attention_mask[:, :, :num_queries]
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, scaling=scaling, **options
+        )
+    query = query.reshape(num_rows, num_key_heads, num_packed, size)
+    output = scaled_dot_product_attention(
+        query, key, value, attn_mask=attention_mask, scale=scaling
+    )
+    # Kernels on a GPU leave the heads behind the queries in memory, so that these two are split
+    # before they are joined.
+    output = output.view(num_rows, num_key_heads, -1, num_queries, output.shape[-1]).permute(
+        0, 3, 1, 2, 4
+    )
+    return output.reshape(num_rows, num_queries, num_heads, -1), None
+
+
 class SlotForward:
     """Runs a model over slots, as a function of tensors alone, so that it can be compiled. Every
     call stands in a `with` block of `packing`.
@@ -165,7 +255,7 @@ class SlotForward:
         self._windows = attention_windows(model)
         self._context = context_of(model)
         attention = model.config.get_text_config()._attn_implementation
-        self._needs_masks = attention != PLAIN or any(self._windows.values())
+        self._needs_masks = attention != _PLAIN or any(self._windows.values())
 
     def __call__(
         self, slots: Slots, width: int, tokens: Tensor, starts: Tensor | int
@@ -210,7 +300,7 @@ class SlotForward:
         """Make masks [1 or B, 1, n, S] that are added to scores, for tokens in slots written [1 or
         B, n]: one for each type of layer, or a single one where all layers share it.
 
-        Where heads are packed (`attention`), each token is as many queries as heads share a key.
+        Where heads are packed (`HeadPacking`), each token is as many queries as heads share a key.
         """
         hidden = torch.finfo(keys.dtype).min
         # A token's slot is its position, so slots are compared as positions.
@@ -312,26 +402,21 @@ class SlotCache:
         for slots in self._layers.values():
             slots.clear()
 
-    def ensure_rows(self, num_rows: int) -> None:
-        """Grow the buffers to at least `num_rows` rows.
+    def select(self, rows: Tensor, num_rows: int) -> None:
+        """Move these rows to the front, in this order.
 
-        `select` may then name rows that joined, but that no `update` has written yet.
+        Args:
+            num_rows: of the batch; rows that have just joined, no `update` has written yet.
         """
         for layer, slots in self._layers.items():
             if slots.num_rows < num_rows:
-                self._layers[layer] = slots.enlarged(num_rows)
-
-    def select(self, rows: Tensor) -> None:
-        """Move these rows to the front of the same buffers, in this order."""
-        for slots in self._layers.values():
+                slots = self._layers[layer] = slots.enlarged(num_rows, 0)
             slots.select(rows, slots.num_slots)
 
     def copied(self) -> SlotCache:
-        """Return a cache with the same entries in buffers of its own."""
-        copied = SlotCache()
-        copied.num_slots = self.num_slots
-        for layer, slots in self._layers.items():
-            copied._layers[layer] = slots.enlarged(slots.num_rows)
+        """Return a cache over the same buffers; where it grows, this one does not."""
+        copied = copy.copy(self)
+        copied._layers = dict(self._layers)
         return copied
 
     @property

@@ -21,6 +21,7 @@ from typing import Any, Unpack
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
@@ -29,15 +30,14 @@ from harness.config.run import RunnerName
 from harness.local.decoding.protocols import Runner, Step, TokenRows
 from harness.local.decoding.transfer import to_device
 from harness.local.models.cache_names import CACHES
-from harness.local.runners.attention import without_cudnn
 from harness.local.runners.base import (
     Options,
     captured,
     capturing,
     context_of,
     logits_to_keep,
-    stacked,
     within,
+    without_cudnn,
 )
 from harness.local.runners.checks import check_runner
 from harness.local.runners.slots import UnsupportedModelError
@@ -98,7 +98,7 @@ class SnapshotRunner(Runner):
         self._options = options
         self._takes_back = takes_back
         self._keeps_first = keeps_first
-        self._device = options.get("device") or model.device
+        self._device = model.device
         self._parameters = inspect.signature(model.forward).parameters
         self._context = context_of(model)
         # Before the unread tokens; None from `extend` to `keep` if `extend` wrote over it.
@@ -134,8 +134,6 @@ class SnapshotRunner(Runner):
 
     @torch.inference_mode()
     def add(self, prompts: TokenRows) -> Step:
-        if self._extended.shape[1]:
-            raise ValueError("keep what was extended before adding rows")
         above = self._state
         padding_above = self._padding
         unread_above = self._unread
@@ -170,17 +168,26 @@ class SnapshotRunner(Runner):
         if self._ahead is not None:
             self._ahead, outputs = self._forward(self._ahead, tokens)
             return Step(*outputs)
-        state = self._state_to_write_over()
-        self._ahead, outputs = self._forward(state, self._unread_and_extended())
+        state = self._state
+        assert state is not None
         num_unread = list(map(len, self._unread))
+        # A single token that is kept in any case, or any where none is ever taken back.
+        is_kept = self._keeps_first and num_extended + num_new == 1 and not any(num_unread)
+        if self._takes_back and not is_kept:
+            state = state.copied()
+        else:
+            self._state = None  # `_forward` writes over it
+        rows = zip(self._unread, self._extended, strict=True)
+        upcoming = pad_sequence([torch.cat(row) for row in rows], batch_first=True)
+        self._ahead, outputs = self._forward(state, upcoming)
         if min(num_unread) == max(num_unread):
             return Step(*(output[:, -num_new:] for output in outputs))
         # Rows have padding on their right.
         self._ahead = None
         starts = to_device([count + num_extended for count in num_unread], self._device)
         places = starts.unsqueeze(1) + torch.arange(num_new, device=self._device)
-        rows = torch.arange(len(num_unread), device=self._device).unsqueeze(1)
-        return Step(*(output[rows, places] for output in outputs))
+        index = torch.arange(len(num_unread), device=self._device).unsqueeze(1)
+        return Step(*(output[index, places] for output in outputs))
 
     def keep(self, counts: Sequence[int]) -> None:
         """Keep the first counts[b] extended tokens of row b. Raises a ValueError for a token to be
@@ -207,8 +214,6 @@ class SnapshotRunner(Runner):
 
     @torch.inference_mode()
     def select(self, rows: Sequence[int]) -> None:
-        if self._extended.shape[1]:
-            raise ValueError("keep what was extended before selecting rows")
         if list(rows) == list(range(len(self._unread))):
             return
         assert self._state is not None
@@ -263,29 +268,6 @@ class SnapshotRunner(Runner):
             if value is not None:
                 values[name] = value
         return RecurrentState(values, len(slots)), captured(self._options, output)
-
-    def _state_to_write_over(self) -> RecurrentState:
-        """Return a copy of the state, or the state itself where no token will be taken back."""
-        state = self._state
-        assert state is not None
-        is_kept = self._keeps_first and self._extended.shape[1] == 1 and not self._has_unread
-        if self._takes_back and not is_kept:
-            return state.copied()
-        self._state = None
-        return state
-
-    def _unread_and_extended(self) -> Tensor:
-        """Return the unread tokens of each row and then the extended ones [B, n], padded on the
-        right.
-        """
-        if not self._has_unread:
-            return self._extended
-        rows = zip(self._unread, self._extended, strict=True)
-        return pad_sequence([torch.cat(row) for row in rows], batch_first=True)
-
-    @property
-    def _has_unread(self) -> bool:
-        return any(map(len, self._unread))
 
     def _shorten_unread(self) -> None:
         """Read tokens into the state that would be read again in too many passes."""
@@ -353,10 +335,16 @@ class RecurrentState:
         their left.
         """
 
-        def joined(name: str, *tensors: Tensor) -> Tensor:
-            return stacked(*tensors) if name in _KEYS else torch.cat(tensors)
-
         num_read = max(self.num_read, below.num_read)
+
+        def joined(name: str, *tensors: Tensor) -> Tensor:
+            if name in _KEYS:
+                width = max(states.shape[2] for states in tensors)
+                tensors = tuple(
+                    pad(states, (0, 0, width - states.shape[2], 0)) for states in tensors
+                )
+            return torch.cat(tensors)
+
         return RecurrentState(map_tensors(joined, self.values, below.values), num_read)
 
 

@@ -22,8 +22,7 @@ from harness.config.amounts import round_up
 from harness.config.run import RunnerName
 from harness.local.decoding.protocols import Runner, Step, TokenRows
 from harness.local.decoding.transfer import padded, to_device
-from harness.local.runners.attention import without_cudnn
-from harness.local.runners.base import Options, run_model
+from harness.local.runners.base import Options, run_model, without_cudnn
 from harness.local.runners.checks import check_runner
 from harness.local.runners.compiled import CompiledCall, filled_up
 from harness.local.runners.slots import SlotForward, Slots, UnsupportedModelError
@@ -53,12 +52,9 @@ class StaticRunner(Runner):
             num_slots: the tokens for which each row gets slots at once, prompt included. A longer
                 row gets more when it needs them.
         """
-        devices = {str(device) for device in getattr(model, "hf_device_map", {}).values()}
-        if devices != {"cpu"} and devices & {"cpu", "disk"}:
-            raise UnsupportedModelError(f"is on {', '.join(sorted(devices))}")
         self._model = model
         self._options = options
-        self._device = options.get("device") or model.device
+        self._device = model.device
         self._forward = SlotForward(model, options)
         self._reserved = num_slots
         self._slots = _NO_SLOTS
@@ -86,7 +82,6 @@ class StaticRunner(Runner):
 
     @torch.inference_mode()
     def add(self, prompts: TokenRows) -> Step:
-        self._require_kept()
         # Many samples of one prompt: it is read once.
         distinct = list(dict.fromkeys(map(tuple, prompts)))
         states, outputs = self._read_prompts(distinct)
@@ -131,13 +126,10 @@ class StaticRunner(Runner):
 
     @torch.inference_mode()
     def select(self, rows: Sequence[int]) -> None:
-        self._require_kept()
         self._lengths = [self._lengths[row] for row in rows]
         self._make_room(self._slots.buffers, 0)
-        moved = [index for index, row in enumerate(rows) if index != row]
-        if moved:
-            sources = to_device(rows[moved[0] :], self._device)
-            self._slots.select(sources, max(self._lengths), moved[0])
+        if list(rows) != list(range(len(rows))):
+            self._slots.select(to_device(rows, self._device), max(self._lengths))
 
     def check(self, num_slots: int | None = None) -> None:
         """Compare the outputs with the model's own (`checks.check_runner`). Starts a new batch.
@@ -204,8 +196,6 @@ class StaticRunner(Runner):
 
     @torch.inference_mode()
     def clear(self) -> None:
-        self._lengths = []
-        self._num_extended = 0
         self._slots.clear()
         self._compiled_slots.clear()
 
@@ -213,8 +203,6 @@ class StaticRunner(Runner):
         self._passes = {}
         self._compiled_slots = _NO_SLOTS
         self._slots = _NO_SLOTS
-        self._lengths = []
-        self._num_extended = 0
 
     def _extend_eagerly(self, tokens: Tensor) -> Sequence[Tensor]:
         num_rows, num_tokens = tokens.shape
@@ -228,10 +216,6 @@ class StaticRunner(Runner):
         starts = longest if are_equal else self._starts()
         with without_cudnn():
             return self._forward(self._slots.first_rows(num_rows), num_seen, tokens, starts)
-
-    def _require_kept(self) -> None:
-        if self._num_extended:
-            raise ValueError("keep what was extended before rows join or leave")
 
     def _starts(self) -> Tensor:
         """Return the next slot of each row [B], on the device."""
@@ -259,7 +243,7 @@ class StaticRunner(Runner):
         lengths = list(map(len, prompts))
         # Padding follows a prompt, which therefore never sees it: positions and masks are the
         # model's own.
-        tokens = to_device(padded(prompts, max(lengths)), self._device)
+        tokens = to_device(padded(prompts), self._device)
         last_tokens = to_device(lengths, self._device) - 1
         with without_cudnn():
             logits, *hidden = run_model(self._model, self._options, tokens, cache, last_tokens)

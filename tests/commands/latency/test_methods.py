@@ -16,7 +16,7 @@ from wording import mentions
 
 METHODS = {
     "lookup": ["draft=lookup", "draft.max_ngram=2"],
-    "shared suffix": ["draft=suffix", "draft.shared=true"],
+    "suffix": ["draft=suffix"],
     "early exit": ["draft=early_exit"],
     "by argmax": ["draft.sampling=greedy"],
     "block": ["decoding.rule=block"],

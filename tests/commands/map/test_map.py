@@ -153,10 +153,6 @@ def test_a_server_whose_k_depends_on_its_load_has_none() -> None:
     ("arguments", "complaint"),
     [
         (["batch_sizes=[4,1]"], "batch_sizes=[4,1]: must be numbers from 1 on that rise"),
-        (
-            ["draft=suffix", "draft.shared=true", "batch_sizes=[1,16]"],
-            "batch_sizes=16: asks num_prompts=128, which must be at most 40, the prompts of the set",
-        ),
         (["contexts=[100000]"], "contexts=100000: the texts of this set are enough for"),
         (["batch_size=8"], "batch_size=8: changes nothing: batch_sizes"),
         (["engine=huggingface"], "batch_sizes=[1,4,16]: must be [1] with engine=huggingface"),

@@ -300,3 +300,12 @@ def test_large_vocabularies_draw_what_one_scan_would(size: int) -> None:
     broken = torch.rand(2, size)
     broken[0, -1], broken[1] = torch.nan, 0
     assert inverse_cdf(broken, torch.tensor([0.1, 0.1])).tolist() == [size, size], "no token"
+
+
+def test_a_row_that_is_left_keeps_what_its_iteration_decided() -> None:
+    stayed, _ = run_speculative(chain(0), chain(0), requests([[3, 4]], length=20))
+    left = [replace(request, leave_after=3) for request in requests([[3, 4]], length=20)]
+    iterations, _ = run_speculative(chain(0), chain(0), left)
+    # The first token, and then a draft that is accepted whole.
+    assert gains(iterations) == gains(stayed)[:2]
+    assert [len(gain.tokens) for gain in gains(iterations)] == [1, 5]

@@ -43,20 +43,17 @@ def spread(model: PreTrainedModel, first: str, second: str) -> PreTrainedModel:
 def drafting(kind: str, warp: AnyWarp, first: str, second: str) -> tuple[Runner, Drafter]:
     """A target on the first device, and a drafter for it, whose model is on the second."""
     if kind == "recurrent":
-        return SnapshotRunner(random_model("lfm2").to(first)), lookup_drafter(first)
-    options: dict[str, Any] = {}
+        return SnapshotRunner(random_model("lfm2").to(first)), lookup_drafter()
     if kind == "spread, head":
         # Its matrices are on both devices: the head's own has a copy of the embedding.
         target = spread(target_model(), first, second)
         drafter: Drafter = head_drafter(block_head().to(second), target, warp)
-        options = {"device": torch.device(first)}
     elif kind == "spread, early exit":
         target = spread(random_model("llama"), first, second)
-        options = {"device": torch.device(first)}
-        drafter = ModelDrafter(StaticRunner(truncated(target, 2), **options), warp, first)
+        drafter = ModelDrafter(StaticRunner(truncated(target, 2)), warp)
     else:
         target, drafter = DRAFTS[kind](warp, first, second)
-    return StaticRunner(target, hidden_layers=drafter.layers, **options), drafter
+    return StaticRunner(target, hidden_layers=drafter.layers), drafter
 
 
 @pytest.fixture

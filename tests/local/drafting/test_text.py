@@ -12,7 +12,6 @@ from torch import Tensor
 from chains import (
     GREEDY,
     RAGGED,
-    SIZE,
     autoregressive,
     chain,
     gains,
@@ -28,7 +27,6 @@ from harness.local.decoding.protocols import Proposal, Step
 from harness.local.decoding.verify import Verdict, verify
 from harness.local.decoding.warp import Warp
 from harness.local.drafting.text import LookupText, SuffixText, TextDrafter
-from harness.local.engine.reading import replayed
 from text_drafters import lookup_drafter, suffix_drafter
 from verifiers import FALSE_ALARM_RATE, without_residual
 
@@ -75,7 +73,7 @@ def test_lookup_finds_what_a_search_finds(ngrams: tuple[int, int]) -> None:
 
 
 def counted(tokens: list[int], threshold: float = 0.1, max_depth: int = 24) -> SuffixText:
-    text = SuffixText(max_depth, threshold, None)
+    text = SuffixText(max_depth, threshold)
     text.extend(tokens)
     return text
 
@@ -151,45 +149,13 @@ def test_the_work_of_suffix_does_not_grow_with_the_text(size: int) -> None:
         assert len(text.matches) <= 25
         steps += len(text.matches)
     assert size < 1000 or steps < 4000 * 3
-    nodes, waiting = 0, [text.trie.root]
+    nodes, waiting = 0, [text.root]
     while waiting:
         node = waiting.pop()
         nodes += 1
         assert node.followed == sum(child.count for child in node.children.values())
         waiting += node.children.values()
     assert nodes <= 2 * steps + 1
-
-
-def test_the_better_of_own_text_and_earlier_answers_is_proposed() -> None:
-    drafter = suffix_drafter(shared=True)
-    drafter.start([[0]], [4], NOTHING)
-    drafter.observe([0], [[5]], NOTHING)
-    drafter.observe([0], [[6]], NOTHING)
-    drafter.start([[1, 5, 9, 1, 4]], [5], NOTHING)
-    assert drafter.propose(2, torch.zeros(1, 2)).tokens.tolist() == [[6]], (
-        "4 5 is longer than 5, and its answer ends"
-    )
-    drafter.start([[4, 5, 8, 3, 2, 4]], [5], NOTHING)
-    assert drafter.propose(2, torch.zeros(1, 2)).tokens.tolist() == [[8, 3]]
-
-
-def test_prompts_are_not_answers() -> None:
-    drafter = suffix_drafter(shared=True)
-    drafter.start([[1, 2, 3, 4]], [5], NOTHING)
-    drafter.start([[1, 2]], [3], NOTHING)
-    assert drafter.propose(2, torch.zeros(1, 2)).lengths == [0]
-
-
-def test_texts_that_are_read_teach_their_answers_alone() -> None:
-    """As in decoding: after 7 8 a second text finds nothing in the first one's prompt, and 1 2 3 in its answer."""
-    drafter = suffix_drafter(threshold=0, shared=True)
-    replayed(drafter, [6, 7, 8, 9, 1, 2, 3, 4], range(4, 8), None, 1, 10)
-    in_prompt = replayed(drafter, [5, 7, 8, 9], range(2, 4), None, 1, 10)
-    assert in_prompt is not None
-    assert in_prompt.isnan().all()
-    in_answer = replayed(drafter, [5, 1, 2, 3], range(2, 4), None, 1, 10)
-    assert in_answer is not None
-    assert in_answer.tolist() == [[1.0]]
 
 
 # In the loop ---------------------------------------------------------------------------------------------------------
@@ -200,9 +166,9 @@ every_drafter = pytest.mark.parametrize(
     [
         lookup_drafter,
         suffix_drafter,
-        lambda: suffix_drafter(threshold=0, max_depth=6, shared=True),
+        lambda: suffix_drafter(threshold=0, max_depth=6),
     ],
-    ids=["lookup", "suffix", "shared suffix"],
+    ids=["lookup", "suffix", "shallow suffix"],
 )
 
 
@@ -271,14 +237,3 @@ def proposed(proposal: Proposal) -> list[list[int]]:
     return [
         row[:length] for row, length in zip(proposal.tokens.tolist(), proposal.lengths, strict=True)
     ]
-
-
-def test_earlier_answers_are_found_only_if_asked_for() -> None:
-    target = torch.eye(SIZE).roll(1, dims=1)  # t is followed by t + 1
-    for shared in (False, True):
-        drafter = suffix_drafter(shared=shared)
-        for what in (requests([[3], [9]], length=9), requests([[1, 5]], length=6)):
-            iterations = run(target, drafter, what)
-        # 6, then 7 after a match of one token and 8, 9 after one of three; without earlier answers nothing is known.
-        accepted = sum(gain.num_accepted for gain in gains(iterations))
-        assert accepted == (3 if shared else 0)

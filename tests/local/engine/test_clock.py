@@ -39,7 +39,8 @@ def run(records: Iterable[Iteration], num_rows: int, *, drafts: bool = True) -> 
     weights: Any = FakeWeights()
     prompts = [[number + 1] for number in range(num_rows)]
     question = Question(prompts, DecodingSettings(), seed=0, indices=range(num_rows))
-    with LoopClock(question.requests, weights) as clock:
+    clock = LoopClock(question.requests, weights)
+    with clock.running():
         for record in records:
             clock.note(record)
     assert weights.calls == 2
@@ -100,7 +101,8 @@ def test_a_row_that_joins_has_its_own_time() -> None:
     question = Question([[1], [2]], DecodingSettings(), seed=0, indices=[0, 1])
     first = Iteration([Gain(0, [5])])
     second = Iteration([Gain(1, [6])])
-    with LoopClock(question.requests, FakeWeights()) as clock:  # type: ignore[arg-type]
+    clock = LoopClock(question.requests, FakeWeights())  # type: ignore[arg-type]
+    with clock.running():
         time.sleep(0.02)
         clock.note(first)
         clock.note(second)

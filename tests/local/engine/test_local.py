@@ -17,12 +17,12 @@ from harness.config.faults import fault_names
 from harness.config.run import RunnerName
 from harness.config.settings import DecodingSettings, ModelSettings, PlacementSettings
 from harness.engines.arrivals import Arrival
-from harness.engines.protocol import Arm, Question
+from harness.engines.protocol import Question
 from harness.engines.record import Preparation
 from harness.local.decoding.verify import Offer, Verdict, verify, verify_block
 from harness.local.decoding.warp import Warp
 from harness.local.drafting.heads.drafter import CompiledDraft
-from harness.local.drafting.method import Pair, SuffixSettings
+from harness.local.drafting.method import Pair
 from harness.local.engine.engine import LocalEngine, token_logprobs
 from harness.local.engine.fault import fault_of
 from harness.local.engine.pair import PlacedPair, plan_pair
@@ -80,36 +80,6 @@ def test_a_gpu_writes_the_same(pair: Pair, gpus: Any) -> None:
         found.append((texts_of(engine), logits))
     assert found[0][0] == found[1][0]
     assert found[0][1] == pytest.approx(found[1][1], abs=1e-3)
-
-
-def test_arms_under_stopwatches_know_no_answer_of_the_arms_that_were_timed(
-    save_model: Callable[..., ModelSettings], gpus: Any
-) -> None:
-    """On a GPU they are asked each question again, of which a draft with a memory would know the answer."""
-    suffix = SuffixSettings(name="suffix", method="suffix", shared=True)
-    pair = load(save_model(num_hidden_layers=1, vocab_size=32), suffix)
-    engine = open_engine(on_gpu(pair), "eager")
-    timed = engine.arms[-1]
-    watched = engine.stopwatches.arms()[-1]
-    question = dataclasses.replace(QUESTION, prompts=[[0, 1, 2], [3, 2, 1, 0, 1]])
-
-    def proposed(arm: Arm) -> list[list[list[int]]]:
-        return [gain.proposed for gain in gains(records_of(arm, question.requests))]
-
-    first, under_stopwatches, again = proposed(timed), proposed(watched), proposed(timed)
-    assert under_stopwatches == first
-    assert again != first, "the arm itself remembers"
-
-
-def test_4_bit_weights_are_traced_as_well(
-    save_model: Callable[..., ModelSettings], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Bitsandbytes' operations are the same for inductor as any others."""
-    run_as_traced(monkeypatch)
-    pair = load(dataclasses.replace(save_model(num_hidden_layers=1), quantization="4bit"))
-    engine = open_engine(pair, "compiled")
-    assert engine.runner == "compiled"
-    assert texts_of(engine) == texts_of(open_engine(pair, "eager"))
 
 
 def test_a_model_that_cannot_have_the_runner_gets_the_eager_one(

@@ -114,7 +114,7 @@ def test_two_gpus_give_the_logits_of_one(save_model: Callable[..., ModelSettings
         loaded = load_pair(settings, None, placement, "float32").target
         assert len(loaded.devices) == number
         for kind in (SnapshotRunner, StaticRunner):
-            runner = kind(loaded.model, device=loaded.input_device)
+            runner = kind(loaded.model)
             steps = [
                 runner.start(prompts),
                 runner.extend(torch.full((2, 3), 8, device=loaded.input_device)),

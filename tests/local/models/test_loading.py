@@ -262,21 +262,6 @@ def test_gpu_memory_is_as_predicted(save_model: SaveModel, quantization: Quantiz
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("quantization", ["none", "8bit"])
-def test_gpu_and_cpu_share_a_model(save_model: SaveModel, quantization: Quantization) -> None:
-    settings = save_model(settings={"quantization": quantization}, **WIDE)
-    # Leave room for about two thirds of it.
-    room = load(settings, "float32", strategy="cpu").placement.bytes_per_device["cpu"] * 0.65
-    reserve = (free_memory([0])[0] - room) / 1e9
-    loaded = load(settings, "float32", gpus=1, reserve_gb=reserve, offload="cpu")
-    assert set(loaded.placement.bytes_per_device) == {"cuda:0", "cpu"}
-    assert loaded.devices == [GPU, CPU]
-    assert loaded.input_device == GPU
-    expected = logits(saved(settings))
-    assert (logits(loaded.model, GPU) - expected).norm() / expected.norm() < 0.05
-
-
-@pytest.mark.gpu
 def test_draft_on_the_cpu_and_target_on_the_gpu(save_model: SaveModel) -> None:
     target, draft = save_model("llama"), save_model("gpt2", settings={"placement": "cpu"})
     pair = load_pair(target, draft, PlacementSettings())

@@ -140,12 +140,3 @@ def test_vocabularies_are_held_against_each_other_by_size() -> None:
     assert len(pair.tokenizer) == 990, "one family pads to different numbers of rows"
     with pytest.raises(SettingError, match=r"^draft=7B: .* model=30B: 500 outputs against 1000"):
         load(preset(), preset("7B", vocab_size=500))
-
-
-def test_layers_on_disk() -> None:
-    whole = load(preset()).target
-    parts = "model.embed_tokens model.layers.0 model.layers.2 model.norm model.rotary_emb lm_head"
-    device_map = dict.fromkeys(parts.split(), "cpu") | {"model.layers.1": "disk"}
-    split = load(preset(), device_map=device_map).target
-    assert held_bytes(split.model) == split.placement.bytes_per_device["cpu"]
-    assert torch.equal(logits(split), logits(whole))

@@ -45,7 +45,7 @@ def compiled(model: PreTrainedModel, widths: tuple[int, ...], batch_size: int = 
 
 def written(target: Runner, draft: Runner, what: list[Request]) -> list[object]:
     """All that both decoders decide."""
-    drafter = ModelDrafter(draft, WARP, what[0].uniforms.device)
+    drafter = ModelDrafter(draft, WARP)
     return [*gains(autoregressive(target, what)), *gains(speculative(target, drafter, what, K))]
 
 

@@ -142,8 +142,6 @@ def test_what_was_not_extended_cannot_be_kept(kind: Kind) -> None:
     runner.extend(torch.tensor([[7], [8], [9]]))
     with pytest.raises(ValueError, match="cannot keep"):
         runner.keep([1, 2, 1])
-    with pytest.raises(ValueError, match="keep what was extended before"):
-        runner.select([0])
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -117,13 +117,6 @@ def test_masks_that_it_does_not_make_are_refused(kind: str) -> None:
         StaticRunner(model)
 
 
-def test_a_model_that_is_partly_outside_the_gpus_is_refused() -> None:
-    model = random_model("llama")
-    model.hf_device_map = {"model.layers.0": 0, "model.layers.1": "disk"}
-    with pytest.raises(UnsupportedModelError, match="is on 0, disk"):
-        StaticRunner(model)
-
-
 @pytest.mark.parametrize(
     ("window", "num_slots", "wrong"), [(8, 20, True), (200, 193, True), (200, 192, False)]
 )

@@ -18,6 +18,7 @@ import transformers
 from transformers import PreTrainedModel
 
 from harness.config.errors import HarnessError, RunError
+from harness.config.failures import first_line
 from harness.config.settings import ModelSettings, require
 from harness.local.drafting.heads.block import DFlash, DFlash2, Domino, DSpark, JetSpec
 from harness.local.drafting.heads.eagle import Eagle3, PEagle
@@ -34,17 +35,9 @@ from harness.local.models.random_weights import RandomTensor
 from harness.local.models.sketch import Block, LayerCache, Sketch, TensorSketch
 from harness.local.runners.slots import SPARE_SLOTS
 
-_KINDS: tuple[type[Head], ...] = (
-    Eagle3,
-    PEagle,
-    DFlash,
-    JetSpec,
-    DSpark,
-    DFlash2,
-    Domino,
-    Medusa,
-)
-KINDS = {kind.name: kind for kind in _KINDS}
+KINDS: dict[str, type[Head]] = {
+    kind.name: kind for kind in (Eagle3, PEagle, DFlash, JetSpec, DSpark, DFlash2, Domino, Medusa)
+}
 
 
 @dataclass(frozen=True)
@@ -195,7 +188,9 @@ def read_head(
         raise
     # Values of other types, and what the layers of transformers refuse, raise anything.
     except Exception as error:
-        raise stored.unbuildable(error) from error
+        cause = f"{type(error).__name__}: {first_line(error)}"[:200]
+        rule = f"has a config.json from which no head can be built ({cause})"
+        raise stored.refused(rule) from error
     if weights:
         if module.d2t is None:
             tensors.pop("d2t", None)

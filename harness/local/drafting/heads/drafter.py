@@ -24,7 +24,7 @@ from harness.local.decoding.randomness import existing_index
 from harness.local.decoding.transfer import padded, to_device
 from harness.local.decoding.warp import AnyWarp, BatchWarp, Warp
 from harness.local.drafting.heads.head import Draft, Head, Unread
-from harness.local.runners.attention import without_cudnn
+from harness.local.runners.base import without_cudnn
 from harness.local.runners.checks import require_close
 from harness.local.runners.compiled import CompiledCall, filled_up
 from harness.local.runners.slots import SlotCache
@@ -34,7 +34,11 @@ _NUM_UNREAD = len(Unread._fields)
 
 @dataclass
 class _Row:
-    """The features of one row that wait.
+    """The features of one row that the head has not read, from a verdict to the next proposal.
+
+    A verdict brings one for each token that it decided: the hidden states of the target at the token
+    before it. They wait as views of the target's outputs: while nothing is drafted, a head that does
+    not pay must cost nothing.
 
     Attributes:
         parts: [n, L, D] each, in order.
@@ -45,70 +49,6 @@ class _Row:
     parts: list[Tensor]
     following: list[int]
     num_read: int = 0
-
-
-class UnreadFeatures:
-    """The features that a head has not read, from a verdict to the next proposal.
-
-    A verdict brings one for each token that it decided, in each row another number: the hidden
-    states of the target at the token before it. They wait as views of the target's outputs: while
-    nothing is drafted, a head that does not pay must cost nothing.
-
-    Args:
-        device: the head's.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self.rows: list[_Row] = []
-
-    @property
-    def longest(self) -> int:
-        """The most unread features of a row."""
-        return max(len(row.following) for row in self.rows)
-
-    @property
-    def most_read(self) -> int:
-        """The most features of a row that have been read."""
-        return max(row.num_read for row in self.rows)
-
-    def add(self, hidden: Tensor, prompts: TokenRows, first_tokens: Sequence[int]) -> None:
-        """Add rows behind the others, with hidden states [rows, longest, L, D] of their prompts."""
-        for states, prompt, first in zip(hidden, prompts, first_tokens, strict=True):
-            # Padding on a row's left may be no number at all, and must not reach the cache.
-            self.rows.append(_Row([states[-len(prompt) :]], [*prompt[1:], first]))
-
-    def observe(self, hidden: Tensor, decided: TokenRows) -> None:
-        """Add what a verdict decided.
-
-        Args:
-            hidden: [B, n, L, D], of the token before the proposal and of the proposed ones.
-            decided: for each row the tokens that it keeps.
-        """
-        for row, states, tokens in zip(self.rows, hidden.unbind(), decided, strict=True):
-            row.parts.append(states[: len(tokens)])
-            row.following += tokens
-
-    def all(self) -> Unread:
-        """Return all features, on the head's device."""
-        for row in self.rows:
-            row.parts = [torch.cat(row.parts)]
-        features = pad_sequence([row.parts[0] for row in self.rows], batch_first=True)
-        following = [row.following for row in self.rows]
-        return Unread(
-            features.flatten(2).to(self._device),
-            to_device(padded(following, self.longest), self._device),
-            to_device(list(map(len, following)), self._device),
-            to_device([row.num_read for row in self.rows], self._device),
-        )
-
-    def count_as_read(self, num_again: int = 0) -> None:
-        """Count as read what `all` returned, but the last `num_again` features of each row."""
-        for row in self.rows:
-            num_new = max(0, len(row.following) - num_again)
-            row.num_read += num_new
-            row.following = row.following[num_new:]
-            row.parts = [states[num_new:] for states in row.parts]
 
 
 class HeadDrafter(Drafter):
@@ -148,16 +88,16 @@ class HeadDrafter(Drafter):
 
     def clear(self) -> None:
         self.cache = SlotCache() if self.compiled is None else self.compiled.cache
-        self._unread = UnreadFeatures(self.device)
+        self._rows: list[_Row] = []
 
     def add(self, prompts: TokenRows, first_tokens: Sequence[int], step: Step) -> None:
         assert step.hidden is not None, "the target's runner captures no hidden states"
         # Where proposals are wanted.
         self._target_device = step.hidden.device
-        self._unread.add(step.hidden, prompts, first_tokens)
-        num_rows = len(self._unread.rows)
-        self._reserve(self.cache.num_slots, num_rows)
-        self.cache.ensure_rows(num_rows)
+        for states, prompt, first in zip(step.hidden, prompts, first_tokens, strict=True):
+            # Padding on a row's left may be no number at all, and must not reach the cache.
+            self._rows.append(_Row([states[-len(prompt) :]], [*prompt[1:], first]))
+        self._reserve(self.cache.num_slots, len(self._rows))
 
     @torch.inference_mode()
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
@@ -166,18 +106,18 @@ class HeadDrafter(Drafter):
         is_compiled = compiled is not None and compiled.fits(self.warp, num_draft_tokens)
         if compiled is not None and is_compiled:
             # It reads as many features as a verdict can leave; others are read before it.
-            if self._unread.longest > compiled.most_unread:
+            if max(len(row.following) for row in self._rows) > compiled.most_unread:
                 self._read_early()
-            self._reserve(self._unread.most_read + compiled.num_written)
-        unread = self._unread.all()
+            self._reserve(self._most_read + compiled.num_written)
+        unread = self._unread()
         if self.compiled is not None and is_compiled:
             draft = self.compiled(unread, uniforms)
         else:
             num_ahead = self.head.num_ahead(num_draft_tokens)
-            self._reserve(self._unread.most_read + unread.features.shape[1] + num_ahead)
+            self._reserve(self._most_read + unread.features.shape[1] + num_ahead)
             with without_cudnn():
                 draft = self.head.draft(unread, uniforms, self.cache, self.draw)
-        self._unread.count_as_read()
+        self._count_as_read()
         # A compiled proposal may have more tokens.
         tokens = draft.tokens[:, :num_draft_tokens]
         probabilities = draft.probabilities[:, :num_draft_tokens]
@@ -191,12 +131,40 @@ class HeadDrafter(Drafter):
     @torch.inference_mode()
     def observe(self, num_accepted: Sequence[int], decided: TokenRows, step: Step) -> None:
         assert step.hidden is not None
-        self._unread.observe(step.hidden, decided)
+        for row, states, tokens in zip(self._rows, step.hidden.unbind(), decided, strict=True):
+            row.parts.append(states[: len(tokens)])
+            row.following += tokens
 
     @torch.inference_mode()
     def select(self, rows: Sequence[int]) -> None:
-        self.cache.select(to_device(rows, self.device))
-        self._unread.rows = [self._unread.rows[row] for row in rows]
+        self.cache.select(to_device(rows, self.device), max(rows) + 1)
+        self._rows = [self._rows[row] for row in rows]
+
+    @property
+    def _most_read(self) -> int:
+        """The most features of a row that have been read."""
+        return max(row.num_read for row in self._rows)
+
+    def _unread(self) -> Unread:
+        """Return the features that wait, on the head's device."""
+        for row in self._rows:
+            row.parts = [torch.cat(row.parts)]
+        features = pad_sequence([row.parts[0] for row in self._rows], batch_first=True)
+        following = [row.following for row in self._rows]
+        return Unread(
+            features.flatten(2).to(self.device),
+            to_device(padded(following), self.device),
+            to_device(list(map(len, following)), self.device),
+            to_device([row.num_read for row in self._rows], self.device),
+        )
+
+    def _count_as_read(self, num_again: int = 0) -> None:
+        """Count as read what `_unread` returned, but the last `num_again` features of each row."""
+        for row in self._rows:
+            num_new = max(0, len(row.following) - num_again)
+            row.num_read += num_new
+            row.following = row.following[num_new:]
+            row.parts = [states[num_new:] for states in row.parts]
 
     def _reserve(self, num_slots: int, num_rows: int = 0) -> None:
         """Make the cache show so many slots. A compiled one keeps its size: what has outgrown it goes
@@ -213,11 +181,11 @@ class HeadDrafter(Drafter):
         """Read all features now. The last one of each row is read again with those that follow,
         because `draft` needs at least one.
         """
-        unread = self._unread.all()
-        self._reserve(self._unread.most_read + unread.features.shape[1])
+        unread = self._unread()
+        self._reserve(self._most_read + unread.features.shape[1])
         with without_cudnn():
             self.head.read(unread, self.cache)
-        self._unread.count_as_read(num_again=1)
+        self._count_as_read(num_again=1)
 
     def draw(self, logits: Tensor, uniforms: Tensor) -> Draft:
         """Draw by logits [B, ..., V of the head] and uniforms [B, ...]. Whole numbers in place of
@@ -277,11 +245,11 @@ class CompiledDraft:
         self.cache = SlotCache()
         self.cache.num_slots = round_up(num_slots + self.num_written)
         config = head.config
-        shape = (batch_size, self.most_unread, len(config.layers), config.target_size)
-        hidden = torch.arange(math.prod(shape)).view(shape).sin().to(target.dtype)
-        features = UnreadFeatures(drafter.device)
-        features.add(hidden, [range(self.most_unread)] * batch_size, [0] * batch_size)
-        unread = features.all()
+        shape = (batch_size, self.most_unread, len(config.layers) * config.target_size)
+        features = torch.arange(math.prod(shape), device=drafter.device).view(shape).sin()
+        following = torch.zeros(shape[:2], dtype=torch.long, device=drafter.device)
+        starts = following[:, 0]
+        unread = Unread(features.to(target.dtype), following, starts + self.most_unread, starts)
         self._unread_shapes = [tensor.shape for tensor in unread]
 
         def propose(*inputs: Tensor) -> list[Tensor]:

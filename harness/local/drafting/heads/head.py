@@ -166,7 +166,7 @@ class Head(nn.Module):
         """Use the target's embedding and output matrix where the head has none.
 
         One on another device is copied: a target on several GPUs has them on its first and its last
-        one. An offloaded matrix, on the meta device, is brought in by its own hook.
+        one.
         """
         device = next(self.parameters()).device
         moved: dict[int, Any] = {}
@@ -176,7 +176,7 @@ class Head(nn.Module):
             (self.lm_head, target.get_output_embeddings()),
         ):
             weight: Any = module.weight
-            if own is None and weight.device not in (device, torch.device("meta")):
+            if own is None and weight.device != device:
                 # Tied matrices become one copy.
                 for parameter in module.parameters():
                     copied = nn.Parameter(parameter.to(device), requires_grad=False)

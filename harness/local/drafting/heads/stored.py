@@ -30,9 +30,6 @@ from harness.local.models.tokenizers import vocabulary_size
 # The styles of layers that heads have, by transformers' name.
 LAYER_STYLES: dict[str, type[nn.Module]] = {"llama": LlamaDecoderLayer, "qwen3": Qwen3DecoderLayer}
 
-# The shape of each stored tensor, by its name.
-Shapes = Mapping[str, tuple[int, ...]]
-
 # Names of tensors in our heads, and in transformers' own DFlash model.
 ASSISTANT_NAMES = {
     "fc.weight": "encoder.fc.weight",
@@ -59,7 +56,7 @@ class StoredHead:
         raw: the contents of config.json.
         chosen_layers: `draft.layers`, indices into the target's hidden states that override those of
             the configuration; None for these. 0 is the embedding, i what comes out of layer i.
-        shapes: of the stored tensors; None with random weights, of which only the configuration is
+        shapes: of the stored tensors, by their names; None with random weights, of which only the configuration is
             read.
     """
 
@@ -67,7 +64,7 @@ class StoredHead:
     target: Checkpoint
     raw: Mapping[str, Any]
     chosen_layers: Sequence[int] | None = None
-    shapes: Shapes | None = None
+    shapes: Mapping[str, tuple[int, ...]] | None = None
 
     @cached_property
     def named(self) -> dict[str, Any]:
@@ -214,11 +211,6 @@ class StoredHead:
     def refused(self, rule: str) -> SettingError:
         """Return the error for a head that breaks a rule."""
         return SettingError("draft", rule, self.settings.name)
-
-    def unbuildable(self, error: Exception) -> SettingError:
-        """Return the error for a configuration that no head of its kind can have."""
-        cause = f"{type(error).__name__}: {first_line(error)}"[:200]
-        return self.refused(f"has a config.json from which no head can be built ({cause})")
 
 
 def read_configuration(settings: ModelSettings) -> dict[str, Any]:
