@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import IO, NamedTuple
 
 from rich import box
@@ -18,7 +18,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from harness.config.errors import RunError
-from harness.reporting.table import Answer, Bars, Column, Line, Table, legend, naming, visible
+from harness.reporting.table import Column, Document, Line, Table, legend, naming, visible
 
 # Without a terminal the tables go into a file or a pull request: wide enough not to wrap.
 PLAIN_WIDTH = 110
@@ -35,10 +35,6 @@ _LEAST_TEXT = 14
 _FRAME = 3
 # Answers, and lines with a name, begin here.
 _INDENT = "  "
-_LONGEST_BAR = 24
-_SHORTEST_BAR = 6
-# Eighths of a character.
-_EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
 class LastingConsole(Console):
@@ -83,7 +79,7 @@ def plain_console(width: int = PLAIN_WIDTH) -> Console:
     return LastingConsole(highlight=False, markup=False, emoji=False, width=width)
 
 
-def print_document(document: Answer, console: Console | None = None) -> None:
+def print_document(document: Document, console: Console | None = None) -> None:
     """Print tables and sentences, by default on stdout; tables in full are only for files.
 
     Raises:
@@ -94,8 +90,6 @@ def print_document(document: Answer, console: Console | None = None) -> None:
         for part in document:
             if isinstance(part, Line):
                 _print_text(part.text, _STYLES[part.style], console, part.more)
-            elif isinstance(part, Bars):
-                _print_bars(part, console)
             elif not part.in_full:
                 _print_table(part, console)
     except OSError as error:
@@ -103,7 +97,7 @@ def print_document(document: Answer, console: Console | None = None) -> None:
         raise RunError(f"stdout cannot be written: {error.strerror}") from error
 
 
-def as_text(document: Answer, width: int = PLAIN_WIDTH) -> str:
+def as_text(document: Document, width: int = PLAIN_WIDTH) -> str:
     """The document as `print_document` prints it where there is no terminal."""
     # Without colours even where FORCE_COLOR asks for them: this is for files.
     console = Console(
@@ -141,43 +135,6 @@ def _print_text(text: str, style: str, console: Console, more: str = "") -> None
     # A path longer than a line is of no use in pieces.
     longest = max(map(len, text.split()), default=0)
     console.print(Text(visible(text), style), soft_wrap=longest > console.width)
-
-
-def _print_bars(bars: Bars, console: Console) -> None:
-    """Each bar between its name and its figures; figures for which there is no room are left out."""
-    names = _aligned([visible(bar.name) for bar in bars.bars], str.ljust)
-    columns = [
-        _aligned(figures, str.rjust)
-        for figures in zip(*(bar.figures for bar in bars.bars), strict=True)
-        if any(figures)
-    ]
-    before = 2 * len(_INDENT) + len(names[0]) + 2
-    while (
-        len(columns) > 1
-        and before + _SHORTEST_BAR + sum(len(cells[0]) + 3 for cells in columns) > console.width
-    ):
-        columns.pop()
-    room = console.width - before - sum(len(cells[0]) + 3 for cells in columns)
-    length = max(_SHORTEST_BAR, min(_LONGEST_BAR, room))
-    longest = max(bar.size for bar in bars.bars) or 1.0
-    for index, bar in enumerate(bars.bars):
-        drawn = _drawn(length * bar.size / longest, console.encoding)
-        figures = "".join(f"   {cells[index]}" for cells in columns)
-        line = f"{2 * _INDENT}{names[index]}  {drawn:{length}}{figures}"
-        console.print(Text(line), soft_wrap=True)
-
-
-def _aligned(texts: Sequence[str], align: Callable[[str, int], str]) -> list[str]:
-    width = max(map(len, texts))
-    return [align(text, width) for text in texts]
-
-
-def _drawn(length: float, encoding: str) -> str:
-    """A bar of this many characters, in eighths where the encoding has them."""
-    if not encoding.startswith("utf"):
-        return "#" * max(1, round(length))
-    whole, eighths = divmod(max(1, round(8 * length)), 8)
-    return "█" * whole + _EIGHTHS[eighths].strip()
 
 
 def _print_table(table: Table, console: Console) -> None:

@@ -67,7 +67,7 @@ _REQUESTS = (
     Column("sent\nagain", of=lambda row: row.num_sent_again or None, optional=True),
 )
 # Columns about a pair.
-_PAIR = Column("pair", text=True, of="name.cell", once=True)
+_PAIR = Column("pair", text=True, of="name.cell", once=True, varies=True)
 _K = Column("K", of="k", identifies_row=True, optional=True)
 
 
@@ -83,7 +83,7 @@ def _remark(pair: RankedRun) -> str | None:
 
 
 _PAIRS = (
-    Column("pair", text=True, of="name.pair", once=True),
+    Column("pair", text=True, of="name.pair", once=True, varies=True),
     Column("settings", text=True, of=lambda pair: " · ".join(pair.name.details), optional=True),
     _K,
     SPEEDUP.at("row"),
@@ -143,7 +143,7 @@ def _tested(row: LatencyRow) -> LatencyRow | None:
 
 
 _REASONS = (
-    replace(_PAIR, varies=True),
+    _PAIR,
     replace(_K, varies=True),
     _ACCEPTED.at("row"),
     Column("of those\ntested", share, "conditional_acceptance_rate", optional=True)
@@ -216,7 +216,7 @@ class _Arm(NamedTuple):
 
 
 _ARMS = (
-    replace(_PAIR, varies=True).at("pair"),
+    _PAIR.at("pair"),
     Column("K", of="pair.k", varies=True, identifies_row=True),
     _NAME.at("arm"),
     Column("ms/token", of=_time, meaning="± standard deviation over prompts or batches").at("arm"),
