@@ -412,7 +412,7 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
         page = RECORD.page([Run(rows)])
         assert page is not None
         for name, content in drawn_files(page.plots).items():
-            replace_file(session.directory / name, content.encode())
+            replace_file(session.directory / name, content)
         return rows
 
 

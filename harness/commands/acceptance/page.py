@@ -92,17 +92,16 @@ def _texts_of(run: Run[AcceptanceRow], k: int) -> list[AcceptanceTextRow]:
 
 def _plots(by_target: Mapping[str, Sequence[Draft]]) -> dict[str, list[Plot]]:
     """Expected speed-up against K: a plot for each target, with a curve for each draft."""
-    from harness.reporting.drawing import MOST_CURVES, Point, curve_plots
+    from harness.reporting.drawing import MOST_CURVES, curve_plots
 
     panels = []
     for target, drafts in by_target.items():
         curves = {}
         for draft in drafts[:MOST_CURVES]:
-            priced = [(row.num_draft_tokens, row.expected_speedup) for row in draft.run.rows]
             curves[draft.name.cell] = [
-                Point(speedup.estimate, speedup.low, speedup.high, int(k or 0))
-                for k, speedup in priced
-                if speedup is not None
+                (int(row.num_draft_tokens or 0), row.expected_speedup)
+                for row in draft.run.rows
+                if row.expected_speedup is not None
             ]
         if any(curves.values()):
             panels.append((target, curves))

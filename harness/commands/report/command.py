@@ -21,7 +21,7 @@ from harness.config.errors import RunError, SettingError
 from harness.config.settings import rule_of_paths
 from harness.reporting.files import Report, html_page, markdown, on_terminal
 from harness.reporting.optional_plots import INSTALL_PLOTS, optional_plots
-from harness.reporting.overview import environment_table, failures_table, files_table
+from harness.reporting.overview import days_of, environment_table, failures_table, files_table
 from harness.reporting.page import Page
 from harness.reporting.table import Line
 from harness.reporting.terminal import WIDE, plain_console, print_document
@@ -93,9 +93,7 @@ def build(
     title = "Speculative decoding"
     if models:
         title += f": {models[0] if len(models) == 1 else counted(len(models), 'model')}"
-    days = sorted(row.timestamp[:10] for row in rows if row.timestamp)
-    when = " to ".join(dict.fromkeys([days[0], days[-1]])) if days else ""
-    about = [counted(len(rows), "measurement"), when, *common_settings(rows).split(" · ")]
+    about = [counted(len(rows), "measurement"), days_of(rows), *common_settings(rows).split(" · ")]
     sources = [environment_table(findings.runs), files_table(findings.files)]
     return Report(title, [*filter(None, about)], pages, sources, notes, findings.runs)
 
