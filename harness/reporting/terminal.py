@@ -8,7 +8,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from rich import box
 from rich.cells import cell_len
@@ -71,12 +71,21 @@ def discard(stream: IO[str]) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def plain_console(width: int = PLAIN_WIDTH) -> Console:
+def _console(**options: Any) -> LastingConsole:
+    """A console that prints text as it is, without markup."""
+    # Rich obeys a NO_COLOR that is set but empty; by https://no-color.org an empty one means nothing.
+    no_color = bool(os.environ.get("NO_COLOR"))
+    return LastingConsole(highlight=False, markup=False, emoji=False, no_color=no_color, **options)
+
+
+def plain_console(width: int | None = PLAIN_WIDTH, **options: Any) -> LastingConsole:
     """Stdout, as wide as the terminal, or as `COLUMNS`; this wide where there is neither, or it is 0."""
-    if sys.stdout.isatty() or "COLUMNS" in os.environ:
+    if "COLUMNS" in os.environ:
         # Rich itself would take COLUMNS=0 for a width.
-        width = shutil.get_terminal_size((width, 0)).columns
-    return LastingConsole(highlight=False, markup=False, emoji=False, width=width)
+        width = shutil.get_terminal_size((width or PLAIN_WIDTH, 0)).columns
+    elif sys.stdout.isatty():
+        width = None
+    return _console(width=width, **options)
 
 
 def print_document(document: Document, console: Console | None = None) -> None:
@@ -99,18 +108,10 @@ def print_document(document: Document, console: Console | None = None) -> None:
 
 def as_text(document: Document, width: int = PLAIN_WIDTH) -> str:
     """The document as `print_document` prints it where there is no terminal."""
+    file = io.StringIO()
     # Without colours even where FORCE_COLOR asks for them: this is for files.
-    console = Console(
-        file=io.StringIO(),
-        width=width,
-        highlight=False,
-        markup=False,
-        emoji=False,
-        color_system=None,
-    )
-    print_document(document, console)
-    text: str = console.file.getvalue()  # type: ignore[attr-defined]
-    return "".join(f"{line.rstrip()}\n" for line in text.splitlines())
+    print_document(document, _console(file=file, width=width, color_system=None))
+    return "".join(f"{line.rstrip()}\n" for line in file.getvalue().splitlines())
 
 
 def _print_text(text: str, style: str, console: Console, more: str = "") -> None:
