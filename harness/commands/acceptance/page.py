@@ -143,7 +143,7 @@ def _page_of_draft(draft: Draft) -> Page:
         )
     tables = [_by_k(rows, best), Table.of("every_k", "", rows, _EVERY_K, look="plain")]
     if parts:
-        why += lines_of_parts(parts, texts, k)
+        why.append(("Turn", parts_in_words(parts, k)))
         tables.append(table_of_parts(parts, k))
     elif categories := _by_category(k, texts):
         why.append(("Where", categories))
@@ -259,52 +259,22 @@ def turn_range(turn: int) -> str:
     return f"{first:,} to {2 * first - 1:,}" if turn > 1 else "1"
 
 
-def lines_of_parts(
-    parts: Sequence[AcceptancePartRow], texts: Sequence[AcceptanceTextRow], best_k: int
-) -> list[tuple[str, str]]:
-    """Tokens per iteration of each part at one K, and how many turns are faster without speculation."""
+def parts_in_words(parts: Sequence[AcceptancePartRow], best_k: int) -> str:
+    """Tokens per iteration of each part at one K: `1 4.99 · 2 to 3 4.51`."""
     at_best = [part for part in parts if part.num_draft_tokens == best_k]
-    figures = [f"{part.part} {estimate_of(part.tokens_per_iteration):.2f}" for part in at_best]
-    lines = [("Turn", " · ".join(figures))]
-    if any(part.expected_speedup for part in parts):
-        number = sum(best_k in (text.slower_at or ()) for text in texts)
-        slower = f"{number} of {counted(len(texts), 'turn')}" if number else "no turn"
-        lines.append(("Slower", f"{slower} at K={best_k}"))
-    return lines
-
-
-def slower_at(parts: Sequence[AcceptancePartRow]) -> str | None:
-    """Each K at which a part is faster without speculation, by its interval: `K=3 to 16`; None for none."""
-    slower = [
-        int(part.num_draft_tokens or 0)
-        for part in parts
-        if part.expected_speedup is not None and part.expected_speedup.high < 1
-    ]
-    if not slower:
-        return None
-    if len(slower) == len(parts):
-        return "every K"
-    first, last = min(slower), max(slower)
-    if len(slower) == last - first + 1 > 2:
-        return f"K={first} to {last}"
-    return f"K={', '.join(map(str, slower))}"
+    return " · ".join(
+        f"{part.part} {estimate_of(part.tokens_per_iteration):.2f}" for part in at_best
+    )
 
 
 def table_of_parts(parts: Sequence[AcceptancePartRow], best_k: int) -> Table:
     """A row for each part, at one K."""
-    by_part = grouped(parts, lambda part: part.part)
     columns = (
         Column("turn", text=True, of="part"),
         Column("tokens", "{:,}".format, "num_tokens"),
         Column("conver-\nsations", of="num_conversations"),
         Column("tokens per iteration\n(95 % interval)", "{:.2f}".format, "tokens_per_iteration"),
         Column("expected\nspeed-up", times, "expected_speedup.estimate", optional=True),
-        Column(
-            "slower\nat",
-            text=True,
-            of=lambda part: slower_at(by_part[part.part]),
-            optional=True,
-        ),
     )
     at_best = [part for part in parts if part.num_draft_tokens == best_k]
     title = f"Turns of conversations at K={best_k}"
