@@ -23,6 +23,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from harness.reporting.table import in_lines
 from harness.results.statistics.arrays import Floats
 from harness.results.statistics.interval import Interval
 
@@ -199,11 +200,8 @@ def _own_style() -> Iterator[None]:
 
 
 def wrapped(label: str) -> str:
-    """A label in lines that fit a figure, which end between its parts where they can."""
-    label = " ".join(re.sub(r"[\x00-\x1f\x7f]", " ", label).split())
-    parts = [part.replace(" ", "\N{NO-BREAK SPACE}") for part in label.split(" · ")]
-    lines = textwrap.wrap(" · ".join(parts), _LONGEST_LINE, break_on_hyphens=False)
-    return "\n".join(lines).replace("\N{NO-BREAK SPACE}", " ")
+    """A label in lines that fit a figure."""
+    return in_lines(" ".join(re.sub(r"[\x00-\x1f\x7f]", " ", label).split()), _LONGEST_LINE)
 
 
 def _svg(name: str, figure: Figure) -> str:

@@ -17,6 +17,7 @@ Each pair gets a row, `13B with 7B | 2.31×`, from `pair.name.pair` and
 from __future__ import annotations
 
 import functools
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
@@ -209,6 +210,13 @@ _PICTURES |= dict.fromkeys([*range(0x202A, 0x202F), *range(0x2066, 0x206A)], "�
 def visible(text: str) -> str:
     """Text in which characters that would steer a terminal are pictures."""
     return text.replace("\r\n", "\n").translate(_PICTURES)
+
+
+def in_lines(text: str, width: int) -> str:
+    """Settings in lines that end between two of them where they can; names such as Llama-3.2-1B stay whole."""
+    parts = [part.replace(" ", "\N{NO-BREAK SPACE}") for part in text.split(" · ")]
+    lines = textwrap.fill(" · ".join(parts), width, break_on_hyphens=False)
+    return lines.replace("\N{NO-BREAK SPACE}", " ")
 
 
 def naming(columns: Sequence[Column]) -> list[Column]:

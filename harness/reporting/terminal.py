@@ -18,7 +18,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from harness.config.errors import RunError
-from harness.reporting.table import Column, Document, Line, Table, legend, naming, visible
+from harness.reporting.table import Column, Document, Line, Table, in_lines, legend, naming, visible
 
 # Without a terminal the tables go into a file or a pull request: wide enough not to wrap.
 PLAIN_WIDTH = 110
@@ -126,11 +126,7 @@ def _print_text(text: str, style: str, console: Console, more: str = "") -> None
         return
     parts = text.split(" · ")
     if len(parts) > 2 and max(map(cell_len, parts)) < console.width - 2:
-        # Lines of settings end between two of them.
-        whole = " · ".join(part.replace(" ", "\N{NO-BREAK SPACE}") for part in parts)
-        # Names such as Llama-3.2-1B stay whole.
-        text = textwrap.fill(whole, console.width, break_on_hyphens=False)
-        text = text.replace("\N{NO-BREAK SPACE}", " ")
+        text = in_lines(text, console.width)
     if text.startswith(_INDENT):
         text = textwrap.fill(text, console.width, subsequent_indent=_INDENT, break_long_words=False)
     # A path longer than a line is of no use in pieces.

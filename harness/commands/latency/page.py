@@ -10,7 +10,7 @@ from harness.commands.latency.steps import steps_after_run, steps_after_runs
 from harness.commands.latency.tables.answer import checked, end, has_verdict, headline, reasons
 from harness.commands.latency.tables.categories import divided_tables
 from harness.commands.latency.tables.costs import times_table
-from harness.commands.latency.tables.doubts import doubts, not_quiet
+from harness.commands.latency.tables.doubts import doubts
 from harness.commands.latency.tables.figures import (
     arms_table,
     pairs_table,
@@ -23,7 +23,7 @@ from harness.commands.latency.tables.ranking import iteration_lines, latency_ans
 from harness.measuring.rows import LatencyRow
 from harness.reporting.page import Page, heading, title_of_many
 from harness.reporting.table import Column, Line, Table, number
-from harness.reporting.words import arm_name, settings_line
+from harness.reporting.words import arm_name, disturbed_runs, settings_line
 from harness.results.runs import Run
 
 if TYPE_CHECKING:
@@ -80,12 +80,13 @@ def _page_of_runs(pairs: Sequence[RankedRun]) -> Page:
     # At their best K, and targets alone.
     shown = [pair for pair in pairs if pair.best]
     shown += [pair for pair in pairs if pair.speedup is None and not pair.is_partial]
-    disturbed = not_quiet([pair.run for pair in pairs])
+    disturbed = disturbed_runs([pair.run for pair in pairs])
+    not_quiet = [f"{disturbed}: repeats=5 measures what that changes."] if disturbed else []
     iterations = iteration_lines(pairs)
     return Page(
         title_of_many([pair.row for pair in pairs]),
         latency_answers(pairs) or [Line("nothing was compared")],
-        [*([disturbed] if disturbed else []), *not_ordered(pairs)],
+        [*not_quiet, *not_ordered(pairs)],
         [
             pairs_table(pairs, iterations[_MOST_LINES:]),
             *divided_tables(pairs),

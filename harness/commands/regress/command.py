@@ -26,7 +26,7 @@ from harness.config.settings import require
 from harness.reporting.page import Page, Step, heading, in_full, in_short
 from harness.reporting.table import Column, Line, Table, share
 from harness.reporting.terminal import WIDE, plain_console, print_document
-from harness.reporting.words import short_commit
+from harness.reporting.words import disturbed_runs, short_commit
 from harness.results.runs import Run, grouped
 from harness.results.schema import NO_VERDICT
 
@@ -188,10 +188,8 @@ def page_of_changes(
         if alone := keys[side] - (keys["before"] & keys["after"]):
             number = counted(len(alone), "combination")
             doubts.append(f"Only measured {side}, so not compared: {number} of settings.")
-        if disturbed := [run for run in runs if not run.last.was_quiet]:
-            number = f"{len(disturbed)} of {counted(len(runs), 'run')}"
-            circumstances = "drifted, or shared the processor with other programs"
-            doubts.append(f"{side}: {number} {circumstances} (drifted, processor_share).")
+        if disturbed := disturbed_runs(runs):
+            doubts.append(f"{side}: {disturbed} (drifted, processor_share).")
     table = _table(compared, (*_notes(compared, margin), *_differences(compared)))
     why = []
     for row in compared:

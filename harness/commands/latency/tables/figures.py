@@ -195,10 +195,16 @@ def reasons_table(pairs: Sequence[RankedRun]) -> Table:
 
 
 def _identical_texts(row: LatencyRow) -> str | None:
-    """`14 of 15`: of the greedy texts that were compared, those that equal the regular arm's."""
+    """`14 of 15`: of the greedy texts that were compared, those that equal the regular arm's; and the largest logit
+    margin of the others over what rounding explains.
+    """
     if row.identical_prompts is None or row.differing_prompts is None:
         return None
-    return f"{row.identical_prompts} of {row.identical_prompts + row.differing_prompts}"
+    identical = f"{row.identical_prompts} of {row.identical_prompts + row.differing_prompts}"
+    excess = row.margin_over_rounding
+    if excess is None:
+        return identical
+    return f"{identical}\n{'within' if excess <= 1 else 'beyond'} rounding ({excess:.2g}×)"
 
 
 def _length(row: LatencyRow) -> float | None:
@@ -237,21 +243,8 @@ def arms_table(pairs: Sequence[RankedRun]) -> Table:
     is_alone = len(pairs) == 1
     title = "" if is_alone else "Times of each arm"
     faint = "pair.is_partial"
-    about = [_compared_texts(pairs[0].row), *notes(pairs[0].run)] if is_alone else []
-    below = tuple(filter(None, about))
+    below = tuple(notes(pairs[0].run)) if is_alone else ()
     return Table.of("arms", title, arms, _ARMS, faint=faint, in_full=not is_alone, notes=below)
-
-
-def _compared_texts(row: LatencyRow) -> str | None:
-    """A sentence about whether greedy texts of both arms are the same."""
-    identical = _identical_texts(row)
-    if identical is None:
-        return None
-    excess = row.margin_over_rounding
-    margin = ""
-    if excess is not None:
-        margin = f"; at the largest difference the logit margin is {excess:.3g} times what rounding explains"
-    return f"Greedy texts of both arms are identical on {identical} prompts{margin}."
 
 
 def requests_table(run: Run[LatencyRow]) -> Table:
