@@ -28,7 +28,7 @@ from harness.results.statistics.arrays import Floats
 from harness.results.statistics.interval import Interval
 
 # Curves that a reader can distinguish in one plot, and plots of one kind that still fit a page.
-MOST_CURVES = 6
+_MOST_CURVES = 6
 MOST_PLOTS = 12
 
 # Curves take these in their order, which differ in black and white too.
@@ -88,18 +88,24 @@ def curve_plots(
     *,
     doubling: bool = False,
 ) -> list[Plot]:
-    """Speed-ups with their bounds, a plot for each title, all to one scale.
+    """Speed-ups with their bounds, a plot for each title that has some, all to one scale.
 
     Args:
-        panels: the title and the curves of each plot; a plot has at least one point.
+        panels: the title and the curves of each plot.
         doubling: whether equal steps to the right are equal factors.
     """
-    every = [value for _, curves in panels for points in curves.values() for _, value in points]
+    drawn = []
+    every = []
+    for title, curves in panels:
+        known = [(name, points) for name, points in curves.items() if points]
+        shown = dict(known[:_MOST_CURVES])
+        if shown:
+            drawn.append((title, shown))
+            every += [value for points in shown.values() for _, value in points]
     tops = [np.nanmax([1.0, value.estimate, value.high]) for value in every]
     top = 1.08 * max(tops, default=1.0)
     plots = []
-    for title, curves in panels:
-        shown = {name: points for name, points in curves.items() if points}
+    for title, shown in drawn[:MOST_PLOTS]:
         num_lines = sum(wrapped(name).count("\n") + 1 for name in shown)
         figure = Figure(figsize=(_WIDTH, 2.7 + 0.2 * num_lines), layout="constrained")
         # `Any`, because matplotlib's types name different things in different versions.

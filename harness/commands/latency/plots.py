@@ -9,8 +9,6 @@ from harness.commands.latency.tables.costs import measured_over_k
 from harness.commands.latency.tables.ranked import RankedRun, ranked_runs
 from harness.measuring.rows import LatencyRow
 from harness.reporting.drawing import (
-    MOST_CURVES,
-    MOST_PLOTS,
     Curves,
     Plot,
     bar_figure,
@@ -38,21 +36,14 @@ def latency_plots(pairs: Sequence[RankedRun]) -> dict[str, list[Plot]]:
     loaded = [pair for pair in complete if pair.load > 0]
     by_load: list[Plot] = []
     for unit, pairs_of_unit in grouped(loaded, attrgetter("unit_of_load")).items():
-        by_load += _plots([("", _curves(pairs_of_unit, "curve", "load"))], unit, doubling=True)
+        panel = ("", _curves(pairs_of_unit, "curve", "load"))
+        by_load += curve_plots([panel], unit, doubling=True)
     steps = "what it costs, regular steps"
     return {
-        "num_draft_tokens": _plots(by_k, "K, draft tokens per iteration"),
+        "num_draft_tokens": curve_plots(by_k, "K, draft tokens per iteration"),
         "load": by_load,
-        "iteration": _plots(costs, "draft tokens of an iteration", steps),
+        "iteration": curve_plots(costs, "draft tokens of an iteration", steps),
     }
-
-
-def _plots(
-    panels: Sequence[tuple[str, Curves]], *labels: str, doubling: bool = False
-) -> list[Plot]:
-    """A plot for each title that has curves."""
-    shown = [panel for panel in panels if panel[1]]
-    return curve_plots(shown[:MOST_PLOTS], *labels, doubling=doubling)
 
 
 def _curves(pairs: Sequence[RankedRun], series: str, x: str) -> Curves:
@@ -64,7 +55,7 @@ def _curves(pairs: Sequence[RankedRun], series: str, x: str) -> Curves:
     curves: dict[str, Sequence[tuple[float, Interval]]] = {}
     for names, members in grouped(pairs, attrgetter(series)).items():
         by_x = grouped(members, attrgetter(x))
-        if len(by_x) > 1 and len(curves) < MOST_CURVES:
+        if len(by_x) > 1:
             best = {at: max(several, key=attrgetter("speedup")) for at, several in by_x.items()}
             curves[" · ".join(names)] = [(at, pair.verdict.speedup) for at, pair in best.items()]
     return curves
@@ -93,7 +84,7 @@ def _costs(group: Sequence[RankedRun]) -> Curves:
         cost = measured_over_k([pair.run for pair in series])
         shape = cost.shape(cost.loads[0]) if cost.loads else None
         priced = [point for point in cost.points if point.width > 1 and point.steps.is_known]
-        if shape is None or not priced or len(curves) >= MOST_CURVES:
+        if shape is None or not priced:
             continue
         points = [(point.drafted, point.steps) for point in priced]
         curves[" · ".join(names)] = points

@@ -51,12 +51,13 @@ def _divided(key: str, column: str, title: str, pairs: Sequence[RankedRun]) -> T
     parts = []
     for pair in pairs:
         if pair.best:
+            name = pair.name.label() if len(pairs) > 1 else ""
             for part in parts_of(pair.run, attrgetter(column)):
-                parts.append(replace(part, pair=pair.name.label()))
+                parts.append(replace(part, pair=name))
     by_name = grouped(parts, attrgetter("name"))
     columns = (
         Column(column, text=True, of="name", once=True),
-        Column("pair", text=True, of="pair", varies=True),
+        Column("pair", text=True, of="pair", optional=True),
         Column("prompts", of="num_prompts"),
         Column("speed-up\n(95 % interval)", with_bounds, "speedup", optional=True),
         Column("acceptance", share, "acceptance_rate", optional=True),

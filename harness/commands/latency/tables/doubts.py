@@ -90,13 +90,12 @@ def _finished(row: LatencyRow) -> str | None:
     return f"{(row.num_prompts or 0) - (row.num_failed or 0)} {row.arm}"
 
 
-def _failed(row: LatencyRow) -> str | None:
-    return f"{row.num_failed} of {row.num_prompts} {row.arm}" if row.num_failed else None
-
-
 def _failures(run: _Run) -> str:
     """How many requests of each arm failed, and the first error."""
-    failed = _each_arm(run, _failed)
+    failed = _each_arm(
+        run,
+        lambda row: f"{row.num_failed} of {row.num_prompts} {row.arm}" if row.num_failed else None,
+    )
     errors = [prompt.error for prompt in run.prompt_rows if prompt.error]
     return f"{failed} ({errors[0]})" if failed and errors else failed
 
