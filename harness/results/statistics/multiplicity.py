@@ -1,7 +1,8 @@
-"""Several alternatives at once: which differ from the best.
+"""Several alternatives at once: which differ from the best, and what the best is worth.
 
-Thirty intervals of 95 % are expected to miss once or twice. `report` ranks the ways to draft with
-this: its alternatives are methods, its units prompts, and the ratios of totals are speed-ups.
+Picking the best of several and reporting its own figure flatters it, and thirty intervals of 95 %
+are expected to miss once or twice. `report` ranks the ways to draft with this: its alternatives are
+methods, its units prompts, and the ratios of totals are speed-ups.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from harness.results.statistics.interval import (
     Interval,
 )
 
+# How many parts the units are divided into, to choose the best without one part after the other.
+_NUM_PARTS = 5
 _SHAPE = "[num_alternatives, num_units]"
 
 
@@ -46,6 +49,22 @@ class Ranked:
     def worse(self) -> bool:
         """Whether the alternative is significantly worse than the best."""
         return self.relative_to_best.high < 1
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best of several, with an estimate that the choice does not flatter.
+
+    Attributes:
+        index: the alternative with the largest ratio of totals over all units.
+        naive: its own ratio over the units that chose it: too high on average.
+        honest: an estimate from units that had no part in the choice; the bounds hold whichever
+            alternative is chosen.
+    """
+
+    index: int
+    naive: float
+    honest: Interval
 
 
 def ranking(numerators: ArrayLike, denominators: ArrayLike) -> list[Ranked]:
@@ -92,6 +111,43 @@ def ranking(numerators: ArrayLike, denominators: ArrayLike) -> list[Ranked]:
     return ranked
 
 
+def best_of_several(numerators: ArrayLike, denominators: ArrayLike, seed: int) -> Best:
+    """Choose the alternative with the largest ratio of totals, and estimate what that is worth.
+
+    The estimate is a cross-validation of the choice (Stone 1974). The units are divided into five
+    parts. Each part is left out in turn, the best is chosen on the others, and the part counts with
+    the times of that choice. The bounds are the chosen alternative's own, widened so that the
+    intervals of all alternatives hold together.
+
+    Args:
+        numerators, denominators: as for `ranking`.
+
+    Returns:
+        The choice; `honest` has no bounds below `FEWEST_FOR_INTERVAL` units, and no estimate below
+        two.
+    """
+    # In simulations of six equal alternatives on 15 units the estimate was 0.1 % off, and the
+    # chosen alternative's own ratio 3.6 % too high. An interval from the cross-validated totals
+    # alone covered the chosen alternative's ratio in only 80 % of the cases.
+    numerator_array, denominator_array = positive_tables(numerators, denominators, _SHAPE)
+    log_ratios = _log_ratios(numerator_array, denominator_array)
+    best = int(np.argmax(log_ratios))
+    naive = math.exp(log_ratios[best])
+    num_units = numerator_array.shape[1]
+    covers = Coverage(num_units, "prompt")
+    if num_units == 1:
+        return Best(best, naive, Interval(covers=covers))
+    estimate = _cross_validated(numerator_array, denominator_array, np.random.default_rng(seed))
+    error = _standard_error(_influences(numerator_array, denominator_array)[best])
+    if not error > 0:  # zero or nan
+        return Best(best, naive, Interval(estimate, covers=covers))
+    half_width = _critical_t(len(numerator_array), num_units - 1) * error
+    # The interval is around the naive ratio; it must also hold the estimate.
+    low = min(naive * math.exp(-half_width), estimate)
+    high = max(naive * math.exp(half_width), estimate)
+    return Best(best, naive, Interval(estimate, low, high, covers))
+
+
 def widened(
     interval: Interval,
     num_intervals: int,
@@ -136,6 +192,23 @@ def adjusted_p_values(p_values: Sequence[float]) -> list[float]:
 
 def _log_ratios(numerators: Floats, denominators: Floats) -> Floats:
     return np.asarray(np.log(numerators.sum(axis=1) / denominators.sum(axis=1)))
+
+
+def _cross_validated(numerators: Floats, denominators: Floats, rng: np.random.Generator) -> float:
+    """Return the ratio of totals, each part of the units with the alternative best on the
+    others.
+    """
+    num_units = numerators.shape[1]
+    part_of_unit = rng.permutation(num_units) % min(_NUM_PARTS, num_units)
+    numerator = 0.0
+    denominator = 0.0
+    for part in range(part_of_unit.max() + 1):
+        left_out = part_of_unit == part
+        ratios = numerators[:, ~left_out].sum(axis=1) / denominators[:, ~left_out].sum(axis=1)
+        chosen = int(np.argmax(ratios))
+        numerator += float(numerators[chosen, left_out].sum())
+        denominator += float(denominators[chosen, left_out].sum())
+    return numerator / denominator
 
 
 def _influences(numerators: Floats, denominators: Floats) -> Floats:

@@ -41,7 +41,7 @@ def test_methods_that_cannot_be_told_apart_are_named(tmp_path: Path) -> None:
     assert "Cannot be told apart from" in alike
     assert "significantly" not in alike
     apart = rivals_of(tmp_path / "apart", factor=1.5)
-    assert "Fastest shown to pay: 13B with suffix" in apart
+    assert "Fastest: 13B with suffix" in apart
     assert "0.66 (0.64 to 0.69) of its speed-up" in apart
     assert "15 prompts" in apart
     assert "0.6" not in rivals_of(tmp_path / "few", 5, factor=1.5)

@@ -14,6 +14,7 @@ from harness.commands.latency.tables.answer import stated_speedup
 from harness.commands.latency.tables.costs import auto_gave_up, held_back, share_of_predicted
 from harness.commands.latency.tables.doubts import caveats, notes
 from harness.commands.latency.tables.ranked import RankedRun
+from harness.commands.latency.tables.ranking import luck_notes
 from harness.config.acceptance_rules import tests_each_token
 from harness.config.amounts import percent
 from harness.engines.door.profiles import Profile
@@ -115,7 +116,7 @@ def pairs_table(pairs: Sequence[RankedRun], further_notes: Sequence[str] = ()) -
     reasons = [pair.verdict.reason for pair in pairs if pair.verdict.reason]
     sentences = [f"{reason[:1].upper()}{reason[1:]}." for reason in reasons]
     about_rows = caveats(pair.run for pair in pairs)
-    notes = dict.fromkeys([*sentences, *further_notes, *about_rows])
+    notes = dict.fromkeys([*sentences, *further_notes, *luck_notes(pairs), *about_rows])
     return Table.of(
         "pairs",
         "How much faster?",

@@ -1,4 +1,4 @@
-"""The answers of many runs of `latency`: for each target the fastest draft and its rivals."""
+"""The answers of many runs of `latency`: for each target the fastest draft and its rivals; notes below the table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from harness.results.prompt_times import common_times, waits_of_both_arms
 from harness.results.runs import grouped
 from harness.results.statistics.arrays import Floats
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Interval
-from harness.results.statistics.multiplicity import ranking
+from harness.results.statistics.multiplicity import best_of_several, ranking
 
 # Rivals that are named in a sentence.
 _MOST_NAMED = 3
@@ -72,11 +72,12 @@ def _answer(group: Sequence[RankedRun]) -> list[Line]:
             if pair.regular_ms is not None and not pair.is_partial and pair.row.draft is None
         ]
     bests.sort(key=attrgetter("is_sound", "shown", "speedup"), reverse=True)
-    first = bests[0]
+    first, *others = bests
     beginning = ""
-    if len(bests) > 1 and first.shown:
-        beginning = "Fastest shown to pay: "
-    elif len(bests) > 1 and first.has_interval:
+    if others and first.shown:
+        is_fastest = all((pair.speedup or 0.0) <= (first.speedup or 0.0) for pair in others)
+        beginning = "Fastest: " if is_fastest else "Fastest shown to pay: "
+    elif others and first.has_interval:
         beginning = "None is shown to pay; the best: "
     answer = headline(first.row, first.num_compared)
     text = f"{beginning}{first.name.label(', ')}: {answer.text}"
@@ -151,6 +152,23 @@ def not_ordered(pairs: Sequence[RankedRun]) -> list[str]:
         f"{pair.model}: {pair.why_not}: pairs that are close are not ordered."
         for pair in changed.values()
     ]
+
+
+def luck_notes(pairs: Sequence[RankedRun]) -> list[str]:
+    """How much of the speed-up of the best of several K is luck."""
+    notes = []
+    measured = [pair for pair in pairs if pair.speedup is not None]
+    for series in grouped(measured, attrgetter("name.group")).values():
+        times = _common_times(series)
+        if times is None or not any(pair.best_k for pair in series):
+            continue
+        # The best of several is partly the luckiest. Where K is chosen on other prompts than those
+        # that it is timed on, luck has no part in it.
+        worth = best_of_several(*times, seed=0)
+        best = f"{series[0].name.pair}: the best of {len(series)} K is {worth.naive:.2f}×"
+        honest = f"{worth.honest:×} over {worth.honest.covers}"
+        notes.append(f"{best}, and when K is chosen on other prompts {honest}.")
+    return notes
 
 
 def iteration_lines(pairs: Sequence[RankedRun]) -> list[str]:
