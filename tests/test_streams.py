@@ -66,7 +66,7 @@ def test_help_needs_no_streams(tmp_path: Path, closed: str) -> None:
 @pytest.mark.slow
 def test_a_session_ends_when_nobody_reads_its_output(tmp_path: Path) -> None:
     """A pipe of prompts without an end; the race under way is finished."""
-    quick = ["compare", *QUICKEST_PAIR, "decoding.max_new_tokens=4", "json=true"]
+    quick = ["compare", *QUICKEST_PAIR, "decoding.max_new_tokens=4"]
     typing = subprocess.Popen(["yes", "7 * 8 ="], stdout=subprocess.PIPE)
     reading = subprocess.Popen(
         ["head", "-n", "1"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -14,7 +14,7 @@ from harness.commands.registry import measurement
 from harness.config.amounts import counted
 from harness.reporting.overview import failures_table
 from harness.reporting.page import in_full, in_short
-from harness.reporting.table import Answer, Line, Table
+from harness.reporting.table import Document, Line, Table
 from harness.reporting.terminal import WIDE, LastingConsole, as_text, plain_console, print_document
 from harness.reporting.words import labels
 from harness.results.locked_files import replace_file
@@ -91,12 +91,14 @@ def print_sweep(
     console.print(Text(line, "dim"))
 
 
-def _answers(command: str, runs: Sequence[Run], failures: Sequence[Run]) -> tuple[Answer, Answer]:
+def _answers(
+    command: str, runs: Sequence[Run], failures: Sequence[Run]
+) -> tuple[Document, Document]:
     """The answer that a sweep prints, and the one in its `summary.txt`."""
     page = measurement(command).page(runs) if runs else None
     failed: list[Table | Line] = [failures_table(failures)] if failures else []
     if page is None:
-        only: Answer = failed or [Line("Nothing was measured.")]
+        only: Document = failed or [Line("Nothing was measured.")]
         return only, only
     short = in_short(page, is_sweep=True)
     return [*short, *failed], [*in_full(page, is_sweep=True), *failed]

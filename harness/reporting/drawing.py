@@ -23,8 +23,12 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from harness.reporting.table import in_lines
+from harness.results.statistics.arrays import Floats
+from harness.results.statistics.interval import Interval
+
 # Curves that a reader can distinguish in one plot, and plots of one kind that still fit a page.
-MOST_CURVES = 6
+_MOST_CURVES = 6
 MOST_PLOTS = 12
 
 # Curves take these in their order, which differ in black and white too.
@@ -41,15 +45,6 @@ _LONGEST_NAME = 84
 _DOTS_PER_INCH = 200
 
 
-class Point(NamedTuple):
-    """A value with its bounds, at `x` on a curve; nan where there are none."""
-
-    value: float
-    low: float
-    high: float
-    x: float
-
-
 class Plot(NamedTuple):
     """A figure, and what stands above it."""
 
@@ -57,34 +52,32 @@ class Plot(NamedTuple):
     figure: Figure
 
 
-# Points by the name of their curve.
-Curves = Mapping[str, Sequence[Point]]
+# By the name of a curve its points: x, and a value with its bounds.
+Curves = Mapping[str, Sequence[tuple[float, Interval]]]
 
 
 def as_svgs(
-    make: Callable[[], Mapping[str, Sequence[Plot]]], with_title: bool = False
+    make: Callable[[], Mapping[str, Sequence[Plot]]],
 ) -> dict[str, list[tuple[str, str]]]:
-    """The title and the SVG of each plot that a function makes, by the name of their kind.
-
-    Args:
-        with_title: for files of their own: the title is part of the picture, on white.
-    """
+    """The title and the SVG of each plot that a function makes, by the name of their kind."""
     drawn = {}
     with _own_style():
         for name, plots in make().items():
-            for plot in plots if with_title else ():
-                _set_title(plot)
-            svgs = [_svg(f"{name}-{index}", plot.figure) for index, plot in enumerate(plots, 1)]
-            drawn[name] = [(plot.title, svg) for plot, svg in zip(plots, svgs, strict=True)]
+            drawn[name] = [
+                (plot.title, _svg(f"{name}-{index}", plot.figure))
+                for index, plot in enumerate(plots, 1)
+            ]
     return {name: plots for name, plots in drawn.items() if plots}
 
 
-def picture_files(make: Callable[[], Mapping[str, Sequence[Plot]]]) -> dict[str, str]:
+def picture_files(make: Callable[[], Mapping[str, Sequence[Plot]]]) -> dict[str, bytes]:
     """Plots as SVG files on white, by name: `map.svg`, or `map-1.svg` and so on."""
     files = {}
-    for name, plots in as_svgs(make, with_title=True).items():
-        for number, (_, svg) in enumerate(plots, 1):
-            files[f"{name}.svg" if len(plots) == 1 else f"{name}-{number}.svg"] = svg
+    with _own_style():
+        for name, plots in make().items():
+            for number, plot in enumerate(plots, 1):
+                file_name = f"{name}.svg" if len(plots) == 1 else f"{name}-{number}.svg"
+                files[file_name] = _picture(plot, "svg")
     return files
 
 
@@ -95,23 +88,30 @@ def curve_plots(
     *,
     doubling: bool = False,
 ) -> list[Plot]:
-    """Speed-ups with their bounds, a plot for each title, all to one scale.
+    """Speed-ups with their bounds, a plot for each title that has some, all to one scale.
 
     Args:
-        panels: the title and the curves of each plot; a plot has at least one point.
+        panels: the title and the curves of each plot.
         doubling: whether equal steps to the right are equal factors.
     """
-    every = [point for _, curves in panels for points in curves.values() for point in points]
-    top = 1.08 * max((np.nanmax([1.0, point.value, point.high]) for point in every), default=1.0)
-    plots = []
+    drawn = []
+    every = []
     for title, curves in panels:
-        shown = {name: points for name, points in curves.items() if points}
+        known = [(name, points) for name, points in curves.items() if points]
+        shown = dict(known[:_MOST_CURVES])
+        if shown:
+            drawn.append((title, shown))
+            every += [value for points in shown.values() for _, value in points]
+    tops = [np.nanmax([1.0, value.estimate, value.high]) for value in every]
+    top = 1.08 * max(tops, default=1.0)
+    plots = []
+    for title, shown in drawn[:MOST_PLOTS]:
         num_lines = sum(wrapped(name).count("\n") + 1 for name in shown)
         figure = Figure(figsize=(_WIDTH, 2.7 + 0.2 * num_lines), layout="constrained")
         # `Any`, because matplotlib's types name different things in different versions.
         axes: Any = figure.subplots()
         axes.set(xlabel=x_label, ylabel=y_label)
-        xs = sorted({point.x for points in shown.values() for point in points})
+        xs = sorted({x for points in shown.values() for x, _ in points})
         axes.set(ylim=(0, top), xlim=(0.5, xs[-1] + 0.5))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         if doubling:
@@ -121,34 +121,47 @@ def curve_plots(
         axes.grid(axis="y")
         axes.axhline(1, color="C5", linewidth=1, linestyle=(0, (3, 2)))
         for (name, points), style in zip(shown.items(), _STYLES, strict=False):
-            value, low, high, x = np.array(points, dtype=float).T
-            # NaN, which is not drawn, where there is none; 0 for a bound on the wrong side, in a
-            # damaged file.
-            bounds = np.maximum([value - low, high - value], 0)
+            estimates = [value.estimate for _, value in points]
+            bounds = np.hstack([_whiskers(value) for _, value in points])
             axes.errorbar(
-                x, value, yerr=bounds, label=wrapped(name), elinewidth=2, clip_on=False, **style
+                [x for x, _ in points],
+                estimates,
+                yerr=bounds,
+                label=wrapped(name),
+                elinewidth=2,
+                clip_on=False,
+                **style,
             )
         figure.legend(*axes.get_legend_handles_labels(), loc="outside lower left", handlelength=2.4)
         plots.append(Plot(title, figure))
     return plots
 
 
-def bar_figure(bars: Sequence[tuple[str, str, Point, str]], x_label: str) -> Figure:
+def _whiskers(value: Interval) -> Floats:
+    """The lengths [2, 1] of an interval below and above its estimate: NaN, which is not drawn, where there is none; 0
+    for a bound on the wrong side, in a damaged file.
+    """
+    return np.maximum([[value.estimate - value.low], [value.high - value.estimate]], 0)
+
+
+def bar_figure(bars: Sequence[tuple[str, Interval, str]], x_label: str) -> Figure:
     """A horizontal bar for each item, with its name above and its value behind it, and a line at 1.
 
     Args:
-        bars: name, value in words, value with bounds, and colour of each.
+        bars: name, value, and colour of each.
     """
     figure = Figure(figsize=(_SLIDE_WIDTH, 1.1 + 0.62 * len(bars)), layout="constrained")
     axes: Any = figure.subplots()
     axes.set(xlabel=x_label)
-    for index, (name, words, point, colour) in enumerate(bars):
-        bounds = np.maximum([[point.value - point.low], [point.high - point.value]], 0)
-        axes.barh(index, point.value, height=0.42, color=colour)
-        axes.errorbar(point.value, index, xerr=bounds, color="black", elinewidth=1.2, capsize=3)
+    for index, (name, value, colour) in enumerate(bars):
+        length = value.estimate
+        axes.barh(index, length, height=0.42, color=colour)
+        axes.errorbar(
+            length, index, xerr=_whiskers(value), color="black", elinewidth=1.2, capsize=3
+        )
         axes.text(0, index - 0.28, textwrap.fill(name, _LONGEST_NAME), va="bottom", fontsize=9.5)
-        end = np.nanmax([point.value, point.high])
-        axes.text(end, index, f"  {words}", va="center", fontsize=9.5)
+        end = np.nanmax([length, value.high])
+        axes.text(end, index, f"  {value:×}", va="center", fontsize=9.5)
     axes.axvline(1, color="C5", linewidth=1, linestyle=(0, (3, 2)))
     axes.set(yticks=[], ylim=(len(bars) - 0.6, -0.75), xlim=(0, None))
     axes.spines["left"].set_visible(False)
@@ -163,12 +176,16 @@ def picture(make: Callable[[], Plot], form: str) -> bytes:
     Args:
         form: `svg` or `png`.
     """
-    buffer = io.BytesIO()
     with _own_style():
-        plot = make()
-        _set_title(plot)
-        no_metadata = dict.fromkeys(("Date", "Creator")) if form == "svg" else None
-        plot.figure.savefig(buffer, format=form, dpi=_DOTS_PER_INCH, metadata=no_metadata)
+        return _picture(make(), form)
+
+
+def _picture(plot: Plot, form: str) -> bytes:
+    plot.figure.axes[0].set_title(wrapped(plot.title))
+    plot.figure.set_facecolor("white")
+    no_metadata = dict.fromkeys(("Date", "Creator")) if form == "svg" else None
+    buffer = io.BytesIO()
+    plot.figure.savefig(buffer, format=form, dpi=_DOTS_PER_INCH, metadata=no_metadata)
     return buffer.getvalue()
 
 
@@ -188,18 +205,9 @@ def _own_style() -> Iterator[None]:
         yield
 
 
-def _set_title(plot: Plot) -> None:
-    """Make the title part of a picture that stands alone, on white."""
-    plot.figure.axes[0].set_title(wrapped(plot.title))
-    plot.figure.set_facecolor("white")
-
-
 def wrapped(label: str) -> str:
-    """A label in lines that fit a figure, which end between its parts where they can."""
-    label = " ".join(re.sub(r"[\x00-\x1f\x7f]", " ", label).split())
-    parts = [part.replace(" ", "\N{NO-BREAK SPACE}") for part in label.split(" · ")]
-    lines = textwrap.wrap(" · ".join(parts), _LONGEST_LINE, break_on_hyphens=False)
-    return "\n".join(lines).replace("\N{NO-BREAK SPACE}", " ")
+    """A label in lines that fit a figure."""
+    return in_lines(" ".join(re.sub(r"[\x00-\x1f\x7f]", " ", label).split()), _LONGEST_LINE)
 
 
 def _svg(name: str, figure: Figure) -> str:

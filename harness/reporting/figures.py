@@ -7,7 +7,6 @@ from typing import Any
 
 from harness.reporting.page import Page, title_of_many
 from harness.reporting.table import Column, Table
-from harness.results.row import ColumnDescription
 from harness.results.schema import RunRow
 
 
@@ -16,14 +15,11 @@ def figures_page(command: str, rows: Sequence[RunRow]) -> Page | None:
     rows = [row for row in rows if row.has_figures]
     if not rows:
         return None
-    described: dict[str, ColumnDescription] = {}
-    for row in rows:
-        described |= row.columns()
     columns = [
         Column("model", text=True, of="model"),
         Column("draft", text=True, of="draft", optional=True),
     ]
-    for name, column in described.items():
+    for name, column in rows[0].columns().items():
         if column.kind == "figure":
             heading = name.replace("_", " ")
             columns.append(Column(heading, _in_short, column.of, text=column.type is str))

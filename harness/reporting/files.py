@@ -6,7 +6,7 @@ import html
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,8 @@ import jinja2
 
 from harness.reporting.page import Page, in_short
 from harness.reporting.table import (
-    Answer,
-    Bars,
     Column,
+    Document,
     Line,
     Table,
     legend,
@@ -85,11 +84,11 @@ class Report:
         return [table for tables in self.tables.values() for table in tables] + [*self.sources]
 
 
-def on_terminal(report: Report) -> Answer:
+def on_terminal(report: Report) -> Document:
     """Each page in short, without next steps: the command that was typed is `report`."""
-    lines: list[Table | Line | Bars] = []
+    lines: list[Table | Line] = []
     for question, page in report.pages.items():
-        short = in_short(page, with_steps=False, rest="report.md")
+        short = in_short(replace(page, next=()), rest="report.md")
         lines += [Line(question, "strong"), *short, Line("")]
     return [*lines, *sentences("warning", *report.notes)]
 

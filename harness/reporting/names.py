@@ -29,6 +29,9 @@ _COMPARED_WITHIN = {
     "prompts": ("prompts",),
 }
 
+# A flag with its value, or any other word of a command.
+_FLAG_OR_WORD = r"-\S+(?:\s+[^-\s]\S*)?|\S+"
+
 
 @dataclass
 class Name:
@@ -155,57 +158,28 @@ def distinct_names(rows: Sequence[RunRow]) -> list[Name]:
     return names
 
 
-class _Word(NamedTuple):
-    """A word of a command, with the flag that it is the value of; empty for one of its own."""
-
-    flag: str
-    text: str
-
-
 def _differing_words(
     commands: Sequence[str | None], draft_tokens: Sequence[int | str | None]
 ) -> list[str]:
-    """The words of each command that not all have, each behind its flag: `--spec-type ngram-simple`.
+    """The words of each command that not all have, values behind their flags: `--spec-type ngram-simple`.
 
     Args:
         draft_tokens: K of each. A word that differs in this alone is left out, because every table shows K.
     """
-    split = [_words_of(command or "") for command in commands]
+    split = [re.findall(_FLAG_OR_WORD, command or "") for command in commands]
     in_all = _in_all(split)
     for words, k in zip(split, draft_tokens, strict=True):
         for index, word in enumerate(words):
             if word not in in_all and k is not None:
-                text = re.sub(rf"(?<![\w.]){k}(?![\w.])", "{K}", word.text)
-                words[index] = word._replace(text=text)
+                words[index] = re.sub(rf"(?<![\w.]){k}(?![\w.])", "{K}", word)
     in_all = _in_all(split)
-    texts = []
-    for words in split:
-        kept: list[str] = []
-        for word in words:
-            if word in in_all:
-                continue
-            is_behind_its_flag = bool(kept) and kept[-1] == word.flag
-            if word.flag and not is_behind_its_flag:
-                kept.append(word.flag)
-            kept.append(word.text)
-        texts.append(" ".join(kept))
-    return texts
+    return [" ".join(word for word in words if word not in in_all) for words in split]
 
 
-def _in_all(split: Sequence[Sequence[_Word]]) -> set[_Word]:
+def _in_all(split: Sequence[Sequence[str]]) -> set[str]:
     """The words of every command; a run without one is told from them by its engine."""
     commands = [set(words) for words in split if words]
     return set.intersection(*commands) if commands else set()
-
-
-def _words_of(command: str) -> list[_Word]:
-    words = []
-    flag = ""
-    for text in command.split():
-        is_flag = text.startswith("-")
-        words.append(_Word("" if is_flag else flag, text))
-        flag = text if is_flag else ""
-    return words
 
 
 def named_runs(runs: Sequence[Run[AnyRunRow]]) -> list[Named[AnyRunRow]]:

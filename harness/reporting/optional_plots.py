@@ -22,12 +22,12 @@ def optional_plots() -> ModuleType | None:
     return drawing
 
 
-def drawn_files(make: Callable[[], Mapping[str, Sequence[Any]]]) -> dict[str, str]:
-    """The SVG text of plots by file name; {} without matplotlib.
+def drawn_files(make: Callable[[], Mapping[str, Sequence[Any]]]) -> dict[str, bytes]:
+    """The SVG of plots by file name; {} without matplotlib.
 
     Args:
         make: the plots of a run, as `Page.plots`.
     """
     drawing = optional_plots()
-    files: dict[str, str] = {} if drawing is None else drawing.picture_files(make)
+    files: dict[str, bytes] = {} if drawing is None else drawing.picture_files(make)
     return files

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from harness.config.amounts import counted
-from harness.reporting.table import Answer, Bars, Line, Table
+from harness.reporting.table import Document, Line, Table
 from harness.reporting.words import (
     common_settings,
     device_of,
@@ -58,7 +58,7 @@ class Page:
         title: see `heading` and `title_of_many`.
         finding: the most important result, and further ones; none where there are only figures.
         doubts: sentences that weaken it, the most serious first.
-        tables: the first is the short one. Bars, and a table whose look is `bare`, are only for a terminal.
+        tables: the first is the short one. A table whose look is `bare` is only for a terminal.
         why: names and sentences: `("Why", "83 % accepted")`.
         next: the most useful step first.
         plots: makes figures of matplotlib by the name of their kind, each with a title; only files need them.
@@ -67,7 +67,7 @@ class Page:
     title: str
     finding: Sequence[Line] = ()
     doubts: Sequence[str] = ()
-    tables: Sequence[Table | Bars] = ()
+    tables: Sequence[Table] = ()
     why: Sequence[tuple[str, str]] = ()
     next: Sequence[Step] = ()
     plots: Callable[[], Mapping[str, Sequence[Any]]] = dict
@@ -75,8 +75,7 @@ class Page:
     @property
     def full_tables(self) -> list[Table]:
         """The tables for files, without empty ones."""
-        tables = [table for table in self.tables if isinstance(table, Table)]
-        return [table for table in tables if table.rows and table.look != "bare"]
+        return [table for table in self.tables if table.rows and table.look != "bare"]
 
 
 def heading(row: RunRow, settings: str) -> str:
@@ -109,16 +108,13 @@ def lossless_again(row: Any) -> Step | None:
     return Step("lossless", " ".join(changes))
 
 
-def in_short(
-    page: Page, *, is_sweep: bool = False, with_steps: bool = True, rest: str = "details=true"
-) -> Answer:
-    """The page on a terminal: at most twelve lines of 80 characters, if its first table has at most four rows.
+def in_short(page: Page, *, is_sweep: bool = False, rest: str = "details=true") -> Document:
+    """The page on a terminal: a dozen lines of 80 characters, if its first table has at most four rows.
 
     Of the doubts only the first is shown, and of the steps two, or one below a doubt.
 
     Args:
         is_sweep: whether its command is a sweep, which is then typed again as a whole.
-        with_steps: whether to say what to type next.
         rest: where all else is.
     """
     doubts = page.doubts[:1]
@@ -132,28 +128,23 @@ def in_short(
     lines = _found(page.title, doubts, finding)
     if page.finding:
         lines.append(Line(""))
-    for table in page.tables[:1]:
-        lines.append(table if isinstance(table, Bars) else _short_table(table, rest))
-    num_steps = _MOST_STEPS - bool(page.doubts) if with_steps else 0
-    return [*lines, *_named(page.why, page.next[:num_steps], is_sweep)]
+    lines += [_short_table(table, rest) for table in page.tables[:1]]
+    return [*lines, *_named(page.why, page.next[: _MOST_STEPS - bool(doubts)], is_sweep)]
 
 
-def in_full(page: Page, *, is_sweep: bool = False) -> Answer:
+def in_full(page: Page, *, is_sweep: bool = False) -> Document:
     """The whole page: every doubt, finding and table; of these files alone show those for looking things up."""
-    tables = page.full_tables
+    tables = page.full_tables or page.tables
     lines = _found(page.title, page.doubts, page.finding)
-    first: Table | Bars | None = next(iter(page.tables), None)
-    if tables and isinstance(first, Table):
-        first = tables.pop(0)
-    if page.finding and not (isinstance(first, Table) and first.title):
+    if page.finding and not (tables and tables[0].title):
         lines.append(Line(""))
-    lines += [first] if first else []
+    lines += tables[:1]
     lines += _named(page.why, page.next[:_MOST_STEPS], is_sweep)
-    return [*lines, Line(""), *tables] if tables else lines
+    return [*lines, Line(""), *tables[1:]] if tables[1:] else lines
 
 
-def _found(title: str, doubts: Sequence[str], finding: Sequence[Line]) -> list[Table | Line | Bars]:
-    lines: list[Table | Line | Bars] = [Line(title, "dim"), Line("")] if title else []
+def _found(title: str, doubts: Sequence[str], finding: Sequence[Line]) -> list[Table | Line]:
+    lines: list[Table | Line] = [Line(title, "dim"), Line("")] if title else []
     lines += [Line(f"  {doubt}", "warning") for doubt in doubts]
     return [*lines, *(replace(line, text=f"  {line.text}") for line in finding)]
 
@@ -164,22 +155,17 @@ def _named(
     """The reasons and the next steps, each name once."""
     typed = [(step.text, step.typed(is_sweep)) for step in steps]
     named = [*why, *_steps_in_lines(typed, why)]
-    if not named:
-        return []
-    above = [None, *(name for name, _ in named)]
-    labelled = [
-        ("" if name == before else name, text)
-        for (name, text), before in zip(named, above, strict=False)
-    ]
-    return [Line(""), Table.from_lines("next", labelled)]
+    return [Line(""), Table.from_lines("next", named)] if named else []
 
 
 def _short_table(table: Table, rest: str) -> Table:
+    """The table as part of an answer: without title and notes, and with as many columns as have room."""
+    if table.look == "box":
+        table = replace(table, title="", about="", notes=(), look="bare")
     num_more = len(table.rows) - _MOST_ROWS
-    short = table.in_short() if table.look == "box" else table
     if num_more <= 0:
-        return short
-    return replace(short, rows=short.rows[:_MOST_ROWS], notes=(f"    {num_more} more: {rest}",))
+        return table
+    return replace(table, rows=table.rows[:_MOST_ROWS], notes=(f"    {num_more} more: {rest}",))
 
 
 def _steps_in_lines(

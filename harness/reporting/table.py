@@ -17,6 +17,7 @@ Each pair gets a row, `13B with 7B | 2.31×`, from `pair.name.pair` and
 from __future__ import annotations
 
 import functools
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
@@ -134,9 +135,10 @@ class Table:
 
     @classmethod
     def from_lines(cls, key: str, lines: Iterable[tuple[str, str | None]], title: str = "") -> Self:
-        """Names and values, one pair per line; without lines that have no value."""
+        """Names and values, one pair per line, each name once; without lines that have no value."""
         rows = tuple(TableRow(line) for line in lines if line[1])
-        return cls(key, title, (Column("", text=True),) * 2, rows, look="lines")
+        columns = (Column("", text=True, once=True), Column("", text=True))
+        return cls(key, title, columns, rows, look="lines")
 
     def first(self, num_rows: int) -> Table:
         """The table with at most `num_rows` rows, and a note about the others."""
@@ -144,23 +146,6 @@ class Table:
             return self
         note = f"The first {num_rows:,} of {len(self.rows):,} rows; the CSV files have all."
         return replace(self, rows=self.rows[:num_rows], notes=(note, *self.notes))
-
-    def in_short(self) -> Table:
-        """The table as part of an answer: without title and notes, and with as many columns as have room.
-
-        A name that all rows share is in the heading of the answer.
-        """
-        names = {row.cells[0] for row in self.rows}
-        is_shared = bool(self.columns) and self.columns[0].once and len(names) == 1
-        short = self.without_column(0) if is_shared else self
-        return replace(short, title="", about="", notes=(), look="bare")
-
-    def without_column(self, place: int) -> Table:
-        columns = (*self.columns[:place], *self.columns[place + 1 :])
-        rows = tuple(
-            replace(row, cells=(*row.cells[:place], *row.cells[place + 1 :])) for row in self.rows
-        )
-        return replace(self, columns=columns, rows=rows)
 
     def shown(self) -> tuple[list[Column], list[tuple[str, ...]]]:
         """The columns that have something to show, and each row's cells as text."""
@@ -196,22 +181,6 @@ class Line:
         return f"{self.text} ({self.more})" if self.more else self.text
 
 
-@dataclass(frozen=True)
-class Bar:
-    """A bar between a name and figures, as many as the others have; an unknown one is empty."""
-
-    name: str
-    size: float
-    figures: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Bars:
-    """Bars below each other; the longest takes all the room."""
-
-    bars: tuple[Bar, ...]
-
-
 def sentences(style: Style, *texts: str | None) -> list[Line]:
     """Sentences of one style; empty ones and None are left out."""
     return [Line(text, style) for text in texts if text]
@@ -225,9 +194,8 @@ def _read(item: Any, of: Of) -> Any:
     return item
 
 
-# In reading order; an answer is only for a terminal.
+# In reading order.
 Document = Sequence[Table | Line]
-Answer = Sequence[Table | Line | Bars]
 
 
 # Characters that steer a terminal, and what is printed in their place: ESC becomes ␛.
@@ -242,6 +210,13 @@ _PICTURES |= dict.fromkeys([*range(0x202A, 0x202F), *range(0x2066, 0x206A)], "�
 def visible(text: str) -> str:
     """Text in which characters that would steer a terminal are pictures."""
     return text.replace("\r\n", "\n").translate(_PICTURES)
+
+
+def in_lines(text: str, width: int) -> str:
+    """Settings in lines that end between two of them where they can; names such as Llama-3.2-1B stay whole."""
+    parts = [part.replace(" ", "\N{NO-BREAK SPACE}") for part in text.split(" · ")]
+    lines = textwrap.fill(" · ".join(parts), width, break_on_hyphens=False)
+    return lines.replace("\N{NO-BREAK SPACE}", " ")
 
 
 def naming(columns: Sequence[Column]) -> list[Column]:

@@ -7,8 +7,8 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
-from typing import IO, NamedTuple
+from collections.abc import Sequence
+from typing import IO, Any, NamedTuple
 
 from rich import box
 from rich.cells import cell_len
@@ -18,7 +18,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from harness.config.errors import RunError
-from harness.reporting.table import Answer, Bars, Column, Line, Table, legend, naming, visible
+from harness.reporting.table import Column, Document, Line, Table, in_lines, legend, naming, visible
 
 # Without a terminal the tables go into a file or a pull request: wide enough not to wrap.
 PLAIN_WIDTH = 110
@@ -35,10 +35,6 @@ _LEAST_TEXT = 14
 _FRAME = 3
 # Answers, and lines with a name, begin here.
 _INDENT = "  "
-_LONGEST_BAR = 24
-_SHORTEST_BAR = 6
-# Eighths of a character.
-_EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
 class LastingConsole(Console):
@@ -75,15 +71,24 @@ def discard(stream: IO[str]) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def plain_console(width: int = PLAIN_WIDTH) -> Console:
+def _console(**options: Any) -> LastingConsole:
+    """A console that prints text as it is, without markup."""
+    # Rich obeys a NO_COLOR that is set but empty; by https://no-color.org an empty one means nothing.
+    no_color = bool(os.environ.get("NO_COLOR"))
+    return LastingConsole(highlight=False, markup=False, emoji=False, no_color=no_color, **options)
+
+
+def plain_console(width: int | None = PLAIN_WIDTH, **options: Any) -> LastingConsole:
     """Stdout, as wide as the terminal, or as `COLUMNS`; this wide where there is neither, or it is 0."""
-    if sys.stdout.isatty() or "COLUMNS" in os.environ:
+    if "COLUMNS" in os.environ:
         # Rich itself would take COLUMNS=0 for a width.
-        width = shutil.get_terminal_size((width, 0)).columns
-    return LastingConsole(highlight=False, markup=False, emoji=False, width=width)
+        width = shutil.get_terminal_size((width or PLAIN_WIDTH, 0)).columns
+    elif sys.stdout.isatty():
+        width = None
+    return _console(width=width, **options)
 
 
-def print_document(document: Answer, console: Console | None = None) -> None:
+def print_document(document: Document, console: Console | None = None) -> None:
     """Print tables and sentences, by default on stdout; tables in full are only for files.
 
     Raises:
@@ -94,8 +99,6 @@ def print_document(document: Answer, console: Console | None = None) -> None:
         for part in document:
             if isinstance(part, Line):
                 _print_text(part.text, _STYLES[part.style], console, part.more)
-            elif isinstance(part, Bars):
-                _print_bars(part, console)
             elif not part.in_full:
                 _print_table(part, console)
     except OSError as error:
@@ -103,20 +106,12 @@ def print_document(document: Answer, console: Console | None = None) -> None:
         raise RunError(f"stdout cannot be written: {error.strerror}") from error
 
 
-def as_text(document: Answer, width: int = PLAIN_WIDTH) -> str:
+def as_text(document: Document, width: int = PLAIN_WIDTH) -> str:
     """The document as `print_document` prints it where there is no terminal."""
+    file = io.StringIO()
     # Without colours even where FORCE_COLOR asks for them: this is for files.
-    console = Console(
-        file=io.StringIO(),
-        width=width,
-        highlight=False,
-        markup=False,
-        emoji=False,
-        color_system=None,
-    )
-    print_document(document, console)
-    text: str = console.file.getvalue()  # type: ignore[attr-defined]
-    return "".join(f"{line.rstrip()}\n" for line in text.splitlines())
+    print_document(document, _console(file=file, width=width, color_system=None))
+    return "".join(f"{line.rstrip()}\n" for line in file.getvalue().splitlines())
 
 
 def _print_text(text: str, style: str, console: Console, more: str = "") -> None:
@@ -131,53 +126,12 @@ def _print_text(text: str, style: str, console: Console, more: str = "") -> None
         return
     parts = text.split(" · ")
     if len(parts) > 2 and max(map(cell_len, parts)) < console.width - 2:
-        # Lines of settings end between two of them.
-        whole = " · ".join(part.replace(" ", "\N{NO-BREAK SPACE}") for part in parts)
-        # Names such as Llama-3.2-1B stay whole.
-        text = textwrap.fill(whole, console.width, break_on_hyphens=False)
-        text = text.replace("\N{NO-BREAK SPACE}", " ")
+        text = in_lines(text, console.width)
     if text.startswith(_INDENT):
         text = textwrap.fill(text, console.width, subsequent_indent=_INDENT, break_long_words=False)
     # A path longer than a line is of no use in pieces.
     longest = max(map(len, text.split()), default=0)
     console.print(Text(visible(text), style), soft_wrap=longest > console.width)
-
-
-def _print_bars(bars: Bars, console: Console) -> None:
-    """Each bar between its name and its figures; figures for which there is no room are left out."""
-    names = _aligned([visible(bar.name) for bar in bars.bars], str.ljust)
-    columns = [
-        _aligned(figures, str.rjust)
-        for figures in zip(*(bar.figures for bar in bars.bars), strict=True)
-        if any(figures)
-    ]
-    before = 2 * len(_INDENT) + len(names[0]) + 2
-    while (
-        len(columns) > 1
-        and before + _SHORTEST_BAR + sum(len(cells[0]) + 3 for cells in columns) > console.width
-    ):
-        columns.pop()
-    room = console.width - before - sum(len(cells[0]) + 3 for cells in columns)
-    length = max(_SHORTEST_BAR, min(_LONGEST_BAR, room))
-    longest = max(bar.size for bar in bars.bars) or 1.0
-    for index, bar in enumerate(bars.bars):
-        drawn = _drawn(length * bar.size / longest, console.encoding)
-        figures = "".join(f"   {cells[index]}" for cells in columns)
-        line = f"{2 * _INDENT}{names[index]}  {drawn:{length}}{figures}"
-        console.print(Text(line), soft_wrap=True)
-
-
-def _aligned(texts: Sequence[str], align: Callable[[str, int], str]) -> list[str]:
-    width = max(map(len, texts))
-    return [align(text, width) for text in texts]
-
-
-def _drawn(length: float, encoding: str) -> str:
-    """A bar of this many characters, in eighths where the encoding has them."""
-    if not encoding.startswith("utf"):
-        return "#" * max(1, round(length))
-    whole, eighths = divmod(max(1, round(8 * length)), 8)
-    return "█" * whole + _EIGHTHS[eighths].strip()
 
 
 def _print_table(table: Table, console: Console) -> None:

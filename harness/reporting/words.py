@@ -15,6 +15,7 @@ from harness.config.machine import command_line
 from harness.config.model_names import SECOND_COMMAND
 from harness.config.synonyms import SYNONYMS
 from harness.config.synthetic import is_length, rates_of_row
+from harness.results.runs import Run
 from harness.results.schema import RunRow
 
 # What a lossy rule means, and what prompts that were left out are.
@@ -194,6 +195,15 @@ def explained_by_rounding(excess: float | None) -> str:
     if excess > 1:
         return f": {excess:.3g} times what rounding explains"
     return " (a tie that rounding broke)"
+
+
+def disturbed_runs(runs: Sequence[Run[Any]]) -> str | None:
+    """`3 of 5 runs drifted, or shared the processor with other programs`; None where all were quiet."""
+    number = sum(not run.last.was_quiet for run in runs)
+    if not number:
+        return None
+    share = f"{number} of {counted(len(runs), 'run')}"
+    return f"{share} drifted, or shared the processor with other programs"
 
 
 def too_long(row: Any) -> str | None:

@@ -141,7 +141,7 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
             for answer, turn in zip(reading.transcript.answers, reading.turns, strict=True)
         ]
         self.costs = self._costs(placed, round(fmean(answer.start for _, answer, _ in answers)))
-        self.texts = self._text_rows(session, placed, answers)
+        self.texts = self._text_rows(session, answers)
         session.append(TEXTS_FILE, self.texts)
         if self._has_turns:
             session.append(PARTS_FILE, self._part_rows(session))
@@ -224,23 +224,13 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
         ]
         return [reading for reading, _ in answered], [request for _, request in answered]
 
-    def _text_rows(
-        self, session: Session, placed: PlacedPair, answers: Sequence[Answer]
-    ) -> list[AcceptanceTextRow]:
+    def _text_rows(self, session: Session, answers: Sequence[Answer]) -> list[AcceptanceTextRow]:
         rows = []
         # Texts of equal prompts are counted together, by the index of the first.
         first_index: dict[str, int] = {}
         for (reading, answer, turn), text in zip(answers, self.read, strict=True):
             prompt = reading.prompt
             token_ids = list(reading.transcript.token_ids[answer.start : answer.stop])
-            costs = self.costs
-            if turn is not None:
-                # Turns of a conversation differ in context, and so in what an iteration costs.
-                costs = self._costs(placed, answer.start)
-            # nan where it is not known.
-            steps = [costs.point(k).steps.estimate for k in range(1, self.most + 1)]
-            is_slower = text.cut.iterations * steps > text.cut.num_tokens
-            slower_at = (1 + np.flatnonzero(is_slower)).tolist()
             row = session.row(
                 AcceptanceTextRow,
                 prompt_index=first_index.setdefault(repr(prompt.opening.chat()), prompt.index),
@@ -252,7 +242,6 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
                 token_ids=token_ids,
                 num_tokens=text.cut.num_tokens,
                 iterations_by_num_draft_tokens=text.cut.iterations.round(6).tolist(),
-                slower_at=slower_at if costs.ks() else None,
                 log_probability=text.log_probability,
                 own_log_probability=text.expected,
                 num_impossible=text.num_impossible,
@@ -412,7 +401,7 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
         page = RECORD.page([Run(rows)])
         assert page is not None
         for name, content in drawn_files(page.plots).items():
-            replace_file(session.directory / name, content.encode())
+            replace_file(session.directory / name, content)
         return rows
 
 

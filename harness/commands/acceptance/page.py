@@ -92,20 +92,18 @@ def _texts_of(run: Run[AcceptanceRow], k: int) -> list[AcceptanceTextRow]:
 
 def _plots(by_target: Mapping[str, Sequence[Draft]]) -> dict[str, list[Plot]]:
     """Expected speed-up against K: a plot for each target, with a curve for each draft."""
-    from harness.reporting.drawing import MOST_CURVES, Point, curve_plots
+    from harness.reporting.drawing import curve_plots
 
     panels = []
     for target, drafts in by_target.items():
         curves = {}
-        for draft in drafts[:MOST_CURVES]:
-            priced = [(row.num_draft_tokens, row.expected_speedup) for row in draft.run.rows]
+        for draft in drafts:
             curves[draft.name.cell] = [
-                Point(speedup.estimate, speedup.low, speedup.high, int(k or 0))
-                for k, speedup in priced
-                if speedup is not None
+                (int(row.num_draft_tokens or 0), row.expected_speedup)
+                for row in draft.run.rows
+                if row.expected_speedup is not None
             ]
-        if any(curves.values()):
-            panels.append((target, curves))
+        panels.append((target, curves))
     labels = ("K, draft tokens per iteration", "expected speed-up")
     return {"acceptance": curve_plots(panels, *labels)}
 
@@ -144,8 +142,11 @@ def _page_of_draft(draft: Draft) -> Page:
         )
     tables = [_by_k(rows, best), Table.of("every_k", "", rows, _EVERY_K, look="plain")]
     if parts:
-        why += lines_of_parts(parts, texts, k)
-        tables.append(table_of_parts(parts, k))
+        at_best = [part for part in parts if part.num_draft_tokens == k]
+        turns = [f"{part.part} {estimate_of(part.tokens_per_iteration):.2f}" for part in at_best]
+        why.append(("Turn", " · ".join(turns)))
+        title = f"Turns of conversations at K={k}"
+        tables.append(Table.of("parts", title, at_best, _PARTS))
     elif categories := _by_category(k, texts):
         why.append(("Where", categories))
     read = f"{counted(len(texts), 'turn' if parts else 'text')} " if texts else ""
@@ -156,6 +157,13 @@ def _page_of_draft(draft: Draft) -> Page:
     return Page(heading(best, " · ".join(settings)), [finding], (), tables, why)
 
 
+_PARTS = (
+    Column("turn", text=True, of="part"),
+    Column("tokens", "{:,}".format, "num_tokens"),
+    Column("conver-\nsations", of="num_conversations"),
+    _TOKENS,
+    _SPEEDUP,
+)
 _EVERY_K = (
     Column("K", of="num_draft_tokens"),
     _TOKENS,
@@ -258,55 +266,3 @@ def turn_range(turn: int) -> str:
     """The range that a turn is in: `1`, `2 to 3`, `4 to 7` and so on."""
     first = 2 ** (turn.bit_length() - 1)
     return f"{first:,} to {2 * first - 1:,}" if turn > 1 else "1"
-
-
-def lines_of_parts(
-    parts: Sequence[AcceptancePartRow], texts: Sequence[AcceptanceTextRow], best_k: int
-) -> list[tuple[str, str]]:
-    """Tokens per iteration of each part at one K, and how many turns are faster without speculation."""
-    at_best = [part for part in parts if part.num_draft_tokens == best_k]
-    figures = [f"{part.part} {estimate_of(part.tokens_per_iteration):.2f}" for part in at_best]
-    lines = [("Turn", " · ".join(figures))]
-    if any(part.expected_speedup for part in parts):
-        number = sum(best_k in (text.slower_at or ()) for text in texts)
-        slower = f"{number} of {counted(len(texts), 'turn')}" if number else "no turn"
-        lines.append(("Slower", f"{slower} at K={best_k}"))
-    return lines
-
-
-def slower_at(parts: Sequence[AcceptancePartRow]) -> str | None:
-    """Each K at which a part is faster without speculation, by its interval: `K=3 to 16`; None for none."""
-    slower = [
-        int(part.num_draft_tokens or 0)
-        for part in parts
-        if part.expected_speedup is not None and part.expected_speedup.high < 1
-    ]
-    if not slower:
-        return None
-    if len(slower) == len(parts):
-        return "every K"
-    first, last = min(slower), max(slower)
-    if len(slower) == last - first + 1 > 2:
-        return f"K={first} to {last}"
-    return f"K={', '.join(map(str, slower))}"
-
-
-def table_of_parts(parts: Sequence[AcceptancePartRow], best_k: int) -> Table:
-    """A row for each part, at one K."""
-    by_part = grouped(parts, lambda part: part.part)
-    columns = (
-        Column("turn", text=True, of="part"),
-        Column("tokens", "{:,}".format, "num_tokens"),
-        Column("conver-\nsations", of="num_conversations"),
-        Column("tokens per iteration\n(95 % interval)", "{:.2f}".format, "tokens_per_iteration"),
-        Column("expected\nspeed-up", times, "expected_speedup.estimate", optional=True),
-        Column(
-            "slower\nat",
-            text=True,
-            of=lambda part: slower_at(by_part[part.part]),
-            optional=True,
-        ),
-    )
-    at_best = [part for part in parts if part.num_draft_tokens == best_k]
-    title = f"Turns of conversations at K={best_k}"
-    return Table.of("parts", title, at_best, columns)

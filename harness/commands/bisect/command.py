@@ -21,6 +21,7 @@ from harness.reporting.changes import ONE_RUN
 from harness.reporting.page import Page, Step, heading, in_full, in_short
 from harness.reporting.table import Column, Line, Table
 from harness.reporting.terminal import WIDE, plain_console, print_document
+from harness.reporting.words import disturbed_runs
 
 # The figures of `latency` by which versions are searched, and the words for what became worse.
 _FIGURES = {
@@ -178,10 +179,8 @@ def page_of_search(outcome: Outcome, worse: str, more_starts: str) -> Page:
     # Here more runs are more starts.
     if changed.reason not in ("", ONE_RUN):
         doubts.append(f"{changed.figure.name}: {changed.reason}.")
-    disturbed = [run for run in outcome.runs if not run.last.was_quiet]
-    if changed.figure.timed and disturbed:
-        share = f"{len(disturbed)} of {counted(len(outcome.runs), 'start')}"
-        doubts.append(f"{share} drifted, or shared the processor with other programs.")
+    if changed.figure.timed and (disturbed := disturbed_runs(outcome.runs)):
+        doubts.append(f"{disturbed}.")
     notes = [
         f"{version.label} was skipped: {version.skipped}"
         for version in outcome.versions

@@ -82,10 +82,11 @@ class Outcome:
         return math.exp(fmean(version.logs) - fmean(self.versions[0].logs))
 
 
+@dataclass(frozen=True)
 class Search:
     """A search over versions in order, of which the first is good and the last is worse.
 
-    Args:
+    Attributes:
         versions: two at least.
         figure: the name of the figure that became worse, as `changes` has it: `ms per token`.
         margin: a change for the worse up to this share is none.
@@ -94,21 +95,12 @@ class Search:
         changes: see `Command.changes`.
     """
 
-    def __init__(
-        self,
-        versions: Sequence[Version],
-        figure: str,
-        margin: float,
-        most_starts: int,
-        measure: Callable[[Version], Run | str],
-        changes: Callable[[Sides], Sequence[Compared]],
-    ) -> None:
-        self._versions = versions
-        self._figure = figure
-        self._margin = margin
-        self._most_starts = most_starts
-        self._measure = measure
-        self._changes = changes
+    versions: Sequence[Version]
+    figure: str
+    margin: float
+    most_starts: int
+    measure: Callable[[Version], Run | str]
+    changes: Callable[[Sides], Sequence[Compared]]
 
     def find(self) -> Outcome:
         """Measure until the answer is known, or the most starts are used up.
@@ -116,7 +108,7 @@ class Search:
         Raises:
             RunError: the first or the last version cannot be measured, or not compared.
         """
-        ends = (self._versions[0], self._versions[-1])
+        ends = (self.versions[0], self.versions[-1])
         for version in ends:
             self._start(version)
         while not self._is_beyond_margin():
@@ -135,7 +127,7 @@ class Search:
             is_repeated = seldom.num_starts >= _FEWEST_OF_NAMED
             if is_sure and is_repeated and self._is_significant(likeliest):
                 return self._outcome(likeliest, [likeliest], is_found=True)
-            if sum(version.num_starts for version in self._versions) >= self._most_starts:
+            if sum(version.num_starts for version in self.versions) >= self.most_starts:
                 return self._outcome(likeliest, smallest_range(chances))
             # A likely one is named when its noise is known well enough.
             is_next = is_sure or (chances[likeliest] > 0.5 and not is_repeated)
@@ -144,13 +136,13 @@ class Search:
 
     @property
     def _usable(self) -> list[Version]:
-        return [version for version in self._versions if not version.skipped]
+        return [version for version in self.versions if not version.skipped]
 
     def _start(self, version: Version) -> None:
         """Measure a version once more; one that cannot be measured or compared is skipped."""
-        run = self._measure(version)
+        run = self.measure(version)
         reason = run if isinstance(run, str) else self._keep(version, run)
-        if reason and version in (self._versions[0], self._versions[-1]):
+        if reason and version in (self.versions[0], self.versions[-1]):
             text = f"{version.name} is an end of the search, and cannot be measured: {reason}"
             raise RunError(text)
         version.skipped = reason
@@ -158,17 +150,17 @@ class Search:
     def _keep(self, version: Version, run: Run) -> str:
         """Add a run to its version; why it cannot be compared, or ""."""
         log = 0.0
-        if first := self._versions[0].runs[:1]:
+        if first := self.versions[0].runs[:1]:
             changed = self._of_figure(self._compared(first, [run]))
             if changed.comparison is None:
-                return changed.reason or f"has no {self._figure}"
+                return changed.reason or f"has no {self.figure}"
             log = math.log(changed.comparison.change.estimate)
         version.runs.append(run)
         version.logs.append(log)
         return ""
 
     def _compared(self, before: Sequence[Run], after: Sequence[Run]) -> Sequence[Compared]:
-        return self._changes(Sides(before, after, self._margin, noise=()))
+        return self.changes(Sides(before, after, self.margin, noise=()))
 
     def _across(self, index: int) -> Sequence[Compared]:
         """All starts of the usable versions before an index against all from it on."""
@@ -181,8 +173,8 @@ class Search:
     def _of_figure(self, compared: Sequence[Compared]) -> Compared:
         """The comparison of the figure that is searched by."""
         by_name = {item.figure.name: item for item in compared}
-        if self._figure in by_name:
-            return by_name[self._figure]
+        if self.figure in by_name:
+            return by_name[self.figure]
         # Runs that did other work have one figure, with the reason.
         reason = compared[0].reason if compared[0].comparison is None else ""
         return replace(compared[0], comparison=None, reason=reason)
@@ -194,7 +186,7 @@ class Search:
             # Further starts have no more prompts.
             raise RunError(changed.reason)
         ratio = changed.comparison.change.estimate
-        return (ratio if changed.figure.better == "lower" else 1 / ratio) > 1 + self._margin
+        return (ratio if changed.figure.better == "lower" else 1 / ratio) > 1 + self.margin
 
     def _is_significant(self, index: int) -> bool:
         """Whether the versions from an index on are worse at 5 %, however many there were to choose from
@@ -218,9 +210,9 @@ class Search:
             chances = chances_of_first_worse([version.logs for version in usable])
             for version, chance in zip(usable, chances, strict=True):
                 version.chance = chance
-            before = self._versions.index(usable[possible[0] - 1])
-            last = self._versions.index(usable[possible[-1]])
-            named = self._versions[before + 1 : last + 1]
+            before = self.versions.index(usable[possible[0] - 1])
+            last = self.versions.index(usable[possible[-1]])
+            named = self.versions[before + 1 : last + 1]
         compared = self._across(likeliest)
         first_worse = usable[likeliest] if is_found else None
-        return Outcome(self._versions, first_worse, named, compared, self._of_figure(compared))
+        return Outcome(self.versions, first_worse, named, compared, self._of_figure(compared))

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from harness.commands.bisect.search import Version
@@ -30,24 +31,25 @@ _INTERRUPTED = (130, -signal.SIGINT, -signal.SIGTERM)
 _ERROR = re.compile(r"^harness: (.*)$", re.MULTILINE)
 
 
+@dataclass(frozen=True)
 class Starts:
     """Starts of `harness latency` with one version after the other.
 
-    Args:
+    Attributes:
         name: that stands in braces in the words.
         words: of the harness, then `--` and the command of a server.
         resumes: whether earlier starts of the same words count.
-
-    Attributes:
-        directory: of all these starts.
     """
 
-    def __init__(self, name: str, words: Sequence[str], *, resumes: bool) -> None:
-        self._name = name
-        self._words = words
-        self._resumes = resumes
-        digest = hashlib.sha256("\0".join(words).encode()).hexdigest()
-        self.directory = _BELOW / digest[:8]
+    name: str
+    words: Sequence[str]
+    resumes: bool
+
+    @property
+    def directory(self) -> Path:
+        """The directory of all these starts."""
+        digest = hashlib.sha256("\0".join(self.words).encode()).hexdigest()
+        return _BELOW / digest[:8]
 
     def measure(self, version: Version) -> Run | str:
         """The run of a version's next start, or why there is none.
@@ -57,24 +59,16 @@ class Starts:
         """
         directory = self.directory / _directory_name(version)
         printed = directory / _PRINTED
-        shown = f"{self._name} {version.label}"
+        shown = f"{self.name} {version.label}"
         before = _whole_runs(directory)
-        if self._resumes and before:
+        if self.resumes and before:
             say(f"{shown}: measured before ({directory}; resume=false measures again)")
             return before[-1]
         note(f"{shown}: start {version.num_starts + 1}; its output: {printed}")
-        filled = [word.replace(f"{{{self._name}}}", version.name) for word in self._words]
+        filled = [word.replace(f"{{{self.name}}}", version.name) for word in self.words]
         end = filled.index("--") if "--" in filled else len(filled)
-        run_directory = f"hydra.run.dir={directory}"
-        command = [
-            sys.executable,
-            "-m",
-            "harness",
-            "latency",
-            *filled[:end],
-            run_directory,
-            *filled[end:],
-        ]
+        filled.insert(end, f"hydra.run.dir={directory}")
+        command = [sys.executable, "-m", "harness", "latency", *filled]
         code = _run(command, printed)
         show("")
         if code in _INTERRUPTED:

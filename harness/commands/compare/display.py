@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import signal
 import threading
 import time
@@ -12,7 +11,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from types import FrameType
-from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -24,7 +22,6 @@ from harness.engines.detokenizer import Detokenizer
 from harness.engines.tokenizer import Tokenizer
 from harness.measuring.race import Lap
 from harness.reporting.table import visible
-from harness.reporting.terminal import LastingConsole
 
 # A replay is slowed down or sped up into this many seconds, both arms alike.
 _SHORTEST_REPLAY_S = 3.0
@@ -47,16 +44,6 @@ _STYLES = {
 # What stands around a token where there is no colour.
 _MARKS = {Origin.RECOVERED: ("[", "]"), Origin.BONUS: ("{", "}")}
 _LEGEND = {Origin.DRAFT: "accepted draft", Origin.RECOVERED: "recovered", Origin.BONUS: "bonus"}
-
-
-def plain_console(**arguments: Any) -> LastingConsole:
-    """A console that prints text as it is: no markup, no emoji codes, no highlighting."""
-    # Rich obeys a NO_COLOR that is set but empty; by https://no-color.org an empty one means
-    # nothing.
-    no_color = bool(os.environ.get("NO_COLOR"))
-    return LastingConsole(
-        highlight=False, markup=False, emoji=False, no_color=no_color, **arguments
-    )
 
 
 class Lane:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -18,7 +17,6 @@ from harness.commands.compare.display import (
     LONGEST_UNSEEN_S,
     Lane,
     live,
-    plain_console,
     print_lanes,
     show_race,
 )
@@ -34,10 +32,10 @@ from harness.engines.tokenizer import Tokenizer
 from harness.measuring.measurement import identify
 from harness.measuring.progress import say, show
 from harness.measuring.prompts.sets import Prompt, load_prompts
-from harness.measuring.race import Lap, figures, find_rejections, outcome, run_lap, token_text
+from harness.measuring.race import Lap, figures, find_rejections, outcome, run_lap
 from harness.measuring.session import Session
 from harness.reporting.table import visible
-from harness.reporting.terminal import PLAIN_WIDTH, print_document
+from harness.reporting.terminal import plain_console, print_document
 from harness.reporting.words import pair_name, settings_line
 from harness.results.acceptance import Rejection
 
@@ -72,10 +70,7 @@ class Compare(Experiment[CompareSettings, CompareRow]):
         # The first is the warm-up, and all of them are examples.
         self._examples = load_prompts(settings.prompts).prompts
         self._interactive = settings.prompt is None and sys.stdin.isatty()
-        # With json=true stdout is for records alone.
-        self._console = plain_console(
-            stderr=settings.json, width=None if sys.stdout.isatty() else PLAIN_WIDTH
-        )
+        self._console = plain_console()
         self._num_races = 0
         # The settings that the open engine was opened for.
         self._opened_for: DecodingSettings | None = None
@@ -122,7 +117,7 @@ class Compare(Experiment[CompareSettings, CompareRow]):
                 if not line.startswith(":"):
                     self._race(session, line)
                     # A closed stdout means that nobody reads further races.
-                    if self._console.reader_has_left and not self.settings.json:
+                    if self._console.reader_has_left:
                         break
                 elif line.split()[0] in (":quit", ":q", ":exit"):
                     break
@@ -138,8 +133,6 @@ class Compare(Experiment[CompareSettings, CompareRow]):
                 num_failed += 1
                 screen = plain_console(stderr=True)
                 screen.print(visible(f"harness: {error}"), soft_wrap=not screen.is_terminal)
-                if self.settings.json and not line.startswith(":"):
-                    _print_json({"prompt": line, "status": "failed", "error": str(error)})
         if num_lines == 0 and not self._interactive:
             rule = "must be given without a terminal: prompt=..., or one per line on stdin"
             raise SettingError("prompt", rule)
@@ -151,14 +144,14 @@ class Compare(Experiment[CompareSettings, CompareRow]):
         typed = Prompt(prompt)
         [token_ids] = session.encode([typed], "prompt")
         settings = self.settings
-        if not settings.json and not self._interactive:
+        if not self._interactive:
             # A terminal shows what was typed; elsewhere the prompt stands before its answers.
             if self._num_races:
                 self._console.print()
             self._say(f"> {prompt}", "bold")
         view = self._view()
         laps: list[Lap] = []
-        rejected: list[Rejection] | None = None
+        rejected: Sequence[Rejection] | None = None
         columns: dict[str, Any] = {
             "prompt_index": self._num_races,
             "prompt": prompt,
@@ -191,10 +184,6 @@ class Compare(Experiment[CompareSettings, CompareRow]):
                 row = dataclasses.replace(row, speedup=None)
             self._written = session.write_rows([row])
         reports_drafts = engine.arms[-1].traits.reports_drafts
-        if settings.json:
-            speculative = laps[-1] if laps[-1].arm == "speculative" else None
-            _print_json(_record(row, speculative, reports_drafts, rejected, session.tokenizer))
-            return
         if view == "race":
             show_race(self._console, laps, session.tokenizer, token_ids, reports_drafts)
         log = rejections(rejected) if view == "log" and settings.draft is not None else []
@@ -207,11 +196,6 @@ class Compare(Experiment[CompareSettings, CompareRow]):
         self, engine: Engine, tokenizer: Tokenizer, question: Question, view: View
     ) -> Iterator[Lap]:
         """Run each arm in turn and show its text while it grows; a race too short to watch shows nothing."""
-        settings = self.settings
-        if settings.json:
-            for arm in engine.arms:
-                yield run_lap(engine, arm, question)
-            return
         lanes = [
             Lane(
                 self._console,
@@ -242,7 +226,7 @@ class Compare(Experiment[CompareSettings, CompareRow]):
         if view != "auto":
             return view
         has_room = self._console.is_interactive and self._console.width >= NARROWEST_RACE
-        return "race" if has_room and not settings.json else "text"
+        return "race" if has_room else "text"
 
     def _engine(self, session: Session) -> Engine:
         """The engine for the present settings. Some runners take long to prepare, so it stays open
@@ -290,39 +274,6 @@ class Compare(Experiment[CompareSettings, CompareRow]):
     def _say(self, text: str, style: str = "") -> None:
         show("")
         self._console.print(visible(text), style=style, soft_wrap=not self._console.is_terminal)
-
-
-def _record(
-    row: CompareRow,
-    speculative: Lap | None,
-    reports_origins: bool,
-    rejected: Sequence[Rejection] | None,
-    tokenizer: Tokenizer,
-) -> dict[str, Any]:
-    """The row as JSON, with the origin of each token, and every rejection; null where the engine
-    does not report them.
-    """
-    record = row.values()
-    if speculative is None:
-        return record
-    tokens = []
-    for arrival in speculative.arrivals:
-        for token, origin in zip(arrival.tokens, arrival.origins, strict=True):
-            text = token_text(tokenizer, token)
-            tokens.append(
-                {"token": token, "text": text, "origin": origin if reports_origins else None}
-            )
-    record["speculative_tokens"] = tokens
-    record["rejections"] = rejected and [rejection._asdict() for rejection in rejected]
-    return record
-
-
-def _print_json(record: dict[str, Any]) -> None:
-    # A StringIO, as `harness.run` has in place of stdout, has no encoding and takes every letter.
-    encoding = sys.stdout.encoding or "utf-8"
-    is_utf = encoding.lower().startswith("utf")
-    # A program that reads the pipe may wait for this line.
-    print(json.dumps(record, ensure_ascii=not is_utf), flush=True)
 
 
 EXPERIMENT = Compare

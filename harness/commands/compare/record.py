@@ -25,13 +25,11 @@ class CompareSettings(PromptedSettings):
         view: `race` measures both arms and replays them side by side; `text` streams one after the other; `log` also
             lists every rejection; `auto` is a race in a terminal of at least 80 columns, and text elsewhere.
         prompt: the only prompt; None reads prompts from the terminal, or from a pipe, one per line.
-        json: print one JSON record per prompt on stdout, and nothing else.
         prompts: examples in the session's history.
     """
 
     view: View = "auto"
     prompt: str | None = None
-    json: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -59,7 +57,7 @@ class Compare(Command[CompareSettings, CompareRow]):
         ("model=13B draft=7B", "a pair of presets; names as in latency"),
         ("view=text", "one stream after the other, in place of the race"),
         ('view=log prompt="Once upon a"', "one prompt, and every rejection"),
-        ("json=true < prompts.txt", "one prompt per line, one JSON record each"),
+        ("< prompts.txt", "one prompt per line"),
     )
     question = "What did single races show?"
     help_order = 2

@@ -10,7 +10,7 @@ from harness.commands.latency.steps import steps_after_run, steps_after_runs
 from harness.commands.latency.tables.answer import checked, end, has_verdict, headline, reasons
 from harness.commands.latency.tables.categories import divided_tables
 from harness.commands.latency.tables.costs import times_table
-from harness.commands.latency.tables.doubts import doubts, not_quiet
+from harness.commands.latency.tables.doubts import doubts
 from harness.commands.latency.tables.figures import (
     arms_table,
     pairs_table,
@@ -22,8 +22,8 @@ from harness.commands.latency.tables.ranked import RankedRun, ranked_runs
 from harness.commands.latency.tables.ranking import iteration_lines, latency_answers, not_ordered
 from harness.measuring.rows import LatencyRow
 from harness.reporting.page import Page, heading, title_of_many
-from harness.reporting.table import Bar, Bars, Line
-from harness.reporting.words import arm_name, settings_line
+from harness.reporting.table import Column, Line, Table, number
+from harness.reporting.words import arm_name, disturbed_runs, settings_line
 from harness.results.runs import Run
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 # Pairs whose iterations are explained.
 _MOST_LINES = 2
+# Characters of the longest bar.
+_BAR = 16
 
 
 def latency_page(runs: Sequence[Run[LatencyRow]]) -> Page | None:
@@ -51,13 +53,12 @@ def latency_page(runs: Sequence[Run[LatencyRow]]) -> Page | None:
 def _page_of_run(pair: RankedRun) -> Page:
     """The verdict, both arms, why, what to type next, and the figures behind it."""
     run = pair.run
-    arms = [row for row in run.rows if row.ms_per_token is not None]
     return Page(
         heading(run.last, settings_line(run.rows)),
         [headline(run.last)] if has_verdict(run.rows) else [],
         doubts(run),
         [
-            Bars(tuple(map(_bar, arms))),
+            _bars(run.rows),
             arms_table([pair]),
             requests_table(run),
             reasons_table([pair]),
@@ -79,12 +80,13 @@ def _page_of_runs(pairs: Sequence[RankedRun]) -> Page:
     # At their best K, and targets alone.
     shown = [pair for pair in pairs if pair.best]
     shown += [pair for pair in pairs if pair.speedup is None and not pair.is_partial]
-    disturbed = not_quiet([pair.run for pair in pairs])
+    disturbed = disturbed_runs([pair.run for pair in pairs])
+    not_quiet = [f"{disturbed}: repeats=5 measures what that changes."] if disturbed else []
     iterations = iteration_lines(pairs)
     return Page(
         title_of_many([pair.row for pair in pairs]),
         latency_answers(pairs) or [Line("nothing was compared")],
-        [*([disturbed] if disturbed else []), *not_ordered(pairs)],
+        [*not_quiet, *not_ordered(pairs)],
         [
             pairs_table(pairs, iterations[_MOST_LINES:]),
             *divided_tables(pairs),
@@ -97,11 +99,14 @@ def _page_of_runs(pairs: Sequence[RankedRun]) -> Page:
     )
 
 
-def _bar(row: LatencyRow) -> Bar:
-    first_ms = row.time_to_first_token_ms
-    figures = (
-        f"{row.ms_per_token:.2f} ms/token",
-        f"{row.tokens_per_second:.1f} tokens/s" if row.tokens_per_second else "",
-        f"first token {first_ms:.1f} ms" if first_ms else "",
+def _bars(rows: Sequence[LatencyRow]) -> Table:
+    """A line for each arm, with a bar as long as its time per token."""
+    longest = max(row.ms_per_token or 0.0 for row in rows) or 1.0
+    columns = (
+        Column("", text=True, of=arm_name),
+        Column("", lambda ms: "█" * round(_BAR * ms / longest), "ms_per_token", text=True),
+        Column("ms/token", number(), "ms_per_token"),
+        Column("tokens/s", number(1), "tokens_per_second", optional=True),
+        Column("first token ms", number(1), "time_to_first_token_ms", optional=True),
     )
-    return Bar(arm_name(row), row.ms_per_token or 0.0, figures)
+    return Table.of("bars", "", rows, columns, look="bare")

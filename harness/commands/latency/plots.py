@@ -9,11 +9,8 @@ from harness.commands.latency.tables.costs import measured_over_k
 from harness.commands.latency.tables.ranked import RankedRun, ranked_runs
 from harness.measuring.rows import LatencyRow
 from harness.reporting.drawing import (
-    MOST_CURVES,
-    MOST_PLOTS,
     Curves,
     Plot,
-    Point,
     bar_figure,
     curve_plots,
 )
@@ -39,21 +36,14 @@ def latency_plots(pairs: Sequence[RankedRun]) -> dict[str, list[Plot]]:
     loaded = [pair for pair in complete if pair.load > 0]
     by_load: list[Plot] = []
     for unit, pairs_of_unit in grouped(loaded, attrgetter("unit_of_load")).items():
-        by_load += _plots([("", _curves(pairs_of_unit, "curve", "load"))], unit, doubling=True)
+        panel = ("", _curves(pairs_of_unit, "curve", "load"))
+        by_load += curve_plots([panel], unit, doubling=True)
     steps = "what it costs, regular steps"
     return {
-        "num_draft_tokens": _plots(by_k, "K, draft tokens per iteration"),
+        "num_draft_tokens": curve_plots(by_k, "K, draft tokens per iteration"),
         "load": by_load,
-        "iteration": _plots(costs, "draft tokens of an iteration", steps),
+        "iteration": curve_plots(costs, "draft tokens of an iteration", steps),
     }
-
-
-def _plots(
-    panels: Sequence[tuple[str, Curves]], *labels: str, doubling: bool = False
-) -> list[Plot]:
-    """A plot for each title that has curves."""
-    shown = [panel for panel in panels if panel[1]]
-    return curve_plots(shown[:MOST_PLOTS], *labels, doubling=doubling)
 
 
 def _curves(pairs: Sequence[RankedRun], series: str, x: str) -> Curves:
@@ -62,14 +52,12 @@ def _curves(pairs: Sequence[RankedRun], series: str, x: str) -> Curves:
     Args:
         series, x: paths of attributes of a pair.
     """
-    curves: dict[str, Sequence[Point]] = {}
+    curves: dict[str, Sequence[tuple[float, Interval]]] = {}
     for names, members in grouped(pairs, attrgetter(series)).items():
         by_x = grouped(members, attrgetter(x))
-        if len(by_x) > 1 and len(curves) < MOST_CURVES:
+        if len(by_x) > 1:
             best = {at: max(several, key=attrgetter("speedup")) for at, several in by_x.items()}
-            curves[" · ".join(names)] = [
-                _point(pair.verdict.speedup, at) for at, pair in best.items()
-            ]
+            curves[" · ".join(names)] = [(at, pair.verdict.speedup) for at, pair in best.items()]
     return curves
 
 
@@ -81,35 +69,30 @@ def speedup_bars(runs: Sequence[Run[LatencyRow]]) -> Plot | None:
     ordered = sorted(known, key=attrgetter("speedup"), reverse=True)[:_MOST_BARS]
     bars = []
     for pair in ordered:
-        speedup = pair.verdict.speedup
         colour = {"faster": "C2", "slower": "C1"}.get(pair.verdict.conclusion, "C5")
-        bars.append((pair.name.label(", "), f"{speedup:×}", _point(speedup, 0), colour))
+        bars.append((pair.name.label(", "), pair.verdict.speedup, colour))
     title = title_of_many([pair.row for pair in ordered])
     return Plot(title, bar_figure(bars, "speed-up over regular decoding, 95 % intervals"))
-
-
-def _point(value: Interval, x: float) -> Point:
-    return Point(value.estimate, value.low, value.high, x)
 
 
 def _costs(group: Sequence[RankedRun]) -> Curves:
     """The cost of an iteration: a curve for each draft with several K, and the line through it where the times are
     one.
     """
-    curves: dict[str, Sequence[Point]] = {}
+    curves: dict[str, Sequence[tuple[float, Interval]]] = {}
     for names, series in grouped(group, attrgetter("name.group")).items():
         cost = measured_over_k([pair.run for pair in series])
         shape = cost.shape(cost.loads[0]) if cost.loads else None
         priced = [point for point in cost.points if point.width > 1 and point.steps.is_known]
-        if shape is None or not priced or len(curves) >= MOST_CURVES:
+        if shape is None or not priced:
             continue
-        points = [_point(point.steps, point.drafted) for point in priced]
+        points = [(point.drafted, point.steps) for point in priced]
         curves[" · ".join(names)] = points
         if shape.fixed is not None and shape.per_token is not None and shape.tested:
             step_ms = cost.point(0, cost.loads[0]).ms.estimate
             fixed = shape.fixed.estimate / step_ms
             slope = shape.per_token.estimate / step_ms
             label = f"{fixed:.2f} steps and {slope:.2f} per draft token"
-            ends = (points[0].x, points[-1].x)
-            curves[label] = [_point(Interval(fixed + slope * x), x) for x in ends]
+            ends = (priced[0].drafted, priced[-1].drafted)
+            curves[label] = [(x, Interval(fixed + slope * x)) for x in ends]
     return curves

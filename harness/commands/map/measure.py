@@ -116,9 +116,9 @@ class Map(Experiment[MapSettings, MapRow]):
         files = drawn_files(page.plots) if page else {}
         schedule, _ = schedule_of(points_of(rows))
         if schedule:
-            files["schedule_vllm.json"] = for_vllm(schedule)
+            files["schedule_vllm.json"] = for_vllm(schedule).encode()
         for name, content in files.items():
-            replace_file(session.directory / name, content.encode())
+            replace_file(session.directory / name, content)
         cost = iteration_cost(self.measured, str(session.run))
         # What an iteration costs depends on the context, too.
         if cost.loads and len(self.settings.contexts) < 2:

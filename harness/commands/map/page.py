@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from harness.reporting.drawing import Plot
 
 _STYLES: dict[str, Style] = {PAYS: "good", CANNOT_TELL: "strong", DOES_NOT_PAY: "bad"}
-# An answer of 80 characters has room for a table with this many columns.
-_NARROW = 4
 
 
 def map_page(runs: Sequence[Run[MapRow]]) -> Page | None:
@@ -151,11 +149,8 @@ def _table(maps: Mapping[str, Sequence[Point]]) -> Table:
         *(Column(f"K={k}" if k else "its own K", _cell) for k in all_k),
     )
     title = f"Speed-up with 95 % intervals, by {load_of(points)} and K"
-    table = Table("map", title, columns, tuple(rows))
-    if len(table.shown()[0]) > _NARROW:
-        # All of its columns, below each other where they have no room.
-        table = replace(table, title="", look="plain")
-    return table
+    # All of its columns, below each other where they have no room.
+    return Table("map", title, columns, tuple(rows), look="plain")
 
 
 def _cell(point: Point) -> str:

@@ -7,8 +7,8 @@ from operator import attrgetter
 
 from harness.commands.map.grid import load_of, named_points
 from harness.reporting.drawing import MOST_PLOTS, Plot, curve_plots
-from harness.reporting.drawing import Point as PlotPoint
 from harness.results.runs import Run, grouped
+from harness.results.statistics.interval import Interval
 
 
 def map_plots(runs: Sequence[Run]) -> dict[str, list[Plot]]:
@@ -19,11 +19,10 @@ def map_plots(runs: Sequence[Run]) -> dict[str, list[Plot]]:
         known = [point for point in points if point.verdict.speedup.is_known]
         for context, with_context in grouped(known, attrgetter("context")).items():
             title = f"Speed-up at a context of {context} tokens" if context else "Speed-up"
-            curves: dict[str, list[PlotPoint]] = {}
+            curves: dict[str, list[tuple[float, Interval]]] = {}
             for point in with_context:
-                speedup = point.verdict.speedup
-                drawn = PlotPoint(speedup.estimate, speedup.low, speedup.high, point.size)
-                curves.setdefault(f"K={point.k}" if point.k else "its own K", []).append(drawn)
+                name_of_k = f"K={point.k}" if point.k else "its own K"
+                curves.setdefault(name_of_k, []).append((point.size, point.verdict.speedup))
             panel = (f"{name} · {title}" if len(maps) > 1 else title, curves)
             plots += curve_plots([panel], load_of(points), doubling=True)
     return {"map": plots[:MOST_PLOTS]}

@@ -69,7 +69,8 @@ def _finding(row: PlanRow) -> Line:
     if row.needed_bytes is not None:
         needed = f"{amount(row.needed_bytes)} of weights and KV cache"
     if row.status != "ok":
-        text = f"{needed}, and {free_in_words(row)} GB are free"
+        count = f"{row.num_gpus} × " if row.num_gpus else ""
+        text = f"{needed}, and {count}{gigabytes(row.free_bytes or 0)} GB are free"
         if row.num_gpus and row.reserve_bytes:
             text += f" less {amount(row.reserve_bytes)} reserve"
         return Line("does not fit", "bad", text)
@@ -149,11 +150,6 @@ def _predicted(row: PlanRow) -> str | None:
     if row.predicted_speedup is None:
         return None
     return f"{times(row.predicted_speedup.estimate)} at K={row.best_num_draft_tokens}"
-
-
-def free_in_words(row: PlanRow) -> str | None:
-    count = f"{row.num_gpus} × " if row.num_gpus else ""
-    return None if row.free_bytes is None else f"{count}{gigabytes(row.free_bytes)}"
 
 
 def _fits(row: PlanRow) -> str:

@@ -1,8 +1,8 @@
 """Is speculation on, and for which kinds of requests? Some servers answer some kinds without drafts, and do not say so.
 
 Each kind is asked alone: a few prompts, of both arms. Whether drafts were made is what the server reports of the
-answers; of one that reports nothing, whether tokens of an answer arrive together; and of one that sends them one by
-one, how much faster it is than the regular arm. All three are judged beside the other kinds.
+answers; of one that reports nothing, whether tokens of an answer arrive together. Both are judged beside the other
+kinds.
 """
 
 from __future__ import annotations
@@ -37,11 +37,10 @@ _NUM_PROMPTS = 4
 _NUM_TOKENS = 24
 # Tokens of a prompt that repeats the others, most of which a server may have cached.
 _LONG_PROMPT = 160
-# With less than this share of what the best kind gains, in tokens at a time or in speed, nothing is drafted.
+# With less than this share of what the best kind gains in tokens at a time, nothing is drafted.
 _LEAST_GAIN = 0.25
-# The best kind shows drafts by so many tokens at a time, or by so much speed.
+# The best kind shows drafts by so many tokens at a time.
 _CLEAR_BURST = 1.2
-_CLEAR_SPEEDUP = 1.2
 
 _SCHEMA = {
     "type": "object",
@@ -196,11 +195,6 @@ class Answers:
     regular: Sequence[RequestRecord] = ()
 
     @property
-    def pairs(self) -> list[tuple[RequestRecord, RequestRecord]]:
-        """Records of this arm and of the regular one."""
-        return [*zip(self.records, self.regular, strict=False)]
-
-    @property
     def drafted(self) -> list[int]:
         """Draft tokens of each answer, as far as they are reported."""
         return [record.draft_tokens[0] for record in self.records]
@@ -212,16 +206,6 @@ class Answers:
         tokens = sum(record.num_tokens - 1 for record in self.records)
         return tokens / bursts if bursts > 0 else 0.0
 
-    @property
-    def speedups(self) -> list[float]:
-        """The regular arm's time per token over this one's, of each prompt."""
-        return [
-            (regular.seconds / max(1, regular.num_tokens))
-            / (tested.seconds / max(1, tested.num_tokens))
-            for tested, regular in self.pairs
-            if tested.seconds > 0
-        ]
-
     def check(self, every: Sequence[Answers]) -> Columns:
         """The verdict on this kind of request, compared with every kind."""
         verdict, finding = self._judged(every)
@@ -232,7 +216,7 @@ class Answers:
         # Two answers to a request come mixed.
         is_one_text = sampling.decoding.temperature == 0 and "n" not in sampling.parameters
         if self.regular and is_one_text:
-            identical = sum(_is_same(tested, regular) for tested, regular in self.pairs)
+            identical = sum(map(_is_same, self.records, self.regular))
         return {
             **_columns(sampling.name, verdict, finding),
             "num_prompts": len(self.records),
@@ -259,15 +243,6 @@ class Answers:
             has_drafts = tokens - 1 >= _LEAST_GAIN * (most_tokens - 1)
             finding = f"{tokens:.1f} tokens at a time, up to {most_tokens:.1f}"
             return ("drafts" if has_drafts else "no drafts"), finding
-        # The least of the fastest kind.
-        best = max(min(answers.speedups, default=0.0) for answers in every)
-        if self.speedups and best >= _CLEAR_SPEEDUP:
-            slowest, fastest = min(self.speedups), max(self.speedups)
-            finding = f"{slowest:.2f}× to {fastest:.2f}× the regular arm's speed"
-            least = 1 + _LEAST_GAIN * (best - 1)
-            if slowest < least <= fastest:
-                return "unknown", finding
-            return ("drafts" if slowest >= least else "no drafts"), finding
         return "unknown", "no drafts are reported, and none show in any kind"
 
 

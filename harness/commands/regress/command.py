@@ -17,8 +17,8 @@ from harness.commands.regress.comparisons import (
     Compared,
     compared_runs,
     has_repetitions,
-    nearest_difference,
     settings_key,
+    settings_of,
 )
 from harness.config.amounts import counted, percent
 from harness.config.errors import CANNOT_TELL, SettingError, VerdictError
@@ -26,13 +26,13 @@ from harness.config.settings import require
 from harness.reporting.page import Page, Step, heading, in_full, in_short
 from harness.reporting.table import Column, Line, Table, share
 from harness.reporting.terminal import WIDE, plain_console, print_document
-from harness.reporting.words import short_commit
+from harness.reporting.words import disturbed_runs, short_commit
 from harness.results.runs import Run, grouped
 from harness.results.schema import NO_VERDICT
 
+_WORSE = 1
 # Settings that are named where no runs have the same ones.
 _MOST_NAMED = 3
-_WORSE = 1
 
 _HELP = """\
 usage: harness regress before=PATH after=PATH [margin=0.02] [noise=PATH] [details=true]
@@ -109,7 +109,7 @@ def main(arguments: Sequence[str]) -> None:
     require(not noise or has_repetitions(noise), "noise", rule, settings.noise)
     compared = compared_runs(before, after, settings.margin, noise)
     if not compared:
-        rule = _why_none(before, after, settings.before)
+        rule = _why_none(before[-1], after[-1], settings.before)
         raise SettingError("after", rule, settings.after)
     page = page_of_changes(compared, settings, before, after, noise)
     if num_left_out := len(every_after) - len(after):
@@ -139,23 +139,23 @@ def _runs(name: str, path: str) -> list[Run]:
     return runs
 
 
-def _why_none(before: Sequence[Run], after: Sequence[Run], path: str) -> str:
-    """Why nothing can be compared: the settings in which the nearest runs of both sides differ.
+def _why_none(before: Run, after: Run, path: str) -> str:
+    """Why nothing can be compared: the settings in which the newest runs of both sides differ.
 
     Args:
         path: of the runs before, as it was typed.
     """
-    differing = nearest_difference(before, after)
-    if not differing:
-        return f"has runs of {after[-1].command} alone, and {path} has none of these"
-    named = [
-        f"{name} ({', '.join('none' if value is None else str(value) for value in both)})"
-        for name, both in differing.items()
+    if before.command != after.command:
+        return f"has runs of {after.command}, and {path} of {before.command}"
+    there, here = settings_of(before), settings_of(after)
+    differing = [
+        f"{name} ({there.get(name, 'none')}, {here.get(name, 'none')})"
+        for name in there | here
+        if there.get(name) != here.get(name)
     ]
-    more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
     return (
-        f"has no run with the settings of one in {path}; the nearest differ in"
-        f" {', '.join(named[:_MOST_NAMED])}{more}. A sweep compares settings: harness latency -m SETTING=A,B"
+        f"has no run with the settings of one in {path}; the newest differ in {', '.join(differing[:_MOST_NAMED])}."
+        " A sweep compares settings: harness latency -m SETTING=A,B"
     )
 
 
@@ -188,10 +188,8 @@ def page_of_changes(
         if alone := keys[side] - (keys["before"] & keys["after"]):
             number = counted(len(alone), "combination")
             doubts.append(f"Only measured {side}, so not compared: {number} of settings.")
-        if disturbed := [run for run in runs if not run.last.was_quiet]:
-            number = f"{len(disturbed)} of {counted(len(runs), 'run')}"
-            circumstances = "drifted, or shared the processor with other programs"
-            doubts.append(f"{side}: {number} {circumstances} (drifted, processor_share).")
+        if disturbed := disturbed_runs(runs):
+            doubts.append(f"{side}: {disturbed} (drifted, processor_share).")
     table = _table(compared, (*_notes(compared, margin), *_differences(compared)))
     why = []
     for row in compared:

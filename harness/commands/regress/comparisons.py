@@ -16,7 +16,6 @@ from harness.commands.registry import measurement
 from harness.reporting.changes import Compared, Sides
 from harness.reporting.names import STARTS_SERVERS, distinct_names
 from harness.results.runs import Run, grouped
-from harness.results.schema import RunRow
 from harness.results.statistics.multiplicity import adjusted_p_values
 
 # The chance to be wrong that an adjusted p-value has to stay below.
@@ -25,49 +24,28 @@ _LEVEL = 0.05
 _REPETITION = ("seed", "repeat", "repeats", "url", "regular_url")
 
 
-def settings_key(run: Run) -> str:
-    """The settings by which runs are paired, as text."""
-    return json.dumps(settings_of(run.last), sort_keys=True, default=str)
-
-
-def settings_of(row: RunRow) -> dict[str, Any]:
-    """The settings of a row by which it is compared, and which prompts it had."""
-    columns = row.columns()
+def settings_of(run: Run) -> dict[str, Any]:
+    """The settings by which runs are paired, and which prompts they had; those without a value are left out."""
+    columns = run.last.columns()
     names = [name for name, column in columns.items() if column.kind == "setting"]
-    kept = [name for name in names if name not in _REPETITION]
-    settings = {name: getattr(row, name) for name in [*kept, "prompts_digest"] if name in columns}
-    without_column = settings.pop("settings", None) or {}
-    for name, value in without_column.items():
+    kept = [name for name in [*names, "prompts_digest"] if name not in _REPETITION]
+    settings = {name: getattr(run.last, name, None) for name in kept}
+    for name, value in (settings.pop("settings", None) or {}).items():
         # Another build, or other flags, are what is compared. `server_command` shows it.
         if name not in STARTS_SERVERS:
             settings[name] = value
-    return settings
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def settings_key(run: Run) -> str:
+    """The settings of a run as text."""
+    return json.dumps(settings_of(run), sort_keys=True, default=str)
 
 
 def has_repetitions(runs: Sequence[Run]) -> bool:
     """Whether two of them measured the same, and the times of their prompts are known."""
     timed = [run for run in runs if run.prompt_rows]
     return any(len(alike) > 1 for alike in grouped(timed, settings_key).values())
-
-
-def nearest_difference(before: Sequence[Run], after: Sequence[Run]) -> dict[str, tuple[Any, Any]]:
-    """The settings in which the two most similar runs differ, with both values, or `default`. Empty if no command is on
-    both sides.
-    """
-    candidates = []
-    for old in {settings_key(run): run for run in before}.values():
-        for new in {settings_key(run): run for run in after}.values():
-            if old.command == new.command:
-                candidates.append(_differing(settings_of(old.last), settings_of(new.last)))
-    return min(candidates, key=len, default={})
-
-
-def _differing(before: dict[str, Any], after: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    differing = {}
-    for name in before | after:
-        if before.get(name) != after.get(name):
-            differing[name] = (before.get(name, "default"), after.get(name, "default"))
-    return differing
 
 
 def compared_runs(

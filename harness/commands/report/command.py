@@ -15,13 +15,13 @@ from typing import Literal
 from harness.commands.arguments import read_arguments
 from harness.commands.command import CommandRecord
 from harness.commands.read_runs import Findings, measuring, read
-from harness.commands.registry import COMMANDS, commands
+from harness.commands.registry import COMMANDS, commands, measurement
 from harness.config.amounts import counted
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import rule_of_paths
 from harness.reporting.files import Report, html_page, markdown, on_terminal
 from harness.reporting.optional_plots import INSTALL_PLOTS, optional_plots
-from harness.reporting.overview import environment_table, failures_table, files_table
+from harness.reporting.overview import days_of, environment_table, failures_table, files_table
 from harness.reporting.page import Page
 from harness.reporting.table import Line
 from harness.reporting.terminal import WIDE, plain_console, print_document
@@ -93,9 +93,7 @@ def build(
     title = "Speculative decoding"
     if models:
         title += f": {models[0] if len(models) == 1 else counted(len(models), 'model')}"
-    days = sorted(row.timestamp[:10] for row in rows if row.timestamp)
-    when = " to ".join(dict.fromkeys([days[0], days[-1]])) if days else ""
-    about = [counted(len(rows), "measurement"), when, *common_settings(rows).split(" · ")]
+    about = [counted(len(rows), "measurement"), days_of(rows), *common_settings(rows).split(" · ")]
     sources = [environment_table(findings.runs), files_table(findings.files)]
     return Report(title, [*filter(None, about)], pages, sources, notes, findings.runs)
 
@@ -156,14 +154,12 @@ def _print_rows(findings: Findings, path: Path) -> None:
     """
     for note in findings.notes:
         print(note, file=sys.stderr)
-    lines: list[str] = []
-    for command in measuring(commands()):
-        # A regular arm alone, of a file that was cut behind it, is no result.
-        runs = [run for run in findings.runs_of(command.row) if run.status != "incomplete"]
-        lines += command.table_rows(runs) if runs else []
-    if not lines:
+    command = measurement("latency")
+    # A regular arm alone, of a file that was cut behind it, is no result.
+    runs = [run for run in findings.runs_of(command.row) if run.status != "incomplete"]
+    if not runs:
         raise SettingError(str(path), "holds no whole run of latency, which format=row needs")
-    print("\n".join(lines))
+    print("\n".join(command.table_rows(runs)))
 
 
 def _draw(findings: Findings, path: Path, file: Path) -> None:
@@ -177,13 +173,12 @@ def _draw(findings: Findings, path: Path, file: Path) -> None:
     drawing = optional_plots()
     if drawing is None:
         raise SettingError("format", f"needs matplotlib: {INSTALL_PLOTS}", form)
-    for command in measuring(commands()):
-        runs = findings.runs_of(command.row)
-        if runs and command.picture(runs) is not None:
-            _write({file: drawing.picture(functools.partial(command.picture, runs), form)})
-            print(f"written to {file}", file=sys.stderr)
-            return
-    raise SettingError(str(path), f"holds no run with a speed-up, which format={form} needs")
+    command = measurement("latency")
+    runs = findings.runs_of(command.row)
+    if command.picture(runs) is None:
+        raise SettingError(str(path), f"holds no run with a speed-up, which format={form} needs")
+    _write({file: drawing.picture(functools.partial(command.picture, runs), form)})
+    print(f"written to {file}", file=sys.stderr)
 
 
 def write(report: Report, output: Path) -> list[Path]:

@@ -22,43 +22,32 @@ _IRRELEVANT = frozenset(
     "metadata priority prompt_cache_key request_id safety_identifier service_tier user "
     "return_spec_tokens_details".split()
 )
-# Parameters that this service does not have, with the value at which they change nothing.
+# Parameters that this service does not have, and that change nothing where they are off: 0, false or empty.
+_OFF = frozenset(
+    "annotations early_stopping echo frequency_penalty functions include_obfuscation logit_bias min_p min_tokens"
+    " presence_penalty store suffix tool_calls tools top_logprobs use_beam_search".split()
+)
+# Others, with the value at which they change nothing.
 _NEUTRAL: dict[str, Any] = {
-    "annotations": [],
     "best_of": 1,
-    "early_stopping": False,
-    "echo": False,
-    "frequency_penalty": 0,
-    "functions": [],
-    "include_obfuscation": False,
     "length_penalty": 1,
-    "logit_bias": {},
     "logprobs": False,
-    "min_p": 0,
-    "min_tokens": 0,
     "modalities": ["text"],
     "n": 1,
-    "presence_penalty": 0,
     "repetition_penalty": 1,
     "response_format": {"type": "text"},
     "skip_special_tokens": True,
     "spaces_between_special_tokens": True,
-    "store": False,
-    "suffix": "",
-    "tool_calls": [],
-    "tools": [],
-    "top_logprobs": 0,
-    "use_beam_search": False,
 }
 
 
 def _changes_nothing(name: str, value: Any) -> bool:
-    if value is None or name in _IRRELEVANT:
+    if value is None or name in _IRRELEVANT or (name in _OFF and not value):
         return True
     if name in ("function_call", "tool_choice"):
         return value in ("auto", "none")
     neutral = _NEUTRAL.get(name)
-    # In Python 1 equals true and 0 equals false, but `store: 0` is no way to say false.
+    # In Python 1 equals true and 0 equals false, but `logprobs: 0` asks for the chosen token's.
     return isinstance(value, bool) == isinstance(neutral, bool) and value == neutral
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -15,29 +16,29 @@ _OPEN = ("/", "/health")  # they reveal nothing, so they need no key
 CLIENT_LEFT = 499  # nginx's code for a client that left before an answer began
 
 
+@dataclass(frozen=True)
 class Guard:
     """Middleware that refuses requests.
 
-    Args:
+    Attributes:
         local: answer only requests for loopback, so that a web page whose name points here cannot
             use the service (DNS rebinding).
         key: what requests must bring; None for nothing.
         max_bytes: the longest body.
     """
 
-    def __init__(self, app: ASGIApp, local: bool, key: str | None, max_bytes: int) -> None:
-        self._app = app
-        self._local = local
-        self._key = key
-        self._max_bytes = max_bytes
+    app: ASGIApp
+    local: bool
+    key: str | None
+    max_bytes: int
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answer: ASGIApp = self._app
+        answer: ASGIApp = self.app
         if scope["type"] == "http":
             headers = {
                 name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
             }
-            answer = self._refusal(scope["path"], headers) or self._app
+            answer = self._refusal(scope["path"], headers) or self.app
         await answer(scope, receive, send)
 
     def _refusal(self, path: str, headers: dict[str, str]) -> JSONResponse | None:
@@ -46,11 +47,11 @@ class Guard:
         except ValueError:
             return error_response(400, "the Host header is no address")
         # A browser always sends a Host, so a request without one comes from no web page.
-        if self._local and not is_loopback(host or "localhost"):
+        if self.local and not is_loopback(host or "localhost"):
             return error_response(400, "this service answers requests for localhost alone")
-        if self._key and path not in _OPEN:
+        if self.key and path not in _OPEN:
             scheme, _, given = headers.get("authorization", "").partition(" ")
-            is_right = secrets.compare_digest(given.strip().encode("latin-1"), self._key.encode())
+            is_right = secrets.compare_digest(given.strip().encode("latin-1"), self.key.encode())
             if scheme.lower() != "bearer" or not is_right:
                 return error_response(401, "the API key is missing or wrong")
         if "transfer-encoding" in headers:
@@ -59,8 +60,8 @@ class Guard:
         if not length.isdecimal():
             return error_response(400, "the Content-Length header is no number")
         # Python refuses to convert a text of thousands of digits.
-        if len(length) > 18 or int(length) > self._max_bytes:
-            return error_response(413, f"the body is larger than {self._max_bytes} bytes")
+        if len(length) > 18 or int(length) > self.max_bytes:
+            return error_response(413, f"the body is larger than {self.max_bytes} bytes")
         return None
 
 

@@ -94,9 +94,6 @@ class AcceptanceTextRow(Row):
     iterations_by_num_draft_tokens: list[float] | None = figure(
         "expected iterations for K from 1 on, as JSON"
     )
-    slower_at: list[int] | None = figure(
-        "each K with which the text is expected to take longer than without speculation, as JSON"
-    )
     log_probability: MaybeFloat = figure(
         "sum of the log-probabilities of its tokens under the target", "nats"
     )

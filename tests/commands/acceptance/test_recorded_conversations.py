@@ -11,11 +11,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from harness.commands.acceptance.measure import AcceptanceOfTexts
-from harness.commands.acceptance.page import lines_of_parts, slower_at
-from harness.results.price.value import IterationCost
-from harness.results.rows.acceptance import AcceptancePartRow, AcceptanceTextRow
-from harness.results.statistics.interval import Interval
 from in_process import QUICKEST_PAIR, Harness, only, results
 
 ASKED = "Once upon a time there was a lazy puppy named Theo."
@@ -80,48 +75,3 @@ def test_conversations_that_cannot_be_read(
 ) -> None:
     file = write(tmp_path / "chat.jsonl", row)
     assert line in harness.refused("acceptance", *QUICKEST_PAIR, file, "up_to=2", *typed)
-
-
-def test_a_turn_costs_what_an_iteration_does_at_its_context(
-    harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """At the mean context neither turn would pay; the first one's is shorter, and pays."""
-
-    def costs(_: AcceptanceOfTexts, placed: object, prompt_tokens: int) -> IterationCost:
-        steps = 1.0 if prompt_tokens < 100 else 9.0
-        return IterationCost.from_steps({1: steps, 2: steps}, "planted")
-
-    monkeypatch.setattr(AcceptanceOfTexts, "_costs", costs)
-    file = write(tmp_path / "chat.jsonl", chat(ASKED, FIRST, 50 * f"{MORE} ", SECOND))
-    harness("acceptance", *QUICKEST_PAIR, file, "up_to=2", "chat_template=never")
-    assert pd.read_csv(only("acceptance_texts.csv")).slower_at.tolist() == ["[]", "[1, 2]"]
-
-
-def part(name: str, *speedups: tuple[float, float, float]) -> list[AcceptancePartRow]:
-    return [
-        AcceptancePartRow(
-            run="r",
-            part=name,
-            num_tokens=9,
-            num_draft_tokens=k,
-            tokens_per_iteration=Interval(2 * estimate, 2 * low, 2 * high),
-            expected_speedup=Interval(estimate, low, high),
-        )
-        for k, (estimate, low, high) in enumerate(speedups, start=1)
-    ]
-
-
-def test_what_is_faster_without_speculation_is_named_with_each_k() -> None:
-    fast, slow, open_ = (1.5, 1.4, 1.6), (0.8, 0.7, 0.9), (0.95, 0.8, 1.1)
-    assert slower_at(part("1", fast, open_, fast)) is None
-    assert slower_at(part("1", fast, slow, slow)) == "K=2, 3"
-    assert slower_at(part("1", fast, slow, slow, slow)) == "K=2 to 4"
-    assert slower_at(part("1", slow, slow, slow)) == "every K"
-    parts = [*part("1", fast, open_, slow), *part("2 to 3", slow, slow, slow)]
-    turns = [
-        AcceptanceTextRow(run="r", turn=1, slower_at=numbers) for numbers in ([], [3], [1, 2, 3])
-    ]
-    lines = dict(lines_of_parts(parts, turns, 3))
-    assert lines["Turn"] == "1 1.60 · 2 to 3 1.60"
-    assert lines["Slower"] == "2 of 3 turns at K=3"
-    assert dict(lines_of_parts(part("1", fast), turns[:1], 1))["Slower"] == "no turn at K=1"

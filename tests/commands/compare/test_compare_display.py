@@ -14,13 +14,13 @@ from transformers import AutoTokenizer
 
 from chain_pair import CHAIN, MARKED, save_chain_pair
 from harness.commands.compare import display as compare_display
-from harness.commands.compare.display import Lane, live, plain_console, print_lanes, show_race, view
+from harness.commands.compare.display import Lane, live, print_lanes, show_race, view
 from harness.commands.compare.tables import rejections
 from harness.engines.arrivals import Arrival, Origin
 from harness.engines.protocol import Answered
 from harness.measuring.race import Lap
 from harness.reporting.table import Line
-from harness.reporting.terminal import print_document
+from harness.reporting.terminal import plain_console, print_document
 from harness.results.acceptance import Rejection
 
 

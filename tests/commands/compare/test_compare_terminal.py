@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -169,14 +168,7 @@ def test_forty_columns_without_colour(open_terminal: Open) -> None:
 
 def test_the_prompt_setting_is_always_text(pipe: Pipe) -> None:
     prompt = "8 * [12], ${x} = 'a' \\ \"b\"\n(a"
-    record = json.loads(pipe(f"prompt={prompt}", "json=true").stdout)
-    assert record["prompt"] == prompt
-    assert record["speculative_completion"] == record["regular_completion"] == TEXT
-    origins = [token["origin"] for token in record["speculative_tokens"]]
-    assert (origins[0], origins.count("draft"), origins.count("bonus")) == ("target", 9, 2)
-    [rejection] = record["rejections"]
-    assert (rejection["rejected"], rejection["replacement"]) == (" won", " two")
-    assert (rejection["target_probability"], rejection["draft_probability"]) == (0, 1)
+    assert f"> {prompt}\n" in pipe(f"prompt={prompt}").stdout
 
 
 def test_piped_lines(pipe: Pipe) -> None:

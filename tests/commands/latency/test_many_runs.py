@@ -56,21 +56,6 @@ def test_a_busy_machine_orders_by_intervals_alone(tmp_path: Path) -> None:
     assert "Gains significantly less than the fastest: 13B with lookup, K=4." in far
 
 
-def test_the_best_k_is_worth_what_it_is_on_other_prompts(tmp_path: Path) -> None:
-    """Six equal K: the best of them by chance is not better than the others."""
-    rng = np.random.default_rng(1)
-    for k in range(1, 7):
-        run = latency_run(k, speedup=2.0)
-        named = [("story", float(time)) for time in 50 * np.exp(rng.normal(0, 0.2, 15))]
-        append_rows(tmp_path / "latency.csv", run)
-        append_rows(tmp_path / "latency_prompts.csv", prompt_rows(run, named))
-    tables = build([tmp_path]).all_tables
-    (note,) = [note for table in tables for note in table.notes if "best of 6 K" in note]
-    naive, honest = (float(number) for number in re.findall(r"(\d\.\d+)×", note))
-    assert honest < naive
-    assert "15 prompts" in note
-
-
 def headlines_of(directory: Path, *speedups: float, **changes: Any) -> str:
     """The headlines of pairs with these speed-ups, all ± 0.1, without files of prompts."""
     for number, speedup in enumerate(speedups):

@@ -175,21 +175,6 @@ def answers(seconds: float, regular_s: float, num_together: int = 1) -> Answers:
     return Answers(kind, [record(seconds)] * 3, [record(regular_s)] * 3)
 
 
-@pytest.mark.parametrize(
-    ("seconds", "verdict"), [(0.5, "drafts"), (0.81, "no drafts"), (0.8, "drafts")]
-)
-def test_where_tokens_come_one_by_one_speed_tells(seconds: float, verdict: str) -> None:
-    """A kind drafts that gains a quarter of what the fastest kind gains, which is twice as fast."""
-    fast, other = answers(0.5, 1.0), answers(seconds, 1.0)
-    assert fast.check([fast, other])["verdict"] == "drafts"
-    found = other.check([fast, other])
-    assert found["verdict"] == verdict
-    assert "the regular arm's speed" in found["finding"]
-    assert found["identical_prompts"] == 3
-    slow = answers(1.0, 1.0)
-    assert slow.check([slow])["verdict"] == "unknown"
-
-
 def test_without_reports_tokens_that_arrive_together_tell() -> None:
     every = [answers(0.5, 1.0, number) for number in (4, 1, 2)]
     found = [each.check(every) for each in every]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import NamedTuple
 
 from harness.commands.latency.tables.ranked import RankedRun
 from harness.measuring.rows import LatencyRow
@@ -27,6 +27,7 @@ class Category:
     Attributes:
         num_prompts: different ones; a prompt that was asked again counts once.
         speedup: over those that both arms finished; None for fewer than four prompts.
+        pair: its name among several.
     """
 
     name: str
@@ -34,13 +35,7 @@ class Category:
     speedup: Interval | None
     acceptance_rate: float | None
     tokens_per_iteration: float | None
-
-
-class _Part(NamedTuple):
-    """A category, or a turn, of a pair."""
-
-    pair: RankedRun
-    part: Category
+    pair: str = ""
 
 
 def divided_tables(pairs: Sequence[RankedRun]) -> list[Table]:
@@ -56,19 +51,20 @@ def _divided(key: str, column: str, title: str, pairs: Sequence[RankedRun]) -> T
     parts = []
     for pair in pairs:
         if pair.best:
-            parts += [_Part(pair, part) for part in parts_of(pair.run, attrgetter(column))]
-    by_name = grouped(parts, attrgetter("part.name"))
-    columns = [
-        Column(column, text=True, of="part.name", once=True),
-        Column("prompts", of="part.num_prompts"),
-        Column("speed-up\n(95 % interval)", with_bounds, "part.speedup", optional=True),
-        Column("acceptance", share, "part.acceptance_rate", optional=True),
-        Column("tokens/iteration", number(), "part.tokens_per_iteration", optional=True),
-    ]
-    if len(pairs) > 1:
-        columns.insert(1, Column("pair", text=True, of=lambda item: item.pair.name.label()))
+            name = pair.name.label() if len(pairs) > 1 else ""
+            for part in parts_of(pair.run, attrgetter(column)):
+                parts.append(replace(part, pair=name))
+    by_name = grouped(parts, attrgetter("name"))
+    columns = (
+        Column(column, text=True, of="name", once=True),
+        Column("pair", text=True, of="pair", optional=True),
+        Column("prompts", of="num_prompts"),
+        Column("speed-up\n(95 % interval)", with_bounds, "speedup", optional=True),
+        Column("acceptance", share, "acceptance_rate", optional=True),
+        Column("tokens/iteration", number(), "tokens_per_iteration", optional=True),
+    )
     # A single one says nothing new.
-    shown = [item for items in by_name.values() for item in items] if len(by_name) > 1 else []
+    shown = itertools.chain(*by_name.values()) if len(by_name) > 1 else []
     about = "Speed-ups are of four prompts or more, intervals of eight."
     return Table.of(key, title, shown, columns, about=about)
 

@@ -83,19 +83,6 @@ def _each_arm(run: _Run, text: Callable[[LatencyRow], str | None]) -> str:
     return " and ".join(filter(None, map(text, run.rows)))
 
 
-def not_quiet(runs: Sequence[_Run]) -> str | None:
-    """A sentence about the runs of a sweep whose times other programs or drift have changed, and what helps."""
-    disturbed = [run for run in runs if not run.last.was_quiet]
-    if not disturbed:
-        return None
-    shares = [share for share in map(_processor_share, disturbed) if share is not None]
-    cause = "times drifted"
-    if shares:
-        cause = f"one got {percent(min(shares))} of the CPU time it wanted"
-    number = f"{len(disturbed)} of {counted(len(runs), 'run')}"
-    return f"The machine was not quiet in {number} ({cause}): repeats=5 measures what that changes."
-
-
 def _finished(row: LatencyRow) -> str | None:
     """How many prompts an arm answered, of a run that ended early."""
     if row.status in ("ok", NO_VERDICT):
@@ -103,13 +90,12 @@ def _finished(row: LatencyRow) -> str | None:
     return f"{(row.num_prompts or 0) - (row.num_failed or 0)} {row.arm}"
 
 
-def _failed(row: LatencyRow) -> str | None:
-    return f"{row.num_failed} of {row.num_prompts} {row.arm}" if row.num_failed else None
-
-
 def _failures(run: _Run) -> str:
     """How many requests of each arm failed, and the first error."""
-    failed = _each_arm(run, _failed)
+    failed = _each_arm(
+        run,
+        lambda row: f"{row.num_failed} of {row.num_prompts} {row.arm}" if row.num_failed else None,
+    )
     errors = [prompt.error for prompt in run.prompt_rows if prompt.error]
     return f"{failed} ({errors[0]})" if failed and errors else failed
 
@@ -145,20 +131,14 @@ def _in_two_places(run: _Run) -> str | None:
     return None if places[0] == places[1] else " and ".join(places)
 
 
-def _processor_share(run: _Run) -> float | None:
-    """The share of the processor time that a run got, where that is too little; None of a server on another machine."""
-    shares = [row.processor_share for row in run.rows if row.processor_share is not None]
-    return min(shares) if any(row.was_starved for row in run.rows) else None
-
-
 def _busy(run: _Run) -> str | None:
-    """How much of the processor other programs left."""
+    """How much of the processor other programs left, where that is too little; None of a server on another machine."""
     row = run.last
-    share = _processor_share(run)
-    if share is None:
+    shares = [arm.processor_share for arm in run.rows if arm.processor_share is not None]
+    if not shares or not any(arm.was_starved for arm in run.rows):
         return None
     load = f"load {row.load or 0:.1f} on {row.num_cores} cores"
-    return f"{percent(share)} of the CPU time it wanted ({load})"
+    return f"{percent(min(shares))} of the CPU time it wanted ({load})"
 
 
 def _low_acceptance(run: _Run) -> str | None:

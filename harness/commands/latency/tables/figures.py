@@ -67,7 +67,7 @@ _REQUESTS = (
     Column("sent\nagain", of=lambda row: row.num_sent_again or None, optional=True),
 )
 # Columns about a pair.
-_PAIR = Column("pair", text=True, of="name.cell", once=True)
+_PAIR = Column("pair", text=True, of="name.cell", once=True, varies=True)
 _K = Column("K", of="k", identifies_row=True, optional=True)
 
 
@@ -83,7 +83,7 @@ def _remark(pair: RankedRun) -> str | None:
 
 
 _PAIRS = (
-    Column("pair", text=True, of="name.pair", once=True),
+    Column("pair", text=True, of="name.pair", once=True, varies=True),
     Column("settings", text=True, of=lambda pair: " · ".join(pair.name.details), optional=True),
     _K,
     SPEEDUP.at("row"),
@@ -143,7 +143,7 @@ def _tested(row: LatencyRow) -> LatencyRow | None:
 
 
 _REASONS = (
-    replace(_PAIR, varies=True),
+    _PAIR,
     replace(_K, varies=True),
     _ACCEPTED.at("row"),
     Column("of those\ntested", share, "conditional_acceptance_rate", optional=True)
@@ -196,10 +196,16 @@ def reasons_table(pairs: Sequence[RankedRun]) -> Table:
 
 
 def _identical_texts(row: LatencyRow) -> str | None:
-    """`14 of 15`: of the greedy texts that were compared, those that equal the regular arm's."""
+    """`14 of 15`: of the greedy texts that were compared, those that equal the regular arm's; and the largest logit
+    margin of the others over what rounding explains.
+    """
     if row.identical_prompts is None or row.differing_prompts is None:
         return None
-    return f"{row.identical_prompts} of {row.identical_prompts + row.differing_prompts}"
+    identical = f"{row.identical_prompts} of {row.identical_prompts + row.differing_prompts}"
+    excess = row.margin_over_rounding
+    if excess is None:
+        return identical
+    return f"{identical}\n{'within' if excess <= 1 else 'beyond'} rounding ({excess:.2g}×)"
 
 
 def _length(row: LatencyRow) -> float | None:
@@ -216,7 +222,7 @@ class _Arm(NamedTuple):
 
 
 _ARMS = (
-    replace(_PAIR, varies=True).at("pair"),
+    _PAIR.at("pair"),
     Column("K", of="pair.k", varies=True, identifies_row=True),
     _NAME.at("arm"),
     Column("ms/token", of=_time, meaning="± standard deviation over prompts or batches").at("arm"),
@@ -238,21 +244,8 @@ def arms_table(pairs: Sequence[RankedRun]) -> Table:
     is_alone = len(pairs) == 1
     title = "" if is_alone else "Times of each arm"
     faint = "pair.is_partial"
-    about = [_compared_texts(pairs[0].row), *notes(pairs[0].run)] if is_alone else []
-    below = tuple(filter(None, about))
+    below = tuple(notes(pairs[0].run)) if is_alone else ()
     return Table.of("arms", title, arms, _ARMS, faint=faint, in_full=not is_alone, notes=below)
-
-
-def _compared_texts(row: LatencyRow) -> str | None:
-    """A sentence about whether greedy texts of both arms are the same."""
-    identical = _identical_texts(row)
-    if identical is None:
-        return None
-    excess = row.margin_over_rounding
-    margin = ""
-    if excess is not None:
-        margin = f"; at the largest difference the logit margin is {excess:.3g} times what rounding explains"
-    return f"Greedy texts of both arms are identical on {identical} prompts{margin}."
 
 
 def requests_table(run: Run[LatencyRow]) -> Table:
