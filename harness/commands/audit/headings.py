@@ -107,14 +107,20 @@ def names_of_columns(rows: Sequence[Cells], known: Cells) -> dict[str, str]:
         are_regular = {is_regular_arm(text) for text in cells[heading] if text}
         if "draft" not in names.values() and are_regular == {True, False}:
             names[heading] = "draft"
-    first = next(iter(rows[0]))
-    figures = {_meaning(plain(cell), ()) for cell in cells[first]}
-    if plain(first) == "metric" or not figures.isdisjoint((*CLAIMS, *SPEEDS)):
-        # The table lies on its side: a change is of another figure in each row.
+    if is_turned(rows):
+        # A change is of another figure in each row.
         names = {heading: name for heading, name in names.items() if name != "speedup"}
+    first = next(iter(rows[0]))
     if first not in names and not _are_numbers(cells[first]):
         names[first] = "name"
     return names
+
+
+def is_turned(rows: Sequence[Cells]) -> bool:
+    """Whether a table has a row for each figure, and a column for each arm."""
+    first = next(iter(rows[0]))
+    figures = {_meaning(plain(row[first].strip(MARKS)), ()) for row in rows}
+    return plain(first) == "metric" or not figures.isdisjoint((*CLAIMS, *SPEEDS))
 
 
 def is_in_percent(name: str, words: str, cells: Sequence[str]) -> bool:

@@ -19,7 +19,7 @@ from harness.commands.audit.figures import (
     is_regular_arm,
 )
 from harness.commands.audit.formats import Cells, tables_of
-from harness.commands.audit.headings import is_in_percent, names_of_columns, plain
+from harness.commands.audit.headings import is_in_percent, is_turned, names_of_columns, plain
 from harness.commands.audit.rows import Row, computed_speedups, speculative_rows
 from harness.config.errors import SettingError, nearest
 
@@ -108,7 +108,9 @@ def read_text(
     if reading.tables:
         return reading
     rule = f"has no table that is read; audit {FORMS}"
-    if headings:
+    if any(map(is_turned, raw)):
+        rule = "has a row for each figure: turn it, so that each arm has a row and each figure a column"
+    elif headings:
         figures = "acceptance, length, speed-up or speed of both arms"
         rule = f"has no {figures} in columns that are known: {_unread(headings)}"
     raise SettingError(title, rule)

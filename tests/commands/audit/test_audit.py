@@ -208,7 +208,7 @@ def test_other_texts_are_refused_in_one_line_that_shows_what_is_read(
     [
         ("model,score\nx,1\n", "no acceptance, length, speed-up or speed of both arms"),
         ("name,b,c,d,e,f,g,h,i\nx,1,2,3,4,5,6,7,8\n", "known: name, b, c, d, e, f, g, h, 1 more ("),
-        ("Metric,MTP 1,MTP 8,Δ\nAccept length,1.84,4.40,+139.1%\n", "known: Metric, MTP 1, MTP 8, Δ"),
+        ("Metric,MTP 1,MTP 8,Δ\nAccept length,1.84,4.40,+139.1%\n", "has a row for each figure: turn it"),
         ("K,AL\n4,2.5\n5,2.6,7\n", "no table that is read"),
         ("| K | AL |\n|---|---|\n", "no table that is read"),
         ("<table><tr><td>4</td></tr></table>", "no table that is read"),
