@@ -190,13 +190,3 @@ def test_four_blocks_in_each_run_cover_the_ratio(num_runs: int) -> None:
         independent += interval.low <= 2 <= interval.high
     assert 0.92 <= crossed / NUMBER <= 0.985
     assert independent / NUMBER < 0.9
-
-
-def test_an_interval_over_prompts_alone_does_not_cover_runs() -> None:
-    kind = Simulated(run=0.05, unit=0.05, residual=0.02)
-    covered = 0
-    for tops, bottoms in pairs(kind, NUMBER):
-        first_run = ratio_over_runs(tops[:1], bottoms[:1]).interval()
-        covered += first_run.low <= 2 <= first_run.high
-    assert covered / NUMBER < 0.75
-    assert coverage(kind) > 0.92
