@@ -86,14 +86,6 @@ def test_the_planted_costs_are_found() -> None:
     )
 
 
-def test_the_intervals_cover_the_planted_costs() -> None:
-    line = sweep(21.4, 3.1, noise=0.05, num_prompts=40)
-    bounds = re.findall(r"([\d.]+) ms \(([\d.]+) to ([\d.]+)\)", line)
-    for (estimate, low, high), planted in zip(bounds, (21.4, 3.1), strict=True):
-        assert float(low) < planted < float(high)
-        assert float(low) < float(estimate) < float(high)
-
-
 def test_a_draft_token_never_takes_less_than_no_time() -> None:
     line = iteration_line([run_of(k, 30.0, -0.2, noise=0.05) for k in (2, 4, 8)])
     assert line is not None
