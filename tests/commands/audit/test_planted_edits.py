@@ -17,12 +17,13 @@ from benchmarks import audit as benchmark
 from harness.commands.audit.command import main
 from harness.commands.audit.formats import Cells
 from harness.commands.audit.judge import judge
-from harness.commands.audit.rows import Row
+from harness.commands.audit.rows import Row, computed_speedups
 from harness.commands.audit.tables import Reading, read_text
 from harness.config.errors import VerdictError
 
 ROOT = Path(__file__).parents[3]
 TOKENS = 128
+ACCUSED = ("unlikely", "impossible")
 
 
 def decoded(
@@ -101,6 +102,28 @@ def test_planted_edits_are_found(curves: dict[str, list[object]]) -> None:
                 found[edit.__name__] += bool(benchmark.accusations(rows, benchmark.COLUMNS))
     assert (found["too_fast"], found["other_rate"]) == (25, 25)
     assert found.total() >= 58
+
+
+def test_short_answers_of_few_prompts_are_not_accused() -> None:
+    """Answers of 20 to 300 tokens, drafts up to K=12 and from hardly any to nearly all accepted, 1 to 80 prompts."""
+    rng = random.Random(3)
+    for _ in range(300):
+        mean, answers = rng.uniform(0.03, 0.97), rng.randint(20, 300)
+        num_prompts = rng.choice([1, 2, 5, 20])
+        chances = [min(0.99, max(0.01, rng.gauss(mean, 0.1))) for _ in range(num_prompts)]
+        decimals, digits = rng.choice([1, 2, 3]), rng.choice([0, 1, 2])
+        lines = ["K,acceptance length,acceptance rate,speedup"]
+        for k in sorted(rng.sample(range(1, 13), rng.randint(1, 5))):
+            runs = [decoded(rng, k, chance, 0, answers) for chance in chances]
+            total = {name: sum(run[name] for run in runs) for name in runs[0]}
+            length = 1 + total["accepted"] / total["iterations"]
+            rate = 100 * total["accepted"] / total["proposed"]
+            gain = total["regular_ms"] / total["ms"]
+            lines.append(f"{k},{length:.{decimals}f},{rate:.{digits}f}%,{gain:.2f}x")
+        (rows,) = read_text("\n".join(lines), {}, Row(""), "table").tables
+        accused = [claim for row in rows for claim in judge(row) if claim.verdict in ACCUSED]
+        assert accused == [], lines
+        assert computed_speedups([rows]) == set()
 
 
 THREADS = sorted((ROOT / "benchmarks" / "published" / "threads").glob("*.md"))

@@ -100,6 +100,30 @@ def test_a_run_prints_a_table_and_writes_its_rows(harness: Harness, pair: list[s
     assert histogram == sum(json.loads(rows["acceptance_histogram"][1]))
 
 
+def test_the_figures_of_a_run_follow_from_its_prompts(harness: Harness, pair: list[str]) -> None:
+    """Computed here once more. `lookup` proposes nothing in some iterations."""
+    length = "decoding.max_new_tokens=24"
+    harness("latency", pair[0], "draft=lookup", *QUICK[:1], length, QUICK[3], "decoding=greedy")
+    row = results().iloc[1]
+    prompts = pd.read_csv(only("latency_prompts.csv"))
+    prompts["ms"] = prompts["time_ms"] / prompts["num_tokens"]
+    ms = prompts.pivot(index="prompt_index", columns="arm", values="ms")
+    speculative = ms["speculative"]
+    assert row["speedup"] == pytest.approx(ms["regular"].sum() / speculative.sum())
+    assert row["ms_per_token"] == pytest.approx(speculative.mean())
+    assert row["ms_per_token_std"] == pytest.approx(speculative.std())
+    drafted = prompts[prompts["arm"] == "speculative"]
+    histograms = drafted["acceptance_histogram"].dropna().map(json.loads)
+    num_accepted = sum(count * times for one in histograms for count, times in enumerate(one))
+    num_drafting = sum(map(sum, histograms))
+    num_iterations = drafted["num_iterations"].sum()
+    assert num_iterations > num_drafting > 0
+    assert row["mean_acceptance_length"] == pytest.approx(1 + num_accepted / num_drafting)
+    assert row["tokens_per_iteration"] == pytest.approx(1 + num_accepted / num_iterations)
+    # An iteration decides the accepted tokens and one more. The prompt's pass decides the first.
+    assert drafted["num_tokens"].sum() == len(drafted) + num_iterations + num_accepted
+
+
 def test_a_test_run_is_short_and_says_so(harness: Harness) -> None:
     outcome = harness("latency", *PLANTED, "prompts=prompts.txt", "num_prompts=4", "test=true")
     assert "test=true: 2 prompts of 16 tokens show" in outcome.stdout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -139,3 +140,8 @@ def test_a_category_is_over_all_of_its_tokens() -> None:
     assert category.speedup is not None
     assert category.speedup.estimate == pytest.approx((600 + 2580) / (600 + 1290))
     assert str(category.speedup.covers) == "8 prompts"
+    # Two requests of a lap are not independent.
+    others = [replace(row, prompt_index=8 + (row.prompt_index or 0)) for row in prompts]
+    [in_laps] = by_category([*prompts, *others])
+    assert in_laps.speedup is not None
+    assert str(in_laps.speedup.covers) == "8 laps"
