@@ -168,25 +168,6 @@ def test_what_is_left_out_follows_the_model(model: str, draft: str | None, promp
     assert chosen.prompts.name == prompts
 
 
-@pytest.mark.parametrize("side", ["model", "draft"])
-@pytest.mark.parametrize(
-    ("name", "repository", "quantization", "gpus"),
-    [
-        ("7B", "huggyllama/llama-7b", "none", None),
-        ("7B_8bit", "huggyllama/llama-7b", "8bit", None),
-        ("7B_1GPU_8bit", "huggyllama/llama-7b", "8bit", 1),
-        ("./my-model", "./my-model", "none", None),
-        ("meta-llama/Llama-3.2-1B", "meta-llama/Llama-3.2-1B", "none", None),
-    ],
-)
-def test_names_mean_the_same_on_both_sides(
-    side: str, name: str, repository: str, quantization: str, gpus: int | None
-) -> None:
-    chosen = getattr(composed("latency", f"{side}={name}"), side)
-    assert (chosen.name, chosen.repository) == (name, repository)
-    assert (chosen.quantization, chosen.gpus) == (quantization, gpus)
-
-
 @pytest.mark.parametrize(
     ("path", "directory"), [("./files/llama.Q4.gguf", "files"), ("llama.Q4.gguf", ".")]
 )

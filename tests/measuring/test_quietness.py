@@ -15,7 +15,7 @@ from harness.config.machine import num_usable_cores
 from harness.engines import throttling
 from harness.measuring import quietness
 from harness.measuring.quietness import Quietness, crowding, processor_time
-from in_process import QUICKEST_PAIR, Harness, results
+from in_process import QUICKEST_PAIR, Harness
 from wording import mentions
 
 
@@ -124,11 +124,3 @@ def test_processes_of_the_run_itself_are_no_others(monkeypatch: pytest.MonkeyPat
         assert num_others(server.pid) == 0
         server.communicate()
     assert num_others(os.getppid()) == 1
-
-
-def test_a_run_has_the_columns(harness: Harness) -> None:
-    harness("latency", *QUICKEST_PAIR, "num_prompts=2", "tokens=4", "K=auto")
-    row = results().iloc[-1]
-    assert 0 < row["processor_share"] <= 1
-    assert row["num_cores"] >= 1
-    assert row["drift"] > 0

@@ -224,13 +224,6 @@ def test_values_keep_their_kind(tmp_path: Path) -> None:
     )
 
 
-def test_write_rows_replaces_and_makes_the_directory(tmp_path: Path) -> None:
-    path = tmp_path / "run" / "one" / "latency.csv"
-    write_rows(path, [{"a": 1}, {"a": 2}])
-    write_rows(path, [{"b": 3}])
-    assert path.read_text() == "b\n3\n"
-
-
 def test_another_header_is_never_mixed_or_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "latency.csv"
     assert append_rows(path, [{"model": "7B", "speedup": 1.5}]) == path

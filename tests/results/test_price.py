@@ -403,7 +403,7 @@ def swept(
 
 
 @pytest.mark.parametrize("ks", [(2, 4, 6, 8, 10), (1, 2, 3, 4, 6, 8, 10)])
-@pytest.mark.parametrize("start_noise", [0.0, 0.01, 0.02, 0.04])
+@pytest.mark.parametrize("start_noise", [0.01, 0.04])
 def test_starts_that_differ_invent_no_steps(ks: Sequence[int], start_noise: float) -> None:
     """A line is called none in about 5 % of the sweeps, and its slope is in its interval; a jump of 8 ms is found."""
     rng = np.random.default_rng(0)

@@ -22,7 +22,6 @@ from harness.engines.requests import Load, RequestError, RequestRecord
 from harness.engines.timing import timed_answer
 from harness.measuring.acceptance import acceptance_columns
 from harness.measuring.figures.requests import Requests
-from harness.results.acceptance import Acceptance
 from harness.servers import engine as server_module
 from harness.servers.counters import CounterPage
 from harness.servers.dialects import UNKNOWN
@@ -163,19 +162,6 @@ def test_an_answer_without_all_its_token_ids_is_read_from_its_text(open_engine: 
     assert generation.tokens == [TOKENIZER.encode(request.text)]
     with pytest.raises(RunError, match="1 of 1 answers came without the ids of all"):
         require_token_ids(generation.requests)
-
-
-def test_iterations_that_drafted_nothing_are_those_of_the_other_tokens() -> None:
-    """vLLM leaves them out. The last iteration may accept tokens beyond the length limit."""
-    request = RequestRecord(0, 3, num_tokens=8, outcomes=[(4, 2), (4, 0)])
-    request.count_undrafted()
-    assert request.outcomes == [(4, 2), (4, 0), (0, 0), (0, 0), (0, 0)]
-    acceptance = Acceptance.of(request.outcomes)
-    assert (acceptance.mean_acceptance_length, acceptance.tokens_per_iteration) == (2, 7 / 5)
-    for outcomes in ([(4, 4), (4, 4)], []):
-        full = RequestRecord(0, 3, num_tokens=8, outcomes=list(outcomes))
-        full.count_undrafted()
-        assert full.outcomes == outcomes
 
 
 def test_tokens_of_an_iteration_that_come_one_by_one_are_one_burst() -> None:

@@ -45,8 +45,7 @@ class EchoServer:
         restart_at: its counters begin again with this request.
         stride: between the tokens that it counts up; another one than 1 is another model.
         delay_s: before each chunk.
-        slow_after: from this request on each chunk takes `slow_s`: another load that starts.
-        slow_every: so does each chunk of this request and every so many after it.
+        slow_every: each chunk of this request and of every so many after it takes `slow_s`.
         stall: never end an answer after the first chunk.
         key: that requests must bring.
         silent: requests that get no drafts.
@@ -76,7 +75,6 @@ class EchoServer:
     restart_at: int = 0
     stride: int = 1
     delay_s: float = 0.0
-    slow_after: int = 1_000_000
     slow_every: int = 0
     slow_s: float = 0.0
     stall: bool = False
@@ -226,7 +224,7 @@ class EchoServer:
         tokens = _stopped(continuation(last, count, self.stride), body.get("stop", ()))
         count = len(tokens)
         number = len(self.bodies)
-        is_slow = number >= self.slow_after or (self.slow_every and number % self.slow_every == 0)
+        is_slow = self.slow_every and number % self.slow_every == 0
         delay_s = self.slow_s if is_slow else self.delay_s
         steps = [tokens[:1], *(tokens[first : first + width] for first in range(1, count, width))]
         for step in steps:

@@ -200,10 +200,12 @@ class SnapshotRunner(Runner):
             self._state = self._ahead
             self._unread = list(self._extended[:, :0])
         elif self._ahead is not None and self._ahead.is_kv_cache:
-            shifts = [max(counts) - count for count in counts]
+            most = max(counts)
+            shifts = [most - count for count in counts]
             padding = [sum(pair) for pair in zip(self._padding, shifts, strict=True)]
-            self._padding = [count - min(padding) for count in padding]
-            self._state = self._ahead.cut(num_extended - max(counts), shifts, min(padding))
+            least_padding = min(padding)
+            self._padding = [count - least_padding for count in padding]
+            self._state = self._ahead.cut(num_extended - most, shifts, least_padding)
         elif self._state is None:
             raise ValueError(f"{type(self._model).__name__} cannot take tokens back")
         else:

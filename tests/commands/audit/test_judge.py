@@ -6,7 +6,7 @@ import pytest
 
 from harness.commands.audit.figures import NUMBERS, Figure
 from harness.commands.audit.judge import judge
-from harness.commands.audit.rows import Row, computed_speedups
+from harness.commands.audit.rows import Row
 
 
 def row(**cells: object) -> Row:
@@ -175,23 +175,6 @@ def test_limits_of_a_figure(figure: str, stated: dict[str, object], cells: dict[
     assert {cell: verdicts(**stated, **{figure: cell})[figure] for cell in cells} == cells
 
 
-def test_both_definitions_of_the_rate_are_tried() -> None:
-    """1.5 of 4 proposed, or of the 2.5 that were tested if no iteration accepts all."""
-    stated = {
-        "tokens_per_iteration": "2.50",
-        "num_draft_tokens": 4,
-        "mean_num_draft_tokens": "4.00",
-    }
-    rates = {
-        "37.5 %": "is accepted ÷ proposed",
-        "60.0 %": "is accepted ÷ tested, not ÷ proposed",
-        "59.0 %": "is neither accepted ÷ proposed",
-    }
-    for rate, reason in rates.items():
-        _, claim = judge(row(acceptance_rate=rate, **stated))
-        assert claim.reason.startswith(reason)
-
-
 def test_nothing_is_held_against_a_k_in_words() -> None:
     cells = {"tokens_per_iteration": "4.3", "acceptance_rate": "10 %", "num_draft_tokens": 3}
     columns = row(**cells, speedup="6.0×")
@@ -204,19 +187,3 @@ def test_nothing_is_held_against_a_k_in_words() -> None:
         "acceptance_rate": "not stated",
         "speedup": "impossible",
     }
-
-
-def test_speedups_that_are_what_the_acceptance_gives_are_computed() -> None:
-    """Three to the last digit; two may be chance, and one that is not shows that they are measured."""
-    rates = {"63.9%": "3.56x", "69.4%": "3.78x", "80.6%": "4.22x"}
-    rows = [
-        Row(f"row {place}", {}, row(num_draft_tokens=4, acceptance_rate=rate, speedup=gain).figures)
-        for place, (rate, gain) in enumerate(rates.items())
-    ]
-    # One without an acceptance says nothing.
-    assert computed_speedups([[*rows, row(speedup="3.85x")]]) == {"row 0", "row 1", "row 2"}
-    (judged,) = [claim for claim in judge(rows[0], {"row 0"}) if claim.figure == "speedup"]
-    assert (judged.verdict, "computed, not measured" in judged.reason) == ("not stated", True)
-    assert computed_speedups([rows[:2]]) == set()
-    measured = row(num_draft_tokens=4, acceptance_rate="70 %", speedup="2.1x")
-    assert computed_speedups([[*rows, measured]]) == set()

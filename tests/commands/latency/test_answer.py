@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,11 +14,8 @@ from harness.commands.latency.tables.table_row import table_rows
 from harness.config.machine import note_command_line
 from harness.measuring.prices import StepCosts
 from harness.measuring.rows import LatencyRow
-from harness.results.files import append_rows
-from harness.results.result_file import write_result
 from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.runs import Run
-from in_process import Harness
 from pages import full, short
 from report_files import latency_run, prompt_rows
 from wording import mentions
@@ -226,21 +222,3 @@ def test_what_a_run_lacks(changes: dict[str, Any], column: int, text: str) -> No
 )  # fmt: skip
 def test_a_command_lacks_our_port(command: str, shown: str) -> None:
     assert cells(latency_run(**LLAMA_CPP | {"server_command": command}))[7] == shown
-
-
-def test_the_command_line_prints_a_row_for_each_run(harness: Harness) -> None:
-    directories = []
-    for draft in ("7B", "68M"):
-        directory = Path("outputs", draft)
-        directory.mkdir(parents=True)
-        run = latency_run(draft=draft, directory=str(directory))
-        append_rows(Path("results/latency.csv"), run)
-        append_rows(directory / "latency.csv", run)
-        write_result(directory, run, [])
-        directories.append((str(run[0].run), directory))
-    lines = harness("report", "format=row").stdout.splitlines()
-    assert len(lines) == 4
-    assert "| 7B |" in lines[2]
-    (first, _), (_, second) = directories
-    assert harness("report", first, "format=row").stdout.splitlines() == lines[:3]
-    assert harness("report", str(second), "format=row").stdout.splitlines()[2] == lines[3]

@@ -7,7 +7,7 @@ import re
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -198,38 +198,3 @@ def test_figures_are_those_that_the_servers_noted(harness: Harness, case: str) -
     if share is not None:
         expected = 100 * each_ms[0] / (each_ms[1] * row["tokens_per_iteration"])
         assert float(share[1]) == pytest.approx(expected, abs=0.51)
-
-
-@pytest.mark.parametrize("reports", ["totals", "iterations"])
-def test_categories_are_those_that_the_server_noted(
-    harness: Harness, tmp_path: Path, reports: Literal["totals", "iterations"]
-) -> None:
-    """Long answers are drafted for. Those of two tokens are not, of which totals say nothing."""
-    lengths = (2, 30)
-    drafts = ((4, 2), (4, 4), (4, 0))
-    servers = (
-        KnownServer(lengths=lengths, **TIMES),
-        KnownServer(lengths=lengths, drafts=drafts, reports=reports, **TIMES),
-    )
-    lines = [
-        {"prompt": f"{number} {'x' * number}", "category": "ab"[number % 2]} for number in range(12)
-    ]
-    file = tmp_path / "prompts.jsonl"
-    file.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
-    asked = [
-        "engine=server",
-        "model=tiny",
-        f"prompts={file}",
-        "num_prompts=12",
-        "decoding.max_new_tokens=30",
-    ]
-    with ExitStack() as stack:
-        urls = [stack.enter_context(serving(server)) for server in servers]
-        asked += [f"engine.regular_url={urls[0]}", f"engine.url={urls[1]}"]
-        outcome = harness("latency", *asked, "decoding.ignore_eos=false", "decoding=greedy")
-    answers = servers[1].noted[-len(lines) :]
-    for place, name in enumerate("ab"):
-        truth = Truth(answers[place::2])
-        shown = re.search(rf"^[ │]*{name}[ │]+6 .* ([\d.]+)[ │]*$", outcome.summary, re.MULTILINE)
-        assert shown is not None
-        assert float(shown[1]) == pytest.approx(truth.tokens_per_iteration, abs=0.0051)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,6 @@ import pandas as pd
 import pytest
 
 from echo_server import EchoServer, serving
-from harness.config.settings import ModelSettings
 from in_process import Harness, results
 from pair_server import addresses
 
@@ -73,24 +70,6 @@ def test_servers_that_are_not_two_of_a_kind_give_no_verdict(
         outcome = harness("latency", *QUICK, *urls, "decoding=greedy", code=3)
     assert reason in outcome.complaint
     assert set(results()["status"]) == {"no_verdict"}
-
-
-def test_chats_need_no_template_here(
-    harness: Harness, save_model: Callable[..., ModelSettings], tmp_path: Path
-) -> None:
-    """The server has one, and ends its answers as chats do."""
-    roles = ["system", "user", "assistant", "user"]
-    chat = [{"role": role, "content": f"{role} says"} for role in roles]
-    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": chat}))
-    server = EchoServer(models={"plain": None})
-    settings = [f"model={save_model('llama', 'plain').repository}", "engine=server"]
-    settings += ["engine.chat=true", "prompts=./chats.jsonl", "num_prompts=1"]
-    with ExitStack() as stack:
-        url = stack.enter_context(serving(server))
-        outcome = harness("latency", *settings, "decoding.max_new_tokens=4", f"engine.url={url}")
-    assert server.bodies[-1]["messages"] == chat
-    assert "read as text" not in outcome.stderr
-    assert not results()["ignore_eos"].any()
 
 
 def test_requests_have_what_the_user_adds(harness: Harness) -> None:

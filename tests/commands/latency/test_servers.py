@@ -49,35 +49,6 @@ def serve() -> Iterator[Serve]:
         yield start
 
 
-def test_two_servers_are_compared_request_by_request(harness: Harness, serve: Serve) -> None:
-    servers = EchoServer(delay_s=0.002), EchoServer(delay_s=0.002, num_draft_tokens=4)
-    in_flight = ["num_prompts=24", "batch_size=3", "decoding=greedy"]
-    harness("latency", *QUICK, *serve(*servers), *in_flight)
-    regular, speculative = results().to_dict("records")
-    assert (regular["num_prompts"], regular["num_tokens"], regular["num_failed"]) == (24, 192, 0)
-    # One token, then three at a time, the last of which does not fit: 2 of 4, 2 of 4 and 0 of 4.
-    assert speculative["acceptance_rate"] == pytest.approx(4 / 12)
-    assert speculative["identical_prompts"] == 24
-    assert speculative["speedup_low"] <= speculative["speedup"] <= speculative["speedup_high"]
-    for row in (regular, speculative):
-        assert 0 < row["time_to_first_token_p50_ms"] <= row["time_to_first_token_p99_ms"]
-        assert row["tokens_per_second"] == pytest.approx(8 * row["requests_per_second"])
-        assert row["tokens_per_second_per_user"] == pytest.approx(1000 / row["ms_per_token"])
-        assert pd.isna(row["dtype"])
-        assert pd.isna(row["weight_bytes"])
-    # Neither server has a page of counters.
-    counted = ["server_tokens", "foreign_tokens", "num_preemptions", "acceptance_source"]
-    assert results()[counted].isna().all(axis=None)
-    # A warm-up of as many requests as are in flight, and a request with one token that finds out how a server is asked.
-    # Further ones keep three in flight until the last one of a lap has ended.
-    assert min(len(server.bodies) for server in servers) >= 1 + 3 + 24
-    held = [row["mean_in_flight"] for row in (regular, speculative)]
-    assert 1 < min(held) <= max(held) <= 3
-    assert pd.isna(regular["offered_rate"])
-    # A busy machine may see the end of a cancelled one after the next lap's begin.
-    assert all(server.most_in_flight in (3, 4) for server in servers)
-
-
 @pytest.mark.parametrize("line", ASKED)
 def test_a_documented_line_about_running_servers_measures_them_as_it_is_written(
     harness: Harness, line: str

@@ -171,18 +171,6 @@ def test_servers_that_do_not_fit_beside_each_other_take_turns(
     assert results().iloc[-1]["speedup_covers"] == "4 blocks"
 
 
-def test_servers_that_start_quickly_are_started_several_times(harness: Harness) -> None:
-    """Side by side, and both again for every second prompt: the interval covers what differs from start to start."""
-    commands = behind(ECHO, f"{ECHO} -k 3")
-    harness("latency", *QUICK, "engine.blocks=auto", *commands, code=None)
-    regular, speculative = results().to_dict("records")
-    assert speculative["speedup_covers"] == "4 blocks"
-    assert speculative["speedup_low"] < speculative["speedup"] < speculative["speedup_high"]
-    directory = Path(regular["directory"])
-    for arm in ("regular", "speculative"):
-        assert (directory / f"{arm}_server.log").read_text().count("$ ") == 4
-
-
 @pytest.mark.parametrize(
     ("settings", "blocks", "stopped_by"),
     [

@@ -202,21 +202,6 @@ def test_a_run_that_ends_between_two_arms_writes_what_it_counts(
     assert written.groupby("arm").num_tokens.sum().to_dict() == rows["num_tokens"].to_dict()
 
 
-def test_a_load_that_starts_halfway_meets_both_arms(harness: Harness, serve: Serve) -> None:
-    """An A/A: one server under both addresses, thirty times slower from the middle on."""
-    asked = ["num_prompts=16", "batch_size=2", "num_warmup=0"]
-    server = EchoServer(delay_s=0.001, slow_after=2 + 16, slow_s=0.03)
-    harness(*SERVED, *serve(server), *asked)
-    row = results().iloc[-1]
-    rows = pd.read_csv(only("latency_prompts.csv"))
-    # However busy the machine is, a slow answer takes no less than its eight pauses.
-    slow = rows[rows["time_ms"] >= 8 * 30]
-    assert (slow.groupby("arm").size() >= 8).all()
-    assert set(slow["arm"]) == {"regular", "speculative"}
-    assert row["speedup_low"] < row["speedup_high"]
-    assert (row["interleaved"], row["speedup_covers"]) == (True, "8 laps")
-
-
 def test_laps_are_for_engines_that_queue(harness: Harness, serve: Serve) -> None:
     assert harness.refused("latency", "laps=4").startswith("laps=4: needs engine=server")
     servers = EchoServer(), EchoServer(num_draft_tokens=4)

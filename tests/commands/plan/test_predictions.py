@@ -38,28 +38,6 @@ def rows_of(harness: Harness, *arguments: str) -> tuple[pd.DataFrame, str]:
     return rows, " ".join(outcome.stdout.split())
 
 
-def test_a_sweep_predicts_the_speedup_on_texts_that_it_never_saw(harness: Harness) -> None:
-    harness("latency", "-m", *SIMULATED, "K=2,4,8", "results.file=costs.csv")
-    other = [*SIMULATED, "engine.acceptance=0.6", "seed=7"]
-    harness("latency", "-m", *other, "K=2,4,8", "results.file=other.csv")
-    rows, page = rows_of(harness, "costs=costs.csv", "acceptance=other.csv")
-    rows = rows.set_index("num_draft_tokens")
-    planted = SimulatedSettings(acceptance=0.6)
-    assert [*rows.index] == [2, 4, 8]
-    found = pd.read_csv("other.csv")
-    after_first = (found.ms_per_token * 200 - found.time_to_first_token_ms) / 199
-    both = after_first.groupby(found.run)
-    measured = both.first() / both.last()
-    measured.index = pd.Index(found.groupby("run").num_draft_tokens.last().astype(int))
-    for k in rows.index:
-        steps = planted.iteration_ms(k) / planted.step_ms
-        assert rows.break_even_tokens[k] == pytest.approx(steps, rel=0.02)
-        assert rows.iteration_ms[k] == pytest.approx(planted.iteration_ms(k), rel=0.02)
-        assert rows.predicted_speedup_low[k] < measured[k] < rows.predicted_speedup_high[k]
-        assert rows.measured_speedup[k] == pytest.approx(measured[k], rel=0.02)
-    assert f"predicted at K={measured.idxmax()}" in page
-
-
 def truth(settings: SimulatedSettings, k: int, num_tokens: int) -> float:
     """The speed-up of decoding answers of so many tokens, by the expected time of what is left after each token."""
     expected_ms = [0.0]

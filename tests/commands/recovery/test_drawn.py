@@ -190,7 +190,7 @@ def test_the_power_is_no_more_than_what_tests_find() -> None:
     number = TEST.needed()
     assert number is not None
     generator = np.random.default_rng(0)
-    num_runs = 150
+    num_runs = 75
     num_found = 0
     for _ in range(num_runs):
         texts = texts_of(EVEN[: 3 * (number // 2)], [0] * (3 * (number // 2)), 3, prompt=0)

@@ -145,6 +145,7 @@ def test_single_runs_are_asked_for_by_their_ids(harness: Harness) -> None:
     shown = harness("report", first, second).stdout
     assert ("7B with" in shown, "13B with" in shown, "30B" in shown) == (True, True, False)
     assert "13B" in harness("report", second, "format=row").stdout
+    assert len(harness("report", "format=row").stdout.splitlines()) == 2 + 3
     for run in ("20200101T000000", "20200101"):
         assert "no run in results has this id" in harness.refused("report", run)
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import subprocess
 import sys
-import textwrap
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from forked import begin_program
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import Dtype, ModelSettings, PlacementSettings, Quantization
 from harness.local.models.checkpoints import resolve_dtype, stored_quantization
@@ -323,19 +323,18 @@ ROOT = Path(__file__).parents[3]
 FEW = torch.tensor([[1, 2, 3]])
 
 
-def test_importing_the_room_does_nothing() -> None:
+def test_importing_the_room_does_nothing(tmp_path: Path) -> None:
+    """The server that forks it has imported the engine, and done nothing more."""
     script = """
-        import logging, sys, torch
-        before = logging.root.handlers[:]
-        import harness.local.engine.pair, harness.local.models.devices
-        assert not torch.cuda.is_initialized()
-        assert not logging.getLogger("bitsandbytes.autograd._functions").filters
-        assert "bitsandbytes" not in sys.modules
-        assert logging.root.handlers == before
-    """
-    command = [sys.executable, "-c", textwrap.dedent(script)]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+import logging, sys, torch
+assert "harness.local.engine.pair" in sys.modules
+assert not torch.cuda.is_initialized()
+assert not logging.getLogger("bitsandbytes.autograd._functions").filters
+assert "bitsandbytes" not in sys.modules
+assert not logging.root.handlers
+"""
+    forked = begin_program(partial(exec, script), tmp_path)
+    assert (*forked.communicate(), forked.returncode) == ("", "", 0)
 
 
 def test_quantized_models_run_quietly(

@@ -149,16 +149,3 @@ def test_the_least_visible_shift_has_its_distance_and_is_hard_to_see() -> None:
     assert least_visible_shift(np.array([1.0]), 0.05) == pytest.approx([1.0])
     with pytest.raises(ValueError, match="total_variation"):
         least_visible_shift(np.array([0.5, 0.5]), 0.0)
-
-
-def test_honest_streams_are_not_accused_at_any_time() -> None:
-    """At 5 %, with a look after every draw; more than 50 of 500 have a chance below 1e-6."""
-    generator = np.random.default_rng(0)
-    accused = 0
-    for _ in range(500):
-        quantiles = generator.random(400)
-        bettors = [
-            bets_on_cells(number * quantiles, number, [None] * 400, LEARNERS) for number in (2, 10)
-        ]
-        accused += evidence(np.concatenate(bettors)).max() >= math.log(20)
-    assert 0 < accused <= 50
