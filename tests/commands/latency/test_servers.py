@@ -86,7 +86,7 @@ finally:
     command = [sys.executable, "-c", script, "latency", *QUICK, "decoding=greedy"]
     done = processes.run(*serve(*servers), cwd=tmp_path, command=command)
     (summary,) = tmp_path.rglob("summary.txt")
-    assert mentions(summary.read_text(), "identical", "9 of 9")
+    assert "9 of 9" in summary.read_text()
     assert done.stdout.endswith("set()\n")
     assert "tiny with draft server: importing transformers\n" in done.stderr
 
