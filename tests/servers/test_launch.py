@@ -6,6 +6,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from harness.config.errors import RunError
@@ -51,6 +52,7 @@ def test_a_server_that_is_never_ready(
         ("os.kill(os.getpid(), 4)", "was ended by SIGILL (an instruction that this processor"),
         ("sys.exit('exiting due to HTTP server error')", "HTTP server error (is port {port} in use?)"),
         ("sys.exit('failed: X.gguf\\nexiting due to an error')", "exit code 1: failed: X.gguf"),
+        ("sys.exit(0)", "ended with exit code 0: it wrote nothing"),
         ("sys.exit(3)", "ended with exit code 3: it wrote nothing"),
         ("sys.stdout.write('error: ' + 'y' * 500_000); sys.stdout.flush(); os._exit(1)", "exit code 1: error: yyy"),
         ("sys.exit('OSError: no room\\n$ rm model\\nbye')", "exit code 1: OSError: no room"),
@@ -66,6 +68,21 @@ def test_a_server_that_ends_says_why(tmp_path: Path, program: str, reason: str) 
         server.stop()
     port = server.url.removesuffix("/v1").rpartition(":")[2]
     assert reason.format(port=port) in str(caught.value)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
+def test_a_server_ends_with_its_guard_when_that_is_killed(tmp_path: Path) -> None:
+    command = ServerCommand((sys.executable, "-c", "import time; time.sleep(600)"))
+    server = StartedServer(Launch("regular", command, tmp_path / "server.log", 600))
+    guard = psutil.Process(server._guard.pid)
+    # Its own program by then, and no longer the guard's copy, which has not asked for anything yet.
+    while not any(child.cmdline()[1:2] == ["-c"] for child in guard.children()):
+        time.sleep(0.05)
+    [child] = guard.children()
+    guard.kill()
+    server.stop()
+    psutil.wait_procs([child], timeout=30)
+    assert not child.is_running()
 
 
 def test_a_container_ends_with_its_server(tmp_path: Path) -> None:
