@@ -111,6 +111,19 @@ def test_acceptance_is_counted_as_in_our_loop(chain: Pair) -> None:
     }
 
 
+def test_log_probabilities_are_those_of_the_models_logits(
+    pair: Pair, engine: HuggingFaceEngine
+) -> None:
+    [request] = ask().requests
+    asked = dataclasses.replace(request, parameters={"logprobs": 0})
+    for arm in engine.arms:
+        [record] = arm.answer([asked], 1).requests
+        logits = pair.target.model(torch.tensor([[*PROMPT, *record.token_ids]])).logits
+        before = logits[0, len(PROMPT) - 1 : -1].log_softmax(-1)
+        exact = before[range(24), record.token_ids].tolist()
+        assert record.logprobs == pytest.approx(exact, abs=1e-4)
+
+
 def test_a_text_ends_with_a_stop_token(chain: Pair) -> None:
     question = ask(prompt=chain.tokenizer("a")["input_ids"], stop=chain.stop_tokens())
     for arm in HuggingFaceEngine(chain, Preparation(decoding=GREEDY)).arms:
@@ -207,6 +220,8 @@ def test_mtp_layers_draft_as_in_our_loop(tmp_path: Path, family: str) -> None:
     model = ModelSettings(name=family, repository=str(tmp_path))
     pair = load(model, SampledDraftSettings(name="mtp", method="mtp"))
     check_proposals(pair, 1)
+    with pytest.raises(SettingError, match="num_draft_tokens=4: must be at most 1"):
+        check_pair(plan_pair(model, pair.draft_settings, PlacementSettings()), GREEDY)
     # What it draws from has no finite logits then.
     few = dataclasses.replace(GREEDY, num_draft_tokens=1, temperature=1.0, top_k=5)
     engine = HuggingFaceEngine(pair, Preparation(decoding=few))
