@@ -315,8 +315,8 @@ def _run(job: Job, keeper: PairKeeper, terminal: IO[str] | None) -> HarnessError
     error: HarnessError | None = None
     try:
         job.run(keeper)
-    except HarnessError as harness_error:
-        error = harness_error
+    except HarnessError as failure:
+        error = failure
     except Exception as exception:
         error = RunError(in_one_line(exception))
         # Shown with the traceback of the error, in the process that raises it.

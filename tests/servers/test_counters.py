@@ -88,7 +88,7 @@ TOTALS = {"num_drafted": 10, "num_accepted": 4}
 
 
 def lap(*extra: RequestRecord, counted: Counts | None = COUNTED, **reported: Any) -> list[Answered]:
-    """An answer of 11 tokens and a failure, beside requests that keep up the load."""
+    """An answer of 11 tokens and a failure, while other requests keep up the load."""
     answered = RequestRecord(0, 1, num_tokens=11, **reported)
     load = Load(seconds=1.0, request_seconds=1.0, share=1.0, extra=extra)
     return [Answered(requests=[answered, FAILED], seconds=1.0, counted=counted, load=load)]

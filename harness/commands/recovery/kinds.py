@@ -1,8 +1,8 @@
 """Is speculation on, and for which kinds of requests? Some servers answer some kinds without drafts, and do not say so.
 
 Each kind is asked alone: a few prompts, of both arms. Whether drafts were made is what the server reports of the
-answers; of one that reports nothing, whether tokens of an answer arrive together. Both are judged beside the other
-kinds.
+answers; of one that reports nothing, whether tokens of an answer arrive together. Each kind is compared with
+the others.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from harness.engines.protocol import Arm
 from harness.engines.requests import RequestRecord
 from harness.measuring.progress import say
 
-# With so many draft tokens one should be accepted.
+# At least one of this many draft tokens should be accepted.
 _FEWEST_DRAFTED = 20
 # Prompts of each kind, and new tokens of each answer.
 _NUM_PROMPTS = 4

@@ -146,9 +146,10 @@ def test_the_guilty_one_of_twelve_is_found_in_eight_starts() -> None:
 def test_where_noise_hides_the_change_nobody_is_accused(
     slowdown: float, start_noise: Any, knows_noise: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 50 searches, in each of which a wrong version is named with a chance of 8 %, more than 19 name one with a
-    chance of 1e-9; a rule that takes what is likelier, on one start, names one in most. Of a change of 12 % 29 or
-    fewer are right with a chance of 1e-9, where nine in ten are.
+    """Where each search names a wrong version with a chance of 8 %, more than 19 of 50 do so with a chance of 1e-9.
+
+    A rule that takes what is likelier, on one start, names one in most. Where nine in ten searches find a change of
+    12 %, 29 or fewer of 50 find it with a chance of 1e-9.
     """
     if not knows_noise:
         monkeypatch.setattr("harness.commands.bisect.search.SURE", 0.5)

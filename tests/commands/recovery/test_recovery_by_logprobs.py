@@ -97,7 +97,7 @@ class Showing:
 
 
 def test_tokens_that_are_not_shown_share_what_is_left_or_are_as_likely_as_the_last() -> None:
-    """Of 8 tokens two are shown, at 0.5 and 0.1. The other 0.4 is 6 times 0.0667, or 4 times 0.1 and nothing twice."""
+    """Two of 8 tokens are shown, at 0.5 and 0.1. The other 0.4 is 6 times 0.0667, or 4 times 0.1 and nothing twice."""
     shown = [math.log(0.5), math.log(0.1)]
     arm = SimpleNamespace(
         scores=lambda *_: [[dict(zip((3, 7), shown, strict=True))]], traits=Traits()

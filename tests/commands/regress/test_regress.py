@@ -153,7 +153,7 @@ def test_prompts_of_both_sides_are_compared(num_common: int, verdict: str, reaso
 
 
 def test_what_is_not_known_is_not_called_the_same() -> None:
-    """Of identical programs, whose runs differ by more than the margin."""
+    """The programs are identical, and their runs differ by more than the margin."""
     rng = np.random.default_rng(0)
     before, after = (planted_runs(rng, np.ones(15)) for _ in range(2))
     split = compared_runs(before, after, margin=0.02)[0].split
