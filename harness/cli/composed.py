@@ -18,7 +18,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from harness.cli import signals
 from harness.cli.manifest import Manifest, SweepFile, collects_in
-from harness.cli.menu import conversion
+from harness.cli.menu import conversion, server_words
 from harness.cli.menu.names import method_name
 from harness.commands.command import Command, ConfiguredCommand, Service
 from harness.commands.registry import configured
@@ -33,17 +33,18 @@ from harness.measuring.named_files import require_files
 from harness.measuring.progress import note, say
 
 
-def run(config: Any) -> Sequence[Any]:
+def run(config: Any, servers: Sequence[Sequence[str]]) -> Sequence[Any]:
     """Run a command, or its job of a sweep, and return its rows.
 
     Args:
         config: the configuration that Hydra composed, with the command's name as `command`.
+        servers: the commands behind `--`.
 
     Raises:
         HarnessError: a setting is wrong, the run failed, or its verdict is a bad one.
     """
     try:
-        return _run(config)
+        return _run(config, servers)
     except SettingError:
         hydra = HydraConfig.get()
         if hydra.mode is RunMode.RUN:
@@ -74,7 +75,7 @@ def _remove_unused(directory: Path, typed: Path) -> None:
             parent.rmdir()
 
 
-def _run(config: Any) -> Sequence[Any]:
+def _run(config: Any, servers: Sequence[Sequence[str]]) -> Sequence[Any]:
     """Run a command, see `run`."""
     try:
         plain: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
@@ -83,6 +84,7 @@ def _run(config: Any) -> Sequence[Any]:
     except OmegaConfBaseException as error:
         raise SettingError(str(error.full_key or "settings"), str(error).splitlines()[0]) from error
     command = configured(plain.pop("command"))
+    server_words.attach(servers, plain)
     hydra = HydraConfig.get()
     directory = Path(hydra.runtime.output_dir)
     sweep: Path | None = None

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import shlex
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from datetime import datetime, timedelta
 from pathlib import Path
-
-from omegaconf import OmegaConf
 
 from harness.cli import signals
 from harness.cli.manifest import Manifest, SweepFile
@@ -104,7 +101,7 @@ def run_job(job: Job) -> Sequence[RunRow]:
     if not sys.stderr.isatty():
         assert job.sweep is not None
         manifest = Manifest.read(job.sweep)
-        say(f"job {job.number + 1} of {manifest.num_jobs}: {_label(job, manifest)}")
+        say(f"job {job.number + 1} of {manifest.num_jobs}: {manifest.label(job.overrides)}")
     try:
         if measurement(job.command).measures:
             error = _crew.run(job)
@@ -204,14 +201,6 @@ def finish(
     return [*rows, *pooled_rows], exit_code(command, rows) or without_rows
 
 
-def _as_typed(override: str) -> str:
-    """A command among the overrides as it stands behind `--`; any other one as it is."""
-    key, _, value = override.partition("=")
-    if key != "engine.start_command":
-        return override
-    return f"-- {shlex.join(map(str, OmegaConf.create(value)))}"
-
-
 def _record(job: Job, rows: Sequence[RunRow], note: str = "") -> None:
     """Put a job's rows into the sweep's file, and print a line about it.
 
@@ -238,7 +227,8 @@ def _record(job: Job, rows: Sequence[RunRow], note: str = "") -> None:
         if measured:
             seconds_per_job = (time.time() - manifest.started) / len(measured)
             notes[-1] += f", about {_duration(num_left * seconds_per_job)}"
-    words = ": ".join(filter(None, [_label(job, manifest), job_line(job.command, rows)]))
+    label = manifest.label(job.overrides)
+    words = ": ".join(filter(None, [label, job_line(job.command, rows)]))
     if notes:
         words += f" ({'; '.join(notes)})"
     # The line about progress may still be on the terminal.
@@ -246,12 +236,6 @@ def _record(job: Job, rows: Sequence[RunRow], note: str = "") -> None:
     # One write, so that lines of jobs side by side do not mix.
     sys.stderr.write(f"[{num_ended}/{manifest.num_jobs}] {words}\n")
     sys.stderr.flush()
-
-
-def _label(job: Job, manifest: Manifest) -> str:
-    """The overrides in which this job differs from the others of its sweep, as typed."""
-    label = " ".join(map(_as_typed, manifest.differing(job.overrides)))
-    return label.replace("decoding.num_draft_tokens=", "K=").replace("engine.vary.", "")
 
 
 def _duration(seconds: float) -> str:

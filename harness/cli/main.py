@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from harness.cli import hydra_app, signals
 from harness.commands.command import PathCommand
 from harness.commands.registry import COMMANDS, commands, configured, with_settings
-from harness.config import machine
-from harness.config.engines import divided
+from harness.config.command_line import Words
 from harness.config.errors import HarnessError, RunError, SettingError, in_one_line, nearest
+from harness.config.machine import terminal_width
 from harness.config.packages import missing_local
 from harness.reporting import terminal
 from harness.reporting.table import visible
@@ -73,11 +73,12 @@ def main() -> None:
     """Entry point of `harness` and of `python -m harness`. Exits with 2 for a wrong setting, 1 for a failed run."""
     invocation = _Invocation()
     terminal.prepare_streams()
-    machine.note_command_line(sys.argv[1:])
+    words = Words.divide(sys.argv[1:])
+    words.note()
     try:
         with signals.interrupting(_end_process):
             try:
-                _dispatch(sys.argv[1:], invocation)
+                _dispatch(words, invocation)
             except SystemExit:
                 # Hydra's help ends here, and its last lines may have no reader: `--help | head`.
                 sys.stdout.flush()
@@ -146,18 +147,19 @@ def run(command: str, *overrides: str, verbose: bool = False, **settings: Any) -
             raise SettingError(word, f"is for the command line: harness {command}")
     with _running:
         invocation = _Invocation(quiet=True)
-        machine.note_command_line([command, *words])
+        divided = Words.divide([command, *words])
+        divided.note()
         stdout = sys.stdout if verbose else io.StringIO()
         with signals.embedded(), signals.interrupting(), redirect_stdout(stdout):
-            invocation.run_hydra(command, words)
+            invocation.run_hydra(divided)
     if invocation.errors:
         raise invocation.errors[0]
     return frame(invocation.rows)
 
 
-def _dispatch(arguments: Sequence[str], invocation: _Invocation) -> None:
+def _dispatch(words: Words, invocation: _Invocation) -> None:
     """Run the command that is named first, or print help, the version, or completions (`-sc`)."""
-    command, *others = arguments or ["help"]
+    command, *others = words.typed or ["help"]
     # `help latency presets` and `latency help presets` mean `latency --help presets`; `help presets` asks of the first.
     names = _names()
     if command in ("-h", "--help", "help") and others:
@@ -169,19 +171,20 @@ def _dispatch(arguments: Sequence[str], invocation: _Invocation) -> None:
         print(_usage())
     elif command in ("-v", "-V", "--version", "version") or others == ["--version"]:
         print(sys.modules["harness"].__version__)
-    elif "-sc" in divided(arguments)[0]:  # Hydra's option for shell completion
+    elif "-sc" in words.typed:  # Hydra's option for shell completion
         with invocation.reporting(command):
-            _complete(arguments[arguments.index("-sc") + 1 :], invocation)
+            _complete(words.typed[words.typed.index("-sc") + 1 :], invocation)
     else:
         with invocation.reporting(command):
             record = COMMANDS[_known(command, names)]
             if isinstance(record, PathCommand):
                 from harness.cli.menu import typed
 
-                signals.load(record.program).main(typed.without_dashes(others))
+                plain = Words(typed.without_dashes(others), words.servers)
+                signals.load(record.program).main(plain)
                 return
         if not invocation.errors:
-            invocation.run_hydra(command, others)
+            invocation.run_hydra(Words([command, *others], words.servers))
 
 
 def _complete(arguments: Sequence[str], invocation: _Invocation) -> None:
@@ -202,7 +205,7 @@ def _complete(arguments: Sequence[str], invocation: _Invocation) -> None:
         if not space or command not in with_settings():
             return
         os.environ["COMP_LINE"] = f"harness {settings}"
-    invocation.run_hydra(command, ["-sc", *arguments])
+    invocation.run_hydra(Words([command, "-sc", *arguments]))
 
 
 def _usage() -> str:
@@ -212,8 +215,7 @@ def _usage() -> str:
     lines = []
     for command in listed:
         summary = f"  {command.name}".ljust(margin) + command.summary
-        width = machine.terminal_width()
-        lines += textwrap.wrap(summary, width, subsequent_indent=" " * margin)
+        lines += textwrap.wrap(summary, terminal_width(), subsequent_indent=" " * margin)
         lines.append(f"{' ' * margin}harness {command.name} {command.example}")
     begin = _BEGIN_WITHOUT_MODELS if missing_local() else _BEGIN
     return _USAGE.format(commands="\n".join(lines), begin=begin)
@@ -246,33 +248,36 @@ class _Invocation:
 
     Attributes:
         quiet: whether errors are only noted here, for `run` to raise; otherwise they are printed, too.
+        servers: the commands behind `--`.
         rows: of the run, or of the sweep's jobs.
         exit_codes: of the errors, and of the sweep. The process ends with the worst of them.
     """
 
     quiet: bool = False
+    servers: Sequence[Sequence[str]] = ()
     rows: Sequence[RunRow] = ()
     errors: list[Exception] = field(default_factory=list)
     exit_codes: list[int] = field(default_factory=list)
 
-    def run_hydra(self, command: str, words: Sequence[str]) -> None:
+    def run_hydra(self, words: Words) -> None:
         """Run a command that has settings, once or as a sweep."""
         from harness.cli.manifest import SweepCallback, round_overrides
         from harness.cli.menu import config_source, help, names, server_words, typed
 
         config_source.register()
+        command, *typed_words = words.typed
+        self.servers = words.servers
         # Shell completion is for the program as a whole: its first word is the command.
-        line = ["harness", *words]
+        line = ["harness", *typed_words]
         # What is printed in place of a run comes at the end: an error of stdout must not pass for one of Hydra's.
         printed: io.StringIO | None = None
-        if "-sc" not in divided(words)[0]:
+        if "-sc" not in typed_words:
             with self.reporting(command):
                 known = typed.setting_hints(configured(command).settings)
-                words, servers = server_words.split_commands(words)
-                options, settings, topic = typed.for_hydra(words, command, known)
-                settings += server_words.server_settings(servers, settings, command)
+                options, settings, topic = typed.for_hydra(typed_words, command, known)
+                settings += server_words.server_settings(words.servers, settings, command)
                 flags = hydra_app.flags(options)
-                if len(servers) > 2 and not flags.multirun:
+                if len(words.servers) > 2 and not flags.multirun:
                     options.append("-m")
                     flags = hydra_app.flags(options)
                 if flags.help:
@@ -310,7 +315,7 @@ class _Invocation:
                 self.exit_codes.append(exit_code)
             if printed is not None:
                 print(printed.getvalue(), end="")
-        began = sweep is not None or printed is not None or "-m" not in divided(line)[0]
+        began = sweep is not None or printed is not None or "-m" not in line
         if configured(command).sweeps and not began and not self.errors:
             # What kept it from beginning is an error of its jobs, which a launcher runs in other processes.
             with self.reporting(command):
@@ -329,7 +334,7 @@ class _Invocation:
 
         reporting = self.reporting(str(config.get("command")))
         with reporting, signals.within_time_limit():
-            self.rows = composed.run(config)
+            self.rows = composed.run(config, self.servers)
 
     @contextmanager
     def reporting(self, command: str) -> Iterator[None]:

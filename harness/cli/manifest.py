@@ -8,6 +8,7 @@ import math
 import operator
 import os
 import re
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ from harness.cli import signals
 from harness.commands.command import Command
 from harness.commands.registry import configured, row_kinds
 from harness.config.amounts import counted
+from harness.config.command_line import Words
 from harness.config.errors import RunError
 from harness.config.run import MOST_REPEATS
 from harness.results.files import append_rows, as_csv, read_kind, rows_in
@@ -33,6 +35,8 @@ from harness.results.schema import RunRow
 _FILE = "sweep.json"
 # The setting with the number of a round.
 _ROUND = "repeat"
+# Of a sweep over servers the number of a job's command among those behind `--`.
+SERVER = "server"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,11 +69,17 @@ class Manifest:
         """The manifest of the sweep in a directory."""
         return cls(**json.loads((directory / _FILE).read_text(encoding="utf-8")))
 
-    def differing(self, overrides: Sequence[str]) -> list[str]:
-        """The overrides in which a job differs from others."""
-        keys = [override.lstrip("+").partition("=")[0] for override in overrides]
-        pairs = zip(keys, overrides, strict=True)
-        return [override for key, override in pairs if key in self.choices]
+    def label(self, overrides: Sequence[str]) -> str:
+        """The overrides in which a job differs from others, as they are typed: `draft=lookup K=4`."""
+        differing = []
+        for override in overrides:
+            key, _, value = override.lstrip("+").partition("=")
+            if key == SERVER:
+                differing.append(f"-- {shlex.join(Words.noted().servers[int(value)])}")
+            elif key in self.choices:
+                differing.append(override)
+        label = " ".join(differing)
+        return label.replace("decoding.num_draft_tokens=", "K=").replace("engine.vary.", "")
 
 
 class SweepFile:

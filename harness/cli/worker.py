@@ -306,8 +306,8 @@ def _run(job: Job, keeper: PairKeeper, terminal: IO[str] | None) -> HarnessError
     job.directory.mkdir(parents=True, exist_ok=True)
     if job.sweep:
         if terminal is not None:
-            differing = Manifest.read(job.sweep).differing(job.overrides)
-            live_on(terminal, f"[{job.number + 1}] {' '.join(differing)}: ")
+            label = Manifest.read(job.sweep).label(job.overrides)
+            live_on(terminal, f"[{job.number + 1}] {label}: ")
         with (job.directory / "log.txt").open("ab") as log:
             # Below Python's own streams, to log the output of libraries that crash too.
             os.dup2(log.fileno(), 1)

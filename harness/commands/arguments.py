@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
+from harness.config.command_line import Words
 from harness.config.errors import SettingError, nearest
 
 Settings = TypeVar("Settings")
@@ -15,25 +15,28 @@ _BOOLEANS = {"true": True, "false": False}
 
 
 def read_arguments(
-    kind: type[Settings], words: Sequence[str], usage: str, *, passes_on: bool = False
+    kind: type[Settings], words: Words, usage: str, *, passes_on: bool = False
 ) -> tuple[Settings, list[str]]:
     """The settings that are typed, and all other words. `-h` and `--help` print the usage, and end the process.
 
     Args:
         kind: a dataclass whose fields are texts, numbers, booleans or literals, each with a default.
-        passes_on: whether further settings and options are those of another command; else they are mistakes.
+        passes_on: whether further settings and options, and servers, are those of another command; else they are
+            mistakes.
 
     Raises:
         SettingError: no such setting or option, or a value of another type.
     """
-    if not {"-h", "--help"}.isdisjoint(words):
+    if not {"-h", "--help"}.isdisjoint(words.typed):
         print(usage)
         raise SystemExit(0)
+    if words.servers and not passes_on:
+        raise SettingError("--", "no such argument; --help lists them")
     names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
     types = get_type_hints(kind)
     values: dict[str, Any] = {}
     others = []
-    for word in words:
+    for word in words.typed:
         name, equals, text = word.partition("=")
         if equals and name in names:
             values[name] = _converted(name, text, types[name])

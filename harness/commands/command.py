@@ -55,7 +55,7 @@ class PathCommand(CommandRecord):
     """A command that takes paths in place of settings, and measures nothing.
 
     Attributes:
-        program: the module whose `main(arguments)` it is.
+        program: the module whose `main(words)` it is.
     """
 
     program: ClassVar[str]

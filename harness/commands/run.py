@@ -14,8 +14,8 @@ from typing import Any
 
 from harness.commands.command import Experiment
 from harness.commands.registry import measurement
+from harness.config.command_line import Words
 from harness.config.errors import HarnessError, SettingError
-from harness.config.machine import command_line
 from harness.config.run import PromptedSettings, RunSettings
 from harness.engines.keeper import PairKeeper
 from harness.measuring.progress import say, show
@@ -61,7 +61,7 @@ def run_command(
     experiment = measurement(command).begin(settings)
     session = Session(experiment, settings, directory, keeper, run_id, with_typed)
     log = logging.getLogger("harness")
-    log.info(command_line())
+    log.info(str(Words.noted()))
     is_mistake = False
     try:
         with session.watch():

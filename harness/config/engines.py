@@ -21,17 +21,6 @@ def placeholders(word: str) -> list[str]:
     return _PLACEHOLDER.findall(word)
 
 
-def divided(words: Sequence[str]) -> list[list[str]]:
-    """Split a command line into words for the harness and the commands of servers, each behind a `--`."""
-    parts: list[list[str]] = [[]]
-    for word in words:
-        if word == "--":
-            parts.append([])
-        else:
-            parts[-1].append(word)
-    return parts
-
-
 def check_has_no_key(words: Sequence[str]) -> None:
     """Raise a SettingError for a command of a server that has a key in it."""
     for secret in secrets_in(words):

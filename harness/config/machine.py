@@ -10,7 +10,6 @@ import ipaddress
 import os
 import platform
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -19,7 +18,6 @@ from pathlib import Path, PurePosixPath
 
 import pynvml
 
-_COMMAND_LINE = "HARNESS_COMMAND_LINE"
 # Makers of GPUs beside NVIDIA, by their PCI numbers.
 _MAKERS = {"0x1002": "AMD", "0x8086": "Intel"}
 # Exists where a GPU's driver runs.
@@ -139,16 +137,6 @@ def share_cores(num_processes: int) -> None:
 def threads_are_set() -> bool:
     """Whether the user has set the number of threads that compute on the CPU."""
     return os.environ.get("OMP_NUM_THREADS") != _shared
-
-
-def note_command_line(arguments: Sequence[str]) -> None:
-    """Note the user's arguments to `harness`, for this process and those it starts, whose own arguments differ."""
-    os.environ[_COMMAND_LINE] = shlex.join(["harness", *arguments])
-
-
-def command_line() -> str:
-    """The command line that starts this command again, in a shell."""
-    return os.environ.get(_COMMAND_LINE) or shlex.join(sys.argv)
 
 
 def terminal_width() -> int:

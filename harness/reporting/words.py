@@ -11,7 +11,7 @@ from typing import Any
 
 from harness.config.acceptance_rules import RULES
 from harness.config.amounts import counted
-from harness.config.machine import command_line
+from harness.config.command_line import Words
 from harness.config.model_names import SECOND_COMMAND
 from harness.config.synonyms import SYNONYMS
 from harness.config.synthetic import is_length, rates_of_row
@@ -49,19 +49,17 @@ def typed_again(
         command: another one, in place of that which was typed, always in full.
         leaving_out: names of settings that the other command lacks.
     """
-    typed = shlex.split(command_line())[1:]
-    # What stands behind `--` starts a server.
-    end = typed.index("--") if "--" in typed else len(typed)
-    changed = filter(None, map(_setting_in, shlex.split(changes)))
-    kept = _without({"details", *leaving_out, *changed}, typed[:end])
+    words = Words.noted()
+    changing = shlex.split(changes)
+    changed = filter(None, map(_setting_in, changing))
+    kept = _without({"details", *leaving_out, *changed}, words.typed)
     if command:
         kept = [command, *kept[1:]]
         if not any("," in word and "[" not in word for word in kept):
             # Nothing varies any more.
             kept = [word for word in kept if word not in ("-m", "--multirun")]
-    behind = [shlex.join(typed[end:])] if typed[end:] else []
-    again = " ".join(filter(None, [shlex.join(["harness", *kept]), changes, *behind]))
-    is_job = not is_sweep and not {"-m", "--multirun"}.isdisjoint(typed)
+    again = str(Words([*kept, *changing], words.servers))
+    is_job = not is_sweep and not {"-m", "--multirun"}.isdisjoint(words.typed)
     if not command and (is_job or len(again) > _LONGEST_COMMAND):
         return f"the same with {changes}"
     return again

@@ -21,7 +21,8 @@ from typing import Any
 
 import psutil
 
-from harness.config.machine import command_line, cpu_name, cpu_quota, num_usable_cores, output_of
+from harness.config.command_line import Words
+from harness.config.machine import cpu_name, cpu_quota, num_usable_cores, output_of
 from harness.results.locked_files import replace_file
 
 _DISTRIBUTIONS = (
@@ -46,7 +47,7 @@ def environment(devices: Sequence[str] = ()) -> dict[str, Any]:
     columns = environment_columns(devices)
     return {
         "timestamp": columns["timestamp"],
-        "command_line": command_line(),
+        "command_line": str(Words.noted()),
         "hostname": socket.gethostname(),
         "platform": platform.platform(),
         "python": platform.python_version(),

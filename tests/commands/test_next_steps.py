@@ -12,7 +12,7 @@ import pytest
 
 from harness.commands.eval.page import eval_page
 from harness.commands.latency.page import latency_page
-from harness.config.machine import note_command_line
+from harness.config.command_line import Words
 from harness.reporting import words
 from harness.results.runs import Run
 from in_process import QUICKEST_PAIR, Harness
@@ -68,7 +68,7 @@ def all_accepted(steps: list[Step]) -> None:
     ],
 )
 def test_the_next_command_of_latency_is_accepted(typed: str, changes: dict[str, Any]) -> None:
-    note_command_line(shlex.split(typed))
+    Words.divide(shlex.split(typed)).note()
     regular, speculative = latency_run(**FIGURES | changes)
     costs = dict.fromkeys(
         ("draft_ms", "verify_ms", "mean_acceptance_length", "tokens_per_iteration")
@@ -80,7 +80,7 @@ def test_the_next_command_of_latency_is_accepted(typed: str, changes: dict[str, 
 
 
 def test_a_run_without_a_budget_is_accepted() -> None:
-    note_command_line(["latency", "precision=2%", "budget=30s"])
+    Words.divide(["latency", "precision=2%", "budget=30s"]).note()
     spent = {"speedup_covers": "5 prompts", "stopped_by": "budget"}
     with collected() as steps:
         short(latency_page([Run(latency_run(**FIGURES | NO_BOUNDS | spent))]))
@@ -92,7 +92,7 @@ def test_a_run_without_a_budget_is_accepted() -> None:
     "changes", [{}, {"mcnemar_p_value": 0.001, "model": "x/served", "draft": None}]
 )
 def test_the_next_command_of_eval_is_accepted(changes: dict[str, Any]) -> None:
-    note_command_line(["eval", "operands=[1,9]", "model=tiny", "n=9", "K=2"])
+    Words.divide(["eval", "operands=[1,9]", "model=tiny", "n=9", "K=2"]).note()
     rows = eval_run(**{"operands": "1-99", "replacement": True, "num_prompts": 10} | changes)
     with collected() as steps:
         short(eval_page([Run(rows)]))

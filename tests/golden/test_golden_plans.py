@@ -10,7 +10,7 @@ from syrupy.assertion import SnapshotAssertion
 from harness.commands.plan.predictions import predictions_page
 from harness.commands.plan.rows import PlanRow
 from harness.commands.plan.tables import plan_page
-from harness.config.machine import note_command_line
+from harness.config.command_line import Words
 from harness.results.statistics.interval import Coverage, Interval
 from pages import full
 
@@ -77,7 +77,7 @@ PLANS: dict[str, list[dict[str, Any]]] = {
 
 @pytest.mark.parametrize("case", PLANS)
 def test_plans(snapshot: SnapshotAssertion, case: str) -> None:
-    note_command_line(["plan", "model=30B", "draft=7B", "T=0", "batch_size=4", "gpus=2"])
+    Words.divide(["plan", "model=30B", "draft=7B", "T=0", "batch_size=4", "gpus=2"]).note()
     rows = [PlanRow(**ROW | changes) for changes in PLANS[case]]
     page = plan_page(rows)
     assert page is not None

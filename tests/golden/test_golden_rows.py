@@ -17,7 +17,7 @@ from harness.commands.map.page import map_page
 from harness.commands.map.rows import MapRow
 from harness.commands.recovery.rows import RecoveryRow
 from harness.commands.recovery.tables import recovery_page
-from harness.config.machine import note_command_line
+from harness.config.command_line import Words
 from harness.reporting.terminal import as_text
 from harness.results.rows.acceptance import AcceptanceRow
 from harness.results.runs import Run
@@ -59,7 +59,7 @@ EVALS: dict[str, list[Changes]] = {
 
 @pytest.mark.parametrize("case", EVALS)
 def test_an_evaluation(snapshot: SnapshotAssertion, case: str) -> None:
-    note_command_line(["eval"])
+    Words.divide(["eval"]).note()
     runs = [eval_run(**changes) for changes in EVALS[case]]
     known = [Run([row for row in rows if row.draft or row.arm == "regular"]) for rows in runs]
     assert full(eval_page(known)) == snapshot
@@ -108,7 +108,7 @@ MAPS = {
 
 @pytest.mark.parametrize("case", MAPS)
 def test_maps(snapshot: SnapshotAssertion, case: str) -> None:
-    note_command_line(["map"])
+    Words.divide(["map"]).note()
     assert full(map_page(MAPS[case])) == snapshot
 
 
@@ -210,7 +210,7 @@ LATENCIES: dict[str, tuple[Changes, Changes]] = {
 
 @pytest.mark.parametrize("case", LATENCIES)
 def test_a_latency(snapshot: SnapshotAssertion, case: str) -> None:
-    note_command_line(["latency"])
+    Words.divide(["latency"]).note()
     both, regular_columns = LATENCIES[case]
     regular, speculative = latency_run(run="20261120T100000.000001-abcdef")
     first = regular.from_values(regular.values() | both | {"speedup": None} | regular_columns)
@@ -251,7 +251,7 @@ MANY: dict[str, list[tuple[float, Changes]]] = {
 
 @pytest.mark.parametrize("case", MANY)
 def test_many_latencies(snapshot: SnapshotAssertion, case: str) -> None:
-    note_command_line(["latency", "-m"])
+    Words.divide(["latency", "-m"]).note()
     runs = []
     for number, (speedup, changes) in enumerate(MANY[case]):
         found = latency_run(speedup=speedup, run=f"20261120T100000.00000{number}-abcdef", **changes)
@@ -314,7 +314,7 @@ RECOVERIES: dict[str, list[list[Changes]]] = {
 
 @pytest.mark.parametrize("case", RECOVERIES)
 def test_a_recovery(snapshot: SnapshotAssertion, case: str) -> None:
-    note_command_line(["recovery"])
+    Words.divide(["recovery"]).note()
     runs = []
     for number, checks in enumerate(RECOVERIES[case]):
         shared = {name: checks[0].get(name, value) for name, value in PAIR.items()}
@@ -351,7 +351,7 @@ ACCEPTANCES: dict[str, list[Changes]] = {
 
 @pytest.mark.parametrize("case", ACCEPTANCES)
 def test_an_acceptance(snapshot: SnapshotAssertion, case: str) -> None:
-    note_command_line(["acceptance", "up_to=8", "seed=3"])
+    Words.divide(["acceptance", "up_to=8", "seed=3"]).note()
     runs = []
     for number, changes in enumerate(ACCEPTANCES[case]):
         columns = {"run": str(number), "model": "13B", "draft": "a", "status": "ok", "best": 2.5}

@@ -17,7 +17,7 @@ from harness.commands.plan.record import PlanSettings
 from harness.commands.plan.rows import PlanRow
 from harness.commands.recovery.record import RecoverySettings
 from harness.commands.recovery.rows import RecoveryRow
-from harness.config.machine import note_command_line
+from harness.config.command_line import Words
 from harness.measuring.measurement import further_settings
 from harness.measuring.rows import LatencyRow
 from harness.reporting.names import distinct_names, name_of, named_runs
@@ -216,7 +216,7 @@ def test_rows_are_named_by_what_they_differ_in(rows: list[Any], labels: list[str
 
 @pytest.mark.parametrize(("seeds", "again"), [("seed=1", ""), ("seed=1,2", "-m ")])
 def test_another_command_is_a_sweep_where_something_varies(seeds: str, again: str) -> None:
-    note_command_line(["eval", "-m", "K=2,4", "laps=[1,2]", seeds])
+    Words.divide(["eval", "-m", "K=2,4", "laps=[1,2]", seeds]).note()
     command = typed_again("K=4", command="latency")
     assert command == f"harness latency {again}'laps=[1,2]' {seeds} K=4"
 

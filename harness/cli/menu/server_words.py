@@ -1,27 +1,24 @@
-"""Servers that are typed: their commands behind `--`, or their addresses, as settings of `engine=server`."""
+"""Servers that are typed: their commands behind `--`, or their addresses, as settings of `engine=server`.
+
+The words of a command never pass through Hydra: `attach` puts them into the configuration that it has composed.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from harness.cli.menu.typed import in_quotes, literal
+from harness.cli.manifest import SERVER
 from harness.commands.registry import configured
-from harness.config.engines import check_has_no_key, divided
+from harness.config.engines import check_has_no_key
 from harness.config.errors import SettingError
-
-
-def split_commands(words: Sequence[str]) -> tuple[list[str], list[list[str]]]:
-    """Divide what is typed for the harness from the commands of servers, each behind a `--`."""
-    typed, *servers = divided(words)
-    typed = [f"engine.{word}" if word.startswith("vary.") else word for word in typed]
-    return typed, servers
 
 
 def server_settings(
     servers: Sequence[Sequence[str]], settings: Sequence[str], command: str
 ) -> list[str]:
     """The settings that commands behind `--`, or an address, stand for; none without one. Three and more commands are a
-    sweep over all but the first, which each of them is compared with.
+    sweep over the numbers of all but the first, which each of them is compared with.
 
     Args:
         settings: that are typed before them, as Hydra's overrides.
@@ -59,13 +56,18 @@ def server_settings(
             rule = f"the command behind -- has no {{{name}}}, in the place of which it would be filled in"
             raise SettingError(name, rule, value)
     check_has_no_key(words)
-    commands = [_in_brackets(server) for server in servers]
-    if len(commands) > 1:
-        added.append(f"engine.first_command={commands.pop(0)}")
-    # Each of several is compared with the first: a sweep.
-    return [*added, f"engine.start_command={','.join(commands)}"]
+    if len(servers) > 2:
+        numbers = map(str, range(1, len(servers)))
+        added.append(f"+{SERVER}={','.join(numbers)}")
+    return added
 
 
-def _in_brackets(words: Sequence[str]) -> str:
-    """A list of words in Hydra's grammar, in which OmegaConf looks nothing up."""
-    return "[" + ",".join(in_quotes(literal(word)) for word in words) + "]"
+def attach(servers: Sequence[Sequence[str]], config: dict[str, Any]) -> None:
+    """Put the commands behind `--` into a composed configuration; of a sweep over servers that of its job."""
+    if not servers:
+        return
+    number = config.pop(SERVER) if len(servers) > 2 else len(servers) - 1
+    config["engine"]["start_command"] = servers[number]
+    if number:
+        # What it is compared with.
+        config["engine"]["first_command"] = servers[0]

@@ -62,7 +62,7 @@ def for_hydra(
     topic = ""
     hydra_options = hydra_app.options()
     asks_for_help = not {"-h", "--help"}.isdisjoint(words)
-    remaining = list(words)
+    remaining = [f"engine.{word}" if word.startswith("vary.") else word for word in words]
     while remaining:
         word = remaining.pop(0)
         name, equals, value = word.partition("=")
@@ -99,12 +99,9 @@ def literal(text: str) -> str:
 
 
 def without_dashes(words: Sequence[str]) -> list[str]:
-    """`["output=paper"]` for `["--output", "paper"]`, of a command that takes paths; --help stays, and the command of a
-    server behind `--`.
-    """
+    """`["output=paper"]` for `["--output", "paper"]`, of a command that takes paths; --help stays."""
     plain: list[str] = []
-    end = words.index("--") if "--" in words else len(words)
-    for word in words[:end]:
+    for word in words:
         previous = plain[-1] if plain else ""
         if previous.startswith("--") and previous != "--help":
             plain[-1] = f"{previous.lstrip('-')}={word}"
@@ -112,7 +109,7 @@ def without_dashes(words: Sequence[str]) -> list[str]:
             plain.append(word.lstrip("-"))
         else:
             plain.append(word)
-    return [*plain, *words[end:]]
+    return plain
 
 
 def _from_option(word: str, remaining: list[str], command: str, known: Mapping[str, Any]) -> str:

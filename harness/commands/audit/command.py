@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import make_dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from harness.commands.audit.judge import judge
 from harness.commands.audit.page import audit_page
 from harness.commands.audit.rows import Row
 from harness.commands.audit.tables import FORMS, Reading, read_text, rows_of_table, stated_row
+from harness.config.command_line import Words
 from harness.config.errors import SettingError, VerdictError
 from harness.reporting.page import in_full
 from harness.reporting.terminal import WIDE, plain_console, print_document
@@ -60,14 +61,14 @@ _ARGUMENTS: type[Any] = make_dataclass(
 )
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(words: Words) -> None:
     """The command `audit`.
 
     Raises:
         SettingError: a wrong argument, or a text that is not read.
         VerdictError: a claim is impossible (exit code 1), or unlikely, or none could be checked (3).
     """
-    settings, paths = read_arguments(_ARGUMENTS, arguments, _HELP)
+    settings, paths = read_arguments(_ARGUMENTS, words, _HELP)
     typed = {name: text for name, text in vars(settings).items() if text}
     columns = _columns(typed.pop("columns", "{}"))
     baseline = typed.get("baseline", "")

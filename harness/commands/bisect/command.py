@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -13,7 +12,8 @@ from harness.commands.bisect.search import Outcome, Search, Version
 from harness.commands.bisect.starts import Starts, commits
 from harness.commands.registry import measurement
 from harness.config.amounts import change_in_percent, counted, percent
-from harness.config.engines import check_has_no_key, divided, placeholders
+from harness.config.command_line import Words
+from harness.config.engines import check_has_no_key, placeholders
 from harness.config.errors import CANNOT_TELL, SettingError, VerdictError
 from harness.config.settings import require
 from harness.measuring.progress import say
@@ -83,7 +83,7 @@ class BisectSettings:
         require(self.starts >= 2, "starts", "must be a number of at least 2", self.starts)
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(words: Words) -> None:
     """The command `bisect`.
 
     Raises:
@@ -91,9 +91,9 @@ def main(arguments: Sequence[str]) -> None:
         RunError: an end cannot be measured.
         VerdictError: it cannot be told which version it is, or the last one is no worse than the first.
     """
-    typed, *servers = divided(arguments)
-    settings, words = read_arguments(BisectSettings, typed, _HELP, passes_on=True)
-    for word in words:
+    servers = words.servers
+    settings, passed_on = read_arguments(BisectSettings, words, _HELP, passes_on=True)
+    for word in passed_on:
         name = word.partition("=")[0]
         if name in ("-m", "--multirun", "repeats"):
             rule = "bisect itself chooses what to measure, and how often: versions=A,B,C starts=24"
@@ -102,21 +102,19 @@ def main(arguments: Sequence[str]) -> None:
         check_has_no_key(command)
     if len(servers) > 1:
         raise SettingError("--", "is followed by one command, with the version in it")
-    name = _placeholder(words, servers)
+    name = _placeholder(passed_on, servers)
     versions = _versions(name, settings)
-    names_draft = any(word.startswith(("draft=", "pair=")) for word in words)
+    names_draft = any(word.startswith(("draft=", "pair=")) for word in passed_on)
     if servers and settings.figure != "speedup" and not names_draft:
         # The command as it is typed, and no second server without speculation.
-        words = ["draft=none", *words]
-    if servers:
-        words = [*words, "--", *servers[0]]
-    starts = Starts(name, words, resumes=settings.resume)
+        passed_on = ["draft=none", *passed_on]
+    starts = Starts(name, Words(passed_on, servers), resumes=settings.resume)
     figure, worse = _FIGURES[settings.figure]
     changes = measurement("latency").changes
     search = Search(versions, figure, settings.margin, settings.starts, starts.measure, changes)
     outcome = search.find()
-    again = shlex.join(word for word in arguments if not word.startswith(("starts=", "resume=")))
-    more_starts = f"harness bisect starts={2 * settings.starts} {again}"
+    kept = [word for word in words.typed if not word.startswith(("starts=", "resume="))]
+    more_starts = str(Words(["bisect", f"starts={2 * settings.starts}", *kept], servers))
     page = page_of_search(outcome, worse, more_starts)
     print_document(in_full(page) if settings.details else in_short(page), plain_console(WIDE))
     say(f"Kept in {starts.directory}/")

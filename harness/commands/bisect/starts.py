@@ -19,6 +19,7 @@ from pathlib import Path
 from harness.commands.bisect.search import Version
 from harness.commands.read_runs import every_run
 from harness.commands.registry import measurement
+from harness.config.command_line import Words
 from harness.config.errors import RunError, SettingError
 from harness.measuring.progress import note, say, show
 from harness.results.runs import Run
@@ -37,18 +38,18 @@ class Starts:
 
     Attributes:
         name: that stands in braces in the words.
-        words: of the harness, then `--` and the command of a server.
+        words: of `latency`, and the command of a server.
         resumes: whether earlier starts of the same words count.
     """
 
     name: str
-    words: Sequence[str]
+    words: Words
     resumes: bool
 
     @property
     def directory(self) -> Path:
         """The directory of all these starts."""
-        digest = hashlib.sha256("\0".join(self.words).encode()).hexdigest()
+        digest = hashlib.sha256("\0".join(self.words.arguments).encode()).hexdigest()
         return _BELOW / digest[:8]
 
     def measure(self, version: Version) -> Run | str:
@@ -65,10 +66,10 @@ class Starts:
             say(f"{shown}: measured before ({directory}; resume=false measures again)")
             return before[-1]
         note(f"{shown}: start {version.num_starts + 1}; its output: {printed}")
-        filled = [word.replace(f"{{{self.name}}}", version.name) for word in self.words]
-        end = filled.index("--") if "--" in filled else len(filled)
-        filled.insert(end, f"hydra.run.dir={directory}")
-        command = [sys.executable, "-m", "harness", "latency", *filled]
+        typed = ["latency", *self.words.typed, f"hydra.run.dir={directory}"]
+        arguments = Words(typed, self.words.servers).arguments
+        filled = [word.replace(f"{{{self.name}}}", version.name) for word in arguments]
+        command = [sys.executable, "-m", "harness", *filled]
         code = _run(command, printed)
         show("")
         if code in _INTERRUPTED:

@@ -21,6 +21,7 @@ from harness.commands.regress.comparisons import (
     settings_of,
 )
 from harness.config.amounts import counted, percent
+from harness.config.command_line import Words
 from harness.config.errors import CANNOT_TELL, SettingError, VerdictError
 from harness.config.settings import require
 from harness.reporting.page import Page, Step, heading, in_full, in_short
@@ -85,14 +86,14 @@ class RegressSettings:
         require(0 <= self.margin < 1, "margin", rule, self.margin)
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(words: Words) -> None:
     """The command `regress`.
 
     Raises:
         SettingError: a wrong argument, or nothing to compare.
         VerdictError: something is worse (exit code 1), or it cannot be told (3).
     """
-    settings, paths = read_arguments(RegressSettings, arguments, _HELP)
+    settings, paths = read_arguments(RegressSettings, words, _HELP)
     # `harness regress a.csv b.csv`
     missing = [side for side in ("before", "after") if not getattr(settings, side)]
     for path in paths[len(missing) :]:

@@ -17,6 +17,7 @@ from harness.commands.command import CommandRecord
 from harness.commands.read_runs import Findings, measuring, read
 from harness.commands.registry import COMMANDS, commands, measurement
 from harness.config.amounts import counted
+from harness.config.command_line import Words
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import rule_of_paths
 from harness.reporting.files import Report, html_page, markdown, on_terminal
@@ -106,25 +107,25 @@ class ReportSettings:
     format: Literal["page", "row", "svg", "png"] = "page"
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(words: Words) -> None:
     """The command `report`.
 
     Raises:
         SettingError: a wrong argument, a path without a CSV file of ours, or an output that cannot be written to.
         RunError: a disk that fails or is full.
     """
-    settings, words = read_arguments(ReportSettings, arguments, _HELP)
-    for word in (*words, settings.output):
+    settings, named = read_arguments(ReportSettings, words, _HELP)
+    for word in (*named, settings.output):
         if mistake := rule_of_paths(word):
             raise SettingError(word, mistake)
     # `./file.py:Name` is a command, the id of a run or its beginning is one, anything else is a path.
-    further = [COMMANDS[word] for word in words if COMMANDS.is_in_file(word)]
-    ids = [word for word in words if _RUN_ID.fullmatch(word) and not Path(word).exists()]
-    named = [Path(word) for word in words if word not in ids and not COMMANDS.is_in_file(word)]
-    if not named and not _DEFAULT.exists():
+    further = [COMMANDS[word] for word in named if COMMANDS.is_in_file(word)]
+    ids = [word for word in named if _RUN_ID.fullmatch(word) and not Path(word).exists()]
+    typed = [Path(word) for word in named if word not in ids and not COMMANDS.is_in_file(word)]
+    if not typed and not _DEFAULT.exists():
         rule = "no such directory here; name CSV files or directories, or measure first"
         raise SettingError(str(_DEFAULT), rule)
-    paths = named or [_DEFAULT]
+    paths = typed or [_DEFAULT]
     beside = paths[0] if paths[0].is_dir() else Path()
     output = Path(settings.output) if settings.output else beside
     if settings.format != "page":

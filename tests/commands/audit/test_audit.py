@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from harness.commands.audit.command import main
+from harness.config.command_line import Words
 from harness.config.errors import SettingError, VerdictError
 
 Audit = Callable[..., tuple[int, str]]
@@ -35,7 +36,7 @@ def audit(
             monkeypatch.setattr(sys, "stdin", Pasted(text))
         code, message = 0, ""
         try:
-            main([*arguments, *(["-"] if pasted else [])])
+            main(Words([*arguments, *(["-"] if pasted else [])]))
         except (SettingError, VerdictError) as error:
             code, message = error.exit_code, str(error)
             assert len(message.splitlines()) == 1

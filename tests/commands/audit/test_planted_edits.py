@@ -19,6 +19,7 @@ from harness.commands.audit.formats import Cells
 from harness.commands.audit.judge import judge
 from harness.commands.audit.rows import Row, computed_speedups
 from harness.commands.audit.tables import Reading, read_text
+from harness.config.command_line import Words
 from harness.config.errors import VerdictError
 
 ROOT = Path(__file__).parents[3]
@@ -196,6 +197,6 @@ def test_the_documentation_shows_what_is_printed(
     assert blocks
     for typed, output in blocks:
         with contextlib.suppress(VerdictError):
-            main(shlex.split(typed.replace("\\\n", " ")))
+            main(Words(shlex.split(typed.replace("\\\n", " "))))
         lines = [line.rstrip() for line in capsys.readouterr().out.rstrip().splitlines()]
         assert lines == output.rstrip().splitlines(), typed

@@ -20,6 +20,7 @@ from forked import Forked
 from forked import command as run_command
 from harness.commands.bisect.search import Outcome, Search, Version
 from harness.commands.bisect.starts import Starts, commits
+from harness.config.command_line import Words
 from harness.config.errors import RunError, SettingError
 from harness.reporting.changes import Compared, Figure, Sides
 from harness.reporting.names import name_of
@@ -255,7 +256,7 @@ def test_a_start_that_is_measured_again_is_another_run(
     monkeypatch.setattr("harness.commands.bisect.starts._run", run)
 
     def start(*, resumes: bool) -> Run | str:
-        words = ["engine=simulated", "engine.step_ms={ms}", "num_prompts=2"]
+        words = Words(["engine=simulated", "engine.step_ms={ms}", "num_prompts=2"])
         return Starts("ms", words, resumes=resumes).measure(Version("10", "10"))
 
     runs = [start(resumes=resumes) for resumes in (True, True, False, False, True)]

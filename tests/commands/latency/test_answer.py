@@ -11,7 +11,7 @@ import pytest
 from harness.commands.latency.page import latency_page
 from harness.commands.latency.tables.costs import main_limit
 from harness.commands.latency.tables.table_row import table_rows
-from harness.config.machine import note_command_line
+from harness.config.command_line import Words
 from harness.measuring.prices import StepCosts
 from harness.measuring.rows import LatencyRow
 from harness.results.rows.prompts import LatencyPromptRow
@@ -30,7 +30,7 @@ FIGURES: dict[str, Any] = {
 
 
 def answer(width: int = 80, arguments: str = "latency", **changes: Any) -> str:
-    note_command_line(arguments.split())
+    Words.divide(arguments.split()).note()
     regular, speculative = latency_run(**FIGURES | changes)
     costs = dict.fromkeys(
         ("draft_ms", "verify_ms", "mean_acceptance_length", "tokens_per_iteration")
