@@ -110,8 +110,8 @@ def distinct_names(rows: Sequence[RunRow]) -> list[Name]:
     which rows differ that would otherwise have the same name.
 
     Three rows of one pair, at batch size 1 with seed 0, at 4 with seed 0 and at 4 with seed 1, are
-    `13B with 7B`, `13B with 7B · batches of 4` and `13B with 7B · batches of 4 · seed 1`: seed 0, a
-    default, needs no word.
+    `13B with 7B · seed 0`, `13B with 7B · batches of 4 · seed 0` and `13B with 7B · batches of 4 ·
+    seed 1`. A batch of one prompt needs no word, as the defaults of decoding do.
     """
     names = [name_of(row) for row in rows]
     if len(rows) < 2:

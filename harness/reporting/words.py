@@ -12,7 +12,9 @@ from typing import Any
 from harness.config.acceptance_rules import RULES
 from harness.config.amounts import counted
 from harness.config.command_line import Words
+from harness.config.engines import EngineSettings
 from harness.config.model_names import SECOND_COMMAND
+from harness.config.settings import DecodingSettings, ModelSettings
 from harness.config.synonyms import SYNONYMS
 from harness.config.synthetic import is_length, rates_of_row
 from harness.results.runs import Run
@@ -237,7 +239,7 @@ def in_words(row: RunRow, column: str) -> str | None:
             entry of the column `settings`.
 
     Returns:
-        Empty for a value that goes without saying, as most defaults do, and where there is none.
+        Empty for a value that goes without saying, as the defaults of decoding do, and where there is none.
         None for the prompts of a run that ended early, which does not record how many it was asked for.
     """
     if column in _COMPOSED:
@@ -259,11 +261,10 @@ def in_words(row: RunRow, column: str) -> str | None:
         return f"{entry}=[{','.join(map(str, value))}]"
     if entry:
         return f"{entry} {text}"
-    named = f"{column}={text}"
-    if named in _UNSAID:
+    if value in _UNSAID.get(column, ()):
         return ""
     phrase = _PHRASES.get(column, f"{column} {{}}").format(text)
-    return _PHRASES_OF_VALUES.get(named, phrase)
+    return _PHRASES_OF_VALUES.get(f"{column}={text}", phrase)
 
 
 def _as_text(value: Any) -> str:
@@ -331,17 +332,25 @@ _PHRASES = {
 # Values with words of their own.
 _PHRASES_OF_VALUES = {
     "temperature=0": "greedy",
+    "ignore_eos=true": "ends at max_new_tokens",
     "ignore_eos=false": "ends where the model does",
     "rule=typical": "rule typical (lossy)",
     "draft_sampling=greedy": "drafts by argmax",
 }
-# Values that go without saying, most of them defaults.
-_UNSAID = (
-    "seed=0 seed=all repeats=1 num_warmup=1 laps=auto too_long=refuse placement=auto test=false"
-    " chat_template=auto ignore_eos=true rule=deepmind lenience=1 top_k=0 top_p=1"
-    " draft_sampling=target engine=local runner=static"
-    " runner=generate fault=none quantization=none draft_quantization=none draft_method=model"
-).split()
+# Values that go without saying: defaults, and runners that need no choice.
+_UNSAID: Mapping[str, Collection[object]] = {
+    "rule": (DecodingSettings.rule,),
+    "lenience": (DecodingSettings.lenience,),
+    "top_k": (DecodingSettings.top_k,),
+    "top_p": (DecodingSettings.top_p,),
+    "draft_sampling": ("target",),
+    "draft_quantization": (ModelSettings.quantization,),
+    "draft_method": ("model",),
+    "engine": (EngineSettings.name,),
+    "runner": ("static", "generate"),
+    "test": (False,),
+    "fault": ("none",),
+}
 # What is said of a row by more than the value of one column.
 _COMPOSED: Mapping[str, Callable[[Any], str | None]] = {
     "prompts": _prompts,

@@ -136,12 +136,15 @@ def test_settings_that_change_together_are_all_named() -> None:
     """Else a table would show the effect of both as that of one."""
     rows: list[dict[str, Any]] = [{"placement": "auto"}, {"placement": "cpu", "batch_size": 4}]
     assert named(*rows, {"placement": "cpu", "batch_size": 4, "seed": 1}) == [
-        [],
-        ["batches of 4", "placement cpu"],
+        ["seed 0", "placement auto"],
+        ["batches of 4", "seed 0", "placement cpu"],
         ["batches of 4", "seed 1", "placement cpu"],
     ]
     other_draft = {"draft": "lookup", "ignore_eos": False, "draft_method": "lookup"}
-    assert named({}, other_draft) == [[], ["ends where the model does"]]
+    assert named({}, other_draft) == [
+        ["ends at max_new_tokens"],
+        ["ends where the model does"],
+    ]
 
 
 def test_a_setting_with_a_column_of_its_name_is_said_once() -> None:
@@ -198,7 +201,7 @@ def test_the_k_of_a_server_is_what_it_reported(columns: dict[str, Any], k: int |
     [
         ([{"model": "runs/llama/13B"}], ["13B with 7B"]),
         ([{"seed": 0}, {"batch_size": 4, "seed": 0}, {"batch_size": 4, "seed": 1}],
-         ["13B with 7B", "13B with 7B · batches of 4", "13B with 7B · batches of 4 · seed 1"]),
+         ["13B with 7B · seed 0", "13B with 7B · batches of 4 · seed 0", "13B with 7B · batches of 4 · seed 1"]),
         ([{"model": "./13B"}, {"model": "13B"}], ["13B with 7B · model ./13B", "13B with 7B · model 13B"]),
         ([{"draft": "a", "draft_dtype": "float16"}, {"draft": "b", "draft_dtype": "float32"}],
          ["13B with a", "13B with b"]),
