@@ -34,8 +34,8 @@ def test_help_is_a_page_whatever_the_terminal_is(
             assert len(lines) <= 52, command
 
 
-def test_short_names_and_dashes_are_recorded_as_settings(harness: Harness) -> None:
-    harness("plan", "K=8", "-T", "0", "--prompt-length=64", "tokens=32", "results.file=null")
+def test_short_names_are_recorded_as_settings(harness: Harness) -> None:
+    harness("plan", "K=8", "T=0", "prompt_length=64", "tokens=32", "results.file=null")
     assert only("overrides.yaml").read_text().split() == (
         "- decoding.num_draft_tokens=8 - decoding.temperature=0 - prompt_length=64 "
         "- decoding.max_new_tokens=32 - results.file=null".split()

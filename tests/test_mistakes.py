@@ -21,7 +21,8 @@ MISTAKES = {
     "latency numprompts=3 temprature=0 K=4": "numprompts: no such setting (did you mean num_prompts?);"
     " temprature: no such setting (did you mean decoding.temperature?); harness help latency all lists them",
     "latency quantization=4bit": "quantization: may be model.quantization or draft.quantization: type one of them",
-    "latency --temperature -m": "--temperature: needs a value: decoding.temperature=...",
+    "latency --num-prompts 30": "--num-prompts: settings are typed as num_prompts=VALUE",
+    "latency --tempratur=0": "--tempratur=0: no such option (did you mean decoding.temperature?); harness help latency",
     "latency K=2,4": "decoding.num_draft_tokens=2,4: has several values: -m measures each",
     f"latency seed={5000 * '9'}": "seed: a number is too long, or brackets are nested too deeply",
     "bisect versions=1,2 repeats=5 -- a {x}": "repeats: bisect itself chooses what to measure, and how often",

@@ -178,10 +178,7 @@ def _dispatch(words: Words, invocation: _Invocation) -> None:
         with invocation.reporting(command):
             record = COMMANDS[_known(command, names)]
             if isinstance(record, PathCommand):
-                from harness.cli.menu import typed
-
-                plain = Words(typed.without_dashes(others), words.servers)
-                signals.load(record.program).main(plain)
+                signals.load(record.program).main(Words(others, words.servers))
                 return
         if not invocation.errors:
             invocation.run_hydra(Words([command, *others], words.servers))

@@ -25,8 +25,6 @@ LOSSY = "the speculative output no longer follows the target (lossy)"
 TOO_LONG = "(too long for the context)"
 # Characters of a command to type that stays on one line.
 _LONGEST_COMMAND = 70
-# A word that is no value of the option before it.
-_OPTION_OR_SETTING = re.compile(r"-(?!\d)|[+~]?\w[\w.]*=")
 
 
 def settings_line(rows: Sequence[RunRow]) -> str:
@@ -68,27 +66,21 @@ def typed_again(
 
 
 def _without(settings: Collection[str], typed: Sequence[str]) -> list[str]:
-    """The typed words without these settings: neither `K=8` nor `-K 8` with `num_draft_tokens` among them."""
+    """The typed words without these settings: no `K=8` with `num_draft_tokens` among them."""
     kept = []
-    remaining = list(typed)
-    while remaining:
-        word = remaining.pop(0)
+    for word in typed:
         # With `draft=lookup` the settings of another draft go, too.
-        group = word.lstrip("-+~").partition(".")[0]
+        group = word.lstrip("+~").partition(".")[0]
         if _setting_in(word) not in settings and group not in settings:
             kept.append(word)
-            continue
-        has_own_word = word.startswith("-") and "=" not in word
-        if has_own_word and remaining and not _OPTION_OR_SETTING.match(remaining[0]):
-            remaining.pop(0)
     return kept
 
 
 def _setting_in(word: str) -> str | None:
     """The last part of the name of the setting in a word that was typed; None for a word without one."""
-    if "=" not in word and not word.startswith("-"):
+    if "=" not in word:
         return None
-    name = word.lstrip("-+~").partition("=")[0].replace("-", "_").rpartition(".")[2]
+    name = word.lstrip("+~").partition("=")[0].rpartition(".")[2]
     return SYNONYMS.get(name, name)
 
 

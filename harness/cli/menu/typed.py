@@ -1,7 +1,6 @@
-"""The words that a user typed, made readable for Hydra: options with dashes, short names of settings, names, paths
-and free text.
+"""The words that a user typed, made readable for Hydra: short names of settings, names, paths and free text.
 
-latency --num-prompts 30 K=8 draft=~/my head
+latency n=30 K=8 draft=~/my head
 ["num_prompts=30", "decoding.num_draft_tokens=8", "draft='/home/me/my head'"]
 """
 
@@ -80,7 +79,13 @@ def for_hydra(
                 rule = f"one of {', '.join(action.choices)}" if action.choices else "a value"
                 raise SettingError(name, f"is followed by {rule}", *filter(None, [value]))
         elif word.startswith("-"):
-            settings.append(_from_option(word, remaining, command, known))
+            plain = name.lstrip("-").replace("-", "_")
+            rule = (
+                f"no such option{nearest(plain, known)}; harness help {command} all lists settings"
+            )
+            if settings_meant_by(plain, known):
+                rule = f"settings are typed as {plain}=VALUE"
+            raise SettingError(word, rule)
         elif equals or word.startswith("~"):
             setting = _setting_meant_by(name, known) if equals else None
             settings.append(word if setting is None else f"{setting}={value}")
@@ -96,39 +101,6 @@ def for_hydra(
 def literal(text: str) -> str:
     """Text in which OmegaConf does not look up `${...}`. A backslash escapes only characters with a meaning."""
     return re.sub(r"(\\*)\$\{", lambda match: 2 * match[1] + "\\${", text)
-
-
-def without_dashes(words: Sequence[str]) -> list[str]:
-    """`["output=paper"]` for `["--output", "paper"]`, of a command that takes paths; --help stays."""
-    plain: list[str] = []
-    for word in words:
-        previous = plain[-1] if plain else ""
-        if previous.startswith("--") and previous != "--help":
-            plain[-1] = f"{previous.lstrip('-')}={word}"
-        elif word.startswith("--") and "=" in word:
-            plain.append(word.lstrip("-"))
-        else:
-            plain.append(word)
-    return plain
-
-
-def _from_option(word: str, remaining: list[str], command: str, known: Mapping[str, Any]) -> str:
-    """`num_prompts=30` for `--num-prompts 30`; a value that follows is taken from what remains."""
-    option, equals, value = word.lstrip("-").partition("=")
-    name = option.replace("-", "_")
-    setting = _setting_meant_by(name, known)
-    if setting is None:
-        hint = nearest(name, known)
-        raise SettingError(word, f"no such option{hint}; harness help {command} all lists them")
-    if equals:
-        return f"{setting}={value}"
-    following = remaining[0] if remaining else "-"
-    if bool in alternatives(known[setting]) and following not in ("true", "false"):
-        return f"{setting}=true"
-    is_setting = "=" in following and settings_meant_by(following.partition("=")[0], known)
-    if is_setting or re.match(r"-(?!\d)", following):
-        raise SettingError(word, f"needs a value: {setting}=...")
-    return f"{setting}={remaining.pop(0)}"
 
 
 def settings_meant_by(name: str, known: Collection[str]) -> list[str]:

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from harness.cli.menu.conversion import setting_hints
 from harness.cli.menu.server_words import server_settings
-from harness.cli.menu.typed import changed, for_hydra, from_keywords, without_dashes
+from harness.cli.menu.typed import changed, for_hydra, from_keywords
 from harness.commands.compare.record import CompareSettings
 from harness.commands.latency.record import LatencySettings
 from harness.config.errors import SettingError
@@ -41,12 +41,6 @@ def value_of(argument: str) -> Any:
         ("tokens=128", "decoding.max_new_tokens=128"),
         ("max_ngram=8", "draft.max_ngram=8"),
         ("dataset=./mine.jsonl", "prompts=./mine.jsonl"),
-        ("--num-prompts 30", "num_prompts=30"),
-        ("-K 8", "decoding.num_draft_tokens=8"),
-        ("--decoding.top-p 0.9", "decoding.top_p=0.9"),
-        ("--temperature -1", "decoding.temperature=-1"),
-        ("--test", "test=true"),
-        ("--ignore-eos -m", "decoding.ignore_eos=true"),
         *[
             (plain, plain)
             for plain in (
@@ -75,11 +69,6 @@ def test_options_of_hydra_stay_beside_the_settings() -> None:
     assert options == "-m --config-dir mine -c job --help --info".split()
     assert topic == "trees"
     assert settings == ["seed=1", "decoding.num_draft_tokens=2"]
-
-
-def test_commands_that_take_paths_have_dashes_too() -> None:
-    words = "results --output paper --margin=0.02 -h --help".split()
-    assert without_dashes(words) == "results output=paper margin=0.02 -h --help".split()
 
 
 @pytest.mark.parametrize(
