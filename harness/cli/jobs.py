@@ -28,7 +28,7 @@ from harness.config.run import RepeatedSettings
 from harness.engines.registry import pair_of
 from harness.measuring.measurement import identify, measured_rows
 from harness.measuring.progress import say, show
-from harness.results.files import SUMMARY_FILE, read_rows, write_rows
+from harness.results.files import SUMMARY_FILE, write_rows
 from harness.results.rows.prompts import PROMPTS_FILE
 from harness.results.schema import ComparedRow, RunRow
 
@@ -130,31 +130,16 @@ def run_job(job: Job) -> Sequence[RunRow]:
 
 
 def _measured_before(job: Job) -> Sequence[RunRow]:
-    """The rows of an earlier identical measurement, if there is one and the job may reuse it.
-
-    Rows with other figures than the file in their run's directory were edited, and are not reused.
-    """
+    """The rows of an earlier identical measurement, if there is one and the job may reuse it."""
     settings = job.settings
     file = settings.results.file
     if file is None or not settings.resume or not measurement(job.command).measures:
         return []
-    kind = measurement(job.command).row
-    rows = measured_rows(file, kind, identify(settings))
-    if not rows or rows[0].directory is None:
-        return rows
-    directory = Path(rows[0].directory)
+    rows = measured_rows(file, measurement(job.command).row, identify(settings))
     is_part = isinstance(settings, RepeatedSettings) and settings.repeats > 1
-    if is_part and not (directory / PROMPTS_FILE).is_file():
+    if rows and is_part and not Path(rows[0].directory or "", PROMPTS_FILE).is_file():
         # The interval over several runs needs the times of their prompts.
         return []
-    original = [row for row in read_rows(directory / job.file.name, kind) if row.run == rows[0].run]
-    figures = [column for column in kind.columns().items() if column[1].kind == "figure"]
-    for row, unedited in zip(rows, original, strict=False):
-        changed = [name for name, column in figures if column.of(row) != column.of(unedited)]
-        if changed:
-            differing = f"{file} has other figures ({', '.join(changed)}) than {directory}/"
-            print(f"{differing}; measured again", file=sys.stderr)
-            return []
     return rows
 
 
