@@ -132,10 +132,10 @@ def run(command: str, *overrides: str, verbose: bool = False, **settings: Any) -
         VerdictError: the run succeeded, with a bad answer: the pair is not lossless, for example.
     """
     from harness.cli.frames import frame
-    from harness.cli.menu import typed
+    from harness.cli.menu import conversion, typed
 
     kind = configured(_known(command, with_settings())).settings
-    words = [*overrides, *typed.from_keywords(settings, typed.setting_hints(kind))]
+    words = [*overrides, *typed.from_keywords(settings, conversion.setting_hints(kind))]
     for word in words:
         if not isinstance(word, str):
             rule = 'must be text such as "batch_size=4", or a keyword: run("latency", batch_size=4)'
@@ -259,7 +259,7 @@ class _Invocation:
     def run_hydra(self, words: Words) -> None:
         """Run a command that has settings, once or as a sweep."""
         from harness.cli.manifest import SweepCallback, round_overrides
-        from harness.cli.menu import config_source, help, names, server_words, typed
+        from harness.cli.menu import config_source, conversion, help, names, server_words, typed
 
         config_source.register()
         command, *typed_words = words.typed
@@ -270,7 +270,7 @@ class _Invocation:
         printed: io.StringIO | None = None
         if "-sc" not in typed_words:
             with self.reporting(command):
-                known = typed.setting_hints(configured(command).settings)
+                known = conversion.setting_hints(configured(command).settings)
                 options, settings, topic = typed.for_hydra(typed_words, command, known)
                 settings += server_words.server_settings(words.servers, settings, command)
                 flags = hydra_app.flags(options)

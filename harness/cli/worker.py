@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe
@@ -103,18 +103,8 @@ class Job:
             keeper,
             signals.finishing,
             run_id=self.run_id,
-            with_typed=self._with_typed,
         )
         return rows
-
-    def _with_typed(
-        self, settings: RunSettings, typed: str, changeable: Collection[str]
-    ) -> RunSettings:
-        """Settings with what was typed while the models stay loaded."""
-        # Hydra, which jobs of a sweep need not wait for.
-        from harness.cli.menu.typed import changed
-
-        return changed(self.command, settings, typed, changeable)
 
     def rows(self) -> Sequence[RunRow]:
         """The rows that the run has written, if any."""

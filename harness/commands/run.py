@@ -20,7 +20,7 @@ from harness.config.run import PromptedSettings, RunSettings
 from harness.engines.keeper import PairKeeper
 from harness.measuring.progress import say, show
 from harness.measuring.prompts.encoding import origin
-from harness.measuring.session import Session, WithTyped
+from harness.measuring.session import Session
 from harness.reporting.page import Page, in_full, in_short
 from harness.reporting.terminal import as_text, print_document
 from harness.results.files import SUMMARY_FILE, check_appendable
@@ -38,7 +38,6 @@ def run_command(
     finishing: Callable[[], AbstractContextManager[None]] = nullcontext,
     *,
     run_id: str | None = None,
-    with_typed: WithTyped | None = None,
 ) -> Sequence[RunRow]:
     """Run a command; its rows, which are returned, are written and printed however it ends.
 
@@ -49,7 +48,6 @@ def run_command(
         keeper: holds the loaded pair where several runs follow each other; None for a run alone.
         finishing: a context in which rows are made and written; of a job it postpones signals.
         run_id: that the rows carry; None for a new one.
-        with_typed: see `Session`.
 
     Raises:
         SettingError: a mistake in the settings, or one that only the models' configurations reveal.
@@ -59,7 +57,7 @@ def run_command(
     if settings.results.file:
         check_appendable(settings.results.file)
     experiment = measurement(command).begin(settings)
-    session = Session(experiment, settings, directory, keeper, run_id, with_typed)
+    session = Session(experiment, settings, directory, keeper, run_id)
     log = logging.getLogger("harness")
     log.info(str(Words.noted()))
     is_mistake = False

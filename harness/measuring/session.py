@@ -4,7 +4,7 @@ and write rows. `run.py` makes a session for a run, and hands it to the command'
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -34,9 +34,6 @@ from harness.results.schema import LOCAL_PAIR_COLUMNS, REFUSED, PromptedRow, Run
 from harness.results.statistics.interval import Interval
 
 AnyRow = TypeVar("AnyRow", bound=Row)
-# Settings, `key=value ...` as typed, and what may be changed -> settings with that, of the same kind. It raises a
-# SettingError for a setting that is unknown or none of the changeable ones, and a value outside its rule.
-WithTyped = Callable[[RunSettings, str, Collection[str]], Any]
 
 
 class HasSettings(Protocol):
@@ -61,7 +58,6 @@ class Session:
 
     Attributes:
         original_settings: without the command's own changes; they identify the measurement.
-        with_typed: reads settings that are typed while the models stay loaded; None where nobody types.
         run: the id that all its rows carry.
         status, error: `ok`, `failed`, `interrupted` or `refused`, and why.
         placed: the pair with its places, after `place`; None where the engine loads none here.
@@ -77,7 +73,6 @@ class Session:
         directory: Path,
         keeper: PairKeeper | None = None,
         run_id: str | None = None,
-        with_typed: WithTyped | None = None,
     ) -> None:
         self._experiment = experiment
         self.original_settings = original_settings
@@ -91,7 +86,6 @@ class Session:
         self.written: list[RunRow] = []
         self._measurement: Measurement | None = None
         self._keeper = keeper or PairKeeper()
-        self.with_typed = with_typed
 
     def go_on_with(self, experiment: HasSettings) -> None:
         """Take the settings of another experiment from here on, as `map` does for each of its cells."""

@@ -6,29 +6,22 @@ latency n=30 K=8 draft=~/my head
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-import operator
 import os
 import re
-import shlex
 import typing
 from collections.abc import Collection, Mapping, Sequence
 from numbers import Number
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 from harness.cli import hydra_app
-from harness.cli.menu.conversion import alternatives, from_config, setting_hints
+from harness.cli.menu.conversion import alternatives
 from harness.config.errors import SettingError, as_typed, did_you_mean, nearest
-from harness.config.run import RunSettings
 from harness.config.settings import require_possible_path
 from harness.config.synonyms import SYNONYMS
-
-Settings = TypeVar("Settings", bound=RunSettings)
 
 # Settings that take the name of a preset, a method or an engine.
 GROUPS = ("model", "draft", "decoding", "placement", "prompts", "engine")
@@ -216,7 +209,7 @@ def in_quotes(value: str) -> str:
     return f"'{escaped}'"
 
 
-# Keywords from Python, and a session in which settings are typed ------------------------------------
+# Keywords from Python -----------------------------------------------------------------------------
 
 
 def from_keywords(settings: Mapping[str, Any], known: Collection[str]) -> list[str]:
@@ -269,38 +262,3 @@ def _in_grammar(setting: str, value: Any) -> str:
         return "[" + ",".join(_in_grammar(setting, item) for item in value) + "]"
     rule = "must be text, a number, true or false, None, a path, a list or a mapping"
     raise SettingError(setting, rule, f"<{type(value).__name__}>")
-
-
-def changed(
-    command: str, settings: Settings, assignments: str, changeable: Collection[str]
-) -> Settings:
-    """A copy of a command's settings with `key=value ...` applied, all of them or none.
-
-    Args:
-        assignments: as typed after `:set`; a key may be short, as on the command line.
-        changeable: full names of the settings that a session may change.
-
-    Raises:
-        SettingError: for a key that is unknown or fixed, and a value outside its rule.
-    """
-    hints = setting_hints(type(settings))
-    try:
-        words = shlex.split(assignments)
-    except ValueError:  # an unpaired quotation mark
-        words = assignments.split()
-    for word in words:
-        name = word.partition("=")[0]
-        if settings_meant_by(name, hints) and not settings_meant_by(name, changeable):
-            rule = f"cannot be changed in a session, only {', '.join(changeable)}"
-            raise SettingError(name, rule)
-    known = {name: hint for name, hint in hints.items() if name in changeable}
-    _, overrides, _ = for_hydra(words, command, known)
-    tree = dataclasses.asdict(settings)
-    for override in overrides:
-        name = override.partition("=")[0]
-        value = _parsed(override)
-        if value is _UNREADABLE:
-            raise SettingError(name, "has a value that cannot be read")
-        *groups, last = name.split(".")
-        functools.reduce(operator.getitem, groups, tree)[last] = value
-    return from_config(type(settings), tree)

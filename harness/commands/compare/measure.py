@@ -13,6 +13,7 @@ from operator import attrgetter
 from typing import Any
 
 from harness.commands.command import Experiment
+from harness.commands.compare.changes import CHANGEABLE, changed
 from harness.commands.compare.display import (
     LONGEST_UNSEEN_S,
     Lane,
@@ -46,9 +47,6 @@ _LONGEST_FAST_PROMPT = 512
 _WELCOME = (
     "Type a prompt (↑ has examples). :help lists commands, Ctrl-C stops a generation, Ctrl-D ends."
 )
-# Settings that can change while the models stay loaded.
-_CHANGEABLE = [f"decoding.{field.name}" for field in dataclasses.fields(DecodingSettings)]
-_CHANGEABLE += ["view", "seed", "chat_template"]
 _COMMANDS = (":set", ":help", ":quit")
 _HELP = """\
 :set   key=value ...  change settings, temperature=0.8 num_draft_tokens=6 view=text; alone it shows them
@@ -260,10 +258,9 @@ class Compare(Experiment[CompareSettings, CompareRow]):
             rule = f"no such command{nearest(word, _COMMANDS)}; there are {', '.join(_COMMANDS)}"
             raise SettingError(word, rule)
         if rest:
-            assert session.with_typed is not None
-            self.settings = session.with_typed(self.settings, rest[0], _CHANGEABLE)
+            self.settings = changed(self.settings, rest[0])
             return self._describe(session)
-        return "\n".join(f"{name}={attrgetter(name)(session.settings)}" for name in _CHANGEABLE)
+        return "\n".join(f"{name}={attrgetter(name)(session.settings)}" for name in CHANGEABLE)
 
     def _describe(self, session: Session) -> str:
         """The pair and the settings of the next race, in one line."""

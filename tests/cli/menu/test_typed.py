@@ -1,4 +1,4 @@
-"""The user's words as Hydra gets them, keywords from Python, and settings changed within a session."""
+"""The user's words as Hydra gets them, and keywords from Python."""
 
 from __future__ import annotations
 
@@ -13,12 +13,8 @@ from omegaconf import OmegaConf
 
 from harness.cli.menu.conversion import setting_hints
 from harness.cli.menu.server_words import server_settings
-from harness.cli.menu.typed import changed, for_hydra, from_keywords
-from harness.commands.compare.record import CompareSettings
+from harness.cli.menu.typed import for_hydra, from_keywords
 from harness.commands.latency.record import LatencySettings
-from harness.config.errors import SettingError
-from harness.config.settings import ModelSettings, PlacementSettings
-from some_settings import settings_of
 
 KNOWN = setting_hints(LatencySettings) | {"prompt": str}
 
@@ -140,58 +136,6 @@ def test_a_mapping_is_a_group_where_the_command_has_one() -> None:
         "hydra.run.dir=x",
         "draft=none",
     ]
-
-
-CHANGEABLE = [
-    "decoding.temperature",
-    "decoding.num_draft_tokens",
-    "decoding.rule",
-    "decoding.lenience",
-    "view",
-]
-
-
-@pytest.fixture
-def settings() -> CompareSettings:
-    model = ModelSettings(name="7B", repository="team/7B", architecture={"model_type": "llama"})
-    return settings_of(
-        CompareSettings, model=model, draft=None, placement=PlacementSettings(device_map={"": 0})
-    )
-
-
-def test_settings_change_together_and_the_rest_stays(settings: CompareSettings) -> None:
-    new = changed("compare", settings, "T=8e-1 K=6 view=race lenience=0.5 rule=google", CHANGEABLE)
-    assert (new.decoding.temperature, new.decoding.num_draft_tokens, new.view) == (0.8, 6, "race")
-    assert new.decoding.lossy
-    assert (new.model, new.draft, new.placement) == (settings.model, None, settings.placement)
-    assert settings.decoding.temperature == 0.5
-
-
-@pytest.mark.parametrize(
-    ("assignments", "complaint"),
-    [
-        ("temperature=-1", "decoding.temperature=-1.0: must not be negative"),
-        ("temperature=warm", "decoding.temperature=warm: must be a number"),
-        ("view=text temperature=1 top_pp=3", "top_pp: no such setting"),
-        ("tempratur=1", "tempratur: no such setting (did you mean decoding.temperature?)"),
-        (
-            "decoding.tempratur=1",
-            "decoding.tempratur: no such setting (did you mean decoding.temperature?)",
-        ),
-        ("model=13B", "model: cannot be changed in a session, only decoding.temperature"),
-        ("temperature 1", "temperature: cannot be read as setting=value"),
-        ("temperature=", "decoding.temperature=: must be a number"),
-        ("temperature={", "decoding.temperature: has a value that cannot be read"),
-        ("lenience=0.5", "decoding.lenience=0.5: below 1 needs decoding.rule=google"),
-    ],
-)
-def test_a_wrong_change_is_one_line_and_changes_nothing(
-    settings: CompareSettings, assignments: str, complaint: str
-) -> None:
-    with pytest.raises(SettingError) as error:
-        changed("compare", settings, assignments, CHANGEABLE)
-    assert str(error.value).startswith(complaint)
-    assert "\n" not in str(error.value)
 
 
 def test_the_last_value_counts_whatever_the_setting_is_called() -> None:
