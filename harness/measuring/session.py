@@ -371,8 +371,8 @@ class Session:
             columns["setup_s"] = self.engine.setup_seconds
             servers = self.engine.servers or Servers()
             columns["server"] = "; ".join(servers.names) or None
-            columns["served_model"] = "; ".join(servers.models) or None
-            columns["server_command"] = "; ".join(servers.commands) or None
+            columns["served_model"] = [*servers.models] or None
+            columns["server_command"] = [*servers.commands] or None
         if self.placed is not None:
             columns |= self.placed.columns()
         if engine_of(self.settings).own_clock:

@@ -130,11 +130,11 @@ def distinct_names(rows: Sequence[RunRow]) -> list[Name]:
     for entry in sorted({entry for row in rows for entry in row.settings or ()}):
         if entry not in STARTS_SERVERS:
             settings[f"settings.{entry}"] = entry
-    commands = [getattr(row, "server_command", None) for row in rows]
+    commands = [" ".join(getattr(row, "server_command", None) or []) for row in rows]
     typed = [[(row.settings or {}).get(name) for name in STARTS_SERVERS] for row in rows]
     if any(typed[0]) and all(words == typed[0] for words in typed):
         # What was filled in, K and `vary`, has names.
-        commands = [None for _ in rows]
+        commands = ["" for _ in rows]
     differing = _differing_words(commands, [name.num_draft_tokens for name in names])
     for name, words in zip(names, differing, strict=True):
         if words:
@@ -159,14 +159,14 @@ def distinct_names(rows: Sequence[RunRow]) -> list[Name]:
 
 
 def _differing_words(
-    commands: Sequence[str | None], draft_tokens: Sequence[int | str | None]
+    commands: Sequence[str], draft_tokens: Sequence[int | str | None]
 ) -> list[str]:
     """The words of each command that not all have, values behind their flags: `--spec-type ngram-simple`.
 
     Args:
         draft_tokens: K of each. A word that differs in this alone is left out, because every table shows K.
     """
-    split = [re.findall(_FLAG_OR_WORD, command or "") for command in commands]
+    split = [re.findall(_FLAG_OR_WORD, command) for command in commands]
     in_all = _in_all(split)
     for words, k in zip(split, draft_tokens, strict=True):
         for index, word in enumerate(words):

@@ -176,10 +176,10 @@ class RunRow(Row):
     server: MaybeText = circumstance(
         "name and version of the server, as it says; of both, where the arms' differ"
     )
-    server_command: MaybeText = circumstance(
-        "command that started the server here; of both, where the arms' differ"
+    server_command: list[str] | None = circumstance(
+        "command that started the server of each arm here, the regular one first"
     )
-    served_model: MaybeText = circumstance(
+    served_model: list[str] | None = circumstance(
         "name under which the server was asked for the model, and where its weights are; of both, where they differ"
     )
     server_started: MaybeText = circumstance("start times reported by the servers, verbatim")
@@ -253,14 +253,13 @@ class RunRow(Row):
     @property
     def has_same_command(self) -> bool:
         """Whether both arms are servers that one command started."""
-        commands = self.server_command or ""
-        half = (len(commands) - len("; ")) // 2
-        return half > 0 and commands == f"{commands[:half]}; {commands[:half]}"
+        commands = self.server_command or []
+        return len(commands) == 2 and commands[0] == commands[1]
 
     @property
     def has_one_server(self) -> bool:
         """Whether both arms are the same model of the same server."""
-        is_one_model = ";" not in (self.served_model or "")
+        is_one_model = len(self.served_model or []) < 2
         return self.url is not None and self.url == self.regular_url and is_one_model
 
     @property

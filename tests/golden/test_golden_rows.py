@@ -132,7 +132,7 @@ NO_BOUNDS = {"speedup_low": None, "speedup_high": None}
 PRECISE = {"precision": 0.05, "stopped_by": "budget", "speedup_covers": "15 prompts"}
 COMMANDS = {
     "engine": "server",
-    "server_command": "vllm A; vllm A -x",
+    "server_command": ["vllm A", "vllm A -x"],
     "directory": "outputs/1",
     "url": "http://a/v1",
     "regular_url": "http://b/v1",
@@ -170,7 +170,7 @@ LATENCIES: dict[str, tuple[Changes, Changes]] = {
     "a server alone of others": (COMMANDS | {"regular_url": None, "server": "vLLM 1"}, {}),
     "no verdict": ({"status": "no_verdict", "error": "the regular server drafts", "speedup": None}, {}),
     "laps": (UNSURE | {"speedup_covers": "15 laps", "num_prompts": 31, "visible_difference": 0.04}, {}),
-    "one command": (COMMANDS | {"server_command": "vllm A; vllm A", "speedup_covers": "15 prompts"}, {}),
+    "one command": (COMMANDS | {"server_command": ["vllm A", "vllm A"], "speedup_covers": "15 prompts"}, {}),
     "two commands": (COMMANDS | {"speedup_covers": "15 prompts"}, {}),
     "blocks without an interval": (NO_BOUNDS | {"speedup_covers": "1 block"}, {}),
     "as many prompts as anybody measures": (UNSURE | {"speedup_covers": "250 prompts", "num_prompts": 250}, {}),

@@ -167,8 +167,8 @@ def test_commands_that_differ_in_k_alone_have_one_name(flags: str, names: list[s
     """So that runs of a sweep over K are one pair with several K."""
     rows = []
     for k, other in ((2, 1), (4, 3), (8, 7)):
-        command = f"serve A; serve A {flags.format(K=k, other=other)}"
-        rows.append(LatencyRow(model="A", draft="B", num_draft_tokens=k, server_command=command))
+        commands = ["serve A", f"serve A {flags.format(K=k, other=other)}"]
+        rows.append(LatencyRow(model="A", draft="B", num_draft_tokens=k, server_command=commands))
     found = distinct_names(rows)
     assert [name.settings.get("server_command", "") for name in found] == names
     assert [name.num_draft_tokens for name in found] == [2, 4, 8]
@@ -205,10 +205,10 @@ def test_the_k_of_a_server_is_what_it_reported(columns: dict[str, Any], k: int |
         ([{"model": "./13B"}, {"model": "13B"}], ["13B with 7B · model ./13B", "13B with 7B · model 13B"]),
         ([{"draft": "a", "draft_dtype": "float16"}, {"draft": "b", "draft_dtype": "float32"}],
          ["13B with a", "13B with b"]),
-        ([{"server_command": "s -k 2"}, {"server_command": "s -k 3 5 -z"}, {}],
+        ([{"server_command": ["s -k 2"]}, {"server_command": ["s -k 3 5 -z"]}, {}],
          ["13B with 7B · -k 2", "13B with 7B · -k 3 5 -z", "13B with 7B"]),
-        ([{"server_command": "s 2 9", "num_draft_tokens": 2, "settings": {"engine.start_command": "s {K}"}},
-          {"server_command": "s 3 8", "num_draft_tokens": 3, "settings": {"engine.start_command": "s {K}"}}],
+        ([{"server_command": ["s 2 9"], "num_draft_tokens": 2, "settings": {"engine.start_command": "s {K}"}},
+          {"server_command": ["s 3 8"], "num_draft_tokens": 3, "settings": {"engine.start_command": "s {K}"}}],
          ["13B with 7B · K=2", "13B with 7B · K=3"]),
     ],
 )  # fmt: skip

@@ -172,13 +172,13 @@ def test_a_row_knows_where_its_answers_come_from() -> None:
     assert not LatencyRow(engine="mine", weights="stored").is_elsewhere
     for url, is_far in ((None, False), ("http://127.0.0.1:8000/v1", False), ("http://a/v1", True)):
         assert LatencyRow(url=url).is_on_another_machine == is_far
-    for command in (None, "", "vllm A", "vllm A; vllm A -x"):
+    for command in (None, [], ["vllm A"], ["vllm A", "vllm A -x"]):
         assert not LatencyRow(server_command=command).has_same_command
-    assert LatencyRow(server_command="vllm A; vllm A").has_same_command
+    assert LatencyRow(server_command=["vllm A", "vllm A"]).has_same_command
     pair = {"url": "http://a/v1", "regular_url": "http://a/v1"}
-    assert LatencyRow(**pair, served_model="m").has_one_server
+    assert LatencyRow(**pair, served_model=["m"]).has_one_server
     assert LatencyRow(**pair).has_one_server
-    for other in (pair | {"served_model": "m; n"}, pair | {"regular_url": "http://b/v1"}, {}):
+    for other in (pair | {"served_model": ["m", "n"]}, pair | {"regular_url": "http://b/v1"}, {}):
         assert not LatencyRow(**other).has_one_server
 
 

@@ -113,9 +113,9 @@ def test_one_server_must_draft_and_the_other_must_not(
     assert (refused is None) == (reason is None)
     assert (reason or "") in (refused or "")
     # Two connections to one server compare it with itself.
-    pair = rows(drafted=True, url="http://a/v1", regular_url="http://a/v1", served_model="m")
+    pair = rows(drafted=True, url="http://a/v1", regular_url="http://a/v1", served_model=["m"])
     assert judged([replace(pair[0], drafted=True), pair[1]])[1].speedup == Interval(2.0, 1.9, 2.1)
-    pair[1] = replace(pair[1], served_model="m; m-eagle3")
+    pair[1] = replace(pair[1], served_model=["m", "m-eagle3"])
     assert judged([replace(pair[0], drafted=True), pair[1]])[1].speedup is None
     # Of two commands either may draft.
     assert judged(rows(drafted=False, draft=SECOND_COMMAND))[1].speedup is not None

@@ -29,7 +29,7 @@ from harness.reporting.table import Column, Line, Table, share
 from harness.reporting.terminal import WIDE, plain_console, print_document
 from harness.reporting.words import disturbed_runs, short_commit
 from harness.results.runs import Run, grouped
-from harness.results.schema import NO_VERDICT
+from harness.results.schema import NO_VERDICT, RunRow
 
 _WORSE = 1
 # Settings that are named where no runs have the same ones.
@@ -271,10 +271,17 @@ def _differences(compared: Sequence[Compared]) -> list[str]:
     """Circumstances in which both sides differ."""
     lines = []
     for name in _CIRCUMSTANCES:
-        shown = short_commit if name == "commit" else str
-        values = {(getattr(row.before, name), getattr(row.after, name)) for row in compared}
-        for both in sorted(values, key=str):
-            if both[0] != both[1]:
-                before, after = (shown(value) if value else "unknown" for value in both)
+        sides = {
+            (_circumstance(row.before, name), _circumstance(row.after, name)) for row in compared
+        }
+        for before, after in sorted(sides):
+            if before != after:
                 lines.append(f"{name} differs: {before} before, {after} after.")
     return lines
+
+
+def _circumstance(row: RunRow, name: str) -> str:
+    value = getattr(row, name)
+    if name == "commit" and value:
+        return short_commit(value)
+    return " and ".join(value) if isinstance(value, list) else value or "unknown"

@@ -61,12 +61,14 @@ def test_a_command_is_never_cut_in_two() -> None:
 @pytest.mark.parametrize(
     ("typed", "expected"),
     [
-        ("latency -K 4", "harness latency K=8"),
+        ("latency K=4", "harness latency K=8"),
         ("latency -m K=2,4", "the same with K=8"),
-        ("latency --K=4 seed=1", "harness latency seed=1 K=8"),
-        ("latency -T 0 --num-draft-tokens 4 --details seed=1", "harness latency -T 0 seed=1 K=8"),
-        ("latency gamma=4 --max-new-tokens -1", "harness latency --max-new-tokens -1 K=8"),
-        ("latency --details -- llama-server -K 4", "harness latency K=8 -- llama-server -K 4"),
+        (
+            "latency T=0 decoding.num_draft_tokens=4 details=true seed=1",
+            "harness latency T=0 seed=1 K=8",
+        ),
+        ("latency gamma=4 tokens=8", "harness latency tokens=8 K=8"),
+        ("latency verbose=true -- llama-server -K 4", "harness latency K=8 -- llama-server -K 4"),
     ],
 )
 def test_what_is_typed_next_replaces_a_setting_however_it_was_typed(
@@ -158,12 +160,12 @@ def test_the_roof_is_not_clamped() -> None:
     assert "reads" not in printed(**roof | {"floor_ms": None})
 
 
-LLAMA = "llama-server -m Qwen3.gguf --host 127.0.0.1 --port {port} --metrics"
+LLAMA = "llama-server -m Qwen3.gguf --host 127.0.0.1 --port '{port}' --metrics"
 DRAFTS = (
     "llama-server -m Qwen3.gguf --spec-type draft-mtp --host 127.0.0.1 --port '{port}' --metrics"
 )
 LLAMA_CPP: dict[str, Any] = {
-    "engine": "server", "server": "llama.cpp b10434", "server_command": f"{LLAMA}; {DRAFTS}", "model": "Qwen3.gguf",
+    "engine": "server", "server": "llama.cpp b10434", "server_command": [LLAMA, DRAFTS], "model": "Qwen3.gguf",
     "draft": "draft-mtp", "draft_method": "draft-mtp", "tokens_per_iteration": 2.5, "url": None,
 }  # fmt: skip
 
@@ -212,13 +214,13 @@ def test_what_a_run_lacks(changes: dict[str, Any], column: int, text: str) -> No
 @pytest.mark.parametrize(
     ("command", "shown"),
     [
-        ("env K=2 harness serve K=2 host=127.0.0.1 port={port}", "`env K=2 harness serve K=2`"),
-        ("vllm serve A --x '{\"a|b\": 1}' --host 127.0.0.1 --port {port}",
+        ("env K=2 harness serve K=2 host=127.0.0.1 'port={port}'", "`env K=2 harness serve K=2`"),
+        ("vllm serve A --x '{\"a|b\": 1}' --host 127.0.0.1 --port '{port}'",
          "`vllm serve A --x '{\"a\\|b\": 1}'`"),
-        ("docker run -p {port}:8000 vllm/vllm-openai", "`docker run -p '{port}:8000' vllm/vllm-openai`"),
+        ("docker run -p '{port}:8000' vllm/vllm-openai", "`docker run -p '{port}:8000' vllm/vllm-openai`"),
         ("vllm serve '`A`'", "`` vllm serve '`A`' ``"),
-        ("vllm serve 'a; b'", "–"),
+        ("vllm serve 'a; b'", "`vllm serve 'a; b'`"),
     ],
 )  # fmt: skip
 def test_a_command_lacks_our_port(command: str, shown: str) -> None:
-    assert cells(latency_run(**LLAMA_CPP | {"server_command": command}))[7] == shown
+    assert cells(latency_run(**LLAMA_CPP | {"server_command": [command]}))[7] == shown

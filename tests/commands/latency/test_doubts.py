@@ -78,7 +78,7 @@ SAID: list[tuple[Changes, Changes, str]] = [
     ({}, SERVED | {"regular_url": None}, ""),
     ({}, SERVED | {"speedup": None}, ""),
     ({}, SERVED | {"url": "http://gpu:2/v1"}, "Both URLs are the same server"),
-    ({}, {"server_command": "vllm A; vllm A"}, "Both commands are the same"),
+    ({}, {"server_command": ["vllm A", "vllm A"]}, "Both commands are the same"),
     ({}, {"other_gpu_processes": 1}, "not quiet: 1 other process computed on them."),
     ({}, {"gpu_throttled": "heat", "lowest_gpu_clock_mhz": 900}, "lowered to 900 MHz (heat)."),
     ({"num_throttled_units": 1}, {}, "The GPUs were not quiet: clocks were lowered."),

@@ -81,11 +81,11 @@ def test_the_fastest_of_several_has_an_interval_that_holds_for_all(tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("other", "num_rivals"),
-    [({"model": "30B"}, 0), ({"server_command": "vllm B; vllm A -d"}, 0), ({"draft": "1B"}, 1)],
+    [({"model": "30B"}, 0), ({"server_command": ["vllm B", "vllm A -d"]}, 0), ({"draft": "1B"}, 1)],
 )
 def test_another_target_is_no_rival(tmp_path: Path, other: Any, num_rivals: int) -> None:
     """The fastest speed-up of a slow target says nothing about another target's drafts."""
-    commands = {"server_command": "vllm A; vllm A -d"}
+    commands = {"server_command": ["vllm A", "vllm A -d"]}
     runs = [latency_run(speedup=3.0, **commands), latency_run(speedup=1.5, **commands | other)]
     text = " ".join(line.text for line in findings(build([write(tmp_path / "latency.csv", *runs)])))
     assert text.count("Gains significantly less") == num_rivals

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
@@ -59,7 +60,7 @@ def test_one_command_starts_both_servers_and_ends_them(harness: Harness, tmp_pat
     assert pd.isna(regular["acceptance_rate"])
     assert speculative["mean_proposed"] == speculative["num_draft_tokens"] == 3
     assert pd.isna(regular["num_draft_tokens"])
-    regular_command, speculative_command = speculative["server_command"].split("; ")
+    regular_command, speculative_command = json.loads(speculative["server_command"])
     assert "-k 3" not in regular_command
     assert "-k 3" in speculative_command
     assert "regular: " in outcome.stderr
@@ -88,7 +89,7 @@ def test_three_commands_are_a_sweep_against_the_first(harness: Harness) -> None:
     harness("latency", *QUICK, *behind(*commands), code=None)
     rows = results().query("arm == 'speculative'")
     assert len(rows) == 2
-    assert all("--delay 0.01" in command.split("; ")[0] for command in rows["server_command"])
+    assert all("--delay 0.01" in json.loads(command)[0] for command in rows["server_command"])
 
 
 def test_the_second_of_two_commands_may_be_faster_by_more_than_its_drafts(harness: Harness) -> None:

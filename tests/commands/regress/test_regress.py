@@ -329,7 +329,7 @@ def test_another_build_of_a_server_is_what_is_compared(harness: Harness, tmp_pat
     rng = np.random.default_rng(0)
     for name, flags in (("before", {}), ("after", {"engine.first_command": ["--threads", "2"]})):
         settings = {"engine.start_command": f"./{name}/llama-server", "engine.rate": 2} | flags
-        columns = {"server": f"llama.cpp {name}", "server_command": f"./{name}/llama-server -m x"}
+        columns = {"server": f"llama.cpp {name}", "server_command": [f"./{name}/llama-server -m x"]}
         write_runs(tmp_path / name, rng, np.ones(15), settings=settings, **columns)
     sides = [f"before={tmp_path}/before", f"after={tmp_path}/after"]
     outcome = harness("regress", "details=true", "margin=0.5", *sides)

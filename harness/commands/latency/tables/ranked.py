@@ -51,9 +51,8 @@ class RankedRun:
     def target(self) -> Hashable:
         """Equal for runs over the same regular decoding, which may be ranked."""
         row = self.run.last
-        # The command of the regular server comes first.
-        command = (row.server_command or "").partition("; ")[0]
-        return _same_conditions(row), RunnerNames.parse(row.runner or "").target, command
+        regular_command = (row.server_command or [""])[0]
+        return _same_conditions(row), RunnerNames.parse(row.runner or "").target, regular_command
 
     @functools.cached_property
     def verdict(self) -> Verdict:

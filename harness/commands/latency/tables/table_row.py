@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from harness.commands.latency.tables.answer import result_line
@@ -66,15 +65,7 @@ _COLUMNS: Mapping[str, Callable[[LatencyRow], str]] = {
 
 def _command(row: LatencyRow) -> str:
     """The command of a server that was started here, as others can type it: without the port that the harness adds."""
-    commands = []
-    for command in (row.server_command or "").split("; "):
-        try:
-            words = shlex.split(command)
-        except ValueError:
-            # Cut within quotes: the command itself has a semicolon.
-            return UNKNOWN
-        if words:
-            commands.append(_as_code(without_port(shlex.join(words))))
+    commands = [_as_code(without_port(command)) for command in row.server_command or []]
     if not commands:
         return UNKNOWN
     # The regular command follows from the other one, unless there are two.
