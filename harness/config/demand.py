@@ -70,12 +70,3 @@ class Remedy:
         if self.num_gpus is not None:
             about = f"{self.num_gpus} GPUs with as much free"
         return f"{self.change} ({about})" if about else self.change
-
-    @classmethod
-    def read(cls, text: str) -> Remedy:
-        """The reverse of `str`, for a cell of a file."""
-        change, _, about = text.removesuffix(")").partition(" (")
-        number, separator, _ = about.partition(" GPUs with")
-        if separator and number.isdecimal():
-            return cls(change, num_gpus=int(number))
-        return cls(change, about)

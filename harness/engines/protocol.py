@@ -391,7 +391,8 @@ class Engine:
         stopwatches: for the phases of answers, of an engine that can time them.
         blocks: of an engine whose arms are started several times.
         servers: that answer, for rows.
-        runner: what runs the models, for the column `runner`.
+        runner: what runs the target, or both models, for rows.
+        draft_runner: what runs the draft, where that is another runner.
         setup_seconds: what preparing took.
     """
 
@@ -401,6 +402,7 @@ class Engine:
     blocks: Blocks | None = None
     servers: Servers | None = None
     runner: str | None = None
+    draft_runner: str | None = None
     setup_seconds: float | None = None
 
     def goes_on(self, decoding: DecodingSettings, batch_size: int, longest_prompt: int) -> bool:

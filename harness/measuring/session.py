@@ -368,6 +368,7 @@ class Session:
             columns["draft_weights_identity"] = measurement.weights.get("draft")
         if self.engine is not None:
             columns["runner"] = self.engine.runner
+            columns["draft_runner"] = self.engine.draft_runner
             columns["setup_s"] = self.engine.setup_seconds
             servers = self.engine.servers or Servers()
             columns["server"] = "; ".join(servers.names) or None

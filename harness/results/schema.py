@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 from harness.results.row import Row, circumstance, pooled, setting, with_interval
 from harness.results.statistics.interval import Interval
@@ -72,26 +72,6 @@ CORE_COLUMNS = (
     "speedup_high",
     "tokens_per_iteration",
 )
-
-
-class RunnerNames(NamedTuple):
-    """The column `runner`: the runners of the target and of what drafts.
-
-    As text `static`, or `compiled+eager` where they differ; a draft without a runner has the
-    target's.
-    """
-
-    target: str
-    draft: str
-
-    def __str__(self) -> str:
-        return self.target if self.draft == self.target else f"{self.target}+{self.draft}"
-
-    @classmethod
-    def parse(cls, text: str) -> RunnerNames:
-        """The names in a cell of the column."""
-        target, _, draft = text.partition("+")
-        return cls(target, draft or target)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,9 +163,8 @@ class RunRow(Row):
         "name under which the server was asked for the model, and where its weights are; of both, where they differ"
     )
     server_started: MaybeText = circumstance("start times reported by the servers, verbatim")
-    runner: MaybeText = circumstance(
-        "what ran the models; `eager+compiled` where target and draft differ"
-    )
+    runner: MaybeText = circumstance("what ran the target, or both models")
+    draft_runner: MaybeText = circumstance("what ran the draft, where that is another runner")
     setup_s: MaybeFloat = circumstance("time to compile", "s")
     timestamp: MaybeText = circumstance("when the row was written, UTC")
     devices: MaybeText = circumstance("names of the devices that computed")

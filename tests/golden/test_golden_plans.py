@@ -11,6 +11,7 @@ from harness.commands.plan.predictions import predictions_page
 from harness.commands.plan.rows import PlanRow
 from harness.commands.plan.tables import plan_page
 from harness.config.command_line import Words
+from harness.config.demand import Remedy
 from harness.results.statistics.interval import Coverage, Interval
 from pages import full
 
@@ -29,10 +30,11 @@ ROW: dict[str, Any] = {
     },
     "instead": None, "note": None,
 }  # fmt: skip
+MORE_GPUS = vars(Remedy("model=30B_3GPUs", num_gpus=3))
 TOO_LARGE = ROW | {
     "status": "does_not_fit",
     "error": "model: 30B does not fit: its weights need 60.0 GB",
-    "instead": "model=30B_8bit (33 GB)\nmodel=30B_3GPUs (3 GPUs with as much free)",
+    "instead": [vars(Remedy("model=30B_8bit", "33 GB")), MORE_GPUS],
     "devices_bytes": {"cuda:0": {"free": 40 * GB, "model": 60 * GB, "draft": 0, "cache": 3 * GB}},
 }
 FAILED = dict.fromkeys(ROW) | {
@@ -60,14 +62,14 @@ MIXTURE = {"verification_steps": 2.04, "batch_size": 2, "bandwidths": RATES, "pl
 PLANS: dict[str, list[dict[str, Any]]] = {
     "a target alone": [ALONE | {"highest_speedup": None}],
     "a mixture of experts on several cards": [MIXTURE],
-    "the host too": [{"devices_bytes": SPREAD, "note": "the draft waits; another is faster"}],
+    "the host too": [{"devices_bytes": SPREAD, "note": ["the draft waits", "another is faster"]}],
     "main memory": [{"num_gpus": 0, "devices_bytes": {"cpu": on(33)}, "bandwidths": None, "draft_bytes": 0}],
     "a cache of unknown size": [UNKNOWN_CACHE],
-    "eight GPUs": [{"num_gpus": 8, "devices_bytes": EIGHT, "note": "a; b"}],
+    "eight GPUs": [{"num_gpus": 8, "devices_bytes": EIGHT, "note": ["a", "b"]}],
     "predicted": [PREDICTED | {"temperature": 0.0}],
     "does not fit": [TOO_LARGE],
     "fits nowhere": [TOO_LARGE | {"instead": None, "reserve_bytes": 0, "needed_bytes": None}],
-    "more GPUs": [TOO_LARGE | {"instead": "model=30B_3GPUs (3 GPUs with as much free)"}],
+    "more GPUs": [TOO_LARGE | {"instead": [MORE_GPUS]}],
     "over K and batches": [PREDICTED, PREDICTED | {"num_draft_tokens": 2}, {"batch_size": 8}],
     "over pairs": [{"bandwidths": RATES}, ALONE | {"model": "1B", "highest_speedup": 9.0}, TOO_LARGE, FAILED],
     "over machines": [{"needed_bytes": None}, {"devices": "H100", "settings": {"gpus": 1}}],
@@ -111,7 +113,7 @@ PREDICTIONS = {
     ],
     "loads and drafts": [
         *(
-            predicted(k, 1 + k / load, load, note="no price of K=8")
+            predicted(k, 1 + k / load, load, note=["no price of K=8"])
             for k in (2, 4)
             for load in (2, 4)
         ),

@@ -17,7 +17,6 @@ from harness.config.settings import DecodingSettings, ModelSettings, PlacementSe
 from harness.measuring.rows import LatencyRow
 from harness.results.row import Row, kind_of
 from harness.results.rows.prompts import LatencyPromptRow
-from harness.results.schema import RunnerNames
 from harness.results.statistics.interval import Coverage, Interval
 from some_settings import settings_of
 
@@ -187,8 +186,3 @@ def test_a_row_has_figures_where_its_main_one_is_known_or_else_any() -> None:
     assert not LatencyRow(acceptance_rate=1.0).has_figures
     assert PlanRow(num_gpus=0).has_figures
     assert not PlanRow(run="1", devices="GPU A").has_figures
-
-
-def test_a_draft_without_a_runner_has_the_name_of_the_targets() -> None:
-    names = RunnerNames("static", "static")
-    assert RunnerNames.parse(str(names)) == names

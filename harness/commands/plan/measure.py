@@ -98,7 +98,7 @@ class Plan(Experiment[PlanSettings, PlanRow]):
         self.settings = replace(self.settings, model=model, draft=None)
         # Settings that nothing was measured with.
         self.figures = dict.fromkeys(PlanRow.columns().keys() & {*LOCAL_PAIR_COLUMNS, *_UNUSED})
-        self.figures |= {**costs.origin, "note": "; ".join(notes) or None}
+        self.figures |= {**costs.origin, "note": notes or None}
         given = self.settings.acceptance
         self.figures["cost_source"] = path
         self.figures["acceptance_source"] = json.dumps(given) if isinstance(given, tuple) else given
@@ -122,7 +122,7 @@ class Plan(Experiment[PlanSettings, PlanRow]):
         )
         if plan.misfit is not None:
             session.status, session.error = "does_not_fit", plan.misfit
-            self.figures["instead"] = "\n".join(map(str, plan.remedies)) or None
+            self.figures["instead"] = [vars(remedy) for remedy in plan.remedies] or None
         bandwidths = machine.bandwidths
         if settings.bandwidth is not None:
             bandwidths = {"the given bandwidth": settings.bandwidth}
@@ -152,7 +152,7 @@ def _sizes(machine: Machine, plan: PairPlan) -> dict[str, Any]:
         needed += sizes["model"] + sizes["draft"] + sizes["cache"]
     figures: dict[str, Any] = {
         "draft_layers": plan.draft_layers,
-        "note": "; ".join(plan.notes) or None,
+        "note": [*plan.notes] or None,
         "num_gpus": machine.num_gpus,
         "free_bytes": machine.free["cpu"],
         "reserve_bytes": plan.reserve_bytes,

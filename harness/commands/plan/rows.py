@@ -81,5 +81,8 @@ class PlanRow(RunRow):
         "free memory and its use by device, as JSON", "bytes"
     )
     device_map: dict[str, Any] | None = figure("modules of the target to devices, as JSON")
-    instead: MaybeText = figure("changes that would make the pair fit, one per line")
-    note: MaybeText = figure("what else matters")
+    instead: list[dict[str, Any]] | None = figure(
+        "changes with which the pair would fit: `change` as typed, the models' `size` then, `num_gpus` where there are"
+        " fewer"
+    )
+    note: list[str] | None = figure("what else matters")

@@ -47,7 +47,7 @@ def plan_page(rows: Sequence[PlanRow]) -> Page | None:
 
 def doubts_of_notes(rows: Sequence[PlanRow]) -> list[str]:
     """The notes of rows as sentences, each once."""
-    notes = dict.fromkeys(note for row in rows for note in (row.note or "").split("; ") if note)
+    notes = dict.fromkeys(note for row in rows for note in row.note or [])
     return [f"{note[:1].upper()}{note[1:]}." for note in notes]
 
 
@@ -123,7 +123,7 @@ def _would_fit(remedy: Remedy) -> Step:
 
 
 def _remedies(row: PlanRow) -> list[Remedy]:
-    return [Remedy.read(line) for line in (row.instead or "").splitlines()]
+    return [Remedy(**change) for change in row.instead or []]
 
 
 def _plans(rows: Sequence[PlanRow]) -> Table:

@@ -19,7 +19,6 @@ from harness.reporting.words import (
     too_long,
 )
 from harness.results.runs import Run
-from harness.results.schema import RunnerNames
 from harness.results.statistics.interval import UNKNOWN
 
 _TITLE = "Is it lossless?"
@@ -185,8 +184,7 @@ def _next_steps(checks: Checks) -> list[Step]:
         return []
     if row.lossy:
         return [*filter(None, [lossless_again(row)])]
-    runner = RunnerNames.parse(row.runner or "").target
-    is_suspect = not checks.is_control and runner not in ("", "eager")
+    is_suspect = not checks.is_control and row.runner not in (None, "eager")
     return [Step("is the runner the cause?", "runner=eager")] if is_suspect else []
 
 

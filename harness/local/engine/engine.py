@@ -216,7 +216,9 @@ class LocalEngine(Engine):
         self._fault = fault_of(preparation.fault)
         self.runners = open_runners(pair, preparation)
         self.weights: Weights = loaded_weights(pair, ModelReference(self.runners))
-        self.runner = str(self.runners.names)
+        self.runner = self.runners.target_name
+        if self.runners.draft_name != self.runner:
+            self.draft_runner = self.runners.draft_name
         self.setup_seconds = self.runners.setup_seconds
         self.arms = self._make_arms()
         self.stopwatches = stopwatches_of(self.runners, self._make_arms)

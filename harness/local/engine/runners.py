@@ -30,7 +30,6 @@ from harness.local.runners.base import Options
 from harness.local.runners.slots import UnsupportedModelError
 from harness.local.runners.snapshot import SnapshotRunner
 from harness.local.runners.static import StaticRunner
-from harness.results.schema import RunnerNames
 
 # The tokens of a row up to which each model's static runner was checked: a sweep runs many jobs
 # with the same model, and checks it once.
@@ -51,7 +50,8 @@ class PairRunners:
         target: the target's runner.
         draft: the runner of the model that drafts, if one does.
         compiled_draft: the compiled proposals of a head, if one drafts and could be compiled.
-        names: of the target's runner and the draft's.
+        target_name: of the target's runner.
+        draft_name: of the draft's; the target's where it has none.
         num_choices: the numbers of draft tokens that `auto` chooses from.
     """
 
@@ -59,7 +59,8 @@ class PairRunners:
     target: Runner
     draft: Runner | None
     compiled_draft: CompiledDraft | None
-    names: RunnerNames
+    target_name: str
+    draft_name: str
     num_choices: Sequence[int]
 
     def new_drafters(self) -> MakeDrafter | None:
@@ -164,7 +165,8 @@ def open_runners(pair: Pair, preparation: Preparation) -> PairRunners:
         target=target,
         draft=draft,
         compiled_draft=compiled_draft,
-        names=RunnerNames(target.name, draft_name),
+        target_name=target.name,
+        draft_name=draft_name,
         num_choices=[0, *numbers],
     )
 

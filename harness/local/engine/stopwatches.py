@@ -85,7 +85,7 @@ def stopwatches_of(runners: PairRunners, make_arms: MakeArms) -> Stopwatches:
             return None
         # Compiled runners have few widths and read others more slowly. A recurrent state also reads
         # again what was kept before.
-        if runners.names.target != "static":
+        if runners.target_name != "static":
             return None
         # The text has no room for the widest pass.
         if number >= question.decoding.max_new_tokens:

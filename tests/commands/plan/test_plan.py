@@ -89,10 +89,10 @@ def test_a_sweep_over_methods_gives_each_its_own_settings(plan: Plan) -> None:
 
 def test_what_would_fit_instead(plan: Plan) -> None:
     outcome = plan("model=13B", "draft=tinyllama", "gpu_memory=24GB", code=1)
-    assert outcome.row["instead"].splitlines() == [
-        "model=13B_8bit (13.4 GB)",
-        "model=13B_4bit (7.20 GB)",
-        "model=13B_2GPUs (2 GPUs with as much free)",
+    assert json.loads(outcome.row["instead"]) == [
+        {"change": "model=13B_8bit", "size": "13.4 GB", "num_gpus": None},
+        {"change": "model=13B_4bit", "size": "7.20 GB", "num_gpus": None},
+        {"change": "model=13B_2GPUs", "size": "", "num_gpus": 2},
     ]
     plan("model=13B_2GPUs", "gpus=2", "draft=tinyllama", "gpu_memory=24GB")
 
@@ -103,7 +103,7 @@ def test_a_cache_beyond_the_reserve_counts(plan: Plan) -> None:
     # Keys and values of 48 layers, 1600 wide, in two bytes: 1024 slots, and the prompt's own. Graphs take little.
     cache_gb = 60 * (1024 + 900) * 48 * 2 * 1600 * 2 / 1e9
     assert f"and its KV cache {cache_gb:.1f} GB" in outcome.stderr
-    batch = outcome.row["instead"].splitlines()[0]
+    batch = json.loads(outcome.row["instead"])[0]["change"]
     plan(*asked, batch)
     plan(*asked, f"batch_size={int(batch.partition('=')[2]) + 1}", code=1)
 

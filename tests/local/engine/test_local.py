@@ -98,7 +98,7 @@ def test_a_model_that_cannot_have_the_runner_gets_the_eager_one(
     bloom = save_model("bloom", hidden_size=32, n_layer=1, n_head=4)
     pair = load(bloom, save_model(num_hidden_layers=1))
     engine = open_engine(pair, "static")
-    assert engine.runner == "eager+static"
+    assert (engine.runner, engine.draft_runner) == ("eager", "static")
     (said,) = [line for line in capsys.readouterr().out.splitlines() if "runner=eager" in line]
     assert said.endswith("bloom takes no positions; it runs with runner=eager")
     assert texts_of(engine) == texts_of(open_engine(pair, "eager"))
@@ -120,7 +120,7 @@ def test_what_cannot_be_compiled_runs_without_and_says_so(
     original = norm.forward
     norm.forward = lambda states: original(states) * (1 if states.sum().item() else 2)
     engine = open_engine(pair, "compiled")
-    assert engine.runner == "compiled+static"
+    assert (engine.runner, engine.draft_runner) == ("compiled", "static")
     (said,) = [line for line in capsys.readouterr().out.splitlines() if "it runs with" in line]
     assert said.endswith("it runs with runner=static")
     assert texts_of(engine) == expected
@@ -215,7 +215,7 @@ def test_a_draft_that_drafts_nothing_needs_no_compiled_proposals(
     )
     pair = shallow_pair("tiny_eagle3") if head else pair
     engine = LocalEngine(pair, preparation)
-    assert engine.runner.startswith("compiled")
+    assert engine.runner == "compiled"
     assert not [line for line in said if "it runs with" in line]
     question = Question(PROMPTS[:1], decoding, seed=0, indices=[0])
     regular, speculative = (texts(records_of(arm, question.requests), 1) for arm in engine.arms)

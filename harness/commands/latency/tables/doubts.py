@@ -13,7 +13,7 @@ from harness.config.synthetic import is_length, mean_length, rates_of_row
 from harness.measuring.rows import LatencyRow
 from harness.reporting.words import LOSSY, TOO_LONG, lossy_rule, synthetic_value, too_long
 from harness.results.runs import Run
-from harness.results.schema import NO_VERDICT, RunnerNames
+from harness.results.schema import NO_VERDICT
 from harness.results.verdict import MOST_CACHED, MOST_READ_OTHERWISE
 
 # Share of the tokens that may come after the end of their texts.
@@ -118,8 +118,8 @@ def _synthetic(run: _Run) -> str | None:
 
 
 def _has_a_slower_runner(run: _Run) -> bool:
-    runners = RunnerNames.parse(run.last.runner or "")
-    return runners.target in _SLOW_RUNNERS and runners.draft not in _SLOW_RUNNERS
+    of_draft = run.last.draft_runner
+    return run.last.runner in _SLOW_RUNNERS and of_draft not in (None, *_SLOW_RUNNERS)
 
 
 def _in_two_places(run: _Run) -> str | None:
@@ -288,7 +288,8 @@ DOUBTS = (
     Doubt(
         "setting against",
         _has_a_slower_runner,
-        "runner {row.runner}: the draft has a faster runner than the target, which inflates the speed-up.",
+        "The draft has a faster runner ({row.draft_runner}) than the target ({row.runner}), which inflates the"
+        " speed-up.",
     ),
     Doubt("against", _failures, "Requests failed: {found}."),
     Doubt(

@@ -11,7 +11,7 @@ from harness.measuring.rows import LatencyRow
 from harness.reporting.names import Name, distinct_names
 from harness.reporting.words import called
 from harness.results.runs import Run, grouped
-from harness.results.schema import NO_VERDICT, RunnerNames
+from harness.results.schema import NO_VERDICT
 from harness.results.verdict import Verdict, verdict_of, why_no_ranking
 
 # Columns in which rows must be equal for their regular arms to do the same work. A method may need
@@ -52,7 +52,7 @@ class RankedRun:
         """Equal for runs over the same regular decoding, which may be ranked."""
         row = self.run.last
         regular_command = (row.server_command or [""])[0]
-        return _same_conditions(row), RunnerNames.parse(row.runner or "").target, regular_command
+        return _same_conditions(row), row.runner, regular_command
 
     @functools.cached_property
     def verdict(self) -> Verdict:
