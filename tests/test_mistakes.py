@@ -51,7 +51,7 @@ MISTAKES = {
     "latency draft=lookup threshold=0.5": "draft.threshold=0.5: is for models, heads and suffix, not for draft=lookup",
     "latency weights=random model=gpt2 draft=7B": "draft=7B: must have the vocabulary of model=gpt2",
     "latency decoding.synthetic_acceptance=5.5":
-        "decoding.synthetic_acceptance=5.5: must be in [0, 1], or a mean length of at most K + 1 = 5",
+        "decoding.synthetic_acceptance=5.5: must be in [0, 1]",
     "recovery fault=residual_warped_twice decoding.temperature=1":
         "fault=residual_warped_twice: changes nothing at decoding.temperature=1",
     "recovery tokens=1": "decoding.max_new_tokens=1: must be at least 2: speculation decides no first token",

@@ -92,8 +92,6 @@ class Abilities:
             then kept in flight, and the others wait until one of those has ended.
         takes_load: whether it answers requests with different settings that come and go while
             others run.
-        has_synthetic_acceptance: whether it can accept draft tokens at given rates
-            (`decoding.synthetic_acceptance`), possibly only if the server was started with them.
         own_clock: whether its seconds are numbers in its records, which pass on no machine: nothing of this one's
             slows it, and no page calls its figures a measurement.
         default_draft: the draft of a run that names none; None for the one of the model's preset.
@@ -105,6 +103,5 @@ class Abilities:
     takes_batches: ClassVar[bool] = True
     queues: ClassVar[bool] = False
     takes_load: ClassVar[bool] = False
-    has_synthetic_acceptance: ClassVar[bool] = False
     own_clock: ClassVar[bool] = False
     default_draft: ClassVar[str | None] = None

@@ -17,7 +17,6 @@ from urllib.parse import urlsplit
 from harness.config.acceptance_rules import RULES
 from harness.config.errors import SettingError
 from harness.config.secrets import note_key
-from harness.config.synthetic import Rates, check_rates, conditional_rates
 
 Quantization = Literal["none", "8bit", "4bit"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -235,8 +234,8 @@ class DecodingSettings:
         lenience: Leviathan's l in (0, 1]: accept with min(1, target(x) / (l draft(x))). Below 1 the output is no
             longer the target's.
         synthetic_acceptance: accept each draft token with this probability instead of by the rule, to see how fast a
-            pair would be if its draft agreed that often; a list has a probability for each position, and a number
-            above 1 is a mean acceptance length; None for the rule.
+            pair would be if its draft agreed that often; a list has a probability for each position, of which the last
+            holds for all later ones; None for the rule.
         ignore_eos: continue after end-of-sequence so that every arm generates the same number of tokens; `auto` does so
             unless prompts go through a chat template.
     """
@@ -271,18 +270,17 @@ class DecodingSettings:
         require(self.lenience == 1 or takes_lenience, "lenience", rule, self.lenience)
         asked = self.synthetic_acceptance
         if asked is not None:
-            check_rates(asked, self.num_draft_tokens)
+            rates = self.synthetic_rates or ()
+            is_possible = bool(rates) and all(0 <= rate <= 1 for rate in rates)
+            require(is_possible, "synthetic_acceptance", "must be in [0, 1]", asked)
             rule = "replaces the acceptance rule, so that lenience has no effect: leave one of them out"
             require(self.lenience == 1, "synthetic_acceptance", rule, asked)
 
     @property
     def synthetic_rates(self) -> tuple[float, ...] | None:
-        """Chance at each position that a token is accepted if those before it were; None for the rule.
-
-        The last rate holds for all later positions.
-        """
-        asked: Rates | None = self.synthetic_acceptance
-        return None if asked is None else conditional_rates(asked, self.most_draft_tokens)
+        """Chance at each position that a token is accepted if those before it were; None for the rule."""
+        asked = self.synthetic_acceptance
+        return (asked,) if isinstance(asked, float) else asked
 
     @property
     def most_draft_tokens(self) -> int:

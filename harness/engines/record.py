@@ -148,9 +148,7 @@ class EngineRecord(RecordWithSettings, Abilities, Generic[OwnSettings]):
         require(decoding.rule == "deepmind", "decoding.rule", rule, decoding.rule)
         require(decoding.lenience == 1, "decoding.lenience", rule, decoding.lenience)
         rates = decoding.synthetic_acceptance
-        accepts_at_rates = rates is None or self.has_synthetic_acceptance
-        engines = "needs engine=local or server"
-        require(accepts_at_rates, "decoding.synthetic_acceptance", engines, rates)
+        require(rates is None, "decoding.synthetic_acceptance", rule, rates)
         rule = f"must be stored with engine={self.name}"
         require(self.loads_pair or run.weights == "stored", "weights", rule, run.weights)
         number = decoding.num_draft_tokens

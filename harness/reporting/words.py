@@ -16,7 +16,6 @@ from harness.config.engines import EngineSettings
 from harness.config.model_names import SECOND_COMMAND
 from harness.config.settings import DecodingSettings, ModelSettings
 from harness.config.synonyms import SYNONYMS
-from harness.config.synthetic import is_length, rates_of_row
 from harness.results.runs import Run
 from harness.results.schema import RunRow
 
@@ -107,20 +106,14 @@ def labels(row: RunRow) -> list[str]:
     if row.weights == "random":
         applying.append("random weights")
     if row.synthetic:
-        applying.append(f"synthetic {synthetic_in_words(row)}")
+        applying.append(f"synthetic {synthetic_value(row)}")
     return applying
 
 
-def synthetic_in_words(row: Any) -> str:
-    """Acceptance by coin: `0.8`, `[0.8,0.75,0.7]` by position, or `length 2.6`."""
-    value = synthetic_value(row)
-    return f"length {value}" if is_length(rates_of_row(row.synthetic_acceptance)) else value
-
-
 def synthetic_value(row: Any) -> str:
-    """`decoding.synthetic_acceptance` as it is typed: `0.8`, `[0.8,0.75,0.7]` or `2.6`."""
-    rates = rates_of_row(row.synthetic_acceptance)
-    if isinstance(rates, tuple):
+    """`decoding.synthetic_acceptance` as it is typed: `0.8`, or `[0.8,0.75,0.7]`."""
+    rates = row.synthetic_acceptance
+    if isinstance(rates, list | tuple):
         return f"[{','.join(f'{rate:.3g}' for rate in rates)}]"
     return f"{rates:g}"
 

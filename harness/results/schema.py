@@ -286,7 +286,7 @@ class DecodedRow(Accepted, RunRow):
         "lenience of the acceptance rule; below 1 is lossy", "decoding.lenience"
     )
     synthetic_acceptance: float | list[float] | None = setting(
-        "chance that a coin accepts a draft token, a list by position, or a mean length (above 1); empty for the rule",
+        "chance that a coin accepts a draft token, a list by position; empty for the rule",
         "decoding.synthetic_acceptance",
     )
     lossy: MaybeBool = setting(

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from harness.config.model_names import SERVED
 from harness.config.settings import api_key, require
-from harness.config.synthetic import marginal_rates
 from harness.engines.record import Elsewhere, EngineRecord, Opening
 from harness.servers.dialects import startups
 from harness.servers.identity import server_report
@@ -35,7 +33,6 @@ class Server(EngineRecord[ServerSettings]):
     queues = True
     takes_load = True
     # By flags that a server is started with; `advice` names them.
-    has_synthetic_acceptance = True
     default_draft: ClassVar[str | None] = "server"
 
     def adapted(self, run: RunSettings) -> RunSettings:
@@ -99,9 +96,6 @@ class Server(EngineRecord[ServerSettings]):
         from harness.servers.launch import Served
 
         settings = self.settings_of(opening.settings)
-        rates = opening.decoding.synthetic_rates
-        if rates is not None:
-            opening.say(_synthetic_flags(rates, opening.decoding.most_draft_tokens))
         if settings.start_command:
             return start(opening, settings)
         model = settings.model
@@ -131,24 +125,6 @@ def _variables() -> dict[str, str]:
         for name, value in os.environ.items()
         if name.startswith(beginnings) and not name.endswith(("_KEY", "_TOKEN"))
     }
-
-
-def _synthetic_flags(rates: Sequence[float], k: int) -> str:
-    """The flags of llama.cpp and vLLM for `decoding.synthetic_acceptance`: no request sets it, only the start of a
-    server.
-    """
-    # Both take the rates of whole prefixes. llama.cpp's flag came with pull request 27711.
-    prefix_rates = marginal_rates(rates, k)
-    llama_cpp_flag = ",".join(f"{rate:.6g}" for rate in prefix_rates)
-    vllm_config = {
-        "rejection_sample_method": "synthetic",
-        "synthetic_acceptance_rates": [round(rate, 6) for rate in prefix_rates],
-    }
-    return (
-        f"decoding.synthetic_acceptance labels how engine.url was started, here with K={k}:"
-        f" llama-server --spec-synth-rates {llama_cpp_flag},"
-        f" or vLLM with {json.dumps(vllm_config)} in --speculative-config"
-    )
 
 
 RECORD = Server()

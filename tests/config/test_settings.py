@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import pickle
 from typing import Any, ClassVar
@@ -14,7 +13,7 @@ from harness.commands.latency.record import LatencySettings
 from harness.config.acceptance_rules import AcceptanceRule
 from harness.config.errors import SettingError
 from harness.config.settings import DecodingSettings, ModelSettings
-from harness.config.synthetic import marginal_rates, mean_length
+from harness.config.synthetic import marginal_rates
 
 MODEL = {"name": "m", "repository": "a/b"}
 COMPLETE: dict[str, Any] = {
@@ -82,46 +81,13 @@ def test_a_rule_is_greedily_what_it_is_otherwise_unless_it_says_so(
     assert rule.is_lossless(0.7) is drawn
 
 
-def rates(asked: Any, k: Any = 4) -> tuple[float, ...] | None:
-    return DecodingSettings(synthetic_acceptance=asked, num_draft_tokens=k).synthetic_rates
-
-
-@pytest.mark.parametrize("length", [1.001, 2.6, 4.999, 5.0])
-def test_a_length_becomes_the_rate_with_that_mean(length: float) -> None:
-    found = rates(length)
-    assert found is not None
-    assert 1 + sum(marginal_rates(found, 4)) == pytest.approx(length)
-
-
-@pytest.mark.parametrize("k", [4, "auto"])
-def test_nan_is_no_rate(k: Any) -> None:
+@pytest.mark.parametrize("asked", [math.nan, 1.5, -0.1, (), (0.5, 2.0)])
+def test_a_rate_is_a_probability(asked: Any) -> None:
     with pytest.raises(SettingError, match=r"must be in \[0, 1\]"):
-        rates(math.nan, k)
+        DecodingSettings(synthetic_acceptance=asked)
 
 
 def test_rates_of_prefixes_repeat_the_last_and_end_with_k() -> None:
     assert marginal_rates((0.5,), 3) == [0.5, 0.25, 0.125]
     assert marginal_rates((0.8, 0.5), 3) == pytest.approx([0.8, 0.4, 0.2])
     assert marginal_rates((0.8, 0.5, 0.1), 1) == [0.8]
-
-
-@pytest.mark.parametrize("asked", [(0.9, 0.5), 0.8, 0.0, 1.0])
-def test_the_mean_is_that_of_all_iterations(asked: Any) -> None:
-    """Three tokens, each accepted or not, weighted by their chances."""
-    first, second = asked if isinstance(asked, tuple) else (asked, asked)
-    # The last rate holds for all later positions.
-    chances = (first, second, second)
-    mean = 0.0
-    for accepted in itertools.product((False, True), repeat=3):
-        weight = math.prod(
-            chance if taken else 1 - chance for chance, taken in zip(chances, accepted, strict=True)
-        )
-        length = 1 + len([*itertools.takewhile(bool, accepted)])
-        mean += weight * length
-    assert mean_length(asked, 3) == pytest.approx(mean)
-
-
-def test_a_length_is_at_most_one_more_than_k() -> None:
-    assert rates(5.0) == rates(2.0, 1) == (1.0,)
-    with pytest.raises(SettingError, match=r"at most K \+ 1 = 5"):
-        rates(5.01)

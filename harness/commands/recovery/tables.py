@@ -15,7 +15,7 @@ from harness.reporting.words import (
     labels,
     lossy_rule,
     settings_line,
-    synthetic_in_words,
+    synthetic_value,
     too_long,
 )
 from harness.results.runs import Run
@@ -70,7 +70,7 @@ class Checks:
         if row.lossy:
             cause = lossy_rule(row)
             if row.synthetic_acceptance is not None:
-                cause = f"acceptance by a coin ({synthetic_in_words(row)})"
+                cause = f"acceptance by a coin ({synthetic_value(row)})"
             return "lossy", f"{cause} is lossy by definition, although these checks do not show it"
         undecided = [row for row in self.deciding if row.verdict == "undecided"]
         if not undecided:

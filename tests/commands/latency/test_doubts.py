@@ -40,12 +40,6 @@ Changes = dict[str, Any]
 SERVED = {"engine": "server", "url": "http://gpu:1/v1", "regular_url": "http://gpu:2/v1"}
 BUSY = {"processor_share": 0.4, "load": 9.0, "num_cores": 4}
 FAILED = {"status": "failed", "ms_per_token": 100.0, "num_prompts": 15}
-SYNTHETIC = {
-    "synthetic_acceptance": 0.8,
-    "engine": "server",
-    "num_draft_tokens": 4,
-    "num_tokens": 1000,
-}
 SLOW = {"time_to_first_token_ms": 170.0, "server_time_to_first_token_ms": 100.0}
 READ = {"num_prompts": 15, "num_prompt_tokens": 1000}
 AFTER = {"share_after_end": 0.06, "ignore_eos": True}
@@ -65,9 +59,6 @@ SAID: list[tuple[Changes, Changes, str]] = [
     ({"num_failed": 1}, {"num_failed": 2}, "failed: 1 of 15 regular and 2 of 15 speculative."),
     ({"num_failed": 1}, {}, "Requests failed: 1 of 15 regular."),
     ({}, {"synthetic_acceptance": 0.8}, "=0.8: draft tokens were accepted at random, this often."),
-    ({}, SYNTHETIC | {"mean_acceptance_length": None}, "it does not report its acceptance."),
-    ({}, SYNTHETIC, "started: it yields 3.30 tokens per iteration, 3.36 were asked for."),
-    ({}, SYNTHETIC | {"synthetic_acceptance": 5.1}, "3.30 tokens per iteration, 5.10 were asked for."),
     ({}, {"lossy": True, "lenience": 0.5}, "lenience 0.5: the speculative output no longer follows"),
     ({}, {"runner": "eager", "draft_runner": "compiled"}, "which inflates the speed-up."),
     ({}, {"runner": "static", "draft_runner": "compiled"}, "which inflates the speed-up."),

@@ -9,7 +9,6 @@ from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from harness.config.amounts import counted, percent
-from harness.config.synthetic import is_length, mean_length, rates_of_row
 from harness.measuring.rows import LatencyRow
 from harness.reporting.words import LOSSY, TOO_LONG, lossy_rule, synthetic_value, too_long
 from harness.results.runs import Run
@@ -98,23 +97,6 @@ def _failures(run: _Run) -> str:
     )
     errors = [prompt.error for prompt in run.prompt_rows if prompt.error]
     return f"{failed} ({errors[0]})" if failed and errors else failed
-
-
-def _synthetic(run: _Run) -> str | None:
-    row = run.last
-    # A server's regular arm was not started with the coin; here both arms belong to the same run.
-    if not row.synthetic or (row.arm == "regular" and row.is_elsewhere):
-        return None
-    value = synthetic_value(row)
-    if not row.is_elsewhere:
-        return f"{value}: draft tokens were accepted at random, this often"
-    started = f"{value} is how the server should have been started"
-    length = row.mean_acceptance_length
-    if length is None or not row.mean_proposed:
-        return f"{started}; it does not report its acceptance"
-    asked = rates_of_row(row.synthetic_acceptance)
-    expected = asked if is_length(asked) else mean_length(asked, round(row.mean_proposed))
-    return f"{started}: it yields {length:.2f} tokens per iteration, {expected:.2f} were asked for"
 
 
 def _has_a_slower_runner(run: _Run) -> bool:
@@ -284,7 +266,11 @@ DOUBTS = (
         "engine=simulated: costs and acceptance are planted, and nothing was measured.",
     ),
     Doubt("setting against", lambda run: lossy_rule(run.last), f"{{found}}: {LOSSY}."),
-    Doubt("setting against", _synthetic, "decoding.synthetic_acceptance={found}."),
+    Doubt(
+        "setting against",
+        lambda run: run.last.synthetic and synthetic_value(run.last),
+        "decoding.synthetic_acceptance={found}: draft tokens were accepted at random, this often.",
+    ),
     Doubt(
         "setting against",
         _has_a_slower_runner,
