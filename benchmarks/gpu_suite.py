@@ -213,7 +213,7 @@ GPU_JOBS: list[Job] = [
 CPU_JOBS: list[Job] = [
     Other("prices", 1, partial(run_commands, ["map draft_tokens=[1,2] batch_sizes=[1,2]"])),
     Other("tests", 1, partial(run_tests, "gpu and not slow")),
-    Other("eagle3", 1, partial(run_commands, ["latency draft=tiny_eagle3 test=true"])),
+    Other("eagle3", 1, partial(run_commands, ["latency draft=tiny_eagle3 n=2 tokens=16"])),
     Case("tiny", "tiny_draft", 2, linked=False),
     *(Case("tiny", "tiny_draft", 0.5, peer=name, linked=False) for name in PEERS[:-1]),
     Case("tiny_8bit", "tiny_draft", 2, linked=False),

@@ -81,8 +81,7 @@ def read_prices(setting: str, path: str, context: int = 128, key: str | None = N
             raise SettingError(setting, error.rule, path) from error
         findings = Findings()
     # Cells of a `map` have a kind of row of their own.
-    complete = [run for run in findings.runs_of(LatencyRow) if run.status == "ok"]
-    latency = [run for run in complete if not run.last.test]
+    latency = [run for run in findings.runs_of(LatencyRow) if run.status == "ok"]
     if setting == "costs" and not latency and costs_file.is_file():
         # A run of `map`, or what a server was timed for.
         return read_prices(setting, str(costs_file))
@@ -110,7 +109,7 @@ def _costs(runs: Sequence[Run[LatencyRow]], path: str) -> Table:
         if priced:
             costs[draft] = iteration_cost([*priced, *alone], path)
     if not costs:
-        rule = "has no run of latency with a draft (test=true is none)"
+        rule = "has no run of latency with a draft"
         if reasons:
             rule = f"has no price of an iteration: {reasons[0]}"
         raise SettingError("costs", rule, path)

@@ -18,7 +18,6 @@ from harness.measuring.figures.texts import Texts
 from harness.results.row import pooled, setting
 from harness.results.schema import (
     ComparedRow,
-    MaybeBool,
     MaybeInt,
     MaybeText,
     PromptedRow,
@@ -45,7 +44,6 @@ class _Settings(PromptedRow, ComparedRow):
         "how often the arms of an engine that keeps requests in flight take turns, or `auto`",
         "laps",
     )
-    test: MaybeBool = setting("whether this was a short trial, `test=true`", "test")
 
 
 @dataclass(frozen=True, kw_only=True)

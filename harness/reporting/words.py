@@ -296,9 +296,7 @@ _LINE = (
     " shared number_formats engine runner"
 ).split()
 # Settings that readers look at first among many runs; K has a column of its own in their tables.
-FIRST_SETTINGS = [
-    name for name in [*_LINE, "devices", "test", "fault"] if name != "num_draft_tokens"
-]
+FIRST_SETTINGS = [name for name in [*_LINE, "devices", "fault"] if name != "num_draft_tokens"]
 # Columns with a directory or a hub repository.
 _PLACES = ("repository", "draft_repository")
 # How a column's value reads; that of any other column reads `name value`.
@@ -310,7 +308,6 @@ _PHRASES = {
     "max_new_tokens": "{} new tokens",
     "lenience": "lenience {} (lossy)",
     "devices": "on {}",
-    "test": "test={}",
     "draft_layers": "layers {}",
     "max_ngram": "n-grams of up to {}",
 }
@@ -333,7 +330,6 @@ _UNSAID: Mapping[str, Collection[object]] = {
     "draft_method": ("model",),
     "engine": (EngineSettings.name,),
     "runner": ("static", "generate"),
-    "test": (False,),
     "fault": ("none",),
 }
 # What is said of a row by more than the value of one column.

@@ -165,7 +165,6 @@ LATENCIES: dict[str, tuple[Changes, Changes]] = {
     "all prompts": (PRECISE | {"stopped_by": "num_prompts", "precision": 0.01}, {}),
     "blocks": (PRECISE | {"stopped_by": "blocks", "speedup_covers": "4 blocks", "precision": 0.01}, {}),
     "a budget": (PRECISE | NO_BOUNDS | {"speedup_covers": "3 prompts", "settings": {"budget": "2min"}}, {}),
-    "a trial": ({"test": True}, {}),
     "a server alone": (COMMANDS | {"regular_url": None, "server": "harness 1", "server_command": None}, {}),
     "a server alone of others": (COMMANDS | {"regular_url": None, "server": "vLLM 1"}, {}),
     "no verdict": ({"status": "no_verdict", "error": "the regular server drafts", "speedup": None}, {}),

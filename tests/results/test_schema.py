@@ -80,7 +80,6 @@ def test_what_cannot_be_read_is_none() -> None:
             "ms_per_token": "nan",
             "num_tokens": "x",
             "num_prompts": "9" * 400,
-            "test": "yes",
             "weight_bytes": "[",
             "acceptance_by_position": "[NaN]",
             "foreign": "1",

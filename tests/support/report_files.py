@@ -36,7 +36,7 @@ def run_id() -> str:
 
 def latency_run(k: int = 4, speedup: float | None = 2.0, **changes: Any) -> list[LatencyRow]:
     """Both arms of a run; with `status` other than ok, what a run has that failed at once."""
-    shared = _SHARED | {"run": run_id(), "seed": 0, "prompts": "english", "test": False} | changes
+    shared = _SHARED | {"run": run_id(), "seed": 0, "prompts": "english"} | changes
     figures = {
         "arm": "regular", "ms_per_token": 100.0, "ms_per_token_std": 4.0, "tokens_per_second": 10.0,
         "time_to_first_token_ms": 400.0, "target_step_ms": 100.0,

@@ -48,10 +48,6 @@ from harness.results.statistics.stopping import (
 )
 from harness.results.verdict import ArmEvidence, judged, too_many_failures
 
-# `test=true`: enough to see that a pair works at all; of prompts at least one batch.
-_TEST_PROMPTS = 2
-_TEST_TOKENS = 16
-
 
 class Latency(Experiment[LatencySettings, LatencyRow]):
     """Both arms on the same prompts, in turns: batch by batch, or lap by lap where an engine keeps
@@ -327,12 +323,7 @@ def _prompt_rows(
 
 
 def _settled(settings: LatencySettings, available: int) -> LatencySettings:
-    """Settings with what `test=true` and the number of prompts of the set make of them."""
-    if settings.test:
-        fewer = min(max(_TEST_PROMPTS, settings.batch_size), settings.num_asked)
-        shorter = min(_TEST_TOKENS, settings.decoding.max_new_tokens)
-        decoding = dataclasses.replace(settings.decoding, max_new_tokens=shorter)
-        return dataclasses.replace(settings, num_prompts=fewer, decoding=decoding)
+    """Settings with a number of prompts."""
     if settings.num_prompts != "auto":
         return settings
     if settings.precision is not None:

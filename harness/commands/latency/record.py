@@ -41,7 +41,6 @@ class LatencySettings(PromptedSettings, RepeatedSettings):
         num_warmup: batches that every arm decodes first and that are not counted.
         laps: of an engine that keeps requests in flight: how often its arms take turns; `auto` depends on
             prompts and batch size.
-        test: two short prompts, to see that a pair works at all; marked in the row.
         profile: also list the slowest kernels of each arm on a GPU, and write a trace, after the measurement.
     """
 
@@ -50,7 +49,6 @@ class LatencySettings(PromptedSettings, RepeatedSettings):
     budget: float | str | None = None
     num_warmup: int = 1
     laps: int | Literal["auto"] = "auto"
-    test: bool = False
     profile: bool = False
 
     COMPARES_TIMES = True
@@ -112,7 +110,7 @@ class LatencySettings(PromptedSettings, RepeatedSettings):
     @property
     def num_over_starts(self) -> int:
         is_divided = self.laps != "auto" or self.precision is not None or bool(self.engine.rate)
-        return 0 if is_divided or self.test else self.num_asked
+        return 0 if is_divided else self.num_asked
 
     @property
     def num_asked(self) -> int:

@@ -32,8 +32,6 @@ _LEAST_DIFFERENCE = 0.005
 def steps_after_run(rows: Sequence[LatencyRow]) -> list[Step]:
     """Steps that would improve the answer of a run."""
     regular, row = rows[0], rows[-1]
-    if row.test:
-        return [Step("measure", "test=false")]
     if row.arm == "speculative" and row.url is not None and row.regular_url is None:
         changes = "regular_url=http://HOST:PORT/v1"
         return [Step("is it faster than without a draft?", changes)]

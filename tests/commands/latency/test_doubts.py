@@ -54,7 +54,6 @@ SAID: list[tuple[Changes, Changes, str]] = [
     (FAILED, FAILED, "failed: the figures cover 15 regular and 15 speculative prompts."),
     (FAILED, FAILED | {"num_failed": 2}, "15 regular and 13 speculative prompts."),
     ({}, FAILED | {"status": "no_verdict"}, ""),
-    ({}, {"test": True, "num_prompts": 2}, "test=true: 2 prompts of 64 tokens show"),
     ({}, {"engine": "simulated"}, "engine=simulated: costs and acceptance are planted"),
     ({"num_failed": 1}, {"num_failed": 2}, "failed: 1 of 15 regular and 2 of 15 speculative."),
     ({"num_failed": 1}, {}, "Requests failed: 1 of 15 regular."),

@@ -124,13 +124,6 @@ def test_the_figures_of_a_run_follow_from_its_prompts(harness: Harness, pair: li
     assert drafted["num_tokens"].sum() == len(drafted) + num_iterations + num_accepted
 
 
-def test_a_test_run_is_short_and_says_so(harness: Harness) -> None:
-    outcome = harness("latency", *PLANTED, "prompts=prompts.txt", "num_prompts=4", "test=true")
-    assert "test=true: 2 prompts of 16 tokens show" in outcome.stdout
-    assert list(results()["num_prompts"]) == [2, 2]
-    assert results()["test"].all()
-
-
 def test_a_text_may_end_where_the_model_ends_it(harness: Harness, save_model: SaveModel) -> None:
     # Half of the vocabulary ends a text, so that random models do so soon.
     name = save_model("llama", "model", eos_token_id=list(range(3, 30))).name

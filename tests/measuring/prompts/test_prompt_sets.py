@@ -183,7 +183,7 @@ def test_latency_says_origin_and_licence_once(
     harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill_cache(monkeypatch, tmp_path / "hub", preset("math500"))
-    asked = ["latency", *QUICKEST_PAIR, "prompts=math500", "num_prompts=4", "test=true"]
+    asked = ["latency", *QUICKEST_PAIR, "prompts=math500", "num_prompts=2", "tokens=16"]
     outcome = harness(*asked, "prompts.seed=3")
     (said,) = [line for line in outcome.stderr.splitlines() if "licence" in line]
     assert all(told in said for told in ("prompts=math500", "HuggingFaceH4/MATH-500", "MIT"))

@@ -256,12 +256,6 @@ DOUBTS = (
     ),
     Doubt(
         "setting against",
-        lambda run: run.last.test,
-        "test=true: {row.num_prompts} prompts of {row.max_new_tokens} tokens show that a pair runs, not how fast it"
-        " is.",
-    ),
-    Doubt(
-        "setting against",
         lambda run: run.last.is_simulated,
         "engine=simulated: costs and acceptance are planted, and nothing was measured.",
     ),
