@@ -2,7 +2,7 @@
 
 batch_size: int | None = setting("rows decoded at once", "batch_size")
 ms_per_token: float | None = figure("time per token of a row", "ms")
-speedup: Interval | None = with_interval("mean", "regular over speculative time", "95 % interval")
+speedup: Interval | None = pooled("mean", "regular over speculative time")
 devices: str | None = circumstance("names of the devices that computed")
 """
 
@@ -29,8 +29,6 @@ _FIRST = (
     "run job model draft arm check verdict batch_size num_draft_tokens temperature seed".split()
 )
 
-_COVERS = "what that interval is over: `15 prompts and 5 runs`, batches, laps or questions"
-
 # A damaged file may hold a number of any length.
 _TOO_LONG = re.compile(r"\d{20}")
 # Truth values as `csv` writes them.
@@ -49,7 +47,7 @@ class ColumnDescription:
     optional. `acceptance_by_position: list[float | None] | None` has the type list and the hint list[float | None].
 
     The field `speedup: Interval | None` is described as four columns: `speedup`, `speedup_low`, `speedup_high` and
-    `speedup_covers`. A list of intervals is three lists.
+    `speedup_covers`. A list of intervals is three lists. The text is about the estimate.
 
     Attributes:
         field: of the row.
@@ -58,8 +56,8 @@ class ColumnDescription:
             where, when and with what that was done.
         text: one line for `docs/columns.md`.
         unit: of its values; empty for none.
-        pools: how a figure of several runs becomes one, for rows that are pooled (`pooling.py`). Of an interval its
-            estimate alone has a rule: means of ends would be no interval over several runs.
+        pools: how a figure of several runs becomes one, for rows that are pooled (`pooling.py`). Of an interval the
+            estimate alone is pooled: means of ends would be no interval over several runs.
         path: of a setting in the command's settings, `decoding.top_k`; empty where the command fills it in.
         type: of its values: str, int, float, bool, list or dict.
         hint: the same with the types of entries.
@@ -86,15 +84,10 @@ class ColumnDescription:
 
 
 def _column(
-    kind: str,
-    text: str,
-    unit: str = "",
-    path: str = "",
-    pools: Pooling | None = None,
-    ends: str = "",
+    kind: str, text: str, unit: str = "", path: str = "", pools: Pooling | None = None
 ) -> Any:
     metadata = {"kind": kind, "text": text, "unit": unit, "path": path, "pools": pools}
-    return field(default=None, metadata=metadata | {"ends": ends})
+    return field(default=None, metadata=metadata)
 
 
 def setting(text: str, path: str = "", unit: str = "") -> Any:
@@ -105,16 +98,6 @@ def setting(text: str, path: str = "", unit: str = "") -> Any:
 def pooled(pools: Pooling, text: str, unit: str = "") -> Any:
     """A figure of rows that are pooled over repeated runs, and how; see `ColumnDescription`."""
     return _column("figure", text, unit, pools=pools)
-
-
-def with_interval(pools: Pooling | None, text: str, ends: str, unit: str = "") -> Any:
-    """A figure with its interval, a field of the type `Interval | None` or `list[Interval] | None`.
-
-    Args:
-        pools: the rule for the estimate of a figure that is pooled over repeated runs, see `pooled`.
-        ends: what the interval is: `95 % paired interval`.
-    """
-    return _column("figure", text, unit, pools=pools, ends=ends)
 
 
 figure = functools.partial(_column, "figure")
@@ -220,35 +203,28 @@ def _described(column: Field[Any], hint: Any) -> dict[str, ColumnDescription]:
             words += typing.get_args(part)
         elif part is not types.NoneType:
             values.append(part)
-    metadata = dict(column.metadata)
-    ends = metadata.pop("ends")
     described = ColumnDescription(
         field=column.name,
         part="",
-        **metadata,
+        **column.metadata,
         type=typing.get_origin(values[0]) or values[0],
         hint=functools.reduce(operator.or_, values),
         words=words,
         optional=types.NoneType in parts,
     )
-    if not ends:
+    if described.hint == list[Interval]:
+        number = replace(described, hint=list[float])
+        covers = {}
+    elif described.hint is Interval:
+        number = replace(described, type=float, hint=float)
+        covers = {f"{column.name}_covers": replace(described, part="covers", type=str, hint=str)}
+    else:
         return {column.name: described}
-    if described.type is list:
-        estimate = replace(described, part="estimate", type=list, hint=list[float])
-        end = replace(estimate, pools=None)
-        return {
-            column.name: estimate,
-            f"{column.name}_low": replace(end, part="low", text=f"lower ends of their {ends}"),
-            f"{column.name}_high": replace(end, part="high", text="upper ends of the same"),
-        }
-    estimate = replace(described, part="estimate", type=float, hint=float)
-    end = replace(estimate, pools=None)
-    covers = replace(end, part="covers", text=_COVERS, unit="", type=str, hint=str)
     return {
-        column.name: estimate,
-        f"{column.name}_low": replace(end, part="low", text=f"lower end of its {ends}"),
-        f"{column.name}_high": replace(end, part="high", text="upper end of the same"),
-        f"{column.name}_covers": covers,
+        column.name: replace(number, part="estimate"),
+        f"{column.name}_low": replace(number, part="low"),
+        f"{column.name}_high": replace(number, part="high"),
+        **covers,
     }
 
 

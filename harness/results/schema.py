@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from harness.results.row import Row, circumstance, pooled, setting, with_interval
+from harness.results.row import Row, circumstance, pooled, setting
 from harness.results.statistics.interval import Interval
 
 # A value that cannot be had is None.
@@ -318,10 +318,9 @@ class PromptedRow(DecodedRow):
 class WithSpeedup:
     """A speed-up with its interval."""
 
-    speedup: Interval | None = with_interval(
+    speedup: Interval | None = pooled(
         "mean",
         "time per token of the regular arm over that of the speculative one, on prompts that both answered",
-        ends="95 % paired interval",
     )
 
 

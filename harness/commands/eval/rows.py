@@ -7,7 +7,7 @@ from pathlib import Path
 
 from harness.config.errors import RunError
 from harness.results.files import Contents, read_file
-from harness.results.row import Row, circumstance, figure, setting, with_interval
+from harness.results.row import Row, circumstance, figure, setting
 from harness.results.schema import DecodedRow, MaybeBool, MaybeFloat, MaybeInt, MaybeText
 from harness.results.statistics.interval import Interval
 
@@ -39,10 +39,8 @@ class EvalRow(DecodedRow):
     wilson_high: MaybeFloat = figure("upper end of Wilson's 95 % interval")
     num_correct: MaybeInt = figure("correct answers")
     num_parsed: MaybeInt = figure("completions with an answer")
-    difference: Interval | None = with_interval(
-        None,
-        "accuracy of this arm minus the regular arm's, on the same questions",
-        ends="paired 95 % interval, Newcombe's",
+    difference: Interval | None = figure(
+        "accuracy of this arm minus the regular arm's, on the same questions; Newcombe's paired interval"
     )
     mcnemar_p_value: MaybeFloat = figure("exact two-sided p-value of McNemar's test")
     identical_prompts: MaybeInt = figure("greedy completions equal to the regular arm's")

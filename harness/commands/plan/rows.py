@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from harness.results.row import figure, setting, with_interval
+from harness.results.row import figure, setting
 from harness.results.schema import MaybeFloat, MaybeInt, MaybeText, RunRow
 from harness.results.statistics.interval import Interval
 
@@ -51,20 +51,16 @@ class PlanRow(RunRow):
     break_even_tokens: MaybeFloat = figure(
         "tokens per iteration from which on speculation pays", "tokens"
     )
-    predicted_speedup: Interval | None = with_interval(
-        None,
+    predicted_speedup: Interval | None = figure(
         "tokens per iteration (`acceptance`) over what an iteration costs in regular steps: measured (`costs`), or the"
-        " bytes that it reads",
-        "95 % interval, of the tokens and of measured costs",
+        " bytes that it reads"
     )
     predicted_tokens_per_iteration: MaybeFloat = figure("of that prediction", "tokens")
     best_num_draft_tokens: MaybeInt = figure("the K for which most is predicted", "tokens")
     as_good_num_draft_tokens: list[int] | None = figure(
         "other K whose predictions cannot be told from it, as JSON"
     )
-    iteration_ms: Interval | None = with_interval(
-        None, "an iteration, as `costs` measured it", "95 % interval", "ms"
-    )
+    iteration_ms: Interval | None = figure("an iteration, as `costs` measured it", "ms")
     measured_speedup: MaybeFloat = figure(
         "what `acceptance` itself measured of decoding at this load, to be compared with the prediction"
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 from harness.measuring.figures.measured import Group, MeasuredArm, MeasuredRun
 from harness.measuring.figures.server import traffic_columns
-from harness.results.row import pooled, with_interval
+from harness.results.row import pooled
 from harness.results.schema import Accepted, MaybeFloat, MaybeText
 from harness.results.statistics.interval import Interval
 
@@ -30,12 +30,11 @@ class AcceptanceFigures(Group, Accepted):
     acceptance_histogram: list[int] | None = pooled(
         "sum", "iterations with 0, 1, ... accepted draft tokens, as JSON"
     )
-    tokens_per_iteration_by_num_draft_tokens: list[Interval] | None = with_interval(
+    tokens_per_iteration_by_num_draft_tokens: list[Interval] | None = pooled(
         "mean",
         "expected tokens per iteration for K = 1, 2, ..., as JSON, exactly: from the chances of acceptance along the"
         " answers",
-        ends="95 % intervals over prompts, as JSON",
-        unit="tokens",
+        "tokens",
     )
     mean_proposed: MaybeFloat = pooled("mean", "draft tokens per iteration", "tokens")
     mean_num_draft_tokens: MaybeFloat = pooled(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from harness.config.amounts import counted
 from harness.measuring.figures.measured import Group, MeasuredArm, MeasuredRun
-from harness.results.row import pooled, setting, with_interval
+from harness.results.row import pooled, setting
 from harness.results.rows.prompts import share_prompts
 from harness.results.schema import MaybeBool, MaybeFloat, MaybeText, WithSpeedup
 from harness.results.statistics.interval import CONFIDENCE, Interval
@@ -31,10 +31,9 @@ class Speedup(Group, WithSpeedup):
         "what ended a run with `precision`: `precision`, `budget`, `blocks`, `num_prompts` or `prompts` (all);"
         " its intervals have a level of 97 %",
     )
-    decode_speedup: Interval | None = with_interval(
+    decode_speedup: Interval | None = pooled(
         "mean",
         "`speedup` without the time until the first tokens: the longer the answers, the closer is `speedup` to it",
-        ends="95 % paired interval",
     )
     visible_difference: MaybeFloat = pooled(
         "none",
@@ -44,16 +43,14 @@ class Speedup(Group, WithSpeedup):
         "none",
         "one or two units with most of the speed-up's variance, in words",
     )
-    drift: Interval | None = with_interval(
+    drift: Interval | None = pooled(
         "mean",
         "speed-up in the second half of the run over that in the first",
-        ends="95 % interval",
     )
     drifted: MaybeBool = pooled("any", "whether that is significant and above 2 %")
-    regular_against_itself: Interval | None = with_interval(
+    regular_against_itself: Interval | None = pooled(
         "mean",
         "the regular arm's time per token where its turn came first over where it came second: 1 but for noise",
-        ends="95 % interval",
     )
     interleaved: MaybeBool = pooled(
         "all", "whether the arms took turns; `False` where drift of the machine is not excluded"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.results.row import Row, figure, setting, with_interval
+from harness.results.row import Row, figure, setting
 from harness.results.schema import MaybeFloat, MaybeInt, MaybeText, PromptedRow
 from harness.results.statistics.interval import Interval
 
@@ -28,10 +28,8 @@ class AcceptanceRow(PromptedRow):
     num_tokens: MaybeInt = figure(
         "tokens that iterations decide, without the first of each text", "tokens"
     )
-    tokens_per_iteration: Interval | None = with_interval(
-        None,
+    tokens_per_iteration: Interval | None = figure(
         "expected tokens per iteration, over all of them",
-        "95 % interval over prompts and what the target answers to them",
         "tokens",
     )
     marginal_acceptance_by_position: list[float | None] | None = figure(
@@ -40,11 +38,7 @@ class AcceptanceRow(PromptedRow):
     )
     iteration_cost: MaybeFloat = figure("drafting and verifying in an iteration", "target steps")
     cost_source: MaybeText = figure("`bytes` that must be read, or the run that measured the costs")
-    expected_speedup: Interval | None = with_interval(
-        None,
-        "`tokens_per_iteration` / `iteration_cost`",
-        "95 % interval over prompts, of the tokens and of measured costs",
-    )
+    expected_speedup: Interval | None = figure("`tokens_per_iteration` / `iteration_cost`")
     log_probability: MaybeFloat = figure(
         "mean log-probability of the texts' tokens under the target, of those it can draw", "nats"
     )
@@ -64,10 +58,9 @@ class AcceptanceRow(PromptedRow):
         "what the engine reported, or what arrived together, to be compared with `weights_tokens_per_iteration`",
         "tokens",
     )
-    weights_tokens_per_iteration: Interval | None = with_interval(
-        None,
-        "expected by the weights of the same texts",
-        "in which an engine with these weights is but for one run in a million",
+    weights_tokens_per_iteration: Interval | None = figure(
+        "expected by the weights of the same texts; an engine with these weights is outside of the interval in one run"
+        " of a million",
         "tokens",
     )
 
@@ -112,14 +105,8 @@ class AcceptancePartRow(Row):
     num_conversations: MaybeInt = figure("conversations that have such turns")
     num_tokens: MaybeInt = figure("their tokens, without the first of each turn", "tokens")
     num_draft_tokens: MaybeInt = figure("K")
-    tokens_per_iteration: Interval | None = with_interval(
-        None,
+    tokens_per_iteration: Interval | None = figure(
         "expected tokens per iteration of these turns",
-        "95 % interval over conversations",
         "tokens",
     )
-    expected_speedup: Interval | None = with_interval(
-        None,
-        "`tokens_per_iteration` / what an iteration costs",
-        "95 % interval over conversations, of the tokens and of measured costs",
-    )
+    expected_speedup: Interval | None = figure("`tokens_per_iteration` / what an iteration costs")

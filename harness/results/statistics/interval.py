@@ -107,7 +107,7 @@ class Interval:
     """An estimate with its confidence interval.
 
     Where data do not suffice, the bounds or all three numbers are nan. It is one value: one field of
-    a row (`row.with_interval`), which is three columns in files only.
+    a row, which is several columns in files only.
 
     Args:
         covers: the choices that the interval allows for; None where they are not known.
