@@ -117,7 +117,6 @@ def _speedup(runs: Sequence[Sequence[AnyRow]]) -> dict[str, Any]:
     coverage = Coverage.of(last.speedup)
     unit_name = "prompt" if coverage is None else coverage.unit
     estimate = ratio_over_runs(regular, speculative, unit_name)
-    assert estimate.covers is not None
     covers = dataclasses.replace(
         estimate.covers,
         same_texts=coverage is not None and coverage.same_texts,

@@ -114,12 +114,7 @@ def compare(
         margin: a change for the worse up to this share is tolerated, such as 0.02.
         noise: from identical runs, measured elsewhere (A/A).
         unit: what a unit is called, such as "prompt" or "lap".
-
-    Raises:
-        ValueError: for different units, values that are not positive, or a negative margin.
     """
-    if margin < 0:
-        raise ValueError(f"margin must not be negative: {margin}")
     estimate = change_between(before, after, noise, unit)
     change = estimate.interval()
     one_sided = estimate.interval(1 - 2 * _ONE_SIDED_LEVEL)
@@ -142,12 +137,7 @@ def compare_proportions(before: Sequence[bool], after: Sequence[bool], margin: f
         before: [num_questions], whether each was answered correctly.
         after: [num_questions], the same questions in the same order.
         margin: a loss up to this difference is tolerated, such as 0.02 for two percentage points.
-
-    Raises:
-        ValueError: when the two differ in length, or for a negative margin.
     """
-    if margin < 0:
-        raise ValueError(f"margin must not be negative: {margin}")
     change = difference_of_paired_proportions(before, after)
     one_sided = difference_of_paired_proportions(before, after, 1 - 2 * _ONE_SIDED_LEVEL)
     within = one_sided.low > -margin
@@ -199,16 +189,15 @@ def change_between(
         squares_of_means += noise.degrees_of_freedom * noise.deviation**2 / 2
         degrees_of_freedom += noise.degrees_of_freedom
     variance_of_means = squares_of_means / degrees_of_freedom if degrees_of_freedom else 0.0
-    # The first two parts contain the residual, which `from_variances` takes out of one. With one run on each side it is
-    # not known, so that the interval is up to √2 too wide.
-    return RatioEstimate.from_variances(
+    variance_of_changes = float(changes.var(ddof=1)) if num_units > 1 else NAN
+    # Both parts contain the residual, and one of them must not. With one run on each side it is not known, so that the
+    # interval is up to √2 too wide.
+    return RatioEstimate(
         float(changes.mean()),
-        num_units,
-        over_units=float(changes.var(ddof=1)) / num_units if num_units > 1 else NAN,
-        over_runs=variance_of_means * inverse_runs,
-        residual=residual_variance / num_units * inverse_runs,
+        covers,
+        unit_variance=max(variance_of_changes - residual_variance * inverse_runs, 0.0) / num_units,
+        run_variance=variance_of_means * inverse_runs,
         run_degrees_of_freedom=degrees_of_freedom,
-        covers=covers,
     )
 
 

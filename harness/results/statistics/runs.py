@@ -31,80 +31,41 @@ _POWER = 0.8
 
 @dataclass(frozen=True)
 class RatioEstimate:
-    """The log of a ratio, and the parts of its variance, which shrink with different numbers.
+    """The log of a ratio, and the two parts of its variance, each with its own degrees of freedom.
 
-    The degrees of freedom are Satterthwaite's (1946) for the sum of the parts.
+    Those of the sum are Satterthwaite's (1946).
 
     Args:
         log_ratio: natural logarithm of the ratio.
-        num_units: prompts or laps.
-        unit_variance: from the choice of units, with num_units − 1 degrees of freedom.
-        run_variance: from run to run.
-        residual_variance: from what varies within runs; shrinks with units and with runs.
-        run_degrees_of_freedom: of `run_variance` and `residual_variance`, which are measured
-            together.
         covers: the choices that an interval of this estimate allows for.
+        unit_variance: from the choice of n units, with n − 1 degrees of freedom.
+        run_variance: from run to run, and from what varies within runs.
+        run_degrees_of_freedom: of `run_variance`; 0 where no run was repeated.
     """
 
     log_ratio: float
-    num_units: int
+    covers: Coverage
     unit_variance: float
-    run_variance: float = 0.0
-    residual_variance: float = 0.0
-    run_degrees_of_freedom: float = 0.0
-    covers: Coverage | None = None
-
-    @classmethod
-    def from_variances(
-        cls,
-        log_ratio: float,
-        num_units: int,
-        *,
-        over_units: float,
-        over_runs: float,
-        residual: float,
-        run_degrees_of_freedom: int,
-        covers: Coverage,
-    ) -> RatioEstimate:
-        """Take apart the variances of the log of a ratio.
-
-        Args:
-            over_units: by the mean of each unit over the runs, so that it includes `residual`.
-            over_runs: by the mean of each run over the units, so that it includes `residual`.
-            residual: from what neither the run nor the unit explains. By chance it may be above
-                either of the others, whose part is then 0.
-        """
-        return cls(
-            log_ratio,
-            num_units,
-            unit_variance=max(over_units - residual, 0.0),
-            run_variance=max(over_runs - residual, 0.0),
-            residual_variance=min(residual, over_runs),
-            run_degrees_of_freedom=run_degrees_of_freedom,
-            covers=covers,
-        )
-
-    @property
-    def ratio(self) -> float:
-        return math.exp(self.log_ratio)
+    run_variance: float
+    run_degrees_of_freedom: float
 
     @property
     def has_interval(self) -> bool:
-        return self.num_units >= fewest_units(self.covers.unit if self.covers else "prompt")
+        return self.covers.num_units >= fewest_units(self.covers.unit)
 
     @property
     def standard_error(self) -> float:
         """Standard error of the log of the ratio; nan below `fewest_units`."""
-        variance = self.unit_variance + self.run_variance + self.residual_variance
-        return math.sqrt(variance) if self.has_interval else NAN
+        if not self.has_interval:
+            return NAN
+        return math.sqrt(self.unit_variance + self.run_variance)
 
     @property
     def degrees_of_freedom(self) -> float:
-        between_runs = self.run_variance + self.residual_variance
-        spread = self.unit_variance**2 / max(self.num_units - 1, 1)
+        spread = self.unit_variance**2 / max(self.covers.num_units - 1, 1)
         if self.run_degrees_of_freedom:
-            spread += between_runs**2 / self.run_degrees_of_freedom
-        return (self.unit_variance + between_runs) ** 2 / spread if spread else math.inf
+            spread += self.run_variance**2 / self.run_degrees_of_freedom
+        return (self.unit_variance + self.run_variance) ** 2 / spread if spread else math.inf
 
     def interval(self, confidence: float = CONFIDENCE) -> Interval:
         """The ratio with its interval; bounds are nan below `fewest_units`."""
@@ -112,7 +73,7 @@ class RatioEstimate:
         half_width = quantile * self.standard_error
         low = math.exp(self.log_ratio - half_width)
         high = math.exp(self.log_ratio + half_width)
-        return Interval(self.ratio, low, high, self.covers)
+        return Interval(math.exp(self.log_ratio), low, high, self.covers)
 
     def p_value(self) -> float:
         """Two-sided p-value of the hypothesis that the ratio is 1; nan without an interval."""
@@ -167,14 +128,12 @@ def ratio_over_runs(
     squares = MeanSquares.of(contributions)
     # A mean over all values has the variance of single values over their number.
     covers = Coverage(num_units, unit, num_runs=num_runs if num_runs > 1 else None)
-    return RatioEstimate.from_variances(
+    return RatioEstimate(
         math.log(tops.sum() / bottoms.sum()),
-        num_units,
-        over_units=squares.units / tops.size,
-        over_runs=squares.runs / tops.size,
-        residual=squares.residual / tops.size,
+        covers,
+        unit_variance=max(squares.units - squares.residual, 0.0) / tops.size,
+        run_variance=squares.runs / tops.size,
         run_degrees_of_freedom=num_runs - 1,
-        covers=covers,
     )
 
 

@@ -59,15 +59,19 @@ def test_the_parts_of_the_variance_shrink_with_runs_and_units() -> None:
     estimate = compare(runs, runs, better="lower", margin=0.02).estimate
     assert estimate is not None
     # Sums of squares over their degrees of freedom; the mean of a side is over 4 runs and 8 units.
-    residual = (32 * within**2 / 21) / (4 * 8) * 2
-    assert estimate.residual_variance == pytest.approx(residual)
-    assert estimate.run_variance == pytest.approx((4 * between**2 / 3) / 4 * 2 - residual)
+    assert estimate.unit_variance == 0
+    assert estimate.run_variance == pytest.approx((4 * between**2 / 3) / 4 * 2)
     assert estimate.run_degrees_of_freedom == 6
+    changes = 0.1 * np.array([1, -1] * 4)
+    moved = compare(runs, runs * np.exp(changes), better="lower", margin=0.02).estimate
+    assert moved is not None
+    residual = (32 * within**2 / 21) * (1 / 4 + 1 / 4)
+    assert moved.unit_variance == pytest.approx((changes.var(ddof=1) - residual) / 8)
     # Half of the variance between two identical runs is that of one, with four degrees of freedom more.
     noisy = compare(runs, runs, "lower", 0.02, Noise(0.05, 4)).estimate
     assert noisy is not None
     of_means = (6 * (4 * between**2 / 3) + 4 * 0.05**2 / 2) / (6 + 4)
-    assert noisy.run_variance == pytest.approx(of_means / 4 * 2 - residual)
+    assert noisy.run_variance == pytest.approx(of_means / 4 * 2)
     assert noisy.run_degrees_of_freedom == 10
     assert "4 + 4 runs and the noise of 4 differences between identical runs" in str(noisy.covers)
     few = compare(runs[:2], runs[:1], better="lower", margin=0.02)
@@ -84,8 +88,6 @@ def test_proportions_of_the_same_questions() -> None:
     assert few.verdict == "cannot tell"
     assert few.p_value == 1
     assert compare_proportions(answers, lost, margin=0.0).verdict == "worse"
-    with pytest.raises(ValueError, match="margin"):
-        compare_proportions(answers, lost, margin=-0.1)
 
 
 @pytest.mark.parametrize(("further", "verdict"), [(1e-9, "no worse"), (-1e-9, "cannot tell")])
@@ -108,8 +110,6 @@ def test_no_worse_is_one_sided_at_5_percent(further: float, verdict: str) -> Non
 def test_what_cannot_be_compared_is_refused(before: list[float], after: list[float]) -> None:
     with pytest.raises(ValueError, match=r"units|positive"):
         compare(before, after, better="lower", margin=0.02)
-    with pytest.raises(ValueError, match="margin"):
-        compare([1.0], [1.0], better="lower", margin=-0.1)
 
 
 Floats = NDArray[np.float64]
