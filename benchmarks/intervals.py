@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.results.statistics.comparisons import compare
-from harness.results.statistics.multiplicity import best_of_several, ranking
+from harness.results.statistics.multiplicity import best_of_several, relative_to_best
 from harness.results.statistics.ratios import ratio_of_totals
 from harness.results.statistics.runs import ratio_over_runs
 
@@ -108,8 +108,7 @@ def report_best(options: argparse.Namespace) -> None:
         naive.append(best.naive)
         honest.append(best.honest.estimate)
         held += best.honest.low <= 2 <= best.honest.high
-        ranked = ranking(tops, bottoms)
-        false_alarms += any(one.worse for one in ranked)
+        false_alarms += any(share.high < 1 for share in relative_to_best(tops, bottoms))
     show("best of 6 equal ones", "its own figure", "ours", "interval holds %", "false difference %")
     means = [f"{np.mean(values):.3f}" for values in (naive, honest)]
     shares = [f"{100 * count / options.repetitions:.1f}" for count in (held, false_alarms)]

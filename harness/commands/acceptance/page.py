@@ -18,7 +18,7 @@ from harness.results.files import rows_in
 from harness.results.rows.acceptance import AcceptancePartRow, AcceptanceRow, AcceptanceTextRow
 from harness.results.runs import Run, grouped
 from harness.results.statistics.interval import UNKNOWN, Interval
-from harness.results.statistics.multiplicity import ranking
+from harness.results.statistics.multiplicity import relative_to_best
 
 if TYPE_CHECKING:
     from harness.reporting.drawing import Plot
@@ -257,9 +257,8 @@ def _relative_to_best(drafts: Sequence[Draft]) -> dict[str, Interval]:
     by_prompt = by_text.dropna().groupby("prompt").sum()
     if len(drafts) < 2 or by_prompt.empty:
         return {}
-    ids = list(by_prompt["time"])
-    ranked = ranking(by_prompt["tokens"].to_numpy().T, by_prompt["time"].to_numpy().T)
-    return {ids[rank.index]: rank.relative_to_best for rank in ranked}
+    shares = relative_to_best(by_prompt["tokens"].to_numpy().T, by_prompt["time"].to_numpy().T)
+    return dict(zip(by_prompt["time"], shares, strict=True))
 
 
 def turn_range(turn: int) -> str:

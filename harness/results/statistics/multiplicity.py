@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from harness.results.statistics.arrays import Floats, positive_tables
+from harness.results.statistics.arrays import Floats
 from harness.results.statistics.distributions import t_quantile
 from harness.results.statistics.interval import (
     CONFIDENCE,
@@ -26,49 +26,24 @@ from harness.results.statistics.interval import (
 
 # How many parts the units are divided into, to choose the best without one part after the other.
 _NUM_PARTS = 5
-_SHAPE = "[num_alternatives, num_units]"
-
-
-@dataclass(frozen=True)
-class Ranked:
-    """One alternative, compared with the best.
-
-    Attributes:
-        index: index of the alternative, as given.
-        ratio: total of its numerators over total of its denominators.
-        relative_to_best: its ratio over that of the best, at most 1, with the simultaneous
-            interval. The bounds are nan for the best itself, for an alternative that equals it on
-            every unit, and if there are too few units.
-    """
-
-    index: int
-    ratio: float
-    relative_to_best: Interval
-
-    @property
-    def worse(self) -> bool:
-        """Whether the alternative is significantly worse than the best."""
-        return self.relative_to_best.high < 1
 
 
 @dataclass(frozen=True)
 class Best:
-    """The best of several, with an estimate that the choice does not flatter.
+    """The best of several by its ratio of totals over all units, with an estimate that the choice does not flatter.
 
     Attributes:
-        index: the alternative with the largest ratio of totals over all units.
         naive: its own ratio over the units that chose it: too high on average.
         honest: an estimate from units that had no part in the choice; the bounds hold whichever
             alternative is chosen.
     """
 
-    index: int
     naive: float
     honest: Interval
 
 
-def ranking(numerators: ArrayLike, denominators: ArrayLike) -> list[Ranked]:
-    """Sort alternatives by their ratios of totals, the best first, with simultaneous intervals.
+def relative_to_best(numerators: ArrayLike, denominators: ArrayLike) -> list[Interval]:
+    """The ratio of totals of each alternative over that of the best, at most 1, with simultaneous intervals.
 
     Each interval is Student's t on the logarithm of two alternatives' ratios, with jackknife
     errors, at Šidák's level for all pairs of alternatives. Because every pair is covered, the pairs
@@ -80,35 +55,32 @@ def ranking(numerators: ArrayLike, denominators: ArrayLike) -> list[Ranked]:
             arm on the same prompts.
         denominators: the same shape: the ms of each speculative arm.
 
-    Raises:
-        ValueError: for shapes that differ or hold nothing, and for values that are not positive.
+    Returns:
+        [num_alternatives]; bounds are nan for the best itself, for an alternative that equals it on every unit, and if
+        there are too few units.
     """
     # In simulations of six to ten equal alternatives on 9 to 30 prompts of unlike lengths, 4.4 to
     # 5.2 % of the tables had a difference by chance. A studentised bootstrap (max-t) has fewer than
     # its nominal 5 % there, with intervals up to twice as wide: a resample of nine units may hold
     # only two different ones.
-    numerator_array, denominator_array = positive_tables(numerators, denominators, _SHAPE)
-    num_alternatives, num_units = numerator_array.shape
-    log_ratios = _log_ratios(numerator_array, denominator_array)
-    order = np.argsort(-log_ratios, kind="stable")
-    best = order[0]
-    influences = _influences(numerator_array, denominator_array)
+    tops, bottoms = np.array([numerators, denominators], dtype=np.float64)
+    num_alternatives, num_units = tops.shape
+    log_ratios = _log_ratios(tops, bottoms)
+    best = int(np.argmax(log_ratios))
+    influences = _influences(tops, bottoms)
     num_pairs = num_alternatives * (num_alternatives - 1) // 2
     covers = Coverage(num_units, "prompt")
-    ranked = []
-    for index in order:
-        ratio = math.exp(log_ratios[index])
-        change = float(log_ratios[index] - log_ratios[best])
-        error = _standard_error(influences[index] - influences[best])
+    intervals = []
+    for log_ratio, influence in zip(log_ratios, influences, strict=True):
+        change = float(log_ratio - log_ratios[best])
+        error = _standard_error(influence - influences[best])
+        low = high = NAN
         if error > 0:  # neither zero, as for the best itself, nor nan
             half_width = _critical_t(num_pairs, num_units - 1) * error
             low = math.exp(change - half_width)
             high = math.exp(change + half_width)
-        else:
-            low = high = NAN
-        relative_to_best = Interval(math.exp(change), low, high, covers)
-        ranked.append(Ranked(int(index), ratio, relative_to_best))
-    return ranked
+        intervals.append(Interval(math.exp(change), low, high, covers))
+    return intervals
 
 
 def best_of_several(numerators: ArrayLike, denominators: ArrayLike, seed: int) -> Best:
@@ -120,32 +92,27 @@ def best_of_several(numerators: ArrayLike, denominators: ArrayLike, seed: int) -
     intervals of all alternatives hold together.
 
     Args:
-        numerators, denominators: as for `ranking`.
-
-    Returns:
-        The choice; `honest` has no bounds below `FEWEST_FOR_INTERVAL` units, and no estimate below
-        two.
+        numerators, denominators: as for `relative_to_best`, of two units at least; below `FEWEST_FOR_INTERVAL` of them
+            `honest` has no bounds.
     """
     # In simulations of six equal alternatives on 15 units the estimate was 0.1 % off, and the
     # chosen alternative's own ratio 3.6 % too high. An interval from the cross-validated totals
     # alone covered the chosen alternative's ratio in only 80 % of the cases.
-    numerator_array, denominator_array = positive_tables(numerators, denominators, _SHAPE)
-    log_ratios = _log_ratios(numerator_array, denominator_array)
+    tops, bottoms = np.array([numerators, denominators], dtype=np.float64)
+    log_ratios = _log_ratios(tops, bottoms)
     best = int(np.argmax(log_ratios))
     naive = math.exp(log_ratios[best])
-    num_units = numerator_array.shape[1]
+    num_units = tops.shape[1]
     covers = Coverage(num_units, "prompt")
-    if num_units == 1:
-        return Best(best, naive, Interval(covers=covers))
-    estimate = _cross_validated(numerator_array, denominator_array, np.random.default_rng(seed))
-    error = _standard_error(_influences(numerator_array, denominator_array)[best])
+    estimate = _cross_validated(tops, bottoms, np.random.default_rng(seed))
+    error = _standard_error(_influences(tops, bottoms)[best])
     if not error > 0:  # zero or nan
-        return Best(best, naive, Interval(estimate, covers=covers))
-    half_width = _critical_t(len(numerator_array), num_units - 1) * error
+        return Best(naive, Interval(estimate, covers=covers))
+    half_width = _critical_t(len(tops), num_units - 1) * error
     # The interval is around the naive ratio; it must also hold the estimate.
     low = min(naive * math.exp(-half_width), estimate)
     high = max(naive * math.exp(half_width), estimate)
-    return Best(best, naive, Interval(estimate, low, high, covers))
+    return Best(naive, Interval(estimate, low, high, covers))
 
 
 def widened(
@@ -157,7 +124,7 @@ def widened(
     """Widen the interval of a ratio, so that it holds jointly with the others of a table.
 
     All of them hold in 95 % of the cases, however they depend on each other. For pairs on the same
-    prompts use `ranking`: it compares them prompt by prompt, and finds smaller differences.
+    prompts use `relative_to_best`: it compares them prompt by prompt, and finds smaller differences.
 
     Args:
         interval: by Student's t on the log ratio.

@@ -14,7 +14,7 @@ from harness.results.prompt_times import common_times, waits_of_both_arms
 from harness.results.runs import grouped
 from harness.results.statistics.arrays import Floats
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Interval
-from harness.results.statistics.multiplicity import best_of_several, ranking
+from harness.results.statistics.multiplicity import best_of_several, relative_to_best
 
 # Rivals that are named in a sentence.
 _MOST_NAMED = 3
@@ -139,9 +139,10 @@ def compared_with_first(pairs: Sequence[RankedRun]) -> list[Rival]:
             is_less = pair.at_once.speedup.high < first.at_once.speedup.low
             compared.append(Rival(pair, LESS if is_less else ALIKE))
     else:
-        for place in sorted(ranking(*times), key=attrgetter("index"))[1:]:
-            share = place.relative_to_best if place.relative_to_best.has_bounds else None
-            compared.append(Rival(ranked[place.index], LESS if place.worse else ALIKE, share))
+        for pair, share in zip(ranked[1:], relative_to_best(*times)[1:], strict=True):
+            is_less = share.high < 1
+            shown = share if share.has_bounds else None
+            compared.append(Rival(pair, LESS if is_less else ALIKE, shown))
     return [*compared, *not_ranked]
 
 
