@@ -241,7 +241,7 @@ def _noise(figure: PromptFigure, runs: Sequence[Run[LatencyRow]]) -> Noise | Non
     if len(values) < 2:
         return None
     units = _common_units([*values.values()])
-    return noise_of_runs([_table(values, units)]) if units else None
+    return noise_of_runs(_table(values, units)) if units else None
 
 
 def _ms_per_token(run: Run[LatencyRow]) -> Values:

@@ -231,22 +231,19 @@ def least_visible_shift(probabilities: Floats, total_variation: float) -> Floats
     a single possible outcome nothing can shift, and the distribution is returned as it is. At a distance of 0.1,
     [0.5, 0.3, 0.2] becomes [0.6, 0.24, 0.16].
 
-    Raises:
-        ValueError: for a distance that is not in (0, 0.5].
+    Args:
+        total_variation: in (0, 0.5].
     """
-    values = np.asarray(probabilities, dtype=np.float64)
-    if not 0 < total_variation <= 0.5:
-        raise ValueError(f"total_variation must be in (0, 0.5]: {total_variation}")
     masses = [0.0, 0.0]
-    half = np.zeros(values.size, dtype=np.intp)
-    for index in np.argsort(-values, kind="stable"):
+    half = np.zeros(probabilities.size, dtype=np.intp)
+    for index in np.argsort(-probabilities, kind="stable"):
         half[index] = lighter = int(masses[1] < masses[0])
-        masses[lighter] += float(values[index])
+        masses[lighter] += float(probabilities[index])
     gaining = half == int(masses[1] < masses[0])
-    gained = values[gaining].sum()
+    gained = probabilities[gaining].sum()
     if gained == 0:
-        return values
-    shifted = values * np.where(
+        return probabilities
+    shifted = probabilities * np.where(
         gaining, 1 + total_variation / gained, 1 - total_variation / (1 - gained)
     )
     return np.asarray(shifted / shifted.sum())

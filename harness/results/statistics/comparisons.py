@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from harness.results.statistics.arrays import Floats, positive_table
+from harness.results.statistics.arrays import Floats
 from harness.results.statistics.distributions import t_quantile
 from harness.results.statistics.interval import CONFIDENCE, NAN, Coverage, Interval
 from harness.results.statistics.proportions import (
@@ -37,7 +37,7 @@ class Noise:
     Args:
         deviation: standard deviation of the log of the ratio of two identical runs.
         degrees_of_freedom: number of independent pairs of runs that it was measured on, or of
-            runs less one for each group: five identical runs give 4.
+            runs less one: five identical runs give 4.
     """
 
     deviation: float
@@ -67,25 +67,15 @@ class Comparison:
     estimate: RatioEstimate | None = None
 
 
-def noise_of_runs(groups: Sequence[ArrayLike]) -> Noise:
-    """Noise from several runs of the same program, in one group or more.
+def noise_of_runs(values: ArrayLike) -> Noise:
+    """Noise from several runs of the same program.
 
     Args:
-        groups: each [num_runs, num_units], positive: the runs of one measurement.
-
-    Raises:
-        ValueError: no group has two runs.
+        values: [num_runs, num_units], positive; two runs at least.
     """
-    degrees_of_freedom = 0
-    squares = 0.0
-    for group in groups:
-        means = _logs(group).mean(axis=1)
-        degrees_of_freedom += means.size - 1
-        squares += float(((means - means.mean()) ** 2).sum())
-    if not degrees_of_freedom:
-        raise ValueError("noise needs two runs of the same measurement")
+    means = _logs(values).mean(axis=1)
     # The ratio of two runs has twice the variance of one.
-    return Noise(math.sqrt(2 * squares / degrees_of_freedom), degrees_of_freedom)
+    return Noise(math.sqrt(2 * means.var(ddof=1)), means.size - 1)
 
 
 def compare(
@@ -162,8 +152,6 @@ def change_between(
     """
     sides = [_logs(before), _logs(after)]
     num_units = sides[0].shape[1]
-    if sides[1].shape[1] != num_units:
-        raise ValueError(f"{num_units} units before and {sides[1].shape[1]} after")
     changes = sides[1].mean(axis=0) - sides[0].mean(axis=0)
     num_runs = [len(side) for side in sides]
     inverse_runs = sum(1 / runs for runs in num_runs)
@@ -203,7 +191,7 @@ def change_between(
 
 def _logs(values: ArrayLike) -> Floats:
     """Logarithms as [num_runs, num_units], also of the [num_units] of one run."""
-    return np.asarray(np.log(positive_table(np.atleast_2d(values), "[num_runs, num_units]")))
+    return np.asarray(np.log(np.atleast_2d(values)))
 
 
 def _verdict(improved: bool, within: bool, worsened: bool) -> Verdict:

@@ -55,11 +55,8 @@ def difference_of_paired_proportions(
 
     Returns:
         The difference and its bounds in [-1, 1]; all nan without questions.
-
-    Raises:
-        ValueError: when the two differ in length.
     """
-    first_answers, second_answers = _paired(first_correct, second_correct)
+    first_answers, second_answers = np.array([first_correct, second_correct], dtype=bool)
     total = first_answers.size
     if not total:
         return Interval()
@@ -70,15 +67,6 @@ def difference_of_paired_proportions(
     below = _distance(second.estimate - second.low, first.high - first.estimate, correlation)
     above = _distance(second.high - second.estimate, first.estimate - first.low, correlation)
     return Interval(difference, difference - below, difference + above)
-
-
-def _paired(first_correct: Sequence[bool], second_correct: Sequence[bool]) -> tuple[Flags, Flags]:
-    """Both as arrays. Raises ValueError when the arms differ in length."""
-    first = np.asarray(first_correct, dtype=bool)
-    second = np.asarray(second_correct, dtype=bool)
-    if first.ndim != 1 or first.shape != second.shape:
-        raise ValueError(f"{first.shape} answers against {second.shape}")
-    return first, second
 
 
 def _corrected_correlation(first: Flags, second: Flags) -> float:
@@ -111,11 +99,8 @@ def mcnemar_p_value(first_correct: Sequence[bool], second_correct: Sequence[bool
 
     Args:
         first_correct, second_correct: [num_questions], whether each arm answered correctly.
-
-    Raises:
-        ValueError: when the two differ in length.
     """
-    first, second = _paired(first_correct, second_correct)
+    first, second = np.array([first_correct, second_correct], dtype=bool)
     discordant = int((first != second).sum())
     if discordant == 0:
         return 1.0

@@ -99,11 +99,8 @@ def ratio_of_totals(
     Returns:
         The ratio and its bounds; bounds are nan below `FEWEST_FOR_INTERVAL` units, everything is
         nan with none.
-
-    Raises:
-        ValueError: when the two differ in length or a denominator is not positive.
     """
-    tops, bottoms = _paired(numerators, denominators)
+    tops, bottoms = np.array([numerators, denominators], dtype=np.float64)
     covers = Coverage(tops.size, unit)
     if not tops.size:
         return Interval(covers=covers)
@@ -264,16 +261,10 @@ def totals_by_unit(values: ArrayLike, units: Sequence[Hashable]) -> Floats:
 
     Returns:
         [num_units].
-
-    Raises:
-        ValueError: when the two differ in length.
     """
-    numbers = np.asarray(values, dtype=np.float64)
-    if numbers.shape != (len(units),):
-        raise ValueError(f"{numbers.shape} values for {len(units)} units")
     places = {unit: index for index, unit in enumerate(dict.fromkeys(units))}
     indices = np.array([places[unit] for unit in units], dtype=np.intp)
-    return np.asarray(np.bincount(indices, weights=numbers, minlength=len(places)))
+    return np.asarray(np.bincount(indices, weights=values))
 
 
 def at_equal_lengths(times: ArrayLike, tokens: ArrayLike) -> Floats:
@@ -325,7 +316,7 @@ def rare_units(
         numerators, denominators: [num_units], as of `ratio_of_totals`.
         lengths: [num_units], how long the units' answers are; one value for equal ones.
     """
-    tops, bottoms = _paired(numerators, denominators)
+    tops, bottoms = np.array([numerators, denominators], dtype=np.float64)
     relative = np.asarray(lengths, dtype=np.float64)
     arms = (tops / relative, bottoms / relative)
     if tops.size < FEWEST_FOR_INTERVAL or not tops.all():
@@ -355,19 +346,14 @@ def drift(numerators: ArrayLike, denominators: ArrayLike, unit: str = "prompt") 
     tokens. Where few long answers make up most of a half, no drift is stated.
 
     Args:
-        numerators: [num_units] in the order in which they were measured, such as ms of an arm.
+        numerators: [num_units], positive, in the order in which they were measured, such as ms of an arm.
         denominators: [num_units], positive, such as ms of the other arm: a drift of the speed-up.
 
     Returns:
         The drift; its bounds are nan where a half has fewer than `FEWEST_FOR_INTERVAL` effective units, (Σ n)² / Σ n²
         of its denominators n (Kish, 1965).
-
-    Raises:
-        ValueError: when the two differ in length, or a value is not positive.
     """
-    tops, bottoms = _paired(numerators, denominators)
-    if not (tops > 0).all():
-        raise ValueError("every numerator must be positive")
+    tops, bottoms = np.array([numerators, denominators], dtype=np.float64)
     half = tops.size // 2
     if not half:
         return Drift(Interval(), False)
@@ -394,14 +380,3 @@ def _welch_interval(first: Floats, second: Floats, difference: float) -> tuple[f
     around_means = test.confidence_interval(CONFIDENCE)
     shift = difference - (second.mean() - first.mean())
     return float(around_means.low + shift), float(around_means.high + shift)
-
-
-def _paired(numerators: ArrayLike, denominators: ArrayLike) -> tuple[Floats, Floats]:
-    tops = np.asarray(numerators, dtype=np.float64)
-    bottoms = np.asarray(denominators, dtype=np.float64)
-    if tops.ndim != 1 or tops.shape != bottoms.shape:
-        shapes = f"numerators {tops.shape} and denominators {bottoms.shape}"
-        raise ValueError(f"{shapes} must be two lists of one length")
-    if not (bottoms > 0).all():
-        raise ValueError("every denominator must be positive")
-    return tops, bottoms

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from harness.results.statistics.arrays import Floats, positive_tables
+from harness.results.statistics.arrays import Floats
 from harness.results.statistics.distributions import t_quantile, t_tail
 from harness.results.statistics.interval import (
     CONFIDENCE,
@@ -117,11 +117,8 @@ def ratio_over_runs(
 
     Returns:
         The estimate. With one run it covers the units alone, and says so.
-
-    Raises:
-        ValueError: for shapes that differ or have no units, and for values that are not positive.
     """
-    tops, bottoms = positive_tables(numerators, denominators, "[num_runs, num_units]")
+    tops, bottoms = np.array([numerators, denominators], dtype=np.float64)
     num_runs, num_units = tops.shape
     # What each value contributes to the log of the ratio of totals, to first order; the mean is 0.
     contributions = np.asarray(tops / tops.mean() - bottoms / bottoms.mean())

@@ -38,7 +38,7 @@ def test_a_lower_figure_is_better_or_worse() -> None:
 
 def test_noise_is_that_of_identical_runs() -> None:
     rng = np.random.default_rng(0)
-    noise = noise_of_runs(np.exp(rng.normal(0, 0.02 / math.sqrt(2), (500, 2, 1))))
+    noise = noise_of_runs(np.exp(rng.normal(0, 0.02 / math.sqrt(2), (501, 1))))
     assert noise.deviation == pytest.approx(0.02, rel=0.1)
     assert noise.degrees_of_freedom == 500
     assert Noise(0.02, 3).threshold() == pytest.approx(math.expm1(0.02 * stats.t.isf(0.025, 3)))
@@ -46,8 +46,6 @@ def test_noise_is_that_of_identical_runs() -> None:
     pair = compare(np.ones(15), np.ones(15), better="lower", margin=0.02, noise=noise)
     assert pair.change.high == pytest.approx(1 + noise.threshold())
     assert "15 prompts and the noise of 500 differences" in str(pair.change.covers)
-    with pytest.raises(ValueError, match="positive"):
-        noise_of_runs([[[1.0], [0.0]]])
 
 
 def test_the_parts_of_the_variance_shrink_with_runs_and_units() -> None:
@@ -101,15 +99,6 @@ def test_no_worse_is_one_sided_at_5_percent(further: float, verdict: str) -> Non
     lower = compare(np.ones(20), times, better="lower", margin=highest - 1 + further)
     higher = compare(np.ones(20), 1 / times, better="higher", margin=1 - 1 / highest + further)
     assert (lower.verdict, higher.verdict) == (verdict, verdict)
-
-
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [([1.0, 2.0], [1.0]), ([1.0], [0.0]), ([], []), ([1.0], [[[1.0]]]), ([math.inf], [1.0])],
-)
-def test_what_cannot_be_compared_is_refused(before: list[float], after: list[float]) -> None:
-    with pytest.raises(ValueError, match=r"units|positive"):
-        compare(before, after, better="lower", margin=0.02)
 
 
 Floats = NDArray[np.float64]

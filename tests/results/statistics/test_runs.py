@@ -88,17 +88,6 @@ def test_variances_are_split_by_runs_and_units() -> None:
     assert (quiet.unit_variance, quiet.run_variance) == (0, pytest.approx(0))
 
 
-@pytest.mark.parametrize(
-    ("numerators", "denominators"),
-    [([1.0], [1.0]), ([[1.0, 2.0]], [[1.0]]), ([[0.0]], [[1.0]])],
-)
-def test_what_is_no_measurement_is_refused(
-    numerators: list[list[float]], denominators: list[list[float]]
-) -> None:
-    with pytest.raises(ValueError, match=r"num_runs|denominators|positive"):
-        ratio_over_runs(numerators, denominators)
-
-
 Floats = NDArray[np.float64]
 
 
