@@ -258,7 +258,7 @@ class Scores:
         routes: many texts in one pass, and a text again (`logits_again`).
         """
         means = {
-            name: Rounding.mean([*roundings.values()])
+            name: Rounding.combined([*roundings.values()], np.mean)
             for name, roundings in self._roundings.items()
             if roundings
         }
@@ -268,7 +268,7 @@ class Scores:
         for text in texts:
             rounding = means.get(text.setting, NO_ROUNDING)
             if text.is_at_place:
-                rounding = Rounding.largest([rounding, *at_place])
+                rounding = Rounding.combined([rounding, *at_place], np.max)
             allowed.append(rounding)
         return self._asking.token_test.check(texts, allowed)
 

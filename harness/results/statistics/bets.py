@@ -49,14 +49,14 @@ def bets_on_cells(
     num_cells: int,
     keys: Sequence[Hashable],
     learners: Sequence[Learner],
-    tolerated: Floats | None = None,
+    tolerated: Floats,
 ) -> Floats:
     """Bets on which of equally likely cells each draw is in, from the earlier draws with the same key.
 
     Args:
         cells: [n], from 0 to `num_cells` - 1.
         keys: [n].
-        tolerated: [n, num_cells], by how much each cell's mass may be off at each draw; None for not at all.
+        tolerated: [n, num_cells], by how much each cell's mass may be off at each draw.
     """
     factors = np.zeros((len(learners), len(cells)))
     places: dict[Hashable, list[int]] = defaultdict(list)
@@ -69,9 +69,8 @@ def bets_on_cells(
         for row, (concentration, share) in zip(factors, learners, strict=True):
             expected = (before + concentration / num_cells) / (total + concentration)
             won = share * (num_cells * expected - 1)
-            row[at] = np.log1p((won * drawn).sum(-1))
-            if tolerated is not None:
-                row[at] -= np.log1p((np.abs(won) * tolerated[at]).sum(-1))
+            lost = np.log1p((np.abs(won) * tolerated[at]).sum(-1))
+            row[at] = np.log1p((won * drawn).sum(-1)) - lost
     return factors
 
 
@@ -80,7 +79,7 @@ def bets_on_outcomes(
     masses: Floats,
     keys: Sequence[Hashable],
     learners: Sequence[Learner],
-    tolerated: Floats | None = None,
+    tolerated: Floats,
 ) -> Floats:
     """Bets on which outcome comes, from the earlier draws with the same key, which have the same distribution.
 
@@ -88,7 +87,7 @@ def bets_on_outcomes(
         outcomes: [n].
         masses: [n], of each outcome in its distribution; no bet stands where it is 0.
         keys: [n].
-        tolerated: [n], the most of the distribution's mass that may be elsewhere; None for none.
+        tolerated: [n], the most of the distribution's mass that may be elsewhere.
     """
     counts: dict[Hashable, int] = defaultdict(int)
     totals: dict[Hashable, int] = defaultdict(int)
@@ -109,9 +108,8 @@ def bets_on_outcomes(
     for row, (concentration, share) in zip(factors, learners, strict=True):
         won = share * ((by_mass + concentration) / (total + concentration) - 1)
         row[is_possible] = np.log1p(won[is_possible])
-        if tolerated is not None:
-            # From the outcome on which least is bet to the one on which most is.
-            row -= np.log1p(share * tolerated * peak / (total + concentration)) * is_possible
+        # From the outcome on which least is bet to the one on which most is.
+        row -= np.log1p(share * tolerated * peak / (total + concentration)) * is_possible
     return factors
 
 

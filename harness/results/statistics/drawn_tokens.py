@@ -17,9 +17,9 @@ Without the exact distribution, tokens of two arms that follow the same text are
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -93,19 +93,12 @@ class Rounding:
         return cls(cells=cells, tilts=np.array(tilts), total=total)
 
     @classmethod
-    def mean(cls, several: Sequence[Rounding]) -> Self:
+    def combined(cls, several: Sequence[Rounding], combine: Callable[..., Any]) -> Self:
+        """Several as one, such as by `np.mean`, value by value."""
         return cls(
-            cells=np.mean([rounding.cells for rounding in several], axis=0),
-            tilts=np.mean([rounding.tilts for rounding in several], axis=0),
-            total=float(np.mean([rounding.total for rounding in several])),
-        )
-
-    @classmethod
-    def largest(cls, several: Sequence[Rounding]) -> Self:
-        return cls(
-            cells=np.max([rounding.cells for rounding in several], axis=0),
-            tilts=np.max([rounding.tilts for rounding in several], axis=0),
-            total=max(rounding.total for rounding in several),
+            cells=combine([rounding.cells for rounding in several], axis=0),
+            tilts=combine([rounding.tilts for rounding in several], axis=0),
+            total=float(combine([rounding.total for rounding in several])),
         )
 
 
@@ -230,50 +223,38 @@ class TokenTest:
         """The logarithm of what bettors must win for an arm to be called lossy."""
         return -math.log(self.level)
 
-    def check(
-        self, texts: Sequence[DrawnText], roundings: Sequence[Rounding] | None = None
-    ) -> TokenResult:
-        """Test texts, in the order in which they were answered.
-
-        Args:
-            roundings: of each text; None without any.
-        """
+    def check(self, texts: Sequence[DrawnText], roundings: Sequence[Rounding]) -> TokenResult:
+        """Test texts, in the order in which they were answered, each with its rounding."""
         if not texts:
             return self._result(np.zeros((1, 0)), power=0.0)
         lengths = [len(text.tokens) for text in texts]
-        allowed = roundings or [NO_ROUNDING] * len(texts)
 
         def tolerated(per_text: Sequence[Floats | float]) -> Floats:
             return _ROUNDING_ALLOWANCE * np.repeat(np.array(per_text), lengths, axis=0)
 
-        moved = tolerated([rounding.cells for rounding in allowed])
+        moved = tolerated([rounding.cells for rounding in roundings])
         quantiles = np.concatenate([text.quantiles for text in texts])
         widths = np.concatenate([text.widths for text in texts])
         tilts = np.concatenate([text.tilts for text in texts])
-        ranks: list[int] = []
-        contexts: list[Hashable] = []
-        settings: list[Hashable] = []
-        fifths_before: list[int | None] = []
-        is_first: list[bool] = []
+        ranks = [rank for text in texts for rank in text.ranks]
+        contexts = []
+        settings = []
         for text in texts:
-            ranks += text.ranks
             for index in range(len(text.tokens)):
                 contexts.append((text.prompt, text.setting, text.tokens[:index]))
                 settings.append((text.setting, text.is_at_place, index == 0))
-                is_first.append(index == 0)
-                # Each token is in one pair.
-                is_second = index % 2 == 1
-                before = int(_NUM_FIFTHS * text.quantiles[index - 1]) if is_second else None
-                fifths_before.append(before)
+        places = np.concatenate([np.arange(length) for length in lengths])
+        is_first = places == 0
+        # Each token is in one pair.
+        is_second = places % 2 == 1
+        fifths = (_NUM_FIFTHS * quantiles).astype(int)
+        fifths_before = np.where(is_second, np.roll(fifths, 1), -1).tolist()
         half_moves = moved.reshape(len(ranks), 2, -1).sum(-1)
         fifth_moves = moved.reshape(len(ranks), _NUM_FIFTHS, -1).sum(-1)
-        is_second_of_pair = np.array([fifth is not None for fifth in fifths_before])
-        in_pairs = bets_on_cells(
-            _NUM_FIFTHS * quantiles, _NUM_FIFTHS, fifths_before, LEARNERS, fifth_moves
-        )
-        total = tolerated([rounding.total for rounding in allowed])
+        in_pairs = bets_on_cells(fifths, _NUM_FIFTHS, fifths_before, LEARNERS, fifth_moves)
+        total = tolerated([rounding.total for rounding in roundings])
         # The first token of a text is the target's own.
-        is_decided = ~np.array(is_first)
+        is_decided = ~is_first
         on_halves = bets_on_cells(2 * quantiles, 2, is_first, HALF_LEARNERS, half_moves)
         is_outside = widths == 0
         # At the one place a single tie at the edge of a truncation would count in every text.
@@ -282,9 +263,9 @@ class TokenTest:
         bettors = [
             np.where(is_decided, on_halves, 0.0),
             bets_on_cells(_NUM_CELLS * quantiles, _NUM_CELLS, settings, LEARNERS, moved),
-            np.where(is_second_of_pair, in_pairs, 0.0),
+            np.where(is_second, in_pairs, 0.0),
             bets_on_outcomes(ranks, widths, contexts, LEARNERS, total),
-            (tilts - np.log1p(tolerated([rounding.tilts for rounding in allowed]))).T,
+            (tilts - np.log1p(tolerated([rounding.tilts for rounding in roundings]))).T,
             np.where(at_place, 0.0, on_support),
         ]
         num_decided = int(is_decided.sum())

@@ -27,6 +27,7 @@ from harness.engines.requests import RequestRecord
 from harness.local.decoding.warp import Warp
 from harness.results.statistics.arrays import Floats
 from harness.results.statistics.drawn_tokens import (
+    NO_ROUNDING,
     DrawnText,
     Rounding,
     TokenResult,
@@ -39,6 +40,10 @@ from some_settings import settings_of
 VOCABULARY_SIZE = 12
 PLAIN = DecodingSettings(temperature=0.7)
 TEST = TokenTest(level=1e-9, shift=0.2)
+
+
+def exactly_checked(texts: Sequence[DrawnText]) -> TokenResult:
+    return TEST.check(texts, [NO_ROUNDING] * len(texts))
 
 
 def random_logits(num_rows: int, seed: int = 0) -> Floats:
@@ -69,7 +74,7 @@ def texts_of(
 
 def checked(exact: Floats, tokens: Sequence[int]) -> TokenResult:
     """The check of tokens as texts of two tokens, each after a prompt of its own."""
-    return TEST.check(texts_of(exact, tokens, 2))
+    return exactly_checked(texts_of(exact, tokens, 2))
 
 
 @pytest.mark.parametrize(
@@ -146,9 +151,9 @@ def test_reused_random_numbers_show_in_pairs() -> None:
     fresh = [
         dataclasses.replace(text, quantiles=own) for text, own in zip(texts, numbers, strict=True)
     ]
-    assert TEST.check(fresh).verdict == "lossless"
+    assert exactly_checked(fresh).verdict == "lossless"
     reused = [dataclasses.replace(text, quantiles=text.quantiles[[0, 0]]) for text in fresh]
-    assert TEST.check(reused).verdict == "lossy"
+    assert exactly_checked(reused).verdict == "lossy"
 
 
 def continuations(second: list[list[float]], seed: int = 0) -> list[DrawnText]:
@@ -163,11 +168,11 @@ def continuations(second: list[list[float]], seed: int = 0) -> list[DrawnText]:
 
 def test_changes_that_cancel_out_over_texts_show_after_each() -> None:
     exact = [0.5, 0.3, 0.2]
-    assert TEST.check(continuations([exact] * 3)).verdict == "lossless"
+    assert exactly_checked(continuations([exact] * 3)).verdict == "lossless"
     moved = continuations([[0.6, 0.2, 0.2], [0.4, 0.4, 0.2], exact])
-    assert TEST.check(moved).verdict == "lossy"
+    assert exactly_checked(moved).verdict == "lossy"
     apart = [dataclasses.replace(text, prompt=(at,)) for at, text in enumerate(moved)]
-    assert TEST.check(apart).verdict == "lossless"
+    assert exactly_checked(apart).verdict == "lossless"
 
 
 def test_a_few_tokens_that_cannot_be_drawn_are_a_loss() -> None:
@@ -200,7 +205,7 @@ def test_the_power_is_no_more_than_what_tests_find() -> None:
             # No two have a text before them, and none a rank, that tells more.
             text = dataclasses.replace(text, prompt=(place,), quantiles=quantiles)
             texts[place] = dataclasses.replace(text, tilts=np.zeros_like(text.tilts))
-        num_found += TEST.check(texts).verdict == "lossy"
+        num_found += exactly_checked(texts).verdict == "lossy"
     assert num_found >= 0.97 * num_runs
 
 
@@ -257,7 +262,8 @@ def test_rounding_at_the_place_where_most_tokens_are_drawn_is_no_loss(seed: int)
     scores.add([answer((9,), 4, index) for index in range(40, 340)])
     assert scores.sampled().verdict != "lossy"
     # Without what is known of rounding it would be.
-    found = asking.token_test.check([scored.text for scored in scores.drawn])
+    texts = [scored.text for scored in scores.drawn]
+    found = asking.token_test.check(texts, [NO_ROUNDING] * len(texts))
     assert found.verdict == "lossy"
 
 
@@ -292,7 +298,7 @@ def test_rounding_moves_masses_a_little_and_is_allowed_for() -> None:
     shifted /= shifted.sum(-1, keepdims=True)
     tokens = drawn(np.tile(shifted, (100, 1)), 4)
     texts = texts_of(np.tile(exact, (100, 1)), tokens, 50)
-    assert TEST.check(texts).verdict == "lossy"
+    assert exactly_checked(texts).verdict == "lossy"
     allowed = TEST.check(texts, [Rounding.between(exact, shifted)] * len(texts))
     assert allowed.verdict != "lossy"
     assert 0.01 < allowed.rounding < 0.3

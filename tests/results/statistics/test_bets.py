@@ -29,7 +29,7 @@ def test_what_is_won_on_cells_is_the_dirichlet_multinomial_likelihood_ratio(
     concentration: float,
 ) -> None:
     cells = [0, 2, 2, 1, 2, 2, 0, 2]
-    won = bets_on_cells(cells, 3, [None] * len(cells), [Learner(concentration)]).sum()
+    won = bets_on_cells(cells, 3, [None] * 8, [Learner(concentration)], np.zeros((8, 3))).sum()
     counts = np.bincount(cells, minlength=3)
     learned = stats.dirichlet_multinomial.logpmf(counts, np.full(3, concentration / 3), len(cells))
     tested = stats.multinomial.logpmf(counts, len(cells), np.full(3, 1 / 3))
@@ -40,7 +40,7 @@ def test_what_is_won_on_outcomes_is_so_too_and_in_each_context_by_itself() -> No
     masses = np.array([0.5, 0.3, 0.2])
     outcomes = [0, 1, 1, 0, 2, 1, 1, 1]
     keys = [(number % 2,) for number in range(len(outcomes))]
-    won = bets_on_outcomes(outcomes, masses[outcomes], keys, [Learner(10.0)]).sum()
+    won = bets_on_outcomes(outcomes, masses[outcomes], keys, [Learner(10.0)], np.zeros(8)).sum()
     expected = 0.0
     for first in (0, 1):
         counts = np.bincount(outcomes[first::2], minlength=3)
@@ -56,9 +56,9 @@ def test_every_bet_is_fair(learner: Learner) -> None:
     on_cells = on_outcomes = on_swaps = 0.0
     for stream in itertools.product(range(3), repeat=4):
         draws = list(stream)
-        won = bets_on_cells(draws, 3, [None] * 4, [learner]).sum()
+        won = bets_on_cells(draws, 3, [None] * 4, [learner], np.zeros((4, 3))).sum()
         on_cells += math.exp(won) / 3**4
-        won = bets_on_outcomes(draws, masses[draws], ["same"] * 4, [learner]).sum()
+        won = bets_on_outcomes(draws, masses[draws], ["same"] * 4, [learner], np.zeros(4)).sum()
         on_outcomes += math.exp(won) * masses[draws].prod()
         won = bets_on_swaps(draws[:2], draws[2:], [learner]).sum()
         on_swaps += math.exp(won) * masses[draws].prod()
