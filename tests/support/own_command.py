@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING
 from harness.commands.command import Command, Experiment
 from harness.config.run import PromptedSettings
 from harness.config.settings import require_at_least
+from harness.reporting.page import Page, title_of_many
+from harness.reporting.table import Column, Table, number
 from harness.results.row import figure, setting
+from harness.results.runs import Run
 from harness.results.schema import DecodedRow
 
 if TYPE_CHECKING:
@@ -86,3 +89,14 @@ class Lengths(Command[LengthsSettings, LengthsRow]):
     def line(self, rows: Sequence[LengthsRow]) -> str:
         """See `Command.line`."""
         return f"{rows[-1].mean_answer_length:.1f} {rows[-1].unit}"
+
+    def page(self, runs: Sequence[Run[LengthsRow]]) -> Page | None:
+        """See `Command.page`."""
+        rows = [run.last for run in runs if run.has_figures]
+        columns = [
+            Column("model", text=True, of="model"),
+            Column("mean answer length", number(1), of="mean_answer_length"),
+            Column("longest answer", of="longest_answer"),
+        ]
+        table = Table.of("lengths", "Lengths of answers", rows, columns)
+        return Page(title_of_many(rows), tables=[table]) if rows else None
