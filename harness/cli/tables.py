@@ -8,14 +8,12 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from rich.text import Text
-
 from harness.commands.registry import measurement
 from harness.config.amounts import counted
 from harness.reporting.overview import failures_table
 from harness.reporting.page import in_full, in_short
 from harness.reporting.table import Document, Line, Table
-from harness.reporting.terminal import WIDE, LastingConsole, as_text, plain_console, print_document
+from harness.reporting.terminal import WIDE, as_text, plain_console, print_document, stderr_console
 from harness.reporting.words import labels
 from harness.results.locked_files import replace_file
 from harness.results.runs import Run, group, grouped, merge
@@ -87,8 +85,7 @@ def print_sweep(
     # A command that measures nothing, such as `plan`, would fail again.
     if is_unfinished or (_any_failed(rows) and record.measures):
         line += f"\n         {again} measures what is missing or failed"
-    console = LastingConsole(stderr=True, highlight=False, soft_wrap=True)
-    console.print(Text(line, "dim"))
+    stderr_console().print(line, style="dim")
 
 
 def _answers(

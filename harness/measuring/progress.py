@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from typing import IO
 
 from harness.reporting.table import visible
-from harness.reporting.terminal import LastingConsole
+from harness.reporting.terminal import stderr_console
 
 # Without a terminal only what takes longer is announced.
 _LONG_S = 60.0
@@ -54,8 +54,7 @@ def note(message: str) -> None:
 
 
 def _print(message: str) -> None:
-    console = LastingConsole(stderr=True, highlight=False, soft_wrap=True)
-    console.print(message, style="dim", markup=False)
+    stderr_console().print(message, style="dim")
 
 
 def show(text: str) -> None:

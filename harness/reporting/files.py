@@ -63,10 +63,9 @@ class Report:
         answers = {}
         for question, page in self.pages.items():
             about = [page.title, *(f"{name}: {text}" for name, text in page.why)]
-            lines = [Line(line.whole, line.style) for line in page.finding]
             answers[question] = [
                 *sentences("warning", *page.doubts),
-                *lines,
+                *page.finding,
                 *sentences("plain", *about),
             ]
         return answers

@@ -88,6 +88,11 @@ def plain_console(width: int | None = PLAIN_WIDTH, **options: Any) -> LastingCon
     return _console(width=width, **options)
 
 
+def stderr_console() -> LastingConsole:
+    """Stderr, for messages that the terminal itself wraps."""
+    return _console(stderr=True, soft_wrap=True)
+
+
 def print_document(document: Document, console: Console | None = None) -> None:
     """Print tables and sentences, by default on stdout; tables in full are only for files.
 

@@ -68,7 +68,8 @@ def prompt_rows(
     """Rows of the prompts file: of each prompt a category and the speculative time in ms; the regular one is 100 ms."""
     return [
         LatencyPromptRow(
-            run=run[0].run, prompt_index=index, category=category, prompt=f"p{index}", arm=arm, completion="c",
+            run=run[0].run, prompt_index=index, prompt_place=index, category=category, prompt=f"p{index}", arm=arm,
+            completion="c",
             num_tokens=10, time_ms=time, acceptance_histogram=[1, 1] if arm == "speculative" else None,
             mean_proposed=4.0 if arm == "speculative" else None,
             num_iterations=6 if arm == "speculative" else None,

@@ -16,7 +16,7 @@ from harness.commands.acceptance.health import (
     likelihood_columns,
 )
 from harness.commands.acceptance.page import turn_range
-from harness.commands.acceptance.record import RECORD, AcceptanceSettings
+from harness.commands.acceptance.record import AcceptanceSettings
 from harness.commands.command import Experiment
 from harness.commands.read_runs import runs_of_pair
 from harness.config.amounts import counted
@@ -37,9 +37,7 @@ from harness.measuring.prompts.sets import Occurrence, Prompt, lines_in_words, l
 from harness.measuring.prompts.transcripts import Reading
 from harness.measuring.rows import LatencyRow
 from harness.measuring.session import Session
-from harness.reporting.optional_plots import drawn_files
 from harness.reporting.table import Table
-from harness.results.locked_files import replace_file
 from harness.results.price.value import IterationCost
 from harness.results.rows.acceptance import (
     PARTS_FILE,
@@ -398,10 +396,6 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
             if number == self.served_k:
                 figures |= self.health
             rows.append(session.row(AcceptanceRow, **figures))
-        page = RECORD.page([Run(rows)])
-        assert page is not None
-        for name, content in drawn_files(page.plots).items():
-            replace_file(session.directory / name, content)
         return rows
 
 

@@ -69,9 +69,8 @@ class LatencyPromptRow(Row):
 
     @property
     def place(self) -> int:
-        """Its place in the prompt set; of older files, which lack it, its index."""
-        place = self.prompt_index if self.prompt_place is None else self.prompt_place
-        return place or 0
+        """Its place in the prompt set."""
+        return self.prompt_place or 0
 
     @property
     def is_timed(self) -> bool:

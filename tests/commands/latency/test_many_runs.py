@@ -117,7 +117,7 @@ def test_a_category_is_over_all_of_its_tokens() -> None:
     for index, length in enumerate([4, 256] * 4):
         for arm, step_ms in (("regular", 10), ("speculative", 5)):
             row = LatencyPromptRow(
-                prompt_index=index, arm=arm, category="all", unit=index, num_tokens=length,
+                prompt_index=index, prompt_place=index, arm=arm, category="all", unit=index, num_tokens=length,
                 time_ms=300 + step_ms * (length - 1),
             )  # fmt: skip
             prompts.append(row)
@@ -126,7 +126,7 @@ def test_a_category_is_over_all_of_its_tokens() -> None:
     assert category.speedup.estimate == pytest.approx((600 + 2580) / (600 + 1290))
     assert str(category.speedup.covers) == "8 prompts"
     # Two requests of a lap are not independent.
-    others = [replace(row, prompt_index=8 + (row.prompt_index or 0)) for row in prompts]
+    others = [replace(row, prompt_place=8 + row.place) for row in prompts]
     [in_laps] = by_category([*prompts, *others])
     assert in_laps.speedup is not None
     assert str(in_laps.speedup.covers) == "8 laps"

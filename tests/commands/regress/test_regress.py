@@ -80,7 +80,7 @@ def prompt_rows(
     )
     return [
         LatencyPromptRow(
-            run=run, prompt_index=index, prompt=f"p{index}", arm=arm, completion="c", num_tokens=10,
+            run=run, prompt_index=index, prompt_place=index, prompt=f"p{index}", arm=arm, completion="c", num_tokens=10,
             time_ms=10 * time, time_to_first_token_ms=1.0, unit=index, **told,
         )
         for index, time in enumerate(times)
@@ -145,8 +145,7 @@ def test_prompts_of_both_sides_are_compared(num_common: int, verdict: str, reaso
     before, after = (planted_runs(rng, np.ones(15), slowdown) for slowdown in (0.0, 0.2))
     for run in after:
         run.prompt_rows = [
-            replace(row, prompt_index=(row.prompt_index or 0) + 15 - num_common)
-            for row in run.prompt_rows
+            replace(row, prompt_place=row.place + 15 - num_common) for row in run.prompt_rows
         ]
     ms, *_ = compared_runs(before, after, margin=0.02)
     assert (ms.verdict, ms.reason) == (verdict, reason)
@@ -409,7 +408,8 @@ def test_changes_are_those_of_all_tokens_and_parts_multiply_to_them(tmp_path: Pa
                 number = iterations[name][index] if arm == "speculative" else None
                 prompts.append(
                     LatencyPromptRow(
-                        run=rows[0].run, prompt_index=index, prompt=f"p{index}", arm=arm, completion="c", unit=index,
+                        run=rows[0].run, prompt_index=index, prompt_place=index, prompt=f"p{index}", arm=arm,
+                        completion="c", unit=index,
                         num_tokens=length, time_ms=first_ms + step_ms * (length - 1), time_to_first_token_ms=first_ms,
                         num_iterations=number, tokens_per_iteration=number and (length - 1) / number,
                     )
