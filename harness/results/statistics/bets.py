@@ -89,27 +89,22 @@ def bets_on_outcomes(
         keys: [n].
         tolerated: [n], the most of the distribution's mass that may be elsewhere.
     """
-    counts: dict[Hashable, int] = defaultdict(int)
-    totals: dict[Hashable, int] = defaultdict(int)
-    peaks: dict[Hashable, float] = defaultdict(float)
-    # Draws so far of this outcome and of all, and the most of one outcome by its mass.
-    before, total, peak = np.zeros((3, len(outcomes)))
+    import pandas as pd
+
     is_possible = masses > 0
-    for index, (key, outcome) in enumerate(zip(keys, outcomes, strict=True)):
-        before[index] = counts[key, outcome]
-        total[index] = totals[key]
-        peak[index] = peaks[key]
-        if is_possible[index]:
-            counts[key, outcome] += 1
-            totals[key] += 1
-            peaks[key] = max(peaks[key], counts[key, outcome] / masses[index])
+    draws = pd.DataFrame({"key": keys, "outcome": outcomes, "mass": masses})[is_possible]
+    # Draws so far of this outcome and of all, and the most of one outcome by its mass.
+    before = draws.groupby(["key", "outcome"]).cumcount()
+    total = draws.groupby("key").cumcount()
+    by_mass = (before + 1) / draws["mass"]
+    peak = by_mass.groupby(draws["key"]).cummax().groupby(draws["key"]).shift(fill_value=0)
     factors = np.zeros((len(learners), len(outcomes)))
-    by_mass = np.divide(before, masses, out=np.zeros_like(before), where=is_possible)
     for row, (concentration, share) in zip(factors, learners, strict=True):
-        won = share * ((by_mass + concentration) / (total + concentration) - 1)
-        row[is_possible] = np.log1p(won[is_possible])
+        expected = before / draws["mass"] + concentration
+        won = share * (expected / (total + concentration) - 1)
         # From the outcome on which least is bet to the one on which most is.
-        row -= np.log1p(share * tolerated * peak / (total + concentration)) * is_possible
+        range_of_bets = share * tolerated[is_possible] * peak / (total + concentration)
+        row[is_possible] = np.log1p(won) - np.log1p(range_of_bets)
     return factors
 
 
