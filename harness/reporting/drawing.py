@@ -132,7 +132,7 @@ def curve_plots(
                 clip_on=False,
                 **style,
             )
-        figure.legend(*axes.get_legend_handles_labels(), loc="outside lower left", handlelength=2.4)
+        figure.legend(loc="outside lower left", handlelength=2.4)
         plots.append(Plot(title, figure))
     return plots
 

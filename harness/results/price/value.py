@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from harness.config.errors import SettingError
 from harness.results.locked_files import replace_file
@@ -46,6 +47,9 @@ def why_queued(rows: int, waits: float) -> str | None:
         f"has no price with {rows} in flight: compared with the regular ones, answers take {waits:.1f} times as long as"
         " decoding alone: requests are queueing, ask for fewer at once"
     )
+
+
+_POINT = TypeAdapter(Point)
 
 
 class Best(NamedTuple):
@@ -199,16 +203,9 @@ class IterationCost:
         """For `costs.json`, which `from_json` reads."""
         points = []
         for point in self.points:
-            points.append(
-                {
-                    "width": point.width,
-                    "rows": point.rows,
-                    "num_drafted": point.num_drafted,
-                    "ms": point.ms.parts() if point.ms.is_known else None,
-                    "steps": point.steps.parts() if point.steps.is_known else None,
-                    "answer_length": point.answer_length,
-                }
-            )
+            ms = point.ms.parts() if point.ms.is_known else None
+            steps = point.steps.parts() if point.steps.is_known else None
+            points.append(vars(point) | {"ms": ms, "steps": steps})
         refused = {str(rows): reason for rows, reason in self.refused.items()}
         return {"version": _VERSION, "source": self.source, "points": points, "refused": refused}
 
@@ -223,12 +220,10 @@ class IterationCost:
             raise ValueError(f"is of version {content['version']}")
         points = []
         for point in content["points"]:
-            drafted = point.get("num_drafted")
-            times = (_from_json(point["ms"]), _from_json(point["steps"]))
-            length = point.get("answer_length")
-            points.append(Point(int(point["width"]), int(point["rows"]), *times, drafted, length))
-        refused = {int(rows): str(reason) for rows, reason in content.get("refused", {}).items()}
-        return cls(tuple(points), str(content.get("source", "")), refused)
+            times = {"ms": _from_json(point["ms"]), "steps": _from_json(point["steps"])}
+            points.append(_POINT.validate_python(point | times))
+        refused = {int(rows): str(reason) for rows, reason in content["refused"].items()}
+        return cls(tuple(points), str(content["source"]), refused)
 
 
 def write_costs(directory: Path, cost: IterationCost) -> None:
