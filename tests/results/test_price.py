@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +19,19 @@ from harness.results.statistics.distributions import t_quantile
 from harness.results.statistics.interval import Coverage, Interval
 
 
+def cost_of(
+    points: Iterable[tuple[int, int, float | Interval]],
+    source: str = "",
+    refused: Mapping[int, str] | None = None,
+) -> IterationCost:
+    """A price of times, of which numbers have no bounds."""
+    times = [
+        (width, rows, ms if isinstance(ms, Interval) else Interval(ms))
+        for width, rows, ms in points
+    ]
+    return IterationCost.from_points(times, source, refused or {})
+
+
 def line_of(cost: IterationCost, rows: int = 1) -> tuple[float, float, float]:
     """Its beginning, its slope, and how far that may be off."""
     shape = cost.shape(rows)
@@ -32,54 +45,60 @@ def line_of(cost: IterationCost, rows: int = 1) -> tuple[float, float, float]:
 
 def test_a_prediction_is_tokens_over_regular_steps() -> None:
     """K=4: 30 ms, 1.5 steps, and 3 tokens in the time of 1.5: 2×."""
-    cost = IterationCost.from_points([(1, 1, 20.0), (5, 1, 30.0), (9, 1, 60.0)])
+    cost = cost_of([(1, 1, 20.0), (5, 1, 30.0), (9, 1, 60.0)])
     assert cost.at(4).steps.estimate == pytest.approx(1.5)
-    assert cost.speedup(3.0, 4).estimate == pytest.approx(2)
-    assert not cost.speedup(3.0, 4).has_bounds
+    assert cost.speedup(Interval(3.0), 4).estimate == pytest.approx(2)
+    assert not cost.speedup(Interval(3.0), 4).has_bounds
     assert cost.speedup(Interval(0.0, 0.0, 0.1), 4).estimate == 0
-    best = cost.best_k({4: 3.0, 8: 4.0, 16: 17.0})
+    best = cost.best_k({4: Interval(3.0), 8: Interval(4.0), 16: Interval(17.0)})
     assert (best.k, best.speedup.estimate, best.alike) == (4, pytest.approx(2), [])
 
 
 def test_both_parts_widen_the_interval() -> None:
     covers = Coverage(15, "prompt")
     known = Interval(1.5, 1.5, 1.5, covers)
-    cost = IterationCost.from_points([(1, 1, 20.0), (5, 1, Interval(30, 27, 33, covers))])
+    cost = cost_of([(1, 1, 20.0), (5, 1, Interval(30, 27, 33, covers))])
     tokens = Interval(3.0, 2.8, 3.2, Coverage(40, "prompt"))
     found = cost.speedup(tokens, 4)
     of_cost, of_tokens = math.log(33 / 30), math.log(3 / 2.8)
     assert math.log(found.estimate / found.low) == pytest.approx(math.hypot(of_cost, of_tokens))
     above = math.hypot(math.log(30 / 27), math.log(3.2 / 3))
     assert found.high == pytest.approx(found.estimate * math.exp(above))
-    assert found.low < cost.speedup(3.0, 4).low < 2 < cost.speedup(3.0, 4).high < found.high
+    assert (
+        found.low
+        < cost.speedup(Interval(3.0), 4).low
+        < 2
+        < cost.speedup(Interval(3.0), 4).high
+        < found.high
+    )
     assert str(found.covers) == "15 prompts"
-    exact = IterationCost.from_points([(1, 1, Interval(20, 20, 20, covers)), (5, 1, known)])
-    assert exact.speedup(3.0, 4).low == exact.speedup(3.0, 4).high
+    exact = cost_of([(1, 1, Interval(20, 20, 20, covers)), (5, 1, known)])
+    assert exact.speedup(Interval(3.0), 4).low == exact.speedup(Interval(3.0), 4).high
 
 
 def test_a_k_that_cannot_be_told_from_the_best_is_named() -> None:
     covers = Coverage(15, "prompt")
     points = [(1, 1, 20.0), (3, 1, 25.0), (5, 1, 30.0)]
-    cost = IterationCost.from_points(
+    cost = cost_of(
         [(width, rows, Interval(ms, 0.97 * ms, 1.03 * ms, covers)) for width, rows, ms in points]
     )
-    assert cost.best_k({2: 2.5, 4: 3.05}).alike == [2]
-    assert cost.best_k({2: 2.0, 4: 3.05}).alike == []
+    assert cost.best_k({2: Interval(2.5), 4: Interval(3.05)}).alike == [2]
+    assert cost.best_k({2: Interval(2.0), 4: Interval(3.05)}).alike == []
     with pytest.raises(SettingError, match="has no price of K=3, but of K=2, 4"):
-        cost.best_k({3: 2.0})
+        cost.best_k({3: Interval(2.0)})
     with pytest.raises(SettingError, match="queued"):
-        replace(cost, refused={1: "queued"}).best_k({4: 3.05})
+        replace(cost, refused={1: "queued"}).best_k({4: Interval(3.05)})
 
 
 def test_a_regular_step_that_they_share_moves_no_k_against_another() -> None:
     covers = Coverage(15, "prompt")
     step = Interval(20, 16, 24, covers)
     times = [Interval(ms, 0.99 * ms, 1.01 * ms, covers) for ms in (25.0, 30.0)]
-    cost = IterationCost.from_points([(1, 1, step), (3, 1, times[0]), (5, 1, times[1])])
-    best = cost.best_k({2: 2.4, 4: 3.05})
+    cost = cost_of([(1, 1, step), (3, 1, times[0]), (5, 1, times[1])])
+    best = cost.best_k({2: Interval(2.4), 4: Interval(3.05)})
     assert (best.k, best.alike) == (4, [])
     assert best.speedup.low < 0.9 * best.speedup.estimate
-    assert replace(cost, one_step=False).best_k({2: 2.4, 4: 3.05}).alike == [2]
+    assert replace(cost, one_step=False).best_k({2: Interval(2.4), 4: Interval(3.05)}).alike == [2]
 
 
 @pytest.mark.parametrize(
@@ -93,12 +112,12 @@ def test_a_regular_step_that_they_share_moves_no_k_against_another() -> None:
 def test_nothing_is_extrapolated(k: int, rows: int, complaint: str) -> None:
     points = [(1, 1, 20.0), (3, 1, 25.0), (5, 1, 30.0), (1, 8, 20.0), (5, 8, 40.0)]
     queued = {8: "has no price with 8 in flight: answers take 1.9 times as long as decoding them"}
-    cost = IterationCost.from_points(points, refused=queued)
+    cost = cost_of(points, refused=queued)
     with pytest.raises(SettingError, match="costs") as refused:
-        cost.speedup(2.0, k, rows)
+        cost.speedup(Interval(2.0), k, rows)
     assert complaint in str(refused.value)
     # Where one load has prices it needs no name.
-    alone = IterationCost.from_points(points[:3])
+    alone = cost_of(points[:3])
     with pytest.raises(SettingError, match="K=6, but of K=2, 4: measure K=6"):
         alone.at(6)
     with pytest.raises(SettingError, match="K=4 with 2 in flight, but with 1 in flight"):
@@ -108,7 +127,7 @@ def test_nothing_is_extrapolated(k: int, rows: int, complaint: str) -> None:
 def test_a_load_that_is_refused_has_its_figures_but_no_price() -> None:
     points = [(1, 1, 20.0), (5, 1, 25.6), (5, 1, 40.0), (1, 8, 25.0), (5, 8, 40.0)]
     points += [(2, 4, 9.0), (1, 16, 50.0)]
-    cost = IterationCost.from_points(points, refused={8: "queued"})
+    cost = cost_of(points, refused={8: "queued"})
     assert (cost.point(4).steps.estimate, cost.point(4, 8).steps.estimate) == pytest.approx(
         (1.6, 1.6)
     )
@@ -163,10 +182,10 @@ def test_three_points_are_a_line_but_for_noise_or_two_percent(
 def test_two_points_are_a_line_that_nobody_tested() -> None:
     covers = Coverage(15, "prompt")
     points = [(width, 1, Interval(ms, ms - 1, ms + 1, covers)) for width, ms in ((3, 25), (9, 40))]
-    shape = IterationCost.from_points(points).shape()
+    shape = cost_of(points).shape()
     assert shape is not None
     assert (shape.fixed is not None, shape.tested) == (True, False)
-    assert IterationCost.from_points([(1, 1, 20.0), (5, 1, 30.0)]).shape() is None
+    assert cost_of([(1, 1, 20.0), (5, 1, 30.0)]).shape() is None
 
 
 def test_passes_in_rounds_have_the_median_of_their_ratios() -> None:
@@ -186,16 +205,16 @@ def test_passes_in_rounds_have_the_median_of_their_ratios() -> None:
 
 
 def test_without_a_regular_step_nothing_is_predicted() -> None:
-    cost = IterationCost.from_points([(3, 1, 25.0)])
+    cost = cost_of([(3, 1, 25.0)])
     with pytest.raises(SettingError, match="has no regular step: measure one"):
-        cost.speedup(2.0, 2)
+        cost.speedup(Interval(2.0), 2)
     assert cost.ks() == []
 
 
 def test_the_value_survives_a_file() -> None:
     covers = Coverage(15, "prompt")
     times = [(1, 1, Interval(20.0, 19.0, 21.0, covers)), (5, 1, 30.0)]
-    cost = IterationCost.from_points(times, "here", {4: "queued"})
+    cost = cost_of(times, "here", {4: "queued"})
     last = replace(cost.points[-1], num_drafted=3.5, answer_length=120.5)
     cost = replace(cost, points=(cost.points[0], last), one_step=False)
     assert repr(IterationCost.from_json(cost.as_json())) == repr(cost)
@@ -253,7 +272,7 @@ def test_a_step_is_sought_by_what_was_measured_well(
         if k == 4:
             ms, half = ms + 9.0, 12.0
         points.append((k + 1, 1, Interval(ms, ms - half, ms + half, Coverage(15, "prompt"))))
-    shape = IterationCost.from_points(points).shape()
+    shape = cost_of(points).shape()
     assert shape is not None
     (step,) = shape.steps
     assert step[:2] == (from_k, from_k + 1)
@@ -268,7 +287,7 @@ def test_times_without_decimals_are_known_to_their_rounding(off: float, is_line:
     for k in (2, 4, 6, 8, 10, 12):
         ms = 3.0 + k + (off if k % 4 else -off)
         points.append((k + 1, 1, Interval(ms, ms - 0.5, ms + 0.5)))
-    shape = IterationCost.from_points(points).shape()
+    shape = cost_of(points).shape()
     assert shape is not None
     assert (shape.fixed is not None, shape.tested) == (is_line, False)
 
@@ -378,7 +397,7 @@ def test_steps_that_leave_times_unexplained_are_not_named() -> None:
         (width, 1, Interval(ms, ms - 0.05, ms + 0.05, Coverage(15, "prompt")))
         for width, ms in times.items()
     ]
-    shape = IterationCost.from_points(points).shape()
+    shape = cost_of(points).shape()
     assert shape is not None
     assert (shape.fixed, [*shape.steps], str(shape)) == (None, [], "no line")
 

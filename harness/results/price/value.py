@@ -81,9 +81,9 @@ class IterationCost:
     @classmethod
     def from_points(
         cls,
-        points: Iterable[tuple[int, int, float | Interval]],
-        source: str = "",
-        refused: Mapping[int, str] | None = None,
+        points: Iterable[tuple[int, int, Interval]],
+        source: str,
+        refused: Mapping[int, str],
     ) -> IterationCost:
         """From a table: (width, rows in flight, milliseconds) of each point. A regular step has width 1.
 
@@ -92,15 +92,14 @@ class IterationCost:
         """
         by_place: dict[tuple[int, int], list[Interval]] = {}
         for width, rows, ms in points:
-            time = ms if isinstance(ms, Interval) else Interval(float(ms))
-            by_place.setdefault((rows, width), []).append(time)
+            by_place.setdefault((rows, width), []).append(ms)
         times = {load_and_width: mean_time(several) for load_and_width, several in by_place.items()}
         made = []
         for (rows, width), ms in sorted(times.items()):
             step_ms = times.get((rows, 1))
             steps = Interval() if step_ms is None else _ratio(ms, step_ms)
             made.append(Point(width, rows, ms, Interval(1.0) if width == 1 else steps))
-        return cls(tuple(made), source, refused or {}, one_step=True)
+        return cls(tuple(made), source, refused, one_step=True)
 
     @classmethod
     def from_passes(cls, rounds: Sequence[Mapping[int, float]], source: str) -> IterationCost:
@@ -169,11 +168,11 @@ class IterationCost:
             "costs", f"{rule}, but with {loads} in flight: measure batch_size={rows}"
         )
 
-    def speedup(self, tokens_per_iteration: Interval | float, k: int, rows: int = 1) -> Interval:
+    def speedup(self, tokens_per_iteration: Interval, k: int, rows: int = 1) -> Interval:
         """The speed-up of decoding at this yield; its interval has those of cost and yield."""
-        return _ratio(_as_interval(tokens_per_iteration), self.at(k, rows).steps)
+        return _ratio(tokens_per_iteration, self.at(k, rows).steps)
 
-    def best_k(self, yields: Mapping[int, Interval | float], rows: int = 1) -> Best:
+    def best_k(self, yields: Mapping[int, Interval], rows: int = 1) -> Best:
         """The best of the K that have both a price and a yield.
 
         K is indistinguishable from it where the difference may be 0, with the bounds of cost and yield taken as
@@ -191,7 +190,7 @@ class IterationCost:
         best = max(common, key=lambda k: speedups[k].estimate)
         speeds = speedups
         if self.one_step:
-            speeds = {k: _ratio(_as_interval(yields[k]), self.at(k, rows).ms) for k in common}
+            speeds = {k: _ratio(yields[k], self.at(k, rows).ms) for k in common}
         alike = []
         for k in common:
             share = _ratio(speeds[k], speeds[best])
@@ -230,10 +229,6 @@ def write_costs(directory: Path, cost: IterationCost) -> None:
     """Write the file of a run, whole or not at all."""
     content = json.dumps(cost.as_json(), indent=1, allow_nan=False)
     replace_file(directory / COSTS_FILE, f"{content}\n".encode())
-
-
-def _as_interval(value: Interval | float) -> Interval:
-    return value if isinstance(value, Interval) else Interval(float(value))
 
 
 def _ratio(numerator: Interval, denominator: Interval) -> Interval:
