@@ -8,11 +8,12 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 from rich import box
 from rich.cells import cell_len
 from rich.console import Console, JustifyMethod
+from rich.measure import Measurement
 from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -182,13 +183,13 @@ def _print_parts(
     wants = []
     for index, column in enumerate(columns):
         cells_of_column = [cells[index] for cells in rows]
-        wants.append(_width(column, cells_of_column))
+        wants.append(_width(column, cells_of_column, console))
     is_bare = table.look == "bare"
     margin = 2 * len(_INDENT) if is_bare else 0
     room = console.width - 1 - margin
-    least = [want.least for want in wants]
+    least = [want.minimum for want in wants]
     if is_bare:
-        least = [max(want.least, min(want.most, _UNBROKEN)) for want in wants]
+        least = [max(want.minimum, min(want.maximum, _UNBROKEN)) for want in wants]
     parts = _parts(columns, least, room)
     for part in parts[:1] if is_bare else parts:
         drawn = RichTable(box=_BOXES[table.look], header_style="dim" if is_bare else "bold")
@@ -206,31 +207,20 @@ def _print_parts(
         console.print(Padding(drawn, (0, 0, 0, margin), expand=False))
 
 
-class _Width(NamedTuple):
-    """How many characters a column needs.
-
-    Attributes:
-        least: so that numbers, and words in headings, stay whole.
-        most: so that nothing is broken.
+def _width(column: Column, cells: Sequence[str], console: Console) -> Measurement:
+    """How many characters a column needs: at least, so that numbers and words in headings stay whole, and at most, so
+    that nothing is broken.
     """
-
-    least: int
-    most: int
-
-
-def _width(column: Column, cells: Sequence[str]) -> _Width:
-    texts = "\n".join(cells).split("\n")
-    longest = max(map(cell_len, texts))
+    heading = Measurement.get(console, console.options, Text(column.heading))
+    longest = Measurement.get(console, console.options, Text("\n".join(cells))).maximum
     unbroken = min(longest, _LEAST_TEXT if column.text else _UNBROKEN)
-    words = max(map(len, column.heading.split()), default=0)
-    lines = max(map(len, column.heading.split("\n")))
-    return _Width(least=max(unbroken, words), most=max(longest, lines))
+    return Measurement(max(unbroken, heading.minimum), max(longest, heading.maximum))
 
 
-def _shared(room: int, wants: Sequence[_Width]) -> list[int]:
+def _shared(room: int, wants: Sequence[Measurement]) -> list[int]:
     """The widths of columns side by side. Too wide, the one that can spare most gets narrower."""
-    widths = [want.most for want in wants]
-    spare = [want.most - want.least for want in wants]
+    widths = [want.maximum for want in wants]
+    spare = [want.span for want in wants]
     while sum(widths) + _FRAME * len(widths) > room and max(spare):
         index = spare.index(max(spare))
         widths[index] -= 1
