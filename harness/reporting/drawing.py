@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import matplotlib
 import matplotlib.style
 import numpy as np
-from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -60,14 +59,13 @@ def as_svgs(
     make: Callable[[], Mapping[str, Sequence[Plot]]],
 ) -> dict[str, list[tuple[str, str]]]:
     """The title and the SVG of each plot that a function makes, by the name of their kind."""
-    drawn = {}
+    drawn: dict[str, list[tuple[str, str]]] = {}
     with _own_style():
         for name, plots in make().items():
-            drawn[name] = [
-                (plot.title, _svg(f"{name}-{index}", plot.figure))
-                for index, plot in enumerate(plots, 1)
-            ]
-    return {name: plots for name, plots in drawn.items() if plots}
+            for index, plot in enumerate(plots, 1):
+                svg = _svg(f"{name}-{index}", plot.figure)
+                drawn.setdefault(name, []).append((plot.title, svg))
+    return drawn
 
 
 def picture_files(make: Callable[[], Mapping[str, Sequence[Plot]]]) -> dict[str, bytes]:
@@ -183,9 +181,14 @@ def picture(make: Callable[[], Plot], form: str) -> bytes:
 def _picture(plot: Plot, form: str) -> bytes:
     plot.figure.axes[0].set_title(wrapped(plot.title))
     plot.figure.set_facecolor("white")
+    return _saved(plot.figure, form)
+
+
+def _saved(figure: Figure, form: str) -> bytes:
+    """A figure as a file, which is the same at any time."""
     no_metadata = dict.fromkeys(("Date", "Creator")) if form == "svg" else None
     buffer = io.BytesIO()
-    plot.figure.savefig(buffer, format=form, dpi=_DOTS_PER_INCH, metadata=no_metadata)
+    figure.savefig(buffer, format=form, dpi=_DOTS_PER_INCH, metadata=no_metadata)
     return buffer.getvalue()
 
 
@@ -212,10 +215,8 @@ def wrapped(label: str) -> str:
 
 def _svg(name: str, figure: Figure) -> str:
     """A figure without prologue and metadata. Its ids begin with `name`, so that they differ from other plots'."""
-    buffer = io.StringIO()
-    no_metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    FigureCanvasSVG(figure).print_svg(buffer, metadata=no_metadata)
-    text = re.sub(r"<metadata>.*?</metadata>", "", buffer.getvalue(), flags=re.DOTALL)
+    saved = _saved(figure, "svg").decode()
+    text = re.sub(r"<metadata>.*?</metadata>", "", saved, flags=re.DOTALL)
     without_prologue = text[text.index("<svg") :]
     ids = re.compile(r'\bid="|href="#|url\(#')
     # Only tags have ids. Text between them, such as the name of a model, stays as it is.

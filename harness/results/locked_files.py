@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Literal
 
 import filelock
 
@@ -131,10 +132,7 @@ class LockedFile:
     def replace(self, content: bytes) -> None:
         """Give the file this content, in one step."""
         try:
-            with self._temporary.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
+            _write_through(self._temporary, content, "wb")
             if self.path.exists():
                 shutil.copymode(self.path, self._temporary)
             os.replace(self._temporary, self.path)
@@ -145,14 +143,8 @@ class LockedFile:
         """Append to the file, which exists, all or nothing."""
         begin = self.path.stat().st_size
         try:
-            with self._note.open("w") as file:
-                file.write(f"{begin} {begin + len(content)}\n")
-                file.flush()
-                os.fsync(file.fileno())
-            with self.path.open("ab") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
+            _write_through(self._note, f"{begin} {begin + len(content)}\n".encode(), "wb")
+            _write_through(self.path, content, "ab")
         except BaseException:
             self.remove_unfinished()
             raise
@@ -175,6 +167,14 @@ class LockedFile:
         self._temporary.unlink()
         if self.path.exists():
             self.path.open("ab").close()
+
+
+def _write_through(path: Path, content: bytes, mode: Literal["wb", "ab"]) -> None:
+    """Write to a file, down to the disk."""
+    with path.open(mode) as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _whole_length(target: Path, size: int) -> int:
