@@ -93,23 +93,23 @@ def curve_plots(
         doubling: whether equal steps to the right are equal factors.
     """
     drawn = []
-    every = []
+    ends = [1.0]
     for title, curves in panels:
-        known = [(name, points) for name, points in curves.items() if points]
-        shown = dict(known[:_MOST_CURVES])
+        shown = [(name, points) for name, points in curves.items() if points][:_MOST_CURVES]
         if shown:
             drawn.append((title, shown))
-            every += [value for points in shown.values() for _, value in points]
-    tops = [np.nanmax([1.0, value.estimate, value.high]) for value in every]
-    top = 1.08 * max(tops, default=1.0)
+        for _, points in shown:
+            for _, value in points:
+                ends += [value.estimate, value.high]
+    top = 1.08 * np.nanmax(ends)
     plots = []
     for title, shown in drawn[:MOST_PLOTS]:
-        num_lines = sum(wrapped(name).count("\n") + 1 for name in shown)
+        num_lines = sum(wrapped(name).count("\n") + 1 for name, _ in shown)
         figure = Figure(figsize=(_WIDTH, 2.7 + 0.2 * num_lines), layout="constrained")
         # `Any`, because matplotlib's types name different things in different versions.
         axes: Any = figure.subplots()
         axes.set(xlabel=x_label, ylabel=y_label)
-        xs = sorted({x for points in shown.values() for x, _ in points})
+        xs = sorted({x for _, points in shown for x, _ in points})
         axes.set(ylim=(0, top), xlim=(0.5, xs[-1] + 0.5))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         if doubling:
@@ -118,13 +118,11 @@ def curve_plots(
             axes.set_xlim(xs[0] / 1.3, xs[-1] * 1.3)
         axes.grid(axis="y")
         axes.axhline(1, color="C5", linewidth=1, linestyle=(0, (3, 2)))
-        for (name, points), style in zip(shown.items(), _STYLES, strict=False):
-            estimates = [value.estimate for _, value in points]
-            bounds = np.hstack([_whiskers(value) for _, value in points])
+        for (name, points), style in zip(shown, _STYLES, strict=False):
             axes.errorbar(
                 [x for x, _ in points],
-                estimates,
-                yerr=bounds,
+                [value.estimate for _, value in points],
+                yerr=np.hstack([_whiskers(value) for _, value in points]),
                 label=wrapped(name),
                 elinewidth=2,
                 clip_on=False,
