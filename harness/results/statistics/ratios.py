@@ -18,7 +18,6 @@ from harness.results.statistics.distributions import t_quantile
 from harness.results.statistics.interval import (
     CONFIDENCE,
     FEWEST_FOR_INTERVAL,
-    NAN,
     Coverage,
     Interval,
     fewest_units,
@@ -108,19 +107,14 @@ def ratio_of_totals(
     def ratio(tops: Floats, bottoms: Floats, axis: int) -> Floats:
         return np.asarray(tops.sum(axis=axis) / bottoms.sum(axis=axis))
 
-    bounds = bootstrapped(
-        data=(tops, bottoms),
-        statistic=ratio,
-        num_resamples=num_resamples,
-        seed=seed,
-        confidence=confidence,
-    )
-    low, high = bounds
-    if tops.size >= FEWEST_FOR_INTERVAL:
-        subset_bounds = _bounds_over_subsets(tops, bottoms, num_resamples, seed, confidence)
-        low = min(low, subset_bounds[0])
-        high = max(high, subset_bounds[1])
-    return Interval(float(ratio(tops, bottoms, axis=0)), low, high, covers)
+    estimate = float(ratio(tops, bottoms, axis=0))
+    if tops.size < FEWEST_FOR_INTERVAL:
+        return Interval(estimate, covers=covers)
+    bounds = bootstrapped((tops, bottoms), ratio, num_resamples, seed, confidence)
+    subset_bounds = _bounds_over_subsets(tops, bottoms, num_resamples, seed, confidence)
+    low = min(bounds[0], subset_bounds[0])
+    high = max(bounds[1], subset_bounds[1])
+    return Interval(estimate, low, high, covers)
 
 
 def log_ratio(
@@ -222,15 +216,14 @@ def _bounds_over_subsets(
 def bootstrapped(
     data: Sequence[Floats],
     statistic: Callable[..., Floats],
-    num_resamples: int = NUM_RESAMPLES,
-    seed: int = 0,
-    confidence: float = CONFIDENCE,
+    num_resamples: int,
+    seed: int,
+    confidence: float,
 ) -> tuple[float, float]:
-    """Bounds of a statistic of paired data [num_units]; nan below `FEWEST_FOR_INTERVAL` units."""
-    size = data[0].size
-    if size < FEWEST_FOR_INTERVAL:
-        return NAN, NAN
+    """Bounds of a statistic of paired data [num_units], of `FEWEST_FOR_INTERVAL` units at least."""
     from scipy import stats
+
+    size = data[0].size
 
     bounds = stats.bootstrap(
         data,

@@ -109,7 +109,7 @@ def test_the_percentile_interval_of_a_mean_is_expanded_to_students(size: int) ->
     normal = stats.norm.ppf((1 + _expanded(0.95, size)) / 2)
     assert normal * math.sqrt((size - 1) / size) == pytest.approx(stats.t.ppf(0.975, size - 1))
     values = stats.norm.ppf((np.arange(size) + 0.5) / size)
-    bounds = bootstrapped([values], np.mean)
+    bounds = bootstrapped([values], np.mean, 10_000, 0, 0.95)
     half_width = stats.t.ppf(0.975, size - 1) * stats.sem(values)
     assert bounds == pytest.approx((-half_width, half_width), rel=0.07)
 
@@ -122,7 +122,9 @@ def test_bounds_over_all_subsets() -> None:
     expected = ratios[5], ratios[-6]
     assert _bounds_over_subsets(tops, bottoms, 255, 0, 0.95) == pytest.approx(expected)
     # An interval reaches as far as these bounds, and those of a bootstrap.
-    low, high = bootstrapped((tops, bottoms), lambda x, y, axis: x.sum(axis) / y.sum(axis), 255)
+    low, high = bootstrapped(
+        (tops, bottoms), lambda x, y, axis: x.sum(axis) / y.sum(axis), 255, 0, 0.95
+    )
     assert expected[0] < low < expected[1] < high
     found = ratio_of_totals(tops, bottoms, num_resamples=255)
     assert (found.low, found.high) == pytest.approx((expected[0], high))
