@@ -61,7 +61,7 @@ class Speedup(Group, WithSpeedup):
         pair = run.pair(arm)
         if pair is None:
             return cls()
-        from harness.results.statistics.ratios import drift
+        from harness.results.statistics.ratios import drift, drift_matters
         from harness.results.statistics.runs import ratio_over_runs
 
         times = paired_times(run, *pair)
@@ -89,8 +89,8 @@ class Speedup(Group, WithSpeedup):
             decode_speedup=decode_times.speedup(run.settings.seed, run.confidence),
             visible_difference=visible,
             rare_units=times.rare_in_words(),
-            drift=change.change,
-            drifted=change.matters,
+            drift=change,
+            drifted=drift_matters(change),
             regular_against_itself=None if times.unit == "block" else _against_itself(pair[0]),
             # A single batch is one arm after the other.
             interleaved=in_time.regular.size > 1,
@@ -123,7 +123,7 @@ def _against_itself(regular: MeasuredArm) -> Interval | None:
     if not size:
         return None
     times, tokens = zip(*followed[:size], *began[:size], strict=True)
-    change = drift(times, tokens).change
+    change = drift(times, tokens)
     return change if change.has_bounds else None
 
 

@@ -20,10 +20,6 @@ FEWEST_FOR_INTERVAL = 8
 FEWEST_BLOCKS = 2
 # Of every interval that is shown.
 CONFIDENCE = 0.95
-# Names of units, whose times are independent of each other: a prompt, a conversation, a batch of prompts, a
-# lap of requests, and a block, all answers between one start of each arm and the next. Accuracy is over questions, and
-# passes are timed in rounds.
-UNITS = ("prompt", "conversation", "batch", "lap", "block", "question", "round")
 
 
 def fewest_units(unit: str) -> int:
@@ -37,7 +33,9 @@ class Coverage:
     `1 batch`.
 
     Attributes:
-        unit: one of `UNITS`.
+        unit: what is independent of the others: a `prompt`, a `conversation`, a `batch` of prompts, a `lap` of
+            requests, or a `block`, all answers between one start of each arm and the next. Accuracy is over questions,
+            and passes are timed in rounds.
         same_texts: whether units share prompts, so that the interval does not allow for others.
         num_runs: None for one run.
         num_runs_after: of the other side, where runs before and after a change are compared.
@@ -94,7 +92,7 @@ class Coverage:
 
 # What `Coverage.__str__` writes.
 _COVERAGE = re.compile(
-    rf"(?P<num_units>\d+) (?P<unit>{'|'.join(UNITS)})(?:e?s)?"
+    r"(?P<num_units>\d+) (?P<unit>[a-z]+?)(?:e?s)?"
     r"(?P<same_texts> of the same texts)?"
     r"(?: and (?P<num_runs>\d+)(?: \+ (?P<num_runs_after>\d+))? runs?)?"
     r"(?P<own_seeds> with a seed each)?"

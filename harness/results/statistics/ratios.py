@@ -38,19 +38,6 @@ _TOLERATED_DRIFT = 0.02
 
 
 @dataclass(frozen=True)
-class Drift:
-    """Change from the first half of the units to the second.
-
-    Args:
-        change: second half over first, of the ratio of totals.
-        matters: whether the change is significant and larger than what is tolerated.
-    """
-
-    change: Interval
-    matters: bool
-
-
-@dataclass(frozen=True)
 class Rare:
     """Units that hold most of the variance.
 
@@ -331,7 +318,7 @@ def rare_units(
     return None
 
 
-def drift(numerators: ArrayLike, denominators: ArrayLike, unit: str = "prompt") -> Drift:
+def drift(numerators: ArrayLike, denominators: ArrayLike, unit: str = "prompt") -> Interval:
     """The ratio of totals in the second half of the units over that in the first.
 
     The halves are compared by Welch's t-test (1947) on what each unit adds to the log of its half's
@@ -343,24 +330,28 @@ def drift(numerators: ArrayLike, denominators: ArrayLike, unit: str = "prompt") 
         denominators: [num_units], positive, such as ms of the other arm: a drift of the speed-up.
 
     Returns:
-        The drift; its bounds are nan where a half has fewer than `FEWEST_FOR_INTERVAL` effective units, (Σ n)² / Σ n²
-        of its denominators n (Kish, 1965).
+        The second half over the first; bounds are nan where a half has fewer than `FEWEST_FOR_INTERVAL` effective
+        units, (Σ n)² / Σ n² of its denominators n (Kish, 1965).
     """
     tops, bottoms = np.array([numerators, denominators], dtype=np.float64)
     half = tops.size // 2
     if not half:
-        return Drift(Interval(), False)
+        return Interval()
     halves = [(tops[:half], bottoms[:half]), (tops[half:], bottoms[half:])]
     log_ratios = [math.log(top.sum() / bottom.sum()) for top, bottom in halves]
     change = log_ratios[1] - log_ratios[0]
     covers = Coverage(tops.size, unit)
     effective = [bottom.sum() ** 2 / np.square(bottom).sum() for _, bottom in halves]
     if round(min(effective)) < FEWEST_FOR_INTERVAL:
-        return Drift(Interval(math.exp(change), covers=covers), False)
+        return Interval(math.exp(change), covers=covers)
     added = [top / top.mean() - bottom / bottom.mean() for top, bottom in halves]
     low, high = _welch_interval(added[0], added[1], change)
-    interval = Interval(math.exp(change), math.exp(low), math.exp(high), covers)
-    return Drift(interval, interval.excludes(1) and abs(interval.estimate - 1) > _TOLERATED_DRIFT)
+    return Interval(math.exp(change), math.exp(low), math.exp(high), covers)
+
+
+def drift_matters(change: Interval) -> bool:
+    """Whether a drift is significant and larger than what is tolerated."""
+    return change.excludes(1) and abs(change.estimate - 1) > _TOLERATED_DRIFT
 
 
 def _welch_interval(first: Floats, second: Floats, difference: float) -> tuple[float, float]:
