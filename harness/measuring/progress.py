@@ -17,8 +17,6 @@ from typing import IO
 from harness.reporting.table import visible
 from harness.reporting.terminal import stderr_console
 
-# Without a terminal only what takes longer is announced.
-_LONG_S = 60.0
 _BAR = 20
 # Goes to the run's log.txt.
 _log = logging.getLogger("harness")
@@ -91,9 +89,6 @@ def progress(description: str, total: int) -> Iterator[Callable[[str | None], No
         seconds = (time.monotonic() - began) / max(1, num_done - 1)
         left = seconds * (total - num_done)
         _draw(description, num_done, total, left if num_done > 1 else None)
-        is_terminal = sys.stderr.isatty() or _sweep_terminal is not None
-        if not is_terminal and num_done == 2 and left > _LONG_S:
-            say(f"{description}: about {in_words(left)} more")
 
     _draw(description, 0, total, None)
     try:

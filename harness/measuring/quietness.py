@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,14 +11,9 @@ from typing import Any
 import psutil
 import pynvml
 
-from harness.config.amounts import percent
 from harness.config.machine import num_usable_cores, threads_are_set
 from harness.engines.throttling import throttle_reasons
 
-# A run that has lasted this many seconds warns if it gets less than this share of the processor time
-# that it asks for.
-_LONG_S = 60.0
-_LITTLE = 0.5
 # A load above this many times the number of cores means that other programs compute: a run on all
 # cores that has just ended leaves a load of 1 for each core.
 _CROWDED = 1.25
@@ -60,21 +54,19 @@ def load_average() -> float | None:
         return None
 
 
-def load_in_words() -> str:
-    """The load of the machine: ` (load 8.9 on 4 cores)`; empty where the system does not report it."""
-    load = load_average()
-    return "" if load is None else f" (load {load:.1f} on {num_usable_cores()} cores)"
-
-
 def crowding() -> str | None:
     """A sentence about a machine on which threads would wait for other programs, before anything is measured there.
 
     None where cores are free, and where the user has set the number of threads.
     """
     load = load_average()
-    if load is None or threads_are_set() or load <= _CROWDED * num_usable_cores():
+    num_cores = num_usable_cores()
+    if load is None or threads_are_set() or load <= _CROWDED * num_cores:
         return None
-    return f"other programs use this machine{load_in_words()}: OMP_NUM_THREADS=1 may be many times faster"
+    return (
+        f"other programs use this machine (load {load:.1f} on {num_cores} cores): OMP_NUM_THREADS=1 may be many times"
+        " faster"
+    )
 
 
 def _num_others(pids: set[int]) -> int:
@@ -98,13 +90,9 @@ class Quietness:
 
     Args:
         gpus: UUIDs of those that compute.
-        say: gets a line where the run waits more than it computes.
     """
 
-    def __init__(self, gpus: Sequence[str], say: Callable[[str], None]) -> None:
-        self._say = say
-        self._said = False
-        self._began = time.monotonic()
+    def __init__(self, gpus: Sequence[str]) -> None:
         self._first = _time_of_run()
         self._gpus = gpus
         self._lowest_clock_mhz: int | None = None
@@ -114,7 +102,7 @@ class Quietness:
         self._other_processes: int | None = None
 
     def look(self) -> None:
-        """Look at the GPUs, and at the processor time so far. Called between two timed answers."""
+        """Look at the GPUs. Called between two timed answers."""
         reasons: set[str] = set()
         for gpu in self._gpus:
             with suppress(pynvml.NVMLError):
@@ -127,15 +115,6 @@ class Quietness:
                 self._other_processes = max(num_others, self._other_processes or 0)
         self._throttle_reasons |= reasons
         self._num_throttled += bool(reasons)
-        is_long = time.monotonic() - self._began > _LONG_S
-        # Only then: it looks at every process that the run has started.
-        share = self._processor_share() if is_long and not self._said else None
-        if share is not None and share < _LITTLE:
-            self._said = True
-            self._say(
-                f"this takes long: the process gets {percent(share)} of the processor time that it asks for"
-                f"{load_in_words()}"
-            )
 
     def columns(self) -> dict[str, Any]:
         """The columns about the machine since the creation."""

@@ -37,28 +37,17 @@ def test_what_a_run_has_started_computes_for_it(monkeypatch: pytest.MonkeyPatch)
         child.communicate()
 
 
-def test_a_run_that_waits_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    times = iter([(10, 0), *[(30, 80)] * 5])
+def test_threads_that_have_ended_take_their_times_with_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    times = iter([(10, 0), (30, 80), (30, 0), (30, -1), (10, 5)])
     monkeypatch.setattr(quietness, "_time_of_run", lambda: next(times))
-    clock = iter([0.0, 30.0, 61.0, 90.0])
-    monkeypatch.setattr(quietness, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    lines: list[str] = []
-    watch = Quietness((), lines.append)
-    watch.look()
-    assert lines == []
-    watch.look()
-    watch.look()
-    assert len(lines) == 1
-    assert mentions(lines[0], "20 %", "processor time")
-    assert watch.columns()["processor_share"] == 0.2
-    # Threads that have ended take their times with them.
-    for time, share in (((30, 0), 1.0), ((30, -1), None), ((10, 5), None)):
-        monkeypatch.setattr(quietness, "_time_of_run", lambda time=time: time)
+    watch = Quietness(())
+    for share in (0.2, 1.0, None, None):
         assert watch.columns()["processor_share"] == share
 
 
 def test_a_crowded_machine_is_said_first(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Said after the first minute only, once a run with four threads had taken ten."""
     quick = ["latency", *QUICKEST_PAIR, "num_prompts=2", "decoding.max_new_tokens=4"]
     monkeypatch.setattr(os, "getloadavg", lambda: (1000.0, 0.0, 0.0))
     assert "OMP_NUM_THREADS" not in harness(*quick).stderr, "the user has set it"
@@ -95,7 +84,7 @@ class Nvml:
 
 
 def test_the_worst_that_a_gpu_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    nvml, watch = Nvml(), Quietness(["GPU-aaaa"], print)
+    nvml, watch = Nvml(), Quietness(["GPU-aaaa"])
     for module in (quietness, throttling):
         monkeypatch.setattr(module, "pynvml", nvml)
     for clock in (1980, 1200, 1980):
@@ -115,7 +104,7 @@ def test_processes_of_the_run_itself_are_no_others(monkeypatch: pytest.MonkeyPat
 
     def num_others(*pids: int) -> int | None:
         nvml.pids = (os.getpid(), *pids)
-        watch = Quietness(["GPU-aaaa"], print)
+        watch = Quietness(["GPU-aaaa"])
         watch.look()
         number: int | None = watch.columns()["other_gpu_processes"]
         return number

@@ -60,16 +60,20 @@ def test_a_failure_is_noted_even_where_explaining_it_fails(
     assert (session.status, session.error) == ("failed", "what is wrong")
 
 
-def test_without_a_bar_a_line_says_what_is_left_after_the_step_behind_the_warm_up(
+def test_the_bar_says_what_is_left_after_the_step_behind_the_warm_up(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     times = [0.0]
     monkeypatch.setattr(progress_module, "time", SimpleNamespace(monotonic=lambda: times[-1]))
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     with progress("drawing", 22) as advance:
-        for seconds in (500.0, 530.0, 560.0):
+        for seconds in (500.0, 530.0):
             times.append(seconds)
             advance(None)
-    assert capsys.readouterr().err == "drawing: about 10 minutes more\n"
+    shown = capsys.readouterr().err
+    assert "1/22 · drawing" in shown
+    assert shown.count("left") == 1
+    assert "2/22 · drawing · about 10 minutes left" in shown
     assert [in_words(seconds) for seconds in (40, 600, 9000)] == ["40 s", "10 minutes", "2.5 hours"]
 
 

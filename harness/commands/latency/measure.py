@@ -28,7 +28,6 @@ from harness.measuring.figures.paired import paired_times
 from harness.measuring.figures.texts import compare_texts
 from harness.measuring.interleaving import Answers, ask_in_turns
 from harness.measuring.prices import iteration_cost
-from harness.measuring.progress import say
 from harness.measuring.prompts.encoding import decide_ignore_eos
 from harness.measuring.prompts.sets import load_prompts
 from harness.measuring.quietness import Quietness
@@ -118,7 +117,7 @@ class Latency(Experiment[LatencySettings, LatencyRow]):
             salted=all(known_salts) if known_salts else None,
             end_tokens=session.end_tokens() if settings.weights == "stored" else frozenset(),
             # A clock of the engine's own does not pass on this machine.
-            quietness=None if engine_of(settings).own_clock else Quietness(gpus, say),
+            quietness=None if engine_of(settings).own_clock else Quietness(gpus),
             confidence=CONFIDENCE if settings.precision is None else CONFIDENCE_OF_LOOKS,
         )
         self._ask(session, engine, warmup, questions, conversations)
