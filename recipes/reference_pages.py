@@ -45,7 +45,7 @@ _TOPICS = {
     ),
     "Where does the time go?": r"_ms$|pass_ms|8bit|experts|bytes|floor",
     "Was the machine quiet, and the work the same?": (
-        r"drift|processor|^load$|cores|gpu|throttled|units|smallest_batch|identical"
+        r"drift|processor|^load$|cores|gpu|throttled|units|identical"
         r"|difference|divergence|margin|skipped|truncated"
     ),
 }

@@ -45,32 +45,6 @@ _NOT_MEASURED = (
 _DRAFT_SETTINGS = ("num_draft_tokens", "rule", "lenience", "synthetic_acceptance")
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-# Folders and modules, wherever they are in the package, that show or store what was measured, or say
-# which runs there are. Everything else may change a figure.
-ONLY_SHOWING = frozenset(
-    {
-        "__main__",
-        "changes",
-        "cli",
-        "documentation",
-        "files",
-        "help",
-        "locked_files",
-        "page",
-        "plots",
-        "published",
-        "ranking",
-        "read_runs",
-        "regress",
-        "report",
-        "reporting",
-        "row",
-        "rows",
-        "schema",
-        "serve",
-        "tables",
-    }
-)
 _SOURCES = (".py", ".csv")
 # `Qwen/Qwen3-8B`
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
@@ -273,20 +247,11 @@ def _of_command(words: Sequence[str]) -> list[object]:
     return named
 
 
-def counted_files() -> list[Path]:
-    """The source files of this package on which figures may depend, in order."""
-    files = []
-    for file in sorted(_PACKAGE.rglob("*")):
-        names = {*file.relative_to(_PACKAGE).parts[:-1], file.stem}
-        if file.suffix in _SOURCES and not ONLY_SHOWING & names:
-            files.append(file)
-    return files
-
-
 @functools.cache
 def _source() -> str:
-    """A digest of our code that computes figures."""
+    """A digest of the source files of this package."""
     digest = hashlib.sha256()
-    for file in counted_files():
-        digest.update(file.read_bytes())
+    for file in sorted(_PACKAGE.rglob("*")):
+        if file.suffix in _SOURCES:
+            digest.update(file.read_bytes())
     return digest.hexdigest()

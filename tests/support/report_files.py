@@ -105,7 +105,6 @@ def answer_row(run: str | None, index: int, correct: bool, **changes: Any) -> An
     shared = {
         "run": run, "prompt_index": index, "seed": 0, "arm": "speculative", "a": index, "b": 1, "expected": "2",
         "completion": "2", "answer": "2", "correct": correct, "num_tokens": 1, "time_ms": 1.0, "outcomes": [],
-        "answered_at": "2026-11-20T10:00:00+00:00",
     }  # fmt: skip
     return AnswerRow(**shared | changes)
 

@@ -240,9 +240,6 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
                 token_ids=token_ids,
                 num_tokens=text.cut.num_tokens,
                 iterations_by_num_draft_tokens=text.cut.iterations.round(6).tolist(),
-                log_probability=text.log_probability,
-                own_log_probability=text.expected,
-                num_impossible=text.num_impossible,
             )
             rows.append(row)
         return rows

@@ -8,7 +8,6 @@ import dataclasses
 import hashlib
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +62,6 @@ class Evaluation(Experiment[EvalSettings, EvalRow]):
         problems: the questions of all seeds.
         answers: those of this run and of earlier ones; a question is in it once every arm has answered.
         resumed: keys (seed, index) of the questions that earlier runs answered.
-        smallest_batch: the fewest questions that were answered together; None before any.
     """
 
     def __init__(self, settings: EvalSettings) -> None:
@@ -82,7 +80,6 @@ class Evaluation(Experiment[EvalSettings, EvalRow]):
             )
         self.answers: StoredAnswers = {}
         self.resumed: set[tuple[int, int]] = set()
-        self.smallest_batch: int | None = None
 
     def measure(self, session: Session) -> None:
         settings = self.settings
@@ -168,7 +165,6 @@ class Evaluation(Experiment[EvalSettings, EvalRow]):
                 settings.task, settings.operands, settings.model
             ).get(arm),
             operands="-".join(map(str, settings.operands)),
-            smallest_batch=self.smallest_batch,
             num_prompts=len(arm_answers),
             num_different_prompts=len(different),
             num_correct=sum(answer.correct for answer in arm_answers),
@@ -209,7 +205,6 @@ class Evaluation(Experiment[EvalSettings, EvalRow]):
         pending = self._pending(session, token_ids)
         for question, answers in ask_all(engine, pending, pending[:1]):
             batch = [problems[question.seed, index] for index in question.indices]
-            self.smallest_batch = min(self.smallest_batch or size, len(batch))
             rows: list[AnswerRow] = []
             for arm, generation in answers.items():
                 rows += self._answer_rows(session, arm, batch, generation)
@@ -270,7 +265,6 @@ class Evaluation(Experiment[EvalSettings, EvalRow]):
                 num_tokens=request.num_tokens,
                 time_ms=1000 * generation.seconds / len(batch),
                 outcomes=[list(outcome) for outcome in request.outcomes],
-                answered_at=datetime.now(UTC).isoformat(timespec="seconds"),
                 server_started=session.identify().server_started,
             )
 

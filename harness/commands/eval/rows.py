@@ -29,9 +29,6 @@ class EvalRow(DecodedRow):
         "different ones among them. Greedy answers to the same question are copies, so that accuracies,"
         " intervals and McNemar's test then count each once"
     )
-    smallest_batch: MaybeInt = figure(
-        "rows of the smallest batch of this run: the last of a seed may not be full"
-    )
     accuracy: MaybeFloat = figure("proportion of correct answers")
     wald_low: MaybeFloat = figure("lower end of Wald's 95 % interval")
     wald_high: MaybeFloat = figure("upper end of Wald's 95 % interval")
@@ -83,7 +80,6 @@ class AnswerRow(Row):
     time_ms: float = figure("time of the question's batch over the questions in it", "ms")
     outcomes: list[list[int]] = figure("[proposed, accepted] of each iteration, as JSON")
     acceptance_rate: MaybeFloat = figure("accepted / proposed draft tokens")
-    answered_at: str = figure("when it was answered, UTC")
     server_started: MaybeText = circumstance("when the server was started, as it says")
 
 

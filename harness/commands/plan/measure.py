@@ -17,7 +17,6 @@ from harness.commands.command import Experiment
 from harness.commands.plan.predictions import predictions
 from harness.commands.plan.record import PlanSettings
 from harness.commands.plan.rows import PlanRow
-from harness.commands.plan.tables import least_ms
 from harness.commands.read_prices import read_prices, yields_of
 from harness.commands.read_runs import runs_of_pair
 from harness.config.errors import SettingError
@@ -129,8 +128,7 @@ class Plan(Experiment[PlanSettings, PlanRow]):
         self.figures |= _sizes(machine, plan)
         self.figures["bandwidths"] = bandwidths
         if plan.reads is not None:
-            bandwidth = next(iter(bandwidths.values())) if len(bandwidths) == 1 else None
-            self.figures |= _limits(plan.reads, num_draft_tokens, bandwidth)
+            self.figures |= _limits(plan.reads, num_draft_tokens)
             self.figures |= _prediction(plan.reads, self.accepted)
 
     def rows(self, session: Session) -> list[PlanRow]:
@@ -156,7 +154,6 @@ def _sizes(machine: Machine, plan: PairPlan) -> dict[str, Any]:
         "num_gpus": machine.num_gpus,
         "free_bytes": machine.free["cpu"],
         "reserve_bytes": plan.reserve_bytes,
-        "num_tokens": plan.row_tokens,
         "needed_bytes": None if plan.reads is None else needed,
         "devices_bytes": devices,
     }
@@ -198,29 +195,21 @@ def _model_sizes(prefix: str, model: ModelPlan) -> dict[str, Any]:
     }
 
 
-def _limits(reads: PassBytes, num_draft_tokens: int, bandwidth: float | None) -> dict[str, Any]:
-    """The bytes that a token must read, its least time, and the most that speculation can gain.
+def _limits(reads: PassBytes, num_draft_tokens: int) -> dict[str, Any]:
+    """The bytes that a token must read, and the most that speculation can gain.
 
     Speculation at its best: every draft token is accepted, and a
     verification takes as long as reading what it needs, which is more than in a step where its
     tokens take different experts.
-
-    Args:
-        bandwidth: in GB/s; None where it is not known.
     """
     figures: dict[str, Any] = {"read_bytes": round(reads.step)}
-    if bandwidth is not None:
-        figures["lowest_ms_per_token"] = least_ms(reads.step, bandwidth)
     if num_draft_tokens == 0:
         return figures
     most_tokens = num_draft_tokens + 1
     steps = reads.iteration_steps(num_draft_tokens)
-    bytes_per_token = steps * reads.step / most_tokens
-    if bandwidth is not None:
-        figures["lowest_speculative_ms_per_token"] = least_ms(bytes_per_token, bandwidth)
     return figures | {
         "verification_steps": reads.verification[num_draft_tokens] / reads.step,
-        "speculative_read_bytes": round(bytes_per_token),
+        "speculative_read_bytes": round(steps * reads.step / most_tokens),
         "highest_speedup": most_tokens / steps,
         "break_even_tokens": steps,
     }

@@ -27,9 +27,6 @@ class PlanRow(RunRow):
         "kept free on each GPU: `placement.reserve_gb`, or what reading the prompts takes where that is more",
         "bytes",
     )
-    num_tokens: MaybeInt = figure(
-        "tokens of a row: prompt, new tokens and what is drafted beyond", "tokens"
-    )
     num_parameters: MaybeInt = figure("parameters of the target")
     draft_num_parameters: MaybeInt = figure("parameters of the draft")
     model_bytes: MaybeInt = figure("weights of the target", "bytes")
@@ -69,10 +66,6 @@ class PlanRow(RunRow):
     bandwidths: dict[str, float] | None = figure(
         "memory bandwidth by what has it, GB/s, as JSON", "GB/s"
     )
-    lowest_ms_per_token: MaybeFloat = figure(
-        "least time per token at that bandwidth, if there is one", "ms"
-    )
-    lowest_speculative_ms_per_token: MaybeFloat = figure("the same with the draft", "ms")
     devices_bytes: dict[str, dict[str, int]] | None = figure(
         "free memory and its use by device, as JSON", "bytes"
     )

@@ -112,7 +112,6 @@ class PairPlan:
     Attributes:
         models: the target, then a draft with weights or a cache of its own.
         draft_layers: `draft.layers`: how many of the target's layers draft, or those that a head reads.
-        row_tokens: tokens of the longest row: its prompt, the new tokens and the draft tokens.
         reserve_bytes: what stays free on each GPU; 0 without one.
         misfit: what does not fit, in one line; the models are then where they would be with more memory.
         remedies: changes that would make it fit.
@@ -122,7 +121,6 @@ class PairPlan:
 
     models: tuple[ModelPlan, ...]
     draft_layers: tuple[int, ...] | None
-    row_tokens: int
     reserve_bytes: int
     misfit: str | None
     remedies: tuple[Remedy, ...]

@@ -145,7 +145,6 @@ def plan_on(
     return PairPlan(
         models=tuple(models),
         draft_layers=None if pair.draft_settings is None else pair.draft_settings.layers,
-        row_tokens=demand.row_tokens,
         reserve_bytes=case.reserve_bytes if machine.num_gpus else 0,
         misfit=misfit,
         remedies=tuple(advice),

@@ -23,9 +23,6 @@ class Answers(Group):
         "same",
         "whether a server drafts from a pool of its own answers, as its command says",
     )
-    smallest_batch: MaybeInt = pooled(
-        "smallest", "rows of the smallest batch: the last one may not have been full"
-    )
     num_tokens: MaybeInt = pooled("mean", "tokens generated over all prompts", "tokens")
     num_prompt_tokens: MaybeInt = pooled(
         "mean",
@@ -78,9 +75,6 @@ class Answers(Group):
         return cls(
             num_prompts=len(arm.requests),
             num_different_prompts=num_different,
-            smallest_batch=min(
-                (len(batch.requests) for batch in arm.generations if not batch.sent), default=None
-            ),
             num_tokens=sum(lengths),
             num_prompt_tokens=sum(request.num_prompt_tokens for request in answered),
             shortest_answer=min(lengths, default=None),

@@ -87,11 +87,6 @@ class AcceptanceTextRow(Row):
     iterations_by_num_draft_tokens: list[float] | None = figure(
         "expected iterations for K from 1 on, as JSON"
     )
-    log_probability: MaybeFloat = figure(
-        "sum of the log-probabilities of its tokens under the target", "nats"
-    )
-    own_log_probability: MaybeFloat = figure("the same, expected of the target's own draws", "nats")
-    num_impossible: MaybeInt = figure("tokens that the target cannot draw", "tokens")
 
 
 @dataclass(frozen=True, kw_only=True)
