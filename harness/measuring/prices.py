@@ -35,16 +35,11 @@ _PLACE = attrgetter("rows", "width")
 _Spent = tuple[float, float]
 
 
-def iteration_cost(
-    runs: Sequence[Run[LatencyRow]], source: str = "", *, in_one_pass: bool | None = None
-) -> IterationCost:
+def iteration_cost(runs: Sequence[Run[LatencyRow]], source: str = "") -> IterationCost:
     """The price of an iteration, from runs with one draft that differ in K and rows in flight.
 
     Points that several runs measured are means over these. What follows from the phases of a run counts where no run
     measured it.
-
-    Args:
-        in_one_pass: whether a pass of the draft proposes all tokens; None where nobody knows.
     """
     measured: list[Point] = []
     by_phases: list[Point] = []
@@ -53,7 +48,7 @@ def iteration_cost(
         row = run.last
         load = _load(row)
         run_points = points_of(run)
-        by_phases += _by_phases(run, run_points, in_one_pass)
+        by_phases += _by_phases(run, run_points)
         if load is None:
             continue
         reason = why_queued(load, _waits(run))
@@ -128,10 +123,8 @@ def points_of(run: Run[LatencyRow]) -> list[Point]:
     return points
 
 
-def _by_phases(
-    run: Run[LatencyRow], own_points: Sequence[Point], in_one_pass: bool | None
-) -> list[Point]:
-    """Prices of the K up to that of a run with phases, and below it where the run has one itself: what is drafted and
+def _by_phases(run: Run[LatencyRow], own_points: Sequence[Point]) -> list[Point]:
+    """Prices of the K below that of a run with phases, whose shorter proposals begin its own: what is drafted and
     verified less is taken off.
 
     Args:
@@ -140,13 +133,9 @@ def _by_phases(
     regular, row = run.row("regular"), run.last
     costs = costs_in_steps(regular, row)
     step_ms = None if regular is None else _step_ms(regular)
-    if costs is None or not step_ms or _drafts_less(row):
+    if costs is None or not step_ms or _drafts_less(row) or not lengths_by_k(row):
         return []
-    if in_one_pass is None and not lengths_by_k(row):
-        return []
-    is_block = bool(in_one_pass)
-    phases = steps_by_k(row, costs, in_one_pass=is_block)
-    phases = phases or steps_by_k(row, costs, in_one_pass=is_block, by_width=False)
+    phases = steps_by_k(row, costs) or steps_by_k(row, costs, by_width=False)
     with_draft = [point for point in own_points if point.width > 1]
     if not phases or not with_draft or not with_draft[0].steps.is_known:
         return []
@@ -181,16 +170,13 @@ def costs_in_steps(regular: LatencyRow | None, row: LatencyRow) -> StepCosts | N
     return StepCosts(row.draft_ms / proposed / step_ms, row.verify_ms / step_ms)
 
 
-def steps_by_k(
-    row: LatencyRow, costs: StepCosts, *, in_one_pass: bool = False, by_width: bool = True
-) -> dict[int, float]:
+def steps_by_k(row: LatencyRow, costs: StepCosts, *, by_width: bool = True) -> dict[int, float]:
     """The cost of an iteration in regular steps at each K up to that of a run, by its phases.
 
     {} where K varied, and where a pass over more tokens was so much faster than one over fewer that the cost of
     verifying fewer is unknown.
 
     Args:
-        in_one_pass: whether a pass of the draft proposes all tokens.
         by_width: whether verifying fewer tokens is shorter by what their passes are, where these were timed; else each
             token adds the same. The rest, the verdict, costs the same for every K.
     """
@@ -215,9 +201,8 @@ def steps_by_k(
             # Timed by themselves, passes seem to cost more than the whole verification.
             shorter *= (costs.verify - 1) / (pass_steps[-1] - 1)
         verifying = costs.verify - shorter
-    drafting = costs.draft * (np.full(most, proposed) if in_one_pass else ks)
     # An iteration has a pass of the target, whatever noise makes of its parts.
-    steps = np.maximum(1.0, drafting + verifying)
+    steps = np.maximum(1.0, costs.draft * ks + verifying)
     return dict(enumerate(steps.tolist(), start=1))
 
 

@@ -10,6 +10,7 @@ import pytest
 from harness.measuring.prices import iteration_cost, spent_by_unit, tokens_by_k, why_no_price
 from harness.measuring.rows import LatencyRow
 from harness.results.runs import Run
+from harness.results.statistics.interval import Interval
 from report_files import latency_run, prompt_rows
 
 STEP_MS = 20.0
@@ -34,20 +35,24 @@ def run_of(speculative: dict[str, Any], **both: Any) -> Run[LatencyRow]:
 
 
 @pytest.mark.parametrize(
-    ("in_one_pass", "expected"),
-    [(False, [20.0, 28.0, 32.0, 36.0, 40.0]), (True, [20.0, 34.0, 36.0, 38.0, 40.0])],
+    ("lengths", "expected"),
+    [
+        ([1.5, 2.0, 2.3, 2.5], {1: 20.0, 2: 28.0, 3: 32.0, 4: 36.0, 5: 40.0}),
+        # Nobody knows whether shorter proposals begin longer ones.
+        (None, {1: 20.0, 5: 40.0}),
+    ],
 )
 def test_a_smaller_k_drafts_and_verifies_less_and_the_rest_stays(
-    in_one_pass: bool, expected: list[float]
+    lengths: list[float] | None, expected: dict[int, float]
 ) -> None:
     """An iteration of 40 ms: 8 ms to draft 4 tokens, a pass of 20 ms, 2 ms more for each of them, 4 ms of verdict."""
     phases = {"draft_ms": 8.0, "verify_ms": 28.0, "tokens_per_iteration": 2.5}
-    run = run_of(answering(40.0 / 2.5) | phases)
-    cost = iteration_cost([run], in_one_pass=in_one_pass)
-    assert [point.width for point in cost.points] == [1, 2, 3, 4, 5]
-    assert [point.ms.estimate for point in cost.points] == pytest.approx(expected)
-    steps = [point.steps.estimate for point in cost.points]
-    assert steps == pytest.approx([ms / STEP_MS for ms in expected])
+    by_k = lengths and [Interval(length) for length in lengths]
+    known = {"tokens_per_iteration_by_num_draft_tokens": by_k}
+    cost = iteration_cost([run_of(answering(40.0 / 2.5) | phases | known)])
+    assert {point.width: point.ms.estimate for point in cost.points} == pytest.approx(expected)
+    steps = {point.width: point.steps.estimate for point in cost.points}
+    assert steps == pytest.approx({width: ms / STEP_MS for width, ms in expected.items()})
 
 
 @pytest.mark.parametrize(("first_ms", "is_refused"), [(700.0, False), (1300.0, True)])

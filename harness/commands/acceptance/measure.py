@@ -355,8 +355,7 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
         if self.measured:
             ids = dict.fromkeys((self.measured[0].id, self.measured[-1].id))
             source = f"{self.settings.costs}, run {' to '.join(ids)}"
-            in_one_pass = not placed.shorter_proposals_follow
-            return iteration_cost(self.measured, source, in_one_pass=in_one_pass)
+            return iteration_cost(self.measured, source)
         mean_answer = sum(text.num_tokens for text in self.read) // len(self.read)
         demand = Demand(1, prompt_tokens, mean_answer, num_draft_tokens=self.most, runner="eager")
         reads = wing.pass_bytes(placed, demand, numbers)

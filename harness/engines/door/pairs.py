@@ -70,10 +70,6 @@ class PlacedPair(Protocol):
     def devices(self) -> Sequence[Any]:
         """Every device that will have a layer of either, the target's first."""
 
-    @property
-    def shorter_proposals_follow(self) -> bool:
-        """Whether shorter proposals begin longer ones, as of the planned pair."""
-
     def suits(self, demand: Demand, *, force: bool = False) -> bool:
         """Whether every layer would be where it is for another demand, too."""
 
