@@ -31,9 +31,6 @@ _EXPLAINED = 0.9
 _READINGS = {
     "raw": "the model's own",
     "processed": "those after temperature and truncation",
-    "before": "those of the tokens before",
-    "after": "those of the tokens after",
-    "zero": "0",
 }
 # Rounding explains this much of a difference of log-probabilities in any case.
 _LEAST_ROUNDING = 0.001
@@ -181,14 +178,7 @@ class ReturnedLogprobs:
     def add(self, returned: Sequence[float | None], raw: Floats, processed: Floats) -> None:
         """Add those of one text, with the reference's."""
         self.returned += [math.nan if logprob is None else logprob for logprob in returned]
-        readings = {
-            "raw": raw,
-            "processed": processed,
-            "before": np.concatenate([[math.nan], raw[:-1]]),
-            "after": np.concatenate([raw[1:], [math.nan]]),
-            "zero": np.zeros(len(raw)),
-        }
-        for name, values in readings.items():
+        for name, values in (("raw", raw), ("processed", processed)):
             self.readings.setdefault(name, []).extend(values.tolist())
 
     def result(self, documented: str | None, tolerance: float) -> ReturnedResult | None:
@@ -217,8 +207,7 @@ class ReturnedLogprobs:
             median = np.median(differences[reading][is_wrong])
             finding = f"{num_wrong:,} are wrong, by {median:.2g} in the median"
             for name, reading_differences in differences.items():
-                known = reading_differences[is_wrong & ~np.isnan(reading_differences)]
-                if len(known) and (known <= tolerance).mean() >= _EXPLAINED:
+                if (reading_differences[is_wrong] <= tolerance).mean() >= _EXPLAINED:
                     finding = f"{num_wrong:,} are {_READINGS[name]}"
                     break
             findings.append(finding)
