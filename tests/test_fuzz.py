@@ -52,7 +52,7 @@ BY_COMMAND: dict[str, dict[str, tuple[list[str], list[str]]]] = {
         "batch_size": (["1", "2", "4"], ["0", "5"]),
         "num_warmup": (["0", "2"], ["-1"]),
     },
-    "eval": {"task": (["addition"], ["division"]), "batch_size": (["1", "3"], ["0"])},
+    "eval": {"operands": (["[1,9]"], ["[9,1]"]), "batch_size": (["1", "3"], ["0"])},
     "plan": {"gpu_memory": (["40GB", "1TiB"], ["40", "much"])},
 }
 FIXED = {

@@ -16,7 +16,7 @@ from harness.results.schema import RunRow
 # another place of the report shows. The address of a server is among its devices.
 _NEVER_IN_NAMES = frozenset(
     "run job repeat status error timestamp directory measurement settings setup_s model draft num_draft_tokens"
-    " weights quantization dtype synthetic_acceptance lossy task operands view server request_rate output url".split()
+    " weights quantization dtype synthetic_acceptance lossy operands view server request_rate output url".split()
 )
 # Settings by which a server is started: its command says what they came to.
 STARTS_SERVERS = ("engine.first_command", "engine.start_command")

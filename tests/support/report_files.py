@@ -93,7 +93,7 @@ def eval_run(seeds: tuple[int, ...] = (0, 1), **changes: Any) -> list[EvalRow]:
                 "wilson_high": accuracy + 0.031, "difference": -0.01 if other else None,
                 "difference_low": -0.03 if other else None, "difference_high": 0.01 if other else None,
                 "mcnemar_p_value": 0.3 if other else None, "published_accuracy": 0.431 if other else 0.429,
-                "ms_per_answer": 50.0, "task": "multiplication", "operands": "1-99", "num_resumed": 0,
+                "ms_per_answer": 50.0, "operands": "1-99", "num_resumed": 0,
                 "num_draft_tokens": 4 if other else None,
             }  # fmt: skip
             rows.append(EvalRow.from_values(_SHARED | figures | changes))

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from harness.commands.eval.tasks import OPERATIONS
+from harness.commands.eval.tasks import Problem
 from tiny_checkpoints import make_tokenizer
 
 OPERANDS = (1, 3)
@@ -45,7 +45,9 @@ def save_taught_pair(directory: Path) -> tuple[Path, Path]:
 
 
 def _teach(model: GPT2LMHeadModel, tokenizer: object, says: dict[tuple[int, int], str]) -> None:
-    prompt = OPERATIONS["multiplication"].prompt
+    def prompt(a: int, b: int) -> str:
+        return Problem(0, 0, a, b).prompt
+
     # Padded with line breaks, which lie behind the end of the line; only what follows the prompt is learnt.
     texts = [
         f"{prompt(a, b)}{answer}".ljust(len(prompt(1, 1)) + 5, "\n")

@@ -16,7 +16,6 @@ from harness.commands.eval.record import EvalSettings
 from harness.commands.eval.rows import AnswerRow, EvalRow, read_answers
 from harness.commands.eval.tasks import (
     ENDS,
-    OPERATIONS,
     Problem,
     check_answer_length,
     drawn_problems,
@@ -72,11 +71,7 @@ class Evaluation(Experiment[EvalSettings, EvalRow]):
         self.problems: list[Problem] = []
         for seed in settings.seeds:
             self.problems += drawn_problems(
-                OPERATIONS[settings.task],
-                settings.operands,
-                seed,
-                settings.num_prompts,
-                settings.replacement,
+                settings.operands, seed, settings.num_prompts, settings.replacement
             )
         self.answers: StoredAnswers = {}
         self.resumed: set[tuple[int, int]] = set()
@@ -84,7 +79,7 @@ class Evaluation(Experiment[EvalSettings, EvalRow]):
     def measure(self, session: Session) -> None:
         settings = self.settings
         problems = self.problems
-        token_ids = session.encode([Prompt(problem.prompt) for problem in problems], "task")
+        token_ids = session.encode([Prompt(problem.prompt) for problem in problems], "operands")
         check_answer_length(session.tokenizer, problems, settings.decoding.max_new_tokens)
         session.place(settings.batch_size, max(map(len, token_ids)))
         measurement = identify(session.original_settings, leaving_out=_NOT_OF_AN_ANSWER)
@@ -161,9 +156,7 @@ class Evaluation(Experiment[EvalSettings, EvalRow]):
         return session.row(
             EvalRow,
             arm=arm,
-            published_accuracy=published_accuracy(
-                settings.task, settings.operands, settings.model
-            ).get(arm),
+            published_accuracy=published_accuracy(settings.operands, settings.model).get(arm),
             operands="-".join(map(str, settings.operands)),
             num_prompts=len(arm_answers),
             num_different_prompts=len(different),

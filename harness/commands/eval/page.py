@@ -29,7 +29,7 @@ from harness.results.statistics.interval import Interval
 # p-values below this count as a difference.
 _SIGNIFICANT = 0.05
 # Settings that `recovery` lacks, and questions, which are not its prompts.
-_OWN_SETTINGS = ("task", "operands", "replacement", "seeds", "num_prompts")
+_OWN_SETTINGS = ("operands", "replacement", "seeds", "num_prompts")
 
 
 def eval_page(runs: Sequence[Run[EvalRow]]) -> Page | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from harness.commands.command import Command
 from harness.commands.eval.rows import AnswerRow, EvalRow
@@ -22,7 +22,6 @@ class EvalSettings(RunSettings):
     """`eval`: correct answers of both arms to the same questions.
 
     Attributes:
-        task: `multiplication` or `addition` of drawn operands.
         operands: the lowest and the highest operand of a question.
         replacement: draw a question again before all others were drawn, as published tables did.
         seeds: of the questions and of sampling; each seed has its own questions.
@@ -30,7 +29,6 @@ class EvalSettings(RunSettings):
         resume: also reuse the answers of an earlier run with the same settings.
     """
 
-    task: Literal["multiplication", "addition"] = "multiplication"
     operands: tuple[int, int] = (1, 99)
     replacement: bool = False
     seeds: tuple[int, ...] = (0,)
@@ -72,7 +70,7 @@ class Eval(Command[EvalSettings, EvalRow]):
         ("", "the shipped tiny pair, on any machine"),
         ("model=13B draft=7B 'seeds=[0,1,2,3]'", "four seeds, and all of them merged"),
         ("decoding=greedy", "both arms must give the same answers"),
-        ("task=addition 'operands=[1,999]' batch_size=256", "another task"),
+        ("'operands=[1,999]' batch_size=256", "harder questions"),
         ("model=./my-model draft=none", "a directory or a hub repository; without a draft"),
     )
     notes = (

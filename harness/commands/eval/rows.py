@@ -47,7 +47,6 @@ class EvalRow(DecodedRow):
     )
     num_tokens: MaybeInt = figure("tokens generated over all questions", "tokens")
     num_resumed: MaybeInt = figure("answers taken from earlier runs")
-    task: MaybeText = setting("name of the task", "task")
     operands: MaybeText = setting("lowest and highest operand, `1-99`")
     replacement: MaybeBool = setting(
         "whether questions were drawn again before all others were drawn", "replacement"
@@ -57,7 +56,7 @@ class EvalRow(DecodedRow):
     @property
     def questions_in_words(self) -> str | None:
         operands = f" of {self.operands.replace('-', ' to ')}" if self.operands else ""
-        return f"{self.task}{operands}"
+        return f"multiplication{operands}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,11 +1,10 @@
-"""Tasks of `eval`: arithmetic with drawn operands, where completions end, and how they are judged."""
+"""The questions of `eval`: products of drawn operands, where completions end, and how they are judged."""
 
 from __future__ import annotations
 
 import itertools
-import operator
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,66 +25,43 @@ _INTEGER = re.compile(r"-?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)")
 # Python refuses to read integers of more than 4300 digits, and a model may well go on and on.
 _LONGEST_LINE = 4000
 
-# Task, operands and quantization that the published accuracies are for.
-_PUBLISHED = ("multiplication", (1, 99), "none")
+# Operands and quantization that the published accuracies are for.
+_PUBLISHED = ((1, 99), "none")
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One question. Seed and index determine the rest, and the random numbers of the answer.
+    """One question: a product. Seed and index determine its operands, and the random numbers of the answer.
 
     Attributes:
         index: counts from 0 within the seed.
         a, b: the operands.
-        expected: the correct answer.
     """
 
     seed: int
     index: int
     a: int
     b: int
-    expected: int
-    prompt: str
 
     @property
     def key(self) -> tuple[int, int]:
         return self.seed, self.index
 
+    @property
+    def expected(self) -> int:
+        """The correct answer."""
+        return self.a * self.b
 
-@dataclass(frozen=True)
-class Operation:
-    """A few-shot question about two whole numbers; the model continues with the answer and ends the
-    line.
-
-    Attributes:
-        prompt: from both operands to the text of the question.
-        expected: from both operands to the correct answer.
-    """
-
-    prompt: Callable[[int, int], str]
-    expected: Callable[[int, int], int]
-
-
-# By the value of the setting `task`.
-OPERATIONS: Mapping[str, Operation] = {
-    "addition": Operation(
-        prompt=lambda a, b: f"8 + 12 = 20\n25 + 4 = 29\n37 + 85 = 122\n{a} + {b} =",
-        expected=operator.add,
-    ),
-    # The evaluation that came with llama-ssp.
-    "multiplication": Operation(
-        prompt=lambda a, b: f"8 * 12 = 96\n25 * 4 = 100\n37 * 85 = 3145\n{a} * {b} =",
-        expected=operator.mul,
-    ),
-}
+    @property
+    def prompt(self) -> str:
+        """The question behind three solved ones, as in the evaluation that came with llama-ssp; the model continues
+        with the answer and ends the line.
+        """
+        return f"8 * 12 = 96\n25 * 4 = 100\n37 * 85 = 3145\n{self.a} * {self.b} ="
 
 
 def drawn_problems(
-    operation: Operation,
-    operands: tuple[int, int],
-    seed: int,
-    count: int,
-    replacement: bool = False,
+    operands: tuple[int, int], seed: int, count: int, replacement: bool = False
 ) -> list[Problem]:
     """Questions drawn uniformly by a seed; a longer list begins with the shorter one.
 
@@ -94,10 +70,7 @@ def drawn_problems(
         replacement: whether a question may come again before all others have come.
     """
     pairs = itertools.islice(_pairs(operands, seed, count, replacement), count)
-    return [
-        Problem(seed, index, a, b, operation.expected(a, b), operation.prompt(a, b))
-        for index, (a, b) in enumerate(pairs)
-    ]
+    return [Problem(seed, index, a, b) for index, (a, b) in enumerate(pairs)]
 
 
 def _pairs(
@@ -137,11 +110,9 @@ def check_answer_length(
         raise SettingError("decoding.max_new_tokens", rule, max_new_tokens)
 
 
-def published_accuracy(
-    task: str, operands: Sequence[int], model: ModelSettings
-) -> Mapping[str, float]:
+def published_accuracy(operands: Sequence[int], model: ModelSettings) -> Mapping[str, float]:
     """Accuracies that others measured for this model, by arm."""
-    is_published = (task, tuple(operands), model.quantization) == _PUBLISHED
+    is_published = (tuple(operands), model.quantization) == _PUBLISHED
     return multiplication_accuracy(without_suffixes(model.name)) if is_published else {}
 
 

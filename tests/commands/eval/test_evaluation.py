@@ -172,7 +172,7 @@ def test_other_circumstances_ask_every_question_again(
 ) -> None:
     few = {"num_prompts": 6, "seeds": [0]}
     evaluate(**few)
-    for changes in ({"resume": False}, {"batch_size": 5}, {"task": "addition"}):
+    for changes in ({"resume": False}, {"batch_size": 5}, {"replacement": True}):
         arms, _ = evaluate(**few | changes)
         assert (arms["num_resumed"] == 0).all(), changes
     alone, prompts = evaluate(**few, draft={"name": "none"})

@@ -1,4 +1,4 @@
-"""Tasks of `eval`: arithmetic with drawn operands, and how completions are read."""
+"""The questions of `eval`, and how completions are read."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections import Counter
 import pytest
 
 from harness.commands.eval.tasks import (
-    OPERATIONS,
     Problem,
     check_answer_length,
     drawn_problems,
@@ -16,8 +15,6 @@ from harness.commands.eval.tasks import (
 )
 from harness.config.errors import SettingError
 from tiny_checkpoints import make_tokenizer
-
-MULTIPLICATION = OPERATIONS["multiplication"]
 
 
 @pytest.mark.parametrize(
@@ -34,23 +31,21 @@ def test_the_answer_is_the_first_integer_of_the_first_line(
     assert read_answer(completion) == (completion.split("\n")[0], answer)
 
 
-@pytest.mark.parametrize("task", OPERATIONS)
-def test_the_solved_lines_of_every_task_are_correct(task: str) -> None:
-    """And have the form of the question; those of multiplication are the published ones."""
+def test_the_solved_lines_are_the_published_ones_and_correct() -> None:
+    """And have the form of the question."""
     published = "8 * 12 = 96\n25 * 4 = 100\n37 * 85 = 3145\n14 * 2 ="
-    assert MULTIPLICATION.prompt(14, 2) == published
-    lines = OPERATIONS[task].prompt(1, 1).split("\n")
-    assert len(lines) == 4
-    for line in lines[:3]:
+    assert Problem(0, 0, 14, 2).prompt == published
+    for line in published.split("\n")[:3]:
         a, _, b, _, answer = line.split()
-        assert OPERATIONS[task].expected(int(a), int(b)) == int(answer)
-        assert OPERATIONS[task].prompt(int(a), int(b)).split("\n")[3] + f" {answer}" == line
+        problem = Problem(0, 0, int(a), int(b))
+        assert problem.expected == int(answer)
+        assert problem.prompt.split("\n")[3] + f" {answer}" == line
 
 
 @pytest.mark.parametrize("replacement", [False, True])
 def test_questions_are_a_function_of_the_seed(replacement: bool) -> None:
     def drawn(seed: int, count: int) -> list[Problem]:
-        return drawn_problems(MULTIPLICATION, (1, 99), seed, count, replacement)
+        return drawn_problems((1, 99), seed, count, replacement)
 
     first = drawn(0, 50)
     assert first == drawn(0, 80)[:50]
@@ -61,16 +56,16 @@ def test_questions_are_a_function_of_the_seed(replacement: bool) -> None:
 
 
 def test_no_question_is_asked_twice_before_all_were_asked() -> None:
-    pairs = [(q.a, q.b) for q in drawn_problems(MULTIPLICATION, (3, 5), 0, 23)]
+    pairs = [(q.a, q.b) for q in drawn_problems((3, 5), 0, 23)]
     everything = {(a, b) for a in (3, 4, 5) for b in (3, 4, 5)}
     assert set(pairs[:9]) == set(pairs[9:18]) == everything
     assert len(set(pairs[18:])) == 5
-    many = drawn_problems(MULTIPLICATION, (1, 99), 0, 99 * 99)
+    many = drawn_problems((1, 99), 0, 99 * 99)
     assert len({problem.prompt for problem in many}) == 99 * 99
 
 
 def test_operands_are_uniform_with_both_ends() -> None:
-    questions = drawn_problems(MULTIPLICATION, (3, 5), 0, 9000, replacement=True)
+    questions = drawn_problems((3, 5), 0, 9000, replacement=True)
     counts = Counter((question.a, question.b) for question in questions)
     assert set(counts) == {(a, b) for a in (3, 4, 5) for b in (3, 4, 5)}
     # Six standard deviations of a binomial count: false alarm below 1e-8 over the nine cells.
@@ -86,7 +81,7 @@ def test_every_token_with_a_line_break_ends_the_line() -> None:
 
 
 def test_a_limit_that_cuts_answers_off_is_refused() -> None:
-    questions = drawn_problems(MULTIPLICATION, (98, 99), 0, 20)
+    questions = drawn_problems((98, 99), 0, 20)
     check_answer_length(make_tokenizer(), questions, 5)
     with pytest.raises(
         SettingError, match=r"decoding.max_new_tokens=4: the answer 9\d\d\d takes 5 tokens"
