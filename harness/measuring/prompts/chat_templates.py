@@ -43,13 +43,6 @@ class Template:
         if self.choice == "auto" and not has_template and long:
             chats_in_words = f"{len(long)} of {len(chats)} prompts are chats of several messages"
             reason = f"this model's tokenizer has none, and {chats_in_words}"
-            if all(
-                [message["role"] for message in chat.messages] == ["system", "user"]
-                for chat in long
-            ):
-                reason = (
-                    "a system message needs a chat template, and this model's tokenizer has none"
-                )
             advice = "chat_template=never reads them as text"
             raise SettingError("chat_template", f"{reason}; {advice}", self.choice)
 

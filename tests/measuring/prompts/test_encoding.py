@@ -207,7 +207,7 @@ SYSTEM = Chat(({"role": "system", "content": "Be brief."}, {"role": "user", "con
         ({"rag": TEMPLATE, "tool_use": TEMPLATE}, said("a"), "auto", "chat_template", "no default"),
         (None, said("a"), "always", "chat_template", "has none"),
         (None, said("a", "b", "c"), "auto", "chat_template", "of several messages"),
-        (None, SYSTEM, "auto", "chat_template", "a system message"),
+        (None, SYSTEM, "auto", "chat_template", "chats of several messages"),
         (None, said(""), "auto", "prompts", "has no tokens"),
     ],
 )
