@@ -117,3 +117,10 @@ def _over_all_iterations(
     if num_drafted:
         columns["mean_num_draft_tokens"] = num_drafted / num_iterations
     return columns
+
+
+def tokens_in_burst(requests: Sequence[RequestRecord]) -> float:
+    """Tokens that arrive together after the first ones; 0 of answers that came at once."""
+    num_bursts = sum(len(request.bursts) - 1 for request in requests)
+    num_tokens = sum(request.num_tokens - 1 for request in requests)
+    return num_tokens / num_bursts if num_bursts > 0 else 0.0

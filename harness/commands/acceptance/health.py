@@ -11,6 +11,7 @@ from typing import Any, Literal
 from harness.config.amounts import percent
 from harness.engines.door.reading import ReadText
 from harness.engines.requests import RequestRecord
+from harness.measuring.acceptance import tokens_in_burst
 from harness.results.rows.acceptance import AcceptanceRow
 from harness.results.statistics.interval import Interval
 
@@ -73,7 +74,11 @@ def health_columns(
     weights = _expected(texts, num_draft_tokens)
     num_tokens = sum(text.cut.num_tokens for text in texts)
     num_iterations = _reported_iterations(requests)
-    served = num_tokens / num_iterations if num_iterations else _tokens_in_burst(requests)
+    together = tokens_in_burst(requests)
+    # None where tokens come one by one, or all at once.
+    served = together if together > 1 else None
+    if num_iterations:
+        served = num_tokens / num_iterations
     health: Health
     if not is_likely or likelihood["impossible_share"] > MOST_IMPOSSIBLE:
         health = "other texts"
@@ -114,13 +119,6 @@ def _reported_iterations(requests: Sequence[RequestRecord]) -> int | None:
             return None
         counted += number
     return counted
-
-
-def _tokens_in_burst(requests: Sequence[RequestRecord]) -> float | None:
-    """Tokens that arrive together after the first ones; None where all come one by one, or at once."""
-    bursts = sum(len(request.bursts) - 1 for request in requests)
-    tokens = sum(request.num_tokens - 1 for request in requests)
-    return tokens / bursts if 0 < bursts < tokens else None
 
 
 def health_in_words(row: AcceptanceRow) -> str:

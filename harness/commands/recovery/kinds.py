@@ -28,6 +28,7 @@ from harness.config.errors import RunError
 from harness.config.settings import DecodingSettings
 from harness.engines.protocol import Arm
 from harness.engines.requests import RequestRecord
+from harness.measuring.acceptance import tokens_in_burst
 from harness.measuring.progress import say
 
 # At least one of this many draft tokens should be accepted.
@@ -199,13 +200,6 @@ class Answers:
         """Draft tokens of each answer, as far as they are reported."""
         return [record.draft_tokens[0] for record in self.records]
 
-    @property
-    def tokens_in_burst(self) -> float:
-        """Tokens that arrive together after the first ones; 0 of answers that came at once."""
-        bursts = sum(len(record.bursts) - 1 for record in self.records)
-        tokens = sum(record.num_tokens - 1 for record in self.records)
-        return tokens / bursts if bursts > 0 else 0.0
-
     def check(self, every: Sequence[Answers]) -> Columns:
         """The verdict on this kind of request, compared with every kind."""
         verdict, finding = self._judged(every)
@@ -237,8 +231,8 @@ class Answers:
             return ("none accepted" if is_enough and not num_accepted else "drafts"), finding
         if any(any(answers.drafted) for answers in every):
             return "no drafts", "none reported"
-        tokens = self.tokens_in_burst
-        most_tokens = max(answers.tokens_in_burst for answers in every)
+        tokens = tokens_in_burst(self.records)
+        most_tokens = max(tokens_in_burst(answers.records) for answers in every)
         if tokens and most_tokens >= _CLEAR_BURST:
             has_drafts = tokens - 1 >= _LEAST_GAIN * (most_tokens - 1)
             finding = f"{tokens:.1f} tokens at a time, up to {most_tokens:.1f}"
