@@ -38,7 +38,7 @@ _TOPICS = {
     "How much is accepted?": (r"accept|per_iteration|proposed|mean_num_draft|_end$|undivided"),
     "What did the servers do?": (
         r"server|foreign|unseen|uncounted|restarts|drafted|preempt|cache|read_prompt|salted"
-        r"|in_flight|offered|arrival|sent_again|timed_out|num_failed|requests_per"
+        r"|in_flight|offered|arrival|num_failed|requests_per"
     ),
     "How long does a token take?": (
         r"ms_per_token|tokens_per_second|first_token|per_output|inter_token|num_(prompt_)?tokens|_answer$"

@@ -52,8 +52,6 @@ class RequestRecord:
             counts, else those of its text.
         text: of the answer, from servers.
         from_text: whether `token_ids` were read from the text, because the server did not send all.
-        sent_again: whether it was sent a second time, because the server had closed a kept-alive
-            connection.
         outcomes: (num_proposed, num_accepted) of each iteration; empty where they are not known.
         outcomes_in_order: whether these are in order of time; otherwise it is only known how many
             there were of each.
@@ -79,7 +77,6 @@ class RequestRecord:
     num_tokens: int = 0
     text: str = ""
     from_text: bool = False
-    sent_again: bool = False
     outcomes: list[tuple[int, int]] = field(default_factory=list)
     outcomes_in_order: bool = True
     histogram: list[int] = field(default_factory=list)

@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from harness.config.errors import RunError
-from harness.engines.requests import RequestRecord
 
 if TYPE_CHECKING:
     import ssl
@@ -106,7 +105,6 @@ async def answer_to(
     client: httpx2.AsyncClient,
     path: str,
     body: Mapping[str, Any],
-    request: RequestRecord | None = None,
 ) -> AsyncIterator[httpx2.Response]:
     """The answer to a request, whose body has not been read.
 
@@ -115,7 +113,6 @@ async def answer_to(
 
     Args:
         path: of the API, `completions`.
-        request: notes that it was sent again.
 
     Raises:
         RequestFailed: there is no answer, or it is an error.
@@ -143,8 +140,6 @@ async def answer_to(
                     f"{client.base_url} closed the connection without an answer of HTTP: {error}"
                 )
                 raise RequestFailed(reason) from error
-            if request is not None:
-                request.sent_again = True
         except httpx2.TransportError as error:
             cause = str(error) or type(error).__name__
             reason = f"nothing answers at {client.base_url} ({cause}): is the server running?"

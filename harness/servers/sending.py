@@ -175,7 +175,7 @@ class Sender:
         path = "chat/completions" if self._settings.chat is True else "completions"
         started = time.perf_counter()
         try:
-            async with answer_to(self._client, path, body, request) as response:
+            async with answer_to(self._client, path, body) as response:
                 async for content in events(response):
                     self.last_event = time.perf_counter()
                     event = read_event(content)

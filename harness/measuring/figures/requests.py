@@ -68,10 +68,6 @@ class Requests(Group):
     num_failed: MaybeInt = pooled(
         "largest", "requests that failed, time-outs too; the other figures leave them out"
     )
-    num_timed_out: MaybeInt = pooled("largest", "requests that took longer than `engine.timeout_s`")
-    num_sent_again: MaybeInt = pooled(
-        "largest", "requests sent a second time: the server had closed a kept-alive connection"
-    )
 
     @property
     def was_served(self) -> bool:
@@ -84,7 +80,6 @@ class Requests(Group):
             return cls()
         requests = arm.requests
         answered = arm.answered
-        errors = [request.error for request in requests]
         loads = [generation.load for generation in arm.generations if generation.load is not None]
         load_s = sum(load.seconds for load in loads)
         rate = run.settings.engine.rate
@@ -94,8 +89,6 @@ class Requests(Group):
         return cls(
             requests_per_second=len(answered) / arm.seconds,
             num_failed=len(requests) - len(answered),
-            num_timed_out=sum(error is not None and error.code == 408 for error in errors),
-            num_sent_again=sum(request.sent_again for request in requests),
             tokens_per_arrival=arm.tokens_per_arrival,
             held_back=is_held_back,
             mean_in_flight=sum(load.request_seconds for load in loads) / load_s if loads else None,

@@ -63,8 +63,6 @@ _REQUESTS = (
     Column("answered\nrequests/s", number(), "requests_per_second"),
     Column("tokens/s\nper user", number(1), "tokens_per_second_per_user"),
     Column("failed", of="num_failed"),
-    Column("timed\nout", of="num_timed_out"),
-    Column("sent\nagain", of=lambda row: row.num_sent_again or None, optional=True),
 )
 # Columns about a pair.
 _PAIR = Column("pair", text=True, of="name.cell", once=True, varies=True)
