@@ -360,7 +360,7 @@ class Blocks:
 
     Attributes:
         number: how often each arm is started.
-        begin: ends what has answered or may not run beside an arm, so that its next question starts it.
+        begin: ends what has answered, so that the next question of an arm starts it afresh.
     """
 
     number: int

@@ -134,7 +134,7 @@ class ServerEngine(Engine):
         # Whether only one of them runs at a time.
         self._one_at_a_time = num_blocks > 0
         if num_blocks:
-            self.blocks = Blocks(num_blocks, self._leave_alone)
+            self.blocks = Blocks(num_blocks, self._start_afresh)
         try:
             self._begin(blocks_if_needed, most_starts)
         except BaseException:
@@ -161,7 +161,7 @@ class ServerEngine(Engine):
             for arm in self.arms:
                 arm.model = None
             self._one_at_a_time = True
-            self.blocks = Blocks(blocks_if_needed, self._leave_alone)
+            self.blocks = Blocks(blocks_if_needed, self._start_afresh)
             started = time.perf_counter()
             self._start(failed[0])
         if not self.servers.commands:
@@ -211,14 +211,8 @@ class ServerEngine(Engine):
             models=list(dict.fromkeys(map(str, models))),
         )
 
-    def _leave_alone(self, arm: Arm) -> None:
-        """End the other servers, and this one if it has answered, which its next question starts again."""
-        for other in self.arms:
-            if other is not arm or other.was_asked:
-                other.stop()
-
     def _start_afresh(self, arm: Arm) -> None:
-        """End both servers if this one has answered; the next question starts both again."""
+        """End all servers if this one has answered; its next question starts it again, and those beside it."""
         assert isinstance(arm, ServerArm)
         if arm.was_asked:
             self._stop()
