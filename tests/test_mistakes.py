@@ -28,8 +28,8 @@ MISTAKES = {
     "bisect versions=1,2 repeats=5 -- a {x}": "repeats: bisect itself chooses what to measure, and how often",
     "bisect versions=1,2 -- a {x} -- b {x}": "--: is followed by one command",
     "latency -- llama-server -m a.gguf -md b.gguf":
-        "the command behind --: nothing in it makes llama.cpp speculate, -md alone does not: "
-        "add --spec-type draft-simple",
+        "the command behind --: nothing in it makes llama.cpp speculate: "
+        "add --spec-type draft-simple -md DRAFT.gguf",
     "latency -m K=2,4 -- sh -c 'exec vllm serve A --port {port} --n {K} --api-key X'":
         "the command behind --: --api-key: what is typed is written into files",
     # Names of presets, and paths

@@ -220,13 +220,9 @@ class ServerCommand:
         repository = self._speculators_repository()
         if not self.drafts and repository is None:
             rule = f"nothing in it makes {self.dialect.title} speculate"
-            if self.value(startup.draft) is not None and startup.drafted_by_model:
-                named = next(flag.name for flag in self.flags(startup.draft))
-                rule += f", {named} alone does not: add {startup.method[0]} {startup.drafted_by_model[0]}"
-            elif startup.example:
+            if startup.example:
                 rule += f": add {startup.example}"
             raise SettingError(SETTING, f"{rule}; {_BOTH}; draft=none measures this server alone")
-        self._check_draft()
         words = list(self.words)
         if repository is not None:
             place, verifier = repository
@@ -320,16 +316,6 @@ class ServerCommand:
             is_similar = name.startswith(startup.prefixes)
             if index not in values and is_similar and _meant(name, speculating, startup) is None:
                 rule = f"{name} is not known here: the command without speculation cannot be told; {_BOTH}"
-                raise SettingError(SETTING, rule)
-
-    def _check_draft(self) -> None:
-        """Raise a SettingError for a method that would draft nothing, as the model that it needs is not named."""
-        startup = self.startup
-        if self.value(startup.draft) is not None or self._variables():
-            return
-        for method in (self.method or "").split(","):
-            if method in startup.drafted_by_model:
-                rule = f"{startup.method[0]} {method} needs a draft model: add {startup.draft[0]} DRAFT"
                 raise SettingError(SETTING, rule)
 
     def _variables(self) -> list[str]:

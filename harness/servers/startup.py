@@ -42,7 +42,6 @@ class Startup:
         draft: flags that name the draft model.
         pools: methods that learn from all requests: a prompt that is asked again finds its own answer there, whatever
             its salt is.
-        drafted_by_model: methods that need one; without it such a server starts, and does not speculate.
         model: flags that name the model; `model_follows` says that the first word after the program may do so.
         model_follows: see `model`.
         served_name: flags with the name under which the model is served.
@@ -75,7 +74,6 @@ class Startup:
     method: tuple[str, ...] = ()
     draft: tuple[str, ...] = ()
     pools: tuple[str, ...] = ()
-    drafted_by_model: tuple[str, ...] = ()
     model: tuple[str, ...] = ("--model",)
     model_follows: bool = False
     served_name: tuple[str, ...] = ("--served-model-name",)
@@ -184,7 +182,6 @@ LLAMA_CPP = Startup(
     ),
     # ggml-org/llama.cpp, issue 27852: a table for all slots, and one for each.
     pools=("ngram-mod", "ngram-cache"),
-    drafted_by_model=("draft-simple",),
     model=("-m", "--model", "-hf", "-hfr", "--hf-repo", "-mu", "--model-url"),
     served_name=("-a", "--alias"),
     sized_by=("-ngl", "--gpu-layers", "--n-gpu-layers"),

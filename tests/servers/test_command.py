@@ -111,11 +111,10 @@ def test_a_command_says_what_it_runs(
     ("typed", "said"),
     [
         ("vllm serve A", "nothing in it makes vLLM speculate: add --speculative-config"),
-        ("llama-server -m X -md Y", "makes llama.cpp speculate, -md alone does not: add --spec-type"),
+        ("llama-server -m X -md Y", "nothing in it makes llama.cpp speculate: add --spec-type draft-simple -md"),
         ("llama-server -m X --spec-type", "--spec-type needs a value behind it"),
         ("llama-server --spec-type ngram-mod --spec-new 3", "--spec-new is not known here"),
         ("vllm serve A -sc {method:ngram}", "behind --: -sc must be JSON"),
-        ("llama-server -m X --spec-type draft-simple", "add --spec-draft-model DRAFT"),
         ("vllm serve A --spec-tokens {k}", "{k} has no value: vary.k=VALUE sets one"),
         ("llama-server --fim-qwen-14b-spec --spec-default", "a preset that speculates"),
         ("HF_TOKEN=secret vllm serve A -sc {}", "HF_TOKEN: what is typed is written into files"),
