@@ -217,16 +217,12 @@ class ServerCommand:
             raise SettingError(SETTING, rule)
         startup = self.startup
         self._check_known()
-        repository = self._speculators_repository()
-        if not self.drafts and repository is None:
+        if not self.drafts:
             rule = f"nothing in it makes {self.dialect.title} speculate"
             if startup.example:
                 rule += f": add {startup.example}"
             raise SettingError(SETTING, f"{rule}; {_BOTH}; draft=none measures this server alone")
         words = list(self.words)
-        if repository is not None:
-            place, verifier = repository
-            words[place] = verifier
         for flag in reversed(self.flags([*startup.speculation, *startup.switches])):
             del words[flag.first : flag.last]
         variables = self._variables()
@@ -323,21 +319,6 @@ class ServerCommand:
         beginnings = self.startup.variables
         typed = [_variable_in(word) for word in self.words[: self.start] if "=" in word]
         return sorted({name for name in [*typed, *os.environ] if name.startswith(beginnings)})
-
-    def _speculators_repository(self) -> tuple[int, str] | None:
-        """The place of a model whose own configuration says with which target it speculates, and that target."""
-        if not self.startup.model_follows:
-            return None
-        for index in range(self.start, len(self.words)):
-            file = Path(self.words[index].partition("=")[2] or self.words[index], "config.json")
-            try:
-                config = json.loads(file.read_text(encoding="utf-8"))
-                verifier = config["speculators_config"]["verifier"]["name_or_path"]
-            except (OSError, ValueError, KeyError, TypeError):
-                continue
-            flag, equals, _ = self.words[index].partition("=")
-            return index, f"{flag}={verifier}" if equals else str(verifier)
-        return None
 
 
 def read_command(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import shlex
-from pathlib import Path
 
 import pytest
 
@@ -147,13 +145,6 @@ def test_variables_that_speculate_are_unset(monkeypatch: pytest.MonkeyPatch) -> 
     assert speculative.num_draft_tokens is None, "a variable may set it"
     regular = read("LLAMA_ARG_SPEC_TYPE=ngram-simple llama-server -m X").prepared().regular()
     assert regular.words[:5] == ("env", "-u", "LLAMA_ARG_SPEC_TYPE", "env", "llama-server")
-
-
-def test_a_repository_of_speculators_names_its_target(tmp_path: Path) -> None:
-    config = {"speculators_config": {"verifier": {"name_or_path": "org/target"}}}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    command = read(f"vllm serve {tmp_path} --dtype half").prepared()
-    assert flags_of(command.regular()) == "vllm serve org/target --dtype half"
 
 
 @pytest.mark.parametrize("variable", ["-e {}", "--env {}", "--env={}"])
