@@ -27,6 +27,7 @@ CONTAINERS = ("docker", "podman", "nerdctl")
 _REFUSED_OF_CONTAINERS = {
     **dict.fromkeys(("-d", "--detach"), "detaches: leave it out"),
     "--name": "cannot be both arms': leave it out",
+    "--cidfile": "names the file by which the harness ends it: leave it out",
 }
 # Their flags before a variable.
 _VARIABLE_FLAGS = ("-e", "--env")

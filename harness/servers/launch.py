@@ -220,17 +220,9 @@ class StartedServer:
 
 def _with_container_id(command: list[str], file: Path) -> list[str]:
     """The command of a container with a file for its id, by which the guard ends it."""
-    for index, word in enumerate(command):
-        if word.startswith("--cidfile="):
-            # In two words, as the guard reads it.
-            return [*command[:index], *word.split("=", 1), *command[index + 1 :]]
     names = [PurePosixPath(word).name for word in command]
     for index, name in enumerate(names):
-        if (
-            name in CONTAINERS
-            and "run" in names[index + 1 : index + 3]
-            and "--cidfile" not in names
-        ):
+        if name in CONTAINERS and "run" in names[index + 1 : index + 3]:
             # Of an earlier start; `docker run` writes over no file.
             file.unlink(missing_ok=True)
             behind = names.index("run", index) + 1

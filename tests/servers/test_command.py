@@ -125,6 +125,7 @@ def test_a_command_says_what_it_runs(
             for typed in ("-e HF_TOKEN=x", "--env=HF_TOKEN=x", "-eHF_TOKEN=x")
         ),
         ("docker run -d -p {port}:80 vllm/vllm-openai --model A -sc {}", "-d: detaches: leave it out"),
+        ("docker run --cidfile=f -p {port}:80 vllm/vllm-openai --model A -sc {}", "--cidfile: names the file by which"),
         ("docker run --name=v -p {port}:80 vllm/vllm-openai --model A -sc {}", "--name: cannot be both arms'"),
         ("vllm serve A --uds /s -sc {}", "--uds: it would listen on no port"),
     ],
