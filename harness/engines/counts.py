@@ -41,9 +41,11 @@ class Counts:
         return replace(self, restarts=0.0) != Counts()
 
 
-# A dialect names its counters by these; `accepted_at` stands for a counter with a position.
-COUNTED = tuple(field.name for field in fields(Counts) if field.name != "restarts")
-GROWING = tuple(name for name in COUNTED if name not in ("accepted_at", "running"))
+_GROWING = tuple(
+    field.name
+    for field in fields(Counts)
+    if field.name not in ("accepted_at", "restarts", "running")
+)
 
 
 def added(counts: Counts, other: Counts, sign: Literal[1, -1] = 1) -> Counts:
@@ -52,7 +54,7 @@ def added(counts: Counts, other: Counts, sign: Literal[1, -1] = 1) -> Counts:
     A counter that one of them lacks is 0 there: servers show some of them only after the first event.
     """
     sums: dict[str, float] = {"restarts": counts.restarts + sign * other.restarts}
-    for name in GROWING:
+    for name in _GROWING:
         first, second = getattr(counts, name), getattr(other, name)
         if first is not None or second is not None:
             sums[name] = (first or 0.0) + sign * (second or 0.0)
@@ -65,6 +67,6 @@ def added(counts: Counts, other: Counts, sign: Literal[1, -1] = 1) -> Counts:
 def growth(now: Counts, before: Counts) -> Counts:
     """How much counters grew; all unknown where one fell, or the server was restarted."""
     grown = added(now, before, -1)
-    numbers = [getattr(grown, name) or 0.0 for name in GROWING]
+    numbers = [getattr(grown, name) or 0.0 for name in _GROWING]
     has_fallen = min([*numbers, *grown.accepted_at.values()]) < 0
     return Counts(restarts=grown.restarts) if grown.restarts or has_fallen else grown

@@ -7,15 +7,12 @@ one: `./my_server.py:MINE` is a `Dialect` in a file of the user's.
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from harness.config.errors import SettingError
 from harness.config.registry import Record, Registry
-from harness.engines.counts import COUNTED, GROWING
 from harness.servers.startup import (
     HARNESS,
     LLAMA_CPP,
@@ -76,16 +73,6 @@ class Dialect(Record):
     reports_by: str = ""
     ended_by: Mapping[str, str] = field(default_factory=dict)
     startup: Startup | None = None
-
-    def __post_init__(self) -> None:
-        for name, counted in self.counters.items():
-            if counted not in COUNTED:
-                raise SettingError(
-                    f"counters[{name!r}]", f"must be one of {', '.join(COUNTED)}", counted
-                )
-        for counted in re.compile(self.logs).groupindex:
-            if counted not in GROWING:
-                raise SettingError("logs", f"its groups must be of {', '.join(GROWING)}", counted)
 
     def named(self, about: Mapping[str, Any]) -> str:
         """`vLLM 0.32.0`, or the title alone where the version is not known.

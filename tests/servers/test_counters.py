@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from harness.config.errors import SettingError
 from harness.engines.counts import Counts, growth
 from harness.engines.protocol import Answered
 from harness.engines.requests import Load, RequestError, RequestRecord
@@ -19,7 +18,6 @@ from harness.measuring.figures.server import Server, counter_columns, traffic_co
 from harness.servers import counters
 from harness.servers.connection import RequestFailed
 from harness.servers.counters import CounterPage, read_counters
-from harness.servers.dialects import Dialect
 from measured_runs import figures, run_of
 
 VLLM = """# HELP vllm:spec_decode_num_drafts Number of spec decoding drafts.
@@ -221,11 +219,6 @@ def test_counters_of_several_pages_are_added_up(tmp_path: Path) -> None:
     assert after is not None
     assert after.restarts == 0
     assert growth(after, before).generated == 2
-
-
-def test_a_dialect_names_what_is_counted() -> None:
-    with pytest.raises(SettingError, match="must be one of generated, drafts"):
-        Dialect(name="mine", title="Mine", counters={"mine_tokens": "tokens"})
 
 
 def test_a_page_once_read_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
