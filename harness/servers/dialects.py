@@ -50,7 +50,6 @@ class Dialect(Record):
         counts_in_any_case: the counter that it has in any case, where it has those of drafts only if it speculates.
         logs: the line of its log about the drafts of a request, as a pattern whose groups are named as fields of
             `engines.counts.Counts`. It is read where a server that was started here counts no drafts elsewhere.
-        reports_by: the flag with which it reports what it drafts for each request.
         ended_by: sampling parameters that may end it, each with the program that it ended.
         startup: how its commands are read; None where the harness cannot change them.
     """
@@ -70,7 +69,6 @@ class Dialect(Record):
     counters: Mapping[str, str] = field(default_factory=dict)
     counts_in_any_case: str = ""
     logs: str = ""
-    reports_by: str = ""
     ended_by: Mapping[str, str] = field(default_factory=dict)
     startup: Startup | None = None
 
@@ -97,7 +95,6 @@ _BUILT_IN = {
             startup=VLLM,
             about={"/version": ("version",)},
             counts_in_any_case="vllm:generation_tokens",
-            reports_by="--per-request-spec-decode-metrics detailed",
             version="/version version",
             salt={"cache_salt": "{salt}"},
             stops_at_tokens=True,
@@ -239,18 +236,6 @@ def has_no_drafts(text: str) -> bool:
     """Whether a page of counters, which has none of drafts, is of a server that has those if it speculates."""
     counters = [dialect.counts_in_any_case for dialect in DIALECTS.all().values()]
     return any(counter and counter in text for counter in counters)
-
-
-def how_to_report(server: str | None) -> str:
-    """How a server is told to report what it drafts; empty where that is not known.
-
-    Args:
-        server: its name in rows; None for one that is unknown.
-    """
-    for dialect in DIALECTS.all().values():
-        if dialect.reports_by and (server is None or dialect.title in server):
-            return f"{dialect.title} reports it when started with {dialect.reports_by}"
-    return ""
 
 
 def without_port(command: str) -> str:

@@ -15,7 +15,6 @@ from harness.results.schema import NO_VERDICT, ComparedRow
 from harness.results.statistics.interval import Coverage, Interval
 from harness.results.statistics.stopping import half_width
 from harness.results.verdict import verdict_of
-from harness.servers.dialects import how_to_report
 
 
 def has_verdict(rows: Sequence[LatencyRow]) -> bool:
@@ -109,11 +108,10 @@ def reasons(run: Run[LatencyRow]) -> list[str]:
 
 
 def _not_reported(row: LatencyRow) -> str:
-    """Why acceptance is unknown, and how to have it reported."""
+    """Why acceptance is unknown."""
     if row.drafted is False or row.is_simulated or not row.is_elsewhere:
         return "nothing was drafted"
-    advice = how_to_report(row.server) if row.engine == "server" else ""
-    return "; ".join(filter(None, ["acceptance is not reported by the server", advice]))
+    return "acceptance is not reported by the server"
 
 
 def checked(rows: Sequence[LatencyRow]) -> list[str]:
