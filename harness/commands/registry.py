@@ -11,12 +11,12 @@ from harness.config.run import RunSettings
 from harness.engines.registry import engine_of
 from harness.results.row import Row
 
+_NAMES = "acceptance audit bisect compare eval latency map plan recovery regress report serve"
 COMMANDS: Registry[CommandRecord] = Registry(
     "command",
     CommandRecord,
-    "harness.commands",
+    {name: f"harness.commands.{name}.record:{name.capitalize()}" for name in _NAMES.split()},
     advice="; Command there is one that measures",
-    file="record",
 )
 
 

@@ -36,7 +36,7 @@ class FaultRecord(Record):
 
 FAULTS: Registry[FaultRecord] = Registry(
     "fault",
-    "harness.local.engine.fault.Fault",
+    "harness.local.engine.fault:Fault",
     built_in=classes_of(
         "harness.local.engine.fault",
         bonus_from_wrong_position="BonusFromWrongPosition",

@@ -65,7 +65,7 @@ class Methods(SettingsRegistry[MethodRecord]):
 
 METHODS = Methods(
     "draft",
-    "harness.local.drafting.method.Method",
+    "harness.local.drafting.method:Method",
     built_in=classes_of(
         "harness.local.drafting.method",
         early_exit="EarlyExit",

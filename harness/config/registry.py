@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import inspect
 import os
@@ -56,15 +55,12 @@ def classes_of(module: str, **classes: str) -> dict[str, str]:
 class Registry(Generic[AnyRecord]):
     """Records of one kind.
 
-    A built-in record is the `RECORD` of a module that has the record's name. `./file.py:Name` names a class, or an
-    object, in a file.
+    `./file.py:Name` names a class, or an object, in a file.
 
     Args:
         setting: that names a record, for errors: `draft`.
-        base: class of the records; or its full name, where it is of the other wing.
-        built_in: the package with a module, or a folder, for each built-in record; or by name the records, their
-            classes, or their modules (`module`, or `module:CLASS`).
-        file: where each record has a folder, the module in it that has the record; empty where it has a module.
+        base: class of the records; or its place, where it is of the other wing.
+        built_in: by name the records, or their classes, which a text names: `module:CLASS`.
         advice: on writing a record of one's own, for errors.
     """
 
@@ -72,22 +68,18 @@ class Registry(Generic[AnyRecord]):
         self,
         setting: str,
         base: type[AnyRecord] | str,
-        built_in: str | Mapping[str, AnyRecord | type[AnyRecord] | str],
+        built_in: Mapping[str, AnyRecord | type[AnyRecord] | str],
         advice: str = "",
-        file: str = "",
     ) -> None:
         self._setting = setting
         self._base = base
-        self._source = built_in
-        self._file = file
+        self._built_in = built_in
         self._advice = advice
         self._loaded: dict[str, AnyRecord] = {}
 
     def names(self) -> tuple[str, ...]:
         """Every name that needs no file."""
-        if isinstance(self._source, Mapping):
-            return tuple(self._source)
-        return _modules_of(self._source, bool(self._file))
+        return tuple(self._built_in)
 
     def is_in_file(self, name: str) -> bool:
         """Whether the name is of the form `./file.py:Name`."""
@@ -120,7 +112,7 @@ class Registry(Generic[AnyRecord]):
 
     def is_built_in(self, name: str) -> bool:
         """Whether the record belongs to this project."""
-        return name in self.names()
+        return name in self._built_in
 
     def source(self, name: str) -> bytes | None:
         """The code of a record that is not built in, as far as one file holds it; None for a built-in one."""
@@ -136,13 +128,9 @@ class Registry(Generic[AnyRecord]):
                 module = _module_of(Path(in_file["file"]))
                 record = getattr(module, in_file["attribute"])
             elif self.is_built_in(name):
-                if isinstance(self._source, Mapping):
-                    record = self._source[name]
-                else:
-                    record = ".".join(filter(None, (self._source, name, self._file)))
+                record = self._built_in[name]
                 if isinstance(record, str):
-                    place, _, attribute = record.partition(":")
-                    record = getattr(importlib.import_module(place), attribute or "RECORD")
+                    record = pkgutil.resolve_name(record)
             else:
                 advice = nearest(name, self.names()) or f"; there are: {', '.join(self.names())}"
                 rule = f"no such name{advice}"
@@ -164,23 +152,14 @@ class Registry(Generic[AnyRecord]):
         """The record itself; a class is instantiated."""
         base = self._base
         if isinstance(base, str):
-            module, _, class_name = base.rpartition(".")
-            base = getattr(importlib.import_module(module), class_name)
+            base = pkgutil.resolve_name(base)
         if inspect.isclass(record) and issubclass(record, base):
             record = record()
         if not isinstance(record, base):
             rule = f"must inherit from {base.__module__}.{base.__name__}"
             raise SettingError(self._setting, f"{rule}{self._advice}", name)
-        # Modules of ours name their records themselves. Others go by the name that they are asked for with.
-        if not self.is_built_in(name) or isinstance(self._source, Mapping):
-            record.name = name
+        record.name = name
         return record
-
-
-@functools.cache
-def _modules_of(package: str, are_folders: bool) -> tuple[str, ...]:
-    modules = pkgutil.iter_modules(importlib.import_module(package).__path__)
-    return tuple(module.name for module in modules if module.ispkg == are_folders)
 
 
 def _module_of(file: Path) -> ModuleType:

@@ -19,8 +19,8 @@ class Engines(SettingsRegistry[EngineRecord[Any]]):
 _BUILT_IN = {
     "huggingface": "harness.local.engine.records:HuggingFace",
     "local": "harness.local.engine.records:Local",
-    "server": "harness.servers.record",
-    "simulated": "harness.engines.simulated.record",
+    "server": "harness.servers.record:Server",
+    "simulated": "harness.engines.simulated.record:Simulated",
 }
 ENGINES = Engines("engine", EngineRecord, _BUILT_IN)
 

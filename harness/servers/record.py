@@ -125,6 +125,3 @@ def _variables() -> dict[str, str]:
         for name, value in os.environ.items()
         if name.startswith(beginnings) and not name.endswith(("_KEY", "_TOKEN"))
     }
-
-
-RECORD = Server()

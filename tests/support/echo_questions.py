@@ -50,7 +50,7 @@ def engine_of(batch_size: int = 1, **settings: object) -> ServerEngine:
         longest_prompt=0,
         say=lambda message: None,
     )
-    opened = server.RECORD.open(opening)
+    opened = server.Server().open(opening)
     assert isinstance(opened, ServerEngine)
     return opened
 

@@ -66,7 +66,7 @@ class AcceptanceSettings(PromptedSettings):
         require(self.draft.method != "server", "draft", rule, self.draft.name)
 
 
-class AcceptanceCommand(Command[AcceptanceSettings, AcceptanceRow]):
+class Acceptance(Command[AcceptanceSettings, AcceptanceRow]):
     """Computes what would be accepted from one pass of both models over texts."""
 
     name = "acceptance"
@@ -111,6 +111,3 @@ class AcceptanceCommand(Command[AcceptanceSettings, AcceptanceRow]):
         from harness.commands.acceptance.page import summary
 
         return summary(rows)
-
-
-RECORD = AcceptanceCommand()

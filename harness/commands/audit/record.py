@@ -15,6 +15,3 @@ class Audit(PathCommand):
     example = "speedup=1.05 K=3 acceptance=0.85"
     help_order = 11
     program = "harness.commands.audit.command"
-
-
-RECORD = Audit()

@@ -13,6 +13,3 @@ class Bisect(PathCommand):
     example = "versions=0.9,0.10,0.11 -- docker run -p {port}:8000 server:{version}"
     help_order = 10
     program = "harness.commands.bisect.command"
-
-
-RECORD = Bisect()

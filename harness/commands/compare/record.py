@@ -69,6 +69,3 @@ class Compare(Command[CompareSettings, CompareRow]):
 
     def needs_local(self, settings: CompareSettings) -> bool:
         return True
-
-
-RECORD = Compare()

@@ -98,6 +98,3 @@ class Eval(Command[EvalSettings, EvalRow]):
         from harness.commands.eval.changes import change_of_accuracy
 
         return [change_of_accuracy(sides)]
-
-
-RECORD = Eval()

@@ -186,6 +186,3 @@ class Latency(Command[LatencySettings, LatencyRow]):
         from harness.commands.latency.changes import changes_by_prompt
 
         return changes_by_prompt(sides)
-
-
-RECORD = Latency()

@@ -11,8 +11,9 @@ from harness.commands.command import Experiment
 from harness.commands.latency.measure import Latency
 from harness.commands.latency.record import LatencySettings
 from harness.commands.map.grid import for_vllm, points_of, schedule_of
-from harness.commands.map.record import DRAFT_TOKENS, RECORD, MapSettings
+from harness.commands.map.record import DRAFT_TOKENS, MapSettings
 from harness.commands.map.rows import MapRow
+from harness.commands.registry import measurement
 from harness.config.errors import RunError, SettingError
 from harness.config.run import PromptedSettings
 from harness.engines.protocol import Engine
@@ -111,7 +112,7 @@ class Map(Experiment[MapSettings, MapRow]):
             run.prompt_rows = cell.prompt_rows
             self.measured.insert(0, run)
         rows = self.rows(session)
-        page = RECORD.page([Run(rows)])
+        page = measurement("map").page([Run(rows)])
         # Empty where plots cannot be drawn.
         files = drawn_files(page.plots) if page else {}
         schedule, _ = schedule_of(points_of(rows))

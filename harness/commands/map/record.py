@@ -99,6 +99,3 @@ class Map(Command[MapSettings, MapRow]):
         from harness.commands.map.page import best_in_words
 
         return best_in_words(points_of(rows))
-
-
-RECORD = Map()

@@ -201,6 +201,3 @@ class Plan(Command[PlanSettings, PlanRow]):
             return plan_page(rows)
         failed = [run.last for run in runs if run.status == "failed"]
         return predictions_page(predicted, failed)
-
-
-RECORD = Plan()

@@ -165,6 +165,3 @@ class Recovery(Command[RecoverySettings, RecoveryRow]):
             return None
         reason = checks.reason or checks.findings
         return VerdictError(f"{checks.verdict}: {reason}", _EXIT_CODES[checks.verdict])
-
-
-RECORD = Recovery()

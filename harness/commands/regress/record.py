@@ -13,6 +13,3 @@ class Regress(PathCommand):
     example = "before=results/a.csv after=results/b.csv margin=0.02"
     help_order = 9
     program = "harness.commands.regress.command"
-
-
-RECORD = Regress()

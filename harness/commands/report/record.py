@@ -13,6 +13,3 @@ class Report(PathCommand):
     example = "results"
     help_order = 8
     program = "harness.commands.report.command"
-
-
-RECORD = Report()

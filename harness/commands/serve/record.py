@@ -97,6 +97,3 @@ Ctrl-C ends it. A question to it:
             if not is_installed(package):
                 rule = f"needs the {package} package: pip install 'specharness[serve]'"
                 raise SettingError("serve", rule)
-
-
-RECORD = Serve()

@@ -50,6 +50,3 @@ class Simulated(EngineRecord[SimulatedSettings]):
         from harness.engines.simulated.engine import SimulatedEngine
 
         return SimulatedEngine(opening)
-
-
-RECORD = Simulated()
