@@ -58,7 +58,7 @@ MISTAKES = {
     "latency draft=server": "draft=server: needs engine=server with engine.regular_url",
     "latency engine=simulated decoding.synthetic_acceptance=0.5":
         "decoding.synthetic_acceptance=0.5: needs engine=local",
-    "recovery engine=simulated": "engine=simulated: must answer requests that come and go (takes_load)",
+    "recovery engine=simulated": "engine=simulated: must decode a model",
     "latency engine=huggingface draft=tiny_medusa": "draft=tiny_medusa: must be a model, a DFlash head, mtp",
     "plan draft=7B_2GPUs gpus=2 gpu_memory=40GB": "draft.gpus=2: must be 1: a draft is whole on one GPU",
     # Servers

@@ -65,7 +65,5 @@ def checked(settings: RunSettings) -> RunSettings:
     engine.check(settings)
     settings.check_engine(engine)
     if settings.draft is not None:
-        method = METHODS[settings.draft.method]
-        method.check(settings)
-        engine.check_draft(method, settings.draft, settings)
+        METHODS[settings.draft.method].check(settings)
     return settings

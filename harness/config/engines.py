@@ -90,8 +90,6 @@ class Abilities:
         takes_batches: whether a question may have more than one prompt.
         queues: whether a question may have more prompts than its batch size: as many as the batch size are
             then kept in flight, and the others wait until one of those has ended.
-        takes_load: whether it answers requests with different settings that come and go while
-            others run.
         own_clock: whether its seconds are numbers in its records, which pass on no machine: nothing of this one's
             slows it, and no page calls its figures a measurement.
         default_draft: the draft of a run that names none; None for the one of the model's preset.
@@ -102,6 +100,5 @@ class Abilities:
     computes_here: ClassVar[bool] = True
     takes_batches: ClassVar[bool] = True
     queues: ClassVar[bool] = False
-    takes_load: ClassVar[bool] = False
     own_clock: ClassVar[bool] = False
     default_draft: ClassVar[str | None] = None

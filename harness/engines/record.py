@@ -18,9 +18,8 @@ from harness.config.registry import RecordWithSettings
 from harness.config.settings import require
 
 if TYPE_CHECKING:
-    from harness.config.methods import MethodRecord
     from harness.config.run import RunnerName, RunSettings
-    from harness.config.settings import DecodingSettings, DraftSettings
+    from harness.config.settings import DecodingSettings
     from harness.engines.door.pairs import AnyPair, Pair
     from harness.engines.protocol import Engine
 
@@ -154,11 +153,6 @@ class EngineRecord(RecordWithSettings, Abilities, Generic[OwnSettings]):
         number = decoding.num_draft_tokens
         rule = f"must be a number with engine={self.name}"
         require(number != "auto", "decoding.num_draft_tokens", rule, number)
-
-    def check_draft(self, method: MethodRecord, draft: DraftSettings, run: RunSettings) -> None:
-        """Raise a SettingError for a way to draft that this engine does not have, as far as the
-        settings tell.
-        """
 
     def check_pair(self, pair: Any, run: RunSettings) -> None:
         """Raise a SettingError for models that this engine cannot run, as far as their configurations

@@ -31,7 +31,6 @@ class Server(EngineRecord[ServerSettings]):
     settings = ServerSettings
     computes_here = False
     queues = True
-    takes_load = True
     # By flags that a server is started with; `advice` names them.
     default_draft: ClassVar[str | None] = "server"
 

@@ -106,8 +106,8 @@ class RecoverySettings(PromptedSettings):
         """Refuse faults, references and sampling settings that the engine cannot have."""
         planted = self.fault != "none"
         require(engine.own_loop or not planted, "fault", "needs engine=local", self.fault)
-        rule = "must answer requests that come and go (takes_load)"
-        require(engine.takes_load, "engine", rule, self.engine.name)
+        rule = "must decode a model: simulated texts prove nothing"
+        require(not engine.own_clock, "engine", rule, self.engine.name)
         if not engine.own_loop:
             return
         rule = "must be auto or weights with engine=local, whose weights are the reference"

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from harness.config.engines import EngineSettings
+from harness.config.methods import METHODS
 from harness.config.settings import require
 from harness.engines.record import EngineRecord, Opening
 
 if TYPE_CHECKING:
-    from harness.config.methods import MethodRecord
     from harness.config.run import RunSettings
-    from harness.config.settings import DraftSettings
     from harness.engines.protocol import Engine
     from harness.local.engine.pair import PlannedPair
 
@@ -26,7 +25,6 @@ class Local(EngineRecord[EngineSettings]):
     summary = "our own loop"
     own_loop = True
     loads_pair = True
-    takes_load = True
 
     def check_pair(self, pair: PlannedPair, run: RunSettings) -> None:
         rule = "reads the keys and values of its model, which transformers alone hands on: use engine=huggingface"
@@ -47,7 +45,6 @@ class HuggingFace(EngineRecord[EngineSettings]):
     name = "huggingface"
     summary = "transformers' generate() and its assisted forms, one prompt at a time"
     loads_pair = True
-    takes_load = True  # requests wait, and are answered one after the other
     takes_batches = False  # which the rule of `map` reads, whose batch sizes `check` does not see
 
     def check(self, run: RunSettings) -> None:
@@ -58,9 +55,8 @@ class HuggingFace(EngineRecord[EngineSettings]):
         is_drawn = run.decoding.temperature > 0
         rule = "must be target with engine=huggingface, unless decoding.temperature=0"
         require(sampling != "greedy" or not is_drawn, "draft.sampling", rule, sampling)
-
-    def check_draft(self, method: MethodRecord, draft: DraftSettings, run: RunSettings) -> None:
-        method.check_huggingface(draft)
+        if run.draft is not None:
+            METHODS[run.draft.method].check_huggingface(run.draft)
 
     def check_pair(self, pair: PlannedPair, run: RunSettings) -> None:
         from harness.local.engine.huggingface import check_pair
