@@ -15,21 +15,13 @@ class FaultRecord(Record):
     """A mistake as it is known without its code, which `local.engine.fault.Fault` adds: inherit from that.
 
     Attributes:
-        in_texts: whether texts change; otherwise only the log-probabilities that `serve` returns with them.
         in_greedy_texts: whether greedy texts change too, and not only the probabilities that tokens are drawn with.
-        fewest_rows: how many rows must be decoded at once before it changes anything.
-        lenience: replaces the run's; None keeps the run's.
     """
 
-    in_texts: ClassVar[bool] = True
     in_greedy_texts: ClassVar[bool] = False
-    fewest_rows: ClassVar[int] = 1
-    lenience: ClassVar[float | None] = None
 
     def why_idle(self, decoding: DecodingSettings) -> str | None:
         """Why it changes nothing in these texts, as the end of a sentence; None where it changes them."""
-        if not self.in_texts:
-            return "in texts, only in answers of serve"
         is_greedy = decoding.temperature == 0
         return "at decoding.temperature=0" if is_greedy and not self.in_greedy_texts else None
 
@@ -52,9 +44,7 @@ def fault_names() -> list[str]:
     return ["none", *FAULTS.names()]
 
 
-def require_effect(
-    name: str, decoding: DecodingSettings, draft: DraftSettings | None, batch_size: int
-) -> None:
+def require_effect(name: str, decoding: DecodingSettings, draft: DraftSettings | None) -> None:
     """Refuse a fault that would change nothing: its run would seem to prove tests blind.
 
     Raises:
@@ -62,11 +52,8 @@ def require_effect(
     """
     if name == "none":
         return
-    fault = FAULTS[name]
     rule = "must be none where decoding.synthetic_acceptance replaces the acceptance rule"
     require(decoding.synthetic_acceptance is None, "fault", rule, name)
-    idle = fault.why_idle(decoding)
+    idle = FAULTS[name].why_idle(decoding)
     require(idle is None, "fault", f"changes nothing {idle}", name)
-    rule = f"changes nothing with fewer than {fault.fewest_rows} rows at once (batch_size)"
-    require(batch_size >= fault.fewest_rows, "fault", rule, name)
     require(draft is not None, "fault", "changes nothing with draft=none", name)

@@ -35,13 +35,12 @@ def planted(name: str) -> str:
 class Lenience(Fault):
     """A draft token is accepted with min(1, target / (0.8 draft)), although the settings ask for no lenience."""
 
-    lenience = 0.8
+    def verdict(self, rule: Callable[[Offer], Verdict], offer: Offer, warp: Warp) -> Verdict:
+        return rule(dataclasses.replace(offer, lenience=0.8))
 
 
 class ArgmaxBeyondTwoRows(Fault):
     """From the third row of a batch on, tokens are the target's likeliest ones."""
-
-    fewest_rows = 3
 
     def verdict(self, rule: Callable[[Offer], Verdict], offer: Offer, warp: Warp) -> Verdict:
         target = offer.target_probabilities.clone()
@@ -72,7 +71,6 @@ class LeavingOffByOne(Fault):
     """A rejected token stays in the cache only in the first roll-back after a row has left the batch."""
 
     in_greedy_texts = True
-    fewest_rows = 2
 
     def runner(self, runner: Runner) -> Runner:
         return _LeavingRunner(runner)
@@ -85,8 +83,6 @@ class _NeighbourWarp(BatchWarp):
 
 class NeighbourTemperature(Fault):
     """Each row is drawn with the settings of the next row in the batch."""
-
-    fewest_rows = 2
 
     def warp(self) -> BatchWarp:
         return _NeighbourWarp()
@@ -106,7 +102,6 @@ class RowsSwapped(Fault):
     """
 
     in_greedy_texts = True
-    fewest_rows = 4
 
     def runner(self, runner: Runner) -> Runner:
         return _SwappingRunner(runner)
@@ -147,7 +142,6 @@ class StalePrefix(Fault):
     """A rejected token stays in the cache in rows whose prompt begins as that of an earlier row of the batch."""
 
     in_greedy_texts = True
-    fewest_rows = 2
 
     def runner(self, runner: Runner) -> Runner:
         return _StalePrefixRunner(runner)
@@ -155,8 +149,6 @@ class StalePrefix(Fault):
 
 class LogprobsMissingInBursts(Fault):
     """Of the tokens of an iteration, only the last one has a log-probability: the lists are shorter than the text."""
-
-    in_texts = False
 
     def logprobs(
         self, logprobs: list[TokenLogprob], draft_probabilities: Sequence[float]
@@ -166,8 +158,6 @@ class LogprobsMissingInBursts(Fault):
 
 class LogprobsOfDraft(Fault):
     """Accepted draft tokens come with the probabilities that the draft gave them, as it was sampled from."""
-
-    in_texts = False
 
     def logprobs(
         self, logprobs: list[TokenLogprob], draft_probabilities: Sequence[float]

@@ -100,7 +100,7 @@ class RecoverySettings(PromptedSettings):
         require(fits, "top_logprobs", "must be -1 or at least 5", self.top_logprobs)
         is_set = len(set(samplings)) == len(samplings)
         require(is_set, "samplings", "must not name one twice", samplings)
-        require_effect(self.fault, self.decoding, self.draft, self.batch_size)
+        require_effect(self.fault, self.decoding, self.draft)
 
     def check_engine(self, engine: Abilities) -> None:
         """Refuse faults, references and sampling settings that the engine cannot have."""

@@ -178,7 +178,7 @@ class LocalArm(Arm):
             target,
             drafter,
             self.policy if number == "auto" else number,
-            lenience=decoding.lenience if self.fault.lenience is None else self.fault.lenience,
+            lenience=decoding.lenience,
             verification=lambda offer: self.fault.verdict(rule, offer, warp),
             redraw=RULES[decoding.rule].redraws,
             warp=warp,

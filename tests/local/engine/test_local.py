@@ -309,8 +309,8 @@ def test_a_fault_takes_every_kind_of_draft(
     verdict, honest = fault_of(fault).verdict(rule, offer, Warp(0.5, 0, 1.0)), rule(offer)
     assert (verdict.num_accepted <= lengths).all()
     same = torch.equal(verdict.next_token, honest.next_token)
-    # All but the first are mistakes elsewhere than in the verification.
-    elsewhere = {"none", "rollback_off_by_one", *map(planted, OTHERS)}
+    # These are mistakes elsewhere than in the verification.
+    elsewhere = {"none", "rollback_off_by_one", *map(planted, (*IN_BATCHES, *LOGPROB_FAULTS))}
     assert same is (fault in elsewhere - {planted("ArgmaxBeyondTwoRows")})
     if fault == "residual_warped_twice" and not drawn:
         recovered = verdict.num_accepted < lengths
