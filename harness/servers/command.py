@@ -379,20 +379,13 @@ def _divided(words: Sequence[str], dialects: Sequence[Dialect]) -> ServerCommand
 
 
 def _meant(typed: str, names: Sequence[str], startup: Startup) -> str | None:
-    """The one of these flags that is meant by what was typed; None for none."""
+    """The one of these flags that was typed, with the key of an entry behind it; None for none."""
     root, dot, key = typed.partition(".")
     if root.startswith("--"):
         root = root.replace("_", "-")
     if not startup.argparse:
         return root if root in names and not dot else None
-    if root in names:
-        return f"{root}{dot}{key}"
-    if root in (*startup.speculation, *startup.switches):
-        return None
-    # An abbreviation; a short one may be of any other flag.
-    if root.startswith(startup.prefixes) and root not in startup.prefixes:
-        return next((f"{name}{dot}{key}" for name in names if name.startswith(root)), None)
-    return None
+    return f"{root}{dot}{key}" if root in names else None
 
 
 def shown_name(place: str) -> str:

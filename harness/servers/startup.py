@@ -28,8 +28,8 @@ class Startup:
         environment: how the variables begin that say how it runs.
         replaced: flags that stand for others without speculation.
         refused: flags under which a server cannot be measured by its command, with the reason.
-        argparse: whether flags are read as Python's argparse does: `--flag=value`, abbreviations, and `--config.key
-            value`. `_` stands for `-` in any.
+        argparse: whether flags are read as Python's argparse does: `--flag=value` and `--config.key value`. `_` stands
+            for `-` in any. An abbreviation is refused like an unknown flag.
         json_flags: flags whose value is JSON; `--speculative-config.method` is its entry `method`.
         for_all: flags, as typed, that the measurement adds to every server unless it has them.
         for_regular: the same for the server that does not speculate, where that would have other defaults.

@@ -30,7 +30,7 @@ def flags_of(command: ServerCommand) -> str:
         ("/opt/llama-server-cuda -m X -md Y --spec_type draft-simple -cd 9 -t 4", "/opt/llama-server-cuda -m X -t 4"),
         ("llama-server -m X -md Y -draft '--model Z -ot exps=CPU' --draft 4 -t 4", "llama-server -m X -t 4"),
         ("vllm serve A --speculative-config '{\"method\": \"ngram\"}' --dtype half", "vllm serve A --dtype half"),
-        ("vllm serve A --speculative_config={} -sc.method x --speculative-confi.model=y", "vllm serve A"),
+        ("vllm serve A --speculative_config={} -sc.method x --speculative-config.model=y", "vllm serve A"),
         (
             "python -m vllm.entrypoints.openai.api_server --model A --spec-method ngram",
             "python -m vllm.entrypoints.openai.api_server --model A",
@@ -41,7 +41,7 @@ def flags_of(command: ServerCommand) -> str:
             "docker run --rm -p {port}:8000 vllm/vllm-openai:v1 --model A",
         ),
         (
-            "sglang serve --model-path A --speculative-algo EAGLE3 --speculative-adaptive --tp 2",
+            "sglang serve --model-path A --speculative-algorithm EAGLE3 --speculative-adaptive --tp 2",
             "sglang serve --model-path A --tp 2 --max-running-requests 48",
         ),
         (
@@ -112,6 +112,7 @@ def test_a_command_says_what_it_runs(
         ("llama-server -m X -md Y", "nothing in it makes llama.cpp speculate: add --spec-type draft-simple -md"),
         ("llama-server -m X --spec-type", "--spec-type needs a value behind it"),
         ("llama-server --spec-type ngram-mod --spec-new 3", "--spec-new is not known here"),
+        ("sglang serve --model A --speculative-algo NGRAM", "--speculative-algo is not known here"),
         ("vllm serve A -sc {method:ngram}", "behind --: -sc must be JSON"),
         ("vllm serve A --spec-tokens {k}", "{k} has no value: vary.k=VALUE sets one"),
         ("llama-server --fim-qwen-14b-spec --spec-default", "a preset that speculates"),
