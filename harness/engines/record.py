@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from harness.config.engines import Abilities, EngineSettings
 from harness.config.packages import require_local
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from harness.engines.door.pairs import AnyPair, Pair
     from harness.engines.protocol import Engine
 
-
-OwnSettings = TypeVar("OwnSettings", bound=EngineSettings)
 
 # The numbers of draft tokens that `auto` chooses from where each takes time to compile.
 _AUTO_PREPARED = (1, 2, 4, 8)
@@ -113,7 +111,7 @@ class Elsewhere:
     variables: Mapping[str, str] = field(default_factory=dict)
 
 
-class EngineRecord(RecordWithSettings, Abilities, Generic[OwnSettings]):
+class EngineRecord(RecordWithSettings, Abilities):
     """One engine, with the class of its settings.
 
     Attributes:
@@ -124,11 +122,6 @@ class EngineRecord(RecordWithSettings, Abilities, Generic[OwnSettings]):
 
     summary: ClassVar[str]
     settings: ClassVar[type[EngineSettings]] = EngineSettings
-
-    def settings_of(self, run: RunSettings) -> OwnSettings:
-        """The settings under `engine.` of a run that has this engine."""
-        assert isinstance(run.engine, self.settings)
-        return cast("OwnSettings", run.engine)
 
     def adapted(self, run: RunSettings) -> RunSettings:
         """The settings of a run with what this engine implies."""

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from harness.config.errors import SettingError
 from harness.config.registry import SettingsRegistry
 from harness.config.run import RunSettings
 from harness.engines.record import EngineRecord
 
 
-class Engines(SettingsRegistry[EngineRecord[Any]]):
+class Engines(SettingsRegistry[EngineRecord]):
     key = "name"
     default = "local"
 
@@ -25,7 +23,7 @@ _BUILT_IN = {
 ENGINES = Engines("engine", EngineRecord, _BUILT_IN)
 
 
-def engine_of(settings: RunSettings) -> EngineRecord[Any]:
+def engine_of(settings: RunSettings) -> EngineRecord:
     """The engine of a run."""
     return ENGINES[settings.engine.name]
 

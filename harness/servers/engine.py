@@ -116,8 +116,7 @@ class ServerEngine(Engine):
         if opening.settings.JUDGES_DRAFT:
             served = [server for server in served if server.name == "speculative"] or served
         self.opening = opening
-        settings = opening.settings.engine
-        assert isinstance(settings, ServerSettings)
+        settings = ServerSettings.of(opening.settings)
         self.settings = settings
         self.key = api_key("engine.api_key_variable", settings.api_key_variable)
         self.tokenizer: Tokenizer = opening.planned.tokenizer

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _DEVICE_VARIABLES = ("CUDA_VISIBLE", "HIP_VISIBLE", "HF_HOME")
 
 
-class Server(EngineRecord[ServerSettings]):
+class Server(EngineRecord):
     """Two servers with the same model, of which one speculates, or any one server."""
 
     name = "server"
@@ -40,7 +40,7 @@ class Server(EngineRecord[ServerSettings]):
 
         Whether that server speculates, and with what, is not known here.
         """
-        settings = self.settings_of(run)
+        settings = ServerSettings.of(run)
         if settings.chat == "auto":
             chat = run.model.repository == SERVED
             run = dataclasses.replace(run, engine=dataclasses.replace(settings, chat=chat))
@@ -57,7 +57,7 @@ class Server(EngineRecord[ServerSettings]):
 
     def check(self, run: RunSettings) -> None:
         super().check(run)
-        is_one = self.settings_of(run).regular_url is None
+        is_one = ServerSettings.of(run).regular_url is None
         rule = (
             "must not be none: engine.url speculates, and draft names with what in tables "
             "(draft=server)"
@@ -65,7 +65,7 @@ class Server(EngineRecord[ServerSettings]):
         require(is_one or run.draft is not None, "draft", rule, "none")
 
     def columns(self, run: RunSettings) -> Mapping[str, Any]:
-        settings = self.settings_of(run)
+        settings = ServerSettings.of(run)
         if not settings.start_command or run.draft is None:
             return {}
         measured = commands_of(run)[-1]
@@ -78,7 +78,7 @@ class Server(EngineRecord[ServerSettings]):
         }
 
     def elsewhere(self, run: RunSettings) -> Elsewhere:
-        settings = self.settings_of(run)
+        settings = ServerSettings.of(run)
         if settings.start_command:
             commands = [command.words for command in commands_of(run)]
             return Elsewhere(commands=commands, variables=_variables())
@@ -94,7 +94,7 @@ class Server(EngineRecord[ServerSettings]):
         from harness.servers.engine import ServerEngine
         from harness.servers.launch import Served
 
-        settings = self.settings_of(opening.settings)
+        settings = ServerSettings.of(opening.settings)
         if settings.start_command:
             return start(opening, settings)
         model = settings.model

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from harness.config.engines import EngineSettings
+from harness.config.run import RunSettings
 from harness.config.settings import check_address, require, require_at_least
 
 # Entries of a request's body that other settings decide.
@@ -123,6 +124,12 @@ class ServerSettings(EngineSettings):
             advice = f"must not hold {name}" + (f", which {place} sets" if place else "")
             is_free = place is None and name not in _NEEDED
             require(is_free, "extra", advice, f"{{{name}: {value}}}")
+
+    @classmethod
+    def of(cls, run: RunSettings) -> ServerSettings:
+        """Those of a run that has this engine."""
+        assert isinstance(run.engine, cls)
+        return run.engine
 
     @property
     def has_two(self) -> bool:

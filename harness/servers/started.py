@@ -37,8 +37,7 @@ def commands_of(run: RunSettings) -> list[ServerCommand]:
     Raises:
         SettingError: the server cannot be started in this way, or not without speculation.
     """
-    settings = run.engine
-    assert isinstance(settings, ServerSettings)
+    settings = ServerSettings.of(run)
     values = dict(settings.vary or {}) | {"K": run.decoding.num_draft_tokens}
     chosen = settings.dialect
     dialects = list(DIALECTS.all().values()) if chosen is None else [DIALECTS[chosen]]
@@ -58,8 +57,7 @@ def commands_of(run: RunSettings) -> list[ServerCommand]:
 
 def labelled(run: RunSettings, commands: Sequence[ServerCommand]) -> RunSettings:
     """The settings with the names of model and draft that the commands have."""
-    settings = run.engine
-    assert isinstance(settings, ServerSettings)
+    settings = ServerSettings.of(run)
     measured = commands[-1]
     if run.model.repository == SERVED and measured.model:
         model = dataclasses.replace(run.model, name=shown_name(measured.model))

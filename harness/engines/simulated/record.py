@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from harness.engines.protocol import Engine
 
 
-class Simulated(EngineRecord[SimulatedSettings]):
+class Simulated(EngineRecord):
     """Planted costs and acceptance, on a clock of its own."""
 
     name = NAME

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from harness.config.engines import EngineSettings
 from harness.config.methods import METHODS
 from harness.config.settings import require
 from harness.engines.record import EngineRecord, Opening
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 _READ_TARGET_CACHE = ("gemma4_assistant", "gemma4_unified_assistant")
 
 
-class Local(EngineRecord[EngineSettings]):
+class Local(EngineRecord):
     """The only engine with every runner, rule of acceptance and planted fault."""
 
     name = "local"
@@ -39,7 +38,7 @@ class Local(EngineRecord[EngineSettings]):
         return LocalEngine(pair, opening)
 
 
-class HuggingFace(EngineRecord[EngineSettings]):
+class HuggingFace(EngineRecord):
     """One prompt at a time, because assisted generation takes no more."""
 
     name = "huggingface"
