@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 # Arrivals are one burst if they are nearer to each other than this share of the request's mean time
 # per token: llama.cpp sends the tokens of an iteration one by one, microseconds apart.
 _TOGETHER = 0.1
-# Types of errors whose messages are whole sentences of ours.
-_PLAIN = ("AnswerError", "RunError", "NotSent", "RequestFailed")
 
 
 @dataclass(frozen=True)
@@ -22,16 +20,13 @@ class RequestError:
 
     Attributes:
         code: HTTP's; 408 for a time-out, 499 for a cancelled request, 0 without an answer.
-        type: name of the exception.
     """
 
     code: int
-    type: str
     message: str
 
     def __str__(self) -> str:
-        """The message, behind the exception's name where that says more."""
-        return self.message if self.type in _PLAIN else f"{self.type}: {self.message}"
+        return self.message
 
 
 @dataclass

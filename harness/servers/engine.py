@@ -441,7 +441,7 @@ class ServerArm(Arm):
             # A text may have ended it at once.
             may_be_empty = request.may_be_empty or "stop" in sent.body
             if sent.request.error is None and not sent.request.num_tokens and not may_be_empty:
-                sent.request.error = RequestError(0, "AnswerError", "the answer has no token")
+                sent.request.error = RequestError(0, "the answer has no token")
         grown = None
         now = self._counters()
         if now is not None and before is not None:

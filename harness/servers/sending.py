@@ -98,7 +98,7 @@ class Sender:
         """Send one request, and note in its record how that went, failure included."""
         request = outgoing.request
         if self.given_up is not None:
-            request.error = RequestError(0, "NotSent", self.given_up)
+            request.error = RequestError(0, self.given_up)
             outgoing.add([])
             return
         timeout_s = self._settings.timeout_s
@@ -110,9 +110,9 @@ class Sender:
                 await self._read(outgoing)
         except TimeoutError:
             was_answered = False
-            request.error = RequestError(408, "Timeout", f"no end after {timeout_s:g} s")
+            request.error = RequestError(408, f"Timeout: no end after {timeout_s:g} s")
         except asyncio.CancelledError:
-            request.error = RequestError(499, "Cancelled", "not read to its end")
+            request.error = RequestError(499, "Cancelled: not read to its end")
             num_shown = max(len(request.token_ids), len(request.shown_ids))
             request.num_tokens = max(num_shown, len(request.arrivals))
             raise
@@ -123,7 +123,9 @@ class Sender:
                 code = error.code
                 was_answered = code > 0
             reason = from_outside(str(error)).rstrip(".")
-            request.error = RequestError(code, type(error).__name__, reason)
+            if not isinstance(error, HarnessError):
+                reason = f"{type(error).__name__}: {reason}"
+            request.error = RequestError(code, reason)
         finally:
             self.request_seconds()
             self.num_in_flight -= 1
@@ -164,7 +166,7 @@ class Sender:
             )
             if missing_local():
                 reason += f" ({INSTALL_LOCAL})"
-            request.error = RequestError(0, "AnswerError", reason)
+            request.error = RequestError(0, reason)
 
     async def _read(self, outgoing: Outgoing) -> None:
         """Read an answer to its end. Raises AnswerError where it says what cannot be true."""

@@ -41,7 +41,7 @@ def test_a_batch_has_one_time_for_a_row_of_mean_length() -> None:
 
 def test_requests_that_were_sent_have_times_of_their_own() -> None:
     sent = Answered(requests=records(6, 4, 0, 5), seconds=2.0)
-    sent.requests[3].error = RequestError(500, "RunError", "bad")
+    sent.requests[3].error = RequestError(500, "bad")
     assert sent.waits == {3: Wait(500, 6), 4: Wait(500, 4)}
     assert (sent.decode_waits, sent.seconds_of(sent.requests[0])) == ({}, 0.5)
     assert list(map(list, in_batches([1, 2, 3], 2))) == [[1, 2], [3]]

@@ -79,8 +79,8 @@ def test_rates_follow_from_vllms_definitions() -> None:
     assert columns["marginal_acceptance_by_position"] == [0.3333]
 
 
-FAILED = RequestRecord(1, 1, error=RequestError(500, "Error", "before it began"))
-CANCELLED = RequestRecord(2, 1, num_tokens=5, error=RequestError(499, "Cancelled", "left"))
+FAILED = RequestRecord(1, 1, error=RequestError(500, "before it began"))
+CANCELLED = RequestRecord(2, 1, num_tokens=5, error=RequestError(499, "left"))
 COUNTED = Counts(generated=16, drafts=4, proposed=8, accepted=6, preempted=1, cached=5)
 TOTALS = {"num_drafted": 10, "num_accepted": 4}
 

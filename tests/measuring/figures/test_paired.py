@@ -17,7 +17,7 @@ from measured_runs import figures, run_of
 def request(
     index: int, seconds: float, failed: bool = False, num_tokens: int = 10
 ) -> RequestRecord:
-    error = RequestError(500, "Error", "failed") if failed else None
+    error = RequestError(500, "failed") if failed else None
     return RequestRecord(index, 3, seconds=seconds, num_tokens=num_tokens, error=error)
 
 
