@@ -48,8 +48,6 @@ class Dialect(Record):
             `processed`, after temperature and truncation; None where this is not known.
         counters: fields of `engines.counts.Counts` by the names of its counters, without `_total`.
         counts_in_any_case: the counter that it has in any case, where it has those of drafts only if it speculates.
-        logs: the line of its log about the drafts of a request, as a pattern whose groups are named as fields of
-            `engines.counts.Counts`. It is read where a server that was started here counts no drafts elsewhere.
         ended_by: sampling parameters that may end it, each with the program that it ended.
         startup: how its commands are read; None where the harness cannot change them.
     """
@@ -68,7 +66,6 @@ class Dialect(Record):
     logprobs: Literal["raw", "processed"] | None = None
     counters: Mapping[str, str] = field(default_factory=dict)
     counts_in_any_case: str = ""
-    logs: str = ""
     ended_by: Mapping[str, str] = field(default_factory=dict)
     startup: Startup | None = None
 
@@ -135,8 +132,6 @@ _BUILT_IN = {
             penalised_tokens="repeat_last_n",
             scoring="next_token",
             logprobs="raw",
-            # Builds before June 2026, and ik_llama.cpp, write `rate` behind it.
-            logs=r"draft acceptance(?: rate)? = \S+ \( *(?P<accepted>\d+) accepted / *(?P<proposed>\d+) generated\)",
             counters={  # ggml-org/llama.cpp, pull request 26389
                 "llamacpp:requests_processing": "running",
                 "llamacpp:requests_deferred": "running",

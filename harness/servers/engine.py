@@ -12,7 +12,6 @@ import dataclasses
 import functools
 import itertools
 import math
-import re
 import threading
 import time
 from collections.abc import Coroutine, Iterator, Sequence
@@ -363,7 +362,7 @@ class ServerArm(Arm):
         After such a wait in vain a server is not waited for again.
         """
         until = time.monotonic() + _MOST_DRAINING_S
-        while (counts := self._counters()) and counts.running and not self._may_be_busy:
+        while (counts := self._page.read()) and counts.running and not self._may_be_busy:
             if time.monotonic() > until:
                 self._may_be_busy = True
                 number = round(counts.running)
@@ -372,16 +371,6 @@ class ServerArm(Arm):
                 )
             time.sleep(_DRAIN_LOOK_S)
         return counts
-
-    def _counters(self) -> Counts | None:
-        """Counts of the server's page; of drafts those of its log, where the page has none and it was started here."""
-        counts = self._page.read()
-        if self._started is None or not self.dialect.logs:
-            return counts
-        if counts is not None and counts.proposed is not None:
-            return counts
-        logged: dict[str, Any] = {**self._started.logged(re.compile(self.dialect.logs))}
-        return dataclasses.replace(counts or Counts(), **logged) if logged else counts
 
     @property
     def given_up(self) -> str | None:
@@ -443,7 +432,7 @@ class ServerArm(Arm):
             if sent.request.error is None and not sent.request.num_tokens and not may_be_empty:
                 sent.request.error = RequestError(0, "the answer has no token")
         grown = None
-        now = self._counters()
+        now = self._page.read()
         if now is not None and before is not None:
             self._num_restarts = now.restarts
             grown = growth(now, before)
@@ -594,7 +583,7 @@ class ServerArm(Arm):
                     logprobs=self.dialect.logprobs,
                     ended_by=self.dialect.ended_by,
                 )
-                counts = self._counters() or Counts()
+                counts = self._page.read() or Counts()
                 numbers = (request.num_drafted, counts.drafts, counts.proposed)
                 self.drafts = any(numbers)
                 return

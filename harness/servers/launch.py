@@ -26,8 +26,6 @@ _PORTS = range(15_000, 32_768)
 # Seconds between two questions whether it is ready, and between two lines about that.
 _LOOK_S = 0.1
 _SAY_S = 20.0
-# Seconds in which a log that is still written grows.
-_LOG_S = 0.05
 # More than the guard takes to kill what does not end by itself.
 _MOST_STOPPING_S = 30.0
 # A server that ended is known to have after this long at most.
@@ -47,7 +45,6 @@ _MEANT_BY_SIGNAL = {
 _PORT_TAKEN = re.compile(
     r"address already in use|HTTP server error|could ?n[o']t bind|failed to bind", re.IGNORECASE
 )
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @dataclass(frozen=True)
@@ -180,27 +177,6 @@ class StartedServer:
                 next_line_s = seconds + _SAY_S
             time.sleep(_LOOK_S)
 
-    def logged(self, line: re.Pattern[str]) -> dict[str, float]:
-        """The sums of what such lines of its output say since its start, by the names of their groups; {} without any.
-
-        A server may write a line a moment after it has ended an answer: the output is read until it stays the same.
-        """
-        before = ""
-        while (text := self._output()) != before:
-            before = text
-            time.sleep(_LOG_S)
-        sums: dict[str, float] = {}
-        for match in line.finditer(text):
-            for name, number in match.groupdict(default="0").items():
-                sums[name] = sums.get(name, 0.0) + float(number)
-        return sums
-
-    def _output(self) -> str:
-        """All that it has written since its start."""
-        with self._launch.log.open("rb") as file:
-            file.seek(self._log_start)
-            return _COLOUR.sub("", file.read().decode(errors="replace"))
-
     def stop(self) -> None:
         """End it, and wait until no process of it is left."""
         assert self._guard.stdin is not None
@@ -214,7 +190,10 @@ class StartedServer:
     @property
     def _log(self) -> list[str]:
         """The lines of its output since its start."""
-        lines = [from_outside(line.strip())[:_LONGEST_LINE] for line in self._output().splitlines()]
+        with self._launch.log.open("rb") as file:
+            file.seek(self._log_start)
+            output = file.read().decode(errors="replace")
+        lines = [from_outside(line.strip())[:_LONGEST_LINE] for line in output.splitlines()]
         return [line for line in lines if line]
 
 

@@ -18,7 +18,7 @@ class AcceptanceFigures(Group, Accepted):
 
     acceptance_source: MaybeText = pooled(
         "same",
-        "`metrics` where acceptance is that of the server's counters or log",
+        "`metrics` where acceptance is that of the server's counters",
     )
     acceptance_by_position: list[float | None] | None = pooled(
         "mean", "accepted / tested at each draft position (conditional), as JSON"
