@@ -87,14 +87,17 @@ class _Written:
         """The prompt and the tokens."""
         return [*self._prompt, *self.tokens]
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether one of the tokens has no text by itself, which is taken for the end of the text.
+    def ends_text(self, token: int) -> bool:
+        """Whether a token has no text by itself, which is taken for the end of a text.
 
         Not every tokenizer lists all of these among its special tokens. Some drop a space at the beginning of a text,
         which a second token behind it shows.
         """
-        return any(not self._shown([token, token]) for token in self.tokens)
+        return not self._shown([token, token])
+
+    @property
+    def has_ended(self) -> bool:
+        return any(map(self.ends_text, self.tokens))
 
     def text_with(self, *tokens: int) -> str:
         """The text with these tokens added, without a last character that is incomplete."""
@@ -130,7 +133,6 @@ def text_divergence(
     # Servers differ in whether they show a last character that is incomplete.
     text = text.rstrip(BROKEN)
     written = _Written(tokenizer, prompt)
-    special = set(tokenizer.all_special_ids)
 
     def begins_alike(token: int) -> bool:
         longer = written.text_with(token)
@@ -147,12 +149,12 @@ def text_divergence(
             written.tokens.append(likeliest)
             continue
         tried = np.argsort(-logits)[:_MOST_TRIED].tolist()
-        others = [token for token in tried if token not in special and begins_alike(token)]
+        others = [token for token in tried if begins_alike(token) and not written.ends_text(token)]
         # A token that is part of a character adds no text yet, so that any text may go on with it.
         adding = [token for token in others if len(written.text_with(token)) > len(so_far)]
         other = next(iter(adding or others), -1)
         # After the end of a text the server may continue in a way of its own.
-        if other == -1 or not special.isdisjoint(written.tokens):
+        if other == -1 or written.has_ended:
             return Divergence(position)
         return Divergence(position, *reference.margin(before, likeliest, other))
     return _missing_text(reference, written, num_tokens)

@@ -20,7 +20,6 @@ class TextTokenizer:
     bos_token_id = None
     eos_token_id = None
     chat_template = None
-    all_special_ids: Sequence[int] = ()
 
     def __call__(self, text: str | Sequence[str], **options: Any) -> dict[str, Any]:
         if isinstance(text, str):

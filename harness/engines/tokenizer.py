@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
 
 
@@ -12,15 +12,11 @@ class Tokenizer(Protocol):
     Attributes:
         bos_token_id, eos_token_id: the tokens that begin and end a text; None without one.
         chat_template: None without one.
-        all_special_ids: tokens that stand for no text.
     """
 
     bos_token_id: Any
     eos_token_id: Any
     chat_template: Any
-
-    @property
-    def all_special_ids(self) -> Sequence[int]: ...
 
     def __call__(self, text: Any, **options: Any) -> Any:
         """Token ids under `input_ids`, of a text or of each of several."""
