@@ -444,17 +444,11 @@ class ServerArm(Arm):
         chats = (request.chat for request in requests if request.chat and request.chat.tools)
         if self._takes_tools or not self.form.chat or (offered := next(chats, None)) is None:
             return
+        decoding = DecodingSettings(max_new_tokens=1, temperature=0)
         hello = ({"role": "user", "content": "Hello"},)
         lengths = []
         for chat in (Chat(hello, offered.tools), Chat(hello)):
-            probe = dataclasses.replace(
-                requests[0],
-                prompt=[0],
-                index=0,
-                chat=chat,
-                decoding=DecodingSettings(max_new_tokens=1, temperature=0),
-                salt=None,
-            )
+            probe = Request([0], decoding, seed=0, index=0, chat=chat)
             record = probe.record()
             sent = self._sender.send(Outgoing(self.form.body(probe), record))
             asyncio.run_coroutine_threadsafe(sent, self._engine.loop).result()
