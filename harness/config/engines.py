@@ -87,7 +87,6 @@ class Abilities:
         loads_pair: whether it generates with a pair that is loaded in this process.
         computes_here: whether it computes on this machine. Otherwise only the model's tokenizer is
             read here.
-        takes_batches: whether a question may have more than one prompt.
         queues: whether a question may have more prompts than its batch size: as many as the batch size are
             then kept in flight, and the others wait until one of those has ended.
         own_clock: whether its seconds are numbers in its records, which pass on no machine: nothing of this one's
@@ -98,7 +97,6 @@ class Abilities:
     own_loop: ClassVar[bool] = False
     loads_pair: ClassVar[bool] = False
     computes_here: ClassVar[bool] = True
-    takes_batches: ClassVar[bool] = True
     queues: ClassVar[bool] = False
     own_clock: ClassVar[bool] = False
     default_draft: ClassVar[str | None] = None

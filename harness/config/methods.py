@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from harness.config.registry import RecordWithSettings, SettingsRegistry, classes_of
-from harness.config.settings import DraftSettings, require
+from harness.config.settings import DraftSettings
 
 if TYPE_CHECKING:
     from harness.config.run import RunSettings
@@ -46,10 +46,8 @@ class MethodRecord(RecordWithSettings):
 
     def check(self, run: RunSettings) -> None:
         """Raise a SettingError for a run that this way to draft is not for."""
-        name = "batch_sizes" if hasattr(run, "batch_sizes") else "batch_size"
-        size = getattr(run, name)
-        rule = f"must be 1: draft={self.name} takes one prompt at a time"
-        require(self.batches or size in (1, (1,)), name, rule, size)
+        if not self.batches:
+            run.require_single_rows(f"must be 1: draft={self.name} takes one prompt at a time")
 
     def check_huggingface(self, settings: Any) -> None:
         """Raise a SettingError if transformers' `generate` cannot draft in this way, as far as the

@@ -102,6 +102,10 @@ class RunSettings:
         """Prompts that may be divided among several starts of the servers, of a command that compares times."""
         return 0
 
+    def require_single_rows(self, rule: str) -> None:
+        """Raise a SettingError with this rule unless one prompt is decoded at a time."""
+        require(self.batch_size == 1, "batch_size", rule, self.batch_size)
+
     def check_engine(self, engine: Abilities) -> None:
         """Raise a SettingError for an engine that this command cannot use; commands override it."""
 

@@ -58,11 +58,11 @@ class MapSettings(PromptedSettings):
         rule = "changes nothing: batch_sizes=[...] has those of the grid"
         require(self.batch_size == 1, "batch_size", rule, self.batch_size)
 
+    def require_single_rows(self, rule: str) -> None:
+        require(self.batch_sizes == (1,), "batch_sizes", rule, self.batch_sizes)
+
     def check_engine(self, engine: Abilities) -> None:
         name = self.engine.name
-        rule = f"must be [1] with engine={name}, which takes one prompt at a time"
-        one_by_one = engine.takes_batches or self.batch_sizes == (1,)
-        require(one_by_one, "batch_sizes", rule, self.batch_sizes)
         rule = f"must be null with engine={name}, unless a command behind -- has {{K}}: a server drafts with its own K"
         numbers = self.draft_tokens
         takes_k = engine.computes_here or self.engine.fills_in_k

@@ -44,12 +44,11 @@ class HuggingFace(EngineRecord):
     name = "huggingface"
     summary = "transformers' generate() and its assisted forms, one prompt at a time"
     loads_pair = True
-    takes_batches = False  # which the rule of `map` reads, whose batch sizes `check` does not see
 
     def check(self, run: RunSettings) -> None:
         super().check(run)
         rule = "must be 1 with engine=huggingface: assisted generation takes one prompt at a time"
-        require(run.batch_size == 1, "batch_size", rule, run.batch_size)
+        run.require_single_rows(rule)
         sampling = None if run.draft is None else run.draft.sampling
         is_drawn = run.decoding.temperature > 0
         rule = "must be target with engine=huggingface, unless decoding.temperature=0"

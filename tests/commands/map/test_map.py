@@ -155,7 +155,7 @@ def test_a_server_whose_k_depends_on_its_load_has_none() -> None:
         (["batch_sizes=[4,1]"], "batch_sizes=[4,1]: must be numbers from 1 on that rise"),
         (["contexts=[100000]"], "contexts=100000: the texts of this set are enough for"),
         (["batch_size=8"], "batch_size=8: changes nothing: batch_sizes"),
-        (["engine=huggingface"], "batch_sizes=[1,4,16]: must be [1] with engine=huggingface"),
+        (["engine=huggingface"], "batch_sizes=[1,4,16]: must be 1 with engine=huggingface"),
         (
             [*SERVER, "engine.url=http://localhost:1/v1"],
             "engine.regular_url=http://localhost:1/v1: must be another",
