@@ -13,8 +13,6 @@ _SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\
 # Characters of a foreign message that are kept, and that are read: one of megabytes costs nothing.
 _LONGEST_MESSAGE = 300
 _MOST_READ = 20 * _LONGEST_MESSAGE
-# Words that contain what was typed, and are suggested together.
-_MOST_MATCHES = 4
 
 
 class HarnessError(Exception):
@@ -87,17 +85,14 @@ def as_typed(value: object) -> str:
 
 
 def nearest(word: str, known: Iterable[str], prefix: str = "") -> str:
-    """` (did you mean X?)` for a few words that contain it, or for the closest.
+    """` (did you mean X?)` for the closest.
 
     Args:
         prefix: of the suggestion, but not of the words: `draft.`.
     """
-    words = list(known)
-    matches = [longer for longer in words if len(word) > 3 and word.lower() in longer.lower()]
-    if not 1 <= len(matches) <= _MOST_MATCHES:
-        # A single wrong letter is half of `7C`.
-        cutoff = 0.5 if len(word) <= 4 else 0.6
-        matches = difflib.get_close_matches(word, words, 1, cutoff)
+    # A single wrong letter is half of `7C`.
+    cutoff = 0.5 if len(word) <= 4 else 0.6
+    matches = difflib.get_close_matches(word, list(known), 1, cutoff)
     return did_you_mean([f"{prefix}{match}" for match in matches])
 
 
