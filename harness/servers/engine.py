@@ -309,10 +309,7 @@ class ServerArm(Arm):
         command = served.launch.command if served.launch else None
         place = served.setting if self._started else f"{served.setting}={url}"
         typed_model = None if command is None else command.model
-        # What the user typed, or else what decides for this server alone.
-        settings = self._settings
-        names_both = settings.model is not None and settings.regular_model is None
-        is_first = served.name == "regular" and settings.has_two and not names_both
+        is_first = served.name == "regular" and self._settings.has_two
         model_setting = "engine.regular_model" if is_first else "engine.model"
         model = choose_model(
             report, opening.settings.model, served.model, typed_model, model_setting, place

@@ -41,10 +41,6 @@ _MEANT_BY_SIGNAL = {
     signal.SIGKILL: "often: main memory ran out",
     signal.SIGILL: "an instruction that this processor lacks: another build of the server is needed",
 }
-# Of a server that could not listen. Many do not name the port.
-_PORT_TAKEN = re.compile(
-    r"address already in use|HTTP server error|could ?n[o']t bind|failed to bind", re.IGNORECASE
-)
 
 
 @dataclass(frozen=True)
@@ -99,10 +95,10 @@ class StartedServer:
         self.name = launch.name
         self._launch = launch
         words = launch.command.words
-        self._port = _free_port()
-        command = [word.replace("{port}", str(self._port)) for word in words]
+        port = _free_port()
+        command = [word.replace("{port}", str(port)) for word in words]
         command = _with_container_id(command, launch.log.with_suffix(".cid"))
-        self.url = f"http://127.0.0.1:{self._port}/v1"
+        self.url = f"http://127.0.0.1:{port}/v1"
         self._started = time.monotonic()
         with launch.log.open("a", encoding="utf-8") as log:
             log.write(f"$ {shlex.join(command)}\n")
@@ -135,8 +131,6 @@ class StartedServer:
         for line in lines:
             if _REASON.search(line) and not _POINTS_ELSEWHERE.search(line):
                 reason = line
-        if _PORT_TAKEN.search(reason):
-            reason += f" (is port {self._port} in use?)"
         return f"the {self.name} server {how}: {reason} (all of it: {self._launch.log})"
 
     def why_ended(self) -> str | None:

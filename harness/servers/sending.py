@@ -47,8 +47,7 @@ class Outgoing:
     Attributes:
         body: of OpenAI's API.
         request: its record.
-        add: gets the tokens as they arrive; those of an answer of text alone at its end; an empty
-            list where there are none.
+        add: gets the tokens as they arrive; those of an answer of text alone at its end, if it has any.
     """
 
     body: dict[str, Any]
@@ -99,7 +98,6 @@ class Sender:
         request = outgoing.request
         if self.given_up is not None:
             request.error = RequestError(0, self.given_up)
-            outgoing.add([])
             return
         timeout_s = self._settings.timeout_s
         was_answered = True

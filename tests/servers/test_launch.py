@@ -50,7 +50,7 @@ def test_a_server_that_is_never_ready(
     [
         ("os.kill(os.getpid(), 9)", "was ended by SIGKILL (often: main memory ran out): it wrote"),
         ("os.kill(os.getpid(), 4)", "was ended by SIGILL (an instruction that this processor"),
-        ("sys.exit('exiting due to HTTP server error')", "HTTP server error (is port {port} in use?)"),
+        ("sys.exit('exiting due to HTTP server error')", "HTTP server error"),
         ("sys.exit('failed: X.gguf\\nexiting due to an error')", "exit code 1: failed: X.gguf"),
         ("sys.exit(0)", "ended with exit code 0: it wrote nothing"),
         ("sys.exit(3)", "ended with exit code 3: it wrote nothing"),
@@ -66,8 +66,7 @@ def test_a_server_that_ends_says_why(tmp_path: Path, program: str, reason: str) 
             server.wait_until_ready(lambda line: None, None)
     finally:
         server.stop()
-    port = server.url.removesuffix("/v1").rpartition(":")[2]
-    assert reason.format(port=port) in str(caught.value)
+    assert reason in str(caught.value)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
