@@ -63,7 +63,7 @@ class PlannedPair(Protocol):
         """
 
 
-class PlacedPair(Protocol):
+class PlacedPair(PlannedPair, Protocol):
     """A pair that is ready to load."""
 
     @property
