@@ -137,7 +137,6 @@ def test_our_service_is_tested_over_http_and_its_silences_are_found(
         (["samplings=[]"], "must name at least one"),
         (["samplings=[top_p,top_p]"], "must not name one twice"),
         (["samplings=[min_p]"], "engine=local"),
-        ([f"fault={planted('RowsSwapped')}", "load=2"], "fewer than 4 rows at once (batch_size)"),
     ],
 )
 def test_wrong_settings_are_refused(harness: Harness, typed: list[str], rule: str) -> None:
