@@ -26,8 +26,9 @@ from in_process import Harness
 from report_files import eval_run, latency_run
 from report_files import write as write_file
 
-VALUES: dict[type, Any] = {
-    str: "text", int: 3, float: 0.5, bool: True, list: [1, 2], dict: {"cpu": 5},
+VALUES: dict[Any, Any] = {
+    str: "text", int: 3, float: 0.5, bool: True, list: [1, 2], dict: {"cpu": 5}, list[str]: ["text"],
+    list[dict[str, Any]]: [{"change": "gpus=2"}],
 }  # fmt: skip
 WITH_ROWS = [command for command in commands() if isinstance(command, Command)]
 RUN_KINDS = [command.row for command in WITH_ROWS]
@@ -37,7 +38,9 @@ ARMS = ("regular", "speculative")
 
 def filled(kind: type[RunRow], **changes: Any) -> RunRow:
     """A row that has a value in every column."""
-    values = {name: VALUES[column.type] for name, column in kind.columns().items()}
+    values = {}
+    for name, column in kind.columns().items():
+        values[name] = VALUES.get(column.hint, VALUES[column.type])
     known = {name: value for name, value in changes.items() if name in values}
     return kind.from_values(values | {"status": "ok", "job": "0"} | known)
 
