@@ -322,7 +322,7 @@ def test_a_recovery(snapshot: SnapshotAssertion, case: str) -> None:
     assert full(recovery_page(runs)) == snapshot
 
 
-COSTS = {"iteration_cost": 1.25, "cost_source": "bytes"}
+COSTS = {"iteration_cost": 1.25}
 UNLIKELY = {"likelihood_z": -4.8, "log_probability": -2.5, "own_log_probability": -1.5}
 TEXTS = {
     "text_source": "given", "num_tokens": 12345, "temperature": 0.5, "max_new_tokens": 64, "batch_size": 4,
@@ -335,7 +335,6 @@ HEALTHS = {
 }  # fmt: skip
 ACCEPTANCES: dict[str, list[Changes]] = {
     "costs": [COSTS],
-    "costs that were measured": [COSTS | {"cost_source": "costs.csv", "text_source": "served"}],
     "greedy, and no interval": [{"temperature": 0.0, "low": (NAN, 7)}],
     "without temperature": [{"temperature": None, "health": "as its weights say"}],
     "unlikely texts": [UNLIKELY],

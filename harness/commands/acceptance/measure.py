@@ -18,11 +18,9 @@ from harness.commands.acceptance.health import (
 from harness.commands.acceptance.page import turn_range
 from harness.commands.acceptance.record import AcceptanceSettings
 from harness.commands.command import Experiment
-from harness.commands.read_runs import runs_of_pair
 from harness.config.amounts import counted
 from harness.config.demand import Demand
 from harness.config.errors import SettingError
-from harness.config.settings import require
 from harness.engines.door import wing
 from harness.engines.door.pairs import AnyPair, Pair, PlacedPair
 from harness.engines.door.reading import TOGETHER, ReadText, Transcript, num_together
@@ -30,12 +28,10 @@ from harness.engines.protocol import in_batches
 from harness.engines.registry import engine_of
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import timed_answer
-from harness.measuring.prices import iteration_cost, why_no_price
 from harness.measuring.progress import progress, say
 from harness.measuring.prompts.encoding import completion_ids
 from harness.measuring.prompts.sets import Occurrence, Prompt, lines_in_words, load_prompts
 from harness.measuring.prompts.transcripts import Reading
-from harness.measuring.rows import LatencyRow
 from harness.measuring.session import Session
 from harness.reporting.table import Table
 from harness.results.price.value import IterationCost
@@ -46,7 +42,7 @@ from harness.results.rows.acceptance import (
     AcceptanceRow,
     AcceptanceTextRow,
 )
-from harness.results.runs import Run, grouped
+from harness.results.runs import grouped
 from harness.results.statistics import iterations
 
 # Texts that are taken where nothing is said: written now, or those that a file has.
@@ -54,8 +50,6 @@ WRITTEN = 15
 GIVEN = 256
 # An answer, where it is: in a reading, at these tokens, in this turn of a conversation or in none.
 Answer = tuple[Reading, range, int | None]
-# Columns of a pair in which a run must be equal for its costs to be taken.
-_COST_CONDITIONS = ("devices", "dtype", "draft_dtype")
 
 
 class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
@@ -65,8 +59,7 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
         texts: a row for each text that was read.
         read: of the same texts.
         too_long: how many prompts were too long, by column.
-        costs: of an iteration in target steps; of no K where they are unknown.
-        measured: the runs of `latency` that measured what an iteration costs, the newest of each K; [] for the bytes.
+        costs: of an iteration in target steps, by the bytes that it must read; of no K where these are unknown.
         health: columns about an engine elsewhere, which wrote the texts; empty otherwise.
         served_k: the K that it drafts with.
         most: the largest K that is computed.
@@ -84,7 +77,6 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
         asked = settings.num_prompts
         automatic = min(len(answered), GIVEN) or min(len(self.prompt_set.prompts), WRITTEN)
         self.prompts = self.prompt_set.take(automatic if asked == "auto" else asked)
-        self.measured = self._measured_costs()
         self.more: Sequence[Table] = ()
         self.texts: list[AcceptanceTextRow] = []
         self.read: list[ReadText] = []
@@ -93,19 +85,6 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
         self.health: dict[str, Any] = {}
         self.served_k: int | None = None
         self.most = settings.up_to
-
-    def _measured_costs(self, **circumstances: Any) -> Sequence[Run[LatencyRow]]:
-        """The newest run of `latency` at each K with known costs, of this pair under these circumstances; [] for the
-        bytes. Raises SettingError without one.
-        """
-        if self.settings.costs == "bytes":
-            return []
-        alike = {"batch_size": 1, "quantization": self.settings.model.quantization, **circumstances}
-        runs = runs_of_pair("costs", LatencyRow, self.settings, alike)
-        priced = {run.last.num_draft_tokens: run for run in runs if not why_no_price(run)}
-        rule = f"has no price of an iteration: {why_no_price(runs[-1])}"
-        require(bool(priced), "costs", rule, self.settings.costs)
-        return [*priced.values()]
 
     def measure(self, session: Session) -> None:
         settings = self.settings
@@ -125,10 +104,6 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
             self.served_k = drafted_k(requests, typed) or settings.decoding.most_draft_tokens
             self.most = max(settings.up_to, self.served_k)
         placed = session.placed or self._placed_here(readings)
-        # The cost of an iteration in steps holds for one device and one format alone.
-        columns = {"devices": "; ".join(placed.device_names()), **placed.columns()}
-        alike = {name: columns[name] for name in _COST_CONDITIONS if columns.get(name) is not None}
-        self.measured = self._measured_costs(**alike)
         pair = session.pair if session.placed is not None else placed.load()
         self.read = self._read(pair, readings)
         if self.served_k is not None:
@@ -350,12 +325,8 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
         return read
 
     def _costs(self, placed: PlacedPair, prompt_tokens: int) -> IterationCost:
-        """An iteration of each K in target steps: by the bytes that it must read, or as `latency` measured it."""
+        """An iteration of each K in target steps, by the bytes that it must read."""
         numbers = range(1, self.most + 1)
-        if self.measured:
-            ids = dict.fromkeys((self.measured[0].id, self.measured[-1].id))
-            source = f"{self.settings.costs}, run {' to '.join(ids)}"
-            return iteration_cost(self.measured, source)
         mean_answer = sum(text.num_tokens for text in self.read) // len(self.read)
         demand = Demand(1, prompt_tokens, mean_answer, num_draft_tokens=self.most, runner="eager")
         reads = wing.pass_bytes(placed, demand, numbers)
@@ -388,7 +359,6 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
             if number in self.costs.ks():
                 figures["expected_speedup"] = self.costs.speedup(tokens, number)
                 figures["iteration_cost"] = self.costs.point(number).steps.estimate
-                figures["cost_source"] = self.costs.source
             if number == self.served_k:
                 figures |= self.health
             rows.append(session.row(AcceptanceRow, **figures))

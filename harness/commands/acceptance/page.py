@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # The K of the printed table; the file has all.
 SHOWN = (1, 2, 3, 4, 6, 8, 16)
 # Settings that `latency` does not have.
-_OWN_SETTINGS = ("up_to", "texts_per_prompt", "costs")
+_OWN_SETTINGS = ("up_to", "texts_per_prompt")
 _TOKENS = Column("tokens per iteration\n(95 % interval)", "{:.2f}".format, "tokens_per_iteration")
 _COST = Column("cost", number(), "iteration_cost", optional=True)
 _SPEEDUP = Column("expected\nspeed-up", times, "expected_speedup.estimate", optional=True)
@@ -136,10 +136,8 @@ def _page_of_draft(draft: Draft) -> Page:
         about = f"95 % interval {bounds}, {tokens.covers}"
     why = [("Health", health_in_words(row)) for row in rows if row.health is not None]
     if best.iteration_cost is not None:
-        source = "the bytes it reads" if best.cost_source == "bytes" else best.cost_source
-        why.append(
-            ("Cost", f"an iteration takes {best.iteration_cost:.2f} steps at K={k}, by {source}")
-        )
+        cost = f"an iteration takes {best.iteration_cost:.2f} steps at K={k}, by the bytes it reads"
+        why.append(("Cost", cost))
     tables = [_by_k(rows, best), Table.of("every_k", "", rows, _EVERY_K, look="plain")]
     if parts:
         at_best = [part for part in parts if part.num_draft_tokens == k]

@@ -26,8 +26,6 @@ class AcceptanceSettings(PromptedSettings):
         texts_per_prompt: texts that are written for each prompt where the set has no answers; one at temperature 0,
             where all would be the same.
         up_to: K from 1 to this number.
-        costs: what an iteration costs, for the expected speed-up: the `bytes` that it must read (as in `plan`), or a
-            directory or CSV file of `latency` with the same model and draft.
         batch_size: texts that the target writes together, where there are no answers.
     """
 
@@ -36,7 +34,6 @@ class AcceptanceSettings(PromptedSettings):
     num_prompts: int | Literal["auto"] = "auto"
     texts_per_prompt: int = 4
     up_to: int = 16
-    costs: str = "bytes"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -47,10 +44,6 @@ class AcceptanceSettings(PromptedSettings):
                 self.num_prompts >= 1, "num_prompts", "must be auto or at least 1", self.num_prompts
             )
         require_closed_form(self)
-
-    @property
-    def named_paths(self) -> dict[str, str]:
-        return {} if self.costs == "bytes" else {"costs": self.costs}
 
     def check_engine(self, engine: Abilities) -> None:
         rule = "must be local or server: transformers does not report what it accepted"

@@ -37,7 +37,6 @@ class AcceptanceRow(PromptedRow):
         " accepted, as JSON"
     )
     iteration_cost: MaybeFloat = figure("drafting and verifying in an iteration", "target steps")
-    cost_source: MaybeText = figure("`bytes` that must be read, or the run that measured the costs")
     expected_speedup: Interval | None = figure("`tokens_per_iteration` / `iteration_cost`")
     log_probability: MaybeFloat = figure(
         "mean log-probability of the texts' tokens under the target, of those it can draw", "nats"
