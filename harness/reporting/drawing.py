@@ -68,17 +68,6 @@ def as_svgs(
     return drawn
 
 
-def picture_files(make: Callable[[], Mapping[str, Sequence[Plot]]]) -> dict[str, bytes]:
-    """Plots as SVG files on white, by name: `map.svg`, or `map-1.svg` and so on."""
-    files = {}
-    with _own_style():
-        for name, plots in make().items():
-            for number, plot in enumerate(plots, 1):
-                file_name = f"{name}.svg" if len(plots) == 1 else f"{name}-{number}.svg"
-                files[file_name] = _picture(plot, "svg")
-    return files
-
-
 def curve_plots(
     panels: Sequence[tuple[str, Curves]],
     x_label: str,

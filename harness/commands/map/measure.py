@@ -13,7 +13,6 @@ from harness.commands.latency.record import LatencySettings
 from harness.commands.map.grid import for_vllm, points_of, schedule_of
 from harness.commands.map.record import DRAFT_TOKENS, MapSettings
 from harness.commands.map.rows import MapRow
-from harness.commands.registry import measurement
 from harness.config.errors import RunError, SettingError
 from harness.config.run import PromptedSettings
 from harness.engines.protocol import Engine
@@ -22,7 +21,6 @@ from harness.measuring.prices import iteration_cost
 from harness.measuring.progress import note, say
 from harness.measuring.session import Session
 from harness.reporting.names import name_of
-from harness.reporting.optional_plots import drawn_files
 from harness.results.locked_files import replace_file
 from harness.results.price.value import write_costs
 from harness.results.runs import Run
@@ -112,14 +110,9 @@ class Map(Experiment[MapSettings, MapRow]):
             run.prompt_rows = cell.prompt_rows
             self.measured.insert(0, run)
         rows = self.rows(session)
-        page = measurement("map").page([Run(rows)])
-        # Empty where plots cannot be drawn.
-        files = drawn_files(page.plots) if page else {}
         schedule, _ = schedule_of(points_of(rows))
         if schedule:
-            files["schedule_vllm.json"] = for_vllm(schedule).encode()
-        for name, content in files.items():
-            replace_file(session.directory / name, content)
+            replace_file(session.directory / "schedule_vllm.json", for_vllm(schedule).encode())
         cost = iteration_cost(self.measured, str(session.run))
         # What an iteration costs depends on the context, too.
         if cost.loads and len(self.settings.contexts) < 2:

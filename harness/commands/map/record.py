@@ -82,10 +82,7 @@ class Map(Command[MapSettings, MapRow]):
         ("model=30B draft=7B 'batch_sizes=[1,2,4,8,16]' 'draft_tokens=[1,2,4]'", "a finer grid"),
         ("model=30B draft=7B prompts=lengths 'contexts=[512,4096]'", "over the context too"),
     )
-    notes = (
-        "Writes the map's drawing (map.svg) into the run's directory, and from the cells that can tell"
-        " a schedule for vLLM."
-    )
+    notes = "Writes a schedule for vLLM into the run's directory, from the cells that can tell."
     question = "Up to which load?"
     help_order = 2
     settings = MapSettings

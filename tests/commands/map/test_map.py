@@ -71,8 +71,9 @@ def test_a_map_of_the_tiny_pair(harness: Harness) -> None:
     # Every cell can have an interval, and be decided.
     assert rows["speedup_low"].gt(0).all()
     assert list(rows["speedup_covers"]) == ["8 prompts", "8 batches"] * 2
-    drawing = only("map.svg").read_text()
-    assert all(f"K={k}" in drawing for k in (1, 2))
+    harness("report")
+    _, drawing = Path("results/report.html").read_text().split("kind-map", 1)
+    assert all(f"K={k}" in drawing[: drawing.index("</figure>")] for k in (1, 2))
     assert ("no schedule" in outcome.stdout) == (not list(Path().rglob("schedule_vllm.json")))
     prices = json.loads(only("costs.json").read_text())["points"]
     assert {point["width"] for point in prices} == {1, 2, 3}
@@ -114,7 +115,9 @@ def test_a_map_of_servers_is_over_requests_in_flight(harness: Harness) -> None:
     assert list(rows["num_draft_tokens"]) == [4, 4, 4]
     assert list(rows["speedup_covers"]) == ["8 prompts", "8 laps", "8 laps"]
     assert rows["mean_acceptance_length"].gt(2).all()
-    assert "concurrency" in only("map.svg").read_text()
+    harness("report")
+    _, drawing = Path("results/report.html").read_text().split("kind-map", 1)
+    assert "concurrency" in drawing[: drawing.index("</figure>")]
     for server in servers:
         # Without the requests that ask what the server can do.
         asked_of = [body for body in server.bodies if len(body["prompt"]) > 1]
