@@ -30,6 +30,7 @@ _CUT_OFF = ("abort", "error", "cancelled", "timeout", "canceled")
 # Where vLLM and SGLang report drafts.
 _VLLM = "metrics speculative_decoding"
 _SGLANG = "sglext spec_tokens_details"
+_PREDICTIONS = "usage completion_tokens_details"
 
 
 class AnswerError(RunError):
@@ -91,6 +92,8 @@ class Event(Fields):
         num_tokens: of the answer so far, by the server's count.
         num_read, num_cached: tokens of the prompt by the server's count, and those that it took from a cache.
         num_drafted, num_accepted: draft tokens of the whole answer, in the words of vLLM, SGLang or llama.cpp.
+        num_right, num_wrong: accepted ones and others in OpenAI's words, as SGLang's gateway has them. Both are 0 where
+            nothing is known.
         drafted_by_step, accepted_by_step: those of each iteration.
         histogram: how many iterations accepted 0, 1, 2, ... tokens.
         shown_ids: of the event's text, which llama.cpp adds if a request says `verbose`. A token that ends within a
@@ -111,6 +114,8 @@ class Event(Fields):
         f"{_SGLANG} spec_num_correct_drafts",
         "timings draft_n_accepted",
     )
+    num_right: Count | None = _at(f"{_PREDICTIONS} accepted_prediction_tokens")
+    num_wrong: Count | None = _at(f"{_PREDICTIONS} rejected_prediction_tokens")
     drafted_by_step: ListOfCounts = _at(f"{_VLLM} per_step_drafted")
     accepted_by_step: ListOfCounts = _at(f"{_VLLM} per_step_accepted")
     histogram: ListOfCounts = _at(
@@ -200,6 +205,9 @@ def note_drafts(request: RequestRecord, event: Event) -> None:
         AnswerError: more were accepted than drafted.
     """
     if event.num_drafted is None or event.num_accepted is None:
+        if event.num_right or event.num_wrong:
+            request.num_accepted = event.num_right or 0
+            request.num_drafted = request.num_accepted + (event.num_wrong or 0)
         return
     _check_accepted(event.num_drafted, event.num_accepted)
     request.num_drafted = event.num_drafted

@@ -96,10 +96,16 @@ def test_a_histogram_of_equal_drafts_has_the_outcome_of_each_iteration() -> None
     assert request.num_cached == 2
 
 
-def test_draft_tokens_of_which_nobody_counts_the_accepted_are_not_noted() -> None:
+def test_openais_words_for_draft_tokens_count_where_a_gateway_fills_them() -> None:
+    details = {"accepted_prediction_tokens": 10, "rejected_prediction_tokens": 119}
     request = RequestRecord(0, 1)
+    note_event(request, read_event({"usage": {"completion_tokens_details": details}}), 0.1)
+    assert (request.num_drafted, request.num_accepted) == (129, 10)
+    rejected = {"completion_tokens_details": {"rejected_prediction_tokens": 7}}
+    note_event(request, read_event({"usage": rejected}), 0.2)
+    assert (request.num_drafted, request.num_accepted) == (7, 0)
     note_event(request, read_event({"timings": {"draft_n": 9}}), 0.3)
-    assert request.num_drafted is None, "how many were accepted is unknown"
+    assert request.num_drafted == 7, "how many were accepted is unknown"
 
 
 def test_counts_are_compared_with_what_was_asked_and_what_arrived() -> None:
