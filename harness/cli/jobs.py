@@ -186,7 +186,7 @@ def finish(
     return [*rows, *pooled_rows], exit_code(command, rows) or without_rows
 
 
-def _record(job: Job, rows: Sequence[RunRow], note: str = "") -> None:
+def _record(job: Job, rows: Sequence[RunRow], note: str) -> None:
     """Put a job's rows into the sweep's file, and print a line about it.
 
     The line is such as `[3/12] draft=lookup: 1.31× (0:00:08; 9 left, about 0:01:15)`.

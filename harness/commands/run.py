@@ -152,7 +152,7 @@ def record_failure(
     directory: Path,
     error: HarnessError,
     *,
-    run_id: str | None = None,
+    run_id: str,
 ) -> Sequence[RunRow]:
     """Write the rows of a run that wrote none before this error ended it."""
     experiment = measurement(command).begin(settings)

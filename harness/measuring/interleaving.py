@@ -35,7 +35,7 @@ def ask_all(
 def ask_in_turns(
     engine: Engine,
     questions: Sequence[Question],
-    warmups: Sequence[Question] = (),
+    warmups: Sequence[Question],
     *,
     arms: Sequence[Arm] | None = None,
     allow_failures: bool = False,

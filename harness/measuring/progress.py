@@ -28,7 +28,7 @@ _sweep_terminal: IO[str] | None = None
 _prefix = ""
 
 
-def live_on(terminal: IO[str] | None, prefix: str = "") -> None:
+def live_on(terminal: IO[str] | None, prefix: str) -> None:
     """From now on draw the line that lives on this terminal; None: on stderr, if that is one."""
     global _sweep_terminal, _prefix
     _sweep_terminal = terminal

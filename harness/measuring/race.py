@@ -49,9 +49,7 @@ class Lap:
         return self.arrivals[-1].seconds if self.arrivals else 0.0
 
 
-def run_lap(
-    engine: Engine, arm: Arm, question: Question, draw: Callable[[Lap], None] = lambda lap: None
-) -> Lap:
+def run_lap(engine: Engine, arm: Arm, question: Question, draw: Callable[[Lap], None]) -> Lap:
     """An arm's answer to a question of one prompt.
 
     Args:

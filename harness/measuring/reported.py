@@ -73,7 +73,7 @@ class ReportedReference:
         self._num_in_flight = num_in_flight
 
     def learn_rounding(
-        self, texts: Sequence[tuple[Sequence[int], Sequence[int]]], as_drawn: float = 0.0
+        self, texts: Sequence[tuple[Sequence[int], Sequence[int]]], as_drawn: float
     ) -> None:
         """See what the arm's rounding is: the same texts scored alone and beside others.
 

@@ -56,7 +56,7 @@ class CounterPage:
             are added up.
     """
 
-    def __init__(self, url: str, key: str | None, pages: Sequence[str] = ()) -> None:
+    def __init__(self, url: str, key: str | None, pages: Sequence[str]) -> None:
         root = root_of(url)
         self._key = key
         self._candidates = [pages] if pages else [(root + path,) for path in _PAGES]

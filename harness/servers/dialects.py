@@ -187,7 +187,7 @@ _BUILT_IN = {
 DIALECTS = Registry("engine.dialect", Dialect, _BUILT_IN)
 
 
-def dialect_of(owned_by: str | None, chosen: str | None = None) -> Dialect:
+def dialect_of(owned_by: str | None, chosen: str | None) -> Dialect:
     """The dialect of a server by `owned_by` of its models; `UNKNOWN` for another one.
 
     Args:

@@ -69,7 +69,7 @@ class ServerReport(ServerIdentity):
     models: Sequence[ServedModel] = ()
 
 
-def server_report(url: str, key: str | None = None) -> ServerReport | None:
+def server_report(url: str, key: str | None) -> ServerReport | None:
     """Describe the server of an API such as `http://host:8000/v1`; None where nothing answers, or it
     does not list its models now: it is still loading (503), or refuses the key (401).
 

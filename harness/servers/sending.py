@@ -201,9 +201,9 @@ async def send_all(
     sender: Sender,
     requests: Sequence[Outgoing],
     num_in_flight: int,
-    rate: float | None = None,
-    times: Sequence[float] = (),
-    extra: Iterator[Outgoing] | None = None,
+    rate: float | None,
+    times: Sequence[float],
+    extra: Iterator[Outgoing] | None,
 ) -> Load:
     """Send requests, wait until the last has ended, and return what was in flight meanwhile.
 

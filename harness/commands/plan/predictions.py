@@ -27,8 +27,8 @@ _STYLES: dict[str, Style] = {"faster": "good", "slower": "bad"}
 def predictions(
     costs: PriceTable,
     accepted: PriceTable,
-    load: int | None = None,
-    length: float | None = None,
+    load: int | None,
+    length: float | None,
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Predictions for every draft, load and K that has both a cost and a yield, as columns of a row, and why others
     have none.
@@ -103,7 +103,7 @@ def _at_length(accepted: PriceTable, name: str, k: int, length: float | None) ->
     return tokens.scaled(at_length(tokens.estimate, k, measured, length) / tokens.estimate)
 
 
-def predictions_page(rows: Sequence[PlanRow], failed: Sequence[PlanRow] = ()) -> Page:
+def predictions_page(rows: Sequence[PlanRow], failed: Sequence[PlanRow]) -> Page:
     """The best K at each load, and every K beside what was measured, where that is known.
 
     Args:

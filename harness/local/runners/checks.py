@@ -51,7 +51,7 @@ def check_runner(
     options: Options,
     num_rows: int = 2,
     *,
-    num_slots: int | None = None,
+    num_slots: int | None,
     takes_back: bool = True,
     by_influence: bool = False,
 ) -> None:
@@ -101,7 +101,7 @@ def check_runner(
                     ]
 
 
-def longest_span(config: PreTrainedConfig, num_tokens: int | None = None) -> int:
+def longest_span(config: PreTrainedConfig, num_tokens: int | None) -> int:
     """The longest window, chunk or block in a configuration that rows of `num_tokens` exceed; 0
     where there is none.
 

@@ -275,7 +275,7 @@ class TokenTest:
         num_impossible = int(is_outside.sum())
         return self._result(np.concatenate(bettors), power, off, visible, num_impossible)
 
-    def power(self, num_draws: int, rounding: float = 0.0) -> float:
+    def power(self, num_draws: int, rounding: float) -> float:
         """The chance to see the shift in `num_draws` tokens that speculation decides."""
         return power_of_halves(num_draws, self.shift, self._log_wanted, NUM_BETTORS, rounding)
 

@@ -119,7 +119,7 @@ def widened(
     interval: Interval,
     num_intervals: int,
     degrees_of_freedom: float,
-    confidence: float = CONFIDENCE,
+    confidence: float,
 ) -> Interval:
     """Widen the interval of a ratio, so that it holds jointly with the others of a table.
 

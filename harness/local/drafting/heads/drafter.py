@@ -70,7 +70,7 @@ class HeadDrafter(Drafter):
 
     compiled: CompiledDraft | None = None
 
-    def __init__(self, head: Head, warp: AnyWarp, threshold: float = 0.0) -> None:
+    def __init__(self, head: Head, warp: AnyWarp, threshold: float) -> None:
         self.head = head
         self.layers = head.config.layers
         self.device = next(head.parameters()).device

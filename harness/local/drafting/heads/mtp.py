@@ -193,7 +193,7 @@ class MtpCheckpoint(HeadCheckpoint):
         return [rf"(^|\.)layers\.{number}\.", *named]
 
 
-def read_mtp(draft: str, target: Checkpoint, *, weights: bool = True) -> MtpCheckpoint:
+def read_mtp(draft: str, target: Checkpoint, *, weights: bool) -> MtpCheckpoint:
     """Return the multi-token-prediction layers of a target.
 
     Args:
