@@ -81,7 +81,8 @@ def columns_page() -> str:
             [_line(name, latency[name]) for name in CORE_COLUMNS if not _is_end(latency[name])]
         ),
         "A figure with an interval, `speedup ±`, has further columns: `speedup_low` and `speedup_high` are its 95 % "
-        "interval,\n`speedup_covers` says over what (`15 prompts and 5 runs`, laps of requests in flight).",
+        "interval,\n`speedup_covers` says over what, as JSON: "
+        '`{"num_units": 15, "unit": "prompt", "num_runs": 5}`.',
         _EXAMPLE,
         "Texts are written exactly as they are, so that pandas reads what was measured: a prompt or completion may "
         "begin with `=`,\n`+`, `-` or `@`. In a spreadsheet import text columns as text, not as formulas.",

@@ -69,8 +69,7 @@ def write_result(
 
 def _as_json(value: Any) -> Any:
     if isinstance(value, Interval):
-        parts = value.parts()
-        return parts | {"covers": parts["covers"] or ""}
+        return value.parts()
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

@@ -217,7 +217,11 @@ def _described(column: Field[Any], hint: Any) -> dict[str, ColumnDescription]:
         covers = {}
     elif described.hint is Interval:
         number = replace(described, type=float, hint=float)
-        covers = {f"{column.name}_covers": replace(described, part="covers", type=str, hint=str)}
+        covers = {
+            f"{column.name}_covers": replace(
+                described, part="covers", type=dict, hint=dict[str, Any]
+            )
+        }
     else:
         return {column.name: described}
     return {
@@ -245,7 +249,7 @@ def _interval_in(values: Mapping[str, Any], name: str) -> Interval | list[Interv
         if low is None or high is None or not len(low) == len(high) == len(estimate):
             return list(map(Interval, estimate))
         return list(map(Interval, estimate, low, high))
-    covers = Coverage.read(values.get(f"{name}_covers") or "")
+    covers = Coverage.read(values.get(f"{name}_covers"))
     if estimate is None:
         return None
     if low is None or high is None:

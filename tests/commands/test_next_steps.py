@@ -18,7 +18,7 @@ from harness.results.runs import Run
 from in_process import QUICKEST_PAIR, Harness
 from next_steps import Step, accepted, collected
 from pages import short
-from report_files import eval_run, latency_run
+from report_files import eval_run, latency_run, over
 
 BY_K = "tokens_per_iteration_by_num_draft_tokens"
 # A run of `latency` with an interval, K=4 and known costs.
@@ -26,7 +26,7 @@ FIGURES: dict[str, Any] = {
     "num_tokens": 960, "mean_proposed": 4.0, "mean_num_draft_tokens": 4.0,
      "acceptance_rate": 0.6, "mean_acceptance_length": 3.5, "tokens_per_iteration": 3.5, "draft_ms": 80.0,
     "verify_ms": 330.0, "predicted_speedup": 1.9, "speedup": 1.8, "speedup_low": 1.7, "speedup_high": 1.9,
-    "speedup_covers": "15 prompts", "visible_difference": 0.05, BY_K: [1.9, 2.6, 3.1, 3.5],
+    "speedup_covers": over(15), "visible_difference": 0.05, BY_K: [1.9, 2.6, 3.1, 3.5],
 }  # fmt: skip
 UNSURE = {"speedup": 1.02, "speedup_low": 0.99, "speedup_high": 1.05}
 SLOWER = {"speedup": 0.8, "speedup_low": 0.7, "speedup_high": 0.9}
@@ -62,7 +62,7 @@ def all_accepted(steps: list[Step]) -> None:
         {BY_K: [1.01, 1.01, 1.01, 1.01]},
         UNSURE,
         SLOWER | {BY_K: None},
-        NO_BOUNDS | {"speedup_covers": "5 prompts", "num_prompts": 5},
+        NO_BOUNDS | {"speedup_covers": over(5), "num_prompts": 5},
         {"processor_share": 0.2, "num_threads": 2, "num_cores": 2},
     ],
 )
@@ -80,7 +80,7 @@ def test_the_next_command_of_latency_is_accepted(typed: str, changes: dict[str, 
 
 def test_a_run_without_a_budget_is_accepted() -> None:
     Words.divide(["latency", "precision=2%", "budget=30s"]).note()
-    spent = {"speedup_covers": "5 prompts", "stopped_by": "budget"}
+    spent = {"speedup_covers": over(5), "stopped_by": "budget"}
     with collected() as steps:
         short(latency_page([Run(latency_run(**FIGURES | NO_BOUNDS | spent))]))
     assert any("budget=null" in step.command for step in steps)

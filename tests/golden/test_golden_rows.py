@@ -23,7 +23,7 @@ from harness.results.rows.acceptance import AcceptanceRow
 from harness.results.runs import Run
 from harness.results.statistics.interval import NAN, Coverage, Interval
 from pages import full, short
-from report_files import eval_run, latency_run
+from report_files import eval_run, latency_run, over
 
 Changes = dict[str, Any]
 SEEDS = {"seeds": (0, 1)}
@@ -129,7 +129,7 @@ STEADY = {
 }
 UNSURE = {"speedup": 1.02, "speedup_low": 0.99, "speedup_high": 1.05, "visible_difference": 0.02}
 NO_BOUNDS = {"speedup_low": None, "speedup_high": None}
-PRECISE = {"precision": 0.05, "stopped_by": "budget", "speedup_covers": "15 prompts"}
+PRECISE = {"precision": 0.05, "stopped_by": "budget", "speedup_covers": over(15)}
 COMMANDS = {
     "engine": "server",
     "server_command": ["vllm A", "vllm A -x"],
@@ -153,7 +153,7 @@ KNOWN_COSTS = {
     "target_step_ms": 100.0,
     "draft_ms": 40.0,
     "verify_ms": 110.0,
-    "speedup_covers": "15 prompts",
+    "speedup_covers": over(15),
 }
 LATENCIES: dict[str, tuple[Changes, Changes]] = {
     "all held": (HELD | STEADY | {"processor_share": 0.9}, {"drafted": False}),
@@ -163,37 +163,37 @@ LATENCIES: dict[str, tuple[Changes, Changes]] = {
     "as precise as asked": (PRECISE | {"speedup_low": 1.91}, {}),
     "less precise": (PRECISE, {}),
     "all prompts": (PRECISE | {"stopped_by": "num_prompts", "precision": 0.01}, {}),
-    "blocks": (PRECISE | {"stopped_by": "blocks", "speedup_covers": "4 blocks", "precision": 0.01}, {}),
-    "a budget": (PRECISE | NO_BOUNDS | {"speedup_covers": "3 prompts", "settings": {"budget": "2min"}}, {}),
+    "blocks": (PRECISE | {"stopped_by": "blocks", "speedup_covers": over(4, "block"), "precision": 0.01}, {}),
+    "a budget": (PRECISE | NO_BOUNDS | {"speedup_covers": over(3), "settings": {"budget": "2min"}}, {}),
     "a server alone": (COMMANDS | {"regular_url": None, "server": "harness 1", "server_command": None}, {}),
     "a server alone of others": (COMMANDS | {"regular_url": None, "server": "vLLM 1"}, {}),
     "no verdict": ({"status": "no_verdict", "error": "the regular server drafts", "speedup": None}, {}),
-    "laps": (UNSURE | {"speedup_covers": "15 laps", "num_prompts": 31, "visible_difference": 0.04}, {}),
-    "one command": (COMMANDS | {"server_command": ["vllm A", "vllm A"], "speedup_covers": "15 prompts"}, {}),
-    "two commands": (COMMANDS | {"speedup_covers": "15 prompts"}, {}),
-    "blocks without an interval": (NO_BOUNDS | {"speedup_covers": "1 block"}, {}),
-    "as many prompts as anybody measures": (UNSURE | {"speedup_covers": "250 prompts", "num_prompts": 250}, {}),
-    "more than that": (UNSURE | {"speedup_covers": "251 prompts", "num_prompts": 251}, {}),
-    "no difference to see": (UNSURE | {"speedup": 1.0, "speedup_covers": "15 prompts"}, {}),
-    "runs": (UNSURE | {"speedup_covers": "15 prompts and 3 runs"}, {}),
+    "laps": (UNSURE | {"speedup_covers": over(15, "lap"), "num_prompts": 31, "visible_difference": 0.04}, {}),
+    "one command": (COMMANDS | {"server_command": ["vllm A", "vllm A"], "speedup_covers": over(15)}, {}),
+    "two commands": (COMMANDS | {"speedup_covers": over(15)}, {}),
+    "blocks without an interval": (NO_BOUNDS | {"speedup_covers": over(1, "block")}, {}),
+    "as many prompts as anybody measures": (UNSURE | {"speedup_covers": over(250), "num_prompts": 250}, {}),
+    "more than that": (UNSURE | {"speedup_covers": over(251), "num_prompts": 251}, {}),
+    "no difference to see": (UNSURE | {"speedup": 1.0, "speedup_covers": over(15)}, {}),
+    "runs": (UNSURE | {"speedup_covers": over(15, num_runs=3)}, {}),
     "no phases": ({"draft_ms": None}, {}),
     "slow": ({"num_draft_tokens": "auto", "mean_num_draft_tokens": 0.4, "speedup": 0.9, "speedup_low": 0.8,
-              "speedup_high": 0.95, "speedup_covers": "15 prompts"}, {}),
+              "speedup_high": 0.95, "speedup_covers": over(15)}, {}),
     "unknown": (UNKNOWN_COSTS, {}),
     "unknown, of a server": (UNKNOWN_COSTS | COMMANDS, {}),
     "nothing drafted": (UNKNOWN_COSTS | COMMANDS | {"drafted": False}, {}),
     "a regular step of a server": ({"requests_per_second": 1.0, "acceptance_rate": None} | ITSELF, {}),
-    "failed": (NO_BOUNDS | {"status": "failed", "error": "wrong", "speedup_covers": "1 block"}, {}),
+    "failed": (NO_BOUNDS | {"status": "failed", "error": "wrong", "speedup_covers": over(1, "block")}, {}),
     "a pipeline of layers": (TWO_GPUS | {"processor_share": 0.4}, {}),
     "a layer in main memory": (TWO_GPUS | {"weight_bytes": {"cuda:0": 1, "cpu": 1}}, {}),
-    "too few batches": (NO_BOUNDS | {"speedup_covers": "4 batches", "batch_size": 4}, {}),
+    "too few batches": (NO_BOUNDS | {"speedup_covers": over(4, "batch"), "batch_size": 4}, {}),
     "too few prompts, asked again": (
-        NO_BOUNDS | {"speedup_covers": "3 prompts", "num_different_prompts": 3}, {}
+        NO_BOUNDS | {"speedup_covers": over(3), "num_different_prompts": 3}, {}
     ),
-    "too few conversations": (NO_BOUNDS | {"speedup_covers": "3 prompts"}, {}),
+    "too few conversations": (NO_BOUNDS | {"speedup_covers": over(3)}, {}),
     "hardly more at the largest K": (KNOWN_COSTS | {BY_K: [2.0, 2.9, 3.5, 3.84]}, {}),
-    "threads that wait": (BUSY | {"processor_share": 0.18, "speedup_covers": "15 prompts"}, {}),
-    "one thread that waits": (BUSY | {"processor_share": 0.18, "num_threads": 1, "speedup_covers": "15 prompts"}, {}),
+    "threads that wait": (BUSY | {"processor_share": 0.18, "speedup_covers": over(15)}, {}),
+    "one thread that waits": (BUSY | {"processor_share": 0.18, "num_threads": 1, "speedup_covers": over(15)}, {}),
     "slow verification": (HARDLY | KNOWN_COSTS | {"verify_ms": 500.0}, {}),
     "slow beside others": (HARDLY | KNOWN_COSTS | BUSY | {"verify_ms": 500.0, "processor_share": 0.16}, {}),
     "a busy machine and servers elsewhere": (COMMANDS | BUSY | {"processor_share": 0.4, "server_command": None}, {}),
@@ -203,7 +203,7 @@ LATENCIES: dict[str, tuple[Changes, Changes]] = {
     "a larger K": (KNOWN_COSTS | {BY_K: [1.9, 2.6, 3.1, 3.5], "tokens_per_iteration": 3.5}, {}),
     "a smaller K": (KNOWN_COSTS | {BY_K: [1.9, 1.95, 1.96, 1.96], "tokens_per_iteration": 1.96}, {}),
     "no K": (KNOWN_COSTS | {BY_K: [1.01, 1.01, 1.01, 1.01], "tokens_per_iteration": 1.01}, {}),
-    "a command to show": (COMMANDS | {"speedup_covers": "15 prompts", "num_tokens": 960}, {}),
+    "a command to show": (COMMANDS | {"speedup_covers": over(15), "num_tokens": 960}, {}),
 }  # fmt: skip
 
 
@@ -219,7 +219,7 @@ def test_a_latency(snapshot: SnapshotAssertion, case: str) -> None:
 
 ALONE = {"draft": None, "num_draft_tokens": None}
 DRAFTS: list[Changes] = [{"draft": f"draft{number}"} for number in range(6)]
-SURE = {"speedup_covers": "15 prompts"}
+SURE = {"speedup_covers": over(15)}
 WIDE = SURE | {"speedup_low": 1.05, "speedup_high": 3.9}
 LOSS_AT_99 = {"speedup_low": 0.5, "speedup_high": 0.99}
 MANY: dict[str, list[tuple[float, Changes]]] = {

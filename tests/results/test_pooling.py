@@ -16,7 +16,7 @@ from harness.results.prompt_times import waits_by_unit, waits_of_both_arms
 from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.statistics.interval import Interval
 from harness.results.statistics.runs import ratio_over_runs
-from report_files import latency_run
+from report_files import latency_run, over
 
 NUM_PROMPTS = 10
 
@@ -41,7 +41,7 @@ def measured(directory: Path, repeat: int, slowness: float, **changes: Any) -> l
     append_rows(folder / "latency_prompts.csv", prompts)
     asked: dict[str, Any] = {
         "run": f"run-{repeat}", "measurement": f"digest-{repeat}", "directory": str(folder), "repeat": repeat,
-        "speedup_covers": f"{NUM_PROMPTS} prompts", "num_prompts": NUM_PROMPTS, "speedup": 2.0,
+        "speedup_covers": over(NUM_PROMPTS), "num_prompts": NUM_PROMPTS, "speedup": 2.0,
         "acceptance_histogram": [1] * repeat, "temperature": 0.0,
     }  # fmt: skip
     return latency_run(**(asked | changes))
@@ -57,7 +57,7 @@ def test_an_interval_over_prompts_and_runs(tmp_path: Path) -> None:
     assert values["speedup"] == pytest.approx(expected.estimate)
     assert values["speedup_low"] == pytest.approx(expected.low)
     assert values["speedup_high"] == pytest.approx(expected.high)
-    assert values["speedup_covers"] == "10 prompts and 3 runs"
+    assert str(speculative.speedup.covers) == "10 prompts and 3 runs"
     assert (speculative.repeat, speculative.repeats) == ("all", 3)
     assert speculative.pooled_runs == regular.pooled_runs == ["run-1", "run-2", "run-3"]
     assert speculative.run == regular.run
@@ -70,7 +70,7 @@ def test_an_interval_over_prompts_and_runs(tmp_path: Path) -> None:
     [
         ({"temperature": 0.5}, "10 prompts and 2 runs with a seed each"),
         (
-            {"speedup_covers": f"{NUM_PROMPTS} laps of the same texts"},
+            {"speedup_covers": over(NUM_PROMPTS, "lap", same_texts=True)},
             "10 laps of the same texts and 2 runs",
         ),
     ],
@@ -79,7 +79,7 @@ def test_an_interval_over_runs_says_what_differs(
     tmp_path: Path, columns: dict[str, Any], covers: str
 ) -> None:
     runs = [measured(tmp_path, number, 1.0, **columns) for number in (1, 2)]
-    assert pooled_rows(runs)[-1].values()["speedup_covers"] == covers
+    assert str(pooled_rows(runs)[-1].speedup.covers) == covers
 
 
 def test_runs_that_failed_are_left_out(tmp_path: Path) -> None:

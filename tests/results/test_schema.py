@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import typing
 from pathlib import Path
 from typing import Any
@@ -55,23 +56,27 @@ def test_every_column_comes_back(kind: type[Row]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "coverage"),
+    ("coverage", "text"),
     [
-        ("", None),
-        ("15 prompts and more", None),
-        ("12 batches", Coverage(12, "batch")),
-        ("15 prompts and 5 runs with a seed each", Coverage(15, "prompt", num_runs=5, own_seeds=True)),
-        ("8 laps of the same texts", Coverage(8, "lap", same_texts=True)),
-        ("15 prompts and 5 + 4 runs", Coverage(15, "prompt", num_runs=5, num_runs_after=4)),
+        (Coverage(12, "batch"), "12 batches"),
+        (Coverage(15, "prompt", num_runs=5, own_seeds=True), "15 prompts and 5 runs with a seed each"),
+        (Coverage(8, "lap", same_texts=True), "8 laps of the same texts"),
+        (Coverage(15, "prompt", num_runs=5, num_runs_after=4), "15 prompts and 5 + 4 runs"),
         (
-            "15 prompts and the noise of 1 difference between identical runs",
             Coverage(15, "prompt", num_differences=1),
+            "15 prompts and the noise of 1 difference between identical runs",
         ),
     ],
 )  # fmt: skip
-def test_what_an_interval_covers_is_read_back(text: str, coverage: Coverage | None) -> None:
-    assert Coverage.read(text) == coverage
-    assert coverage is None or str(coverage) == text
+def test_what_an_interval_covers_is_said_and_read_back(coverage: Coverage, text: str) -> None:
+    assert str(coverage) == text
+    stored = json.loads(json.dumps(Interval(2.0, 1.9, 2.1, coverage).parts()["covers"]))
+    assert Coverage.read(stored) == coverage
+
+
+@pytest.mark.parametrize("stored", [None, "15 prompts", {}, {"num_units": "x", "unit": "lap"}])
+def test_another_coverage_is_unknown(stored: object) -> None:
+    assert Coverage.read(stored) is None
 
 
 def test_what_cannot_be_read_is_none() -> None:
@@ -99,7 +104,7 @@ def test_what_cannot_be_read_is_none() -> None:
         # Files of older versions, without a column or with an end alone.
         ({"speedup": "2"}, Interval(2)),
         (
-            {"speedup": "2", "speedup_covers": "9 prompts"},
+            {"speedup": "2", "speedup_covers": '{"num_units": 9, "unit": "prompt"}'},
             Interval(2, covers=Coverage(9, "prompt")),
         ),
         ({"speedup": "2", "speedup_low": "9" * 400, "speedup_high": "2.1"}, Interval(2)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pandas as pd
 import pytest
 
 from harness.cli import main as cli
+from harness.results.statistics.interval import Coverage
 from kept_pairs import keep
 from remembered_configs import remember
 
@@ -67,6 +69,11 @@ class Harness:
         assert outcome.stdout == "", outcome
         assert all(re.match(r"\d+ of \d+ prompts |model |draft ", line) for line in others), outcome
         return outcome.complaint
+
+
+def covered(cell: str) -> str:
+    """What a cell of the column `speedup_covers` says, in words."""
+    return str(Coverage.read(json.loads(cell)))
 
 
 def results(command: str = "latency") -> pd.DataFrame:

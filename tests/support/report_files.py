@@ -29,6 +29,11 @@ _UNKNOWN = dict.fromkeys(
 _numbers = itertools.count()
 
 
+def over(num_units: int, unit: str = "prompt", **more: Any) -> dict[str, Any]:
+    """What an interval covers, as a file has it."""
+    return {"num_units": num_units, "unit": unit, **more}
+
+
 def run_id() -> str:
     """Ids that sort in the order in which they were asked for."""
     return f"20261120T100000.{next(_numbers):06}-abcdef"

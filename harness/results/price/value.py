@@ -287,8 +287,7 @@ def _from_json(content: Mapping[str, Any] | None) -> Interval:
     if content is None:
         return Interval()
     numbers = [content.get(name) for name in ("estimate", "low", "high")]
-    covers = Coverage.read(content["covers"]) if content.get("covers") else None
     if any(number is not None and not 0 < number < math.inf for number in numbers):
         raise ValueError(f"a time is not positive: {content}")
     estimate, low, high = (math.nan if number is None else float(number) for number in numbers)
-    return Interval(estimate, low, high, covers)
+    return Interval(estimate, low, high, Coverage.read(content.get("covers")))

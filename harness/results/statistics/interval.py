@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-import re
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from harness.config.amounts import counted
 
@@ -72,32 +74,14 @@ class Coverage:
         return None if interval is None else interval.covers
 
     @classmethod
-    def read(cls, text: str) -> Coverage | None:
-        """The reverse of `str`, for a cell of a file; None for any other text."""
-        match = _COVERAGE.fullmatch(text)
-        if match is None:
-            return None
-        numbers = {
-            name: int(match[name])
-            for name in ("num_units", "num_runs", "num_runs_after", "num_differences")
-            if match[name] is not None
-        }
-        return cls(
-            unit=match["unit"],
-            same_texts=match["same_texts"] is not None,
-            own_seeds=match["own_seeds"] is not None,
-            **numbers,
-        )
+    def read(cls, stored: object) -> Coverage | None:
+        """The coverage that a file has, as `Interval.parts` gives it; None for anything else."""
+        with suppress(ValidationError):
+            return _STORED.validate_python(stored)
+        return None
 
 
-# What `Coverage.__str__` writes.
-_COVERAGE = re.compile(
-    r"(?P<num_units>\d+) (?P<unit>[a-z]+?)(?:e?s)?"
-    r"(?P<same_texts> of the same texts)?"
-    r"(?: and (?P<num_runs>\d+)(?: \+ (?P<num_runs_after>\d+))? runs?)?"
-    r"(?P<own_seeds> with a seed each)?"
-    r"(?: and the noise of (?P<num_differences>\d+) differences? between identical runs)?"
-)
+_STORED = TypeAdapter(Coverage)
 
 
 @dataclass(frozen=True)
@@ -128,7 +112,9 @@ class Interval:
         """`estimate`, `low`, `high` and `covers` by name, for files; None for what is not known."""
         numbers = {"estimate": self.estimate, "low": self.low, "high": self.high}
         known = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
-        return {**known, "covers": None if self.covers is None else str(self.covers)}
+        covers = self.covers
+        stored = None if covers is None else _STORED.dump_python(covers, exclude_defaults=True)
+        return {**known, "covers": stored}
 
     def __format__(self, form: str) -> str:
         """`f"{speedup:×}"` is `2.31× (2.18 to 2.42)`. `%` prints a share as `58 % (52 to 61)`, and `.1f` a number with

@@ -17,14 +17,14 @@ from harness.measuring.rows import LatencyRow
 from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.runs import Run
 from pages import full, short
-from report_files import latency_run, prompt_rows
+from report_files import latency_run, over, prompt_rows
 from wording import mentions
 
 FIGURES: dict[str, Any] = {
     "num_tokens": 960, "iteration_ms": 630.0, "mean_proposed": 4.0, "acceptance_rate": 0.625,
     "mean_num_draft_tokens": 4.0, "tokens_per_iteration": 3.5,
     "mean_acceptance_length": 3.5, "draft_ms": 80.0, "verify_ms": 330.0, "predicted_speedup": 1.9, "speedup": 1.83,
-    "speedup_low": 1.7, "speedup_high": 1.95, "speedup_covers": "15 prompts", "processor_share": 1.0,
+    "speedup_low": 1.7, "speedup_high": 1.95, "speedup_covers": over(15), "processor_share": 1.0,
     "ignore_eos": True, "tokens_per_iteration_by_num_draft_tokens": [1.9, 2.6, 3.1, 3.5], "visible_difference": 0.05,
 }  # fmt: skip
 
@@ -195,7 +195,7 @@ def test_a_row_says_what_was_measured() -> None:
 @pytest.mark.parametrize(
     ("changes", "column", "text"),
     [
-        ({"speedup_covers": "15 prompts"}, 5, "1.50× (1.40 to 1.60) over 15 prompts"),
+        ({"speedup_covers": over(15)}, 5, "1.50× (1.40 to 1.60) over 15 prompts"),
         ({"speedup_low": None, "speedup_high": None}, 5, "1.50× (no interval)"),
         ({"status": "no_verdict", "error": "x", "speedup": None}, 5, "no verdict"),
         ({"processor_share": 0.5}, 5, "1.50× (1.40 to 1.60), not quiet"),

@@ -17,7 +17,7 @@ from harness.measuring.rows import LatencyRow
 from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.runs import Run
 from pages import short
-from report_files import latency_run
+from report_files import latency_run, over
 from wording import mentions
 
 STEP_MS = 22.0
@@ -62,7 +62,7 @@ def run_of(
         "engine": "server", "draft": "head", "draft_method": "eagle3", "num_prompts": num_prompts, "mean_proposed": k,
         "num_tokens": num_prompts * LENGTH, "time_to_first_token_ms": FIRST_MS, "tokens_per_iteration": tokens,
         "requests_per_second": 1.0, "draft_ms": None, "verify_ms": None, "predicted_speedup": None,
-        "speedup_covers": f"{num_prompts} prompts", "temperature": 0.0,
+        "speedup_covers": over(num_prompts), "temperature": 0.0,
     }  # fmt: skip
     both = latency_run(k, regular_ms / ms, **figures | changes)
     times = dict(zip(("regular", "speculative"), (regular_ms, ms), strict=True))

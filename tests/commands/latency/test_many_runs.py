@@ -21,7 +21,7 @@ from harness.results.files import append_rows
 from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.runs import Run, group
 from pages import findings
-from report_files import latency_run, prompt_rows, write
+from report_files import latency_run, over, prompt_rows, write
 
 
 def rivals_of(directory: Path, num_prompts: int = 15, *, factor: float, **changes: Any) -> str:
@@ -60,7 +60,7 @@ def test_a_busy_machine_orders_by_intervals_alone(tmp_path: Path) -> None:
 def headlines_of(directory: Path, *speedups: float, **changes: Any) -> str:
     """The headlines of pairs with these speed-ups, all ± 0.1, without files of prompts."""
     for number, speedup in enumerate(speedups):
-        changes = {"speedup_covers": "15 prompts"} | changes
+        changes = {"speedup_covers": over(15)} | changes
         run = latency_run(draft=f"draft{number}", speedup=speedup, **changes)
         append_rows(directory / "latency.csv", run)
     return " ".join(line.text for line in findings(build([directory])))

@@ -20,7 +20,7 @@ from harness.results.files import append_rows
 from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.runs import Run
 from in_process import Harness
-from report_files import answer_row, eval_run, latency_run, run_id
+from report_files import answer_row, eval_run, latency_run, over, run_id
 from wording import mentions
 
 NUM_PROMPTS = 10
@@ -123,7 +123,7 @@ def test_runs_in_four_blocks_are_compared() -> None:
     rng = np.random.default_rng(0)
     hardness = np.full(4, 10.0)
     sides = [
-        planted_runs(rng, hardness, slowdown, 5, speedup_covers="4 blocks")
+        planted_runs(rng, hardness, slowdown, 5, speedup_covers=over(4, "block"))
         for slowdown in (0.0, 0.2)
     ]
     ms, *_ = compared_runs(*sides, margin=0.02)
