@@ -22,7 +22,7 @@ _MOST_SENTENCES = 4
 _MOST_LINES = 3
 # Costs that are tried where no other row has a lower one.
 _ROUND_STEPS = (1.5, 1.2, 1)
-# An iteration of so many steps leaves a cheaper one nothing to gain.
+# An iteration that costs this many steps or fewer has nothing left to gain.
 _ALMOST_FREE = 1.05
 _ON_SERVER = Step("on your server", command="harness latency -- YOUR_SERVER_COMMAND")
 

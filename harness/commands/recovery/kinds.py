@@ -40,7 +40,7 @@ _NUM_TOKENS = 24
 _LONG_PROMPT = 160
 # With less than this share of what the best kind gains in tokens at a time, nothing is drafted.
 _LEAST_GAIN = 0.25
-# The best kind shows drafts by so many tokens at a time.
+# The best kind must show at least this many tokens at a time to prove that drafts are accepted.
 _CLEAR_BURST = 1.2
 
 _SCHEMA = {

@@ -29,7 +29,7 @@ _TOLERANCE = 0.1
 _LEAST_TOLERANCE = 0.01
 # Drawn tokens of `num_draws=auto` at least.
 _FEWEST_TOKENS = 2000
-# After so many parts of the second turns it is asked whether the arm is known to be lossy.
+# The second turns are asked in this many parts; after each, the run stops if the arm is already known to be lossy.
 _NUM_LOOKS = 4
 
 

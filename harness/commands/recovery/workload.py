@@ -34,7 +34,7 @@ Columns = dict[str, Any]
 
 # Statuses of a server that does not have a parameter.
 _REFUSALS = (400, 404, 422, 501)
-# So many of a prompt's tokens have their logits raised by `logit_bias`.
+# The number of a prompt's tokens whose logits `logit_bias` raises.
 _NUM_BIASED = 4
 # The most tokens of a drawn text. With longer ones fewer prompts could be asked in the same time, with shorter ones
 # more of the tested tokens would be first tokens.

@@ -22,7 +22,7 @@ _PRIOR = 0.8
 # A number is tried this often before its cost counts as known: the first time it may have to prepare something.
 _FEW = 2
 
-# Of so many iterations one tries another number again.
+# Once in this many iterations another number is tried again.
 _AGAIN = 32
 
 # The most that an iteration counts, in costs so far: beyond it something else had the processor.

@@ -78,9 +78,7 @@ def quiet_libraries(*, loads_weights: bool = True) -> None:
 
 @contextlib.contextmanager
 def loading_bar(num_bytes: int) -> Iterator[None]:
-    """Show transformers' bar while so many bytes of weights load, if that takes long and stderr is a
-    terminal.
-    """
+    """Show transformers' bar while weights load, if they are large and stderr is a terminal."""
     import transformers
 
     is_shown = num_bytes > _LONG_LOADING and sys.stderr.isatty()

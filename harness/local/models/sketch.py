@@ -73,7 +73,7 @@ class TensorSketch:
         return self.count * (self.itemsize or dtype.itemsize)
 
     def read_share(self, num_tokens: int) -> float:
-        """Return the share that a pass of so many tokens reads.
+        """Return the share of the tensor that a pass over `num_tokens` tokens reads.
 
         If each token chooses its own experts: of E experts with k for each token, n tokens read
         E (1 − (1 − k/E)^n) in expectation. Texts whose tokens agree on experts read fewer.
@@ -169,7 +169,7 @@ class Sketch:
         return sizes
 
     def block_caches(self, num_tokens: int = 1, num_states: int = 1) -> list[int]:
-        """Return the bytes of each block's caches for so many tokens and states, of all rows."""
+        """Return the bytes of each block's caches: of tokens and recurrent states of all rows together."""
         sizes = []
         for block in self.blocks:
             caches = [cache.nbytes(self.dtype, num_tokens, num_states) for cache in block.caches]

@@ -75,7 +75,7 @@ class Slots:
         return num_rows <= self.num_rows and num_slots <= self.num_slots
 
     def enlarged(self, num_rows: int, num_slots: int) -> Slots:
-        """Return a copy with at least so many rows and slots, the new ones zero."""
+        """Return a copy with at least these numbers of rows and slots; new ones are zero."""
         enlarged = self.like(
             self.buffers, max(num_rows, self.num_rows), max(num_slots, self.num_slots)
         )

@@ -22,7 +22,7 @@ from harness.reporting.table import Table
 from harness.results.runs import Run
 from harness.results.statistics.interval import Interval
 
-# So many predictions for other K fit a line.
+# The most predictions for other K that fit on a line.
 _MOST_K = 8
 # A gain of less from one K to the next is none.
 _RISE = 1.01

@@ -167,8 +167,8 @@ class HeadDrafter(Drafter):
             row.parts = [states[num_new:] for states in row.parts]
 
     def _reserve(self, num_slots: int, num_rows: int = 0) -> None:
-        """Make the cache show so many slots. A compiled one keeps its size: what has outgrown it goes
-        on eagerly in a copy.
+        """Set the cache's number of slots. A compiled cache keeps its size: a batch that outgrows
+        it goes on eagerly in a copy.
         """
         if self.compiled is not None:
             if num_slots <= self.cache.num_slots and num_rows <= self.compiled.batch_size:
@@ -275,7 +275,7 @@ class CompiledDraft:
         self.setup_seconds = time.perf_counter() - started
 
     def fits(self, warp: Warp | None, num_draft_tokens: int) -> bool:
-        """Whether it drafts so many tokens, drawn with this warp."""
+        """Whether it was compiled for this warp, and for `num_draft_tokens` or more."""
         return num_draft_tokens <= max(self._calls) and warp == self._warp
 
     @torch.inference_mode()

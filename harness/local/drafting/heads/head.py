@@ -220,8 +220,9 @@ class Head(nn.Module):
 
     @classmethod
     def check_huggingface(cls, config: HeadConfig, draft: str, num_draft_tokens: int) -> None:
-        """Raise a SettingError if `generate` cannot draft with a head of this configuration, or
-        not so many tokens; `huggingface` is called otherwise.
+        """Raise a SettingError if `generate` cannot draft this number of tokens with such a head.
+
+        `huggingface` is called only for a head that passes.
 
         Args:
             draft: the head as the user typed it.
