@@ -1,4 +1,4 @@
-"""A server's counts of its own work, and how much they grew while it answered."""
+"""The counters of a server, and how much they grew while it answered."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Counts:
-    """Counters of a server, or how much they grew; None for what it does not count.
+    """Counters of a server, or how much they grew; None for one that the server lacks.
 
     Attributes:
         generated: new tokens.
@@ -19,8 +19,8 @@ class Counts:
         preempted: requests that lost their place in the cache to others, and are read again.
         cached: tokens of prompts that were taken from a cache.
         first_tokens, first_token_s: requests that got their first token, and the sum of their times until then.
-        restarts: how often the server has restarted. Growth over a restart is not known.
-        running: requests that it answers now, or that wait. It does not grow.
+        restarts: how often the server has restarted. Counters begin anew then, so their growth is unknown.
+        running: requests that are answered or wait at this moment: a state, which is never added up.
     """
 
     generated: float | None = None
@@ -37,24 +37,25 @@ class Counts:
 
     @property
     def is_known(self) -> bool:
-        """Whether there is any counter."""
+        """Whether any counter is known."""
         return replace(self, restarts=0.0) != Counts()
 
 
-_GROWING = tuple(
-    field.name
-    for field in fields(Counts)
-    if field.name not in ("accepted_at", "restarts", "running")
+# Counters of one number each that may be missing.
+_OPTIONAL = tuple(
+    counter.name
+    for counter in fields(Counts)
+    if counter.name not in ("accepted_at", "restarts", "running")
 )
 
 
 def added(counts: Counts, other: Counts, sign: Literal[1, -1] = 1) -> Counts:
-    """The sum of both, or with -1 the difference; what does not grow is as in the first.
+    """Return the sum of both, or with `sign=-1` the difference; `running` comes from the first.
 
-    A counter that one of them lacks is 0 there: servers show some of them only after the first event.
+    A counter that only one of them has is 0 in the other: servers show some only after the first event.
     """
     sums: dict[str, float] = {"restarts": counts.restarts + sign * other.restarts}
-    for name in _GROWING:
+    for name in _OPTIONAL:
         first, second = getattr(counts, name), getattr(other, name)
         if first is not None or second is not None:
             sums[name] = (first or 0.0) + sign * (second or 0.0)
@@ -65,8 +66,8 @@ def added(counts: Counts, other: Counts, sign: Literal[1, -1] = 1) -> Counts:
 
 
 def growth(now: Counts, before: Counts) -> Counts:
-    """How much counters grew; all unknown where one fell, or the server was restarted."""
+    """Return how much each counter grew; all are unknown if one fell, or if the server restarted."""
     grown = added(now, before, -1)
-    numbers = [getattr(grown, name) or 0.0 for name in _GROWING]
+    numbers = [getattr(grown, name) or 0.0 for name in _OPTIONAL]
     has_fallen = min([*numbers, *grown.accepted_at.values()]) < 0
     return Counts(restarts=grown.restarts) if grown.restarts or has_fallen else grown

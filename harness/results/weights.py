@@ -1,4 +1,4 @@
-"""Identities of the weights that a name stood for: the commit of a hub repository, or a digest of files."""
+"""Identifies the weights that a name stood for: by the commit of a hub repository, or a digest of files."""
 
 from __future__ import annotations
 
@@ -8,21 +8,20 @@ from pathlib import Path
 from harness.config.packages import is_installed
 from harness.config.settings import ModelSettings
 
-# Files that a model and its tokenizer are made of; notes and pictures beside them do not count.
+# Files of a model and its tokenizer; notes and pictures in the same directory do not count.
 _SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".json", ".model", ".jinja")
-_TEXTS = ("merges.txt", "vocab.txt")
-# The beginning of a file has the headers of its tensors. Training changes every tensor, so that
-# samples of the rest show it; a change of a few tensors may fall between them.
-_BEGINNING = 1 << 20
-_SAMPLE = 1 << 12
+_VOCABULARIES = ("merges.txt", "vocab.txt")
+# The beginning has the headers of the tensors. Samples of the rest suffice, because training changes
+# every tensor.
+_BEGINNING_BYTES = 1 << 20
+_SAMPLE_BYTES = 1 << 12
 _NUM_SAMPLES = 64
 
 
 def weights_identity(model: ModelSettings) -> str | None:
-    """`commit:` and the hub's commit, `files:` and a digest, or None where neither is known.
+    """Return `commit:` and the hub's commit, `files:` and a digest, or None where neither is known.
 
-    The commit is the one that the name and revision were resolved to when they were last
-    downloaded.
+    The commit is that of the last download of this name and revision.
     """
     directory = Path(model.repository)
     try:
@@ -35,32 +34,33 @@ def weights_identity(model: ModelSettings) -> str | None:
 
 
 def files_digest(directory: Path) -> str:
-    """16 hex digits of a directory's weights, configuration and tokenizer.
+    """Return 16 hex digits that identify a directory's weights, configuration and tokenizer.
 
-    Covers each file's name and size, its first MiB and 64 samples of 4 KiB spread evenly over the
-    rest: a change of a few tensors that falls between the samples is not seen.
+    They cover each file's name and size, its first MiB, and 64 samples of 4 KiB spread evenly over
+    the rest. A change of only a few tensors may fall between the samples and go unnoticed.
 
     Raises:
         OSError: a file cannot be read.
     """
     digest = hashlib.sha256()
     for file in sorted(directory.iterdir()):
-        is_part = file.suffix in _SUFFIXES or file.name in _TEXTS
+        is_part = file.suffix in _SUFFIXES or file.name in _VOCABULARIES
         if not is_part or not file.is_file():
             continue
         size = file.stat().st_size
         digest.update(f"{file.name}\0{size}\0".encode())
         with file.open("rb") as stream:
-            digest.update(stream.read(_BEGINNING))
-            step = max((size - _BEGINNING - _SAMPLE) // (_NUM_SAMPLES - 1), _SAMPLE)
-            for offset in range(_BEGINNING, size, step):
+            digest.update(stream.read(_BEGINNING_BYTES))
+            last_sample = size - _BEGINNING_BYTES - _SAMPLE_BYTES
+            step = max(last_sample // (_NUM_SAMPLES - 1), _SAMPLE_BYTES)
+            for offset in range(_BEGINNING_BYTES, size, step):
                 stream.seek(offset)
-                digest.update(stream.read(_SAMPLE))
+                digest.update(stream.read(_SAMPLE_BYTES))
     return digest.hexdigest()[:16]
 
 
 def hub_commit(repository: str, revision: str | None, kind: str = "model") -> str | None:
-    """The commit that a repository's revision has in the hub's local cache; None if not there."""
+    """Return the commit of a repository's revision in the hub's local cache; None if it is not there."""
     if not is_installed("huggingface_hub"):
         return None
     from huggingface_hub import constants
@@ -70,7 +70,7 @@ def hub_commit(repository: str, revision: str | None, kind: str = "model") -> st
     try:
         name = repo_folder_name(repo_id=repository, repo_type=kind)
     except HFValidationError:
-        # A directory that is not there; reading the model says so.
+        # A missing directory, which is reported when the model is read.
         return None
     cache = Path(constants.HF_HUB_CACHE) / name
     if revision and (cache / "snapshots" / revision).is_dir():

@@ -1,4 +1,4 @@
-"""How an accuracy changed, on the same questions, for `regress`."""
+"""Compares the accuracy before and after a change, over the same questions, for `regress`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _ACCURACY = Figure("accuracy", "higher", ("higher", "lower"), is_share=True)
 
 
 def change_of_accuracy(sides: Sides[EvalRow]) -> Compared:
-    """The accuracy of `eval` over the questions that both sides were asked."""
+    """Compare the accuracy over the questions that both sides were asked."""
     compared = sides.compared(_ACCURACY)
     all_before, all_after = _correct(sides.before), _correct(sides.after)
     questions = all_before.keys() & all_after.keys()
-    before = [all_before[question] for question in questions]
-    after = [all_after[question] for question in questions]
     if not questions:
         return replace(compared, reason="no question was answered on both sides")
+    before = [all_before[question] for question in questions]
+    after = [all_after[question] for question in questions]
     comparison = compare_proportions(before, after, sides.margin)
     return replace(
         compared,
@@ -34,16 +34,19 @@ def change_of_accuracy(sides: Sides[EvalRow]) -> Compared:
 
 
 def _correct(runs: Sequence[Run[EvalRow]]) -> dict[Hashable, bool]:
-    """Whether the draft's arm, or the only one, was correct: by question where answers are greedy, as those to the same
-    question are copies, else by its seed and index.
+    """Return whether each answer of the draft's arm, or of the only arm, was correct.
+
+    Greedy answers are listed by the operands of the question, because its repetitions are copies; drawn ones by the
+    question's seed and index.
     """
     correct: dict[Hashable, bool] = {}
     for run in runs:
         if run.directory is None:
             continue
+        is_greedy = run.last.temperature == 0
         for answer in read_answers(run.directory / "eval_prompts.csv"):
             if answer.arm == run.last.arm:
-                drawn = (answer.seed, answer.prompt_index)
-                question = (answer.a, answer.b)
-                correct[question if run.last.temperature == 0 else drawn] = answer.correct
+                operands = (answer.a, answer.b)
+                question = operands if is_greedy else (answer.seed, answer.prompt_index)
+                correct[question] = answer.correct
     return correct
