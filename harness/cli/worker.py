@@ -1,14 +1,12 @@
-"""Processes that run jobs and may die, and the class by which the user's own process controls them.
+"""Runs jobs in a process that may die, the worker, and controls it from the user's process.
 
-Loading weights and running them may exhaust memory, crash inside a library or hang. So that happens
-in a process that may die. It runs job after job with the pair that it has loaded, and the user's
-process, which runs the sweep, reads the files that it writes.
+Models may exhaust memory, crash inside a library or hang, while they load or run. So they do that in a
+separate process, which runs job after job with the pair that it has loaded. The user's process runs the
+sweep, and reads the files that the worker writes. The two exchange these messages:
 
-These messages are sent:
-
-    to the process     a `Job`; then perhaps an exception, which is raised in it and ends the job
-    from the process   True when it begins to load the pair, False when the pair is loaded;
-                       a `_JobEnded`
+    to the worker     a `Job`; then perhaps an exception, which is raised there and ends the job
+    from the worker   True when it begins to load the pair, False when the pair is loaded;
+                      a `_JobEnded`
 """
 
 from __future__ import annotations
@@ -47,9 +45,9 @@ from harness.results.schema import RunRow
 if TYPE_CHECKING:
     from harness.engines.keeper import PairKeeper
 
-# How long a process may take to write its rows and end after an error was raised in it.
+# How long a worker may take to write its rows and end after an error was raised in it.
 _GRACE_S = 20.0
-# How long a process may go on after it has closed its connection.
+# How long a worker may go on after it has closed its connection.
 _ENDING_S = 10.0
 
 
@@ -59,13 +57,13 @@ class Job:
 
     Attributes:
         command: `latency` and the like.
-        directory: in which the run writes its files.
-        sweep: the directory of the sweep that the job is part of. The job's output then goes into
-            its `log.txt`.
-        number: among the sweep's jobs, from 0.
+        directory: of the run's own files.
+        sweep: the directory of the job's sweep; the job's output then goes to `log.txt`. None for a
+            run alone, whose output goes to the terminal.
+        number: of the job in its sweep, from 0.
         overrides: the job's settings, as typed.
-        run_id: that its rows carry, which distinguishes them from those of an earlier run
-            in the same directory.
+        run_id: in all its rows, to distinguish them from those of an earlier run in the same
+            directory.
     """
 
     command: str
@@ -82,21 +80,22 @@ class Job:
         return self.directory / f"{measurement(self.command).stem}.csv"
 
     def run(self, keeper: PairKeeper | None = None) -> Sequence[RunRow]:
-        """Run it in this process, with the pair that the keeper holds.
+        """Run the job in this process.
 
         Args:
-            keeper: see `run_command`.
+            keeper: holds the loaded pair from job to job; None for a job alone.
 
         Raises:
-            HarnessError: the error that ended it; VerdictError for a run that succeeded with a bad answer.
+            HarnessError: the error that ended the job; VerdictError if it succeeded with a bad answer.
         """
         command = measurement(self.command)
         signals.load(command.module)
         if engine_of(self.settings).computes_here and command.uses_models(self.settings):
-            # Now, with torch and transformers: an exception within their imports may abort the process.
+            # Torch and transformers are imported while signals wait: an exception from a handler, within
+            # such an import, may abort the process.
             signals.load(SLOWEST_MODULE)
-        runner = signals.load("harness.commands.run", must_go_on=True)
-        rows: Sequence[RunRow] = runner.run_command(
+        run_module = signals.load("harness.commands.run", must_go_on=True)
+        rows: Sequence[RunRow] = run_module.run_command(
             self.command,
             self.settings,
             self.directory,
@@ -119,8 +118,8 @@ class Job:
         rows = self.rows()
         if rows:
             return rows
-        runner = signals.load("harness.commands.run", must_go_on=True)
-        rows = runner.record_failure(
+        run_module = signals.load("harness.commands.run", must_go_on=True)
+        rows = run_module.record_failure(
             self.command, self.settings, self.directory, error, run_id=self.run_id
         )
         assert isinstance(rows, Sequence)
@@ -129,11 +128,11 @@ class Job:
 
 @dataclass(frozen=True)
 class _JobEnded:
-    """A process's last message about a job.
+    """The worker's last message about a job.
 
     Attributes:
-        error: as `Worker.run` returns it.
-        is_last: whether the process ends after this message.
+        error: that ended the job early, or a VerdictError; None otherwise.
+        is_last: whether the worker ends after this message.
     """
 
     error: HarnessError | None
@@ -141,11 +140,11 @@ class _JobEnded:
 
 
 class Worker:
-    """A process for the jobs of one pair.
+    """Controls a process that runs the jobs of one pair.
 
     Attributes:
-        loading: whether it is loading the pair, or failed or died while loading.
-        has_ended: whether it runs no more jobs.
+        loading: whether the process is loading the pair, or failed or died while it did.
+        has_ended: whether the process takes no more jobs.
     """
 
     def __init__(self) -> None:
@@ -156,10 +155,10 @@ class Worker:
             "PYTHONPATH": os.pathsep.join(sys.path),
             "PYTHONIOENCODING": ":replace",  # for letters that stdout lacks, see `prepare_streams`
         }
-        self._connection, theirs = Pipe()
-        self._process = start_process(theirs, environment)
-        # With the only other copy in the process, its death ends the connection.
-        theirs.close()
+        self._connection, end_of_worker = Pipe()
+        self._process = start_process(end_of_worker, environment)
+        # Only the process has this end open now, so that its death closes the connection.
+        end_of_worker.close()
 
     def run(self, job: Job, timeout_s: float | None = None) -> HarnessError | None:
         """Run a job to its end; its rows, if it wrote any, are in its directory.
@@ -169,7 +168,7 @@ class Worker:
         """
         deadline = time.monotonic() + (timeout_s or math.inf)
         try:
-            # The death of the process is noticed in `_receive`.
+            # If the process has died, `_receive` reports the cause.
             with suppress(OSError):
                 self._connection.send(job)
             while True:
@@ -197,7 +196,7 @@ class Worker:
         self._process.wait()
 
     def _end(self, error: BaseException) -> None:
-        """Raise an error in the process, which then writes its rows, and end it."""
+        """Raise an error in the process, wait until it has written its rows, and kill it."""
         try:
             with suppress(OSError, subprocess.TimeoutExpired):
                 self._connection.send(error)
@@ -206,12 +205,11 @@ class Worker:
             self.close()
 
     def _receive(self) -> bool | _JobEnded:
-        """A message of the process; the cause of its death if it is dead."""
-        try:
+        """Return a message of the process, or one with the cause of its death."""
+        with suppress(EOFError, OSError):
             message: bool | _JobEnded = self._connection.recv()
             return message
-        except (EOFError, OSError):
-            cause = "its process"
+        cause = "its process"
         try:
             code = self._process.wait(_ENDING_S)
         except subprocess.TimeoutExpired:
@@ -230,9 +228,9 @@ class Worker:
 def start_process(
     connection: Connection, environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
-    """Start a process that runs the jobs which come by the connection."""
+    """Start a process that runs the jobs it receives through the connection."""
     program = f"from harness.cli.worker import serve; serve({connection.fileno()})"
-    # In its own session, because Ctrl-C is to reach the user's process alone, which passes it on once.
+    # A separate session: Ctrl-C must reach the user's process alone, which passes it on once.
     return subprocess.Popen(
         [sys.executable, "-c", program],
         env=environment,
@@ -243,7 +241,7 @@ def start_process(
 
 
 def serve(file_descriptor: int) -> None:
-    """The program of a process: run jobs, with one pair kept loaded, until the connection ends."""
+    """Run jobs until the connection ends, with one pair kept loaded: the program of the worker."""
     connection = Connection(file_descriptor)
     jobs: SimpleQueue[Job] = SimpleQueue()
     errors: list[BaseException] = []
@@ -257,12 +255,12 @@ def serve(file_descriptor: int) -> None:
                 else:
                     errors.append(message)
                     os.kill(os.getpid(), signal.SIGTERM)
-        # The process that reads these measurements is gone.
+        # The user's process is gone, and nobody waits for results.
         os._exit(1)
 
     faulthandler.enable()
-    # Slurm sends it to all processes of a job. The user's process has it too, and passes it on once. Servers that are
-    # started here ignore it as well, and answer until the run has ended.
+    # Slurm sends SIGUSR2 to all processes of a job; the user's process passes it on once. Servers that are started here
+    # inherit that it is ignored, and answer until the run has ended.
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     with suppress(OSError, KeyboardInterrupt, RunError):
         signals.handle(
@@ -270,8 +268,8 @@ def serve(file_descriptor: int) -> None:
         )
         threading.Thread(target=receive, daemon=True).start()
         job = jobs.get()
-        keepers = signals.load("harness.engines.keeper", must_go_on=True)
-        keeper = keepers.PairKeeper(connection.send)
+        keeper_module = signals.load("harness.engines.keeper", must_go_on=True)
+        keeper = keeper_module.PairKeeper(connection.send)
         terminal = None
         if sys.stderr.isatty():
             terminal = os.fdopen(os.dup(2), "w", encoding="utf-8", errors="replace")
@@ -282,16 +280,16 @@ def serve(file_descriptor: int) -> None:
             if is_last:
                 break
             job = jobs.get()
-    # At once: threads of libraries may wait for a device that no longer answers.
+    # Not `sys.exit`: threads of libraries may wait for a device that no longer answers.
     os._exit(0)
 
 
 def _run(job: Job, keeper: PairKeeper, terminal: IO[str] | None) -> HarnessError | None:
-    """Run the job, and return the error that ended it early.
+    """Run the job, and return the error that ended it early, or a VerdictError.
 
     Args:
         keeper: holds the pair of the job before, if there was one.
-        terminal: of the user's process, for the line about progress; None where its stderr is none.
+        terminal: shows the line about progress; None if stderr is no terminal.
     """
     job.directory.mkdir(parents=True, exist_ok=True)
     if job.sweep:
@@ -299,7 +297,7 @@ def _run(job: Job, keeper: PairKeeper, terminal: IO[str] | None) -> HarnessError
             label = Manifest.read(job.sweep).label(job.overrides)
             live_on(terminal, f"[{job.number + 1}] {label}: ")
         with (job.directory / "log.txt").open("ab") as log:
-            # Below Python's own streams, to log the output of libraries that crash too.
+            # The file descriptors below Python's streams, so that output of crashing libraries is logged, too.
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
     error: HarnessError | None = None
@@ -309,7 +307,7 @@ def _run(job: Job, keeper: PairKeeper, terminal: IO[str] | None) -> HarnessError
         error = failure
     except Exception as exception:
         error = RunError(in_one_line(exception))
-        # Shown with the traceback of the error, in the process that raises it.
+        # The note goes with the error to the user's process, and is shown below its traceback there.
         error.add_note(traceback.format_exc())
     finally:
         sys.stdout.flush()
