@@ -1,7 +1,7 @@
-"""The question whether models fit, as a value (`Case`), and its answer: which layers go to which device (`fit`).
+"""Whether models fit: the question is a value (`Case`), the answer has the device of each layer (`fit`).
 
-A case holds numbers alone: sizes of the models, the run and the machine. So every what-if is the same question about
-a changed case: `plan gpus=4 gpu_memory=40GB` changes `free`, advice changes one setting at a time (`remedies`), and
+A case holds numbers alone: sizes of the models, the run and the machine. So every what-if is a call of `fit` with a
+changed case: `plan gpus=4 gpu_memory=40GB` changes `free`, advice changes one setting at a time (`remedies`), and
 `force=true` enlarges the memory.
 
     case = Case((target, draft), placement, free={0: 24 * GB, "cpu": 64 * GB}, demand=demand)
@@ -46,7 +46,7 @@ Memory = Mapping[Device, int]
 
 
 class Misfit(RunError):
-    """A model for which there is no room: what it needs and what is free, in one line."""
+    """There is no room for a model. The message has what it needs and what is free, in one line."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Placement:
     Attributes:
         device_map: from module names to devices; `""` is the whole model.
         bytes_per_device: weights and buffers, by `cuda:0` or `cpu`.
-        cache_per_device: keys and values, when they are largest.
+        cache_per_device: keys and values at their largest.
     """
 
     device_map: DeviceMap
@@ -65,7 +65,7 @@ class Placement:
 
     @property
     def devices(self) -> list[torch.device]:
-        """Every device with a layer, in their order."""
+        """Every device that has a layer, in the order of the layers."""
         devices = dict.fromkeys(self.device_map.values())
         return [torch.device(device_name(device)) for device in devices]
 
@@ -77,13 +77,13 @@ class Placement:
 
 @dataclass(frozen=True)
 class Case:
-    """Models to be placed, the machine, and the run.
+    """The models to place, the machine, and the run.
 
     Attributes:
-        models: the target, then the draft if it has weights or a cache of its own.
-        placement: of both models; an explicit map is the target's alone.
-        free: bytes on each GPU that may be used, and in main memory (`"cpu"`). Without a GPU
-            everything goes to the CPU.
+        models: the target, then the draft if it has its own weights or cache.
+        placement: settings for both models; an explicit map is the target's alone.
+        free: bytes on each usable GPU, and in main memory (`"cpu"`). Without a GPU everything goes
+            to the CPU.
     """
 
     models: tuple[Sketch, ...]
@@ -93,7 +93,7 @@ class Case:
 
     @property
     def spread(self) -> Case:
-        """The case of models on several GPUs: a head copies the matrices that it borrows."""
+        """The same case on several GPUs, where a head copies the matrices that it would otherwise borrow."""
         models = [
             replace(sketch, blocks=(*sketch.blocks, *sketch.copied), copied=())
             for sketch in self.models
@@ -107,7 +107,7 @@ class Case:
 
     @property
     def room(self) -> dict[Device, int]:
-        """Bytes that may be filled: on each GPU all free ones but the reserve."""
+        """Bytes that may be filled: all that are free, on GPUs without the reserve."""
         room = dict(self.free)
         for gpu in self.gpus:
             room[gpu] = max(0, room[gpu] - self.reserve_bytes)
@@ -115,48 +115,47 @@ class Case:
 
     @property
     def reserve_bytes(self) -> int:
-        """Bytes that stay free on each GPU: `placement.reserve_gb`, or more where the prompts need
-        more to be read.
-        """
+        """Bytes that stay free on each GPU: `placement.reserve_gb`, or more if reading prompts takes more."""
         return max(int(self.placement.reserve_gb * 1e9), self.prompt_bytes)
 
     @property
     def prompt_bytes(self) -> int:
-        """About what reading all prompts takes beyond weights and caches, by one model after the other: a layer's
-        work, and logits after each prompt, in float32 too.
+        """Estimated bytes to read all prompts, beyond weights and caches: a layer's activations, and the logits after
+        each prompt, also in float32. One model reads after the other, so the larger estimate counts.
         """
         num_rows = self.demand.batch_size
         num_tokens = num_rows * self.demand.prompt_tokens
         sizes = []
         for sketch in self.models:
             itemsize = sketch.dtype.itemsize
-            layer = num_tokens * sketch.pass_numbers * itemsize
-            sizes.append(layer + num_rows * sketch.vocabulary_size * (itemsize + 4))
+            activations = num_tokens * sketch.pass_numbers * itemsize
+            sizes.append(activations + num_rows * sketch.vocabulary_size * (itemsize + 4))
         return max(sizes)
 
     def gpus_for(self, sketch: Sketch) -> list[int]:
-        """The GPUs that a model may use; all of them if it has a number of its own.
+        """Return the GPUs that a model may use.
 
-        `placement.gpus=2` means the first two GPUs, `model.gpus=2` any two.
+        `placement.gpus=2` means the first two GPUs, `model.gpus=2` any two, so that all may be used.
         """
         if self.placement.strategy == "cpu":
             return []
         return self.gpus if sketch.settings.gpus else self.gpus[: self.placement.gpus]
 
     def cached(self, sketch: Sketch) -> tuple[int, int]:
-        """How many tokens' keys and values a model keeps, over all rows, and how many recurrent
-        states; 0 of these for most models.
+        """Return the numbers of cached tokens and of recurrent states, over all rows.
+
+        Most models have no recurrent states.
         """
         demand = self.demand
         num_rows = demand.batch_size
         if sketch.state_bytes:
-            # A recurrent model has everything twice, before and after the draft tokens.
+            # The state before the draft tokens is kept alongside the one after them.
             num_states = num_rows * (2 if demand.num_draft_tokens else 1)
             return num_states * demand.row_tokens, num_states
         return num_rows * demand.cached_tokens(sketch.spare_slots), 0
 
     def misfit(self, sketch: Sketch, room: Memory) -> Misfit:
-        """The error for a model that does not fit into the room it was offered."""
+        """Return the error for a model that does not fit into this room."""
         number_format = str(sketch.dtype).removeprefix("torch.")
         if sketch.quantization != "none":
             number_format = sketch.quantization
@@ -183,53 +182,56 @@ class Case:
 def fit(case: Case) -> list[Placement]:
     """Place the target and the draft.
 
-    `balanced` spreads the target over all GPUs. A model with a number of GPUs takes the roomiest of
-    all. An explicit map is followed as typed; the draft then goes where room is left.
+    `placement.strategy=balanced` spreads the target over all GPUs. A model with `gpus` set takes the
+    roomiest GPUs of the machine. An explicit map is followed as typed; the draft then goes where
+    room is left.
 
     Raises:
         Misfit: there is no room for a model.
-        SettingError: an explicit map that does not suit model or machine.
+        SettingError: an explicit map does not suit the model or the machine.
     """
     first, *others = case.models
     if case.placement.device_map is not None:
         placement = _place_as_typed(case, first, case.placement.device_map)
     else:
-        for gpus, num_gpus in _choices(case):
-            placements = _place(case, gpus, num_gpus)
+        for gpus, num_target_gpus in _choices(case):
+            placements = _place(case, gpus, num_target_gpus)
             if placements:
                 return placements
         if not others:
             devices = _devices(case, first, case.gpus_for(first), case.room)
             raise case.misfit(first, {device: case.room[device] for device in devices})
+        # One after the other: if there still is no room, the error names the model that lacks it.
         [placement] = fit(replace(case, models=(first,)))
     if not others:
         return [placement]
     free = {device: max(0, size - placement.taken(device)) for device, size in case.free.items()}
+    # The reserve of the larger model: both read the prompts.
     settings = replace(case.placement, device_map=None, reserve_gb=case.reserve_bytes / 1e9)
-    others = list(case.spread.models[1:]) if len(placement.devices) > 1 else others
-    rest = replace(case, models=tuple(others), placement=settings, free=free)
+    models = (case.spread if len(placement.devices) > 1 else case).models
+    rest = replace(case, models=models[1:], placement=settings, free=free)
     return [placement, *fit(rest)]
 
 
 def _choices(case: Case) -> Iterator[tuple[Sequence[int], int]]:
-    """Choices to try, the best first: the GPUs for all models, and on how many of these the target is."""
+    """Yield choices, the best first: the GPUs for all models, and how many of them the target gets."""
     strategy = case.placement.strategy
     gpus = case.gpus[: case.placement.gpus] if strategy != "cpu" else []
     if strategy != "auto" or not gpus or case.models[0].settings.gpus:
         yield gpus, len(gpus)
         return
     for number in range(1, len(gpus) + 1):
-        for num_of_target in range(1, number + 1):
-            yield roomiest(gpus, case.free, number), num_of_target
+        for num_target_gpus in range(1, number + 1):
+            yield roomiest(gpus, case.free, number), num_target_gpus
 
 
-def _place(case: Case, gpus: Sequence[int], num_gpus: int) -> list[Placement] | None:
-    """Place the draft, then the target on what it leaves; None if there is no room."""
+def _place(case: Case, gpus: Sequence[int], num_target_gpus: int) -> list[Placement] | None:
+    """Place the draft, then the target in the room that is left; None if there is too little."""
     room = case.room
     case = case.spread if len(gpus) > 1 else case
     placements: list[Placement] = []
     for sketch in reversed(case.models):
-        devices = _devices(case, sketch, gpus, room, num_gpus)
+        devices = _devices(case, sketch, gpus, room, num_target_gpus)
         caches = sketch.block_caches(*case.cached(sketch))
         loads = [size + cache for size, cache in zip(sketch.block_bytes, caches, strict=True)]
         indices = balanced(loads, [room[device] for device in devices])
@@ -244,18 +246,18 @@ def _place(case: Case, gpus: Sequence[int], num_gpus: int) -> list[Placement] | 
 def _devices(
     case: Case, sketch: Sketch, gpus: Sequence[int], room: Memory, num_gpus: int | None = None
 ) -> Sequence[Device]:
-    """The devices of a model: the roomiest of `gpus`, or of all if it has a number of its own."""
+    """Return the roomiest of `gpus`, or of the whole machine for a model with `gpus` set; "cpu" without any."""
     if sketch.settings.gpus:
         gpus = case.gpus_for(sketch)
         num_gpus = sketch.settings.gpus
     if sketch.role == "draft" and gpus:
-        # It stays whole. Of equal GPUs the last: the target begins on the first.
+        # A draft stays whole. Of equal GPUs it gets the last, because the target begins on the first.
         return [max(gpus, key=lambda gpu: (room[gpu], gpu))]
     return roomiest(gpus, room, num_gpus or len(gpus)) or ["cpu"]
 
 
 def _placement(case: Case, sketch: Sketch, devices: Sequence[Device]) -> Placement:
-    """The placement with each block on its device."""
+    """Return the placement with `devices[i]` for the i-th block."""
     device_map: dict[str, Device] = {"": devices[0]}
     if len(set(devices)) > 1:
         device_map = {}
@@ -271,16 +273,17 @@ def _placement(case: Case, sketch: Sketch, devices: Sequence[Device]) -> Placeme
 
 
 def _place_as_typed(case: Case, sketch: Sketch, typed_map: Mapping[str, Any]) -> Placement:
-    """Follow the user's map, if it suits the model and the machine. It keeps no reserve, but what
-    reading the prompts takes.
+    """Follow the user's map, if it suits the model and the machine.
+
+    `placement.reserve_gb` does not count here; the room to read the prompts does.
     """
     setting = "placement.device_map"
     device_map: dict[str, Device] = {}
     for module, typed in typed_map.items():
         number = str(typed).removeprefix("cuda:")
         if number not in map(str, case.gpus):
-            known = ", ".join(map(str, case.gpus)) or "none"
-            raise SettingError(setting, f"must name GPUs of this machine ({known})", typed)
+            numbers = ", ".join(map(str, case.gpus)) or "none"
+            raise SettingError(setting, f"must name GPUs of this machine ({numbers})", typed)
         device_map[str(module)] = int(number)
     blocks = [f"{name}." for block in sketch.blocks for name in block.modules]
     for module in filter(None, device_map):
@@ -288,11 +291,11 @@ def _place_as_typed(case: Case, sketch: Sketch, typed_map: Mapping[str, Any]) ->
             rule = f"must name modules of {sketch.settings.name}, and none inside a layer"
             raise SettingError(setting, rule, module)
     try:
-        coverings = [covering(block.modules[0], device_map) for block in sketch.blocks]
+        typed_modules = [covering(block.modules[0], device_map) for block in sketch.blocks]
     except KeyError as missing:
         rule = f"must cover the whole model; {missing.args[0]} is on no device"
         raise SettingError(setting, rule) from missing
-    placement = _placement(case, sketch, [device_map[name] for name in coverings])
+    placement = _placement(case, sketch, [device_map[module] for module in typed_modules])
     for device in set(device_map.values()):
         taken = placement.taken(device)
         if taken + case.prompt_bytes > case.free[device]:
@@ -305,12 +308,12 @@ def _place_as_typed(case: Case, sketch: Sketch, typed_map: Mapping[str, Any]) ->
 
 
 def balanced(loads: Sequence[int], rooms: Sequence[int]) -> list[int]:
-    """Fill rooms with loads, in order, and no room further than necessary.
+    """Distribute loads over rooms, in order, so that the fullest room holds as little as possible.
 
     Four loads of 2 in rooms of 8 and 8 are [0, 0, 1, 1].
 
     Returns:
-        For each load the index of its room; empty if they do not fit.
+        The index of each load's room; empty if they do not fit.
     """
 
     def fill_up_to(limit: int) -> list[int]:
@@ -327,24 +330,25 @@ def balanced(loads: Sequence[int], rooms: Sequence[int]) -> list[int]:
             indices.append(index)
         return indices
 
+    # If no limit is enough, this is the largest room, and filling fails again.
     lowest = bisect.bisect_left(range(max(rooms)), True, key=lambda limit: bool(fill_up_to(limit)))
     return fill_up_to(lowest)
 
 
 def roomiest(gpus: Sequence[int], room: Memory, count: int) -> list[int]:
-    """The `count` GPUs with the most room, the first ones where it is equal, in their own order."""
+    """Return the `count` GPUs with the most room, in ascending order; of equal ones the first."""
     by_room = sorted(gpus, key=lambda gpu: (-room[gpu], gpu))
     return sorted(by_room[:count])
 
 
-# Advice on models that do not fit: settings with which they would, as they are typed ----------------
+# Advice if models do not fit: changed settings with which they would, as the user types them ---------
 
 
 def fit_or_explain(case: Case, *, force: bool = False) -> list[Placement]:
     """Place the models as `fit` does, or with `force` as `fit_regardless` does.
 
     Raises:
-        RunError: a model does not fit; with what it needs, what is free and what would fit.
+        RunError: a model does not fit. The message has what it needs, what is free and what would fit.
     """
     try:
         return fit(case)
@@ -357,9 +361,9 @@ def fit_or_explain(case: Case, *, force: bool = False) -> list[Placement]:
 
 
 def fit_regardless(case: Case) -> list[Placement]:
-    """Place the models as if every device had more memory, by the smallest factor that suffices."""
+    """Place the models as if every device had more memory: the smallest factor that is enough, in steps of 5 %."""
     placement = replace(case.placement, reserve_gb=0.0)
-    # A machine without any free memory has to begin somewhere.
+    # No factor enlarges a device without any free memory.
     free = {device: max(size, 10**8) for device, size in case.free.items()}
     for step in range(1000):
         larger = {device: int(size * 1.05**step) for device, size in free.items()}
@@ -369,8 +373,8 @@ def fit_regardless(case: Case) -> list[Placement]:
 
 
 def remedies(case: Case) -> list[Remedy]:
-    """Changes of settings or of the machine, each of which makes the models fit."""
-    return [*_less_text(case), *_fewer_bits(case), *_more_gpus(case)]
+    """Return changes of the settings or of the machine, each of which makes the models fit."""
+    return [*_smaller_batch(case), *_fewer_bits(case), *_more_gpus(case)]
 
 
 def _fits(case: Case) -> bool:
@@ -381,8 +385,8 @@ def _fits(case: Case) -> bool:
 
 
 def _typed(sketch: Sketch, setting: Literal["quantization", "gpus"], value: object) -> str:
-    """A model with another setting, as it is typed: `model=65B_4bit`, `model=65B_4GPUs`, or
-    `model.quantization=4bit` where the name takes no suffix.
+    """Return a model's changed setting as the user types it: `model=65B_4bit`, `model=65B_4GPUs`, or
+    `model.quantization=4bit` for a repository, whose name takes no suffix.
     """
     name = sketch.settings.name
     if "/" in name:
@@ -391,8 +395,8 @@ def _typed(sketch: Sketch, setting: Literal["quantization", "gpus"], value: obje
     return f"{sketch.role}={canonical_name(f'{name}_{suffix}')}"
 
 
-def _less_text(case: Case) -> list[Remedy]:
-    """The largest smaller batch that fits; or else the most new tokens of a single row."""
+def _smaller_batch(case: Case) -> list[Remedy]:
+    """Return the largest batch that fits; if not even one row does, its most new tokens."""
 
     def fits(**changes: Any) -> bool:
         return _fits(replace(case, demand=replace(case.demand, **changes)))
@@ -407,18 +411,19 @@ def _less_text(case: Case) -> list[Remedy]:
 
 
 def _most(limit: int, fits: Callable[[int], bool]) -> int:
-    """The largest number below `limit` that fits; 0 for none."""
+    """Return the largest number below `limit` that fits; 0 for none."""
+    # Every number up to it fits, so it is how many do.
     return bisect.bisect_left(range(1, limit), True, key=lambda number: not fits(number))
 
 
 def _fewer_bits(case: Case) -> list[Remedy]:
-    """Each model in fewer bits; where that is never enough, the mildest change of both."""
+    """Return each change of one model's bits that is enough; if none is, the mildest change of both."""
     smaller = [_quantized(sketch) for sketch in case.models]
     if case.models[-1].is_target:
-        alone = [[*both] for both in zip(*smaller, strict=False)]
+        changes = [[*pair] for pair in zip(*smaller, strict=False)]
     else:
-        alone = [[sketch] for sketches in smaller for sketch in sketches]
-    fitting = [_in_fewer_bits(sketches) for sketches in alone if _fits(_changed(case, sketches))]
+        changes = [[sketch] for sketches in smaller for sketch in sketches]
+    fitting = [_in_fewer_bits(changed) for changed in changes if _fits(_changed(case, changed))]
     if fitting:
         return fitting
     for pair in itertools.product(*smaller):
@@ -428,8 +433,8 @@ def _fewer_bits(case: Case) -> list[Remedy]:
 
 
 def _quantized(sketch: Sketch) -> list[Sketch]:
-    """The same model in fewer bits."""
-    # A sketch has no such matrices without bitsandbytes, nor if its weights have a format already.
+    """Return the model in each format of fewer bits."""
+    # Without bitsandbytes, or if its weights are stored in such a format, no tensor has `outputs`.
     if not any(tensor.outputs for tensor in sketch.tensors) and not sketch.is_target:
         return []
     smaller = []
@@ -445,24 +450,25 @@ def _in_fewer_bits(sketches: Sequence[Sketch]) -> Remedy:
 
 
 def _more_gpus(case: Case) -> list[Remedy]:
-    """The fewest GPUs for the target that are enough: of this machine, or with more of them, each
-    with as much free memory.
+    """Return the fewest GPUs for the target that are enough.
+
+    GPUs that the machine lacks are assumed to have as much free memory as its emptiest one.
     """
     target = case.models[0]
-    # A draft is whole on one GPU, even one that is the target itself.
+    # A draft that is the target itself stays whole on one GPU: more of them do not help.
     if case.models[-1].is_target or not case.gpus_for(target):
         return []
     room = max(case.free[gpu] for gpu in case.gpus)
     for count in range(2, _MOST_GPUS + 1):
         spread = replace(target, settings=replace(target.settings, gpus=count))
-        enough = replace(case, free={**dict.fromkeys(range(count), room), **case.free})
-        if _fits(_changed(enough, [spread])):
-            missing = count if count > len(case.gpus) else None
-            return [Remedy(_typed(target, "gpus", count), num_gpus=missing)]
+        machine = replace(case, free={**dict.fromkeys(range(count), room), **case.free})
+        if _fits(_changed(machine, [spread])):
+            num_needed = count if count > len(case.gpus) else None
+            return [Remedy(_typed(target, "gpus", count), num_gpus=num_needed)]
     return []
 
 
 def _changed(case: Case, sketches: Iterable[Sketch]) -> Case:
-    """The case with these in place of the models with the same roles."""
+    """Return the case with these sketches in place of the models with the same roles."""
     by_role = {sketch.role: sketch for sketch in sketches}
     return replace(case, models=tuple(by_role.get(sketch.role, sketch) for sketch in case.models))
