@@ -118,14 +118,14 @@ def in_laps(num_prompts: int, num_laps: int) -> list[range]:
     return [range(begin, end) for begin, end in itertools.pairwise(ends)]
 
 
-def warmup_question(like: Question, encoded: Encoded, size: int, unused_index: int) -> Question:
+def warmup_question(template: Question, encoded: Encoded, size: int, unused_index: int) -> Question:
     """Prompts that are not measured, because caches would know those that are.
 
     They are other prompts of the set, no longer than the longest measured one. Where there are too
     few of these, they are measured prompts with the tokens after the first in reverse.
 
     Args:
-        like: a question without prompts, with the run's decoding, seed and stop tokens.
+        template: a question without prompts, with the run's decoding, seed and stop tokens.
         encoded: the prompts that are measured, and others.
         unused_index: no prompt has this index or a larger one.
     """
@@ -135,15 +135,15 @@ def warmup_question(like: Question, encoded: Encoded, size: int, unused_index: i
         reversed_ids = [[*ids[:1], *reversed(ids[1:])] for ids in encoded.token_ids]
         token_ids = list(itertools.islice(itertools.cycle(reversed_ids), size))
         indices = range(unused_index, unused_index + size)
-        return dataclasses.replace(like, prompts=token_ids, indices=indices, salts=salts)
+        return dataclasses.replace(template, prompts=token_ids, indices=indices, salts=salts)
     first = others.part(range(size))
     return dataclasses.replace(
-        like, prompts=first.token_ids, indices=first.indices, chats=first.chats, salts=salts
+        template, prompts=first.token_ids, indices=first.indices, chats=first.chats, salts=salts
     )
 
 
 def first_turns(
-    like: Question,
+    template: Question,
     settings: RunSettings,
     prompt_set: PromptSet,
     encoded: Encoded,
@@ -153,7 +153,7 @@ def first_turns(
     """The questions about the first turns, one for each part.
 
     Args:
-        like: a question without prompts, with the run's decoding, seed and stop tokens.
+        template: a question without prompts, with the run's decoding, seed and stop tokens.
         encoded: the prompts that are measured, to whose places the parts refer.
         warmup: prompts that also keep up the load until the last answer has ended, under another
             salt, where requests are in flight together.
@@ -171,7 +171,7 @@ def first_turns(
         # The places in `prompt_set`, of which the measured prompts may be a selection.
         pairs = zip(prompts.indices, repeats, strict=True)
         question = dataclasses.replace(
-            like,
+            template,
             prompts=prompts.token_ids,
             indices=[prompt_set.index(Occurrence(index, 0, repeat)) for index, repeat in pairs],
             chats=prompts.chats,

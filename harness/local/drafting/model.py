@@ -27,11 +27,11 @@ from harness.local.models.checkpoints import Checkpoint
 from harness.local.models.sketch import Block, Sketch, sketch_model
 
 # Where a configuration names the mask of a parallel draft, in the order in which vLLM looks for it.
-_KEYS = ("pard_token", "ptd_token_id")
+_MASK_KEYS = ("pard_token", "ptd_token_id")
 
-# Fields of configurations (Gemma 3n, Gemma 4) by which layers cannot be counted otherwise: the last ones take keys and
-# values of earlier ones, and each has a part of an input that is made for all.
-_TIES = ("num_kv_shared_layers", "hidden_size_per_layer_input")
+# Fields of configurations (Gemma 3n, Gemma 4) that fix the number of layers: the last ones take keys and values of
+# earlier ones, and each layer has its part of an input that is computed for all.
+_DEPTH_FIELDS = ("num_kv_shared_layers", "hidden_size_per_layer_input")
 
 
 class ModelDrafter(Drafter):
@@ -44,12 +44,12 @@ class ModelDrafter(Drafter):
         accepted b, c, d, then x   the cache keeps `a b c`, and lacks `d x`
 
     To keep the batch rectangular, all rows lack two tokens as soon as one does. The other rows give a
-    cached token back: the first one then lacks `b x`. Tokens that were decided without a proposal are
-    unread, too.
+    cached token back: the first row above then keeps `a`, and lacks `b x`. Tokens that were decided
+    without a proposal are unread, too.
 
     Args:
-        runner: the draft model's.
-        warp: the one for the target's logits.
+        runner: of the draft model.
+        warp: also applied to the target's logits.
     """
 
     layers = ()
@@ -57,17 +57,17 @@ class ModelDrafter(Drafter):
     def __init__(self, runner: Runner, warp: AnyWarp) -> None:
         self.runner = runner
         self.warp = warp
-        # Of each row: its unread tokens, and what the last proposal fed until its verdict.
         self._unread: list[Sequence[int]] = []
+        # From a proposal to its verdict: the unread tokens of each row with which drawing began, and
+        # how many draft tokens followed them into the cache.
         self._fed: list[Sequence[int]] = []
-        # How many drafted tokens of each row it was fed after these.
         self._num_drafted_fed = 0
 
     def clear(self) -> None:
         self._unread = []
 
     def add(self, prompts: TokenRows, first_tokens: Sequence[int], step: Step) -> None:
-        # Where proposals are wanted.
+        # Proposals are returned on the target's device.
         self._device = step.logits.device
         read = self.runner.add if self._unread else self.runner.start
         self._runner_device = read(self._own_prompts(prompts)).logits.device
@@ -89,8 +89,8 @@ class ModelDrafter(Drafter):
     def _draw(self, uniforms: Tensor, warp: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
         """Feed the unread tokens, and draw tokens [B, K] from distributions [B, K, V].
 
-        The last one or two of each row are fed as the drawing begins: runners compile passes over one
-        or two (`widths`).
+        Only the last one or two of each row are fed as drawing begins, because runners compile passes
+        of these widths (`widths`); those before are fed in a separate pass.
         """
         num_last = min([2, *map(len, self._unread)])
         num_before = [len(tokens) - num_last for tokens in self._unread]
@@ -105,6 +105,7 @@ class ModelDrafter(Drafter):
         return draw(lambda tokens: self.runner.extend(tokens).logits, last, uniforms, warp)
 
     def observe(self, num_accepted: Sequence[int], decided: TokenRows, step: Step) -> None:
+        # Of each row since the last proposal began, and how many of these tokens the cache keeps.
         texts = []
         num_read = []
         for row, tokens in enumerate(decided):
@@ -112,6 +113,7 @@ class ModelDrafter(Drafter):
             texts.append([*fed, *self._unread[row], *self._own_tokens(tokens)])
             num_read.append(len(fed) + min(num_accepted[row], self._num_drafted_fed))
         if any(self._fed):
+            # As many tokens stay unread in every row as in the one that lacks most, two at most.
             pairs = list(zip(texts, num_read, strict=True))
             num_unread = min(2, max(len(text) - count for text, count in pairs))
             num_read = [min(count, len(text) - num_unread) for text, count in pairs]
@@ -139,7 +141,7 @@ class ParallelDrafter(ModelDrafter):
     The masks are dropped from the cache at once, so that nothing has to be taken back after a verdict.
 
     Args:
-        mask: the token that stands for those not known yet.
+        mask: stands for a token that is not known yet.
     """
 
     def __init__(self, runner: Runner, warp: AnyWarp, mask: int) -> None:
@@ -150,19 +152,19 @@ class ParallelDrafter(ModelDrafter):
         counts = list(map(len, self._unread))
         num_draft_tokens = uniforms.shape[1]
         width = max(counts) + num_draft_tokens - 1
-        read = [[*row, *[self._mask] * (width - len(row))] for row in self._unread]
-        logits = self.runner.extend(to_device(read, self._runner_device)).logits
+        masked = [[*row, *[self._mask] * (width - len(row))] for row in self._unread]
+        logits = self.runner.extend(to_device(masked, self._runner_device)).logits
         self.runner.keep(counts)
         self._unread = [[] for _ in counts]
-        last = to_device(counts, logits.device).unsqueeze(1) - 1
-        index = last + torch.arange(num_draft_tokens, device=logits.device)
+        last_unread = to_device(counts, logits.device).unsqueeze(1) - 1
+        index = last_unread + torch.arange(num_draft_tokens, device=logits.device)
         rows = torch.arange(len(counts), device=logits.device).unsqueeze(1)
         probabilities = warp(logits[rows, index])
         return existing_index(probabilities, uniforms), probabilities
 
 
 def widths(config: PreTrainedConfig, numbers: Sequence[int]) -> list[int]:
-    """Return the numbers of tokens that a draft model's runner is extended by.
+    """Return the widths of the passes, in tokens, for which a draft model's runner is compiled.
 
     A parallel draft reads up to K + 1 decided tokens with K - 1 masks.
 
@@ -176,7 +178,7 @@ def widths(config: PreTrainedConfig, numbers: Sequence[int]) -> list[int]:
 
 def mask_token(config: PreTrainedConfig) -> int | None:
     """Return the mask that a draft model was trained with; None if it drafts token by token."""
-    for key in _KEYS:
+    for key in _MASK_KEYS:
         token = getattr(config, key, None)
         if token is not None:
             return token
@@ -197,7 +199,7 @@ def truncated_config(config: PreTrainedConfig, num_layers: int) -> PreTrainedCon
     if not 1 <= num_layers < total:
         rule = f"must be at least 1 and below the target's number of layers, {total}"
         raise SettingError("draft.layers", rule, num_layers)
-    for name in _TIES:
+    for name in _DEPTH_FIELDS:
         if getattr(text_config, name, None):
             rule = f"early_exit cannot shorten {config.model_type}, whose later layers depend on their number ({name})"
             raise SettingError("draft", rule)
@@ -215,23 +217,23 @@ def truncated_config(config: PreTrainedConfig, num_layers: int) -> PreTrainedCon
     return shorter
 
 
-def shared_sketch(layers: Checkpoint, draft: DraftSettings, dtype: torch.dtype) -> Sketch:
-    """Return the sizes of a draft that has no weights of its own.
+def shared_sketch(checkpoint: Checkpoint, draft: DraftSettings, dtype: torch.dtype) -> Sketch:
+    """Return the sizes of a draft that shares the target's weights.
 
     It holds only its caches, and reads the weights of the target (`borrowed_tensors`).
 
     Args:
-        layers: the target, or its first layers.
+        checkpoint: the target, or its first layers.
     """
-    whole = sketch_model(layers, dtype)
+    whole = sketch_model(checkpoint, dtype)
     caches = tuple(cache for block in whole.blocks for cache in block.caches)
     # "" is the whole model: its caches are one piece, on one device.
-    own_block = Block(modules=("",), tensors=(), caches=caches)
+    cache_block = Block(modules=("",), tensors=(), caches=caches)
     return dataclasses.replace(
         whole,
         role="draft",
-        settings=ModelSettings(name=draft.name, repository=layers.settings.repository),
-        blocks=(own_block,),
+        settings=ModelSettings(name=draft.name, repository=checkpoint.settings.repository),
+        blocks=(cache_block,),
         num_parameters=0,
         borrowed_tensors=tuple(whole.tensors),
         is_target=isinstance(draft, ModelSettings),
@@ -241,17 +243,16 @@ def shared_sketch(layers: Checkpoint, draft: DraftSettings, dtype: torch.dtype) 
 def truncated(model: PreTrainedModel, num_layers: int) -> PreTrainedModel:
     """Return a model of the first `num_layers` layers of another, with its norm and its head.
 
-    Both have the same modules, and the other model stays as it is. Only one of the two may return
-    hidden states: transformers' hooks for them are on the shared layers, and each model would add
-    its own.
+    The two share their modules, and the original stays as it is. Only one of them may return hidden
+    states: transformers' hooks for these are on the shared layers, and each model would add its own.
 
     Raises:
-        SettingError: for a model whose list of layers is not found.
+        SettingError: the model's list of layers is not found.
     """
     config = truncated_config(model.config, num_layers)
-    *parents, name = _path_to_layers(model)
+    *attributes, name = _path_to_layers(model)
     shorter = parent = _copied(model, config)
-    for attribute in parents:
+    for attribute in attributes:
         child = _copied(parent.get_submodule(attribute), config)
         setattr(parent, attribute, child)
         parent = child
@@ -264,7 +265,7 @@ def truncated(model: PreTrainedModel, num_layers: int) -> PreTrainedModel:
 def _path_to_layers(model: PreTrainedModel) -> list[str]:
     """Return the attribute names that lead to the list of decoder layers: ["model", "layers"].
 
-    It is the only list as long as there are layers, lists within such a list aside.
+    It is the only module list with one entry per layer. Lists inside such a list do not count.
     """
     num_layers = model.config.get_text_config(decoder=True).num_hidden_layers
     paths: list[str] = []
@@ -283,16 +284,16 @@ def _copied(module: Any, config: PreTrainedConfig) -> Any:
     """Copy a module so that replacing a child or the configuration leaves the original as it is.
 
     Args:
-        config: of the whole model. A part that reads the text alone gets the part for texts.
+        config: of the whole model. A module that handles text alone gets its part for text.
     """
     twin = copy.copy(module)
     twin._modules = dict(module._modules)
     text_config = config.get_text_config(decoder=True)
-    is_of_text = type(getattr(module, "config", None)) is type(text_config)
-    twin.config = text_config if is_of_text else config
+    handles_text = type(getattr(module, "config", None)) is type(text_config)
+    twin.config = text_config if handles_text else config
     hook = twin.__dict__.pop("_hf_hook", None)
     if hook is not None:
-        # accelerate has put a method of the original in the place of `forward`.
+        # accelerate has replaced `forward` by a method of the original.
         from accelerate.hooks import add_hook_to_module
 
         del twin.__dict__["forward"], twin.__dict__["_old_forward"]
