@@ -1,4 +1,4 @@
-"""The report as files: one HTML page that needs nothing else, and Markdown that GitHub shows as it is meant."""
+"""Writes a report as one HTML page that needs nothing else, and as Markdown for GitHub."""
 
 from __future__ import annotations
 
@@ -25,15 +25,13 @@ from harness.reporting.table import (
 from harness.results.runs import Run
 from harness.results.statistics.interval import Interval
 
-# Control characters but for tab and line feed.
+# Control characters except tab and line feed.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
-# Characters that Markdown interprets: `*`, `[`, `](`, and an underscore that begins or ends a word. Names are
-# full of those within a word, `tiny_draft`, which are no emphasis.
+# Characters that Markdown interprets: `*`, `[`, `](`, and an underscore that begins or ends a word. One
+# within a word, `tiny_draft`, is no emphasis.
 _SPECIAL = re.compile(r"([\\`*\[\]|~$#]|(?<=\])\(|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")
 # The width of a drawn interval, in pixels.
 _WIDTH = 100
-
-
 # Further rows are left to the CSV files: a longer page takes minutes to make and to open.
 _MOST_ROWS = 1_000
 
@@ -47,7 +45,7 @@ class Report:
         pages: by the question that each answers.
         sources: tables about where the runs ran, and the files that were read.
         notes: what could not be read, or was left out.
-        runs: those that it is about.
+        runs: all runs in the report.
     """
 
     title: str
@@ -62,17 +60,17 @@ class Report:
         """For each question: doubts, findings, subject and reasons."""
         answers = {}
         for question, page in self.pages.items():
-            about = [page.title, *(f"{name}: {text}" for name, text in page.why)]
+            subject_and_reasons = [page.title, *(f"{name}: {text}" for name, text in page.why)]
             answers[question] = [
                 *sentences("warning", *page.doubts),
                 *page.finding,
-                *sentences("plain", *about),
+                *sentences("plain", *subject_and_reasons),
             ]
         return answers
 
     @property
     def tables(self) -> dict[str, list[Table]]:
-        """For each question the tables of its page."""
+        """For each question: the tables of its page, with their first rows."""
         return {
             question: [table.first(_MOST_ROWS) for table in page.full_tables]
             for question, page in self.pages.items()
@@ -84,7 +82,7 @@ class Report:
 
 
 def on_terminal(report: Report) -> Document:
-    """Each page in short, without next steps: the command that was typed is `report`."""
+    """Return each page in short, without its next steps: they follow the command that measured."""
     lines: list[Table | Line] = []
     for question, page in report.pages.items():
         short = in_short(replace(page, next=()), rest="report.md")
@@ -93,10 +91,10 @@ def on_terminal(report: Report) -> Document:
 
 
 def html_page(report: Report, plots: Mapping[str, Mapping[str, Sequence[tuple[str, str]]]]) -> str:
-    """The page: no font, no picture, no script from anywhere. Tables in full open on a click.
+    """Return a page that loads no font, picture or script from anywhere. Full tables open on a click.
 
     Args:
-        plots: titles and SVGs by the question of their page, and by the name of their plot.
+        plots: for each question, the titles and SVGs of each kind of plot.
     """
     css, script = (
         Path(__file__).with_name(name).read_text(encoding="utf-8")
@@ -106,20 +104,20 @@ def html_page(report: Report, plots: Mapping[str, Mapping[str, Sequence[tuple[st
 
 
 def markdown(report: Report, note: str) -> str:
-    """A page without plots: answers as a list, then tables and sentences.
+    """Return a page without plots: answers as a list, then tables and sentences.
 
     Args:
-        note: the last line, which says where the plots are.
+        note: the last line: where the plots are.
     """
     text = _render("page.md.j2", report=report, note=note)
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
 def escape(text: str) -> str:
-    """Text that Markdown must not interpret, neither as HTML nor as a link; line ends become `<br>`."""
+    """Escape text, so that Markdown shows it as it is; line ends become `<br>`."""
     lines = _CONTROL.sub(" ", text.replace("\r\n", "\n").replace("\r", "\n"))
     escaped = _SPECIAL.sub(r"\\\1", lines)
-    # Entities, because not every renderer takes a backslash before HTML.
+    # HTML becomes entities, because not every renderer takes a backslash before it.
     return html.escape(escaped, quote=False).replace("\n", "<br>")
 
 
@@ -138,14 +136,14 @@ def _render(template: str, **content: Any) -> str:
         "number": _number,
         "scale": _scale,
         "side": _side,
-        "leading": _leading,
+        "roles": _roles,
         "legend": legend,
     }
     return environment.get_template(template).render(content, zip=zip)
 
 
 def _side(figure: Interval, reference: float) -> str:
-    """Where an interval is: `above` the reference, `below` it, `over` it, or `unknown`."""
+    """Return where an interval is: `above` or `below` the reference, `over` it if it includes it, or `unknown`."""
     if not figure.has_bounds:
         return "unknown"
     if not figure.excludes(reference):
@@ -153,25 +151,25 @@ def _side(figure: Interval, reference: float) -> str:
     return "above" if figure.low > reference else "below"
 
 
-def _leading(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str]:
-    """The role of each column on a telephone, where a row is a card: its `name`, further words of it (`about`), its
-    `figure`, or one of the `rest`, which opens on a tap.
+def _roles(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the role of each column on a telephone, where a row is a card: its `name`, further words about it
+    (`about`), its `figure`, or one of the `rest`, which opens on a tap.
     """
     names = naming(columns)
     num_names = len(names)
-    # Words say more than the number of a seed.
+    # A column of text if there is one: the number of a seed is no good name.
     name = next((index for index, column in enumerate(names) if column.text), 0)
     figures = {index for index, column in enumerate(columns) if column.reference is not None}
     if not figures or any(not row[index] for row in rows for index in figures):
-        # A regular arm has no speed-up.
+        # Some rows have no such figure: a regular arm has no speed-up.
         figures.add(num_names)
-    parts = ["name" if index == name else "about" for index in range(num_names)]
+    roles = ["name" if index == name else "about" for index in range(num_names)]
     further = range(num_names, len(columns))
-    return [*parts, *("figure" if index in figures else "rest" for index in further)]
+    return [*roles, *("figure" if index in figures else "rest" for index in further)]
 
 
 def _number(value: object) -> float | None:
-    """The number that a cell is sorted by; None for text."""
+    """Return the number that a cell is sorted by; None for text."""
     if isinstance(value, Interval):
         value = value.estimate
     is_number = isinstance(value, int | float) and math.isfinite(value)
@@ -179,7 +177,7 @@ def _number(value: object) -> float | None:
 
 
 def _scale(figures: Sequence[Interval | None], reference: float) -> Callable[[float], float]:
-    """The function that places the figures of a column: a value -> pixels from the left.
+    """Return the scale of a column's figures, a function: value -> pixels from the left.
 
     Args:
         reference: the value at which a line is drawn, 1 for speed-ups.
@@ -187,11 +185,11 @@ def _scale(figures: Sequence[Interval | None], reference: float) -> Callable[[fl
     shown = [figure for figure in figures if figure is not None]
     ends = [end for figure in shown for end in (figure.estimate, figure.low, figure.high)]
     known_ends = [reference, *(end for end in ends if not math.isnan(end))]
-    # One wide interval must not squeeze all others.
+    # The margin on both sides of the estimates is limited: one wide interval must not squeeze all others.
     estimates = [reference, *(figure.estimate for figure in shown)]
-    room = 2 * (max(estimates) - min(estimates)) or 1.0
-    low = max(min(estimates) - room / 2, min(known_ends))
-    high = min(max(estimates) + room / 2, max(known_ends))
+    margin = max(estimates) - min(estimates) or 0.5
+    low = max(min(estimates) - margin, min(known_ends))
+    high = min(max(estimates) + margin, max(known_ends))
 
     def place(value: float) -> float:
         share = (value - low) / ((high - low) or 1.0)
