@@ -1,14 +1,13 @@
-"""The runner that every model can have, rolled back by snapshot: for models that fold tokens into a
-state (Mamba, linear attention, short convolutions), and for those that make masks or positions of
-their own.
+"""Runs any model, and rolls it back by a snapshot: for models that fold tokens into a state (Mamba,
+linear attention, short convolutions), and for those that make their own masks or positions.
 
 A state cannot give tokens back, so a copy from before an extension is kept. After a rejection the
-copy counts, and the accepted tokens are read again together with the next extension, in the same
-forward pass.
+runner goes back to the copy, and reads the accepted tokens again together with the next extension, in
+the same forward pass.
 
-All rows of a state have read the same number of tokens. What a row has kept beyond that is read
-again in every pass, padded on the right, where padding has no influence on what comes before it.
-A state of keys and values alone is cut instead, and its rows are aligned on the right.
+All rows of a state have read the same number of tokens. The tokens that a row has kept beyond that
+are read again in every pass, padded on the right, where padding has no influence on what comes before
+it. A state of keys and values alone is cut instead, and its rows are aligned on the right.
 """
 
 from __future__ import annotations
@@ -42,20 +41,20 @@ from harness.local.runners.base import (
 from harness.local.runners.checks import check_runner
 from harness.local.runners.slots import UnsupportedModelError
 
-# Names in transformers of what a model hands on from one call to the next.
-_STATES = (*CACHES, "state")
+# Names in transformers of the state that a model hands on from one call to the next.
+_STATE_NAMES = (*CACHES, "state")
 
-# Kept tokens that are read again in every pass. When all rows have more, these get a separate pass.
+# The most kept tokens that are read again in every pass. When all rows have more, a separate pass
+# reads them into the state.
 _MOST_UNREAD = 16
 
-
-# Names in transformers of attention's part of a state.
-_KEYS = ("keys", "values")
+# Names in transformers of the keys and values in a state.
+_KV_NAMES = ("keys", "values")
 
 
 class SnapshotRunner(Runner):
-    """A `Runner` over any transformers model: the state that the model makes for itself is given
-    back to it.
+    """A `Runner` over any transformers model, which makes its state itself and gets it back with the
+    next call.
 
     Not every model reads several tokens as it reads them one by one, or keeps padding out of its
     state: `check` finds out.
@@ -101,11 +100,11 @@ class SnapshotRunner(Runner):
         self._device = model.device
         self._parameters = inspect.signature(model.forward).parameters
         self._context = context_of(model)
-        # Before the unread tokens; None from `extend` to `keep` if `extend` wrote over it.
-        self._state: RecurrentState | None = None
-        # After the unread and the extended tokens, if they are equally many in all rows.
-        self._ahead: RecurrentState | None = None
-        self._padding: list[int] = []  # of each prompt, on its left
+        # The state before the unread tokens; None from `extend` to `keep` if `extend` wrote over it.
+        self._state: ModelState | None = None
+        # The state after the unread and the extended tokens, if all rows have equally many.
+        self._ahead: ModelState | None = None
+        self._padding: list[int] = []  # slots to the left of each prompt
         self._unread: list[Tensor] = []  # kept tokens of each row that the state has not read
         self._extended = torch.empty(0, 0, dtype=torch.long)  # [B, n] since the last keep
 
@@ -118,7 +117,11 @@ class SnapshotRunner(Runner):
 
     @torch.inference_mode()
     def start(self, prompts: TokenRows) -> Step:
-        """Begin a new batch. Raises UnsupportedModelError for a model that hands no state on."""
+        """Begin a new batch.
+
+        Raises:
+            UnsupportedModelError: the model hands no state on.
+        """
         width = max(map(len, prompts))
         self._padding = [width - len(prompt) for prompt in prompts]
         rows = zip(self._padding, prompts, strict=True)
@@ -126,7 +129,7 @@ class SnapshotRunner(Runner):
         self._ahead = None
         self._extended = tokens[:, :0]
         self._unread = list(self._extended)
-        state, (logits, *hidden) = self._forward(RecurrentState({}), tokens, only_last=True)
+        state, (logits, *hidden) = self._forward(ModelState({}), tokens, only_last=True)
         if not state.values:
             raise UnsupportedModelError("hands no state on from token to token")
         self._state = state
@@ -134,23 +137,22 @@ class SnapshotRunner(Runner):
 
     @torch.inference_mode()
     def add(self, prompts: TokenRows) -> Step:
-        above = self._state
-        padding_above = self._padding
-        unread_above = self._unread
+        old_state = self._state
+        old_padding = self._padding
+        old_unread = self._unread
         step = self.start(prompts)
-        below = self._state
-        padding_below = self._padding
-        assert above is not None
-        assert below is not None
-        self._state = above.stacked_on(below)
-        # Slots count from the first of the row that has read most.
-        missing_above = self._state.num_read - above.num_read
-        missing_below = self._state.num_read - below.num_read
+        new_state = self._state
+        assert old_state is not None
+        assert new_state is not None
+        self._state = old_state.joined_with(new_state)
+        # The rows that have read less get more padding on their left.
+        old_shift = self._state.num_read - old_state.num_read
+        new_shift = self._state.num_read - new_state.num_read
         self._padding = [
-            *(count + missing_above for count in padding_above),
-            *(count + missing_below for count in padding_below),
+            *(count + old_shift for count in old_padding),
+            *(count + new_shift for count in self._padding),
         ]
-        self._unread = [*unread_above, *self._unread]
+        self._unread = [*old_unread, *self._unread]
         self._extended = self._extended.new_empty(len(self._padding), 0)
         return step
 
@@ -171,7 +173,7 @@ class SnapshotRunner(Runner):
         state = self._state
         assert state is not None
         num_unread = list(map(len, self._unread))
-        # A single token that is kept in any case, or any where none is ever taken back.
+        # Tokens that are always kept need no copy: a target's single one, or all without roll-back.
         is_kept = self._keeps_first and num_extended + num_new == 1 and not any(num_unread)
         if self._takes_back and not is_kept:
             state = state.copied()
@@ -182,16 +184,18 @@ class SnapshotRunner(Runner):
         self._ahead, outputs = self._forward(state, upcoming)
         if min(num_unread) == max(num_unread):
             return Step(*(output[:, -num_new:] for output in outputs))
-        # Rows have padding on their right.
+        # The state has read padding, on the right of rows with fewer unread tokens.
         self._ahead = None
         starts = to_device([count + num_extended for count in num_unread], self._device)
         places = starts.unsqueeze(1) + torch.arange(num_new, device=self._device)
-        index = torch.arange(len(num_unread), device=self._device).unsqueeze(1)
-        return Step(*(output[index, places] for output in outputs))
+        rows_index = torch.arange(len(num_unread), device=self._device).unsqueeze(1)
+        return Step(*(output[rows_index, places] for output in outputs))
 
     def keep(self, counts: Sequence[int]) -> None:
-        """Keep the first counts[b] extended tokens of row b. Raises a ValueError for a token to be
-        taken back of a recurrent model whose state was not copied.
+        """Keep the first counts[b] extended tokens of row b.
+
+        Raises:
+            ValueError: tokens must be taken back, but the state was not copied.
         """
         num_extended = self._extended.shape[1]
         if not all(0 <= count <= num_extended for count in counts):
@@ -231,8 +235,8 @@ class SnapshotRunner(Runner):
         `num_slots` are the most tokens of a row: windows that no row exceeds are not tested. None:
         rows of any length.
 
-        Raises UnsupportedModelError if the influence of earlier tokens differs by more than
-        rounding.
+        Raises:
+            UnsupportedModelError: the influence of earlier tokens differs by more than rounding.
         """
         check_runner(
             self,
@@ -245,8 +249,8 @@ class SnapshotRunner(Runner):
         )
 
     def _forward(
-        self, state: RecurrentState, tokens: Tensor, *, only_last: bool = False
-    ) -> tuple[RecurrentState, tuple[Tensor, ...]]:
+        self, state: ModelState, tokens: Tensor, *, only_last: bool = False
+    ) -> tuple[ModelState, tuple[Tensor, ...]]:
         """Read tokens [B, n] -> the state after them, which may be the old one written over, and
         the outputs.
         """
@@ -265,14 +269,14 @@ class SnapshotRunner(Runner):
         with without_cudnn():  # nearly every pass has another size
             output = self._model(input_ids=tokens, use_cache=True, **arguments)
         values: dict[str, Any] = {}
-        for name in _STATES:
+        for name in _STATE_NAMES:
             value = getattr(output, name, None) if name in self._parameters else None
             if value is not None:
                 values[name] = value
-        return RecurrentState(values, len(slots)), captured(self._options, output)
+        return ModelState(values, len(slots)), captured(self._options, output)
 
     def _shorten_unread(self) -> None:
-        """Read tokens into the state that would be read again in too many passes."""
+        """Read unread tokens into the state for good, if every row has more than `_MOST_UNREAD`."""
         count = min(map(len, self._unread))
         if count <= _MOST_UNREAD or self._extended.shape[1]:
             return
@@ -283,7 +287,7 @@ class SnapshotRunner(Runner):
 
 
 @dataclass(frozen=True)
-class RecurrentState:
+class ModelState:
     """The state of a model after `num_read` tokens of each row, padding included, by its names in
     transformers.
     """
@@ -291,33 +295,31 @@ class RecurrentState:
     values: dict[str, Any]
     num_read: int = 0
 
-    def copied(self) -> RecurrentState:
-        """Copy the state, but not its keys and values: models replace those, and never write into
-        them.
-        """
+    def copied(self) -> ModelState:
+        """Copy the state. Keys and values are shared: models replace them, and never write into them."""
 
         def copied(name: str, tensor: Tensor) -> Tensor:
-            return tensor if name in _KEYS else tensor.clone()
+            return tensor if name in _KV_NAMES else tensor.clone()
 
-        return RecurrentState(map_tensors(copied, self.values), self.num_read)
+        return ModelState(map_tensors(copied, self.values), self.num_read)
 
-    def select(self, rows: Tensor) -> RecurrentState:
+    def select(self, rows: Tensor) -> ModelState:
         """Return the state of these rows alone."""
 
         def selected(name: str, tensor: Tensor) -> Tensor:
             return tensor.index_select(0, rows.to(tensor.device))
 
-        return RecurrentState(map_tensors(selected, self.values), self.num_read)
+        return ModelState(map_tensors(selected, self.values), self.num_read)
 
     @property
     def is_kv_cache(self) -> bool:
-        """Whether it is keys and values of all tokens alone, which can be cut."""
+        """Whether the state is nothing but keys and values of all tokens, which can be cut."""
         caches = [value for value in self.values.values() if isinstance(value, Cache)]
         layers = [layer for cache in caches for layer in cache.layers]
         is_whole = len(caches) == len(self.values)
         return is_whole and all(type(layer) is DynamicLayer for layer in layers)
 
-    def cut(self, num_dropped: int, shifts: Sequence[int], num_padding: int) -> RecurrentState:
+    def cut(self, num_dropped: int, shifts: Sequence[int], num_padding: int) -> ModelState:
         """Drop the last tokens of all rows of a KV cache, move row b by shifts[b] to the right, over
         its own last tokens, and drop padding that all rows have on their left.
         """
@@ -330,32 +332,31 @@ class RecurrentState:
                 kept = torch.stack([row.roll(shift, dims=1) for row, shift in rows])
             return kept[:, :, num_padding:]
 
-        return RecurrentState(map_tensors(moved, self.values), width - num_padding)
+        return ModelState(map_tensors(moved, self.values), width - num_padding)
 
-    def stacked_on(self, below: RecurrentState) -> RecurrentState:
-        """Join the rows of two states. Keys and values of the one that has read less get padding on
-        their left.
+    def joined_with(self, other: ModelState) -> ModelState:
+        """Append the rows of another state. Keys and values of the one that has read less are padded
+        on the left.
         """
-
-        num_read = max(self.num_read, below.num_read)
+        num_read = max(self.num_read, other.num_read)
 
         def joined(name: str, *tensors: Tensor) -> Tensor:
-            if name in _KEYS:
+            if name in _KV_NAMES:
                 width = max(states.shape[2] for states in tensors)
                 tensors = tuple(
                     pad(states, (0, 0, width - states.shape[2], 0)) for states in tensors
                 )
             return torch.cat(tensors)
 
-        return RecurrentState(map_tensors(joined, self.values, below.values), num_read)
+        return ModelState(map_tensors(joined, self.values, other.values), num_read)
 
 
 def map_tensors(change: Callable[..., Tensor], *structures: Any, name: str = "") -> Any:
-    """Make one structure of several that have the same form, each tensor by `change(name,
-    *tensors)`.
+    """Merge structures of the same form into one, each tensor by `change(name, *tensors)`, where the
+    name is the key or attribute that holds the tensors.
 
-    The name is the key or attribute that holds the tensors. With {"keys": a, "width": 3} and
-    {"keys": b, "width": 5} that is {"keys": change("keys", a, b), "width": 5}.
+    {"keys": a, "width": 3} and {"keys": b, "width": 5} become
+    {"keys": change("keys", a, b), "width": 5}.
     """
     first = structures[0]
     if isinstance(first, Tensor):
@@ -379,6 +380,6 @@ def map_tensors(change: Callable[..., Tensor], *structures: Any, name: str = "")
             cache.layers.append(layer)
         return cache
     if isinstance(first, int):
-        # Of the tokens that a window has seen, those of the longer state; other numbers are equal.
+        # A window counts the tokens that it has seen: the longer state's count holds. Other numbers are equal.
         return max(structures)
     return first
