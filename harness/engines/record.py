@@ -1,8 +1,8 @@
-"""The record of an engine: everything that the rest of the house needs to know about it.
+"""Records of engines: everything that commands need to know about an engine before they open it.
 
-An engine's record is a subclass of `EngineRecord` in the room that does its work, or in a file of the
-user's (`engine=./my_engine.py:MyEngine`). What needs torch is imported inside functions: names, settings
-and help are known without it.
+Each engine has a subclass of `EngineRecord`, in the room that does its work, or in a file of the user's
+(`engine=./my_engine.py:MyEngine`). Torch is imported only inside functions, so that names, settings and
+help need none.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from harness.engines.protocol import Engine
 
 
-# The numbers of draft tokens that `auto` chooses from where each takes time to compile.
+# The numbers of draft tokens from which `auto` chooses. Few, because runners are compiled for each.
 _AUTO_PREPARED = (1, 2, 4, 8)
 
 
@@ -33,12 +33,12 @@ class Preparation:
     """The work that an engine is prepared for.
 
     Attributes:
-        decoding: of the questions.
+        decoding: settings of the questions.
         runner: to try first; a model that cannot have it gets a plainer one.
         batch_size: the most prompts of a question; for an engine that queues, the most in flight.
         longest_prompt: the most tokens of a prompt.
         fault: a mistake to plant in the speculative arm, for engines with `own_loop`.
-        say: shows the user a line.
+        say: shows a line to the user.
     """
 
     decoding: DecodingSettings
@@ -50,13 +50,13 @@ class Preparation:
 
     @property
     def num_slots(self) -> int:
-        """The most tokens of a row: prompt, answer, a proposal beyond its end, and one more."""
+        """The most tokens of a row: the prompt, the answer, a proposal beyond its end, and one more."""
         decoding = self.decoding
         return self.longest_prompt + decoding.max_new_tokens + decoding.most_draft_tokens + 1
 
     @property
     def numbers_drafted(self) -> list[int]:
-        """The numbers of draft tokens that runners are compiled for; none for a draft that drafts nothing."""
+        """The numbers of draft tokens that runners are compiled for; none if nothing is drafted."""
         if self.decoding.num_draft_tokens == "auto":
             return [*_AUTO_PREPARED]
         most = self.decoding.most_draft_tokens
@@ -70,8 +70,8 @@ class Opening(Preparation):
     Attributes:
         settings: of the run.
         planned: the pair before its weights load.
-        load: loads the pair, or gives the one that is loaded.
-        directory: of the run, for files of the engine's.
+        load: returns the loaded pair, and loads it if necessary.
+        directory: of the run, for files that the engine writes.
     """
 
     settings: RunSettings
@@ -85,9 +85,9 @@ class ServerIdentity:
     """A server as it describes itself.
 
     Attributes:
-        about: what does not change while it runs: `models`, a text for each, and the answers of its pages
-            by page and key, `/version version`.
-        started: text that changes when the server is restarted; None where it reports none.
+        about: facts that do not change while it runs: `models` with a text for each, and values of its
+            pages by page and key, such as `/version version`.
+        started: a text that changes when the server restarts; None if it reports none.
     """
 
     about: Mapping[str, Any]
@@ -96,13 +96,13 @@ class ServerIdentity:
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """The servers of a run, which are part of what is measured.
+    """The servers of a run, by which a measurement is recognised again.
 
     Attributes:
-        servers: those that run already, as they describe themselves now.
-        answers: whether each of these did.
-        commands: of those that are started, each as its words: the files that they name count, too.
-        variables: of the environment, which say how such servers run and on which devices, without keys.
+        servers: those that are running already, as they describe themselves now; empty if one did not.
+        answers: whether all running servers described themselves.
+        commands: the words of each command that starts a server; files named in them count, too.
+        variables: environment variables that decide how started servers run and on which devices; without keys.
     """
 
     servers: Sequence[ServerIdentity] = ()
@@ -115,22 +115,22 @@ class EngineRecord(RecordWithSettings, Abilities):
     """One engine, with the class of its settings.
 
     Attributes:
-        name: what `engine=` calls it.
-        summary: who generates, in half a line, for help.
-        settings: the dataclass of what can be set under `engine.`.
+        name: of the engine in `engine=`.
+        summary: half a line about it, for help.
+        settings: the dataclass of the settings under `engine.`.
     """
 
     summary: ClassVar[str]
     settings: ClassVar[type[EngineSettings]] = EngineSettings
 
     def adapted(self, run: RunSettings) -> RunSettings:
-        """The settings of a run with what this engine implies."""
+        """Return the settings of a run, with those that this engine implies."""
         return run
 
     def check(self, run: RunSettings) -> None:
-        """Raise a SettingError for a run that this engine is not for.
+        """Raise a SettingError for a run that this engine cannot do.
 
-        An engine without `own_loop` refuses what only this project's loop does.
+        An engine without `own_loop` refuses settings that only this project's loop supports.
         """
         if self.own_loop:
             return
@@ -148,32 +148,31 @@ class EngineRecord(RecordWithSettings, Abilities):
         require(number != "auto", "decoding.num_draft_tokens", rule, number)
 
     def check_pair(self, pair: Any, run: RunSettings) -> None:
-        """Raise a SettingError for models that this engine cannot run, as far as their configurations
-        show. It is called before weights load.
+        """Raise a SettingError for models whose configurations show that this engine cannot run them.
 
         Args:
-            pair: a `PlannedPair` of the other wing.
+            pair: a `PlannedPair` of the local wing; its weights are not loaded yet.
         """
 
     def check_installed(self) -> None:
-        """Raise a SettingError if a package that it needs is not installed, without importing it."""
+        """Raise a SettingError if a required package is not installed, without importing it."""
         if self.computes_here:
             instead = "; servers need none of them: harness latency -- llama-server ..."
             require_local("engine", self.name, instead)
 
     def elsewhere(self, run: RunSettings) -> Elsewhere:
-        """Who answers a run outside of this process, as far as that decides what is measured."""
+        """Return the servers of a run, as far as they decide what is measured."""
         return Elsewhere()
 
     def columns(self, run: RunSettings) -> Mapping[str, Any]:
-        """Columns about the pair that are known of an engine that does not load it, such as K in a server's command."""
+        """Return columns about a pair that is not loaded here, such as K from a server's command."""
         return {}
 
     def open(self, opening: Opening) -> Engine:
-        """An engine that is ready for questions.
+        """Open an engine that is ready for questions.
 
         Raises:
-            SettingError: for what the engine cannot do.
+            SettingError: the engine cannot do what the settings ask.
             RunError: the engine does not start.
         """
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""The measured points of a grid, what each says, and the schedule that follows."""
+"""The measured points of a map, whether it pays at each, and the best K for each load."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from harness.results.runs import Run, grouped
 from harness.results.schema import NO_VERDICT
 from harness.results.verdict import Verdict, verdict_of
 
-# First and last batch size of each range, and its K. The ranges adjoin, and the first begins at 1.
+# First and last batch size of each range, and its K. The ranges are adjacent, and the first begins at 1.
 Schedule = Sequence[tuple[int, int, int]]
 
 PAYS = "pays"
 DOES_NOT_PAY = "does not pay"
-# Also with an interval on both sides of 1.
+# No interval, or one that includes 1.
 CANNOT_TELL = "cannot tell"
 _WORDS = {"faster": PAYS, "slower": DOES_NOT_PAY}
 
@@ -31,9 +31,9 @@ class Point(NamedTuple):
     """A point of the grid, from the row of its speculative arm.
 
     Attributes:
-        context: 0 for prompts as they are.
-        size: the batch size; of a server, requests in flight.
-        k: 0 where a server does not report its own.
+        context: the length to which prompts are cut, in tokens; 0 for prompts as they are.
+        size: the batch size; of a server, the requests in flight.
+        k: the number of draft tokens; 0 where a server does not report its own.
     """
 
     context: int
@@ -49,7 +49,7 @@ class Point(NamedTuple):
 
 
 def points_of(rows: Sequence[MapRow]) -> list[Point]:
-    """The points that have a speed-up, or were refused one, by context, batch size and K."""
+    """Return the points with a speed-up, or without a verdict, by context, batch size and K."""
     points = []
     for row in rows:
         verdict = verdict_of(row)
@@ -61,54 +61,54 @@ def points_of(rows: Sequence[MapRow]) -> list[Point]:
 
 
 def named_points(runs: Sequence[Run[MapRow]]) -> dict[str, list[Point]]:
-    """The points of each run that has any, by its name among the others: `13B with 7B · temperature 1`."""
+    """Return the points of each run that has any, by the name that distinguishes it: `13B with 7B · temperature 1`."""
     maps = [points for points in (points_of(run.rows) for run in runs) if points]
     names = distinct_names([shared_row(points) for points in maps])
     return {name.label(): points for name, points in zip(names, maps, strict=True)}
 
 
 def shared_row(points: Sequence[Point]) -> MapRow:
-    """A row of what all points of a map share: they differ in batch size and K, and so in the number of prompts."""
+    """Return a row of what all points of a map share: no batch size, K or number of prompts."""
     return replace(
         points[0].row, num_draft_tokens=None, batch_size=None, num_prompts=None, laps=None
     )
 
 
 def load_of(points: Sequence[Point]) -> str:
-    """`batch size`, or `concurrency` of a server: its requests in flight."""
+    """Return the name of the load: `batch size`, or `concurrency` for the requests in flight of a server."""
     return "concurrency" if points[0].row.is_elsewhere else "batch size"
 
 
 def schedule_of(points: Sequence[Point]) -> tuple[Schedule, str]:
-    """The best K of each batch size over all contexts, 0 where none pays. If there is no schedule
-    it is empty, and the text is the reason.
+    """Return the best K of each batch size over all contexts, 0 where none pays; without a schedule,
+    none and the reason.
 
     Points that cannot tell decide nothing: a batch size that has no others gets the K of the next
-    smaller one. A server whose drafting is switched off keeps its draft: what counts is the gain over
-    that where it was measured, else the speed-up, as if switching off were free.
+    smaller one. K=0 counts as if switching the draft off were free.
 
-    Of K=5 at batch size 1, K=2 at 16 and none at 64, [(1, 15, 5), (16, 63, 2), (64, 64, 0)].
+    With K=5 best at batch size 1, K=2 at 16 and none at 64: [(1, 15, 5), (16, 63, 2), (64, 64, 0)].
     """
     if not any(point.k for point in points):
         return [], "the server does not report its K"
     best: dict[int, int] = {}
     for size, at_size in sorted(grouped(points, attrgetter("size")).items()):
-        telling = [point for point in at_size if point.word != CANNOT_TELL]
+        decided = [point for point in at_size if point.word != CANNOT_TELL]
         # Logarithms, so that twice as fast and half as fast cancel out.
-        worth = {
+        gains = {
             k: fmean(math.log(point.verdict.speedup.estimate) for point in with_k)
-            for k, with_k in grouped(telling, attrgetter("k")).items()
+            for k, with_k in grouped(decided, attrgetter("k")).items()
         }
-        if worth:
-            most = max(worth, key=lambda k: worth[k])
-            best[size] = most if worth[most] > 0 else 0
+        if gains:
+            best_k = max(gains, key=lambda k: gains[k])
+            best[size] = best_k if gains[best_k] > 0 else 0
         elif not best:
             return [], f"no cell can tell whether it pays at {load_of(points)} {size}"
     if not any(best.values()):
         return [], "it clearly pays at no load"
+    # A range begins at each batch size whose K differs from that of the smaller one.
     firsts = [size for before, size in pairwise([0, *best]) if best.get(before) != best[size]]
     lasts = [first - 1 for first in firsts[1:]] + [max(best)]
-    # vLLM wants a K from 1 on, although the smallest measured batch size may be larger.
+    # vLLM needs a K from 1 on, although the smallest measured batch size may be larger.
     schedule = [
         (first if index else 1, last, best[first])
         for index, (first, last) in enumerate(zip(firsts, lasts, strict=True))
@@ -117,7 +117,7 @@ def schedule_of(points: Sequence[Point]) -> tuple[Schedule, str]:
 
 
 def for_vllm(schedule: Schedule) -> str:
-    """Entries of vLLM's `--speculative-config`, without the draft's: [first batch size, last, K] of each range."""
+    """Return the entries of vLLM's `--speculative-config` for a schedule, without those of the draft."""
     config = {
         "num_speculative_tokens": max(k for _, _, k in schedule),
         "num_speculative_tokens_per_batch_size": [list(entry) for entry in schedule],
