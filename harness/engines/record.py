@@ -95,18 +95,18 @@ class ServerIdentity:
 
 
 @dataclass(frozen=True)
-class Elsewhere:
+class ServerSetup:
     """The servers of a run, by which a measurement is recognised again.
 
     Attributes:
         servers: those that are running already, as they describe themselves now; empty if one did not.
-        answers: whether all running servers described themselves.
+        all_answer: whether all running servers described themselves.
         commands: the words of each command that starts a server; files named in them count, too.
         variables: environment variables that decide how started servers run and on which devices; without keys.
     """
 
     servers: Sequence[ServerIdentity] = ()
-    answers: bool = True
+    all_answer: bool = True
     commands: Sequence[Sequence[str]] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
 
@@ -160,9 +160,9 @@ class EngineRecord(RecordWithSettings, Abilities):
             instead = "; servers need none of them: harness latency -- llama-server ..."
             require_local("engine", self.name, instead)
 
-    def elsewhere(self, run: RunSettings) -> Elsewhere:
+    def server_setup(self, run: RunSettings) -> ServerSetup:
         """Return the servers of a run, as far as they decide what is measured."""
-        return Elsewhere()
+        return ServerSetup()
 
     def columns(self, run: RunSettings) -> Mapping[str, Any]:
         """Return columns about a pair that is not loaded here, such as K from a server's command."""

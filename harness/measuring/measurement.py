@@ -24,7 +24,7 @@ from harness.config.machine import cpu_name, gpu_names, num_usable_cores, other_
 from harness.config.methods import METHODS
 from harness.config.run import RunSettings
 from harness.config.settings import PromptSettings
-from harness.engines.record import Elsewhere
+from harness.engines.record import ServerSetup
 from harness.engines.registry import ENGINES, engine_of
 from harness.results.environment import package_version
 from harness.results.files import read_rows
@@ -95,22 +95,22 @@ def identify(settings: RunSettings, leaving_out: Collection[str] = ()) -> Measur
     Args:
         leaving_out: names of further settings that do not matter.
     """
-    elsewhere = engine_of(settings).elsewhere(settings)
+    setup = engine_of(settings).server_setup(settings)
     weights = {role: weights_identity(model) for role, model in settings.models.items()}
-    digest = _digest(settings, leaving_out, elsewhere, weights)
-    servers = elsewhere.servers
+    digest = _digest(settings, leaving_out, setup, weights)
+    servers = setup.servers
     times = [server.started for server in servers if server.started is not None]
     started = "; ".join(times) if times and len(times) == len(servers) else None
     always = settings.resume == "always"
-    is_known = started is not None if servers else not elsewhere.commands
-    reusable = elsewhere.answers and (always or is_known)
+    is_unchanged = started is not None if servers else not setup.commands
+    reusable = setup.all_answer and (always or is_unchanged)
     return Measurement(digest, weights, started, reusable, any_start=always)
 
 
 def _digest(
     settings: RunSettings,
     leaving_out: Collection[str],
-    elsewhere: Elsewhere,
+    setup: ServerSetup,
     weights: Mapping[str, str | None],
 ) -> str:
     """The digest of a measurement.
@@ -134,9 +134,9 @@ def _digest(
         "settings": asked,
         "prompts": prompts,
         "weights": weights,
-        "servers": [server.about for server in elsewhere.servers],
-        "commands": [_of_command(words) for words in elsewhere.commands],
-        "variables": elsewhere.variables,
+        "servers": [server.about for server in setup.servers],
+        "commands": [_of_command(words) for words in setup.commands],
+        "variables": setup.variables,
         "machine": gpu_names() or cpu,
         "versions": {name: package_version(name) for name in _PACKAGES},
         "source": _source(),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from harness.config.model_names import SERVED
 from harness.config.settings import api_key, require
-from harness.engines.record import Elsewhere, EngineRecord, Opening
+from harness.engines.record import EngineRecord, Opening, ServerSetup
 from harness.servers.dialects import startups
 from harness.servers.identity import server_report
 from harness.servers.settings import ServerSettings
@@ -77,17 +77,18 @@ class Server(EngineRecord):
             "draft_remembers": measured.has_pool,
         }
 
-    def elsewhere(self, run: RunSettings) -> Elsewhere:
+    def server_setup(self, run: RunSettings) -> ServerSetup:
         settings = ServerSettings.of(run)
         if settings.start_command:
             commands = [command.words for command in commands_of(run)]
-            return Elsewhere(commands=commands, variables=_variables())
+            return ServerSetup(commands=commands, variables=_variables())
         key = api_key("engine.api_key_variable", settings.api_key_variable)
         # The regular one first; both may be the same.
         urls = dict.fromkeys(url for url in (settings.regular_url, settings.url) if url is not None)
         reports = [server_report(url, key) for url in urls]
-        known = [report for report in reports if report is not None]
-        return Elsewhere(known) if len(known) == len(urls) else Elsewhere(answers=False)
+        if None in reports:
+            return ServerSetup(all_answer=False)
+        return ServerSetup([report for report in reports if report is not None])
 
     def open(self, opening: Opening) -> Engine:
         """Start the servers, or only connect them."""
