@@ -1,4 +1,4 @@
-"""Runs a command: its experiment, and then its rows, however the experiment ended.
+"""Runs the experiment of a command, then writes and prints its rows, however it ended.
 
 `cli.worker` calls this for every run, alone or a job of a sweep.
 """
@@ -39,20 +39,20 @@ def run_command(
     *,
     run_id: str | None = None,
 ) -> Sequence[RunRow]:
-    """Run a command; its rows, which are returned, are written and printed however it ends.
+    """Run a command; write, print and return its rows, however it ends.
 
-    Only a mistake in the settings leaves no rows, unless something was measured before it was found.
+    Only a wrong setting leaves no rows, unless something was measured before it was noticed.
 
     Args:
         directory: of the run's own files.
-        keeper: holds the loaded pair where several runs follow each other; None for a run alone.
-        finishing: a context in which rows are made and written; of a job it postpones signals.
-        run_id: that the rows carry; None for a new one.
+        keeper: holds the loaded pair from run to run; None for a run alone.
+        finishing: a context in which rows are made and written, with signals postponed.
+        run_id: in all rows; None for a new one.
 
     Raises:
-        SettingError: a mistake in the settings, or one that only the models' configurations reveal.
+        SettingError: a setting is wrong by itself, or for these models.
         RunError: the run failed. Its rows, with the measurements until then, are written first.
-        VerdictError: the run succeeded, and its answer is not the good one.
+        VerdictError: the run succeeded with a bad answer.
     """
     if settings.results.file:
         check_appendable(settings.results.file)
@@ -63,9 +63,8 @@ def run_command(
     is_mistake = False
     try:
         with session.watch():
-            if isinstance(settings, PromptedSettings) and (about := origin(settings.prompts)):
-                # Where a prompt set comes from, and its licence.
-                say(about)
+            if isinstance(settings, PromptedSettings) and (source := origin(settings.prompts)):
+                say(source)
             experiment.measure(session)
     except SettingError:
         is_mistake = True
@@ -77,45 +76,43 @@ def run_command(
             rows = _rows(command, experiment, session)
             if is_mistake and not any(row.has_figures for row in rows):
                 rows = []
-            page = None
-            if rows:
-                page = measurement(command).page([Run(list(rows), directory=directory)])
+            run = Run(list(rows), directory=directory)
+            page = measurement(command).page([run]) if rows else None
             if page is not None:
                 page = replace(page, tables=(*page.tables, *experiment.more))
-            saved, error = _write(session, rows, page)
+            saved, write_error = _write(session, rows, page)
         session.close()
         _remove_own_locks(settings, directory)
         if page is not None:
             _print(page, saved, details=settings.results.details)
-        if error is not None:
-            # A disk that is full is worse news than what ended the run, which is its context.
-            raise error
+        if write_error is not None:
+            # A full disk is worse news than the error that ended the run, which becomes its context.
+            raise write_error
     bad_answer = measurement(command).judge(rows)
     if bad_answer is not None:
         raise bad_answer
-    # Some commands have written rows while they measured.
+    # Not `rows`: some commands have written others while they measured.
     return session.written
 
 
 def _rows(command: str, experiment: Experiment[Any, Any], session: Session) -> Sequence[RunRow]:
-    """The rows of a run, however it ended."""
+    """Return the rows of a run, however it ended."""
     try:
         return experiment.rows(session)
     except Exception:
         if session.error is None:
             raise
-        # Half a measurement may make no rows. Those of one that has not begun still say what ended it.
+        # Rows may need figures that are missing. Those of an experiment that has not begun hold the error.
         return measurement(command).begin(session.original_settings).rows(session)
 
 
 def _write(
     session: Session, rows: Sequence[RunRow], page: Page | None
 ) -> tuple[str | None, HarnessError | None]:
-    """Write the rows of a run, and its page in files.
+    """Write the rows of a run, and its page, to files.
 
     Returns:
-        A line that says where they are, and why something could not be written: the answer is known, and a disk that is
-        full does not hide it.
+        The line about where they are, and an error of writing: it must not keep the page from being printed.
     """
     saved = None
     finding = [] if page is None else [line.whole for line in page.finding]
@@ -125,7 +122,7 @@ def _write(
         saved = session.write_rows(rows)
     except HarnessError as error:
         failure = error
-    # Rows that were not collected are in the run's directory, and so are its other files.
+    # The run's directory gets its other files even if rows could not be collected.
     try:
         write_result(session.directory, session.written, session.devices, finding, doubts)
         if page is not None and (full := in_full(page)):
@@ -136,8 +133,8 @@ def _write(
 
 
 def _print(page: Page, saved: str | None, *, details: bool) -> None:
-    """Print a page, and where its rows are."""
-    # The line about progress may still be on the terminal.
+    """Print a page, and the line about where its rows are."""
+    # The line about progress may still be on the terminal: clear it.
     show("")
     try:
         print_document(in_full(page) if details else in_short(page))
@@ -154,7 +151,7 @@ def record_failure(
     *,
     run_id: str,
 ) -> Sequence[RunRow]:
-    """Write the rows of a run that wrote none before this error ended it."""
+    """Write rows with the error that ended a run before it wrote any."""
     experiment = measurement(command).begin(settings)
     session = Session(experiment, settings, directory, None, run_id)
     session.status = REFUSED if isinstance(error, SettingError) else "failed"
@@ -167,7 +164,7 @@ def record_failure(
 
 
 def _remove_own_locks(settings: RunSettings, directory: Path) -> None:
-    """Remove the run's locks, unless the file that all runs share is beside them."""
+    """Remove the run's locks, unless the file that all runs share is in the same directory."""
     shared = settings.results.file
     if shared is None or Path(shared).resolve().parent != directory.resolve():
         remove_locks(directory)

@@ -52,17 +52,17 @@ class Session:
     not None between `open` and `close`.
 
     Args:
-        experiment: of the command.
-        keeper: holds the pair where several runs follow each other.
-        run_id: of the run; None for a new one.
+        experiment: has the settings in effect.
+        keeper: holds the pair from run to run; None for a run alone.
+        run_id: None for a new one.
 
     Attributes:
         original_settings: without the command's own changes; they identify the measurement.
-        run: the id that all its rows carry.
+        run_id: in all rows of the run.
         status, error: `ok`, `failed`, `interrupted` or `refused`, and why.
-        placed: the pair with its places, after `place`; None where the engine loads none here.
+        placed: the pair with its devices, after `place`; None if the engine loads none here.
         engine: after `open`.
-        devices: product names of what computes, ['NVIDIA A100-SXM4-40GB']; [] before `place`.
+        devices: product names, ['NVIDIA A100-SXM4-40GB'], or the address of a server; [] before `place`.
         written: the rows that `write_rows` has written so far.
     """
 
@@ -77,7 +77,7 @@ class Session:
         self._experiment = experiment
         self.original_settings = original_settings
         self.directory = directory
-        self.run = run_id or new_run_id()
+        self.run_id = run_id or new_run_id()
         self.status = "ok"
         self.error: str | None = None
         self.placed: PlacedPair | None = None
@@ -99,14 +99,14 @@ class Session:
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """Note what ends the block early. A failure that is known leaves it as a RunError."""
+        """Record the error that ends the block; a known failure is raised as a RunError that explains it."""
         try:
             yield
         except KeyboardInterrupt as interrupt:
             self.status, self.error = "interrupted", str(interrupt) or "stopped by the user"
             raise
         except Exception as exception:
-            # Before anything else can fail: a row without a reason must not look as if it had figures.
+            # Recorded before explaining it can fail: a row without a reason would look like a good one.
             self.status, self.error = "failed", _message(exception)
             from harness.config.failures import as_run_error
 
@@ -123,7 +123,7 @@ class Session:
 
     @property
     def planned(self) -> AnyPair:
-        """The pair before its weights load; for engines elsewhere its tokenizer alone."""
+        """The pair before its weights load; its tokenizer alone if a server has the weights."""
         return self._keeper.plan(self.settings)
 
     @property
@@ -137,7 +137,7 @@ class Session:
         return Encoder(self.planned, self.settings)
 
     def identify(self) -> Measurement:
-        """The identity of the measurement, by which `resume` finds earlier rows; determined once.
+        """Return the identity of the measurement, by which `resume` finds earlier rows; determined once.
 
         Runs with the same original settings are the same measurement: the command's own changes do
         not count.
@@ -147,23 +147,22 @@ class Session:
         return self._measurement
 
     @property
-    def kept_in(self) -> Path:
-        """The directory of what outlives the run; the run's own where nothing is collected."""
+    def store_directory(self) -> Path:
+        """The directory of files that outlive the run; its own if rows are not collected."""
         file = self.settings.results.file
         return self.directory if file is None else Path(file).parent
 
     def encode(
         self, prompts: Sequence[Prompt], setting: str = "prompts", new_tokens: int | None = None
     ) -> list[list[int]]:
-        """Token ids of each prompt, through the chat template where setting and tokenizer agree on
-        it.
+        """Return the token ids of each prompt, with the chat template if settings and tokenizer have one.
 
         Args:
-            setting: where the prompts come from, for the error.
+            setting: named in the error: where the prompts come from.
             new_tokens: that follow each prompt; `decoding.max_new_tokens` by default.
 
         Raises:
-            SettingError: a prompt does not fit into a model's context with its new tokens.
+            SettingError: a prompt and its new tokens do not fit into a model's context.
         """
         token_ids = self.encoder.encode(prompts)
         new_tokens = new_tokens or self.settings.decoding.max_new_tokens
@@ -178,7 +177,7 @@ class Session:
         prompt_tokens: int,
         new_tokens: int | None = None,
     ) -> PlacedPair | None:
-        """Place the pair with its caches, and say where; write `environment.json`.
+        """Place the pair with its caches, show its devices, and write `environment.json`.
 
         Returns None where the engine loads no pair here.
 
@@ -190,8 +189,8 @@ class Session:
         Raises:
             RunError: the pair does not fit.
         """
-        # Now: planning has found the commit on the hub, and servers have not answered questions
-        # yet, so that a later restart is noticed.
+        # At this point planning has found the commit on the hub, and servers have not answered
+        # questions yet, so that a later restart is noticed.
         self.identify()
         settings = self.settings
         engine = engine_of(settings)
@@ -220,7 +219,7 @@ class Session:
         *,
         fault: str = "none",
     ) -> Engine:
-        """Open the engine, with the pair loaded if it needs one; one that is open and starts slowly may go on.
+        """Open the engine, with the pair loaded if it needs one. An engine may stay open for later questions.
 
         Args:
             batch_size: the most prompts of a question, or the most requests in flight.
@@ -231,7 +230,7 @@ class Session:
         if self.engine is not None:
             if self.engine.goes_on(decoding, batch_size, longest_prompt):
                 return self.engine
-            # Before the next engine allocates its caches, those of the one before are given back.
+            # Its caches are freed before the next engine allocates its own.
             self.close()
         preparation = Preparation(
             decoding=decoding,
@@ -259,13 +258,13 @@ class Session:
         chats: Sequence[Chat] = (),
         seed: int | None = None,
     ) -> Question:
-        """The question of one batch: prompts that every arm is asked together.
+        """Return a question: prompts that every arm is asked together.
 
         Args:
             token_ids: of each prompt.
             indices: of the prompts; with the seed they determine the random numbers.
             decoding, seed: those of the settings by default.
-            chats: as `Question` has them.
+            chats: see `Question`.
         """
         if decoding is None:
             decoding = self.settings.decoding
@@ -277,18 +276,18 @@ class Session:
     def row(
         self, kind: type[AnyRow], acceptance: Acceptance | None = None, **figures: Any
     ) -> AnyRow:
-        """A row of this run, from its settings, its circumstances and what was measured.
+        """Return a row of this run: settings, circumstances and figures.
 
-        Where several have a column, figures come before acceptance, and both before the rest.
+        If several have a column, figures override acceptance, and both override the rest.
 
         Args:
-            acceptance: of whose columns the row has those that this kind of row knows.
-            figures: columns that were measured.
+            acceptance: fills the columns about acceptance that this kind of row has.
+            figures: measured columns.
 
         Raises:
-            TypeError: a circumstance or a figure that the kind of row has no column for.
+            TypeError: this kind of row has no column for a circumstance or a figure.
         """
-        columns: dict[str, Any] = {"run": self.run}
+        columns: dict[str, Any] = {"run": self.run_id}
         if issubclass(kind, RunRow):
             columns |= kind.setting_columns(self.settings) | self._circumstances()
             columns["settings"] = further_settings(self.settings, kind)
@@ -308,25 +307,23 @@ class Session:
         if issubclass(kind, PromptedRow):
             columns |= {"num_skipped": 0, "num_truncated": 0}
         if acceptance is not None:
-            about_acceptance = acceptance.columns()
-            for name in about_acceptance.keys() & kind.columns().keys():
-                columns[name] = about_acceptance[name]
+            acceptance_columns = acceptance.columns()
+            for name in acceptance_columns.keys() & kind.columns().keys():
+                columns[name] = acceptance_columns[name]
         for name, value in figures.items():
             is_unknown = isinstance(value, Interval) and not value.is_known
             columns[name] = None if is_unknown else value
         return kind(**columns)
 
     def append(self, name: str, rows: Sequence[Row]) -> None:
-        """Append rows to a file in the run's directory, at once, so that nothing measured is
-        lost.
-        """
+        """Append rows to a file in the run's directory at once, so that no measurement is lost."""
         append_rows(self.directory / name, rows)
 
     def write_rows(self, rows: Sequence[RunRow]) -> str | None:
         """Append rows to the run's own file and, unless it was refused, to the one that collects
         all runs.
 
-        Returns a line that says where they are; None without rows.
+        Returns a line with their place; None without rows.
         """
         if not rows:
             return None
@@ -343,11 +340,11 @@ class Session:
             file = append_rows(collected, rows)
         except HarnessError as error:
             raise RunError(f"{error}; the rows are in {directory}/") from error
-        note = "" if file == Path(collected) else f" ({collected} has other columns)"
-        return f"{line} and {file}{note}"
+        why = "" if file == Path(collected) else f" ({collected} has other columns)"
+        return f"{line} and {file}{why}"
 
     def end_tokens(self) -> frozenset[int]:
-        """The tokens at which the target ends a text by itself."""
+        """Return the tokens with which the target ends a text."""
         if engine_of(self.settings).loads_pair:
             return self._keeper.load().stop_tokens()
         ends = self.tokenizer.eos_token_id
@@ -382,5 +379,5 @@ class Session:
 
 
 def _message(exception: BaseException) -> str:
-    """The message in one line; without one, the exception's type."""
+    """Return the message in one line, or the type of an exception without one."""
     return " ".join(str(exception).split()) or type(exception).__name__

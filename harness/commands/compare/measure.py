@@ -89,7 +89,7 @@ class Compare(Experiment[CompareSettings, CompareRow]):
                 elif self._interactive:
                     self._say(self._describe(session), "bold")
                     self._say(_WELCOME)
-                    history = session.kept_in / ".compare_history"
+                    history = session.store_directory / ".compare_history"
                     examples = [example.text for example in self._examples]
                     self._take_lines(session, typed_lines(history, examples))
                 else:

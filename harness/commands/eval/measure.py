@@ -83,7 +83,7 @@ class Evaluation(Experiment[EvalSettings, EvalRow]):
         check_answer_length(session.tokenizer, problems, settings.decoding.max_new_tokens)
         session.place(settings.batch_size, max(map(len, token_ids)))
         measurement = identify(session.original_settings, leaving_out=_NOT_OF_AN_ANSWER)
-        store = session.kept_in / "eval_answers" / f"{measurement.digest}.csv"
+        store = session.store_directory / "eval_answers" / f"{measurement.digest}.csv"
         if settings.resume:
             self._resume(session, store, measurement)
         if len(self.answers) < len(problems):
@@ -97,7 +97,8 @@ class Evaluation(Experiment[EvalSettings, EvalRow]):
         if not self.answers:
             # Those that this run's process wrote to its directory before it died.
             written = read_answers(session.directory / PROMPTS_FILE)
-            self.answers = self._answered_by_all([row for row in written if row.run == session.run])
+            written_now = [row for row in written if row.run == session.run_id]
+            self.answers = self._answered_by_all(written_now)
         arms = {arm for by_arm in self.answers.values() for arm in by_arm}
         rows = []
         for seed in (*self.settings.seeds, "all"):
@@ -179,7 +180,7 @@ class Evaluation(Experiment[EvalSettings, EvalRow]):
         self.resumed = set(self.answers)
         rows = []
         for by_arm in self.answers.values():
-            rows += [dataclasses.replace(row, run=session.run) for row in by_arm.values()]
+            rows += [dataclasses.replace(row, run=session.run_id) for row in by_arm.values()]
         wanted = len(self.problems) * len(self.settings.arms)
         say(f"{len(rows)} of {wanted} answers are in {store} already; resume=false measures again")
         session.append(PROMPTS_FILE, rows)

@@ -205,7 +205,7 @@ class Latency(Experiment[LatencySettings, LatencyRow]):
         for name in self.run.arms:
             generation = self.unwritten.pop(name, None)
             if generation is not None:
-                rows += _prompt_rows(self.run, generation, session.tokenizer, session.run)
+                rows += _prompt_rows(self.run, generation, session.tokenizer, session.run_id)
         self.prompt_rows += rows
         if rows and not self.is_cell:
             session.append(PROMPTS_FILE, rows)
@@ -245,7 +245,7 @@ class Latency(Experiment[LatencySettings, LatencyRow]):
         if not self.is_cell:
             run = Run(rows)
             run.prompt_rows = self.prompt_rows
-            cost = iteration_cost([run], str(session.run))
+            cost = iteration_cost([run], str(session.run_id))
             # For `costs=` of `plan`.
             if cost.points and rows[-1].status == "ok":
                 write_costs(session.directory, cost)

@@ -113,7 +113,7 @@ class Map(Experiment[MapSettings, MapRow]):
         schedule, _ = schedule_of(points_of(rows))
         if schedule:
             replace_file(session.directory / "schedule_vllm.json", for_vllm(schedule).encode())
-        cost = iteration_cost(self.measured, str(session.run))
+        cost = iteration_cost(self.measured, str(session.run_id))
         # What an iteration costs depends on the context, too.
         if cost.loads and len(self.settings.contexts) < 2:
             write_costs(session.directory, cost)
