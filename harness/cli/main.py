@@ -54,8 +54,8 @@ server. Models on this machine need pip install 'specharness[local]'."""
 
 _INTERRUPTED = "harness: interrupted; what was measured so far is kept"
 
-# Of several exit codes the worst counts: success, doubt, a wrong setting; then 1, a failure or a bad answer, and any
-# that a user's own command has.
+# The worst of several exit codes counts. From the mildest: success, doubt, a wrong setting; then 1, a failure or a bad
+# answer, and any code that only a user's own command has.
 _SEVERITIES = {0: 0, 3: 1, 2: 2}
 
 
@@ -65,8 +65,8 @@ _FOR_THE_TERMINAL = (
     *("-sc", "--shell-completion"),
 )
 
-# Hydra, sys.argv and sys.stdout are the process's, so that one thread at a time may run a command.
-_running = threading.RLock()
+# The process has one Hydra, sys.argv and sys.stdout, so one thread at a time may run a command.
+_run_lock = threading.RLock()
 
 
 def main() -> None:
@@ -134,7 +134,7 @@ def run(command: str, *overrides: str, verbose: bool = False, **settings: Any) -
     from harness.cli.frames import frame
     from harness.cli.menu import conversion, typed
 
-    kind = configured(_known(command, with_settings())).settings
+    kind = configured(_checked(command, with_settings())).settings
     words = [*overrides, *typed.from_keywords(settings, conversion.setting_hints(kind))]
     for word in words:
         if not isinstance(word, str):
@@ -145,7 +145,7 @@ def run(command: str, *overrides: str, verbose: bool = False, **settings: Any) -
             raise SettingError(word.partition("=")[0], "must not have a null character")
         if word.partition("=")[0] in _FOR_THE_TERMINAL:
             raise SettingError(word, f"is for the command line: harness {command}")
-    with _running:
+    with _run_lock:
         invocation = _Invocation(quiet=True)
         divided = Words.divide([command, *words])
         divided.note()
@@ -160,7 +160,8 @@ def run(command: str, *overrides: str, verbose: bool = False, **settings: Any) -
 def _dispatch(words: Words, invocation: _Invocation) -> None:
     """Run the command that is named first, or print help, the version, or completions (`-sc`)."""
     command, *others = words.typed or ["help"]
-    # `help latency presets` and `latency help presets` mean `latency --help presets`; `help presets` asks of the first.
+    # `help latency presets` and `latency help presets` mean `latency --help presets`; `help presets` is about
+    # the first command.
     names = _names()
     if command in ("-h", "--help", "help") and others:
         command = others.pop(0) if others[0] in names else names[0]
@@ -176,7 +177,7 @@ def _dispatch(words: Words, invocation: _Invocation) -> None:
             _complete(words.typed[words.typed.index("-sc") + 1 :], invocation)
     else:
         with invocation.reporting(command):
-            record = COMMANDS[_known(command, names)]
+            record = COMMANDS[_checked(command, names)]
             if isinstance(record, PathCommand):
                 signals.load(record.program).main(Words(others, words.servers))
                 return
@@ -185,7 +186,7 @@ def _dispatch(words: Words, invocation: _Invocation) -> None:
 
 
 def _complete(arguments: Sequence[str], invocation: _Invocation) -> None:
-    """`harness -sc install=bash` and what it makes the shell ask: Hydra's completion, of the command on the line."""
+    """Install completion (`harness -sc install=bash`), or answer the shell's query about the command on its line."""
     if len(arguments) != 1 or not re.fullmatch(
         "(install|uninstall|query)=(bash|zsh|fish)", arguments[0]
     ):
@@ -198,7 +199,7 @@ def _complete(arguments: Sequence[str], invocation: _Invocation) -> None:
         _, _, typed = line.lstrip().partition(" ")
         command, space, settings = typed.lstrip().partition(" ")
         if not space:
-            print(*(known for known in names if known.startswith(command)))
+            print(*(name for name in names if name.startswith(command)))
         if not space or command not in with_settings():
             return
         os.environ["COMP_LINE"] = f"harness {settings}"
@@ -206,7 +207,7 @@ def _complete(arguments: Sequence[str], invocation: _Invocation) -> None:
 
 
 def _usage() -> str:
-    """The list of commands."""
+    """Return the list of commands, with how to begin."""
     listed = commands()
     margin = max(len(command.name) for command in listed) + 4
     lines = []
@@ -219,32 +220,32 @@ def _usage() -> str:
 
 
 def _names() -> list[str]:
-    """The names of all commands that need no file, in the order of the list: the first is meant where none is typed."""
+    """Return the names of all commands that need no file, in the order of the list; the first is the default."""
     return [command.name for command in commands()]
 
 
-def _known(command: str, known: Collection[str]) -> str:
-    """The command, if it is one of these or in a file of the user's.
+def _checked(command: str, names: Collection[str]) -> str:
+    """Return the command if it has one of these names, or is in a file of the user's.
 
     Raises:
         SettingError: it is neither.
     """
     if not isinstance(command, str):
-        raise SettingError("command", f"must be one of {', '.join(known)}", command)
-    if command not in known and not COMMANDS.is_in_file(command):
+        raise SettingError("command", f"must be one of {', '.join(names)}", command)
+    if command not in names and not COMMANDS.is_in_file(command):
         if command in _names():
             raise SettingError(command, f"is a command of the terminal: harness {command}")
-        rule = f"no such command{nearest(command, known)}; there are: {', '.join(known)}"
+        rule = f"no such command{nearest(command, names)}; there are: {', '.join(names)}"
         raise SettingError(command, rule)
     return command
 
 
 @dataclass
 class _Invocation:
-    """A command as it is called once, and its outcome.
+    """One call of a command, and its outcome.
 
     Attributes:
-        quiet: whether errors are only noted here, for `run` to raise; otherwise they are printed, too.
+        quiet: whether errors are only collected, for `run` to raise; otherwise they are printed, too.
         servers: the commands behind `--`.
         rows: of the run, or of the sweep's jobs.
         exit_codes: of the errors, and of the sweep. The process ends with the worst of them.
@@ -258,39 +259,22 @@ class _Invocation:
 
     def run_hydra(self, words: Words) -> None:
         """Run a command that has settings, once or as a sweep."""
-        from harness.cli.manifest import SweepCallback, round_overrides
-        from harness.cli.menu import config_source, conversion, help, names, server_words, typed
+        from harness.cli.manifest import SweepCallback
+        from harness.cli.menu import config_source, names
 
         config_source.register()
-        command, *typed_words = words.typed
+        command = words.typed[0]
         self.servers = words.servers
-        # Shell completion is for the program as a whole: its first word is the command.
-        line = ["harness", *typed_words]
+        with self.reporting(command):
+            line, help_text, prints = _hydra_line(words)
+        if self.errors:
+            return
+        if help_text:
+            print(help_text)
+            return
         # What is printed in place of a run comes at the end: an error of stdout must not pass for one of Hydra's.
-        printed: io.StringIO | None = None
-        if "-sc" not in typed_words:
-            with self.reporting(command):
-                known = conversion.setting_hints(configured(command).settings)
-                options, settings, topic = typed.for_hydra(typed_words, command, known)
-                settings += server_words.server_settings(words.servers, settings, command)
-                flags = hydra_app.flags(options)
-                if len(words.servers) > 2 and not flags.multirun:
-                    options.append("-m")
-                    flags = hydra_app.flags(options)
-                if flags.help:
-                    text = help.command_help(configured(command), settings, topic, flags.config_dir)
-                elif flags.cfg or flags.info or flags.hydra_help:
-                    printed = io.StringIO()
-                elif rounds := round_overrides(command, settings):
-                    settings = [*rounds, *settings]
-                    options += [] if flags.multirun else ["-m"]
-                # Hydra takes its options before or after all settings, but not among them.
-                line = [f"harness {command}", *options, *settings]
-            if self.errors:
-                return
-            if flags.help:
-                print(text)
-                return
+        printed = io.StringIO() if prints else None
+        sweeps = configured(command).sweeps
         called = hydra_app.calling(self.run_job, line, names.CONF, names.primary(command))
         is_interrupted = False
         try:
@@ -302,7 +286,7 @@ class _Invocation:
         finally:
             sweep = SweepCallback.directory
             SweepCallback.directory = None
-            if sweep is not None and configured(command).sweeps:
+            if sweep is not None and sweeps:
                 from harness.cli import jobs
 
                 is_refused = any(isinstance(error, SettingError) for error in self.errors)
@@ -313,8 +297,8 @@ class _Invocation:
             if printed is not None:
                 print(printed.getvalue(), end="")
         began = sweep is not None or printed is not None or "-m" not in line
-        if configured(command).sweeps and not began and not self.errors:
-            # What kept it from beginning is an error of its jobs, which a launcher runs in other processes.
+        if sweeps and not began and not self.errors:
+            # An error of a job kept it from beginning, in a process of the launcher that does not report it here.
             with self.reporting(command):
                 raise RunError("the sweep could not begin; the same without +launcher= says why")
 
@@ -335,7 +319,7 @@ class _Invocation:
 
     @contextmanager
     def reporting(self, command: str) -> Iterator[None]:
-        """Note an error in the block, and print it in a line or two; raise it where a traceback was asked for."""
+        """Collect an error of the block, and print it in a line or two; if a traceback was asked for, raise it."""
         try:
             yield
         except BrokenPipeError:
@@ -343,19 +327,49 @@ class _Invocation:
         except Exception as error:
             if hydra_app.WANTS_TRACEBACK:
                 raise
-            mistake = error if isinstance(error, HarnessError) else None
-            if mistake is None and (command in with_settings() or COMMANDS.is_in_file(command)):
+            explained = error if isinstance(error, HarnessError) else None
+            if explained is None and (command in with_settings() or COMMANDS.is_in_file(command)):
                 from harness.cli.menu import hydra_errors
 
-                # The mistake that Hydra or OmegaConf found in the overrides, if it is one.
-                mistake = hydra_errors.explained(error, command)
-            self.errors.append(mistake or error)
-            self.exit_codes.append(mistake.exit_code if mistake else 1)
+                # Hydra or OmegaConf may have found a mistake in the overrides.
+                explained = hydra_errors.explained(error, command)
+            reported = explained or error
+            self.errors.append(reported)
+            self.exit_codes.append(explained.exit_code if explained else 1)
             # Many jobs of a sweep may fail with the same error, which is printed once.
-            is_printed = str(mistake or error) in map(str, self.errors[:-1])
+            is_printed = str(reported) in map(str, self.errors[:-1])
             if not self.quiet and not is_printed:
-                message = visible(f"harness: {mistake or in_one_line(error)}")
+                message = visible(f"harness: {explained or in_one_line(error)}")
                 print(message, file=sys.stderr, flush=True)
+
+
+def _hydra_line(words: Words) -> tuple[list[str], str, bool]:
+    """Compose the command line for Hydra.
+
+    Returns:
+        The line, or the help to print instead of calling Hydra, and whether Hydra prints something in place of a run.
+    """
+    from harness.cli.manifest import round_overrides
+    from harness.cli.menu import conversion, help, server_words, typed
+
+    command, *typed_words = words.typed
+    if "-sc" in typed_words:
+        # Shell completion is for the program as a whole: its first word is the command.
+        return ["harness", *typed_words], "", False
+    record = configured(command)
+    hints = conversion.setting_hints(record.settings)
+    options, settings, topic = typed.for_hydra(typed_words, command, hints)
+    settings += server_words.server_settings(words.servers, settings, command)
+    flags = hydra_app.flags(options)
+    if flags.help:
+        return [], help.command_help(record, settings, topic, flags.config_dir), False
+    prints = bool(flags.cfg or flags.info or flags.hydra_help)
+    rounds = [] if prints else round_overrides(command, settings)
+    if not flags.multirun and (rounds or len(words.servers) > 2):
+        options.append("-m")
+    settings = [*rounds, *settings]
+    # Hydra takes its options before or after all settings, but not among them.
+    return [f"harness {command}", *options, *settings], "", prints
 
 
 def _call_hydra(call: Callable[[], None]) -> None:

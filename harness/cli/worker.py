@@ -115,14 +115,12 @@ class Job:
 
         Writing them needs torch in this process, but no GPU.
         """
-        rows = self.rows()
-        if rows:
-            return rows
-        run_module = signals.load("harness.commands.run", must_go_on=True)
-        rows = run_module.record_failure(
-            self.command, self.settings, self.directory, error, run_id=self.run_id
-        )
-        assert isinstance(rows, Sequence)
+        rows: Sequence[RunRow] = self.rows()
+        if not rows:
+            run_module = signals.load("harness.commands.run", must_go_on=True)
+            rows = run_module.record_failure(
+                self.command, self.settings, self.directory, error, run_id=self.run_id
+            )
         return rows
 
 
@@ -184,7 +182,7 @@ class Worker:
                 if isinstance(message, bool):
                     self.loading = message
                     continue
-                self.has_ended = self.has_ended or message.is_last
+                self.has_ended |= message.is_last
                 return message.error
         except KeyboardInterrupt as interrupt:
             self._end(interrupt)

@@ -56,7 +56,8 @@ def run_command(
     """
     if settings.results.file:
         check_appendable(settings.results.file)
-    experiment = measurement(command).begin(settings)
+    record = measurement(command)
+    experiment = record.begin(settings)
     session = Session(experiment, settings, directory, keeper, run_id)
     log = logging.getLogger("harness")
     log.info(str(Words.noted()))
@@ -76,8 +77,7 @@ def run_command(
             rows = _rows(command, experiment, session)
             if is_mistake and not any(row.has_figures for row in rows):
                 rows = []
-            run = Run(list(rows), directory=directory)
-            page = measurement(command).page([run]) if rows else None
+            page = record.page([Run(list(rows), directory=directory)]) if rows else None
             if page is not None:
                 page = replace(page, tables=(*page.tables, *experiment.more))
             saved, write_error = _write(session, rows, page)
@@ -88,7 +88,7 @@ def run_command(
         if write_error is not None:
             # A full disk is worse news than the error that ended the run, which becomes its context.
             raise write_error
-    bad_answer = measurement(command).judge(rows)
+    bad_answer = record.judge(rows)
     if bad_answer is not None:
         raise bad_answer
     # Not `rows`: some commands have written others while they measured.

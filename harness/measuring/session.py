@@ -4,7 +4,7 @@ and write rows. `run.py` makes a session for a run, and hands it to the command'
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -52,11 +52,11 @@ class Session:
     not None between `open` and `close`.
 
     Args:
-        experiment: has the settings in effect.
         keeper: holds the pair from run to run; None for a run alone.
         run_id: None for a new one.
 
     Attributes:
+        experiment: has the settings in effect; `map` replaces it for each of its cells.
         original_settings: without the command's own changes; they identify the measurement.
         run_id: in all rows of the run.
         status, error: `ok`, `failed`, `interrupted` or `refused`, and why.
@@ -74,7 +74,7 @@ class Session:
         keeper: PairKeeper | None = None,
         run_id: str | None = None,
     ) -> None:
-        self._experiment = experiment
+        self.experiment = experiment
         self.original_settings = original_settings
         self.directory = directory
         self.run_id = run_id or new_run_id()
@@ -87,14 +87,10 @@ class Session:
         self._measurement: Measurement | None = None
         self._keeper = keeper or PairKeeper()
 
-    def go_on_with(self, experiment: HasSettings) -> None:
-        """Take the settings of another experiment from here on, as `map` does for each of its cells."""
-        self._experiment = experiment
-
     @property
     def settings(self) -> RunSettings:
         """The settings in effect, which the experiment owns."""
-        settings: RunSettings = self._experiment.settings
+        settings: RunSettings = self.experiment.settings
         return settings
 
     @contextmanager
@@ -266,8 +262,7 @@ class Session:
             decoding, seed: those of the settings by default.
             chats: see `Question`.
         """
-        if decoding is None:
-            decoding = self.settings.decoding
+        decoding = decoding or self.settings.decoding
         if seed is None:
             seed = self.settings.seed
         stop_tokens = frozenset() if decoding.ignore_eos else self.end_tokens()
@@ -295,10 +290,7 @@ class Session:
             if not engine.computes_here:
                 # The pair of a server is unknown: the settings only label it.
                 columns |= dict.fromkeys(kind.columns().keys() & LOCAL_PAIR_COLUMNS)
-                server_columns = engine.columns(self.settings)
-                columns |= {
-                    name: server_columns[name] for name in server_columns if name in kind.columns()
-                }
+                columns |= _selected(engine.columns(self.settings), kind)
             if self.settings.draft is None or figures.get("arm") == "regular":
                 columns["num_draft_tokens"] = None
             servers = self.engine.servers if self.engine else None
@@ -307,9 +299,7 @@ class Session:
         if issubclass(kind, PromptedRow):
             columns |= {"num_skipped": 0, "num_truncated": 0}
         if acceptance is not None:
-            acceptance_columns = acceptance.columns()
-            for name in acceptance_columns.keys() & kind.columns().keys():
-                columns[name] = acceptance_columns[name]
+            columns |= _selected(acceptance.columns(), kind)
         for name, value in figures.items():
             is_unknown = isinstance(value, Interval) and not value.is_known
             columns[name] = None if is_unknown else value
@@ -376,6 +366,11 @@ class Session:
         if engine_of(self.settings).own_clock:
             columns["devices"] = None
         return columns
+
+
+def _selected(columns: Mapping[str, Any], kind: type[Row]) -> dict[str, Any]:
+    """Return the columns that this kind of row has."""
+    return {name: value for name, value in columns.items() if name in kind.columns()}
 
 
 def _message(exception: BaseException) -> str:

@@ -51,8 +51,9 @@ def files_digest(directory: Path) -> str:
         digest.update(f"{file.name}\0{size}\0".encode())
         with file.open("rb") as stream:
             digest.update(stream.read(_BEGINNING_BYTES))
-            last_sample = size - _BEGINNING_BYTES - _SAMPLE_BYTES
-            step = max(last_sample // (_NUM_SAMPLES - 1), _SAMPLE_BYTES)
+            step = max(
+                (size - _BEGINNING_BYTES - _SAMPLE_BYTES) // (_NUM_SAMPLES - 1), _SAMPLE_BYTES
+            )
             for offset in range(_BEGINNING_BYTES, size, step):
                 stream.seek(offset)
                 digest.update(stream.read(_SAMPLE_BYTES))

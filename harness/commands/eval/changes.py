@@ -46,7 +46,6 @@ def _correct(runs: Sequence[Run[EvalRow]]) -> dict[Hashable, bool]:
         is_greedy = run.last.temperature == 0
         for answer in read_answers(run.directory / "eval_prompts.csv"):
             if answer.arm == run.last.arm:
-                operands = (answer.a, answer.b)
-                question = operands if is_greedy else (answer.seed, answer.prompt_index)
-                correct[question] = answer.correct
+                key = (answer.a, answer.b) if is_greedy else (answer.seed, answer.prompt_index)
+                correct[key] = answer.correct
     return correct

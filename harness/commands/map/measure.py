@@ -104,7 +104,7 @@ class Map(Experiment[MapSettings, MapRow]):
         # The largest first: memory is planned for it, and a server started for it stays for all others of its K.
         for cell in reversed(self.cells):
             note(cell.name)
-            session.go_on_with(cell)
+            session.experiment = cell
             cell.measure(session)
             run = Run([*cell.rows(session)])
             run.prompt_rows = cell.prompt_rows

@@ -195,8 +195,7 @@ def fit(case: Case) -> list[Placement]:
         placement = _place_as_typed(case, first, case.placement.device_map)
     else:
         for gpus, num_target_gpus in _choices(case):
-            placements = _place(case, gpus, num_target_gpus)
-            if placements:
+            if placements := _place(case, gpus, num_target_gpus):
                 return placements
         if not others:
             devices = _devices(case, first, case.gpus_for(first), case.room)
@@ -378,10 +377,9 @@ def remedies(case: Case) -> list[Remedy]:
 
 
 def _fits(case: Case) -> bool:
-    try:
+    with suppress(Misfit, SettingError):
         return bool(fit(case))
-    except (Misfit, SettingError):
-        return False
+    return False
 
 
 def _typed(sketch: Sketch, setting: Literal["quantization", "gpus"], value: object) -> str:
