@@ -24,7 +24,7 @@ _DEVICE_VARIABLES = ("CUDA_VISIBLE", "HIP_VISIBLE", "HF_HOME")
 
 
 class Server(EngineRecord):
-    """Two servers with the same model, of which one speculates, or any one server."""
+    """Two servers with the same model, where one speculates, or a single server."""
 
     name = "server"
     summary = "servers with an OpenAI API: vLLM, SGLang, llama.cpp or another"

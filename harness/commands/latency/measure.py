@@ -284,15 +284,15 @@ def _prompt_rows(
 ) -> list[LatencyPromptRow]:
     """An arm's answers to the prompts of a question, which were rows of a batch or requests."""
     assert generation.question is not None
-    known = LatencyPromptRow.columns().keys()
+    row_columns = LatencyPromptRow.columns().keys()
     rows = []
     for request in generation.requests:
         prompt = run.prompt_set.at(request.index)
         occurrence = run.prompt_set.occurrence(request.index)
         divergence = run.arms[generation.arm].divergences.get(request.index)
         acceptance = acceptance_columns([request])
-        columns = {name: acceptance[name] for name in known & acceptance.keys()}
-        # One that reports nothing may have drafted nothing.
+        columns = {name: acceptance[name] for name in row_columns & acceptance.keys()}
+        # A request without reported outcomes may have drafted nothing.
         is_reported = request.outcomes or request.num_drafted
         columns["num_iterations"] = request.num_iterations if is_reported else None
         if request.error is not None:

@@ -36,7 +36,7 @@ _FEWEST_DRAFTED = 20
 # Prompts of each kind, and new tokens of each answer.
 _NUM_PROMPTS = 4
 _NUM_TOKENS = 24
-# Tokens of a prompt that repeats the others, most of which a server may have cached.
+# Tokens of a prompt that repeats the others; a server may have cached most of them.
 _LONG_PROMPT = 160
 # With less than this share of what the best kind gains in tokens at a time, nothing is drafted.
 _LEAST_GAIN = 0.25

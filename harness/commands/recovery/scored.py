@@ -135,16 +135,16 @@ def _reference_check(arm: Arm, checks: Sequence[Columns]) -> Columns:
     """Whether a regular arm's texts follow the log-probabilities that it reports of them."""
     greedy, *drawn = checks
     columns = dict(greedy)
-    # It is of both kinds of texts.
+    # The check covers greedy and drawn texts.
     del columns["temperature"]
-    found = f"greedy texts: {greedy['identical_prompts']} of {greedy['num_prompts']} identical"
+    evidence = f"greedy texts: {greedy['identical_prompts']} of {greedy['num_prompts']} identical"
     for sampled in drawn:
         columns |= sampled
-        found += f"; drawn tokens have a p-value of {p_value_in_words(sampled['p_value'])}"
+        evidence += f"; drawn tokens have a p-value of {p_value_in_words(sampled['p_value'])}"
     lossy = is_lossy(checks)
     finding = (
         "the regular server is no reference: its own texts do not follow the log-probabilities"
-        f" that it reports of them ({found})"
+        f" that it reports of them ({evidence})"
     )
     return columns | {
         "check": "reference",

@@ -1,4 +1,4 @@
-"""The requests of `recovery`, of which a mistake in verification, a batch or a cache should spoil some.
+"""The requests of `recovery`. A mistake in verification, a batch or a cache should spoil some.
 
 They have mixed lengths, prompts that begin alike, second turns and different sampling settings, and
 some are left midway. Many go on at one place, where a wrong recovered token would show most

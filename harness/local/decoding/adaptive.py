@@ -152,7 +152,7 @@ class _AcceptanceByPlace:
 
 
 class _Seconds:
-    """The mean time of noisy iterations, of which the latest count most."""
+    """The mean time of noisy iterations; the latest count most."""
 
     def __init__(self) -> None:
         self.num_added = 0

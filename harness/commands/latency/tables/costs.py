@@ -98,8 +98,8 @@ def held_back(regular: LatencyRow | None, row: LatencyRow) -> str | None:
 
 def share_of_iteration(run: Run[LatencyRow]) -> float | None:
     """A regular step as a share of an iteration's time; None where one of them is unknown."""
-    known = [point for point in points_of(run) if point.width > 1 and point.steps.is_known]
-    return 1 / known[0].steps.estimate if known else None
+    points = [point for point in points_of(run) if point.width > 1 and point.steps.is_known]
+    return 1 / points[0].steps.estimate if points else None
 
 
 def iteration_line(runs: Sequence[Run[LatencyRow]]) -> str | None:
@@ -156,10 +156,10 @@ def times_table(regular: LatencyRow, row: LatencyRow) -> Table:
 
 def _phases(regular: LatencyRow, row: LatencyRow) -> str | None:
     """The time of an iteration, and its phases, which a separate pass may have timed; None where one is unknown."""
-    known = (row.iteration_ms, row.draft_ms, row.verify_ms, regular.target_step_ms)
-    if None in known:
+    times = (row.iteration_ms, row.draft_ms, row.verify_ms, regular.target_step_ms)
+    if None in times:
         return None
-    total, drafting, verifying, step = (f"{ms:.2f}" for ms in known)
+    total, drafting, verifying, step = (f"{ms:.2f}" for ms in times)
     phases = f"under stopwatches drafting {drafting}, verifying {verifying}, a target step {step}"
     batch = "; of a row, and a batch lasts as long as its slowest"
     return f"{total} ms; {phases}{batch if (row.batch_size or 1) > 1 else ''}"

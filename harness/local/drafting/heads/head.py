@@ -24,7 +24,7 @@ from harness.local.drafting.heads.stored import LAYER_STYLES, StoredHead
 from harness.local.models.sketch import TensorSketch
 from harness.local.runners.slots import SlotCache
 
-# Tables of which a pass reads one row per token, so that they do not count as weights it reads.
+# Tables from which a pass reads one row per token: they do not count as weights that it reads.
 _LOOKED_UP = (
     "embed_tokens.weight",
     "markov_head.markov_w1.weight",
@@ -165,26 +165,26 @@ class Head(nn.Module):
     def borrow(self, target: PreTrainedModel) -> None:
         """Use the target's embedding and output matrix where the head has none.
 
-        One on another device is copied: a target on several GPUs has them on its first and its last
-        one.
+        A matrix on another device is copied: a target on several GPUs has one on the first, the other
+        on the last.
         """
         device = next(self.parameters()).device
         moved: dict[int, Any] = {}
         modules: list[Any] = []
-        for own, module in (
+        for head_module, module in (
             (self.embed_tokens, target.get_input_embeddings()),
             (self.lm_head, target.get_output_embeddings()),
         ):
             weight: Any = module.weight
-            if own is None and weight.device != device:
+            if head_module is None and weight.device != device:
                 # Tied matrices become one copy.
                 for parameter in module.parameters():
                     copied = nn.Parameter(parameter.to(device), requires_grad=False)
                     moved.setdefault(id(parameter), copied)
                 module = remove_hook_from_module(copy.deepcopy(module, moved)).to(device)
                 module._forward_pre_hooks.clear()
-            modules.append(own or module)
-        # In a tuple they are no part of the head: it neither saves nor moves them.
+            modules.append(head_module or module)
+        # Modules in a tuple are no part of the head, which neither saves nor moves them.
         self._matrices = tuple(modules)
 
     def embed(self, tokens: Tensor) -> Tensor:
