@@ -113,7 +113,7 @@ class ModelDrafter(Drafter):
             texts.append([*fed, *self._unread[row], *self._own_tokens(tokens)])
             num_read.append(len(fed) + min(num_accepted[row], self._num_drafted_fed))
         if any(self._fed):
-            # As many tokens stay unread in every row as in the one that lacks most, two at most.
+            # Every row lacks at least as many tokens as the one that lacks most, but two suffice.
             pairs = list(zip(texts, num_read, strict=True))
             num_unread = min(2, max(len(text) - count for text, count in pairs))
             num_read = [min(count, len(text) - num_unread) for text, count in pairs]
