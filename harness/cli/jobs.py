@@ -101,7 +101,8 @@ def run_job(job: Job) -> Sequence[RunRow]:
     if not sys.stderr.isatty():
         assert job.sweep is not None
         manifest = Manifest.read(job.sweep)
-        say(f"job {job.number + 1} of {manifest.num_jobs}: {manifest.label(job.overrides)}")
+        label = manifest.label(job.overrides, job.settings.engine)
+        say(f"job {job.number + 1} of {manifest.num_jobs}: {label}")
     try:
         if measurement(job.command).measures:
             error = _crew.run(job)
@@ -212,7 +213,7 @@ def _record(job: Job, rows: Sequence[RunRow], note: str) -> None:
         if measured:
             seconds_per_job = (time.time() - manifest.started) / len(measured)
             notes[-1] += f", about {_duration(num_left * seconds_per_job)}"
-    label = manifest.label(job.overrides)
+    label = manifest.label(job.overrides, job.settings.engine)
     words = ": ".join(filter(None, [label, job_line(job.command, rows)]))
     if notes:
         words += f" ({'; '.join(notes)})"

@@ -25,7 +25,7 @@ from harness.cli import signals
 from harness.commands.command import Command
 from harness.commands.registry import configured, row_kinds
 from harness.config.amounts import counted
-from harness.config.command_line import Words
+from harness.config.engines import EngineSettings
 from harness.config.errors import RunError
 from harness.config.run import MOST_REPEATS
 from harness.results.files import append_rows, as_csv, read_kind, rows_in
@@ -69,13 +69,13 @@ class Manifest:
         """The manifest of the sweep in a directory."""
         return cls(**json.loads((directory / _FILE).read_text(encoding="utf-8")))
 
-    def label(self, overrides: Sequence[str]) -> str:
+    def label(self, overrides: Sequence[str], engine: EngineSettings) -> str:
         """The overrides in which a job differs from others, as they are typed: `draft=lookup K=4`."""
         differing = []
         for override in overrides:
-            key, _, value = override.lstrip("+").partition("=")
+            key = override.lstrip("+").partition("=")[0]
             if key == SERVER:
-                differing.append(f"-- {shlex.join(Words.noted().servers[int(value)])}")
+                differing.append(f"-- {shlex.join(vars(engine)['start_command'])}")
             elif key in self.choices:
                 differing.append(override)
         label = " ".join(differing)

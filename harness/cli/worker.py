@@ -292,7 +292,7 @@ def _run(job: Job, keeper: PairKeeper, terminal: IO[str] | None) -> HarnessError
     job.directory.mkdir(parents=True, exist_ok=True)
     if job.sweep:
         if terminal is not None:
-            label = Manifest.read(job.sweep).label(job.overrides)
+            label = Manifest.read(job.sweep).label(job.overrides, job.settings.engine)
             live_on(terminal, f"[{job.number + 1}] {label}: ")
         with (job.directory / "log.txt").open("ab") as log:
             # The file descriptors below Python's streams, so that output of crashing libraries is logged, too.

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from harness.cli.manifest import Manifest
 from harness.cli.tables import exit_code, job_line, print_sweep
 from harness.commands.recovery.rows import RecoveryRow
 from harness.measuring.rows import LatencyRow
+from harness.servers.settings import ServerSettings
 from report_files import eval_run, latency_run
 from wording import mentions
 
@@ -50,6 +52,16 @@ def test_the_worst_job_decides() -> None:
 )  # fmt: skip
 def test_a_job_in_a_few_words(command: str, rows: list[Any], expected: str) -> None:
     assert job_line(command, rows) == expected
+
+
+def test_the_command_of_a_job_is_known_where_no_command_line_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Such as on another machine of a Ray cluster."""
+    monkeypatch.delenv("HARNESS_COMMAND_LINE", raising=False)
+    manifest = Manifest(2, 0.0, {"server": ["1", "2"]}, False, None, False)
+    engine = ServerSettings(start_command=("b", "-m", "x y"), first_command=("a",))
+    assert manifest.label(["engine=server", "+server=2"], engine) == "-- b -m 'x y'"
 
 
 def test_pairs_and_failures_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
