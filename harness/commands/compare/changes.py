@@ -60,6 +60,6 @@ def _read(name: str, hint: Any, text: str) -> Any:
     except ValidationError:
         pass
     try:
-        return validator.validate_python(text)
+        return validator.validate_strings(text)
     except ValidationError:
         raise SettingError(name, "has a value that cannot be read", text) from None

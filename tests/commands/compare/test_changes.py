@@ -25,6 +25,9 @@ def test_settings_change_together_and_the_rest_stays(settings: CompareSettings) 
     assert new.decoding.lossy
     assert (new.model, new.draft, new.placement) == (settings.model, None, settings.placement)
     assert settings.decoding.temperature == 0.5
+    # As Python and `:set` alone write them.
+    new = changed(settings, "temperature=.8 ignore_eos=False")
+    assert (new.decoding.temperature, new.decoding.ignore_eos) == (0.8, False)
 
 
 @pytest.mark.parametrize(
