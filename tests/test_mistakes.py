@@ -16,6 +16,7 @@ LONG = 300 * "x"
 MISTAKES = {
     # The command line
     "latncy": "latncy: no such command (did you mean latency?); there are: latency,",
+    "-- llama-server": "--: no such command; there are: latency,",
     "latency 7B": "7B: cannot be read as setting=value; a server's command is typed behind --",
     "latency model = 7B": "model: cannot be read as setting=value",
     "latency numprompts=3 temprature=0 K=4": "numprompts: no such setting (did you mean num_prompts?);"

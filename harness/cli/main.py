@@ -159,7 +159,7 @@ def run(command: str, *overrides: str, verbose: bool = False, **settings: Any) -
 
 def _dispatch(words: Words, invocation: _Invocation) -> None:
     """Run the command that is named first, or print help, the version, or completions (`-sc`)."""
-    command, *others = words.typed or ["help"]
+    command, *others = words.typed or ["--" if words.servers else "help"]
     # `help latency presets` and `latency help presets` mean `latency --help presets`; `help presets` is about
     # the first command.
     names = _names()
