@@ -130,7 +130,7 @@ def distinct_names(rows: Sequence[RunRow]) -> list[Name]:
     for entry in sorted({entry for row in rows for entry in row.settings or ()}):
         if entry not in STARTS_SERVERS:
             settings[f"settings.{entry}"] = entry
-    commands = [" ".join(getattr(row, "server_command", None) or []) for row in rows]
+    commands = ["; ".join(getattr(row, "server_command", None) or []) for row in rows]
     typed = [[(row.settings or {}).get(name) for name in STARTS_SERVERS] for row in rows]
     if any(typed[0]) and all(words == typed[0] for words in typed):
         # What was filled in, K and `vary`, has names.
