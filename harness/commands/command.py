@@ -118,7 +118,7 @@ class Command(ConfiguredCommand[SomeSettings], Generic[SomeSettings, SomeRow]):
         experiment: the class of its measurement (see `Experiment` below), or the module whose
             `EXPERIMENT` it is.
         row: the kind of row that a run writes.
-        shown_by: the function that makes the page of runs, `module:name`.
+        shown_by: the function that makes the page of runs, `module:name`; empty for none.
         further_rows: kinds of the other files that it writes.
         regresses: whether `regress` compares its runs, by `changes`.
     """
@@ -126,7 +126,7 @@ class Command(ConfiguredCommand[SomeSettings], Generic[SomeSettings, SomeRow]):
     question: ClassVar[str] = ""
     experiment: ClassVar[str | type]
     row: ClassVar[type[RunRow]]
-    shown_by: ClassVar[str]
+    shown_by: ClassVar[str] = ""
     further_rows: ClassVar[Sequence[type[Row]]] = ()
     measures = True
     sweeps = True
@@ -166,7 +166,7 @@ class Command(ConfiguredCommand[SomeSettings], Generic[SomeSettings, SomeRow]):
 
     def page(self, runs: Sequence[Run[SomeRow]]) -> Page | None:
         """The page about runs, be it one, a sweep's or a report's; None where nothing was measured."""
-        page: Page | None = pkgutil.resolve_name(self.shown_by)(runs)
+        page: Page | None = pkgutil.resolve_name(self.shown_by)(runs) if self.shown_by else None
         return page
 
     def table_rows(self, runs: Sequence[Run[SomeRow]]) -> Sequence[str]:

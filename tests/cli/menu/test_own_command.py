@@ -55,3 +55,11 @@ def test_a_setting_without_a_default_must_be_typed(harness: Harness) -> None:
     assert "unit" in harness(COMMAND, "--help").stdout
     harness(COMMAND, *QUICK, "num_prompts=1", "unit=letters")
     assert list(results("lengths")["unit"]) == ["letters"]
+
+
+def test_its_rows_are_kept_without_a_page(harness: Harness) -> None:
+    file = Path("own_command.py")
+    file.write_text(file.read_text().partition("    def page(")[0])
+    harness(COMMAND, *QUICK, "-m", "num_prompts=1,2")
+    assert list(results("lengths")["longest_answer"]) == [4, 4]
+    harness("report", COMMAND, "results")
