@@ -53,7 +53,7 @@ def server_settings(
         is_used = has_effect_here or any(f"{{{name}}}" in word for word in words)
         if setting in typed and not is_used:
             value = typed[setting].partition("=")[2]
-            rule = f"the command behind -- has no {{{name}}}, in the place of which it would be filled in"
+            rule = f"the command behind -- has no {{{name}}} that it would replace"
             raise SettingError(name, rule, value)
     check_has_no_key(words)
     if len(servers) > 2:
