@@ -133,7 +133,7 @@ sys.modules["uvicorn"] = None
 sys.modules["fastapi"] = None
 typed = [
     "latency prompts=chats.json", "latency model=./absent", "latency draft=./absent", "latency model=tony",
-    "latency decoding.top_p=0", "plan acceptance=./absent", "plan costs=./absent", "serve",
+    "latency decoding.top_p=0", "plan acceptance=./absent", "plan costs=./absent acceptance=0.7", "serve",
 ]
 for words in typed:
     try:
