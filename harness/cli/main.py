@@ -300,7 +300,7 @@ class _Invocation:
         if sweeps and not began and not self.errors:
             # An error of a job kept it from beginning, in a process of the launcher that does not report it here.
             with self.reporting(command):
-                raise RunError("the sweep could not begin; the same without +launcher= says why")
+                raise RunError("the sweep could not begin; run it without +launcher= to see why")
 
     def run_job(self, config: Any) -> None:
         """Run what Hydra composed, once or for each job of a sweep.

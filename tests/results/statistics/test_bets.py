@@ -84,7 +84,7 @@ def test_what_rounding_may_move_wins_nothing(learner: Learner) -> None:
         for outcome in range(2)
     ]
     expected = (0.5 + off) * math.exp(of_outcomes[0]) + (0.5 - off) * math.exp(of_outcomes[1])
-    assert expected <= 1.0
+    assert expected == pytest.approx(1.0)
 
 
 def test_the_capital_is_shared_equally() -> None:
