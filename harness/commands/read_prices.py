@@ -160,11 +160,9 @@ def _check_alike(setting: str, runs: Sequence[Run], names: Sequence[str], path: 
     """Raise a SettingError for runs whose figures cannot be taken together."""
     for name in names:
         values = [_value(run, name) for run in runs]
-        known = list(dict.fromkeys(str(value) for value in values if value is not None))
-        if len(known) > 1:
-            rule = (
-                f"has runs that differ in {name}: {', '.join(known[:3])}; name one run's directory"
-            )
+        different = list(dict.fromkeys(str(value) for value in values if value is not None))
+        if len(different) > 1:
+            rule = f"has runs that differ in {name}: {', '.join(different[:3])}; name one run's directory"
             raise SettingError(setting, rule, path)
 
 

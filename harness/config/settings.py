@@ -356,9 +356,11 @@ class PromptSettings:
             rule = "needs prompts.file=, a path in the repository"
             require(self.repository is None, "repository", rule, self.repository)
         require_at_least(self, seed=0)
-        known = ", ".join(PROMPT_COLUMNS)
+        column_names = ", ".join(PROMPT_COLUMNS)
         for column in self.columns or ():
-            require(column in PROMPT_COLUMNS, "columns", f"must name some of {known}", column)
+            require(
+                column in PROMPT_COLUMNS, "columns", f"must name some of {column_names}", column
+            )
         try:
             list(string.Formatter().parse(self.template or ""))
         except ValueError as error:

@@ -45,10 +45,10 @@ def environment_table(runs: Sequence[Run]) -> Table:
     )
     rows = []
     for alike in grouped(runs, lambda run: where(run.last)).values():
-        known = dict.fromkeys(short_commit(run.last.commit) for run in alike if run.last.commit)
-        commits = ", ".join([*known][:_MOST_LISTED])
-        if len(known) > _MOST_LISTED:
-            commits += f" and {len(known) - _MOST_LISTED} more"
+        distinct = dict.fromkeys(short_commit(run.last.commit) for run in alike if run.last.commit)
+        commits = ", ".join([*distinct][:_MOST_LISTED])
+        if len(distinct) > _MOST_LISTED:
+            commits += f" and {len(distinct) - _MOST_LISTED} more"
         cells = (*where(alike[0].last), commits, days_of([run.last for run in alike]), len(alike))
         rows.append(TableRow(cells))
     return Table("environment", "Environment", columns, tuple(rows), in_full=True)

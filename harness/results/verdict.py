@@ -108,8 +108,8 @@ class ArmEvidence:
             further: fields that columns do not hold.
         """
         names = [entry.name for entry in fields(cls)]
-        known = {name: columns[name] for name in names if columns.get(name) is not None}
-        return cls(**known | further)
+        filled = {name: columns[name] for name in names if columns.get(name) is not None}
+        return cls(**filled | further)
 
 
 @dataclass(frozen=True)

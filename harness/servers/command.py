@@ -89,7 +89,7 @@ class ServerCommand:
             SettingError: a value is missing.
         """
         startup = self.startup
-        found = []
+        flags = []
         index = self.start
         while index < len(self.words):
             word = self.words[index]
@@ -104,9 +104,9 @@ class ServerCommand:
                     if not value or (value.startswith("--") and " " not in value):
                         raise SettingError(SETTING, f"{typed} needs a value behind it")
                     following += 1
-                found.append(Flag(name, value, index, following))
+                flags.append(Flag(name, value, index, following))
             index = following
-        return found
+        return flags
 
     def values(self, names: Sequence[str]) -> dict[str, str]:
         """The last value of each of these flags, which is the one that counts; of JSON, that of each entry."""

@@ -164,8 +164,8 @@ def _convert(hint: Any, value: Any, setting: str) -> Any:
     ]
     for word in items if any(item_words) else ():
         if word not in item_words[0]:
-            known = f"{', '.join(item_words[0])}{nearest(str(word), item_words[0])}"
-            raise SettingError(setting, f"each must be one of {known}", word)
+            choices = f"{', '.join(item_words[0])}{nearest(str(word), item_words[0])}"
+            raise SettingError(setting, f"each must be one of {choices}", word)
     plain = [text for origin in origins for text in _IN_WORDS.get(origin, ())]
     if plain:
         *others, last = plain + words

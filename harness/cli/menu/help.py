@@ -90,12 +90,12 @@ def _sections(
     drafts = {name: record.summary for name, record in METHODS.all().items() if record.named}
     drafts = {"none": "the model alone", **drafts}
     engines = {name: record.summary for name, record in ENGINES.all().items()}
-    common, own = documentation.command_settings(command.settings)
+    common, added = documentation.command_settings(command.settings)
     sections = {
         "presets": presets,
         "drafts": [Setting(f"draft={name}", summary) for name, summary in drafts.items()],
         "engines": [Setting(f"engine={name}", summary) for name, summary in engines.items()],
-        command.name: own,
+        command.name: added,
         "common": common,
     }
     for group in documentation.GROUPS:
@@ -151,10 +151,10 @@ def _page(
     parts.append("\n".join(_line(name, text) for name, text in choices))
     # Settings that this command's class adds come before those of a class that it extends.
     added = vars(command.settings).get("__annotations__", {})
-    own = sorted(sections.get(command.name, ()), key=lambda entry: entry.name not in added)
+    own_settings = sorted(sections.get(command.name, ()), key=lambda entry: entry.name not in added)
     chosen = [entries for title, entries in sections.items() if title in overrides]
     every = {entry.name: entry for entries in sections.values() for entry in entries}
-    for entries in (own, *chosen, [every[name] for name in _USED_MOST]):
+    for entries in (own_settings, *chosen, [every[name] for name in _USED_MOST]):
         lines = []
         for entry in entries[:_MOST_SETTINGS]:
             # The first clause of a meaning, which goes on with semicolons and further sentences.

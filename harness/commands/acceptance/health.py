@@ -137,11 +137,15 @@ def health_in_words(row: AcceptanceRow) -> str:
 def off_policy(row: AcceptanceRow) -> str | None:
     """How unlikely the texts are under the target; None where they are as likely as its own."""
     served = row.log_probability
-    own = row.own_log_probability
+    expected = row.own_log_probability
     impossible = row.impossible_share or 0.0
     parts = []
-    if abs(row.likelihood_z or 0.0) > MOST_DEVIATIONS and served is not None and own is not None:
-        parts.append(f"{-served:.2f} nats per token where its own have {-own:.2f}")
+    if (
+        abs(row.likelihood_z or 0.0) > MOST_DEVIATIONS
+        and served is not None
+        and expected is not None
+    ):
+        parts.append(f"{-served:.2f} nats per token where its own have {-expected:.2f}")
     if impossible > MOST_IMPOSSIBLE:
         parts.append(f"{percent(impossible, 1)} of their tokens it cannot draw")
     if not parts:

@@ -231,8 +231,8 @@ def _mean(figure: PromptFigure, runs: Sequence[Run[LatencyRow]], table: Floats) 
     if not figure.column:
         return float(np.exp(np.log(table).mean()))
     shown = [run.last.values()[figure.column] for run in runs]
-    known = [value for value in shown if value is not None]
-    return fmean(known) if known else None
+    numbers = [value for value in shown if value is not None]
+    return fmean(numbers) if numbers else None
 
 
 def _noise(figure: PromptFigure, runs: Sequence[Run[LatencyRow]]) -> Noise | None:

@@ -63,10 +63,10 @@ def _curves(pairs: Sequence[RankedRun], series: str, x: str) -> Curves:
 
 def speedup_bars(runs: Sequence[Run[LatencyRow]]) -> Plot | None:
     """A bar for each pair, the fastest first, with its speed-up and interval; None where none is known."""
-    known = [pair for pair in ranked_runs(runs) if pair.speedup is not None]
-    if not known:
+    compared = [pair for pair in ranked_runs(runs) if pair.speedup is not None]
+    if not compared:
         return None
-    ordered = sorted(known, key=attrgetter("speedup"), reverse=True)[:_MOST_BARS]
+    ordered = sorted(compared, key=attrgetter("speedup"), reverse=True)[:_MOST_BARS]
     bars = []
     for pair in ordered:
         colour = {"faster": "C2", "slower": "C1"}.get(pair.verdict.conclusion, "C5")

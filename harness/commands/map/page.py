@@ -98,10 +98,10 @@ def _finding(points: Sequence[Point]) -> Line:
 
 def best_in_words(points: Sequence[Point]) -> str:
     """`best 2.44× (2.39 to 2.49): K=5, batch size 1`, of the points that can tell; empty without any."""
-    known = [point for point in points if point.verdict.has_interval]
-    if not known:
+    decidable = [point for point in points if point.verdict.has_interval]
+    if not decidable:
         return ""
-    best = max(known, key=lambda point: point.verdict.speedup.estimate)
+    best = max(decidable, key=lambda point: point.verdict.speedup.estimate)
     k = f"K={best.k}, " if best.k else ""
     return f"best {best.verdict.speedup:×}: {k}{load_of(points)} {best.size}"
 

@@ -16,8 +16,8 @@ def map_plots(runs: Sequence[Run]) -> dict[str, list[Plot]]:
     plots: list[Plot] = []
     maps = named_points(runs)
     for name, points in maps.items():
-        known = [point for point in points if point.verdict.speedup.is_known]
-        for context, with_context in grouped(known, attrgetter("context")).items():
+        stated = [point for point in points if point.verdict.speedup.is_known]
+        for context, with_context in grouped(stated, attrgetter("context")).items():
             title = f"Speed-up at a context of {context} tokens" if context else "Speed-up"
             curves: dict[str, list[tuple[float, Interval]]] = {}
             for point in with_context:

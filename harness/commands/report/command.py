@@ -73,10 +73,10 @@ def build(
     Raises:
         SettingError: a path that does not exist or holds no CSV file of ours.
     """
-    known = measuring([*commands(), *further])
-    findings = read([Path(path) for path in paths], known, ids)
+    measured = measuring([*commands(), *further])
+    findings = read([Path(path) for path in paths], measured, ids)
     pages = {}
-    for command in known:
+    for command in measured:
         runs = findings.runs_of(command.row)
         page = command.page(runs) if runs else None
         if page is not None:

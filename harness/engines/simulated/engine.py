@@ -88,11 +88,11 @@ class SimulatedArm(Arm):
             batch.comes_again(began_s + times[-1])
         else:
             batch.free.extend([began_s] * in_flight)
-        own = [
+        rows = [
             _Row.of(self.settings, request, began_s + time_s)
             for request, time_s in zip(requests, times, strict=True)
         ]
-        batch.answer(own)
+        batch.answer(rows)
         seconds = clock.now_s - began_s
         load = Load(
             seconds,
@@ -101,7 +101,7 @@ class SimulatedArm(Arm):
             extra=[row.record for row in batch.rows if row.is_extra],
             offered_s=times[-1] if rate is not None else 0.0,
         )
-        records = [row.record for row in own]
+        records = [row.record for row in rows]
         return Answered(requests=records, seconds=seconds * load.share, load=load)
 
 

@@ -263,8 +263,8 @@ class ModelDraftSettings(SampledDraftSettings, ModelSettings):
         super().__post_init__()
         ModelSettings.__post_init__(self)
         require(self.gpus in (None, 1), "gpus", "must be 1: a draft is whole on one GPU", self.gpus)
-        known = self.threshold is None or 0 <= self.threshold <= 1
-        require(known, "threshold", "must be in [0, 1]", self.threshold)
+        is_possible = self.threshold is None or 0 <= self.threshold <= 1
+        require(is_possible, "threshold", "must be in [0, 1]", self.threshold)
 
 
 class ModelDraft(SampledMethod):

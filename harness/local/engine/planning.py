@@ -77,9 +77,9 @@ def _pretended_machine(pretended: PretendedGpus) -> Machine:
     free: dict[int | str, int] = dict.fromkeys(range(pretended.number), memory)
     free["cpu"] = psutil.virtual_memory().available
     # What is pretended has memory of its own.
-    known = [gpu for gpu in known_gpus() if gpu.memory == "own"]
+    with_memory = [gpu for gpu in known_gpus() if gpu.memory == "own"]
     # A gigabyte of a GPU, as sold, is about 2^30 bytes.
-    enough = [gpu for gpu in known if gpu.memory_gb * 2**30 >= 0.99 * memory]
+    enough = [gpu for gpu in with_memory if gpu.memory_gb * 2**30 >= 0.99 * memory]
     similar = [gpu for gpu in enough if gpu.memory_gb * 1e9 < 1.1 * memory]
     possible = similar or enough
     bandwidths = {gpu.name: gpu.bandwidth_gb_s for gpu in possible}
@@ -203,8 +203,10 @@ def roofs(placed: PlacedPair, batch_size: int, num_tokens: int) -> list[Roof]:
         # A head may draft all tokens in one pass: a rate per drafted token would say little.
         if len(roofs) < len(placed.models):
             rates = [copy_bandwidth(device) for device in placement.devices]
-        known = [rate for rate in rates if rate]
-        roofs.append(Roof(step_bytes, 1000 * step_bytes / max(known) if known else None))
+        known_rates = [rate for rate in rates if rate]
+        roofs.append(
+            Roof(step_bytes, 1000 * step_bytes / max(known_rates) if known_rates else None)
+        )
     return roofs
 
 

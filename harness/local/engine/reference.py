@@ -85,8 +85,8 @@ class ModelReference:
         """Logits [..., V] in float32, without the tokens that are never drawn."""
         if not self._never_drawn:
             return logits.float()
-        known = torch.tensor(self._never_drawn, device=logits.device)
-        return logits.float().index_fill(-1, known, float("-inf"))
+        never_drawn = torch.tensor(self._never_drawn, device=logits.device)
+        return logits.float().index_fill(-1, never_drawn, float("-inf"))
 
     def logits_along(self, prompts: TokenRows, texts: TokenRows) -> Floats:
         rows = padded(texts)

@@ -145,14 +145,14 @@ class DrawnText:
             generator: of the random parts of quantiles.
         """
         rows = range(len(tokens))
-        own = exact[rows, tokens][:, np.newaxis]
+        drawn = exact[rows, tokens][:, np.newaxis]
         # Equally likely tokens have their quantiles at random in all of their mass.
-        widths = (exact * (exact == own)).sum(-1)
-        is_likelier = exact > own
+        widths = (exact * (exact == drawn)).sum(-1)
+        is_likelier = exact > drawn
         quantiles = (exact * is_likelier).sum(-1) + generator.random(len(tokens)) * widths
         tilts = []
         for exponent, shares in _TILTS.items():
-            won = np.expm1(tilted(own, exact, exponent)[:, 0])
+            won = np.expm1(tilted(drawn, exact, exponent)[:, 0])
             tilts += [np.log1p(share * won) for share in shares]
         return cls(
             prompt=prompt,

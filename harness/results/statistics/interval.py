@@ -111,10 +111,10 @@ class Interval:
     def parts(self) -> dict[str, Any]:
         """`estimate`, `low`, `high` and `covers` by name, for files; None for what is not known."""
         numbers = {"estimate": self.estimate, "low": self.low, "high": self.high}
-        known = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
+        finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
         covers = self.covers
         stored = None if covers is None else _STORED.dump_python(covers, exclude_defaults=True)
-        return {**known, "covers": stored}
+        return {**finite, "covers": stored}
 
     def __format__(self, form: str) -> str:
         """`f"{speedup:×}"` is `2.31× (2.18 to 2.42)`. `%` prints a share as `58 % (52 to 61)`, and `.1f` a number with

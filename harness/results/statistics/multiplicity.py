@@ -149,11 +149,11 @@ def adjusted_p_values(p_values: Sequence[float]) -> list[float]:
     Of the results with an adjusted value below 0.05, at most 5 % are false on average.
     """
     values = np.asarray(p_values, dtype=np.float64)
-    known = ~np.isnan(values)
-    if known.any():
+    is_known = ~np.isnan(values)
+    if is_known.any():
         from scipy import stats
 
-        values[known] = stats.false_discovery_control(values[known], method="bh")
+        values[is_known] = stats.false_discovery_control(values[is_known], method="bh")
     return [float(value) for value in values]
 
 

@@ -100,8 +100,8 @@ def _failures(run: _Run) -> str:
 
 
 def _has_a_slower_runner(run: _Run) -> bool:
-    of_draft = run.last.draft_runner
-    return run.last.runner in _SLOW_RUNNERS and of_draft not in (None, *_SLOW_RUNNERS)
+    draft_runner = run.last.draft_runner
+    return run.last.runner in _SLOW_RUNNERS and draft_runner not in (None, *_SLOW_RUNNERS)
 
 
 def _in_two_places(run: _Run) -> str | None:
@@ -177,11 +177,11 @@ def _other_caches(run: _Run) -> str | None:
 
 
 def _other_prompts(row: LatencyRow) -> str | None:
-    known = row.num_prompt_tokens or 0
-    read = known if row.read_prompt_tokens is None else row.read_prompt_tokens
-    if abs(read - known) <= (row.num_prompts or 0) + MOST_READ_OTHERWISE * known:
+    sent = row.num_prompt_tokens or 0
+    read = sent if row.read_prompt_tokens is None else row.read_prompt_tokens
+    if abs(read - sent) <= (row.num_prompts or 0) + MOST_READ_OTHERWISE * sent:
         return None
-    return f"{read} prompt tokens in the {row.arm} arm, where {known} are known here"
+    return f"{read} prompt tokens in the {row.arm} arm, where {sent} are known here"
 
 
 def _after_the_end(run: _Run) -> str | None:
