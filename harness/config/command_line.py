@@ -14,7 +14,7 @@ _VARIABLE = "HARNESS_COMMAND_LINE"
 
 @dataclass(frozen=True)
 class Words:
-    """What was typed after `harness`, divided once.
+    """The words typed after `harness`, divided at each `--`.
 
     Attributes:
         typed: the command and its settings.

@@ -19,7 +19,7 @@ class Counts:
         preempted: requests that lost their place in the cache to others, and are read again.
         cached: tokens of prompts that were taken from a cache.
         first_tokens, first_token_s: requests that got their first token, and the sum of their times until then.
-        restarts: how often the server has restarted. Counters begin anew then, so their growth is unknown.
+        restarts: number of restarts of the server. Each resets the counters, so that their growth is unknown.
         running: requests that are answered or wait at this moment: a state, which is never added up.
     """
 

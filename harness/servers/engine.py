@@ -210,7 +210,7 @@ class ServerEngine(Engine):
         )
 
     def _start_afresh(self, arm: Arm) -> None:
-        """End all servers if this one has answered; its next question starts it again, and those beside it."""
+        """End every server if this arm's has answered; `make_ready` starts what the next question needs."""
         assert isinstance(arm, ServerArm)
         if arm.was_asked:
             self._stop()

@@ -31,7 +31,6 @@ class Server(EngineRecord):
     settings = ServerSettings
     computes_here = False
     queues = True
-    # By flags that a server is started with; `advice` names them.
     default_draft: ClassVar[str | None] = "server"
 
     def adapted(self, run: RunSettings) -> RunSettings:

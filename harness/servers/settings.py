@@ -127,7 +127,7 @@ class ServerSettings(EngineSettings):
 
     @classmethod
     def of(cls, run: RunSettings) -> ServerSettings:
-        """Those of a run that has this engine."""
+        """Return the engine settings of a run with `engine=server`."""
         assert isinstance(run.engine, cls)
         return run.engine
 

@@ -136,7 +136,7 @@ def test_a_load_that_is_refused_has_its_figures_but_no_price() -> None:
     absent = cost.point(3).steps, cost.point(0, 2).ms, cost.point(1, 4).steps
     assert not any(one.is_known for one in absent)
     assert (cost.loads, cost.ks(), cost.ks(4)) == ([1, 4, 8], [4], [])
-    read = IterationCost.from_steps({4: 1.25, 1: 1.0625, 2: 1.125}, "bytes")
+    read = IterationCost.from_steps({4: 1.25, 1: 1.0625, 2: 1.125})
     assert read.at(4).steps.estimate == 1.25
     assert line_of(read)[:2] == pytest.approx((1, 1 / 16))
 

@@ -72,7 +72,7 @@ class Harness:
 
 
 def covered(cell: str) -> str:
-    """What a cell of the column `speedup_covers` says, in words."""
+    """Return a cell of the column `speedup_covers` in words."""
     return str(Coverage.read(json.loads(cell)))
 
 

@@ -30,7 +30,7 @@ _numbers = itertools.count()
 
 
 def over(num_units: int, unit: str = "prompt", **more: Any) -> dict[str, Any]:
-    """What an interval covers, as a file has it."""
+    """Return the coverage of an interval in its stored form."""
     return {"num_units": num_units, "unit": unit, **more}
 
 

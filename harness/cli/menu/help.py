@@ -169,9 +169,9 @@ def _page(
         parts.append("\n".join(lines))
     parts.append(
         textwrap.fill(
-            "K=8 is decoding.num_draft_tokens=8, and a name may be typed without its group where only "
-            "one group has it. -m sweeps over values with "
-            "commas between them, --cfg job prints the configuration, -cd DIR adds presets. "
+            "K=8 is decoding.num_draft_tokens=8, and a name may be typed without its group where only one "
+            "group has it. -m sweeps over values with commas between them, --cfg job prints the "
+            "configuration, -cd DIR adds presets. "
             f"harness help {command.name} all lists everything, and harness help {command.name} "
             f"SECTION one of: {', '.join(sections)}.",
             width,

@@ -332,7 +332,7 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
         reads = wing.pass_bytes(placed, demand, numbers)
         if reads is None:
             return IterationCost()
-        return IterationCost.from_steps({k: reads.iteration_steps(k) for k in numbers}, "bytes")
+        return IterationCost.from_steps({k: reads.iteration_steps(k) for k in numbers})
 
     def rows(self, session: Session) -> list[AcceptanceRow]:
         common: dict[str, Any] = {

@@ -224,7 +224,7 @@ def _prediction(reads: PassBytes, accepted: Mapping[int, Interval]) -> dict[str,
     if not accepted:
         return {}
     steps = {k: reads.iteration_steps(k) for k in accepted}
-    best = IterationCost.from_steps(steps, "bytes").best_k(accepted)
+    best = IterationCost.from_steps(steps).best_k(accepted)
     return {
         "predicted_speedup": best.speedup,
         "predicted_tokens_per_iteration": accepted[best.k].estimate,

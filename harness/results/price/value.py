@@ -66,7 +66,7 @@ class IterationCost:
 
     Attributes:
         points: by load and width; a regular step is that of width 1.
-        source: where it is from, for pages.
+        source: where it is from, as `costs.json` has it; empty for a bound from bytes, which no file stores.
         refused: why there is no price at a load, by its rows in flight.
         start_noise: by rows in flight, of widths that were measured with a start each.
         one_step: whether all K of a load have the same regular step, whose error then moves none against another.
@@ -115,10 +115,10 @@ class IterationCost:
         return cls(tuple(points), source)
 
     @classmethod
-    def from_steps(cls, steps: Mapping[int, float], source: str) -> IterationCost:
+    def from_steps(cls, steps: Mapping[int, float]) -> IterationCost:
         """From bytes: what an iteration of each K reads, in regular steps. It is a bound, without milliseconds."""
         points = [Point(k + 1, 1, Interval(), Interval(cost)) for k, cost in steps.items()]
-        return cls(tuple(points), source)
+        return cls(tuple(points))
 
     @property
     def loads(self) -> Sequence[int]:
