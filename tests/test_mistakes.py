@@ -26,8 +26,6 @@ MISTAKES = {
     "latency --tempratur=0": "--tempratur=0: no such option (did you mean decoding.temperature?); harness help latency",
     "latency K=2,4": "decoding.num_draft_tokens=2,4: has several values: -m measures each",
     f"latency seed={5000 * '9'}": "seed: a number is too long, or brackets are nested too deeply",
-    "bisect versions=1,2 repeats=5 -- a {x}": "repeats: bisect itself chooses what to measure, and how often",
-    "bisect versions=1,2 -- a {x} -- b {x}": "--: is followed by one command",
     "latency -- llama-server -m a.gguf -md b.gguf":
         "the command behind --: nothing in it makes llama.cpp speculate: "
         "add --spec-type draft-simple -md DRAFT.gguf",
@@ -68,8 +66,6 @@ MISTAKES = {
     f"latency {URL} engine.dialect=vlm": "engine.dialect=vlm: no such name (did you mean vllm?)",
     f"latency {URL} 'engine.extra={{temperature: 1}}'": "engine.extra={temperature: 1}: must not hold",
     "serve host=127.evil.example": "api_key_variable=null: must name a variable with a key, because others can reach",
-    # bisect
-    "bisect versions=1,2 -- llama-server": "the command: must have {version} or {commit} where that goes",
 }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from harness.config.run import RunSettings
 from harness.engines.registry import engine_of
 from harness.results.row import Row
 
-_NAMES = "acceptance audit bisect compare eval latency map plan recovery regress report serve"
+_NAMES = "acceptance audit compare eval latency map plan recovery regress report serve"
 COMMANDS: Registry[CommandRecord] = Registry(
     "command",
     CommandRecord,
