@@ -111,25 +111,21 @@ def lossless_again(row: Any) -> Step | None:
 def in_short(page: Page, *, is_sweep: bool = False, rest: str = "details=true") -> Document:
     """The page on a terminal: a dozen lines of 80 characters, if its first table has at most four rows.
 
-    Of the doubts only the first is shown, and of the steps two, or one below a doubt.
+    All doubts are above the figures; of the steps there are two, or one below a doubt.
 
     Args:
         is_sweep: whether its command is a sweep, which is then typed again as a whole.
         rest: where all else is.
     """
-    doubts = page.doubts[:1]
-    if len(page.doubts) > 1:
-        number = counted(len(page.doubts) - 1, "more note")
-        doubts = [f"{page.doubts[0]} ({number}: {rest})"]
     finding = page.finding[: _MOST_FINDINGS + 1]
     num_more = len(page.finding) - len(finding)
     if num_more:
         finding = [*finding, Line(f"{num_more} more: {rest}", "dim")]
-    lines = _found(page.title, doubts, finding)
+    lines = _found(page.title, page.doubts, finding)
     if page.finding:
         lines.append(Line(""))
     lines += [_short_table(table, rest) for table in page.tables[:1]]
-    return [*lines, *_named(page.why, page.next[: _MOST_STEPS - bool(doubts)], is_sweep)]
+    return [*lines, *_named(page.why, page.next[: _MOST_STEPS - bool(page.doubts)], is_sweep)]
 
 
 def in_full(page: Page, *, is_sweep: bool = False) -> Document:

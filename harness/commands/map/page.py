@@ -7,6 +7,7 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
+from harness.commands.latency.tables.doubts import shared_doubts
 from harness.commands.map.grid import (
     CANNOT_TELL,
     DOES_NOT_PAY,
@@ -21,7 +22,7 @@ from harness.commands.map.rows import MapRow
 from harness.config.amounts import counted
 from harness.reporting.page import Page, Step, heading, title_of_many
 from harness.reporting.table import Column, Line, Style, Table, TableRow
-from harness.reporting.words import settings_line
+from harness.reporting.words import disturbed_runs, settings_line
 from harness.results.runs import Run, grouped
 from harness.results.schema import NO_VERDICT
 
@@ -65,6 +66,11 @@ def map_page(runs: Sequence[Run[MapRow]]) -> Page | None:
         undecided = _undecided(points)
         if undecided and best_in_words(points):
             doubts.append(prefix + undecided)
+        cells = [Run([point.row]) for point in points]
+        disturbed = disturbed_runs(cells, "cell")
+        if disturbed:
+            doubts.append(f"{prefix}{disturbed}.")
+        doubts += [prefix + doubt for doubt in shared_doubts(cells)]
     steps = []
     largest = max(point.size for point in points)
     if is_alone and use and any(point.word == PAYS and point.size == largest for point in points):

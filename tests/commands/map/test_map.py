@@ -22,6 +22,7 @@ from harness.commands.map.grid import (
     schedule_of,
 )
 from harness.commands.map.measure import Cell, own_k
+from harness.commands.map.page import map_page
 from harness.commands.map.plots import map_plots
 from harness.commands.map.rows import MapRow
 from harness.measuring.session import Session
@@ -178,6 +179,16 @@ def test_a_cell_without_an_interval_decides_nothing() -> None:
     error = "the arms did not do the same work"
     refused = replace(row(16, 4, 1.0), speedup=None, status=NO_VERDICT, error=error)
     assert schedule([row(2, 4, 1.5), refused])[0] == [(1, 2, 4)]
+
+
+def test_it_says_that_the_machine_was_busy() -> None:
+    busy = [replace(cell, processor_share=0.04) for cell in ROWS[:2]]
+    page = map_page([Run([*busy, *ROWS[2:]])])
+    assert page is not None
+    assert any(doubt.startswith("2 of 6 cells") for doubt in page.doubts)
+    quiet = map_page([Run(ROWS)])
+    assert quiet is not None
+    assert quiet.doubts == []
 
 
 @pytest.mark.parametrize("weights", ["stored", "random"])

@@ -59,6 +59,11 @@ def notes(run: _Run) -> list[str]:
     return _said([run], ("setting note", "note"))
 
 
+def shared_doubts(runs: Iterable[_Run]) -> list[str]:
+    """Reasons not to believe the figures of runs with the same settings, each once."""
+    return _said(runs, ("setting against",))
+
+
 def caveats(runs: Iterable[_Run]) -> list[str]:
     """Sentences about the settings of these runs and their servers, each once."""
     return _said(runs, ("setting note", "setting against"))
@@ -243,7 +248,7 @@ DOUBTS = (
         "The target's layers take turns on {found} GPUs, of which one works at a time: a server with tensor parallelism"
         " takes a step several times as fast, and the same draft then pays less.",
     ),
-    # It explains the figures below it, and only the first one is always shown.
+    # It explains the figures below it.
     Doubt(
         "comparison",
         _busy,
