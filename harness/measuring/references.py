@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from harness.config.demand import Demand
 from harness.config.errors import HarnessError, SettingError
+from harness.config.model_names import SERVED
 from harness.config.packages import require_local
 from harness.config.run import RunSettings
 from harness.engines.divergence import Divergence, text_divergence
@@ -71,6 +72,9 @@ class References:
     def _loaded(self) -> Reference | None:
         """The target, loaded here; None, after a message, where that of a server cannot be loaded."""
         settings = self._settings
+        if settings.model.repository == SERVED:
+            say("no exact distribution: model= names the weights that are served")
+            return None
         try:
             require_local("model", settings.model.name)
         except SettingError as error:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.config.amounts import counted
 from harness.config.errors import RunError, SettingError
+from harness.config.model_names import SERVED
 from harness.config.settings import DecodingSettings, api_key
 from harness.engines.arrivals import FRAME_S, Arrival, Frames, Origin, Watch
 from harness.engines.chat import Chat
@@ -584,13 +585,13 @@ class ServerArm(Arm):
         place = self.served.setting
         if self._url not in error.message and self._started is None:
             place += f"={self._url}"
-        advice = (
-            "\nif it has no chat template: engine.chat=false sends prompts as text"
-            if chat and error.code in _FORM_ERRORS
-            else ""
-        )
+        advice = ""
         if error.code in (401, 403):
             advice = "; engine.api_key_variable names the variable with its key"
+        elif error.code in _FORM_ERRORS and self.model.name == SERVED:
+            advice = f"\n{SERVED} is a placeholder: engine.model= sets the name of the model there"
+        elif error.code in _FORM_ERRORS and chat:
+            advice = "\nif it has no chat template: engine.chat=false sends prompts as text"
         raise RunError(f"{place}: {error}{advice}")
 
 

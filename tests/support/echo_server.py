@@ -49,6 +49,7 @@ class EchoServer:
         stall: never end an answer after the first chunk.
         key: that requests must bring.
         silent: requests that get no drafts.
+        breaks: requests whose answers end in an error after they have begun.
         version: it tells its name, by its dialect, and this version; None if it tells neither.
         started: it tells that it was started then.
         withheld: of llama.cpp's ids, this many are missing, as of tokens that end within a character.
@@ -88,6 +89,7 @@ class EchoServer:
     num_dropped: int = 0
     error_text: str = "told to fail"
     silent: Callable[[dict[str, Any]], bool] = lambda body: False
+    breaks: Callable[[dict[str, Any]], bool] = lambda body: False
     bodies: list[dict[str, Any]] = field(default_factory=list)
     num_tokens: int = 0
     num_pages: int = 0
@@ -200,6 +202,11 @@ class EchoServer:
                 writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
                 await writer.drain()
                 chunk_count += 1
+                if self.breaks(body):
+                    error = {"error": {"message": self.error_text, "code": 500}}
+                    data = f"data: {json.dumps(error)}\n\n".encode()
+                    writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+                    break
                 if self.break_every and number % self.break_every == 0 and chunk_count == 2:
                     return False
                 while self.stall:

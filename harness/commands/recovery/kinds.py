@@ -84,6 +84,7 @@ KindVerdict = Literal[
     "ignored",
     "refused",
     "not asked",
+    "failed",
     "no answer",
     "unknown",
 ]
@@ -140,6 +141,7 @@ def kind_checks(asking: Asking, arm: Arm, regular: Arm | None) -> Iterator[Colum
     say(f"{len(every)} kinds of requests: which of them get drafts?")
     answered: list[Answers] = []
     unanswered: list[Columns] = []
+    arms = [arm] if regular is None else [arm, regular]
     try:
         for number, kind in enumerate(every):
             name = kind.sampling.name
@@ -147,26 +149,41 @@ def kind_checks(asking: Asking, arm: Arm, regular: Arm | None) -> Iterator[Colum
             if why := crash_risk(arm, settings, kind.sampling):
                 unanswered.append(_columns(name, "not asked", why))
                 continue
-            if why := refusal(arm, planned[0], settings.seed):
-                unanswered.append(_columns(name, "refused", f"refused: {why}"))
+            try:
+                if why := refusal(arm, planned[0], settings.seed):
+                    unanswered.append(_columns(name, "refused", f"refused: {why}"))
+                    continue
+                if kind.is_long:
+                    asking.ask(arm, planned, 1, "asking once, for its cache")
+                doing = f"asking, {name}"
+                answers = asking.ask(arm, planned, kind.num_in_flight, doing)
+                expected: Sequence[Answer] = ()
+                if regular is not None and refusal(regular, planned[0], settings.seed) is None:
+                    expected = asking.ask(regular, planned, kind.num_in_flight, doing)
+            except RunError as error:
+                if not _still_answer(arms, asking, every[0]):
+                    unanswered.append(_columns(name, "no answer", str(error)))
+                    raise
+                unanswered.append(_columns(name, "failed", str(error)))
                 continue
-            if kind.is_long:
-                asking.ask(arm, planned, 1, "asking once, for its cache")
-            doing = f"asking, {name}"
-            answers = asking.ask(arm, planned, kind.num_in_flight, doing)
-            expected: Sequence[Answer] = ()
-            if regular is not None and refusal(regular, planned[0], settings.seed) is None:
-                expected = asking.ask(regular, planned, kind.num_in_flight, doing)
             records = [answer.record for answer in answers]
             regular_records = [answer.record for answer in expected]
             answered.append(Answers(kind, records, regular_records))
-    except RunError as error:
-        unanswered.append(_columns(name, "no answer", str(error)))
-        raise
     finally:
         for kind_answers in answered:
             yield kind_answers.check(answered)
         yield from unanswered
+
+
+def _still_answer(arms: Sequence[Arm], asking: Asking, plain: Kind) -> bool:
+    """Whether all arms still answer a plain request, after one of another kind has failed."""
+    request, *_ = _planned(plain, asking, 0)
+    try:
+        for arm in arms:
+            asking.ask(arm, [request], 1, "asking again")
+    except RunError:
+        return False
+    return True
 
 
 def _planned(kind: Kind, asking: Asking, first: int) -> list[PlannedRequest]:

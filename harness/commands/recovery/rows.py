@@ -28,7 +28,7 @@ class RecoveryRow(PromptedRow):
     )
     verdict: MaybeText = figure(
         "`lossless`, `lossy` or `undecided`; of `logprobs` `right` or `wrong`; of `kind` `drafts`, `some drafts`,"
-        " `none accepted`, `no drafts`, `ignored`, `refused`, `not asked`, `no answer` or `unknown`"
+        " `none accepted`, `no drafts`, `ignored`, `refused`, `not asked`, `failed`, `no answer` or `unknown`"
     )
     finding: MaybeText = figure(
         "of `logprobs`: what came; of `reference`: why there is none; of `kind`: by what it shows"

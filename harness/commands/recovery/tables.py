@@ -146,6 +146,11 @@ def _doubts(checks: Checks) -> list[str]:
         doubts.append(
             f"Kinds of requests that drafts speed up less, or not at all: {', '.join(undrafted)}."
         )
+    doubts += [
+        f"Requests of the kind {kind.sampling} failed: {kind.finding}."
+        for kind in checks.kinds
+        if kind.verdict == "failed"
+    ]
     if prompts := too_long(row):
         doubts.append(f"{prompts} {TOO_LONG}.")
     return doubts

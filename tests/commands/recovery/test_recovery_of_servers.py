@@ -182,6 +182,42 @@ def test_without_reports_tokens_that_arrive_together_tell() -> None:
     assert "1.0 tokens at a time" in found[1]["finding"]
 
 
+def test_a_kind_that_fails_ends_itself_alone(harness: Harness) -> None:
+    server = EchoServer(
+        version="0.32.0", num_draft_tokens=4, breaks=lambda body: "json_schema" in body
+    )
+    with ExitStack() as opened:
+        servers = addresses(opened, EchoServer(version="0.32.0"), server)
+        outcome = harness(*ASKED, *servers, code=None)
+    kinds_found = results("recovery").query("check == 'kind'").set_index("sampling")
+    assert kinds_found.index[kinds_found.verdict == "failed"].tolist() == ["JSON schema"]
+    assert "told to fail" in kinds_found.finding["JSON schema"]
+    assert kinds_found.verdict["n=2"] == "drafts"
+    assert "Requests of the kind JSON schema failed: " in outcome.stdout
+    assert "told to fail" in outcome.stdout
+    # The checks that decide were made.
+    assert "greedy" in set(results("recovery").check)
+
+
+def test_a_model_that_nobody_named_is_looked_up_nowhere(harness: Harness) -> None:
+    server = EchoServer(models={"somebody/model": None}, num_draft_tokens=4)
+    typed = [word for word in ASKED if not word.startswith("model=")]
+    with serving(server) as address:
+        outcome = harness(*typed, f"engine.url={address}", "chat=false", "by_kind=false", code=3)
+    assert "no exact distribution: model= names the weights" in outcome.stderr
+    assert "cannot be loaded here" not in outcome.stderr
+
+
+def test_a_server_that_takes_one_name_of_its_model(harness: Harness) -> None:
+    """What is sent where no name is known is refused: the advice is to name the model."""
+    with ExitStack() as opened:
+        pinned = [EchoServer(models={}, refuses=("model",)) for _ in range(2)]
+        servers = addresses(opened, *pinned)
+        typed = [word for word in ASKED if not word.startswith("model=")]
+        outcome = harness(*typed, *servers, code=1)
+    assert "served is a placeholder: engine.model= sets the name" in outcome.stderr
+
+
 def test_kinds_before_one_that_ends_the_server_have_their_rows(harness: Harness) -> None:
     """Three kinds of four requests and one that finds out whether it is taken, after the question who it is."""
     server = EchoServer(version="0.32.0", num_draft_tokens=4, die_after=18)
