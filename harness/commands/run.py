@@ -74,6 +74,7 @@ def run_command(
         if session.error is not None:
             log.info("%s: %s", session.status, session.error)
         with finishing():
+            show("making the page")
             rows = _rows(command, experiment, session)
             if is_mistake and not any(row.has_figures for row in rows):
                 rows = []
@@ -81,6 +82,7 @@ def run_command(
             if page is not None:
                 page = replace(page, tables=(*page.tables, *experiment.more))
             saved, write_error = _write(session, rows, page)
+            show("")
         session.close()
         _remove_own_locks(settings, directory)
         if page is not None:
@@ -134,8 +136,6 @@ def _write(
 
 def _print(page: Page, saved: str | None, *, details: bool) -> None:
     """Print a page, and the line about where its rows are."""
-    # The line about progress may still be on the terminal: clear it.
-    show("")
     try:
         print_document(in_full(page) if details else in_short(page))
     finally:

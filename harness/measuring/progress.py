@@ -23,6 +23,10 @@ _log = logging.getLogger("harness")
 # To the beginning of the line, and clear it.
 _CLEAR = "\r\x1b[2K"
 
+# Without a terminal, long work is reported after this many seconds without a line.
+_SILENT_S = 60.0
+_last_line = time.monotonic()
+
 # For a job of a sweep: the terminal of the sweep, and the text before each line there. None and empty otherwise.
 _sweep_terminal: IO[str] | None = None
 _prefix = ""
@@ -52,6 +56,8 @@ def note(message: str) -> None:
 
 
 def _print(message: str) -> None:
+    global _last_line
+    _last_line = time.monotonic()
     stderr_console().print(message, style="dim")
 
 
@@ -103,6 +109,9 @@ def _draw(description: str, num_done: int, total: int, left: float | None) -> No
     time_left = "" if left is None else f" · about {in_words(left)} left"
     bar = "━" * length + "─" * (_BAR - length)
     show(f"{bar} {num_done}/{total} · {description}{time_left}")
+    is_silent = time.monotonic() - _last_line >= _SILENT_S
+    if is_silent and not (_sweep_terminal or sys.stderr).isatty():
+        _print(f"{description}: {num_done} of {total}{time_left}")
 
 
 def in_words(seconds: float) -> str:

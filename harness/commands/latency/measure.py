@@ -136,6 +136,7 @@ class Latency(Experiment[LatencySettings, LatencyRow]):
             profiles = wing.profile_arms(engine, example, session.directory)
             self.more = [profile_table(profile) for profile in profiles]
         if not self.is_cell:
+            session.has_measured = True
             by_k = tokens_of_smaller_ks(self.run, engine, session)
             self.run = dataclasses.replace(self.run, tokens_by_k=by_k)
 

@@ -48,6 +48,7 @@ def tokens_of_smaller_ks(
         return None
     try:
         require_closed_form(settings)
+        note("reading the answers again, for the yields of smaller K")
         # Its memory is free for the reading.
         engine.close()
         return _read_again(session.pair, run)

@@ -172,6 +172,22 @@ def test_ctrl_c_keeps_what_was_measured(pair: list[str], harness: Harness, tmp_p
     assert len(pd.read_csv(only("latency_prompts.csv"))) == 2 * 3
 
 
+@pytest.mark.slow
+def test_ctrl_c_behind_the_last_answer_leaves_a_whole_run(
+    pair: list[str], harness: Harness, tmp_path: Path
+) -> None:
+    """What is missing then are the yields of smaller K, for which the answers are read again."""
+    halt = halting("harness.engines.door.wing.open_reader", after=0)
+    asked = ["latency", *pair, *QUICK]
+    running = start(*asked, cwd=tmp_path, until=HALTED, before=halt)
+    _, stderr = end(running, signal.SIGINT, 130)
+    assert "reading the answers again" in stderr
+    rows = results()
+    assert list(rows["status"]) == ["ok", "ok"]
+    assert rows["speedup"].notna()[1]
+    assert list(rows["num_prompts"]) == [4, 4]
+
+
 def test_a_batch_is_never_larger_than_its_label(harness: Harness) -> None:
     refused = harness.refused("latency", *PLANTED, *QUICK, "batch_size=5")
     assert mentions(refused, "batch_size=5:", "num_prompts=5", "4")
