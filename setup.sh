@@ -99,13 +99,18 @@ find_python() {
     return 1
 }
 
-# Whether pip is told, by its files or variables, where to find packages.
-has_own_index() {
-    local settings
-    # Read to its end before it is searched: with pipefail a reader that stops early makes a pipe fail.
-    settings=$("$venv/bin/python" -m pip config list 2>/dev/null)
-    grep -qE '(index-url|find-links|no-index)=' <<<"$settings"
+# Prints the last line of the log every 15 seconds, until this script ends.
+report() {
+    local line
+    # Its own streams: whoever waits for those of this script would wait for the last sleep, too.
+    while sleep "${HARNESS_REPORT_S:-15}" >/dev/null 2>&1 && kill -0 $$ 2>/dev/null; do
+        line=$(tail -n 1 "$log")
+        say "installing for $SECONDS s: ${line:0:80}"
+    done
 }
+
+# The value of pip's setting $1, where its files or variables have one.
+pip_setting() { sed -n "s/^[^=]*\.$1='\(.*\)'\$/\1/p" <<<"$pip_settings" | tail -n 1; }
 
 if ! [ -f "$stamp" ] || ! [ "$(fingerprint)" = "$(<"$stamp")" ]; then
     if ! usable; then
@@ -122,19 +127,35 @@ if ! [ -f "$stamp" ] || ! [ "$(fingerprint)" = "$(<"$stamp")" ]; then
             "run PIP_EXTRA_INDEX_URL=$(sed -n 's/^torch_index=//p' machine-install.sh)/cu${driver_cuda%%.*}N . ./setup.sh" \
             "(./machine-install.sh says more)"
     fi
+    pip_settings=$("$venv/bin/python" -m pip config list 2>/dev/null)
     # Without a driver CUDA would be gigabytes for nothing. Whoever has told pip where to look has chosen.
     indexes=()
-    if [ "$(uname)" = Linux ] && ! command -v nvidia-smi >/dev/null && ! has_own_index; then
+    if [ "$(uname)" = Linux ] && ! command -v nvidia-smi >/dev/null &&
+        ! grep -qE '(index-url|find-links|no-index)=' <<<"$pip_settings"; then
         cpu_index=$(sed -n 's/^torch_index=//p' machine-install.sh)/cpu
         indexes=(--extra-index-url "$cpu_index")
         say "no NVIDIA driver here: taking torch's CPU build; for another, remove .venv and run" \
             "PIP_EXTRA_INDEX_URL=${cpu_index%/cpu}/cu${torch_cuda/./} . ./setup.sh"
     fi
     say "installing the package and its dependencies into .venv; the first time takes minutes"
-    if ! "$venv/bin/python" -m pip install --quiet --no-input --disable-pip-version-check \
-        ${indexes[@]+"${indexes[@]}"} --constraint constraints.txt --editable '.[dev]' >"$log" 2>&1; then
+    # An index that does not answer is asked three times in all, also for what builds the package.
+    export PIP_RETRIES=${PIP_RETRIES:-2}
+    # Modules are compiled when they are first imported: most never are.
+    install=("$venv/bin/python" -m pip install --no-compile --no-input --disable-pip-version-check)
+    if command -v uv >/dev/null; then
+        # Twice as fast. It does not read pip's configuration, and stops at the first index that has a package.
+        install=(uv pip install --python "$venv/bin/python" --index-strategy unsafe-best-match)
+        for option in index-url extra-index-url find-links constraint; do
+            for value in $(pip_setting "$option"); do install+=("--$option" "$value"); done
+        done
+    fi
+    report &
+    reporting=$!
+    disown
+    trap 'kill "$reporting" 2>/dev/null' EXIT
+    if ! "${install[@]}" ${indexes[@]+"${indexes[@]}"} --constraint constraints.txt --editable '.[dev]' >"$log" 2>&1; then
         tail -n 20 "$log" >&2
-        say "the installation failed; all that pip said is in .venv/install.log. Fix the cause and run it again"
+        say "the installation failed; all that was printed is in .venv/install.log. Fix the cause and run it again"
         exit 1
     fi
     # Written last and in one step: an environment with a stamp is complete.

@@ -6,6 +6,7 @@ Nothing is fetched: where setup.sh would have pip install, a stand-in for pip wr
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -21,12 +22,14 @@ from wording import mentions
 
 ROOT = Path(__file__).parents[1]
 # Programs that the scripts call, for a PATH that holds nothing else.
-TOOLS = "apt-cache awk bash cat dirname env grep id mv readlink rm sed sort tail uname".split()
+TOOLS = (
+    "apt-cache awk bash cat dirname env grep id mv readlink rm sed sleep sort tail uname".split()
+)
 
 Source = Callable[..., subprocess.CompletedProcess[str]]
 
 PIP = """
-import os, pathlib, sys
+import os, pathlib, sys, time
 tree = pathlib.Path(sys.prefix).parent
 if sys.argv[1] == "config":
     told = tree / "pip-config"
@@ -34,6 +37,9 @@ if sys.argv[1] == "config":
     sys.exit()
 with open(tree / "pip-calls", "a") as calls:
     print(*sys.argv[1:], file=calls)
+if (tree / "pip-waits").exists():
+    print("Collecting torch", flush=True)
+    time.sleep(1)
 if (tree / "pip-fails").exists():
     sys.exit("no space left on device")
 print("Successfully installed a lot of packages")
@@ -179,6 +185,31 @@ def test_a_failed_installation_is_told_and_mended_by_the_next_run(
     mended = source(prepared, '. "$SETUP" && command -v python')
     assert mended.stdout.strip() == str(prepared / ".venv/bin/python")
     assert pip_calls(prepared) == 2
+
+
+def test_a_long_installation_shows_where_it_is(prepared: Path) -> None:
+    pip = prepared / "pip-waits"
+    pip.touch()
+    shown = run("bash", prepared / "setup.sh", env={"HARNESS_REPORT_S": "0.1"})
+    assert shown.returncode == 0, shown.stderr
+    assert re.search(r"installing for \d+ s: Collecting torch$", shown.stderr, re.MULTILINE)
+
+
+def test_uv_installs_where_it_is_there_with_what_pip_was_told(
+    prepared: Path, tmp_path: Path
+) -> None:
+    told = "global.find-links='/wheels'\nglobal.extra-index-url='https://a https://b'\n"
+    (prepared / "pip-config").write_text(told)
+    directory = tmp_path / "with uv"
+    directory.mkdir()
+    executable(directory / "uv", f'#!/bin/sh\necho "$*" >"{tmp_path}/uv-call"\n')
+    path = f"{directory}{os.pathsep}{os.environ['PATH']}"
+    shown = run("bash", prepared / "setup.sh", env={"PATH": path})
+    assert shown.returncode == 0, shown.stderr
+    call = (tmp_path / "uv-call").read_text()
+    assert "--extra-index-url https://a --extra-index-url https://b --find-links /wheels" in call
+    assert "--constraint constraints.txt --editable .[dev]" in call
+    assert pip_calls(prepared) == 0
 
 
 def test_an_environment_that_was_moved_is_made_again(prepared: Path) -> None:
