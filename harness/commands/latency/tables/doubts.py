@@ -59,7 +59,7 @@ def notes(run: _Run) -> list[str]:
     return _said([run], ("setting note", "note"))
 
 
-def shared_doubts(runs: Iterable[_Run]) -> list[str]:
+def shared_doubts(runs: Iterable[Run[Any]]) -> list[str]:
     """Reasons not to believe the figures of runs with the same settings, each once."""
     return _said(runs, ("setting against",))
 
