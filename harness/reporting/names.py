@@ -173,7 +173,11 @@ def _differing_words(
             if word not in in_all and k is not None:
                 words[index] = re.sub(rf"(?<![\w.]){k}(?![\w.])", "{K}", word)
     in_all = _in_all(split)
-    return [" ".join(word for word in words if word not in in_all) for words in split]
+    differing = [[word for word in words if word not in in_all] for words in split]
+    return [
+        " ".join(words).replace("{K}", str(k))
+        for words, k in zip(differing, draft_tokens, strict=True)
+    ]
 
 
 def _in_all(split: Sequence[Sequence[str]]) -> set[str]:

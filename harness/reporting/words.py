@@ -135,7 +135,7 @@ def _draft_name(row: RunRow, joint: str) -> str:
     if row.draft == "server":
         return " with its own draft"
     if row.draft == SECOND_COMMAND:
-        return ": the second command against the first"
+        return " against the first command"
     # A command says what it drafts with.
     return f"{joint}{called(row.draft)}{'' if row.server_command else ' (as labelled)'}"
 

@@ -73,6 +73,7 @@ class ArmEvidence:
 
     Attributes:
         lengths: tokens of each answer by index of its prompt; empty where only the total is known.
+        read: tokens of each prompt by the server's count, by the prompt; empty where only the total is known.
         drawn: whether its texts are drawn and end by themselves.
     """
 
@@ -83,12 +84,12 @@ class ArmEvidence:
     tokens_per_iteration: float | None = None
     mean_proposed: float | None = None
     lengths: Mapping[int, int] = field(default_factory=dict)
+    read: Mapping[tuple[int, ...], int] = field(default_factory=dict)
     drawn: bool = False
     num_prompt_tokens: int = 0
     cached_tokens: int = 0
     cached_from_before: int = 0
     salted: bool | None = None
-    read_prompt_tokens: int | None = None
     drafted: bool | None = None
     draft: str | None = None
     request_rate: float | None = None
@@ -282,20 +283,18 @@ def _other_servers(regular: ArmEvidence, speculative: ArmEvidence) -> str | None
 
 
 def _other_prompts(regular: ArmEvidence, speculative: ArmEvidence) -> str | None:
-    """Why the servers did not read the same prompts.
-
-    Answers of later turns may differ, so that what they read is compared with what was sent.
-    """
-    regular_read, speculative_read = regular.read_prompt_tokens, speculative.read_prompt_tokens
-    if regular_read is None or speculative_read is None:
-        return None
-    added = regular_read - regular.num_prompt_tokens
-    tolerated = regular.num_prompts + MOST_READ_OTHERWISE * regular.num_prompt_tokens
-    if abs(added - (speculative_read - speculative.num_prompt_tokens)) <= tolerated:
+    """Why the servers did not read the same prompts; turns after different answers are none of these."""
+    common = regular.read.keys() & speculative.read.keys()
+    numbers = [sum(arm.read[prompt] for prompt in common) for arm in (regular, speculative)]
+    tolerated = len(common) + MOST_READ_OTHERWISE * numbers[0]
+    added = numbers[1] - numbers[0]
+    # Some servers leave cached tokens out.
+    added_with_cached = added + speculative.cached_tokens - regular.cached_tokens
+    if min(abs(added), abs(added_with_cached)) <= tolerated:
         return None
     return (
         "the servers read different prompts, through another chat template or tokenizer:"
-        f" regular {regular_read} tokens, speculative {speculative_read}"
+        f" regular {numbers[0]} tokens, speculative {numbers[1]}"
     )
 
 
@@ -415,13 +414,12 @@ def _difference(number: int, other: int) -> float:
 
 
 def judged(
-    rows: Sequence[AnyRow], lengths: Mapping[str, Mapping[int, int]] | None = None
+    rows: Sequence[AnyRow], further: Mapping[str, Mapping[str, Any]] | None = None
 ) -> list[AnyRow]:
     """The rows of a run; without a speed-up, and with the reason in `error`, where its arms cannot be compared.
 
     Args:
-        lengths: of each arm, the tokens of each answer by index of its prompt; None for rows of a
-            file, which are judged by what their columns hold.
+        further: of each arm, fields of its evidence that no column holds; None for rows of a file.
     """
     drawn = rows[0].ignore_eos is False and bool(rows[0].temperature)
     evidence = [ArmEvidence.of(vars(row), drawn=drawn) for row in rows]
@@ -430,11 +428,16 @@ def judged(
     reason = rows[1].error
     if rows[1].status != NO_VERDICT:
         regular, speculative = (
-            replace(arm, lengths=(lengths or {}).get(arm.arm, {})) for arm in evidence
+            replace(arm, **(further or {}).get(arm.arm, {})) for arm in evidence
         )
-        if rows[1].has_one_server or rows[1].draft == SECOND_COMMAND:
-            # Compared with itself, or with any other, whether it drafts or not.
-            regular, speculative = (replace(arm, drafted=None) for arm in (regular, speculative))
+        is_second = rows[1].draft == SECOND_COMMAND
+        if rows[1].has_one_server or is_second:
+            # Compared with itself, or with any other, which may draft too.
+            regular = replace(regular, drafted=None)
+        # A command says by its flags whether it drafts.
+        has_flags = rows[1].draft_method or rows[1].num_draft_tokens
+        if rows[1].has_one_server or (is_second and not has_flags):
+            speculative = replace(speculative, drafted=None)
         reason = refusal(regular, speculative, _interval_of(rows[1]))
     if reason is None:
         return list(rows)

@@ -185,9 +185,9 @@ class ServerCommand:
 
     @property
     def num_draft_tokens(self) -> int | None:
-        """K; None where it is not known, as of several ways to draft at once."""
+        """K; None where it is not known, as of several ways to draft at once, and without a draft."""
         method = self.method or ""
-        if "," in method:
+        if "," in method or not self.drafts:
             return None
         for beginning, (flags, default) in self.startup.num_draft_tokens.items():
             if method.startswith(beginning):

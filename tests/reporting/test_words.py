@@ -18,6 +18,7 @@ from harness.commands.plan.rows import PlanRow
 from harness.commands.recovery.record import RecoverySettings
 from harness.commands.recovery.rows import RecoveryRow
 from harness.config.command_line import Words
+from harness.config.model_names import SECOND_COMMAND
 from harness.measuring.measurement import further_settings
 from harness.measuring.rows import LatencyRow
 from harness.reporting.names import distinct_names, name_of, named_runs
@@ -172,6 +173,24 @@ def test_commands_that_differ_in_k_alone_have_one_name(flags: str, names: list[s
     found = distinct_names(rows)
     assert [name.settings.get("server_command", "") for name in found] == names
     assert [name.num_draft_tokens for name in found] == [2, 4, 8]
+
+
+def test_commands_that_differ_in_more_than_k_are_named_as_they_were_typed() -> None:
+    columns: dict[str, Any] = {
+        "model": "A",
+        "draft": SECOND_COMMAND,
+        "engine": "server",
+        "num_draft_tokens": 4,
+    }
+    typed = LatencyRow(**columns, server_command=["serve A", "serve A --type b --n-max 4"])
+    other = dataclasses.replace(
+        typed, server_command=["serve A", "serve A --type c"], num_draft_tokens=64
+    )
+    found = distinct_names([typed, other])
+    words = [name.settings["server_command"] for name in found]
+    assert words == ["--type b --n-max 4", "--type c"]
+    # Whether it was the second command that was typed, or the third.
+    assert {name.pair for name in found} == {"A against the first command"}
 
 
 SERVED = {"url": "http://a/v1", "mean_proposed": 1.5}

@@ -44,6 +44,7 @@ class KnownServer(EchoServer):
             which do not know it before.
         held_tokens: tokens that it sends together, before further ones, as behind hidden thoughts or a proxy.
         slots: requests that it works on at once.
+        num_read: tokens that it reads of any prompt, by its count.
         noted: every answer, in the order of their ends.
     """
 
@@ -55,6 +56,7 @@ class KnownServer(EchoServer):
     counts_behind_ends: bool = False
     held_tokens: int = 1
     slots: int = 1
+    num_read: int | None = None
     noted: list[NotedAnswer] = field(default_factory=list)
     num_proposed: int = 0
     _free: asyncio.Semaphore | None = None
@@ -114,7 +116,8 @@ class KnownServer(EchoServer):
                 yield {"object": "text_completion", "choices": [choice]}
         self.noted.append(noted)
         drafting = [outcome for outcome in noted.outcomes if outcome[0]]
-        last: dict[str, Any] = {"choices": [], "usage": {"completion_tokens": count}}
+        usage = {"completion_tokens": count, "prompt_tokens": self.num_read}
+        last: dict[str, Any] = {"choices": [], "usage": usage}
         if self.drafts and self.reports != "counters":
             last |= self._report(drafting)
         yield last

@@ -242,7 +242,7 @@ class Latency(Experiment[LatencySettings, LatencyRow]):
             figures["seed"] = self.settings.seed_of_run
             figures["prompts_digest"] = self.prompt_set.digest
             rows.append(session.row(LatencyRow, **figures))
-        rows = judged(rows, {name: arm.lengths for name, arm in self.run.arms.items()})
+        rows = judged(rows, {name: arm.evidence for name, arm in self.run.arms.items()})
         if not self.is_cell:
             run = Run(rows)
             run.prompt_rows = self.prompt_rows

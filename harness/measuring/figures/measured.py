@@ -69,6 +69,17 @@ class MeasuredArm:
         return {request.index: request.num_tokens for request in self.answered}
 
     @property
+    def evidence(self) -> dict[str, Any]:
+        """Fields of `ArmEvidence` that no column holds."""
+        read = {
+            (request.index, *prompt): request.num_read
+            for generation in self.generations
+            for prompt, request in generation.with_prompts
+            if request.answered and request.num_read is not None
+        }
+        return {"lengths": self.lengths, "read": read}
+
+    @property
     def was_sent(self) -> bool:
         """Whether prompts were requests, kept in flight, so that each has its own time."""
         return any(generation.sent for generation in self.generations)

@@ -198,3 +198,35 @@ def test_figures_are_those_that_the_servers_noted(harness: Harness, case: str) -
     if share is not None:
         expected = 100 * each_ms[0] / (each_ms[1] * row["tokens_per_iteration"])
         assert float(share[1]) == pytest.approx(expected, abs=0.51)
+
+
+# Of a server without a draft and of one with it, and what the run says then.
+TROUBLES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "other prompts": (
+        {"num_read": 10},
+        {"num_read": 40},
+        "the servers read different prompts, through another chat template or tokenizer: regular 100 tokens,"
+        " speculative 400",
+    ),
+}
+
+
+@pytest.mark.parametrize("trouble", TROUBLES)
+@pytest.mark.parametrize("tokenizer", ["with", "without"])
+def test_servers_in_trouble_get_no_verdict(harness: Harness, trouble: str, tokenizer: str) -> None:
+    """Also where no tokenizer is here, so that all counts are the servers' own."""
+    regular, speculative, reason = TROUBLES[trouble]
+    servers = (
+        KnownServer(**TIMES, **regular),
+        KnownServer(**TIMES, **{"drafts": ALL_DRAFT, "reports": "iterations"} | speculative),
+    )
+    asked = ["model=tiny"] if tokenizer == "with" else ["engine.chat=false", "engine.model=tiny"]
+    asked += [f"num_prompts={NUM_PROMPTS}", "decoding.max_new_tokens=30", "resume=false"]
+    with ExitStack() as stack:
+        urls = [stack.enter_context(serving(server)) for server in servers]
+        outcome = harness(
+            "latency", *asked, f"engine.regular_url={urls[0]}", f"engine.url={urls[1]}", code=3
+        )
+    assert outcome.complaint == f"no verdict: {reason}"
+    assert set(results()["status"]) == {"no_verdict"}
+    assert not [*Path("outputs").rglob("costs.json")]
