@@ -94,6 +94,11 @@ class RequestRecord:
         return self.error is not None and self.error.code == 499
 
     @property
+    def was_left(self) -> bool:
+        """Whether it was cancelled or timed out, so that a server may still answer it."""
+        return self.error is not None and self.error.code in (408, 499)
+
+    @property
     def may_be_left(self) -> bool:
         """Whether as much has arrived as anybody waits for."""
         num_arrived = max(len(self.token_ids), len(self.arrivals))

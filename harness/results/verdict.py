@@ -51,6 +51,8 @@ _MOST_DIFFERENCE_OF_DRAWN = 0.5
 _LEVEL_OF_LENGTHS = 0.01
 # One interval of forty begins above what was measured by chance, but hardly by more than this.
 _BY_CHANCE = 1.02
+# Counters of a server under load have parts of other requests, by which tokens per iteration may be too many.
+_BY_COUNTERS = 1.05
 # Share of the prompts' tokens by which the arms' caches may differ.
 MOST_CACHED = 0.02
 # The same of prompts as servers read them, beyond a token for each.
@@ -83,6 +85,7 @@ class ArmEvidence:
     num_tokens: int = 0
     tokens_per_iteration: float | None = None
     mean_proposed: float | None = None
+    num_draft_tokens: int | str | None = None
     lengths: Mapping[int, int] = field(default_factory=dict)
     read: Mapping[tuple[int, ...], int] = field(default_factory=dict)
     drawn: bool = False
@@ -230,6 +233,7 @@ def refusal(
     return (
         too_many_failures((regular, speculative), speedup)
         or _other_servers(regular, speculative)
+        or _beyond_k(speculative)
         or _beyond_rounding(speculative)
         or _unequal_work(regular, speculative)
         or _unequal_lengths(regular, speculative)
@@ -311,6 +315,20 @@ def _other_texts(speculative: ArmEvidence) -> str | None:
         f"greedy texts of the arms agree on {speculative.identical_prompts} of {num_compared}"
         f" prompts, and part after about {num_alike:.0f} tokens on average: this is not the same model"
     )
+
+
+def _beyond_k(speculative: ArmEvidence) -> str | None:
+    """Why K is wrong, or the tokens per iteration: these are at most one more than K."""
+    k, yielded = speculative.num_draft_tokens, speculative.tokens_per_iteration
+    if not isinstance(k, int) or yielded is None or yielded <= _BY_COUNTERS * (k + 1):
+        return None
+    proposed = speculative.mean_proposed
+    wrong = "one of them is wrong"
+    if proposed is not None:
+        is_more = proposed > k
+        wrong = f"{proposed:.3g} draft tokens per iteration are counted, so that "
+        wrong += "K is wrong" if is_more else "the counts are wrong"
+    return f"{yielded:.2f} tokens per iteration are impossible with K={k}: {wrong}"
 
 
 def _beyond_rounding(speculative: ArmEvidence) -> str | None:

@@ -109,13 +109,16 @@ class ServerCommand:
         return flags
 
     def values(self, names: Sequence[str]) -> dict[str, str]:
-        """The last value of each of these flags, which is the one that counts; of JSON, that of each entry."""
+        """The last value of each of these flags, which is the one that counts; of JSON, that of each entry. The flag
+        that was typed last is the last one.
+        """
         json_flags = self.startup.json_flags
         roots = {name.partition(".")[0]: None for name in names}
         if not roots.keys().isdisjoint(json_flags):
             roots |= dict.fromkeys(json_flags)
         values: dict[str, str] = {}
         for flag in self.flags(list(roots)):
+            values.pop(flag.name, None)
             root, dot, key = flag.name.partition(".")
             if root not in json_flags:
                 values[flag.name] = flag.value
@@ -133,9 +136,9 @@ class ServerCommand:
         return values
 
     def value(self, names: Sequence[str]) -> str | None:
-        """The value of the first of these flags that it has; None without any."""
-        values = self.values(names)
-        return next((values[name] for name in names if values.get(name)), None)
+        """The last value of these flags, which are aliases of one; None without any."""
+        values = [value for name, value in self.values(names).items() if name in names and value]
+        return values[-1] if values else None
 
     @property
     def drafts(self) -> bool:
@@ -201,7 +204,7 @@ class ServerCommand:
     def _number_at(self, place: str) -> str | None:
         """The value of a flag, or at `--spec-type:n_max` the 3 of its value `mtp:n_max=3,p_min=0.0`."""
         flag, _, key = place.partition(":")
-        value = self.value([flag])
+        value = self.value(flag.split())
         if not key or value is None:
             return value
         entries = dict(entry.partition("=")[::2] for entry in value.partition(":")[2].split(","))

@@ -335,6 +335,7 @@ class ServerArm(Arm):
         self._page = CounterPage(url, engine.key, self.served.pages)
         self._num_restarts = 0.0
         self._may_be_busy = False
+        self._num_left = 0
         form_found = asyncio.run_coroutine_threadsafe(self._find_form(), engine.loop)
         while not wait([form_found], timeout=QUIET_S).done:
             engine.say(f"{self.name}: waiting for an answer from {url}")
@@ -364,8 +365,9 @@ class ServerArm(Arm):
             if time.monotonic() > until:
                 self._may_be_busy = True
                 number = round(counts.running)
+                whose = "not waited for any longer" if number <= self._num_left else "of others"
                 self._engine.say(
-                    f"{self.name}: the server still answers {number} requests of others"
+                    f"{self.name}: the server still answers {counted(number, 'request')} {whose}"
                 )
             time.sleep(_DRAIN_LOOK_S)
         return counts
@@ -424,6 +426,7 @@ class ServerArm(Arm):
             extra=self._extra(extra) if extra else None,
         )
         load = self._wait_for(asking, arrivals, watch or _unseen)
+        self._num_left = sum(request.was_left for request in [*self.requests, *load.extra])
         for request, sent in zip(requests, outgoing, strict=True):
             # A text may have ended it at once.
             may_be_empty = request.may_be_empty or "stop" in sent.body

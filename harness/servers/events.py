@@ -19,6 +19,12 @@ from harness.servers.connection import RequestFailed
 # They bound the memory that a hostile server could make us take.
 _MOST_DRAFTED = 4096
 _MOST_ITERATIONS = 2**20
+# Accepted tokens behind the end of an answer, at most, where it is not known how many an iteration accepted.
+_MOST_BEHIND_END = 128
+# Share by which more bursts may arrive than tokens are counted, and how many beyond it: a parser of thoughts or of tool
+# calls divides the text of a token.
+_MORE_BURSTS = 0.1
+_FEW_BURSTS = 2
 
 # No vocabulary or answer has more.
 Count = Annotated[int, Field(ge=0, lt=2**31)]
@@ -263,15 +269,33 @@ def _outcomes_of_histogram(num_drafted: int, histogram: Sequence[int]) -> list[t
     return outcomes
 
 
-def check_length(number: int, max_tokens: int, what: str = "tokens") -> None:
-    """Raise an AnswerError for more tokens than were asked for, or more iterations: each yields one
-    at least.
-    """
+def check_length(number: int, max_tokens: int) -> None:
+    """Raise an AnswerError for more tokens than were asked for."""
     if number > max_tokens:
-        raise AnswerError(f"the server sent {number} {what} for max_tokens={max_tokens}")
+        raise AnswerError(f"the server sent {number} tokens for max_tokens={max_tokens}")
 
 
-def check_usage(usage: int, num_ids: int, text: str, max_tokens: int) -> None:
+def check_drafts(request: RequestRecord, num_tokens: int) -> None:
+    """Raise an AnswerError for more iterations and accepted draft tokens than an answer of so many tokens can have.
+
+    Each iteration yields a token besides those that it accepts. Servers count what the last one accepted behind the end
+    of the answer, too.
+    """
+    num_iterations = len(request.outcomes) or sum(request.histogram)
+    accepted = [number for _, number in request.outcomes]
+    by_histogram = sum(number * times for number, times in enumerate(request.histogram))
+    num_accepted = max(request.num_accepted or 0, sum(accepted), by_histogram)
+    most_behind_end = _MOST_BEHIND_END
+    if num_iterations:
+        most_behind_end = max(accepted, default=len(request.histogram) - 1)
+    if num_iterations + num_accepted - most_behind_end > num_tokens:
+        counts = f"{num_accepted} accepted draft tokens"
+        if num_iterations:
+            counts = f"{num_iterations} iterations and {counts}"
+        raise AnswerError(f"the server counts {counts} in an answer of {num_tokens} tokens")
+
+
+def check_usage(usage: int, request: RequestRecord, max_tokens: int) -> None:
     """Compare a server's own count with what was asked for and with what arrived.
 
     Raises:
@@ -280,11 +304,16 @@ def check_usage(usage: int, num_ids: int, text: str, max_tokens: int) -> None:
     counts = f"the server counts {usage} tokens"
     if usage > max_tokens:
         raise AnswerError(f"{counts} for max_tokens={max_tokens}")
+    num_ids = len(request.token_ids)
     # Some servers count the token that ended the text and do not send it.
     if num_ids and usage not in (num_ids, num_ids + 1):
         raise AnswerError(f"{counts} and sent {num_ids}")
-    if text and usage == 0:
+    if request.text and usage == 0:
         raise AnswerError(f"{counts} and sent text")
+    # Behind a proxy that divides text, the parts of a token come at once.
+    num_bursts = len(request.bursts)
+    if num_bursts > (1 + _MORE_BURSTS) * usage + _FEW_BURSTS:
+        raise AnswerError(f"{counts} and sent text {num_bursts} times, one after the other")
 
 
 def joined_surrogates(text: str) -> str:

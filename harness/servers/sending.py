@@ -8,6 +8,7 @@ further ones that keep up the load.
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import sys
 import time
@@ -23,6 +24,7 @@ from harness.engines.text_tokenizer import TextTokenizer
 from harness.engines.tokenizer import Tokenizer
 from harness.servers.connection import RequestFailed, answer_to, events
 from harness.servers.events import (
+    check_drafts,
     check_length,
     check_usage,
     joined_surrogates,
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
 # Requests without an answer in a row, beyond those that are in flight together, after which no more
 # are sent: each may take `engine.timeout_s`.
 _MOST_UNANSWERED = 4
+# Characters that are shown of a line that is no JSON.
+_LONGEST_LINE = 60
 
 
 @dataclass(frozen=True)
@@ -120,7 +124,10 @@ class Sender:
             if isinstance(error, RequestFailed):
                 code = error.code
                 was_answered = code > 0
-            reason = from_outside(str(error)).rstrip(".")
+            message = str(error)
+            if isinstance(error, json.JSONDecodeError):
+                message += f": {error.doc.strip()[:_LONGEST_LINE]}"
+            reason = from_outside(message).rstrip(".")
             if not isinstance(error, HarnessError):
                 reason = f"{type(error).__name__}: {reason}"
             request.error = RequestError(code, reason)
@@ -189,12 +196,14 @@ class Sender:
                     usage = usage if event.num_tokens is None else event.num_tokens
         finally:
             request.seconds = time.perf_counter() - started
+        if not finished and usage is not None:
+            raise RunError("the answer has no finish_reason, so that its end may be missing")
         if not finished:
             raise RunError("the answer ended early")
-        check_length(len(request.outcomes), max_tokens, "iterations")
         if usage is not None:
-            check_usage(usage, len(request.token_ids), request.text, max_tokens)
             request.num_tokens = len(request.token_ids) or usage
+            check_usage(usage, request, max_tokens)
+        check_drafts(request, request.num_tokens or max_tokens)
 
 
 async def send_all(

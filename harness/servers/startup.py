@@ -36,7 +36,7 @@ class Startup:
         address: flags that say where it listens.
         listening: these flags with `{port}`.
         num_draft_tokens: where K is: by the beginning of the method's name (`""` for any), the flags and their default;
-            `--spec-type:n_max` is an entry in the value of a flag.
+            `-K --num` are aliases of one, `--spec-type:n_max` is an entry in the value of a flag.
         counts_root: those of its flags that count the token before the draft tokens, too.
         method: flags that name the way to draft.
         draft: flags that name the draft model.
@@ -92,10 +92,10 @@ _PRESET = "a preset that speculates: type both commands"
 _CONFIG = "may set how the server speculates: type these settings as flags"
 
 # Where llama.cpp's K was before it had --spec-type.
-_OLDER_K = ("--draft-max", "--draft-n", "--draft")
+_OLDER_K = "--draft-max --draft-n --draft"
 
 LLAMA_CPP = Startup(
-    programs=("llama-server",),
+    programs=("llama-server", "llama serve"),
     environment=("LLAMA_", "GGML_"),
     images=("llama.cpp:server", "llama.cpp:full"),
     speculation=tuple(
@@ -161,14 +161,14 @@ LLAMA_CPP = Startup(
     },
     for_all=("--metrics",),
     num_draft_tokens={
-        "draft": (("--spec-draft-n-max", *_OLDER_K), 3),
+        "draft": ((f"--spec-draft-n-max {_OLDER_K}",), 3),
         # ik_llama.cpp: `--spec-type mtp:n_max=3,p_min=0.0`.
         "mtp": (("--spec-type:n_max", "--spec-stage:n_max", "--draft-max"), None),
         "ngram-mod": (("--spec-ngram-mod-n-max",), 64),
         "ngram-simple": (("--spec-ngram-simple-size-m",), 48),
         "ngram-map-k4v": (("--spec-ngram-map-k4v-size-m",), 48),
         "ngram-map-k": (("--spec-ngram-map-k-size-m",), 48),
-        "": (_OLDER_K, None),
+        "": ((_OLDER_K,), None),
     },
     method=("--spec-type", "--spec-stage"),
     draft=(
@@ -280,10 +280,12 @@ SGLANG = Startup(
     # Its limit where it speculates and none is set.
     for_regular=("--max-running-requests", "48"),
     num_draft_tokens={
-        "DFLASH": (("--speculative-num-draft-tokens",), None),
+        # A block of DFLASH has the token before the draft tokens, one of DSPARK has not; neither heeds the steps.
+        "DFLASH": (("--speculative-num-draft-tokens", "--speculative-dflash-block-size"), None),
+        "DSPARK": (("--speculative-dspark-block-size", "--speculative-num-draft-tokens"), None),
         "": (("--speculative-num-steps",), None),
     },
-    counts_root=("--speculative-num-draft-tokens",),
+    counts_root=("--speculative-num-draft-tokens", "--speculative-dflash-block-size"),
     method=("--speculative-algorithm",),
     draft=("--speculative-draft-model-path", "--speculative-draft-model"),
     pools=("NGRAM",),
@@ -315,9 +317,7 @@ HARNESS = Startup(
     for_regular=("draft=none",),
     address=("host", "port", "--host", "--port"),
     listening=("host=127.0.0.1", "port={port}"),
-    num_draft_tokens={
-        "": (("K", "k", "num_draft_tokens", "decoding.num_draft_tokens", "-K", "--K"), 4)
-    },
+    num_draft_tokens={"": (("K k num_draft_tokens decoding.num_draft_tokens -K --K",), 4)},
     draft=("draft", "--draft"),
     model=("model", "--model"),
     served_name=(),

@@ -223,6 +223,27 @@ def test_drawn_texts_are_compared_in_pairs() -> None:
     assert refusal(regular, drawn("speculative", mixed)) is None
 
 
+@pytest.mark.parametrize(
+    ("evidence", "reason"),
+    [
+        ({"mean_proposed": 8.0}, "8 draft tokens per iteration are counted, so that K is wrong"),
+        ({"mean_proposed": 1.0}, "1 draft tokens per iteration are counted, so that the counts are wrong"),
+        ({}, "one of them is wrong"),
+        ({"tokens_per_iteration": 2.1}, None),
+        ({"num_draft_tokens": "auto"}, None),
+        ({"num_draft_tokens": None}, None),
+    ],
+)  # fmt: skip
+def test_an_iteration_yields_no_more_than_k_and_one(
+    evidence: dict[str, Any], reason: str | None
+) -> None:
+    counts = {"num_draft_tokens": 1, "tokens_per_iteration": 2.6} | evidence
+    for draft in ("7B", SECOND_COMMAND):
+        [_, judgement] = judged(rows(draft=draft, **counts))
+        whole = reason and f"2.60 tokens per iteration are impossible with K=1: {reason}"
+        assert judgement.error == whole
+
+
 def test_nothing_is_faster_than_its_tokens_per_iteration() -> None:
     speculative = arm("speculative", tokens_per_iteration=1.5)
     reason = refusal(arm("regular"), speculative, PAYS)

@@ -87,6 +87,16 @@ def test_ports_are_ours_unless_the_user_places_them() -> None:
             " --speculative-num-steps 3", "A", "o/h", "EAGLE3", 3),
         ("sglang serve --model A --speculative-algorithm DFLASH --speculative-num-draft-tokens 8",
             "A", "DFLASH", "DFLASH", 7),
+        ("sglang serve --model A --speculative-algorithm DFLASH --speculative-dflash-block-size 16",
+            "A", "DFLASH", "DFLASH", 15),
+        ("sglang serve --model A --speculative-algorithm DSPARK --speculative-draft-model o/h --speculative-num-steps 1"
+            " --speculative-eagle-topk 1 --speculative-dspark-block-size 8", "A", "o/h", "DSPARK", 8),
+        # Aliases are one flag, which counts where it was typed last.
+        ("sglang serve --model A --speculative-algorithm NGRAM --speculative-draft-model-path o/h"
+            " --speculative-draft-model o/i", "A", "o/i", "NGRAM", None),
+        ("llama-server -m X --model Y --spec-type draft-mtp --draft-max 2 --spec-draft-n-max 4 --draft-n 6",
+            "Y", "draft-mtp", "draft-mtp", 6),
+        ("llama serve -hf M:Q4_K_M --spec-type draft-dflash", "M:Q4_K_M", "draft-dflash", "draft-dflash", 3),
         ("llama-server -m a.gguf --spec-type mtp:n_max=3,p_min=0.0", "a.gguf", "mtp", "mtp", 3),
         ("harness serve model=7B draft=68m K=6", "7B", "68m", None, 6),
         # Where no K is typed it is the program's default.

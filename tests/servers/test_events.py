@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import httpx2
@@ -10,7 +11,14 @@ import pytest
 from harness.config.errors import RunError
 from harness.engines.requests import RequestRecord
 from harness.servers.connection import events
-from harness.servers.events import AnswerError, check_length, check_usage, note_event, read_event
+from harness.servers.events import (
+    AnswerError,
+    check_drafts,
+    check_length,
+    check_usage,
+    note_event,
+    read_event,
+)
 
 
 def vllm(**counts: object) -> dict[str, Any]:
@@ -110,14 +118,52 @@ def test_openais_words_for_draft_tokens_count_where_a_gateway_fills_them() -> No
 
 def test_counts_are_compared_with_what_was_asked_and_what_arrived() -> None:
     check_length(8, 8)
-    check_usage(8, 8, "", 8)
-    check_usage(8, 7, "", 8)  # the token that ended the text
-    check_usage(5, 0, "", 8)  # special tokens alone
-    for wrong in ((10_000_000, 8, "", 8), (3, 8, "", 8), (6, 3, "", 8), (0, 0, "text", 8)):
+    check_usage(8, answer(num_ids=8), 8)
+    check_usage(8, answer(num_ids=7), 8)  # the token that ended the text
+    check_usage(5, answer(), 8)  # special tokens alone
+    for usage, num_ids, text in ((10_000_000, 8, ""), (3, 8, ""), (6, 3, ""), (0, 0, "text")):
         with pytest.raises(AnswerError):
-            check_usage(*wrong)
+            check_usage(usage, answer(num_ids=num_ids, text=text), 8)
     with pytest.raises(AnswerError, match="the server sent 16 tokens for max_tokens=8"):
         check_length(16, 8)
+
+
+def answer(num_ids: int = 0, arrivals: Sequence[float] = (), **fields: Any) -> RequestRecord:
+    return RequestRecord(0, 1, token_ids=[5] * num_ids, arrivals=[*arrivals], **fields)
+
+
+def test_fewer_tokens_than_bursts_of_text_are_no_count() -> None:
+    """Text that is divided at one moment is one burst, and a parser may divide a little more."""
+    times = [0.01 * place for place in range(32)]
+    with pytest.raises(AnswerError, match="counts 16 tokens and sent text 32 times"):
+        check_usage(16, answer(text="a" * 32, arrivals=times, num_tokens=16), 64)
+    check_usage(28, answer(text="a" * 32, arrivals=times, num_tokens=28), 64)
+    letters = sorted(time + 1e-5 * letter for time in times for letter in range(4))
+    check_usage(32, answer(text="a" * 128, arrivals=letters, num_tokens=32), 64)
+
+
+@pytest.mark.parametrize(
+    ("counts", "most"),
+    [
+        # Of 8 tokens seven come after the first: two iterations of four, of which three lie behind the end.
+        (vllm(per_step_drafted=[4, 4], per_step_accepted=[3, 4], num_accepted_draft_tokens=7), 5),
+        (vllm(num_draft_tokens=8, acceptance_histogram=[0, 0, 0, 1, 1], num_accepted_draft_tokens=7), 5),
+        # Nothing says what an iteration accepted.
+        (vllm(num_draft_tokens=1000, num_accepted_draft_tokens=136), 8),
+        ({"timings": {"draft_n": 1000, "draft_n_accepted": 136}}, 8),
+        ({"usage": {"completion_tokens_details": {"accepted_prediction_tokens": 136}}}, 8),
+        # 1,048,575 iterations, whose draft tokens are no multiple of them.
+        (vllm(num_draft_tokens=1048576, acceptance_histogram=[1048570, 5]), 1048579),
+    ],
+)  # fmt: skip
+def test_an_answer_has_a_token_for_each_iteration_and_accepted_draft_token(
+    counts: dict[str, Any], most: int
+) -> None:
+    request = RequestRecord(0, 1)
+    note_event(request, read_event(counts), 0.1)
+    check_drafts(request, most)
+    with pytest.raises(AnswerError, match=f"in an answer of {most - 1} tokens"):
+        check_drafts(request, most - 1)
 
 
 async def events_of(body: bytes) -> list[Any]:

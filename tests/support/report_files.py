@@ -59,8 +59,8 @@ def latency_run(k: int = 4, speedup: float | None = 2.0, **changes: Any) -> list
     figures |= {
         "arm": "speculative", "num_draft_tokens": k, "ms_per_token": 100.0 / speedup, "speedup": speedup,
         "speedup_low": speedup - 0.1, "speedup_high": speedup + 0.1, "predicted_speedup": speedup + 0.2,
-        "acceptance_rate": 0.7, "conditional_acceptance_rate": 0.8, "mean_acceptance_length": 3.3,
-        "tokens_per_iteration": 3.3, "mean_num_draft_tokens": k,
+        "acceptance_rate": 0.7, "conditional_acceptance_rate": 0.8, "mean_acceptance_length": min(3.3, k + 1),
+        "tokens_per_iteration": min(3.3, k + 1), "mean_num_draft_tokens": k,
         "acceptance_by_position": [0.9, 0.8, None], "acceptance_histogram": [1, 2, 3], "mean_proposed": k,
         "draft_ms": 10.0 * k, "verify_ms": 120.0, "target_step_ms": None, "iteration_ms": 170.0,
     }  # fmt: skip

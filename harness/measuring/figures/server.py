@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from harness.engines.counts import Counts
     from harness.engines.requests import RequestRecord
 
-# Of a cancelled request, the tokens that a server may have counted and that did not arrive.
-_UNREAD = 16
 # Share of our own tokens by which a server may count more or fewer, beyond a token for each request,
 # before others are suspected: some count the token that ends a text.
 _TOLERATED = 0.01
@@ -132,10 +130,18 @@ def traffic_columns(counts: Counts, requests: Sequence[RequestRecord]) -> dict[s
     """
     if counts.generated is None:
         return {}
-    ours = [request.num_tokens for request in requests]
-    num_cancelled = sum(request.is_cancelled for request in requests)
-    foreign = counts.generated - sum(ours)
-    tolerated = len(ours) + _TOLERATED * sum(ours) + _UNREAD * num_cancelled
+    ours = sum(request.num_tokens for request in requests)
+    foreign = counts.generated - ours
+    # A server may have gone on with a request that was left. What arrived is ours, however few tokens it counts.
+    most = sum(
+        max(
+            request.num_tokens,
+            len(request.arrivals),
+            (request.max_new_tokens or 0) if request.was_left else 0,
+        )
+        for request in requests
+    )
+    tolerated = len(requests) + _TOLERATED * ours + most - ours
     return {
         "server_tokens": round(counts.generated),
         "foreign_tokens": round(foreign) if foreign > tolerated else 0,
