@@ -12,6 +12,10 @@ from dataclasses import dataclass, field
 # Arrivals are one burst if they are nearer to each other than this share of the request's mean time
 # per token: llama.cpp sends the tokens of an iteration one by one, microseconds apart.
 _TOGETHER = 0.1
+# The same where all arrive within this share of the request's time, at its end: if they are nearer than these seconds,
+# in which no model decodes a token, they were held back.
+_AT_THE_END = 0.1
+_FASTEST_S = 0.0005
 
 
 @dataclass(frozen=True)
@@ -89,11 +93,6 @@ class RequestRecord:
         return self.error is None and self.num_tokens > 0
 
     @property
-    def is_cancelled(self) -> bool:
-        """Whether nobody waited for its end."""
-        return self.error is not None and self.error.code == 499
-
-    @property
     def was_left(self) -> bool:
         """Whether it was cancelled or timed out, so that a server may still answer it."""
         return self.error is not None and self.error.code in (408, 499)
@@ -149,6 +148,8 @@ class RequestRecord:
         """The times of arrivals; of several that follow each other at once, the first one's."""
         nearest_s = _TOGETHER * (self.time_per_output_token_ms or 0.0) / 1000
         firsts = self.arrivals[:1]
+        if firsts and self.arrivals[-1] - firsts[0] < _AT_THE_END * self.seconds:
+            nearest_s = max(nearest_s, _FASTEST_S)
         for earlier, later in itertools.pairwise(self.arrivals):
             if later - earlier >= nearest_s:
                 firsts.append(later)

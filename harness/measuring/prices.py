@@ -29,6 +29,9 @@ from harness.results.statistics.ratios import log_ratio
 _LEAST_DRAFTED = 0.75
 # Of a pass over one token. Noise below it moves a prediction by less.
 _TOLERATED_NOISE = 0.2
+# An iteration has a pass of the target, so that it takes a regular step at least. Starts of one program differ by some
+# per cent, and times on a busy machine by more: what is further below was not measured right.
+_LEAST_STEPS = 0.8
 # By which the points of several runs are one.
 _PLACE = attrgetter("rows", "width")
 # Milliseconds after the first token, and iterations; of the regular arm each token is one.
@@ -118,6 +121,8 @@ def points_of(run: Run[LatencyRow]) -> list[Point]:
     if common:
         both = np.array([[*iteration_times[key], *step_times[key]] for key in common]).T
         steps = log_ratio([both[0], both[3]], [both[1], both[2]], unit)
+    if steps.estimate < _LEAST_STEPS:
+        return points
     ms = _time(iteration_times, unit, iteration_ms)
     points.append(Point(k + 1, load, ms, steps, row.mean_num_draft_tokens, row.mean_answer_length))
     return points
@@ -271,7 +276,7 @@ def why_no_price(run: Run[LatencyRow]) -> str:
         return f"{drafted:.1f} tokens were drafted of K={k}, so that the text decides what an iteration costs"
     if _load(row) is None:
         return "rows of a batch wait for each other, or requests came at a rate: keep some in flight (batch_size=4)"
-    if row.held_back:
+    if any(each.held_back for each in run.rows):
         return "tokens were held back, so that the time of an iteration is unknown"
     if row.mean_answer_length == 1:
         return "answers have one token, and no iteration"
@@ -279,6 +284,8 @@ def why_no_price(run: Run[LatencyRow]) -> str:
         return "the regular arm was not measured without a draft"
     if _iteration_ms(row) is None:
         return "tokens per iteration are not reported"
+    if not any(point.width > 1 for point in points_of(run)):
+        return "an iteration took less time than the regular step in it"
     return ""
 
 

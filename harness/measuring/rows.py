@@ -10,7 +10,7 @@ from harness.measuring.figures.acceptance import AcceptanceFigures
 from harness.measuring.figures.answers import Answers
 from harness.measuring.figures.costs import Costs
 from harness.measuring.figures.ends import Ends
-from harness.measuring.figures.machine import Machine
+from harness.measuring.figures.machine import QUIET, Machine
 from harness.measuring.figures.paired import Speedup
 from harness.measuring.figures.requests import Requests
 from harness.measuring.figures.server import Server
@@ -22,9 +22,6 @@ from harness.results.schema import (
     MaybeText,
     PromptedRow,
 )
-
-# A machine counts as quiet if the process got at least this share of the processor time it asked for.
-QUIET = 0.9
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -325,9 +325,9 @@ def _beyond_k(speculative: ArmEvidence) -> str | None:
     proposed = speculative.mean_proposed
     wrong = "one of them is wrong"
     if proposed is not None:
-        is_more = proposed > k
-        wrong = f"{proposed:.3g} draft tokens per iteration are counted, so that "
-        wrong += "K is wrong" if is_more else "the counts are wrong"
+        wrong = (
+            f"{proposed:.3g} were drafted, so {'K is' if proposed > k else 'the counts are'} wrong"
+        )
     return f"{yielded:.2f} tokens per iteration are impossible with K={k}: {wrong}"
 
 

@@ -196,10 +196,8 @@ class Sender:
                     usage = usage if event.num_tokens is None else event.num_tokens
         finally:
             request.seconds = time.perf_counter() - started
-        if not finished and usage is not None:
-            raise RunError("the answer has no finish_reason, so that its end may be missing")
         if not finished:
-            raise RunError("the answer ended early")
+            raise RunError("the answer ended without a finish_reason")
         if usage is not None:
             request.num_tokens = len(request.token_ids) or usage
             check_usage(usage, request, max_tokens)

@@ -76,5 +76,5 @@ def test_a_request_is_answered_cancelled_or_failed() -> None:
         False,
         False,
     ]
-    assert [each.is_cancelled for each in (cancelled, failed, record())] == [True, False, False]
+    assert [each.was_left for each in (cancelled, failed, record())] == [True, False, False]
     assert str(failed.error) == "bad"

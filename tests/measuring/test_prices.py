@@ -84,3 +84,19 @@ def test_prompts_of_several_loads_count_once_and_an_answer_of_one_token_costs_no
 def test_answers_of_one_token_are_why_there_is_no_price() -> None:
     run = run_of(answering(16.0) | {"num_tokens": 10, "mean_num_draft_tokens": None})
     assert why_no_price(run) == "answers have one token, and no iteration"
+
+
+@pytest.mark.parametrize(("steps", "has_price"), [(0.79, False), (0.81, True)])
+def test_an_iteration_takes_a_regular_step(steps: float, has_price: bool) -> None:
+    """But for what starts of one program differ by: less is no time of an iteration."""
+    run = run_of(answering(steps * STEP_MS / 2.5) | {"tokens_per_iteration": 2.5})
+    assert (5 in {point.width for point in iteration_cost([run]).points}) == has_price
+    reason = "" if has_price else "an iteration took less time than the regular step in it"
+    assert why_no_price(run) == reason
+
+
+@pytest.mark.parametrize("arm", [0, 1])
+def test_tokens_that_were_held_back_in_an_arm_leave_no_price(arm: int) -> None:
+    run = run_of(answering(16.0))
+    run.rows[arm] = dataclasses.replace(run.rows[arm], held_back=True)
+    assert why_no_price(run).startswith("tokens were held back")

@@ -226,8 +226,8 @@ def test_drawn_texts_are_compared_in_pairs() -> None:
 @pytest.mark.parametrize(
     ("evidence", "reason"),
     [
-        ({"mean_proposed": 8.0}, "8 draft tokens per iteration are counted, so that K is wrong"),
-        ({"mean_proposed": 1.0}, "1 draft tokens per iteration are counted, so that the counts are wrong"),
+        ({"mean_proposed": 8.0}, "8 were drafted, so K is wrong"),
+        ({"mean_proposed": 1.0}, "1 were drafted, so the counts are wrong"),
         ({}, "one of them is wrong"),
         ({"tokens_per_iteration": 2.1}, None),
         ({"num_draft_tokens": "auto"}, None),

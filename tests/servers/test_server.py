@@ -22,6 +22,7 @@ from harness.engines.requests import Load, RequestError, RequestRecord
 from harness.engines.timing import timed_answer
 from harness.measuring.acceptance import acceptance_columns
 from harness.measuring.figures.requests import Requests
+from harness.measuring.quietness import Quietness
 from harness.servers import engine as server_module
 from harness.servers.counters import CounterPage
 from harness.servers.dialects import UNKNOWN
@@ -177,6 +178,49 @@ def test_tokens_of_an_iteration_that_come_one_by_one_are_one_burst() -> None:
     assert found.tokens_per_arrival == 7 / 4
 
 
+# Of an answer of 30 tokens, when they came; each after 10 ms, all at the end, or late by a busy client.
+STEADY = [0.5 + 0.01 * place for place in range(30)]
+AT_THE_END = [0.8 + 0.0001 * place for place in range(30)]
+LATE = [0.5 + 0.04 * (place // 4) + 0.00001 * place for place in range(30)]
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "outcomes", "share", "held_back"),
+    [
+        (STEADY, [], 1.0, False),
+        (AT_THE_END, [], 1.0, True),
+        (AT_THE_END[:1], [], 1.0, True),
+        (STEADY[::2], [], 1.0, True),
+        (LATE, [], 1.0, True),
+        # Nothing is known of what the server did, and a busy client merges no events.
+        (LATE, [], 0.5, False),
+        (STEADY[::2], [], 0.5, True),
+        # An iteration yields three tokens, which may come one by one.
+        (STEADY[::3], [(4, 2)] * 10, 1.0, False),
+        (STEADY[::5], [(4, 2)] * 10, 1.0, True),
+        (AT_THE_END, [(4, 2)] * 10, 1.0, True),
+        (AT_THE_END[::3], [(4, 2)] * 10, 1.0, True),
+    ],
+)
+def test_more_tokens_at_once_than_an_iteration_yields_were_held_back(
+    arrivals: list[float], outcomes: list[tuple[int, int]], share: float, held_back: bool
+) -> None:
+    answer = RequestRecord(0, 3, arrivals=arrivals, seconds=0.81, num_tokens=30, outcomes=outcomes)
+    quietness = Quietness(())
+    quietness.columns = lambda: {"processor_share": share}  # type: ignore[method-assign]
+    found = figures(Requests, [Answered(requests=[answer] * 3, seconds=0.81)], quietness=quietness)
+    assert found.held_back == held_back
+    assert (found.time_per_output_token_p50_ms is None) == held_back
+
+
+def test_an_unknown_yield_is_below_the_whole_answer() -> None:
+    regular = RequestRecord(0, 3, arrivals=STEADY, seconds=0.81, num_tokens=30)
+    for arrivals, held_back in ((STEADY[::15], False), (AT_THE_END, True)):
+        answer = dataclasses.replace(regular, arrivals=arrivals)
+        arms = [[Answered(requests=[each], seconds=0.81)] for each in (regular, answer)]
+        assert figures(Requests, *arms).held_back == held_back
+
+
 @pytest.mark.parametrize(("number", "fell_behind"), [(38, True), (39, False)])
 def test_requests_are_counted_and_keep_up_with_their_rate(number: int, fell_behind: bool) -> None:
     """10 a second over 10 s are 100, by chance no fewer than 77. Half of what arrives is theirs."""
@@ -311,7 +355,7 @@ def test_requests_that_nobody_reads_are_cancelled(open_engine: Open) -> None:
     with pytest.raises(KeyboardInterrupt):
         engine.arms[0].answer(ask(2).requests, 2, watch=leave)
     # The server may notice it first.
-    while server.num_abandoned < 2 or not all(one.is_cancelled for one in arm_of(engine).requests):
+    while server.num_abandoned < 2 or not all(one.was_left for one in arm_of(engine).requests):
         time.sleep(0.01)
 
 

@@ -153,7 +153,7 @@ def _split(sides: Sides[LatencyRow]) -> str:
         form = ".1f" if figure.timed else ".2f"
         before_and_after = f"{part.mean_before:{form}} → {part.mean_after:{form}}"
         parts.append(f"{before_and_after} {figure.name}, {effect}{change:.2f}")
-    return "" if any(run.last.held_back for run in sides.runs) else "; ".join(parts)
+    return "" if any(row.held_back for run in sides.runs for row in run.rows) else "; ".join(parts)
 
 
 def _why_open(figure: PromptFigure, sides: Sides[LatencyRow]) -> str:

@@ -27,7 +27,7 @@ from harness.measuring.figures.measured import MeasuredArm, MeasuredRun, Stopped
 from harness.measuring.figures.paired import paired_times
 from harness.measuring.figures.texts import compare_texts
 from harness.measuring.interleaving import Answers, ask_in_turns
-from harness.measuring.prices import iteration_cost
+from harness.measuring.prices import iteration_cost, why_no_price
 from harness.measuring.prompts.encoding import decide_ignore_eos
 from harness.measuring.prompts.sets import load_prompts
 from harness.measuring.quietness import Quietness
@@ -246,10 +246,9 @@ class Latency(Experiment[LatencySettings, LatencyRow]):
         if not self.is_cell:
             run = Run(rows)
             run.prompt_rows = self.prompt_rows
-            cost = iteration_cost([run], str(session.run_id))
             # For `costs=` of `plan`.
-            if cost.points and rows[-1].status == "ok":
-                write_costs(session.directory, cost)
+            if rows[-1].status == "ok" and not why_no_price(run):
+                write_costs(session.directory, iteration_cost([run], str(session.run_id)))
         return rows
 
 

@@ -40,7 +40,7 @@ def predictions(
     Raises:
         SettingError: they have nothing in common.
     """
-    if not costs.costs:
+    if not any(cost.loads for cost in costs.costs.values()):
         rule = "has no time of an iteration with a draft: ms, or ms_per_token and acceptance_length"
         raise SettingError("costs", rule)
     if not any(accepted.yields.values()):

@@ -47,12 +47,12 @@ class AcceptanceFigures(Group, Accepted):
     @classmethod
     def measured(cls, run: MeasuredRun, arm: MeasuredArm) -> Group:
         # The fields of this group that follow from the counts of iterations, by name.
-        columns = _reported(arm) if arm.was_sent else arm.acceptance.columns()
+        columns = reported_acceptance(arm) if arm.was_sent else arm.acceptance.columns()
         by_k = None if run.pair(arm) is None else run.tokens_by_k
         return cls(tokens_per_iteration_by_num_draft_tokens=by_k, **columns)
 
 
-def _reported(arm: MeasuredArm) -> dict[str, Any]:
+def reported_acceptance(arm: MeasuredArm) -> dict[str, Any]:
     """Fields of `AcceptanceFigures` that a server reports without iterations: in its answers, else by its counters."""
     from harness.measuring.acceptance import acceptance_columns, counted_acceptance
 
@@ -66,6 +66,6 @@ def _reported(arm: MeasuredArm) -> dict[str, Any]:
     requests = arm.counted_requests
     if traffic_columns(arm.counted, requests).get("unseen_tokens"):
         return reported
-    begun = [request for request in requests if request.answered or request.is_cancelled]
+    begun = [request for request in requests if request.answered or request.was_left]
     counted = counted_acceptance(arm.counted, begun)
     return counted | {name: value for name, value in reported.items() if value is not None}

@@ -8,6 +8,9 @@ from harness.measuring.figures.measured import Group, MeasuredArm, MeasuredRun
 from harness.results.row import pooled
 from harness.results.schema import MaybeFloat, MaybeInt, MaybeText
 
+# A machine counts as quiet if the process got at least this share of the processor time it asked for.
+QUIET = 0.9
+
 
 @dataclass(frozen=True, kw_only=True)
 class Machine(Group):

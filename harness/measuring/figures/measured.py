@@ -27,11 +27,6 @@ if TYPE_CHECKING:
     from harness.measuring.quietness import Quietness
 
 
-# Tokens of a server without a draft that arrive together from here on were held back; some have no text of their own,
-# and a busy client sees some together.
-_HELD_BACK = 1.5
-
-
 @dataclass
 class MeasuredArm:
     """The work of one arm.
@@ -166,18 +161,6 @@ class MeasuredRun:
     tokens_by_k: list[Interval] | None = None
     stopped_by: StoppedBy | None = None
     confidence: float = CONFIDENCE
-
-    @property
-    def is_held_back(self) -> bool:
-        """Whether tokens that were decoded one by one arrived together, as behind hidden thoughts or a proxy: then
-        nothing is known of the time after the first.
-        """
-        regular = self.arms.get("regular")
-        if regular is None or not regular.was_sent:
-            return False
-        drafts = any(request.num_drafted for request in regular.answered)
-        drafts = drafts or bool(regular.counted and regular.counted.proposed)
-        return not drafts and (regular.tokens_per_arrival or 1.0) >= _HELD_BACK
 
     def pair(self, arm: MeasuredArm) -> tuple[MeasuredArm, MeasuredArm] | None:
         """The regular arm and this one, where this one is compared with it."""

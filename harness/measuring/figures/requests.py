@@ -7,6 +7,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from harness.measuring.figures.acceptance import reported_acceptance
+from harness.measuring.figures.machine import QUIET
 from harness.measuring.figures.measured import Group, MeasuredArm, MeasuredRun
 from harness.results.row import pooled
 from harness.results.schema import MaybeBool, MaybeFloat, MaybeInt
@@ -14,6 +16,9 @@ from harness.results.schema import MaybeBool, MaybeFloat, MaybeInt
 # Of a normal distribution, at a level of 1 %.
 _DEVIATIONS = 2.33
 PERCENTILES = (50, 99)
+# Times as many tokens in an arrival as an iteration yields, from where on they were held back; some have no text of
+# their own, and a busy client sees some together.
+_HELD_BACK = 1.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +49,8 @@ class Requests(Group):
     )
     held_back: MaybeBool = pooled(
         "any",
-        "whether the regular arm's tokens arrived together, so that times after the first are unknown",
+        "whether more of the arm's tokens arrived together than an iteration yields, so that times after the first are"
+        " unknown",
     )
     mean_in_flight: MaybeFloat = pooled(
         "mean",
@@ -83,7 +89,7 @@ class Requests(Group):
         loads = [generation.load for generation in arm.generations if generation.load is not None]
         load_s = sum(load.seconds for load in loads)
         rate = run.settings.engine.rate
-        is_held_back = run.is_held_back
+        is_held_back = _is_held_back(run, arm)
         per_output_token = [request.time_per_output_token_ms for request in answered]
         offered_s = sum(load.offered_s for load in loads)
         return cls(
@@ -102,6 +108,25 @@ class Requests(Group):
                 ),
             ),
         )
+
+
+def _is_held_back(run: MeasuredRun, arm: MeasuredArm) -> bool:
+    """Whether more tokens arrived together than an iteration yields, as behind hidden thoughts or a proxy: then nothing
+    is known of the time after the first.
+    """
+    share = None if run.quietness is None else run.quietness.columns()["processor_share"]
+    # A client that waits for its processor reads events late, but as many as were sent.
+    is_late = share is not None and share < QUIET
+    answered = [request for request in arm.answered if request.arrivals]
+    num_tokens = sum(request.num_tokens for request in answered)
+    num_arrivals = sum(len(request.arrivals if is_late else request.bursts) for request in answered)
+    reported = reported_acceptance(arm)
+    yielded = reported.get("tokens_per_iteration")
+    if arm.name == "regular" and reported.get("acceptance_rate") is None:
+        yielded = 1.0
+    # Of an unknown yield, answers that came as a whole.
+    most = num_tokens / _HELD_BACK
+    return num_arrivals <= (most / yielded if yielded else min(most, len(answered)))
 
 
 def _fell_behind(arm: MeasuredArm, rate: float) -> bool:

@@ -235,6 +235,11 @@ def test_a_run_leaves_its_costs_and_they_are_read_again(harness: Harness) -> Non
     Path("alone", file.name).write_bytes(file.read_bytes())
     alone, _ = rows_of(harness, "costs=alone", "acceptance=0.7")
     pd.testing.assert_frame_equal(alone[figures], run_rows[figures])
+    file.write_text(json.dumps(content | {"points": content["points"][:1]}))
+    refused = harness.refused("plan", f"costs={file}", "acceptance=0.7")
+    assert "costs: has no time of an iteration with a draft" in refused
+    harness("latency", *SIMULATED, "draft=none", "hydra.run.dir=regular")
+    assert not Path("regular", file.name).exists()
     file.write_text(json.dumps(content | {"version": 2}))
     assert "is no file of costs" in harness.refused("plan", f"costs={file}", "acceptance=0.7")
 
