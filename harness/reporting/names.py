@@ -173,10 +173,9 @@ def _differing_words(
             if word not in in_all and k is not None:
                 words[index] = re.sub(rf"(?<![\w.]){k}(?![\w.])", "{K}", word)
     in_all = _in_all(split)
-    differing = [[word for word in words if word not in in_all] for words in split]
     return [
-        " ".join(words).replace("{K}", str(k))
-        for words, k in zip(differing, draft_tokens, strict=True)
+        " ".join(word for word in words if word not in in_all).replace("{K}", str(k))
+        for words, k in zip(split, draft_tokens, strict=True)
     ]
 
 

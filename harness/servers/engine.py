@@ -365,9 +365,9 @@ class ServerArm(Arm):
             if time.monotonic() > until:
                 self._may_be_busy = True
                 number = round(counts.running)
-                whose = "not waited for any longer" if number <= self._num_left else "of others"
+                whose = "this run" if number <= self._num_left else "others"
                 self._engine.say(
-                    f"{self.name}: the server still answers {counted(number, 'request')} {whose}"
+                    f"{self.name}: the server still answers {counted(number, 'request')} of {whose}"
                 )
             time.sleep(_DRAIN_LOOK_S)
         return counts

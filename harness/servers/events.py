@@ -283,16 +283,15 @@ def check_drafts(request: RequestRecord, num_tokens: int) -> None:
     """
     num_iterations = len(request.outcomes) or sum(request.histogram)
     accepted = [number for _, number in request.outcomes]
-    by_histogram = sum(number * times for number, times in enumerate(request.histogram))
-    num_accepted = max(request.num_accepted or 0, sum(accepted), by_histogram)
+    num_accepted = max(request.num_accepted or 0, sum(accepted))
     most_behind_end = _MOST_BEHIND_END
     if num_iterations:
         most_behind_end = max(accepted, default=len(request.histogram) - 1)
-    if num_iterations + num_accepted - most_behind_end > num_tokens:
-        counts = f"{num_accepted} accepted draft tokens"
-        if num_iterations:
-            counts = f"{num_iterations} iterations and {counts}"
-        raise AnswerError(f"the server counts {counts} in an answer of {num_tokens} tokens")
+    least = num_iterations + num_accepted - most_behind_end
+    if least > num_tokens:
+        raise AnswerError(
+            f"the drafts that the server counts make {least} tokens, and its answer has {num_tokens}"
+        )
 
 
 def check_usage(usage: int, request: RequestRecord, max_tokens: int) -> None:

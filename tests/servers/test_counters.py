@@ -185,6 +185,13 @@ def test_traffic_of_others_is_what_is_not_ours() -> None:
         assert columns["server_tokens"] == generated
         assert (columns["foreign_tokens"], columns["unseen_tokens"]) == (foreign, unseen)
     assert traffic_columns(Counts(), ours) == {}
+    # A request that timed out may be answered on, and an answer that arrived is ours whatever it counts.
+    late = RequestRecord(0, 1, num_tokens=10, max_new_tokens=50, error=RequestError(408, ""))
+    halved = RequestRecord(0, 1, num_tokens=10, arrivals=[0.1] * 20)
+    for request, most in ((late, 51), (halved, 21)):
+        for generated, is_foreign in ((most, False), (most + 1, True)):
+            columns = traffic_columns(Counts(generated=generated), [request])
+            assert (columns["foreign_tokens"] > 0) == is_foreign
     assert counter_columns(Counts(preempted=3)) == {"num_preemptions": 3}
     first_tokens = counter_columns(Counts(first_tokens=4, first_token_s=2))
     assert first_tokens == {"server_time_to_first_token_ms": 500}

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from typing import Any
 
 import httpx2
 import pytest
 
-from echo_questions import Open, arm_of, ask, engine_of, texts, time_is_up_when
+from echo_questions import TOKENIZER, Open, arm_of, ask, engine_of, texts, time_is_up_when
 from echo_server import EchoServer
 from harness.config.errors import RunError
 from harness.engines.protocol import Answered
+from harness.engines.requests import RequestRecord
 from harness.engines.timing import timed_answer
 from harness.servers import engine as server_module
+from harness.servers.sending import Outgoing, Sender
+from harness.servers.settings import ServerSettings
 from wording import mentions
 
 
@@ -41,6 +45,23 @@ def test_an_answer_without_a_token_has_failed(open_engine: Open) -> None:
     server.twist = lambda event: event and end
     (request,) = answered(engine, 1).requests
     assert str(request.error) == "the answer has no token"
+
+
+def test_a_line_that_is_no_json_is_shown() -> None:
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        return httpx2.Response(200, stream=httpx2.ByteStream(b"data: {oops\x1b[2J: 1}\n\n"))
+
+    async def sent(request: RequestRecord) -> None:
+        transport = httpx2.MockTransport(answer)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://a") as client:
+            sender = Sender(client, TOKENIZER, ServerSettings(name="server", url="http://a"))
+            await sender.send(Outgoing({"max_tokens": 7}, request))
+
+    request = RequestRecord(0, 1)
+    asyncio.run(sent(request))
+    assert mentions(
+        str(request.error), "JSONDecodeError: Expecting", "line 1 column 3", "{oops: 1}"
+    )
 
 
 def test_a_connection_that_the_server_had_closed_is_tried_again_once(open_engine: Open) -> None:

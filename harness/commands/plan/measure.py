@@ -83,6 +83,9 @@ class Plan(Experiment[PlanSettings, PlanRow]):
         accepted = Table(yields={"": self.accepted}, rates=typed.rates)
         if typed.path is not None:
             accepted = read_prices("acceptance", typed.path)
+            if typed.path == path:
+                # A run says nothing about a prediction that follows from it.
+                accepted = replace(accepted, measured={})
         elif len(costs.costs) > 1:
             names = ", ".join(costs.costs)
             example = f"costs={path}@{next(iter(costs.costs))}"

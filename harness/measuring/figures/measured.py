@@ -66,12 +66,11 @@ class MeasuredArm:
     @property
     def evidence(self) -> dict[str, Any]:
         """Fields of `ArmEvidence` that no column holds."""
-        read = {
-            (request.index, *prompt): request.num_read
-            for generation in self.generations
-            for prompt, request in generation.with_prompts
-            if request.answered and request.num_read is not None
-        }
+        read = {}
+        for generation in self.generations:
+            for prompt, request in generation.with_prompts:
+                if request.answered and request.num_read is not None:
+                    read[request.index, *prompt] = request.num_read
         return {"lengths": self.lengths, "read": read}
 
     @property

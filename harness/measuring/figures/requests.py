@@ -126,7 +126,7 @@ def _is_held_back(run: MeasuredRun, arm: MeasuredArm) -> bool:
         yielded = 1.0
     # Of an unknown yield, answers that came as a whole.
     most = num_tokens / _HELD_BACK
-    return num_arrivals <= (most / yielded if yielded else min(most, len(answered)))
+    return 0 < num_arrivals <= (most / yielded if yielded else min(most, len(answered)))
 
 
 def _fell_behind(arm: MeasuredArm, rate: float) -> bool:

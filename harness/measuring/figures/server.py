@@ -133,10 +133,9 @@ def traffic_columns(counts: Counts, requests: Sequence[RequestRecord]) -> dict[s
     ours = sum(request.num_tokens for request in requests)
     foreign = counts.generated - ours
     # A server may have gone on with a request that was left. What arrived is ours, however few tokens it counts.
-    num_left = [request.was_left * (request.max_new_tokens or 0) for request in requests]
     most = sum(
-        max(request.num_tokens, len(request.arrivals), left)
-        for request, left in zip(requests, num_left, strict=True)
+        max(each.num_tokens, len(each.arrivals), each.was_left * (each.max_new_tokens or 0))
+        for each in requests
     )
     tolerated = len(requests) + _TOLERATED * ours + most - ours
     return {

@@ -159,11 +159,6 @@ def _slow_here(row: LatencyRow) -> str | None:
     return f"{here:.0f} ms in the {row.arm} arm, {there:.0f} ms by the server's clock"
 
 
-def _held_back(row: LatencyRow) -> str | None:
-    """How many tokens of an arm arrive together, where that is more than it decodes together."""
-    return f"{row.tokens_per_arrival:.1f} at a time in the {row.arm} arm" if row.held_back else None
-
-
 def _foreign_tokens(row: LatencyRow) -> str | None:
     """The tokens that a server generated for others while it was measured."""
     if not row.foreign_tokens:
@@ -362,7 +357,11 @@ DOUBTS = (
     ),
     Doubt(
         "against",
-        lambda run: _each_arm(run, _held_back),
+        lambda run: " and ".join(
+            f"{row.tokens_per_arrival or 0:.1f} at a time in the {row.arm} arm"
+            for row in run.rows
+            if row.held_back
+        ),
         "Tokens arrive {found}: when each was decoded is unknown, so that there is no time per token after the first,"
         " and no price of an iteration.",
     ),
