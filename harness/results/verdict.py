@@ -84,6 +84,7 @@ class ArmEvidence:
     num_failed: int = 0
     num_tokens: int = 0
     tokens_per_iteration: float | None = None
+    mean_acceptance_length: float | None = None
     mean_proposed: float | None = None
     num_draft_tokens: int | str | None = None
     lengths: Mapping[int, int] = field(default_factory=dict)
@@ -319,7 +320,9 @@ def _other_texts(speculative: ArmEvidence) -> str | None:
 
 def _beyond_k(speculative: ArmEvidence) -> str | None:
     """Why K is wrong, or the tokens per iteration: these are at most one more than K."""
-    k, yielded = speculative.num_draft_tokens, speculative.tokens_per_iteration
+    k = speculative.num_draft_tokens
+    # Iterations that drafted something yield more than all together.
+    yielded = speculative.mean_acceptance_length or speculative.tokens_per_iteration
     if not isinstance(k, int) or yielded is None or yielded <= _BY_COUNTERS * (k + 1):
         return None
     proposed = speculative.mean_proposed

@@ -229,6 +229,7 @@ def test_drawn_texts_are_compared_in_pairs() -> None:
         ({"mean_proposed": 8.0}, "8 were drafted, so K is wrong"),
         ({"mean_proposed": 1.0}, "1 were drafted, so the counts are wrong"),
         ({}, "one of them is wrong"),
+        ({"tokens_per_iteration": 1.3, "mean_acceptance_length": 2.6}, "one of them is wrong"),
         ({"tokens_per_iteration": 2.1}, None),
         ({"num_draft_tokens": "auto"}, None),
         ({"num_draft_tokens": None}, None),

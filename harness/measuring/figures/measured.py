@@ -69,7 +69,7 @@ class MeasuredArm:
         read = {}
         for generation in self.generations:
             for prompt, request in generation.with_prompts:
-                if request.answered and request.num_read is not None:
+                if request.num_read is not None:
                     read[request.index, *prompt] = request.num_read
         return {"lengths": self.lengths, "read": read}
 

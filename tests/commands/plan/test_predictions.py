@@ -225,6 +225,10 @@ def test_a_run_leaves_its_costs_and_they_are_read_again(harness: Harness) -> Non
     run_rows, _ = rows_of(harness, f"costs={file.parent}", "acceptance=0.7")
     figures: list[Any] = ["num_draft_tokens", "batch_size", "predicted_speedup", "iteration_ms"]
     pd.testing.assert_frame_equal(file_rows[figures], run_rows[figures])
+    # It would be compared with itself.
+    own_rows, page = rows_of(harness, f"costs={file.parent}", f"acceptance={file.parent}")
+    assert own_rows.measured_speedup.isna().all()
+    assert "of what was measured" not in page
     harness("map", *SIMULATED, "batch_sizes=[1]", "draft_tokens=[4]", "hydra.run.dir=map")
     map_rows, _ = rows_of(harness, "costs=map", "acceptance=0.7")
     assert [*map_rows.iteration_ms] == pytest.approx(

@@ -358,7 +358,7 @@ DOUBTS = (
     Doubt(
         "against",
         lambda run: " and ".join(
-            f"{row.tokens_per_arrival or 0:.1f} at a time in the {row.arm} arm"
+            f"{row.tokens_per_arrival:.1f} at a time in the {row.arm} arm"
             for row in run.rows
             if row.held_back
         ),
