@@ -1,7 +1,8 @@
 """Continuous batching: one thread owns the models; answers join and leave between iterations.
 
-The service gives an answer its tokens, iteration by iteration. It hands the pieces of text that become certain on to
-the request that waits for it, and ends where the text stops.
+`LocalService` has a queue, a list of what runs, and a thread that lets the queue join that list before each iteration.
+An `Answer` gets its tokens, iteration by iteration. It hands the pieces of text that become certain on to the request
+that waits for it, and ends where the text stops.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent import futures
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -49,6 +50,7 @@ class Answer:
             dropped.
         token_ids: so far.
         outcomes: (num_proposed, num_accepted) of each iteration that drafted something.
+        row: its number in the loop; None until it joins.
     """
 
     arm: LocalArm
@@ -62,6 +64,7 @@ class Answer:
     cancelled: bool = False
     token_ids: list[int] = field(default_factory=list)
     outcomes: list[tuple[int, int]] = field(default_factory=list)
+    row: int | None = None
 
     def __post_init__(self) -> None:
         self._detokenizer = Detokenizer(self.tokenizer, self.request.prompt)
@@ -117,6 +120,37 @@ def _overlap(text: str, stop: str) -> int:
     return next((size for size in sizes if text.endswith(stop[:size])), 0)
 
 
+class _Work:
+    """Work that waits for its turn as answers do, and runs while none is generated.
+
+    Attributes:
+        arm: itself, so that nothing runs beside it.
+    """
+
+    def __init__(self, work: Callable[[Engine], Any]) -> None:
+        self.arm = self
+        self.future: Future[Any] = Future()
+        self._work = work
+
+    @property
+    def cancelled(self) -> bool:
+        return self.future.cancelled()
+
+    def run(self, engine: Engine) -> None:
+        if not self.future.set_running_or_notify_cancel():
+            return
+        try:
+            self.future.set_result(self._work(engine))
+        except Exception as error:
+            is_worded = isinstance(error, Refusal)
+            self.future.set_exception(error if is_worded else Refusal(500, _reason(error)))
+
+    def fail(self, reason: str) -> None:
+        """Refuse it, unless it runs: then it ends by itself."""
+        if not self.future.running() and self.future.set_running_or_notify_cancel():
+            self.future.set_exception(Refusal(503, reason))
+
+
 class LocalService:
     """A loaded pair that answers requests in its thread.
 
@@ -143,37 +177,33 @@ class LocalService:
         self._tokenizer = tokenizer
         self._max_rows = max_rows
         self._max_waiting = max_waiting
-        self._lock = threading.Lock()
-        self._waiting: deque[Answer] = deque()
-        self._num_alone = 0
-        # The batch: its arm and loop, and its answers by the numbers of their rows in that loop.
-        self._arm: LocalArm | None = None
+        # Held where what waits or runs changes; notified when the thread may have something to do.
+        self._changed = threading.Condition()
+        self._waiting: deque[Answer | _Work] = deque()
+        # Answers of one arm, or one piece of work.
+        self._running: list[Answer | _Work] = []
         self._loop: Loop | None = None
-        self._rows: dict[int, Answer] = {}
-        self._num_joined = 0
-        self._is_turning = False
         self._is_closing = False
-        # Set once answers that still run are failed.
-        self._stopped = threading.Event()
-        self._thread = ThreadPoolExecutor(1, "service")
-        # The caller waits, so that the first request finds everything ready. It wakes now and then: a
-        # signal that comes in the moment in which it falls asleep is handled only when it wakes.
-        opening = self._thread.submit(open_engine)
-        while not opening.done():
-            futures.wait([opening], timeout=1.0)
+        self._is_stopped = False  # what still ran has been failed
+        opening: Future[Engine] = Future()
+        self._thread = threading.Thread(target=self._serve, args=[open_engine, opening])
+        self._thread.start()
         try:
-            self._engine = opening.result()
-        except Exception:
+            # So that the first request finds everything ready. This wakes now and then: a signal that
+            # comes in the moment in which it falls asleep is handled only when it wakes.
+            while not opening.done():
+                futures.wait([opening], timeout=1.0)
+            self._arms: dict[str, Any] = {arm.name: arm for arm in opening.result().arms}
+        except BaseException:
             self.close()
             raise
-        self._arms: dict[str, Any] = {arm.name: arm for arm in self._engine.arms}
 
     @property
     def num_running(self) -> int:
-        return len(self._rows)
+        return sum(isinstance(item, Answer) for item in self._running)
 
     def is_running(self) -> bool:
-        return not self._stopped.is_set()
+        return not self._is_stopped
 
     def ask(
         self,
@@ -189,138 +219,137 @@ class LocalService:
             Answer(chosen, request, self._tokenizer, put, choice, stops, num_prompt_logprobs)
             for choice, request in enumerate(requests)
         ]
-        with self._lock:
-            self._check_room(len(answers))
-            self._waiting += answers
-            self._go_on()
+        self._add(answers)
         return answers
 
     def alone(self, work: Callable[[Engine], Result]) -> Future[Result]:
-        with self._lock:
-            self._check_room(1)
-            self._num_alone += 1
-            future = self._thread.submit(self._run_alone, work)
-        future.add_done_callback(self._end_alone)
-        return future
+        waiting = _Work(work)
+        self._add([waiting])
+        return waiting.future
 
     def close(self, grace_s: float = 0.0) -> None:
         """Fail what waits now, and what still runs after `grace_s`; then end the thread."""
-        with self._lock:
-            if self._stopped.is_set():
-                return
+        with self._changed:
             self._is_closing = True
             waiting = list(self._waiting)
             self._waiting.clear()
-            ending = self._thread.submit(self._finish)
-        for answer in waiting:
-            answer.fail(ENDING)
-        futures.wait([ending], timeout=grace_s)
-        with self._lock:
-            self._stopped.set()
+            self._changed.notify()
+        for item in waiting:
+            item.fail(ENDING)
+        self._thread.join(grace_s)
+        with self._changed:
+            self._is_stopped = True
+            running = self._running
+            self._running = []
         # Not in the service's thread, whose iteration may take long.
-        for answer in list(self._rows.values()):
-            answer.fail(ENDING)
-        self._thread.shutdown()
+        for item in running:
+            item.fail(ENDING)
+        self._thread.join()
 
-    def _check_room(self, num_more: int) -> None:
-        if self._is_closing:
-            raise Refusal(503, ENDING)
-        num_asked = self.num_running + len(self._waiting) + self._num_alone + num_more
-        if num_asked > self._max_rows + self._max_waiting:
-            rule = f"at most {self._max_waiting} may wait (max_waiting)"
-            raise Refusal(429, f"too many requests at once; {rule}")
+    def _add(self, items: Sequence[Answer | _Work]) -> None:
+        """Have them wait for their turn. Raises Refusal where there is no room."""
+        with self._changed:
+            if self._is_closing:
+                raise Refusal(503, ENDING)
+            asked = [*self._running, *self._waiting, *items]
+            if sum(not item.cancelled for item in asked) > self._max_rows + self._max_waiting:
+                rule = f"at most {self._max_waiting} may wait (max_waiting)"
+                raise Refusal(429, f"too many requests at once; {rule}")
+            self._waiting += items
+            self._changed.notify()
 
-    def _run_alone(self, work: Callable[[Engine], Result]) -> Result:
-        self._finish()
-        if self._is_closing:
-            raise Refusal(503, ENDING)
+    def _serve(self, open_engine: Callable[[], Engine], opening: Future[Engine]) -> None:
+        """Open the engine, and run what waits until the service is closed and nothing runs."""
         try:
-            return work(self._engine)
-        except Refusal:
-            raise
-        except Exception as error:
-            raise Refusal(500, _reason(error)) from error
+            engine = open_engine()
+        except BaseException as error:
+            opening.set_exception(error)
+            return
+        opening.set_result(engine)
+        while True:
+            with self._changed:
+                while not (self._admit() or self._is_closing):
+                    self._changed.wait()
+                running = list(self._running)
+            if not running:
+                return
+            for item in running:
+                if isinstance(item, _Work):
+                    item.run(engine)
+                    self._leave(item)
+            answers = [item for item in running if isinstance(item, Answer)]
+            joining = [answer for answer in answers if answer.row is None]
+            if answers:
+                self._iterate(answers, joining)
+            for answer in answers:
+                if answer.cancelled:
+                    self._leave(answer)
 
-    def _end_alone(self, _: Future[Any]) -> None:
-        with self._lock:
-            self._num_alone -= 1
+    def _admit(self) -> bool:
+        """Let join what waits first and may run beside what runs -> whether anything runs."""
+        self._waiting = deque(item for item in self._waiting if not item.cancelled)
+        while self._waiting and len(self._running) < self._max_rows:
+            if self._running and self._running[0].arm is not self._waiting[0].arm:
+                break
+            self._running.append(self._waiting.popleft())
+        return bool(self._running)
 
-    def _finish(self) -> None:
-        """Decode the batch to its end; nothing joins it."""
-        while self._rows and not self._stopped.is_set():
-            self._iterate([])
-
-    def _turn(self) -> None:
-        """One iteration of the batch, which answers that wait may join."""
-        joining: list[Answer] = []
-        with self._lock:
-            # Answers join as soon as they no longer wait: `close` finds each in one of both.
-            while self._waiting and len(self._rows) < self._max_rows:
-                answer = self._waiting[0]
-                if self._arm not in (None, answer.arm):
-                    break
-                self._waiting.popleft()
-                if not answer.cancelled:
-                    self._arm = answer.arm
-                    self._rows[self._num_joined] = answer
-                    self._num_joined += 1
-                    joining.append(answer)
-        if self._rows:
-            self._iterate(joining)
-        with self._lock:
-            self._is_turning = False
-            if (self._rows or self._waiting) and not self._is_closing:
-                self._go_on()
-
-    def _go_on(self) -> None:
-        """Have the next turn taken, behind all that the thread was asked for."""
-        if not self._is_turning:
-            self._is_turning = True
-            self._thread.submit(self._turn)
-
-    def _iterate(self, joining: Sequence[Answer]) -> None:
-        """The next iteration of all rows, or the first tokens of those that join."""
-        arm = self._arm
-        assert arm is not None
+    def _iterate(self, running: Sequence[Answer], joining: Sequence[Answer]) -> None:
+        """Decide the first tokens of answers that join, or else the next ones of all."""
+        arm = running[0].arm
         try:
             with arm.explained():
                 if self._loop is None:
-                    self._loop = arm.loop(joining[0].request)
+                    self._loop = arm.loop(running[0].request)
                 for answer in joining:
-                    if answer.num_prompt_logprobs is not None:
-                        prompt = answer.request.prompt
-                        logprobs = arm.prompt_logprobs(prompt, answer.num_prompt_logprobs)
-                        answer.prompt_logprobs = logprobs
+                    number = answer.num_prompt_logprobs
+                    if number is not None:
+                        answer.prompt_logprobs = arm.prompt_logprobs(answer.request.prompt, number)
                 if joining:
                     requests = [arm.loop_request(answer.request) for answer in joining]
                     iteration = self._loop.add(requests)
                 else:
                     iteration = self._loop.step()
-            for index, gain in enumerate(iteration.gains):
-                answer = self._rows[gain.row]
-                logprobs = arm.logprobs(answer.request, iteration, index)
-                piece = answer.take(gain.tokens, len(gain.proposed), gain.num_accepted, logprobs)
-                if piece.finish_reason is not None:
-                    # Before its client knows: the next request of that client runs beside nothing.
-                    self._leave([gain.row])
-                answer.put(piece)
         except Exception as error:
-            for answer in self._rows.values():
-                answer.fail(_reason(error))
-            self._leave(list(self._rows))
-        # Once for each answer, because another thread may cancel it at any moment.
-        self._leave([number for number, answer in self._rows.items() if answer.cancelled])
+            if len(joining) > 1:
+                # Which of them fails, and whether any does alone.
+                for answer in joining:
+                    self._iterate(running, [answer])
+            else:
+                for answer in joining or running:
+                    self._fail(answer, error)
+            return
+        for answer, gain in zip(joining, iteration.gains, strict=False):
+            answer.row = gain.row
+        answers = {answer.row: answer for answer in running}
+        for index, gain in enumerate(iteration.gains):
+            answer = answers[gain.row]
+            try:
+                with arm.explained():
+                    if gain.error is not None:
+                        raise gain.error
+                    logprobs = arm.logprobs(answer.request, iteration, index)
+                piece = answer.take(gain.tokens, len(gain.proposed), gain.num_accepted, logprobs)
+            except Exception as error:
+                self._fail(answer, error)
+                continue
+            if piece.finish_reason is not None:
+                # Before its client knows: the next request of that client runs beside nothing.
+                self._leave(answer)
+            answer.put(piece)
 
-    def _leave(self, numbers: Sequence[int]) -> None:
-        """Forget answers; the batch ends with the last one."""
-        for number in numbers:
-            del self._rows[number]
-        if self._loop is not None:
-            self._loop.drop(numbers)
-        if not self._rows:
+    def _fail(self, answer: Answer, error: Exception) -> None:
+        self._leave(answer)
+        answer.fail(_reason(error))
+
+    def _leave(self, item: Answer | _Work) -> None:
+        """Forget what has ended; the loop ends with the last answer."""
+        with self._changed:
+            self._running = [other for other in self._running if other is not item]
+        if isinstance(item, Answer) and item.row is not None and self._loop is not None:
+            self._loop.drop([item.row])
+        if not self._running:
             self._loop = None
-            self._arm = None
-            self._num_joined = 0
 
 
 def _reason(error: Exception) -> str:

@@ -77,6 +77,9 @@ class TableArm:
     def logprobs(self, *_: Any) -> list[Any]:
         return []
 
+    def prompt_logprobs(self, prompt: Sequence[int], num_top: int) -> list[Any]:
+        raise RuntimeError("no room for logits of a long prompt")
+
     def alone(self, request: Request) -> list[int]:
         return texts(decoded(self.loop(request), [self.loop_request(request)]), 1)[0]
 
@@ -84,13 +87,22 @@ class TableArm:
 class Client:
     """Waits for the last piece of its answer, or leaves after some."""
 
-    def __init__(self, service: LocalService, arm: str, request: Request, most: int = 1000) -> None:
+    def __init__(
+        self,
+        service: LocalService,
+        arm: str,
+        request: Request,
+        most: int = 1000,
+        num_prompt_logprobs: int | None = None,
+    ) -> None:
         self.ended = threading.Event()
         self.last: Piece | None = None
         self._most = most
         self._service = service
         self.answer: Answer | None = None
-        [self.answer] = service.ask(arm, [request], self.put)
+        [self.answer] = service.ask(
+            arm, [request], self.put, num_prompt_logprobs=num_prompt_logprobs
+        )
 
     def put(self, piece: Piece) -> None:
         if self.answer is not None and len(self.answer.token_ids) >= self._most:
@@ -120,9 +132,11 @@ def service_over(*arms: Any, rows: int = 3, waiting: int = 20) -> Iterator[Local
     engine: Any = SimpleNamespace(arms=arms)
     tokenizer: Any = Characters()
     service = LocalService(lambda: engine, tokenizer, rows, waiting)
-    yield service
-    service.close()
-    service.close()  # a second time changes nothing
+    try:
+        yield service
+    finally:
+        service.close()
+        service.close()  # a second time changes nothing
 
 
 def test_answers_that_join_and_leave_are_what_they_are_alone() -> None:
@@ -146,19 +160,64 @@ def test_answers_that_join_and_leave_are_what_they_are_alone() -> None:
     assert service.num_running == 0
 
 
-def test_numbers_that_overflow_fail_the_batch_and_no_later_one() -> None:
+@pytest.mark.parametrize("num_draft_tokens", [0, 3])
+def test_numbers_that_overflow_fail_their_answer_alone(num_draft_tokens: int) -> None:
     """Each token is followed by the next one; behind 3 the model has no numbers."""
     transitions = torch.eye(SIZE).roll(1, dims=1)
     transitions[3] = torch.nan
-    with service_over(TableArm("speculative", 3, transitions)) as service:
+    arm = TableArm("speculative", num_draft_tokens, transitions)
+    arm.gate.clear()
+    with service_over(arm) as service:
+        first = Client(service, "speculative", request(1, 4, first=5))
+        assert arm.has_begun.wait(60)
         broken = Client(service, "speculative", request(0, first=0))
+        beside = Client(service, "speculative", request(1, 7, first=5))
+        arm.gate.set()
         broken.tokens()
         assert broken.last is not None
         assert broken.last.finish_reason == "error"
         assert "not finite" in broken.last.text
+        assert first.tokens() == [6, 7, 8, 9]
+        assert beside.tokens() == [6, 7, 8, 9, 10, 11, 0]
         later = Client(service, "speculative", request(1, 4, first=5))
         assert later.tokens() == [6, 7, 8, 9]
         assert later.num_running_then == 0, "what its client asks next runs beside nothing"
+
+
+def test_a_prompt_that_cannot_be_read_fails_its_answer_alone() -> None:
+    """One runs, and one joins together with it."""
+    arm = TableArm("regular", 0)
+    arm.gate.clear()
+    with service_over(arm) as service:
+        runs = Client(service, "regular", request(0))
+        assert arm.has_begun.wait(60)
+        joins = Client(service, "regular", request(1))
+        scored = Client(service, "regular", request(2), num_prompt_logprobs=1)
+        arm.gate.set()
+        assert scored.tokens() == []
+        assert scored.last is not None
+        assert (scored.last.finish_reason, "no room" in scored.last.text) == ("error", True)
+        for index, client in enumerate([runs, joins]):
+            assert client.tokens() == arm.alone(request(index))
+
+
+def test_an_answer_that_nobody_waits_for_holds_up_nobody() -> None:
+    """It would run in the other arm, and is first in the queue. It takes no room there, either."""
+    arms = [TableArm("regular", 0), TableArm("speculative", 3)]
+    arms[0].gate.clear()
+    with service_over(*arms, rows=2, waiting=1) as service:
+        runs = Client(service, "regular", request(0, 100_000))
+        assert arms[0].has_begun.wait(60)
+        for _ in range(3):
+            gone = Client(service, "speculative", request(1), most=0)
+            assert gone.answer is not None
+            gone.answer.cancelled = True
+        behind = Client(service, "regular", request(2))
+        arms[0].gate.set()
+        assert len(behind.tokens()) == 12
+        assert not runs.ended.is_set()
+        assert runs.answer is not None
+        runs.answer.cancelled = True
 
 
 def test_no_more_wait_than_may_wait_beyond_those_that_run() -> None:

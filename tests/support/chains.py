@@ -75,9 +75,9 @@ def gains(iterations: Iterable[Iteration]) -> list[Gain]:
 
 def decoded(loop: Loop, requests: Sequence[Request]) -> Iterator[Iteration]:
     """Decode requests together, from their first tokens on, until all their rows have ended."""
-    yield loop.add(requests)
+    yield loop.add(requests).sound()
     while loop.num_running:
-        yield loop.step()
+        yield loop.step().sound()
 
 
 def autoregressive(target: Runner, requests: Sequence[Request]) -> Iterator[Iteration]:

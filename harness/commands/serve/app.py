@@ -53,7 +53,17 @@ def make_app(served: ServedModel, key: str | None) -> FastAPI:
     """
     settings = served.settings
     registry = CollectorRegistry()
-    app = FastAPI(title="harness", version=__version__, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="harness",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        # In place of FastAPI's own 422.
+        responses={
+            400: {"description": "The request is wrong"},
+            "default": {"description": "Refused, with an error as OpenAI words it"},
+        },
+    )
     max_bytes = max(
         _MOST_BYTES, _BYTES_PER_TOKEN * settings.batch_size * settings.max_prompt_tokens
     )
@@ -143,7 +153,8 @@ def _add_error_handlers(app: FastAPI) -> None:
         if first["type"] == "json_invalid":
             parameter = "body"
         reason = first["msg"].removeprefix("Value error, ")
-        if parameter == "body" and "json" not in request.headers.get("content-type", ""):
+        media_type = request.headers.get("content-type", "").partition(";")[0]
+        if parameter == "body" and "json" not in media_type:
             reason = "must be JSON: send content-type: application/json"
         return error_response(
             400, f"{parameter}: {reason}", None if parameter == "body" else parameter

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 
 import uvicorn
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from harness.commands.serve.app import make_app
 from harness.commands.serve.record import ServeSettings
@@ -25,6 +26,8 @@ from harness.measuring.progress import say
 # Seconds after a signal in which answers may end, and then those in which the rest of them is sent.
 _GRACE_S = 3
 _SENDING_S = 5
+# Seconds in which a whole request must arrive.
+_REQUEST_S = 60
 
 
 def run(
@@ -61,6 +64,7 @@ def run(
     app = make_app(served, key)
     config = uvicorn.Config(
         app,
+        http=_Connection,
         log_level="warning",
         access_log=False,
         lifespan="off",  # the application has none, and uvicorn prints how its own is cut short
@@ -73,9 +77,28 @@ def run(
         flush=True,
     )
     # uvicorn takes the signals, ends, and passes them on.
-    with suppress(KeyboardInterrupt):
-        _Server(config, served.service).run(sockets=[listening])
-    served.service.close()
+    try:
+        with suppress(KeyboardInterrupt):
+            _Server(config, served.service).run(sockets=[listening])
+    finally:
+        served.service.close()
+
+
+class _Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+    """Closes itself if the head or the body of a request never ends; uvicorn has no such limit."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self.loop.call_later(_REQUEST_S, self._close_if_half)
+
+    def _close_if_half(self) -> None:
+        last = self.cycle
+        # uvicorn closes idle connections by a timer, which the first bytes of a request end.
+        is_half = last is None or last.more_body
+        if is_half or (last.response_complete and self.timeout_keep_alive_task is None):
+            self.transport.close()
+        elif not self.transport.is_closing():
+            self.loop.call_later(_REQUEST_S, self._close_if_half)
 
 
 class _Server(uvicorn.Server):

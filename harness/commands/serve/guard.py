@@ -1,4 +1,4 @@
-"""Checks host, key and size of every request before `app` sees it, and counts requests."""
+"""Checks host, key and size of every request before `app` sees it."""
 
 from __future__ import annotations
 

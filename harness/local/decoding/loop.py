@@ -89,12 +89,14 @@ class Gain:
         tokens: the tokens it gained, at least one, cut after a stop token or at the length limit.
         proposed: the draft tokens verified; empty in regular decoding.
         num_accepted: how many of `proposed` were accepted.
+        error: logits of the row that are not finite; it has ended, and its tokens mean nothing.
     """
 
     row: int
     tokens: list[int]
     proposed: list[int] = field(default_factory=list)
     num_accepted: int = 0
+    error: NonFiniteError | None = None
 
     @property
     def origins(self) -> list[Origin]:
@@ -116,6 +118,13 @@ class Iteration:
     gains: list[Gain]
     verdict: Verdict | None = None
     logits: Mapping[int, Tensor] = field(default_factory=dict)
+
+    def sound(self) -> Iteration:
+        """Return this iteration. Raises NonFiniteError if logits of any row are not finite."""
+        for gain in self.gains:
+            if gain.error is not None:
+                raise gain.error
+        return self
 
 
 class Decision(NamedTuple):
@@ -201,7 +210,7 @@ class Loop:
         self._warp.set_rows([row.request.warp for row in self._rows])
         step = Step(step.logits.unsqueeze(1))
         decisions = [Decision(0, token) for token in first_tokens]
-        return _taken(added, step, decisions, [0] * len(added), None)
+        return self._taken(added, step, decisions, [0] * len(added), None)
 
     @torch.inference_mode()
     def step(self) -> Iteration:
@@ -272,7 +281,7 @@ class Loop:
             decisions = [Decision(0, token) for token in drawn.tolist()]
             verdict = None
 
-        iteration = _taken(rows, step, decisions, lengths, verdict)
+        iteration = self._taken(rows, step, decisions, lengths, verdict)
 
         # Roll back: the token before the proposal stays, and so do those accepted. The next one is
         # not read yet.
@@ -310,6 +319,51 @@ class Loop:
             if self._drafter is not None:
                 self._drafter.select(staying)
 
+    def _taken(
+        self,
+        rows: Sequence[Row],
+        step: Step,
+        decisions: Sequence[Decision],
+        lengths: Sequence[int],
+        verdict: Verdict | None,
+    ) -> Iteration:
+        """Give the rows their tokens. A row whose logits are not finite ends alone.
+
+        Args:
+            lengths: how many draft tokens each row was offered.
+        """
+        width = max(lengths)
+        vocabulary_size = step.logits.shape[-1]
+        gains: list[Gain] = []
+        kept_logits: dict[int, Tensor] = {}
+        for index, (row, decision) in enumerate(zip(rows, decisions, strict=True)):
+            # All that was offered must be finite, not only what was accepted: a rule may accept a
+            # token whatever the target's probability of it is (`AcceptByCoin`). The padding behind
+            # a shorter row's tokens counts, too.
+            error = None
+            position = row.num_generated
+            if decision.num_finite < width:
+                error = NonFiniteError("model", position + decision.num_finite)
+            elif decision.num_finite_drafted < width:
+                error = NonFiniteError("draft", position + decision.num_finite_drafted)
+            # `inverse_cdf` draws a token beyond the vocabulary from nan.
+            elif decision.next_token >= vocabulary_size:
+                error = NonFiniteError("model", position + decision.num_accepted)
+            if error is not None:
+                # A token that exists: until it leaves, the row is handled as the others are.
+                decision = Decision(0, row.last_token)
+                row.has_ended = True
+                self._target.zero_nan()
+                if self._drafter is not None:
+                    self._drafter.zero_nan()
+            accepted = decision.draft_tokens[: decision.num_accepted]
+            tokens = row.take([*accepted, decision.next_token])
+            proposed = list(decision.draft_tokens[: lengths[index]])
+            gains.append(Gain(row.number, tokens, proposed, decision.num_accepted, error))
+            if row.request.keeps_logits:
+                kept_logits[row.number] = step.logits[index]
+        return Iteration(gains, verdict, kept_logits)
+
     def _numbers(self, starts: Sequence[int], count: int) -> Tensor:
         """Return `count` random numbers per row, from each row's own start: [B, count, len(Purpose)]."""
         if len(set(starts)) == 1:
@@ -333,43 +387,3 @@ def _read(verdict: Verdict, draft_tokens: Tensor) -> list[Decision]:
     for num_accepted, next_token, finite, finite_drafted, *tokens in packed.tolist():
         decisions.append(Decision(num_accepted, next_token, finite, finite_drafted, tokens))
     return decisions
-
-
-def _taken(
-    rows: Sequence[Row],
-    step: Step,
-    decisions: Sequence[Decision],
-    lengths: Sequence[int],
-    verdict: Verdict | None,
-) -> Iteration:
-    """Give the rows their tokens.
-
-    Args:
-        lengths: how many draft tokens each row was offered.
-
-    Raises:
-        NonFiniteError: for the first token whose logits were nan.
-    """
-    width = max(lengths)
-    vocabulary_size = step.logits.shape[-1]
-    gains: list[Gain] = []
-    kept_logits: dict[int, Tensor] = {}
-    for index, (row, decision) in enumerate(zip(rows, decisions, strict=True)):
-        # All that was offered must be finite, not only what was accepted: a rule may accept a token
-        # whatever the target's probability of it is (`AcceptByCoin`). The padding behind a shorter
-        # row's tokens counts, too.
-        position = row.num_generated
-        if decision.num_finite < width:
-            raise NonFiniteError("model", position + decision.num_finite, row.number)
-        if decision.num_finite_drafted < width:
-            raise NonFiniteError("draft", position + decision.num_finite_drafted, row.number)
-        # `inverse_cdf` draws a token beyond the vocabulary from nan.
-        if decision.next_token >= vocabulary_size:
-            raise NonFiniteError("model", position + decision.num_accepted, row.number)
-        accepted = decision.draft_tokens[: decision.num_accepted]
-        tokens = row.take([*accepted, decision.next_token])
-        proposed = list(decision.draft_tokens[: lengths[index]])
-        gains.append(Gain(row.number, tokens, proposed, decision.num_accepted))
-        if row.request.keeps_logits:
-            kept_logits[row.number] = step.logits[index]
-    return Iteration(gains, verdict, kept_logits)

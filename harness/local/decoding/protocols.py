@@ -73,11 +73,11 @@ class Runner(Protocol):
         step = self.extend(tokens)
         return step, decision(step.logits)
 
-    def clear(self) -> None:
-        """Forget the batch and its numbers, after a `NonFiniteError`. `start` follows.
-
-        Memory that further batches use again must not keep nan: a mask does not hide it.
+    def zero_nan(self) -> None:
+        """Zero what is not finite in memory that other rows may use, after a `NonFiniteError`: a mask
+        does not hide nan.
         """
+        return
 
     def close(self) -> None:
         """Give back the memory of the batch and of compiled passes. No other call follows."""
@@ -138,6 +138,10 @@ class Drafter(Protocol):
         """Continue with these rows only, renumbered in this order."""
         ...
 
+    def zero_nan(self) -> None:
+        """As `Runner.zero_nan`, in the drafter's own memory."""
+        return
+
 
 class NonFiniteError(ArithmeticError):
     """A model gave logits that are nan or infinite.
@@ -145,11 +149,9 @@ class NonFiniteError(ArithmeticError):
     Attributes:
         role: `model` or `draft`.
         position: index of the token that they were for, among those generated.
-        row: the row's number, in the order in which rows joined. Other rows may be sound.
     """
 
-    def __init__(self, role: str, position: int, row: int) -> None:
+    def __init__(self, role: str, position: int) -> None:
         super().__init__(f"logits of the {role} are not finite at new token {position}")
         self.role = role
         self.position = position
-        self.row = row

@@ -66,6 +66,9 @@ class ModelDrafter(Drafter):
     def clear(self) -> None:
         self._unread = []
 
+    def zero_nan(self) -> None:
+        self.runner.zero_nan()
+
     def add(self, prompts: TokenRows, first_tokens: Sequence[int], step: Step) -> None:
         # Proposals are returned on the target's device.
         self._device = step.logits.device

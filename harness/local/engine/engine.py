@@ -88,7 +88,8 @@ class LocalArm(Arm):
             while waiting or loop.num_running:
                 room = min(in_flight - loop.num_running, len(waiting))
                 joining = [waiting.popleft() for _ in range(room)]
-                clock.note(loop.add(joining) if joining else loop.step())
+                iteration = loop.add(joining) if joining else loop.step()
+                clock.note(iteration.sound())
         is_batch = len(requests) <= in_flight and not any(
             request.leave_after for request in requests
         )
@@ -194,7 +195,6 @@ class LocalArm(Arm):
             with blaming_method(draft if self.name == "speculative" else None):
                 yield
         except NonFiniteError as error:
-            self.runners.clear()
             raise not_finite(self.pair, error.role, f"new token {error.position}") from error
 
 

@@ -158,7 +158,7 @@ def _require_finite(role: str, figures: Tensor, first: int) -> None:
     """
     are_finite = figures.unsqueeze(-1).flatten(1).isfinite().all(-1).tolist()
     if not all(are_finite):
-        raise NonFiniteError(role, first + are_finite.index(False), row=0)
+        raise NonFiniteError(role, first + are_finite.index(False))
 
 
 def _chosen(probabilities: Tensor, tokens: Tensor) -> Tensor:

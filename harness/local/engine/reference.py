@@ -98,7 +98,7 @@ class ModelReference:
         for are_finite, prompt, text in zip(finite, prompts, texts, strict=True):
             # What follows a shorter text only fills its row up.
             if not all(are_finite[: len(text)]):
-                self._runners.clear()
+                self._runners.target.zero_nan()
                 place = f"token {len(prompt) + are_finite.index(False)} of prompt and text"
                 raise not_finite(self._pair, "model", place)
         return logits.numpy()

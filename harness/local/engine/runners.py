@@ -85,11 +85,6 @@ class PairRunners:
 
         return make_prepared
 
-    def clear(self) -> None:
-        """Zero caches that further batches use again, after logits that are not finite."""
-        for part in self._parts:
-            part.clear()
-
     def close(self) -> None:
         """Give back caches and compiled calls, even where something still refers to the runners."""
         for part in self._parts:

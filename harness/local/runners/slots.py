@@ -91,10 +91,10 @@ class Slots:
         for buffer, state in zip(self.buffers, states, strict=True):
             buffer[first_row : first_row + len(state), :, : state.shape[2]] = state
 
-    def clear(self) -> None:
-        """Zero all slots, in place."""
+    def zero_nan(self) -> None:
+        """Zero what is not finite, in place."""
         for buffer in self.buffers:
-            buffer.zero_()
+            buffer.nan_to_num_(0.0, 0.0, 0.0)
 
     def select(self, rows: Tensor, num_used: int) -> None:
         """Copy the first `num_used` slots of these rows [n] to the first n rows."""
@@ -397,10 +397,10 @@ class SlotCache:
         buffer.index_put_(_indices(self.positions, num_heads), states)
         return buffer[:num_rows, :, : self.num_slots]
 
-    def clear(self) -> None:
-        """Zero all slots, in place: a mask does not hide nan."""
+    def zero_nan(self) -> None:
+        """Zero what is not finite, in place."""
         for slots in self._layers.values():
-            slots.clear()
+            slots.zero_nan()
 
     def select(self, rows: Tensor, num_rows: int) -> None:
         """Move these rows to the front, in this order.

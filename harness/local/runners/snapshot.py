@@ -108,12 +108,9 @@ class SnapshotRunner(Runner):
         self._unread: list[Tensor] = []  # kept tokens of each row that the state has not read
         self._extended = torch.empty(0, 0, dtype=torch.long)  # [B, n] since the last keep
 
-    def clear(self) -> None:
+    def close(self) -> None:
         self._state = None
         self._ahead = None
-
-    def close(self) -> None:
-        self.clear()
 
     @torch.inference_mode()
     def start(self, prompts: TokenRows) -> Step:

@@ -89,10 +89,11 @@ class StaticRunner(Runner):
             rows = to_device([distinct.index(tuple(prompt)) for prompt in prompts], self._device)
             states = [state[rows.to(state.device)] for state in states]
             outputs = [output[rows] for output in outputs]
-        num_before = len(self._lengths)
-        self._lengths = [*self._lengths, *map(len, prompts)]
-        self._make_room(states, max(*self._lengths, self._reserved - 1) + 1)
-        self._slots.write(states, num_before)
+        lengths = [*self._lengths, *map(len, prompts)]
+        self._make_room(states, len(lengths), max(*lengths, self._reserved - 1) + 1)
+        self._slots.write(states, len(self._lengths))
+        # Last: without memory for these rows the others go on.
+        self._lengths = lengths
         return Step(*outputs)
 
     @torch.inference_mode()
@@ -101,7 +102,7 @@ class StaticRunner(Runner):
         longest = max(self._lengths) + self._num_extended
         slots = self._slots
         if not slots.have_room(num_rows, longest + num_tokens):
-            self._make_room(slots.buffers, 2 * (longest + num_tokens))
+            self._make_room(slots.buffers, num_rows, 2 * (longest + num_tokens))
             slots = self._slots
         width = next((width for width in self._passes if width >= num_tokens), 0)
         is_compiled = width > 0 and slots is self._compiled_slots
@@ -127,7 +128,7 @@ class StaticRunner(Runner):
     @torch.inference_mode()
     def select(self, rows: Sequence[int]) -> None:
         self._lengths = [self._lengths[row] for row in rows]
-        self._make_room(self._slots.buffers, 0)
+        self._make_room(self._slots.buffers, len(rows), 0)
         if list(rows) != list(range(len(rows))):
             self._slots.select(to_device(rows, self._device), max(self._lengths))
 
@@ -195,9 +196,9 @@ class StaticRunner(Runner):
         self.setup_seconds = time.perf_counter() - started
 
     @torch.inference_mode()
-    def clear(self) -> None:
-        self._slots.clear()
-        self._compiled_slots.clear()
+    def zero_nan(self) -> None:
+        self._slots.zero_nan()
+        self._compiled_slots.zero_nan()
 
     def close(self) -> None:
         self._passes = {}
@@ -221,13 +222,12 @@ class StaticRunner(Runner):
         """Return the next slot of each row [B], on the device."""
         return to_device([length + self._num_extended for length in self._lengths], self._device)
 
-    def _make_room(self, states: Sequence[Tensor], num_slots: int) -> None:
+    def _make_room(self, states: Sequence[Tensor], num_rows: int, num_slots: int) -> None:
         """Replace the slots by a copy in larger ones, unless all rows have this many.
 
         Args:
             states: keys and values of the same kinds.
         """
-        num_rows = len(self._lengths)
         if self._slots.have_room(num_rows, num_slots):
             return
         slots = self._slots if self._slots.buffers else Slots.like(states, 0, 0)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx2 as httpx
 import pytest
 
-from served import CLIENT, served
+from served import CLIENT, serving
 
 pytest.importorskip("fastapi", reason="specharness[serve] is not installed")
 
@@ -21,8 +23,12 @@ pytest.importorskip("fastapi", reason="specharness[serve] is not installed")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     directory = tmp_path_factory.mktemp("hostile")
     few = ["batch_size=2", "max_new_tokens=8", "decoding.max_new_tokens=8"]
-    with served(directory, *few) as address:
+    with serving(directory, *few, before=expect_whole_requests_soon) as (address, _):
         yield address
+
+
+def expect_whole_requests_soon() -> None:
+    pytest.MonkeyPatch().setattr("harness.commands.serve.command._REQUEST_S", 0.5)
 
 
 @pytest.mark.slow
@@ -84,3 +90,30 @@ def test_what_a_generator_of_requests_hardly_finds(url: str) -> None:
         assert answer.status_code == 200, (body, answer.text)
         num_prompts = 1 if isinstance(body["prompt"], str) else len(body["prompt"])
         assert answer.json()["usage"]["completion_tokens"] == 2 * num_prompts
+
+
+WHOLE = "GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+HALF_BODY = (
+    "POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    'Content-Length: 100\r\n\r\n{"prompt": '
+)
+
+
+@pytest.mark.parametrize("sent", ["", WHOLE[:20], HALF_BODY, WHOLE + WHOLE[:20]])
+def test_a_connection_whose_request_never_ends_is_closed(url: str, sent: str) -> None:
+    address = httpx.URL(url)
+    with (
+        socket.create_connection((address.host, address.port)) as connection,
+        connection.makefile("rb") as answer,
+    ):
+        connection.sendall(sent.encode())
+        received = answer.read()  # until the service closes it
+    assert received.count(b"HTTP/1.1 200 OK") == sent.startswith(WHOLE)
+
+
+def test_the_schema_says_what_status_a_wrong_request_gets(url: str) -> None:
+    paths = CLIENT.get(f"{url}/openapi.json").json()["paths"]
+    for operations in paths.values():
+        for operation in operations.values():
+            assert {"400", "default"} <= set(operation["responses"])
+            assert "422" not in operation["responses"]

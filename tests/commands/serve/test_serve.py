@@ -178,6 +178,9 @@ def test_bodies_that_are_no_json_or_too_large(url: str) -> None:
         assert answer.status_code == status
     form = CLIENT.post(f"{url}/predict", content='{"prompt": "x"}')
     assert "body: must be JSON: send content-type: application/json" in form.text
+    other = {"Content-Type": "text/plain; application/json"}
+    answer = CLIENT.post(f"{url}/v1/completions", content='{"prompt": "x"}', headers=other)
+    assert "body: must be JSON: send content-type: application/json" in answer.text
     chunked = CLIENT.post(f"{url}/v1/completions", content=iter([b"{}"]), headers=headers)
     assert chunked.status_code == 411
     assert CLIENT.get(f"{url}/nowhere").json()["error"]["type"] == "invalid_request_error"
@@ -292,14 +295,14 @@ def slow_down() -> None:
     """Leave the command no grace period after a signal, and let it rest before every iteration."""
     from harness.local.serving import LocalService
 
-    turn = LocalService._turn
+    iterate = LocalService._iterate
 
-    def turn_later(service: LocalService) -> None:
+    def iterate_later(*arguments: Any) -> None:
         time.sleep(0.3)
-        turn(service)
+        iterate(*arguments)
 
     patch = pytest.MonkeyPatch()
-    patch.setattr(LocalService, "_turn", turn_later)
+    patch.setattr(LocalService, "_iterate", iterate_later)
     patch.setattr("harness.commands.serve.command._GRACE_S", 0)
 
 

@@ -67,7 +67,26 @@ def test_numbers_that_overflowed_do_not_reach_the_next_batch() -> None:
         runs.start([[5, 6, 7, 8, *range(20, 26)]])
         tokens[:, -1] = broken
         assert runs.extend(tokens).logits.isnan().any()
-        runs.clear()
+        runs.zero_nan()
+
+
+def test_numbers_that_overflowed_in_a_row_do_not_reach_others_of_its_batch() -> None:
+    model = random_model("llama")
+    broken = 63
+    with torch.no_grad():
+        model.get_input_embeddings().weight[broken] = torch.nan
+    runs: Any = StaticRunner(model, num_slots=40)
+    runs.start([[5, 6, 7, *range(20, 26)], [5, 6, 7]])
+    sound = [9, 10, 11, 12, 13]
+    logits = runs.extend(torch.tensor([[broken] * 5, sound])).logits
+    assert logits.isfinite().flatten(1).all(1).tolist() == [False, True]
+    runs.zero_nan()
+    runs.keep([5, 5])
+    runs.select([1])
+    runs.add([[5, 6]])
+    for _ in range(2):
+        assert runs.extend(torch.tensor([sound, sound])).logits.isfinite().all()
+        runs.keep([5, 1])
 
 
 def test_logits_are_made_after_the_last_token_of_each_prompt_alone() -> None:

@@ -86,6 +86,9 @@ class HeadDrafter(Drafter):
         """The warp that all rows of the batch have now; None where they differ."""
         return self._warp.common if isinstance(self._warp, BatchWarp) else self._warp
 
+    def zero_nan(self) -> None:
+        self.cache.zero_nan()
+
     def clear(self) -> None:
         self.cache = SlotCache() if self.compiled is None else self.compiled.cache
         self._rows: list[_Row] = []
@@ -271,7 +274,6 @@ class CompiledDraft:
                 target,
                 "compiled differ from the eager ones",
             )
-        self.cache.clear()
         self.setup_seconds = time.perf_counter() - started
 
     def fits(self, warp: Warp | None, num_draft_tokens: int) -> bool:
@@ -286,10 +288,6 @@ class CompiledDraft:
         inputs = zip((*unread, uniforms), shapes, strict=True)
         outputs = self._calls[number](*(filled_up(tensor, *shape) for tensor, shape in inputs))
         return Draft(*(output[: len(uniforms)] for output in outputs))
-
-    def clear(self) -> None:
-        """Zero the cache, after logits that are not finite."""
-        self.cache.clear()
 
     def close(self) -> None:
         """Give back memory. The compiled calls refer to this object: without them all is freed at once."""
