@@ -46,14 +46,12 @@ class AcceptanceFigures(Group, Accepted):
 
     @classmethod
     def measured(cls, run: MeasuredRun, arm: MeasuredArm) -> Group:
-        # The fields of this group that follow from the counts of iterations, by name.
-        columns = reported_acceptance(arm) if arm.was_sent else arm.acceptance.columns()
         by_k = None if run.pair(arm) is None else run.tokens_by_k
-        return cls(tokens_per_iteration_by_num_draft_tokens=by_k, **columns)
+        return cls(tokens_per_iteration_by_num_draft_tokens=by_k, **reported_acceptance(arm))
 
 
 def reported_acceptance(arm: MeasuredArm) -> dict[str, Any]:
-    """Fields of `AcceptanceFigures` that a server reports without iterations: in its answers, else by its counters."""
+    """Fields of `AcceptanceFigures` by name: those of the answers, else of a server's counters."""
     from harness.measuring.acceptance import acceptance_columns, counted_acceptance
 
     answered = arm.answered

@@ -282,6 +282,26 @@ def test_generate_is_measured_as_our_loop_is(harness: Harness, model: str, draft
         assert rows["mean_acceptance_length"][1] >= 1
 
 
+@pytest.mark.parametrize("engine", ["huggingface", "local"])
+def test_tokens_per_iteration_are_the_same_wherever_they_stand(
+    harness: Harness, engine: str
+) -> None:
+    """The first iteration of `generate` drafts too, and writes the first token, which does not count."""
+    asked = [f"engine={engine}", "num_prompts=8", "decoding.max_new_tokens=16"]
+    pair = ["model=tiny_draft", "draft=tiny_draft"]
+    page = harness("latency", *asked, *pair, "hydra.run.dir=run").summary
+    found = results()["tokens_per_iteration"][1]
+    answers = pd.read_csv("run/latency_prompts.csv").query("arm == 'speculative'")
+    numbers = answers["num_iterations"]
+    assert found == (answers["num_tokens"] - 1).sum() / numbers.sum()
+    assert (answers["tokens_per_iteration"] * numbers).sum() / numbers.sum() == pytest.approx(found)
+    assert f"{found:.1f} tokens" in " ".join(page.split())
+    assert f" {found:.2f} │" in page
+    harness("plan", "costs=run", "acceptance=run", "hydra.run.dir=predicted")
+    predicted = pd.read_csv("predicted/plan.csv")["predicted_tokens_per_iteration"]
+    assert predicted.tolist()[-1] == pytest.approx(found)
+
+
 def test_recovery_tests_generate_against_the_same_weights(harness: Harness) -> None:
     asked = [*QUICKEST_PAIR, "batch_size=1", "decoding=greedy"]
     assert "\n  lossless" in harness("recovery", *GENERATE, *asked).stdout
