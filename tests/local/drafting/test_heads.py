@@ -94,6 +94,11 @@ FORMATS: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
         SPECULATORS | {"speculators_model_type": "peagle", "mask_token_id": 319}
         | {"transformer_layer_config": OWN | {"num_hidden_layers": 4}}, "peagle", {"mask_token_id": 319},
     ),
+    "P-EAGLE under vLLM's name": (
+        OWN | {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": REDUCED, "num_hidden_layers": 4}
+        | {"parallel_drafting": True, "mask_token_id": 319, "pard_token": 319}, "peagle",
+        {"layers": (2, 4, 5), "own_embedding": False, "mask_token_id": 319},
+    ),
     "speculators dflash": (
         DFLASH, "dflash",
         {"layers": (1, 4, 6), "from_anchor": False, "block_size": 5}
@@ -416,6 +421,14 @@ def test_the_weights_say_how_many_layers_there_are(tmp_path: Path) -> None:
     assert without_weights is not None
     for config in (head.config, without_weights.config):
         assert config.transformer.num_hidden_layers == 1
+
+
+def test_a_p_eagle_head_under_vllms_name_has_all_its_layers(tmp_path: Path) -> None:
+    where = write_head("P-EAGLE under vLLM's name", tmp_path)
+    for weights in (True, False):
+        head = read_head(where, target(), weights=weights)
+        assert head is not None
+        assert head.config.transformer.num_hidden_layers == 4
 
 
 @pytest.mark.parametrize("held", [[1, 2], {1: torch.ones(1)}, {"fc.weight": 3}])

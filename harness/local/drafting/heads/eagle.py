@@ -46,7 +46,7 @@ class Eagle3(LayeredHead):
     def fields(cls, stored: StoredHead) -> dict[str, Any]:
         has_embedding = stored.is_speculators or stored.is_deepspec
         fields = stored.layered(["lm_head", "embed_tokens"] if has_embedding else ["lm_head"])
-        if not has_embedding and stored.shapes is None:
+        if not (has_embedding or cls.one_pass) and stored.shapes is None:
             # SafeAILab's format has one layer, whatever number its configuration states.
             fields["transformer"].num_hidden_layers = 1
         return fields | {option: bool(stored.named.get(option)) for option in _OPTIONS}

@@ -111,7 +111,8 @@ class StoredHead:
         if "medusa_num_heads" in named or named.get("model_type") == "medusa":
             return "medusa"
         names = str(named.get("architectures")).lower()
-        if "peagle" in names:
+        # vLLM's name for P-EAGLE heads is that of EAGLE-3, which has no masks.
+        if "peagle" in names or ("eagle3" in names and "mask_token_id" in named):
             return "peagle"
         return "eagle3" if "eagle3" in names or "draft_vocab_size" in named else None
 
