@@ -354,11 +354,14 @@ def _from_row(row: Any, settings: PromptSettings) -> Prompt:
     completion = _completion(columns)
     turns = prompt.turns if settings.turns == "all" and len(prompt.turns) > 1 else ()
     messages = prompt.messages
-    if settings.system is not None:
-        chat = prompt.chat().messages
-        if chat[0]["role"] == "system":
-            raise BadFile("has a system prompt already, besides prompts.system")
-        messages = ({"role": "system", "content": settings.system}, *chat)
+    # Bodies of Anthropic's API have it beside their messages.
+    own_system = columns.get("system") if messages else None
+    for system, name in ((own_system, "system"), (settings.system, "prompts.system")):
+        if system:
+            chat = messages or prompt.chat().messages
+            if chat[0]["role"] == "system":
+                raise BadFile(f"has a system prompt already, besides {name}")
+            messages = (*messages_of([{"role": "system", "content": system}]), *chat)
     return dataclasses.replace(
         prompt,
         category=category,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -73,6 +75,27 @@ def test_every_preset_from_the_hub_is_pinned_and_tells_its_licence() -> None:
             assert len(settings.revision or "") == 40
             assert settings.licence
             assert file.stem in ROWS
+
+
+@pytest.mark.parametrize("system", ["Be terse.", [{"type": "text", "text": "Be terse."}]])
+@pytest.mark.parametrize("nest", [lambda body: body, lambda body: {"body": body}])
+def test_a_system_prompt_beside_messages_is_the_first_of_them(
+    tmp_path: Path, system: Any, nest: Callable[[Any], Any]
+) -> None:
+    """As in bodies of Anthropic's API."""
+    asked = {"role": "user", "content": "Say hi."}
+    said = {"role": "system", "content": "Be terse."}
+    file = tmp_path / "mine.json"
+    file.write_text(json.dumps([nest({"system": system, "messages": [asked], "max_tokens": 64})]))
+    [prompt] = load_prompts(PromptSettings(name="mine", file=str(file))).prompts
+    assert (prompt.text, prompt.messages) == ("Say hi.", (said, asked))
+    for setting, messages, name in (
+        ("Be brief.", [asked], "prompts.system"),
+        (None, [said, asked], "system"),
+    ):
+        file.write_text(json.dumps([{"system": system, "messages": messages}]))
+        with pytest.raises(SettingError, match=f"has a system prompt already, besides {name}$"):
+            load_prompts(PromptSettings(name="mine", file=str(file), system=setting))
 
 
 def test_a_system_prompt_is_read_before_every_prompt(tmp_path: Path) -> None:
