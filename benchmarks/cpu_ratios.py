@@ -33,6 +33,7 @@ from harness.engines.protocol import Arm, Question
 from harness.engines.record import Preparation
 from harness.engines.timing import timed_answer, without_garbage_collection
 from harness.local.engine.engine import LocalEngine
+from harness.local.models.cache_names import cache_name
 
 # Model, tokens in its cache, new tokens: one forward pass.
 Call = tuple[PreTrainedModel, int, int]
@@ -137,7 +138,7 @@ def recorded(models: Sequence[PreTrainedModel]) -> Iterator[list[Call]]:
     calls: list[Call] = []
 
     def note(model: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        cache = named.get("past_key_values")  # a prompt's pass makes it
+        cache = named.get(cache_name(model))  # a prompt's pass makes it
         num_slots = cache.get_seq_length() if cache is not None else 0
         calls.append((model, num_slots, named["input_ids"].shape[1]))
 
@@ -159,12 +160,9 @@ def bare_forwards(calls: Sequence[Call]) -> float:
             tokens = torch.ones(1, num_tokens, dtype=torch.long)
             started = time.perf_counter()
             # As in the loop, only the last position's logits of a prompt are needed.
-            model(
-                input_ids=tokens,
-                past_key_values=cache,
-                use_cache=True,
-                logits_to_keep=0 if num_slots else 1,
-            )
+            num_logits = 0 if num_slots else 1
+            arguments: dict[str, Any] = {cache_name(model): cache, "logits_to_keep": num_logits}
+            model(input_ids=tokens, use_cache=True, **arguments)
             seconds += time.perf_counter() - started
     return seconds
 

@@ -41,6 +41,7 @@ from harness.local.decoding.protocols import Proposal, Runner, Step
 from harness.local.decoding.verify import Offer, verify
 from harness.local.decoding.warp import Warp
 from harness.local.drafting.model import ModelDrafter
+from harness.local.models.cache_names import cache_name
 from harness.local.runners.snapshot import SnapshotRunner
 from harness.local.runners.static import StaticRunner
 from harness.reporting.table import Table
@@ -199,7 +200,8 @@ class Bare:
         with torch.inference_mode():
             for model, cache in self._caches.items():
                 prompt = torch.ones(1, point.context, dtype=torch.long, device=pair.device)
-                model(input_ids=prompt, past_key_values=cache, use_cache=True, logits_to_keep=1)
+                arguments: dict[str, Any] = {cache_name(model): cache, "logits_to_keep": 1}
+                model(input_ids=prompt, use_cache=True, **arguments)
                 cache.batch_repeat_interleave(point.batch_size)
 
     @torch.inference_mode()
@@ -209,9 +211,8 @@ class Bare:
             tokens = torch.ones(
                 self._point.batch_size, num_tokens, dtype=torch.long, device=self._pair.device
             )
-            seconds = self._pair.timed(
-                lambda: model(input_ids=tokens, past_key_values=cache, use_cache=True)
-            )
+            arguments: dict[str, Any] = {cache_name(model): cache}
+            seconds = self._pair.timed(lambda: model(input_ids=tokens, use_cache=True, **arguments))
             cache.crop(-num_tokens)
             return seconds
 

@@ -27,6 +27,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import harness
 from harness.engines.chat import Chat
+from harness.local.models.cache_names import cache_name, cache_of
 from recipes.tiny_pair.language import story, sums
 
 SHIPPED = Path(harness.__file__).parent / "local" / "models" / "shipped"
@@ -155,10 +156,10 @@ class Writer:
         texts = [""] * len(wanted)
         for _ in range(MOST_IN_A_TURN):
             step = self.model(
-                read, attention_mask=is_text, position_ids=positions, past_key_values=cache,
-                use_cache=True, logits_to_keep=1,
+                read, attention_mask=is_text, position_ids=positions, use_cache=True, logits_to_keep=1,
+                **{cache_name(self.model): cache},
             )  # fmt: skip
-            cache = step.past_key_values
+            cache = cache_of(step)
             if self.greedy:
                 read = step.logits[:, -1:].argmax(-1)
             else:

@@ -16,6 +16,7 @@ from harness.config.settings import ModelSettings, PlacementSettings
 from harness.local.drafting.heads.mtp import Mtp, read_mtp
 from harness.local.drafting.method import SampledDraftSettings
 from harness.local.engine.pair import plan_pair
+from harness.local.models.cache_names import cache_name
 from harness.local.models.checkpoints import Checkpoint, read_checkpoint
 from mtp_models import FAMILIES, mtp_target, save_with_mtp
 from tiny_checkpoints import SMALL_DEMAND, as_checkpoint, make_tokenizer
@@ -62,7 +63,7 @@ def test_the_layers_come_from_the_targets_own_checkpoint(tmp_path: Path, family:
     assert sketch.weight_bytes == sum(tensor.nbytes for tensor in expected.values())
     cache = DynamicCache(config=target.config)
     with torch.inference_mode():
-        target(input_ids=torch.ones(1, 1, dtype=torch.long), past_key_values=cache)
+        target(input_ids=torch.ones(1, 1, dtype=torch.long), **{cache_name(target): cache})
     kept: Any = cache.layers[-1]
     assert sketch.cache_bytes == (kept.keys.nbytes + kept.values.nbytes)
     # Half of the experts are read, and the target's output matrix once per token.
