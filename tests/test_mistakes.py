@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from composing import composed_line, composing
 from harness.local.engine.pair import PlacedPair
 from in_process import Harness
 
@@ -25,6 +26,7 @@ MISTAKES = {
     "latency --num-prompts 30": "--num-prompts: settings are typed as num_prompts=VALUE",
     "latency --tempratur=0": "--tempratur=0: no such option (did you mean decoding.temperature?); harness help latency",
     "latency K=2,4": "decoding.num_draft_tokens=2,4: has several values: -m measures each",
+    "latency hydra/launcher=joblib -m K=2,4": "hydra/launcher=joblib: is not installed; pip install 'specharness[ray,",
     f"latency seed={5000 * '9'}": "seed: a number is too long, or brackets are nested too deeply",
     "latency -- llama-server -m a.gguf -md b.gguf":
         "the command behind --: nothing in it makes llama.cpp speculate: "
@@ -67,6 +69,44 @@ MISTAKES = {
     f"latency {URL} 'engine.extra={{temperature: 1}}'": "engine.extra={temperature: 1}: must not hold",
     "serve host=127.evil.example": "api_key_variable=null: must name a variable with a key, because others can reach",
 }  # fmt: skip
+
+
+# What is typed, what its line advises, and that as words: a run with these composes.
+ADVICE = {
+    "map batch_sizes=1,4": ("must be typed as a list: 'batch_sizes=[1,4]'", "batch_sizes=[1,4]"),
+    "eval seeds=1,2": ("'seeds=[1,2]'", "seeds=[1,2]"),
+    "latency 'K=[2,4]'": (
+        "must be a whole number or auto; -m decoding.num_draft_tokens=2,4 measures each",
+        "-m decoding.num_draft_tokens=2,4",
+    ),
+    "latency device=cuda": ("placement=auto uses the GPUs here", "placement=auto"),
+    "latency device=gpu": ("placement.gpus=1 one of them", "placement.gpus=1"),
+    "latency engine=hf": ("engine=huggingface is its generate()", "engine=huggingface"),
+    "latency engine=vllm": (
+        "harness latency -- vllm serve ...",
+        "draft=none -- vllm serve a --port {port}",
+    ),
+    "latency engine=sglang": (
+        "harness latency -- sglang serve ...",
+        "draft=none -- sglang serve --model-path a",
+    ),
+    "latency model=7B_8bits": ("did you mean 7B_8bit?", "model=7B_8bit"),
+    "latency draft=7B_3bit": ("did you mean 7B_8bit?", "draft=7B_8bit"),
+}
+
+
+@pytest.mark.parametrize("typed", ADVICE)
+def test_what_a_mistakes_line_advises_can_be_typed(
+    typed: str, harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for program in ("vllm", "sglang"):
+        (tmp_path / program).touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    command, *words = shlex.split(typed)
+    advised, instead = ADVICE[typed]
+    assert advised in harness.refused(command, *words)
+    with composing():
+        composed_line(command, shlex.split(instead))
 
 
 @pytest.mark.slow  # all together

@@ -1,4 +1,4 @@
-"""Short names of settings, and names that other tools give them."""
+"""Short names of settings, names that other tools give them, and what their values are here."""
 
 from __future__ import annotations
 
@@ -14,4 +14,16 @@ SYNONYMS: Mapping[str, str] = {
     "dataset": "prompts",
     "device": "placement",
     "verbose": "details",
+}
+
+_SERVER = "a server is measured by its command: harness latency --"
+# What to type in place of a value that other tools have.
+INSTEAD: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("placement=cuda", "placement=gpu"),
+        "placement=auto uses the GPUs here, placement.gpus=1 one of them",
+    ),
+    **dict.fromkeys(("engine=hf", "engine=transformers"), "engine=huggingface is its generate()"),
+    "engine=vllm": f"{_SERVER} vllm serve ...",
+    "engine=sglang": f"{_SERVER} sglang serve ...",
 }

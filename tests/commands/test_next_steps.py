@@ -16,7 +16,7 @@ from harness.config.command_line import Words
 from harness.reporting import words
 from harness.results.runs import Run
 from in_process import QUICKEST_PAIR, Harness
-from next_steps import Step, accepted, collected
+from next_steps import Step, accepted, all_accepted, collected
 from pages import short
 from report_files import eval_run, latency_run, over
 
@@ -37,13 +37,6 @@ NO_BOUNDS = {"speedup_low": None, "speedup_high": None}
 def whole_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     """A long command is not shortened to `the same with K=8`."""
     monkeypatch.setattr(words, "_LONGEST_COMMAND", 10**6)
-
-
-def all_accepted(steps: list[Step]) -> None:
-    assert steps
-    for step in steps:
-        if not step.command.startswith("the same with"):
-            accepted(step)
 
 
 @pytest.mark.parametrize(
@@ -96,6 +89,30 @@ def test_the_next_command_of_eval_is_accepted(changes: dict[str, Any]) -> None:
     with collected() as steps:
         short(eval_page([Run(rows)]))
     all_accepted(steps)
+
+
+@pytest.mark.parametrize("k", [4, 8])
+def test_the_next_command_of_a_prediction_measures_the_same_pair(harness: Harness, k: int) -> None:
+    """The best K, or twice the largest that has a price."""
+    few = ["engine=simulated", "num_prompts=8", "tokens=100", "resume=false"]
+    for number in (4, k):
+        harness("latency", *few, f"K={number}", f"hydra.run.dir=runs/{number}")
+    with collected() as steps:
+        harness("plan", "costs=runs", "acceptance=0.9")
+    step = steps[0]
+    settings = accepted(step)
+    assert settings.engine.name == "simulated"
+    assert settings.decoding.num_draft_tokens == {4: 4, 8: 16}[k]
+
+
+def test_the_command_of_a_row_measures_its_pair() -> None:
+    [*_, row] = latency_run(engine="local", model="13B", draft="./my head")
+    settings = accepted(Step("", command=words.latency_of(row, "K=8", "batch_size=2")))
+    assert (settings.model.name, settings.draft.name) == ("13B", "./my head")
+    assert (settings.decoding.num_draft_tokens, settings.batch_size) == (8, 2)
+    served = dataclasses.replace(row, engine="server")
+    command = words.latency_of(served, "K=8", "repeats=5")
+    assert command == "harness latency repeats=5 -- YOUR_SERVER_COMMAND"
 
 
 def test_the_steps_of_runs_are_accepted_and_one_runs(harness: Harness) -> None:

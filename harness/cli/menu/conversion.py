@@ -172,6 +172,8 @@ def _convert(hint: Any, value: Any, setting: str) -> Any:
         rule = " or ".join(filter(None, [", ".join(others), last]))
     else:
         rule = f"one of {', '.join(words)}{nearest(str(value), words)}"
+    if isinstance(value, list) and tuple not in origins:
+        rule += f"; -m {setting}={','.join(map(str, value))} measures each"
     raise SettingError(setting, f"must be {rule}", value)
 
 

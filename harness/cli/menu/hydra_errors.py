@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import os
 import re
+import typing
 
 from hydra import errors
 
-from harness.cli.menu import names
+from harness.cli.menu import conversion, names
+from harness.commands.registry import configured
 from harness.config.errors import SettingError, did_you_mean, nearest
+from harness.config.synonyms import INSTEAD
 
 
 def explained(error: Exception, command: str) -> SettingError | None:
@@ -39,7 +42,11 @@ def explained(error: Exception, command: str) -> SettingError | None:
         return SettingError("--resolve", "needs --cfg job, or --help")
     # "Ambiguous value for argument 'draft=lookup,suffix'"
     if several := re.match(r"Ambiguous value for argument '([^=]+)=(.*)'", text):
-        return SettingError(several[1], "has several values: -m measures each", several[2])
+        hint = conversion.setting_hints(configured(command).settings).get(several[1])
+        rule = "has several values: -m measures each"
+        if any(typing.get_origin(kind) is tuple for kind in conversion.alternatives(hint)):
+            rule = f"must be typed as a list: '{several[1]}=[{several[2]}]'"
+        return SettingError(several[1], rule, several[2])
     is_hydras = type(error).__module__.startswith("hydra")
     if is_hydras and isinstance(error, errors.HydraException | ValueError):
         messages = [text.split("\n\n")[0], *str(error.__cause__ or "").splitlines()[:1]]
@@ -52,7 +59,9 @@ def _no_such_preset(
 ) -> SettingError:
     """`model=7C: no such preset (did you mean 7B?); harness help latency presets lists them`."""
     if group == "hydra/launcher":
-        rule = "is not installed; pip install 'specharness[ray,slurm]' brings Hydra's launchers"
+        rule = (
+            "is not installed; pip install 'specharness[ray,slurm]' brings ray and submitit's two"
+        )
         return SettingError(group, rule, choice)
     # Hydra lists no presets where the missing one is that of a name with suffixes, `7C` of `7C_8bit`.
     names_of_group = list(error.options or names.presets(group))
@@ -63,7 +72,11 @@ def _no_such_preset(
     listed = f"there are: {', '.join(names_of_group)}"
     if len(names_of_group) > 12:
         listed = f"harness help {command} presets lists them"
+    base = choice.rpartition("_")[0]
+    if base in names_of_group:
+        names_of_group += [f"{base}_8bit", f"{base}_4bit"]
     # A directory is typed with a slash.
     is_there = choice and os.path.exists(choice)
     meant = did_you_mean([f"./{choice}"]) if is_there else nearest(choice, names_of_group)
+    listed = INSTEAD.get(f"{group}={choice}", listed)
     return SettingError(group, f"no such preset{meant}; {listed}", choice)

@@ -144,7 +144,7 @@ class Latency(Command[LatencySettings, LatencyRow]):
             "without a download",
         ),
         (
-            "-m model=13B,30B draft=7B,7B_8bit K=2,4,8",
+            "-m model=13B,30B draft=7B,7B_4bit K=2,4,8",
             "a sweep over comma-separated values",
         ),
         (

@@ -14,6 +14,7 @@ from harness.config.errors import SettingError
 from harness.config.synthetic import at_length, length_in_answers
 from harness.reporting.page import Page, Step, heading, title_of_many
 from harness.reporting.table import Column, Line, Style, Table, number, times, with_bounds
+from harness.reporting.words import latency_of
 from harness.results.price.table import Table as PriceTable
 from harness.results.runs import grouped
 from harness.results.statistics.interval import Interval
@@ -225,9 +226,11 @@ def _covers(rows: Sequence[PlanRow]) -> str:
 def _next_step(rows: Sequence[PlanRow]) -> Step:
     best = max(rows, key=_estimate)
     ks = {row.num_draft_tokens or 0 for row in rows if row.draft == best.draft}
-    load = f" batch_size={best.batch_size}" if (best.batch_size or 1) > 1 else ""
     largest = max(ks)
+    k = f"K={best.num_draft_tokens}"
+    text = f"measure {k}"
     if len(ks) > 1 and best.num_draft_tokens == largest:
-        text = f"K={largest} is the largest with a price and a yield"
-        return Step(text, command=f"harness latency … K={2 * largest}{load}")
-    return Step("measure it", command=f"harness latency … K={best.num_draft_tokens}{load}")
+        k = f"K={2 * largest}"
+        text = f"try {k}: {largest} is the largest with a price and a yield"
+    load = [f"batch_size={best.batch_size}"] if (best.batch_size or 1) > 1 else []
+    return Step(text, command=latency_of(best, k, *load))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from harness.commands.command import Command
 from harness.commands.plan.rows import PlanRow
+from harness.config.amounts import quantity
 from harness.config.errors import SettingError, VerdictError
 from harness.config.machine import gpu_names
 from harness.config.run import RunSettings
@@ -38,14 +39,14 @@ class TypedAcceptance:
 
     @classmethod
     def read(cls, typed: str | tuple[float, ...] | None) -> TypedAcceptance:
-        """A path, `0.7`, `[0.8,0.7]` or `3.2@4`."""
+        """A path, `0.7`, `70%`, `[0.8,0.7]` or `3.2@4`."""
         if typed is None or isinstance(typed, tuple):
             return cls(rates=typed or ())
         at_k = re.fullmatch(r"(\d+(?:\.\d*)?)@(\d+)", typed)
         if at_k is not None:
             return cls(k=int(at_k[2]), length=float(at_k[1]))
         try:
-            return cls(rates=(float(typed),) * LARGEST_K)
+            return cls(rates=(quantity(typed, {"%": 0.01}) or float(typed),) * LARGEST_K)
         except ValueError:
             return cls(path=typed)
 
@@ -152,10 +153,10 @@ class Plan(Command[PlanSettings, PlanRow]):
 
     name = "plan"
     summary = "whether a pair fits on these GPUs, or on others, before anything is downloaded"
-    example = "model=65B draft=7B_8bit gpus=4 gpu_memory=40GB"
+    example = "model=65B draft=7B_4bit gpus=4 gpu_memory=40GB"
     examples = (
         ("model=7B", "this machine's GPUs, or its main memory"),
-        ("model=65B draft=7B_8bit gpus=4 gpu_memory=40GB", "other GPUs, on any machine"),
+        ("model=65B draft=7B_4bit gpus=4 gpu_memory=40GB", "other GPUs, on any machine"),
         ("model=13B gpus=1 gpu_memory=24GB batch_size=16 prompt_length=1000", "longer prompts"),
         ("model=./my-model bandwidth=300", "its config.json is enough"),
         (
@@ -168,7 +169,7 @@ class Plan(Command[PlanSettings, PlanRow]):
         ),
         ("costs=costs.csv acceptance=0.8", "the same from a table (k,in_flight,ms) and a guess"),
         (
-            "-m model=13B,30B,65B draft=7B,7B_8bit gpus=8 gpu_memory=40GB",
+            "-m model=13B,30B,65B draft=7B,7B_4bit gpus=8 gpu_memory=40GB",
             "a table of all pairs",
         ),
     )

@@ -27,7 +27,7 @@ from harness.config.settings import require
 from harness.reporting.page import Page, Step, heading, in_full, in_short
 from harness.reporting.table import Column, Line, Table, share
 from harness.reporting.terminal import WIDE, plain_console, print_document
-from harness.reporting.words import disturbed_runs, short_commit
+from harness.reporting.words import disturbed_runs, latency_of, short_commit
 from harness.results.runs import Run, grouped
 from harness.results.schema import NO_VERDICT, RunRow
 
@@ -240,7 +240,8 @@ def _next_steps(compared: Sequence[Compared], settings: RegressSettings) -> list
         return [Step("what differs", command=report)]
     is_latency = compared[0].after.kind == "latency"
     if is_latency and any(row.needs_runs for row in unsure):
-        return [Step("more runs of both", command="harness latency … repeats=5")]
+        command = latency_of(compared[0].after, "repeats=5")
+        return [Step("more runs of both", command=command)]
     return []
 
 

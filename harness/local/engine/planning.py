@@ -18,6 +18,7 @@ from harness.config.demand import Demand, Remedy
 from harness.config.errors import SettingError
 from harness.config.gpus import known_gpu, known_gpus
 from harness.config.machine import cpu_name
+from harness.config.model_names import split_suffixes
 from harness.config.run import RunSettings
 from harness.config.settings import PlacementSettings
 from harness.engines.door.plans import Machine, ModelPlan, PairPlan, PassBytes, PretendedGpus, Roof
@@ -158,9 +159,11 @@ def _notes(case: Case) -> list[str]:
     notes = [sketch.about_cache for sketch in case.models]
     draft = case.models[-1]
     if draft.role == "draft" and "8bit" in (draft.quantization, draft.stored) and case.gpus:
+        parts = split_suffixes(draft.settings.name)
+        four_bit = f"draft={parts.base}_4bit" if parts.quantization else "a 4-bit one"
         notes.append(
             "an 8-bit draft is not compiled, and each of its layers waits for the host:"
-            f" quantization=4bit drafts faster than {draft.settings.name}"
+            f" {four_bit} drafts faster than {draft.settings.name}"
         )
     sizes = [sketch.vocabulary_size for sketch in case.models]
     if max(sizes) - min(sizes) > PADDING * max(sizes):

@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 
 import harness as package
+from harness.commands.plan.record import TypedAcceptance
 from harness.commands.read_prices import read_prices
 from harness.config.errors import SettingError
 from harness.config.synthetic import length_in_answers
@@ -28,6 +29,11 @@ from wording import mentions
 PUBLISHED = Path(package.__file__).parents[1] / "benchmarks" / "published"
 SWEEP = PUBLISHED / "qwen3.8_27b_b200_2026-10-06.csv"
 SIMULATED = ["engine=simulated", "tokens=200"]
+
+
+def test_a_rate_is_typed_as_a_share_or_in_percent() -> None:
+    assert TypedAcceptance.read("70%") == TypedAcceptance.read("0.7")
+    assert TypedAcceptance.read("70%.csv").path == "70%.csv"
 
 
 def rows_of(harness: Harness, *arguments: str) -> tuple[pd.DataFrame, str]:
