@@ -80,7 +80,7 @@ ADVICE = {
         "-m decoding.num_draft_tokens=2,4",
     ),
     "latency device=cuda": ("placement=auto uses the GPUs here", "placement=auto"),
-    "latency device=gpu": ("placement.gpus=1 one of them", "placement.gpus=1"),
+    "latency placement=cuda": ("placement.gpus=1 one of them", "placement.gpus=1"),
     "latency engine=hf": ("engine=huggingface is its generate()", "engine=huggingface"),
     "latency engine=vllm": (
         "harness latency -- vllm serve ...",

@@ -19,11 +19,8 @@ SYNONYMS: Mapping[str, str] = {
 _SERVER = "a server is measured by its command: harness latency --"
 # What to type in place of a value that other tools have.
 INSTEAD: Mapping[str, str] = {
-    **dict.fromkeys(
-        ("placement=cuda", "placement=gpu"),
-        "placement=auto uses the GPUs here, placement.gpus=1 one of them",
-    ),
-    **dict.fromkeys(("engine=hf", "engine=transformers"), "engine=huggingface is its generate()"),
+    "placement=cuda": "placement=auto uses the GPUs here, placement.gpus=1 one of them",
+    "engine=hf": "engine=huggingface is its generate()",
     "engine=vllm": f"{_SERVER} vllm serve ...",
     "engine=sglang": f"{_SERVER} sglang serve ...",
 }

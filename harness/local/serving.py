@@ -127,6 +127,8 @@ class _Work:
         arm: itself, so that nothing runs beside it.
     """
 
+    row = None
+
     def __init__(self, work: Callable[[Engine], Any]) -> None:
         self.arm = self
         self.future: Future[Any] = Future()
@@ -134,7 +136,8 @@ class _Work:
 
     @property
     def cancelled(self) -> bool:
-        return self.future.cancelled()
+        """Whether it has ended, or nobody waits for it any more."""
+        return self.future.done()
 
     def run(self, engine: Engine) -> None:
         if not self.future.set_running_or_notify_cancel():
@@ -179,9 +182,9 @@ class LocalService:
         self._max_waiting = max_waiting
         # Held where what waits or runs changes; notified when the thread may have something to do.
         self._changed = threading.Condition()
-        self._waiting: deque[Answer | _Work] = deque()
+        self._waiting: deque[Any] = deque()
         # Answers of one arm, or one piece of work.
-        self._running: list[Answer | _Work] = []
+        self._running: list[Any] = []
         self._loop: Loop | None = None
         self._is_closing = False
         self._is_stopped = False  # what still ran has been failed
@@ -231,22 +234,20 @@ class LocalService:
         """Fail what waits now, and what still runs after `grace_s`; then end the thread."""
         with self._changed:
             self._is_closing = True
-            waiting = list(self._waiting)
-            self._waiting.clear()
+            waiting, self._waiting = self._waiting, deque()
             self._changed.notify()
         for item in waiting:
             item.fail(ENDING)
         self._thread.join(grace_s)
         with self._changed:
             self._is_stopped = True
-            running = self._running
-            self._running = []
+            running, self._running = self._running, []
         # Not in the service's thread, whose iteration may take long.
         for item in running:
             item.fail(ENDING)
         self._thread.join()
 
-    def _add(self, items: Sequence[Answer | _Work]) -> None:
+    def _add(self, items: Sequence[Any]) -> None:
         """Have them wait for their turn. Raises Refusal where there is no room."""
         with self._changed:
             if self._is_closing:
@@ -273,17 +274,13 @@ class LocalService:
                 running = list(self._running)
             if not running:
                 return
+            if isinstance(running[0], _Work):
+                running[0].run(engine)
+            else:
+                self._iterate(running, [answer for answer in running if answer.row is None])
             for item in running:
-                if isinstance(item, _Work):
-                    item.run(engine)
+                if item.cancelled:
                     self._leave(item)
-            answers = [item for item in running if isinstance(item, Answer)]
-            joining = [answer for answer in answers if answer.row is None]
-            if answers:
-                self._iterate(answers, joining)
-            for answer in answers:
-                if answer.cancelled:
-                    self._leave(answer)
 
     def _admit(self) -> bool:
         """Let join what waits first and may run beside what runs -> whether anything runs."""
@@ -342,11 +339,11 @@ class LocalService:
         self._leave(answer)
         answer.fail(_reason(error))
 
-    def _leave(self, item: Answer | _Work) -> None:
+    def _leave(self, item: Any) -> None:
         """Forget what has ended; the loop ends with the last answer."""
         with self._changed:
             self._running = [other for other in self._running if other is not item]
-        if isinstance(item, Answer) and item.row is not None and self._loop is not None:
+        if self._loop is not None:
             self._loop.drop([item.row])
         if not self._running:
             self._loop = None

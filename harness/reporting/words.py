@@ -67,17 +67,14 @@ def typed_again(
 def latency_of(row: RunRow, *settings: str) -> str:
     """The command that measures the pair of a row with these settings: `harness latency model=13B K=8`.
 
-    A server is measured with its own command, in which K has another name.
+    A server's own command has them under other names. Simulated runs have no names of models.
     """
     if row.engine in (None, "server"):
-        typed = [setting for setting in settings if not setting.startswith("K=")]
-        return " ".join(["harness", "latency", *typed, "-- YOUR_SERVER_COMMAND"])
-    words = [] if row.engine == "local" else [f"engine={row.engine}"]
-    for name, value in (("model", row.model), ("draft", row.draft)):
-        # A simulated pair goes by the engine's name unless it is named.
-        if value not in (None, row.engine):
-            words.append(f"{name}={value}")
-    return shlex.join(["harness", "latency", *words, *settings])
+        return "harness latency -- YOUR_SERVER_COMMAND"
+    pair = [f"engine={row.engine}"]
+    if row.engine != "simulated":
+        pair += [f"model={row.model}", f"draft={row.draft or 'none'}"]
+    return shlex.join(["harness", "latency", *pair, *settings])
 
 
 def _without(settings: Collection[str], typed: Sequence[str]) -> list[str]:

@@ -32,7 +32,8 @@ SIMULATED = ["engine=simulated", "tokens=200"]
 
 
 def test_a_rate_is_typed_as_a_share_or_in_percent() -> None:
-    assert TypedAcceptance.read("70%") == TypedAcceptance.read("0.7")
+    rates = [TypedAcceptance.read(typed).rates for typed in ("0.7", "70%")]
+    assert rates[1] == pytest.approx(rates[0])
     assert TypedAcceptance.read("70%.csv").path == "70%.csv"
 
 
