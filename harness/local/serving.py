@@ -319,13 +319,13 @@ class LocalService:
         for answer, gain in zip(joining, iteration.gains, strict=False):
             answer.row = gain.row
         answers = {answer.row: answer for answer in running}
-        for index, gain in enumerate(iteration.gains):
+        for gain in iteration.gains:
             answer = answers[gain.row]
             try:
                 with arm.explained():
                     if gain.error is not None:
                         raise gain.error
-                    logprobs = arm.logprobs(answer.request, iteration, index)
+                    logprobs = arm.logprobs(answer.request, iteration, gain)
                 piece = answer.take(gain.tokens, len(gain.proposed), gain.num_accepted, logprobs)
             except Exception as error:
                 self._fail(answer, error)

@@ -24,7 +24,6 @@ from harness.local.decoding.protocols import NonFiniteError, Step
 from harness.local.decoding.randomness import uniforms
 from harness.local.decoding.warp import BatchWarp, Warp
 from harness.local.drafting.model import ModelDrafter
-from harness.local.engine.fault import NONE
 from harness.local.serving import Answer, LocalService
 
 
@@ -39,8 +38,6 @@ class Table(MarkovRunner):
 
 class TableArm:
     """An arm of tables, with as many draft tokens as given. With `gate`, each loop waits for it to begin."""
-
-    fault = NONE
 
     def __init__(self, name: str, num_draft_tokens: int, transitions: Tensor | None = None) -> None:
         self.name = name

@@ -1,16 +1,13 @@
-"""Mistakes that tests of batches and of log-probabilities plant: `fault=planted("RowsSwapped")`."""
+"""Mistakes that tests of batches plant: `fault=planted("RowsSwapped")`."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
 
-from harness.engines.door.serving import TokenLogprob
 from harness.local.decoding.protocols import Runner, Step
 from harness.local.decoding.verify import Offer, Verdict
 from harness.local.decoding.warp import BatchWarp, Warp
-from harness.local.engine.engine import LEAST
 from harness.local.engine.fault import Fault, StaleRunner
 from harness.local.runners.base import Wrapped
 
@@ -24,7 +21,6 @@ IN_BATCHES = (
     "RowsSwapped",
     "StalePrefix",
 )
-LOGPROB_FAULTS = ("LogprobsMissingInBursts", "LogprobsOfDraft")
 
 
 def planted(name: str) -> str:
@@ -145,28 +141,6 @@ class StalePrefix(Fault):
 
     def runner(self, runner: Runner) -> Runner:
         return _StalePrefixRunner(runner)
-
-
-class LogprobsMissingInBursts(Fault):
-    """Of the tokens of an iteration, only the last one has a log-probability: the lists are shorter than the text."""
-
-    def logprobs(
-        self, logprobs: list[TokenLogprob], draft_probabilities: Sequence[float]
-    ) -> list[TokenLogprob]:
-        return logprobs[-1:]
-
-
-class LogprobsOfDraft(Fault):
-    """Accepted draft tokens come with the probabilities that the draft gave them, as it was sampled from."""
-
-    def logprobs(
-        self, logprobs: list[TokenLogprob], draft_probabilities: Sequence[float]
-    ) -> list[TokenLogprob]:
-        wrong = list(logprobs)
-        for place, probability in enumerate(draft_probabilities[: len(wrong)]):
-            logprob = math.log(probability) if probability > 0 else LEAST
-            wrong[place] = wrong[place]._replace(logprob=logprob)
-        return wrong
 
 
 class SamplesCompared(Fault):

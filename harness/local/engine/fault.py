@@ -16,7 +16,6 @@ from torch import Tensor
 
 from harness.config.faults import FAULTS, FaultRecord
 from harness.config.settings import DecodingSettings
-from harness.engines.door.serving import TokenLogprob
 from harness.local.decoding.protocols import Runner, Step
 from harness.local.decoding.randomness import inverse_cdf
 from harness.local.decoding.verify import Offer, Verdict
@@ -42,17 +41,6 @@ class Fault(FaultRecord):
     def warp(self) -> BatchWarp:
         """The warp of a batch, with the mistake in it."""
         return BatchWarp()
-
-    def logprobs(
-        self, logprobs: list[TokenLogprob], draft_probabilities: Sequence[float]
-    ) -> list[TokenLogprob]:
-        """The log-probabilities that are returned with the tokens of one iteration, with the mistake in them.
-
-        Args:
-            logprobs: those of the target.
-            draft_probabilities: those with which the drafter proposed the first, accepted tokens.
-        """
-        return logprobs
 
 
 NONE = Fault()

@@ -20,8 +20,7 @@ from harness.engines.requests import RequestRecord
 from harness.measuring.reported import ReportedReference, ReturnedLogprobs
 from harness.results.statistics.drawn_tokens import NO_ROUNDING
 from in_process import Harness, results
-from planted_faults import planted
-from served import served
+from served import served, serving
 from some_settings import settings_of
 from wording import mentions
 
@@ -36,9 +35,18 @@ def arms(url: str) -> list[str]:
     return [f"engine.url={url}/v1", f"engine.regular_url={url}/regular/v1"]
 
 
+def miss_logprobs_in_bursts() -> None:
+    """Of the tokens of an iteration, only the last one has a log-probability."""
+    from harness.local.engine.engine import LocalArm
+
+    logprobs = LocalArm.logprobs
+    patch = pytest.MonkeyPatch()
+    patch.setattr(LocalArm, "logprobs", lambda *arguments: logprobs(*arguments)[-1:])
+
+
 @pytest.mark.slow
 def test_wrong_log_probabilities_are_found(harness: Harness, tmp_path: Path) -> None:
-    with served(tmp_path, *SERVED, f"fault={planted('LogprobsMissingInBursts')}") as url:
+    with serving(tmp_path, *SERVED, before=miss_logprobs_in_bursts) as (url, _):
         asked = [*QUICK, "samplings=[logprobs_whole]", *arms(url)]
         outcome = harness("recovery", *asked, code=1)
     about = ["log-probabilities that came with tokens are wrong: speculative", "are missing"]
