@@ -67,13 +67,13 @@ def typed_again(
 def latency_of(row: RunRow, *settings: str) -> str:
     """The command that measures the pair of a row with these settings: `harness latency model=13B K=8`.
 
-    A server's own command has them under other names. Simulated runs have no names of models.
+    A server's command, which has {K}, is not in the row. Simulated runs have no names of models.
     """
+    pair = [f"engine={row.engine}", f"model={row.model}", f"draft={row.draft or 'none'}"]
     if row.engine in (None, "server"):
-        return "harness latency -- YOUR_SERVER_COMMAND"
-    pair = [f"engine={row.engine}"]
-    if row.engine != "simulated":
-        pair += [f"model={row.model}", f"draft={row.draft or 'none'}"]
+        return shlex.join(["harness", "latency", *settings, "--", "YOUR_SERVER_COMMAND"])
+    if row.engine == "simulated":
+        del pair[1:]
     return shlex.join(["harness", "latency", *pair, *settings])
 
 

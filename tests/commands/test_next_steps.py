@@ -112,7 +112,7 @@ def test_the_command_of_a_row_measures_its_pair() -> None:
     assert (settings.decoding.num_draft_tokens, settings.batch_size) == (8, 2)
     served = dataclasses.replace(row, engine="server")
     command = words.latency_of(served, "K=8", "repeats=5")
-    assert command == "harness latency -- YOUR_SERVER_COMMAND"
+    assert command == "harness latency K=8 repeats=5 -- YOUR_SERVER_COMMAND"
 
 
 def test_the_steps_of_runs_are_accepted_and_one_runs(harness: Harness) -> None:

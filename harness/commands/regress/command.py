@@ -241,7 +241,7 @@ def _next_steps(compared: Sequence[Compared], settings: RegressSettings) -> list
     is_latency = compared[0].after.kind == "latency"
     if is_latency and any(row.needs_runs for row in unsure):
         command = latency_of(compared[0].after, "repeats=5")
-        return [Step("more runs of both (repeats=5)", command=command)]
+        return [Step("more runs of both", command=command)]
     return []
 
 
