@@ -22,7 +22,7 @@ from harness.local.decoding.verify import Offer, Verdict, verify, verify_block
 from harness.local.decoding.warp import Warp
 from harness.local.drafting.heads.drafter import CompiledDraft
 from harness.local.drafting.method import Pair
-from harness.local.engine.engine import LocalEngine, token_logprobs
+from harness.local.engine.engine import LocalArm, LocalEngine, token_logprobs
 from harness.local.engine.fault import fault_of
 from harness.local.engine.pair import PlacedPair, plan_pair
 from harness.local.engine.records import Local
@@ -182,6 +182,27 @@ def test_logits_that_are_not_finite_are_an_error(pair: Pair, role: str, value: f
     if role == "model":
         with pytest.raises(RunError, match="at token 3 of prompt and text"):
             engine.weights.reference.logits(PROMPTS)
+
+
+@pytest.mark.parametrize("runner", ["eager", "static"])
+def test_a_row_whose_logits_are_not_finite_ends_alone(pair: Pair, runner: RunnerName) -> None:
+    """Then another takes its place in the caches."""
+    broken = 7
+    with torch.no_grad():
+        pair.target.model.get_input_embeddings().weight[broken] = torch.nan
+    engine = open_engine(pair, runner)
+    for arm in engine.arms:
+        assert isinstance(arm, LocalArm)
+        sound, other = QUESTION.requests
+        alone = texts(records_of(arm, [sound, other]), 2)
+        overflowing = dataclasses.replace(other, prompt=[*other.prompt, broken])
+        loop = arm.loop(sound)
+        records = [loop.add([arm.loop_request(one) for one in (overflowing, sound)])]
+        assert [gain.error is None for gain in records[0].gains] == [False, True]
+        records.append(loop.add([arm.loop_request(other)]))
+        while loop.num_running:
+            records.append(loop.step().sound())
+        assert texts(records, 3)[1:] == alone
 
 
 @pytest.mark.parametrize(
