@@ -178,7 +178,8 @@ class Sender:
         body, request = outgoing.body, outgoing.request
         finished = False
         usage: int | None = None
-        max_tokens = body["max_tokens"]
+        # Several answers to one request come mixed.
+        max_tokens = body["max_tokens"] * body.get("n", 1)
         path = "chat/completions" if self._settings.chat is True else "completions"
         started = time.perf_counter()
         try:

@@ -224,7 +224,8 @@ class EchoServer:
     async def _chunks(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any] | None]:
         messages = body.get("messages")
         prompt = body["prompt"] if messages is None else messages[-1]["content"]
-        count = min(body["max_tokens"], self.stop_after)
+        # Of several answers the tokens come one answer after the other.
+        count = min(body["max_tokens"], self.stop_after) * body.get("n", 1)
         is_silent = self.silent(body)
         width = 1 if is_silent else 1 + (self.num_draft_tokens or 0) // 2
         last = prompt[-1] if isinstance(prompt, list) else len(prompt)
