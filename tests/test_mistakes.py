@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 import shlex
 from pathlib import Path
 
@@ -25,6 +27,11 @@ MISTAKES = {
     "latency quantization=4bit": "quantization: may be model.quantization or draft.quantization: type one of them",
     "latency --num-prompts 30": "--num-prompts: settings are typed as num_prompts=VALUE",
     "latency --tempratur=0": "--tempratur=0: no such option (did you mean decoding.temperature?); harness help latency",
+    "latency --experimental-rerun made.pickle": "--experimental-rerun: no such option",
+    "latency -cn map": "-cn: no such option",
+    "latency --info trees": "trees: cannot be read as setting=value",
+    "latency -m K=2,4 --cfg job": "-m: takes neither --cfg nor --info",
+    "latency -m 'seed=range(0,3,0)'": "settings: range() arg 3 must not be zero",
     "latency K=2,4": "decoding.num_draft_tokens=2,4: has several values: -m measures each",
     "latency hydra/launcher=joblib -m K=2,4": "hydra/launcher=joblib: is not installed; pip install 'specharness[ray,",
     f"latency seed={5000 * '9'}": "seed: a number is too long, or brackets are nested too deeply",
@@ -109,6 +116,13 @@ def test_what_a_mistakes_line_advises_can_be_typed(
         composed_line(command, shlex.split(instead))
 
 
+class MakesDirectory:
+    """Its pickle makes a directory where it is loaded."""
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, ("made",)
+
+
 @pytest.mark.slow  # all together
 @pytest.mark.parametrize("typed", MISTAKES, ids=lambda typed: typed[:80])
 def test_a_mistake_is_one_line(
@@ -121,9 +135,11 @@ def test_a_mistake_is_one_line(
         (tmp_path / name).mkdir()
     (tmp_path / "trained" / "config.json").write_text("{}")
     (tmp_path / "weights.bin").touch()
+    (tmp_path / "made.pickle").write_bytes(pickle.dumps(MakesDirectory()))
     (tmp_path / "mine.py").write_text("class Mine:\n    def propose(self): ...\n")
     (tmp_path / "loop.csv").symlink_to("loop.csv")
     (tmp_path / "deep.jsonl").write_text(
         '{"prompt": "x"}\n{"prompt": ' + 200_000 * "[" + 200_000 * "]" + "}\n"
     )
     assert harness.refused(*shlex.split(typed)).startswith(MISTAKES[typed])
+    assert not (tmp_path / "made").exists(), "a pickle was executed"

@@ -23,13 +23,22 @@ _VERSION_BASE = "1.3"
 # `calling` sets HYDRA_FULL_ERROR=1 for Hydra's own sake. So the processes of launchers, which inherit that, find in
 # this variable whether the user asked for tracebacks.
 _TRACEBACK = "HARNESS_TRACEBACK"
+# The options of Hydra that commands take. The others compose another configuration or print what is Hydra's own, and
+# `--experimental-rerun` runs code from a pickle.
+_OFFERED = (
+    *("-h", "--help", "-m", "--multirun", "-c", "--cfg", "--resolve", "-p", "--package"),
+    *("-i", "--info", "-cd", "--config-dir", "-sc"),
+)
 
 WANTS_TRACEBACK = os.environ.get(_TRACEBACK, os.environ.get("HYDRA_FULL_ERROR", "")) == "1"
 
 
 def options() -> Mapping[str, Action]:
-    """Hydra's options by each of their names, `-m` and `--multirun`: whether a value follows, and which ones."""
-    return _parser()._option_string_actions
+    """Hydra's options that are offered, by each of their names, `-m` and `--multirun`: whether a value follows, and
+    which ones.
+    """
+    actions = _parser()._option_string_actions
+    return {name: actions[name] for name in _OFFERED}
 
 
 def flags(typed: Sequence[str]) -> Namespace:

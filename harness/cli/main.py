@@ -60,10 +60,7 @@ _SEVERITIES = {0: 0, 3: 1, 2: 2}
 
 
 # Options that print something in place of a run.
-_FOR_THE_TERMINAL = (
-    *("-h", "--help", "--hydra-help", "--version", "-c", "--cfg", "-i", "--info"),
-    *("-sc", "--shell-completion"),
-)
+_FOR_THE_TERMINAL = ("-h", "--help", "-c", "--cfg", "-i", "--info", "-sc")
 
 # The process has one Hydra, sys.argv and sys.stdout, so one thread at a time may run a command.
 _run_lock = threading.RLock()
@@ -170,7 +167,7 @@ def _dispatch(words: Words, invocation: _Invocation) -> None:
         others[0] = "--help"
     if command in ("-h", "--help", "help"):
         print(_usage())
-    elif command in ("-v", "-V", "--version", "version") or others == ["--version"]:
+    elif command in ("-v", "-V", "version") or "--version" in words.typed:
         print(sys.modules["harness"].__version__)
     elif "-sc" in words.typed:  # Hydra's option for shell completion
         with invocation.reporting(command):
@@ -363,7 +360,7 @@ def _hydra_line(words: Words) -> tuple[list[str], str, bool]:
     flags = hydra_app.flags(options)
     if flags.help:
         return [], help.command_help(record, settings, topic, flags.config_dir), False
-    prints = bool(flags.cfg or flags.info or flags.hydra_help)
+    prints = bool(flags.cfg or flags.info)
     rounds = [] if prints else round_overrides(command, settings)
     if not flags.multirun and (rounds or len(words.servers) > 2):
         options.append("-m")

@@ -188,7 +188,11 @@ class SweepCallback(Callback):
             if is_taken or collects_in(directory, kind, results_file):
                 # An exception would become a warning of Hydra's: the first job raises it.
                 return
-        choices = _choices(config)
+        try:
+            choices = _choices(config)
+        except ValueError:
+            # `range(0,3,0)`: Hydra reports it again.
+            return
         if _ROUND in choices:
             # The first setting varies slowest. An experiment's own list would come before what is typed.
             choices = {_ROUND: choices.pop(_ROUND), **choices}

@@ -47,7 +47,11 @@ def explained(error: Exception, command: str) -> SettingError | None:
         if any(typing.get_origin(kind) is tuple for kind in conversion.alternatives(hint)):
             rule = f"must be typed as a list: '{several[1]}=[{several[2]}]'"
         return SettingError(several[1], rule, several[2])
-    is_hydras = type(error).__module__.startswith("hydra")
+    # "Only one of --run, --multirun, --cfg, --info and --shell_completion can be specified"
+    if "can be specified" in text:
+        return SettingError("-m", "takes neither --cfg nor --info")
+    # "range() arg 3 must not be zero", which is Python's own
+    is_hydras = type(error).__module__.startswith("hydra") or text.startswith("range() ")
     if is_hydras and isinstance(error, errors.HydraException | ValueError):
         messages = [text.split("\n\n")[0], *str(error.__cause__ or "").splitlines()[:1]]
         return SettingError("settings", ": ".join(" ".join(part.split()) for part in messages))
