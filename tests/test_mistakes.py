@@ -71,7 +71,7 @@ MISTAKES = {
     "plan draft=7B_2GPUs gpus=2 gpu_memory=40GB": "draft.gpus=2: must be 1: a draft is whole on one GPU",
     # Servers
     "latency engine=server": "engine.url=null: must be set, or a server's command typed last",
-    "latency engine=server \"engine.url='http://h/v1?key=x'\"": "engine.url=***: must hold no user, password or query",
+    "latency engine=server \"engine.url='http://h/v1?key=x'\"": "engine.url: key: what is typed is written into",
     f"latency {URL} engine.dialect=vlm": "engine.dialect=vlm: no such name (did you mean vllm?)",
     f"latency {URL} 'engine.extra={{temperature: 1}}'": "engine.extra={temperature: 1}: must not hold",
     "serve host=127.evil.example": "api_key_variable=null: must name a variable with a key, because others can reach",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 import sys
@@ -22,6 +23,7 @@ from harness.cli.menu import conversion, server_words
 from harness.cli.menu.names import method_name
 from harness.commands.command import Command, ConfiguredCommand, Service
 from harness.commands.registry import configured
+from harness.config.engines import check_settings_have_no_key
 from harness.config.errors import SettingError
 from harness.config.machine import gpu_names, share_cores
 from harness.config.methods import METHODS
@@ -83,6 +85,8 @@ def _run(config: Any, servers: Sequence[Sequence[str]]) -> Sequence[Any]:
         raise SettingError(str(error.full_key), "must be set") from error
     except OmegaConfBaseException as error:
         raise SettingError(str(error.full_key or "settings"), str(error).splitlines()[0]) from error
+    # Presets and `${oc.env:NAME}` may have brought one.
+    check_settings_have_no_key([json.dumps(plain | dict.fromkeys(("prompt", "prompts")))])
     command = configured(plain.pop("command"))
     server_words.attach(servers, plain)
     hydra = HydraConfig.get()

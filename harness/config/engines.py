@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from harness.config.errors import SettingError
-from harness.config.secrets import secrets_in
+from harness.config.secrets import secrets_in, secrets_in_word
 
 # What errors call a server's command.
 COMMAND = "the command behind --"
+# The name in a setting as it is typed.
+_NAME = re.compile(r"[\w.+~]+(?==)")
 # `{K}`, and neither `{{name}}` of a format nor `${NAME}` of a shell.
 _PLACEHOLDER = re.compile(r"(?<![{$])\{([A-Za-z_]\w*)\}(?!\})")
 
@@ -21,11 +23,21 @@ def placeholders(word: str) -> list[str]:
     return _PLACEHOLDER.findall(word)
 
 
+_WRITTEN = "what is typed is written into files: leave it out, or set it in the environment"
+
+
 def check_has_no_key(words: Sequence[str]) -> None:
     """Raise a SettingError for a command of a server that has a key in it."""
     for secret in secrets_in(words):
-        rule = "what is typed is written into files: leave it out, or set it in the environment"
-        raise SettingError(COMMAND, f"{secret}: {rule}")
+        raise SettingError(COMMAND, f"{secret}: {_WRITTEN}")
+
+
+def check_settings_have_no_key(settings: Iterable[str]) -> None:
+    """Raise a SettingError for a setting, such as `engine.extra={token: X}`, that has a key in it."""
+    for setting in settings:
+        for secret in secrets_in_word(setting):
+            name = _NAME.match(setting)
+            raise SettingError(name[0] if name else "settings", f"{secret}: {_WRITTEN}")
 
 
 @dataclass(frozen=True, kw_only=True)

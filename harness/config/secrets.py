@@ -1,24 +1,47 @@
-"""Keys that no file, message or page may have: those in the words of commands, and those that were read."""
+"""Keys that no file, message or page may have: those in what is typed, and those that were read.
+
+A key is known by its name (`--api-key X`, `HF_TOKEN=X`, `Cookie: X`, `{token: X}`), by its own form (`sk-...`), or
+because the environment has it.
+"""
 
 from __future__ import annotations
 
+import itertools
+import os
 import re
 import shlex
 from collections.abc import Iterator, Sequence
 
-# `HF_TOKEN=x`; for a container also `--env=HF_TOKEN=x` and `-eHF_TOKEN=x`.
-_VARIABLE = re.compile(r"(?:--env=|-e)?(\w*(?:KEY|TOKEN|SECRET|PASSWORD))=", re.ASCII)
-_FLAG = re.compile(r"--?(?:[\w-]+-)?(?:api-key|token|secret|password)")
-# Those that programs take by their beginnings too, as Python's argparse does, and one that says it in other letters.
-_ABBREVIATED = ("--api-key", "--hf-token", "--admin-api-key")
-_SHORT = ("-hft",)
-# `--ap` may be any flag.
-_SHORTEST = len("--api")
-# Inside a word: a header, and an address with a password or a key.
-_HEADER = re.compile(r"\b(authorization|(?:x-)?api-key) *:|\b(bearer) ", re.IGNORECASE)
-_ADDRESS = re.compile(
-    r"\w://[^/\s]*@|\w://\S*[?&][\w-]*(?:key|token|secret|password|signature)=", re.IGNORECASE
+# Names whose values are keys, by one of their parts between `-`, `_` and `.`: `OPENAI_KEY_2`, `--apikey`, `PGPASS`; and
+# the beginnings of flags that Python's argparse takes.
+_NAME = re.compile(
+    r"(?:.*[-_.])?(?:[a-z\d]*(?:key|token|secret|pass(?:wd|word|phrase)?)|hft|pwd|pat|auth|authorization|credentials?"
+    r"|cookies?|sig|signature)(?:[-_.].*)?|--(?:admin[-_])?api(?:[-_]ke?)?|--hf[-_]to?k?e?",
+    re.IGNORECASE,
 )
+# Switches, and what says something else about a key: `--no-auth`, `--api-key-file`.
+_ABOUT = re.compile(
+    r"-*(?:no|allow|disable|enable|return|skip|stream)[-_].*"
+    r"|.*[-_.](?:dir|file|format|ids?|map|mode|name|path|type|url|variable)",
+    re.IGNORECASE,
+)
+# Values that are no key: numbers, `bool:true` of llama.cpp's metadata, `<s>`, files, and objects, whose own names count.
+_NO_KEY = re.compile(
+    r"-?[\d.]{0,6}|true|false|none|null|auto|on|off|(?:int|float|bool):.*|<.*|[.~]*/.*\.\w+|\{.*",
+    re.IGNORECASE,
+)
+# `HF_TOKEN=x` and `Cookie: x` as a word begins, also behind `--env=`; `{"token": "x"}`, and `?key=x` of an address.
+_NAMED = re.compile(
+    r"""(?:^(?:--?[\w-]+=)?|[{,?&]) *["']?([\w.-]+)["']? *[=:] *(?=["'[]*([^\s,&"'}\]]*))"""
+)
+# Keys by their own form, and a password in an address.
+_FORM = re.compile(
+    r"(?<![\w-])(?:(?:sk-|gh[opsu]_|github_pat_|glpat-|gsk_|nvapi-|xox[abp]-|AKIA|AIza|eyJ)[\w-]{6,}|hf_[^\W_]{16,})"
+    r"|\b[Bb]earer \S|\w://[^/\s]*@"
+)
+_VARIABLE = re.compile(r"api_key_variable[\"=: ]+(\w+)")
+# The fewest characters by which a key of the environment is found in a word.
+_SHORTEST = 12
 # The keys that were read in this process.
 _KEYS: set[str] = set()
 
@@ -35,20 +58,44 @@ def masked(text: str) -> str:
     return text
 
 
+def names_key(name: str) -> bool:
+    """Whether a flag, a variable, a header or an entry has a key as its value."""
+    return bool(_NAME.fullmatch(name)) and not _ABOUT.fullmatch(name)
+
+
+def _is_key(name: str, value: str) -> bool:
+    return names_key(name) and not _NO_KEY.fullmatch(value)
+
+
 def secrets_in(words: Sequence[str]) -> Iterator[str]:
-    """Signs that a command has a key: the flag, the variable, the header, or an address; also within one word, as
-    of `sh -c '...'`.
+    """Signs that a command has a key, without the key: its flag, variable or header; also within one word, as of
+    `sh -c '...'`. A single letter such as `-k` names none.
     """
-    for word in words:
-        if name := secret_flag(word) or secret_variable(word):
-            yield name
-        if header := _HEADER.search(word):
-            yield header[1] or header[2]
-        if _ADDRESS.search(word):
-            yield "the address"
+    for word, following in itertools.pairwise([*words, ""]):
+        flag, equals, value = word.partition("=")
+        if not equals and not following.startswith("-"):
+            value = following
+        if flag.startswith("-") and _is_key(flag, value):
+            yield flag
+        yield from secrets_in_word(word)
         inner = _shell_words(word)
         if len(inner) > 1:
             yield from secrets_in(inner)
+
+
+def secrets_in_word(word: str) -> Iterator[str]:
+    """Signs that one word, such as `engine.extra={token: X}`, has a key."""
+    # Texts of prompts may speak of keys.
+    for name, value in () if word.startswith("prompt") else _NAMED.findall(word):
+        if _is_key(name, value):
+            yield name
+    if _FORM.search(word):
+        yield "a key or password"
+    named = _VARIABLE.findall(word)
+    for name, value in os.environ.items():
+        is_read = name in named or _is_key(name, value)
+        if is_read and len(value) >= _SHORTEST and value in word:
+            yield f"the value of {name}"
 
 
 def _shell_words(line: str) -> list[str]:
@@ -62,16 +109,3 @@ def _shell_words(line: str) -> list[str]:
         return list(lexer)
     except ValueError:
         return line.split()
-
-
-def secret_variable(word: str) -> str | None:
-    """The name of a variable that a word sets to a key; None for any other word."""
-    match = _VARIABLE.match(word)
-    return match[1] if match else None
-
-
-def secret_flag(word: str) -> str | None:
-    """A flag whose value, in the word or behind it, is a key; None for any other word."""
-    name = word.partition("=")[0].replace("_", "-")
-    is_beginning = len(name) >= _SHORTEST and any(flag.startswith(name) for flag in _ABBREVIATED)
-    return name if name in _SHORT or _FLAG.fullmatch(name) or is_beginning else None

@@ -58,7 +58,9 @@ def api_key(setting: str, variable: str | None) -> str | None:
         return None
     key = os.environ.get(variable)
     if not key:
-        raise SettingError(setting, "must name a variable of the environment", variable)
+        # A key that was typed by mistake must not be printed.
+        shown = variable if re.fullmatch(r"[A-Z_][A-Z\d_]*", variable) else "***"
+        raise SettingError(setting, "must name a variable of the environment", shown)
     is_possible = key.isascii() and key.isprintable() and " " not in key
     rule = "its value has a space, a line break, or a character that is not ASCII"
     require(is_possible, setting, rule, variable)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from harness.config.model_names import SERVED
+from harness.config.secrets import names_key
 from harness.config.settings import api_key, require
 from harness.engines.record import EngineRecord, Opening, ServerSetup
 from harness.servers.dialects import startups
@@ -122,5 +123,5 @@ def _variables() -> dict[str, str]:
     return {
         name: value
         for name, value in os.environ.items()
-        if name.startswith(beginnings) and not name.endswith(("_KEY", "_TOKEN"))
+        if name.startswith(beginnings) and not names_key(name)
     }

@@ -130,7 +130,7 @@ def test_a_command_says_what_it_runs(
         ("vllm serve A --api-key secret -sc {}", "--api-key: what is typed is written into files"),
         ("sh -c 'exec llama-server --port {port} --alias a#b --api-key X'", "--api-key: what is typed"),
         ("bash -c '(sh -c \"HF_TOKEN=x vllm serve --port {port}\")'", "HF_TOKEN: what is typed"),
-        ("llama-server -mu https://user:word@hf.co/x -md Y --spec-type draft-simple", "address: what is typed"),
+        ("llama-server -mu https://user:word@hf.co/x -md Y --spec-type draft-simple", "a key or password: what"),
         *(
             (f"docker run {typed} -p {{port}}:8000 vllm/vllm-openai --model A -sc {{}}", "HF_TOKEN: what is typed")
             for typed in ("-e HF_TOKEN=x", "--env=HF_TOKEN=x", "-eHF_TOKEN=x")

@@ -19,6 +19,7 @@ from hydra.errors import HydraException
 
 from harness.cli import hydra_app
 from harness.cli.menu.conversion import alternatives
+from harness.config.engines import check_settings_have_no_key
 from harness.config.errors import SettingError, as_typed, did_you_mean, nearest
 from harness.config.settings import require_possible_path
 from harness.config.synonyms import SYNONYMS
@@ -49,6 +50,7 @@ def for_hydra(
     Raises:
         SettingError: for the first word that cannot be understood.
     """
+    check_settings_have_no_key(words)
     options: list[str] = []
     settings: list[str] = []
     topic = ""

@@ -1,0 +1,93 @@
+"""Keys in what is typed: refused in every spelling, before a file is written, and honest words are not."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from harness.config.engines import check_has_no_key
+from in_process import Harness
+
+KEY = "Xy7rTq0LmZ4wBv9K"
+# Behind `--`, before the flags of a server.
+COMMANDS = [
+    *(f"{{}} --{flag} {KEY}" for flag in ("api-key", "apikey", "api_key", "API-KEY", "key", "access-key")),
+    *(f"{{}} --{flag} {KEY}" for flag in ("api", "api-k", "hf-token", "hf-tok", "passwd", "pass", "credentials")),
+    *(f"{{}} {typed} --x 1" for typed in (f"--api-key={KEY}", f"--hf_token={KEY}", f"-hft {KEY}", f"--auth me:{KEY}")),
+    *(f"{{}} --ssl-keyfile-password {KEY}", f"{{}} --token-github {KEY}"),
+    f"{{}} --config '{{\"api_key\": \"{KEY}\"}}'",
+    *(f"env {name}={KEY} {{}}" for name in ("HF_TOKEN", "hf_token", "OPENAI_KEY_2", "GITHUB_PAT", "PGPASS", "AUTH")),
+    *(f"env {name}={KEY} {{}}" for name in ("MYSQL_PWD", "AWS_SECRET_ACCESS_KEY", "MYKEY", "KEY_OF_PROD")),
+    *(f"docker run {typed} {{}}" for typed in (f"-e HF_TOKEN={KEY}", f"-eHF_TOKEN={KEY}", f"--env=api_key={KEY}")),
+    *(f"{{}} -H '{header}: {KEY}'" for header in ("Cookie", "Authorization", "X-Api-Key", "PRIVATE-TOKEN")),
+    *(f"{{}} -H 'A: Bearer {KEY}'", f"{{}} sk-{KEY}", f"{{}} --x=hf_{KEY}{KEY}", f"{{}} -k sk-{KEY}"),
+    *(f"sh -c '{typed} {{}}'" for typed in (f"API_KEY={KEY}", f"token={KEY} exec")),
+    *(f"{{}} --from https://{rest}" for rest in (f"me:{KEY}@host/x", f"{KEY}@host", f"host/x?a=b&key={KEY}")),
+]  # fmt: skip
+SETTINGS = [
+    f"engine.extra={{api_key: {KEY}}}",
+    f"engine.extra={{user: {{token: {KEY}}}}}",
+    f"engine.extra={{cookies: [{KEY}]}}",
+    f"+engine.extra.api_key={KEY}",
+    f"engine.extra={{user: sk-{KEY}}}",
+    f"engine.api_key_variable=sk-{KEY}",
+    f"engine.api_key_variable={KEY}",
+    f"api_key={KEY}",
+    f"model=https://me:{KEY}@host/model",
+    f"model=https://host/model?token={KEY}",
+    f"prompts=https://me:{KEY}@host/x.jsonl",
+    f"engine.metrics_url=[http://me:{KEY}@host/metrics]",
+    f"https://me:{KEY}@host/v1?a=b",
+    "engine.extra={user: '${oc.env:SOME_KEY}'}",
+    "engine.api_key_variable=ANY_NAME engine.extra={user: '${oc.env:ANY_NAME}'}",
+]
+HONEST = [
+    "vllm serve A --stream-output-token-by-token",
+    "vllm serve A --stream-output-token-by-token --port 1",
+    "vllm serve --enable-prompt-tokens-details A --allow-credentials --no-auth x",
+    "vllm serve A --num-speculative-tokens 3 --max-num-batched-tokens 8192 --long-prefill-token-threshold 4096",
+    "vllm serve A --tokenizer B --tokenizer-mode auto --kv-cache-dtype fp8 --return-tokens-as-token-ids",
+    "vllm serve A --hf-token --ssl-keyfile /run/key.pem --api-prefix /x",
+    "vllm serve A --speculative-config '{\"method\":\"mtp\",\"num_speculative_tokens\":3}'",
+    "vllm serve A --override-generation-config '{\"eos_token_id\": 2, \"bos_token\": \"<s>\"}'",
+    "sglang serve A --speculative-token-map thunlp/x.pt --schedule-policy routing-key --auth-type none",
+    "sglang serve A --prefill-delayer-token-usage-low-watermark 0.2 --eos-token 151645 --pass 3",
+    "llama-server -m a.gguf --api-key-file keys.txt --ssl-key-file k.pem --keep 4 -ctk q8_0 --perf",
+    "llama-server -m a.gguf --override-kv tokenizer.ggml.add_bos_token=bool:false,add_eos_token=bool:true",
+    "docker run -e HF_TOKEN --env-file .env -v /run/secrets/api_key:/run/key:ro -u 1000:1000 -p {port}:80 image",
+    "env TOKENIZERS_PARALLELISM=false GOOGLE_APPLICATION_CREDENTIALS=/keys/x.json HF_TOKEN= CUDA_VISIBLE_DEVICES=0 a",
+    "timeout -k 5s 1h a --spec-model hf_quantized/monkey --top-k 5 -k 40",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("typed", COMMANDS)
+def test_a_key_behind_the_dashes_is_in_no_file(
+    typed: str, harness: Harness, tmp_path: Path
+) -> None:
+    command = shlex.split(typed.replace("{}", "server --port {port}"))
+    shown = harness.refused("latency", "-m", "seed=1,2", "--", *command, "--", "other")
+    assert shown.startswith("the command behind --: ")
+    assert KEY not in shown
+    assert not list(tmp_path.rglob("*"))
+
+
+@pytest.mark.parametrize("typed", SETTINGS)
+def test_a_key_in_a_setting_is_in_no_file(
+    typed: str, harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOME_KEY", KEY)
+    monkeypatch.setenv("ANY_NAME", KEY)
+    for sweep in ([], ["-m", "seed=1,2"]):
+        address = [] if "model=" in typed else ["url=http://127.0.0.1:9/v1", "n=2"]
+        settings = [typed] if "api_key_variable" not in typed else shlex.split(typed)
+        outcome = harness("latency", *sweep, *address, *settings, code=2)
+        assert KEY not in outcome.stdout + outcome.stderr
+        for file in tmp_path.rglob("*"):
+            assert file.is_dir() or KEY.encode() not in file.read_bytes(), file
+
+
+@pytest.mark.parametrize("typed", HONEST)
+def test_an_honest_command_is_taken(typed: str) -> None:
+    check_has_no_key(shlex.split(typed))
