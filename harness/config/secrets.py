@@ -25,7 +25,7 @@ _ABOUT = re.compile(
     r"|.*[-_.](?:dir|file|format|ids?|map|mode|name|path|type|url|variable)",
     re.IGNORECASE,
 )
-# Values that are no key: numbers, `bool:true` of llama.cpp's metadata, `<s>`, files, and objects, whose own names count.
+# No keys: numbers, `bool:true` of llama.cpp's metadata, `<s>`, files, and objects, whose own names count.
 _NO_KEY = re.compile(
     r"-?[\d.]{0,6}|true|false|none|null|auto|on|off|(?:int|float|bool):.*|<.*|[.~]*/.*\.\w+|\{.*",
     re.IGNORECASE,

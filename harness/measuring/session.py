@@ -333,7 +333,11 @@ class Session:
             file = append_rows(collected, rows)
         except HarnessError as error:
             raise RunError(f"{error}; the rows are in {directory}/") from error
-        why = "" if file == Path(collected) else f" ({collected} has other columns)"
+        why = (
+            ""
+            if file == Path(collected)
+            else f" ({collected} has other columns, or ends inside a cell)"
+        )
         return f"{line} and {file}{why}"
 
     def end_tokens(self) -> frozenset[int]:

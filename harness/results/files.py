@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import io
 import itertools
-import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -50,8 +49,8 @@ def write_rows(path: str | Path, rows: Sequence[Row]) -> None:
 def append_rows(path: str | Path, rows: Sequence[Row]) -> Path:
     """Append rows of one kind to a CSV file that several processes share, all or none; the directory is made.
 
-    A file with other columns is left alone: the rows then go to the first of `<stem>-2.csv`, `-3` and so on that has
-    their columns, in any order, or does not exist.
+    A file with other columns, or one that was cut inside a quoted cell, is left alone: the rows then go to the first of
+    `<stem>-2.csv`, `-3` and so on that has their columns, in any order, or does not exist.
 
     Returns:
         The file written to, which may not be `path`.
@@ -69,10 +68,12 @@ def append_rows(path: str | Path, rows: Sequence[Row]) -> Path:
             header = _header(file.path)
             if sorted(header) != sorted(rows[0].columns()):
                 continue
-            with file.path.open("rb") as end:
-                end.seek(-1, os.SEEK_END)
-                # An editor may have left the last line without its end.
-                line_end = b"" if end.read() == b"\n" else b"\n"
+            content = file.path.read_bytes()
+            if content.count(b'"') % 2:
+                # Rows behind an open quote would be a part of its cell.
+                continue
+            # An editor may have left the last line without its end.
+            line_end = b"" if content.endswith(b"\n") else b"\n"
             file.append(line_end + _as_csv([_cells(row, header) for row in rows]))
             return candidate
     return path

@@ -130,7 +130,7 @@ def append_and_die(path: Path) -> None:
         if len(syncs) == 2:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    files.os.fsync = sync  # type: ignore[assignment]
+    os.fsync = sync
     files.append_rows(path, [PROMPT, PROMPT])
 
 
@@ -254,6 +254,20 @@ def test_a_file_that_is_not_ours_is_left_alone(tmp_path: Path, alien: bytes) -> 
     assert path.read_bytes() == alien
 
 
+def test_no_row_is_appended_inside_an_open_quote(tmp_path: Path) -> None:
+    path = tmp_path / "cut.csv"
+    rows = [{"model": 'the "7B"\nmodel', "arm": "regular"}]
+    append_rows(path, rows)
+    whole = path.read_bytes()
+    for length in range(whole.index(b'"') + 1, len(whole) + 1):
+        path.write_bytes(whole[:length])
+        for file in tmp_path.glob("cut-2.csv"):
+            file.unlink()
+        written = append_rows(path, rows)
+        last_row = list(csv.reader(written.open(newline="")))[-1]
+        assert last_row == list(rows[0].values()), whole[:length]
+
+
 @pytest.mark.parametrize("old", ["model,arm\n7B,regular", "\ufeffmodel,arm\r\n7B,regular\r\n", ""])
 def test_a_file_that_an_editor_saved_is_continued(tmp_path: Path, old: str) -> None:
     path = tmp_path / "latency.csv"
@@ -364,7 +378,7 @@ def test_a_write_that_breaks_off_leaves_the_old_file(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     before = path.read_bytes()
-    monkeypatch.setattr(files.os, "fsync", fill)
+    monkeypatch.setattr(os, "fsync", fill)
     with pytest.raises(RunError, match="cannot be written: No space left on device"):
         append_rows(path, [{"text": TEXT}])
     assert path.read_bytes() == before
