@@ -72,6 +72,7 @@ MISTAKES = {
     # Servers
     "latency engine=server": "engine.url=null: must be set, or a server's command typed last",
     "latency engine=server \"engine.url='http://h/v1?key=x'\"": "engine.url: key: what is typed is written into",
+    "latency 'engine.url=http://h\n/v1'": r"engine.url='http://h\n/v1': must be an address such as",
     f"latency {URL} engine.dialect=vlm": "engine.dialect=vlm: no such name (did you mean vllm?)",
     f"latency {URL} 'engine.extra={{temperature: 1}}'": "engine.extra={temperature: 1}: must not hold",
     "serve host=127.evil.example": "api_key_variable=null: must name a variable with a key, because others can reach",

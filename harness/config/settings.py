@@ -75,6 +75,8 @@ def check_address(setting: str, url: str | None) -> None:
     """Raise a SettingError for what is no address of a server, or has a key in it; None passes."""
     if url is None:
         return
+    # `urlsplit` leaves out line breaks.
+    require(url.isprintable() and " " not in url, setting, _ADDRESS_RULE, repr(url))
     try:
         parts = urlsplit(url)
     except ValueError as error:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import functools
 import json
+import os
+import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+from urllib.request import proxy_bypass
 
 from harness.config.errors import RunError
 
@@ -18,7 +22,13 @@ if TYPE_CHECKING:
 
 # Of a page, whose timeout is that of each read.
 _PAGE_TIMEOUT_S = 5.0
-_MOST_BYTES = 4_000_000
+# The most that is read of a page, an error's too, and that a line of an answer may have.
+_MOST_OF_PAGE = 4_000_000
+_MOST_OF_ANSWER = 64_000_000
+# Addresses of this machine, which no proxy is asked for.
+_HERE = re.compile(r"https?://(127\.[\d.]+|0\.0\.0\.0|localhost|\[::1\])(:|/|$)", re.IGNORECASE)
+# HTTP's status of a request that came to the wrong server.
+_MISDIRECTED = 421
 
 
 class RequestFailed(RunError):
@@ -46,21 +56,45 @@ def authorization(key: str | None) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
+def client_settings(url: str, key: str | None, timeout_s: float) -> dict[str, Any]:
+    """How a client asks one server. Where that sends a request on to another server, RequestFailed is raised."""
+    import httpx2
+
+    home = httpx2.URL(url)
+
+    def check(request: httpx2.Request) -> None:
+        there = request.url
+        is_secured = home.scheme != there.scheme == "https"
+        if there.host != home.host or (there.port != home.port and not is_secured):
+            reason = f"{url} sends requests on to {there}, which is another server: name that one"
+            raise RequestFailed(reason, _MISDIRECTED)
+
+    return {
+        "headers": authorization(key),
+        "timeout": timeout_s,
+        "verify": _certificates(),
+        "follow_redirects": True,
+        "event_hooks": {"request": [check]},
+        "trust_env": not _HERE.match(url),
+    }
+
+
 def new_client(url: str, key: str | None, timeout_s: float) -> httpx2.AsyncClient:
     """A client of one server, with as many connections as there are requests."""
     import httpx2
 
-    return httpx2.AsyncClient(
-        base_url=url,
-        headers=authorization(key),
-        timeout=timeout_s,
-        verify=_certificates(),
-        # Without an expiry: a new connection would be in the times of the arm whose turns are further apart.
-        limits=httpx2.Limits(
-            max_connections=None, max_keepalive_connections=None, keepalive_expiry=None
-        ),
-        follow_redirects=True,
+    settings = client_settings(url, key, timeout_s)
+    [check] = settings["event_hooks"]["request"]
+
+    async def check_here(request: httpx2.Request) -> None:
+        check(request)
+
+    settings["event_hooks"] = {"request": [check_here]}
+    # Without an expiry: a new connection would be in the times of the arm whose turns are further apart.
+    limits = httpx2.Limits(
+        max_connections=None, max_keepalive_connections=None, keepalive_expiry=None
     )
+    return httpx2.AsyncClient(base_url=url, limits=limits, **settings)
 
 
 def root_of(url: str) -> str:
@@ -72,25 +106,20 @@ def page(url: str, key: str | None) -> str:
     """The body of a page of a server, on a connection of its own.
 
     Args:
-        key: of the server's API. It is not sent on where another server is pointed to.
+        key: of the server's API.
 
     Raises:
         RequestFailed: nothing answers, what answers is malformed, or it is an error.
     """
     import httpx2
 
-    client = httpx2.Client(
-        headers=authorization(key),
-        timeout=_PAGE_TIMEOUT_S,
-        verify=_certificates(),
-        follow_redirects=True,
-    )
-    data = b""
+    data = bytearray()
     try:
+        client = httpx2.Client(**client_settings(url, key, _PAGE_TIMEOUT_S))
         with client, client.stream("GET", url) as response:
             for part in response.iter_bytes():
                 data += part
-                if len(data) >= _MOST_BYTES:
+                if len(data) >= _MOST_OF_PAGE:
                     break
     except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as error:
         raise RequestFailed(str(error)) from error
@@ -141,33 +170,63 @@ async def answer_to(
                 )
                 raise RequestFailed(reason) from error
         except httpx2.TransportError as error:
-            cause = str(error) or type(error).__name__
-            reason = f"nothing answers at {client.base_url} ({cause}): is the server running?"
-            raise RequestFailed(reason) from error
+            raise RequestFailed(_why_unanswered(str(client.base_url), error)) from error
     try:
         if response.is_error:
-            await response.aread()
+            text = (await body_of(response, _MOST_OF_PAGE)).decode(errors="replace")
             code = response.status_code
-            raise RequestFailed(f"{code} {response.reason_phrase}: {response.text}", code)
+            raise RequestFailed(f"{code} {response.reason_phrase}: {text}", code)
         yield response
     finally:
         await response.aclose()
 
 
+def _why_unanswered(url: str, error: Exception) -> str:
+    """Why there is no connection, and what in the environment may be the reason."""
+    cause = str(error) or type(error).__name__
+    if "CERTIFICATE_VERIFY_FAILED" in cause:
+        return f"the certificate of {url} is not trusted ({cause}): SSL_CERT_FILE=FILE names one that is"
+    address = urlsplit(url)
+    names = f"{address.scheme}_proxy", "all_proxy"
+    by_proxy = not _HERE.match(url) and not proxy_bypass(address.hostname or "")
+    for variable, proxy in os.environ.items():
+        if by_proxy and proxy and variable.lower() in names:
+            cause += f", through the proxy that {variable} names"
+    return f"nothing answers at {url} ({cause}): is the server running?"
+
+
+async def body_of(response: httpx2.Response, most: int = _MOST_OF_ANSWER) -> bytes:
+    """An answer's body, without what is beyond `most` bytes."""
+    data = bytearray()
+    async for part in response.aiter_bytes():
+        data += part
+        if len(data) >= most:
+            break
+    return bytes(data)
+
+
 async def events(response: httpx2.Response) -> AsyncIterator[Any]:
     """The JSON of each server-sent event, a line such as `data: {"choices": ...}`; of an answer
     without a stream the whole.
+
+    Raises:
+        RunError: a line has no end.
     """
-    rest = b""
-    others = b""
+    line = bytearray()
+    others = bytearray()
     async for data in response.aiter_bytes():
-        *lines, rest = (rest + data).split(b"\n")
-        for line in lines:
+        *ends, rest = data.split(b"\n")
+        for end in ends:
+            line += end
             if not line.startswith(b"data:"):
                 others += line
             elif b"[DONE]" not in line[:16]:
                 yield json.loads(line[5:])
+            line.clear()
+        line += rest
+        if len(line) + len(others) > _MOST_OF_ANSWER:
+            raise RunError(f"a line of the answer has more than {_MOST_OF_ANSWER:,} bytes")
     # Over several lines where a server indents it, or with a line end behind it.
-    whole = (others + rest).lstrip()
+    whole = (others + line).lstrip()
     if whole.startswith(b"{"):
         yield json.loads(whole)

@@ -4,6 +4,7 @@ with the reason, and ended however this process ends (`guard`).
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import shlex
@@ -31,10 +32,15 @@ _MOST_STOPPING_S = 30.0
 # A server that ended is known to have after this long at most.
 _MOST_ENDING_S = 2.0
 _LONGEST_LINE = 300
-# Lines with the reason why a server ended; the last ones of vLLM and llama.cpp only point to a line above.
-_REASON = re.compile(r"\w*(error|exception|out of memory|cannot|failed)\b", re.IGNORECASE)
+_MOST_OF_LOG = 4_000_000
+# Lines with the reason why a server ended. The last ones of vLLM and llama.cpp only point to a line above, and
+# `"POST /v1/completions HTTP/1.1" 500 Internal Server Error` is one of uvicorn's about each request.
+_REASON = re.compile(
+    r"\w*(error|exception|out of memory|cannot|failed|died unexpectedly)\b", re.IGNORECASE
+)
 _POINTS_ELSEWHERE = re.compile(
-    r"see root cause above|traceback|failed core proc|\braise \w+\(|exiting due to", re.IGNORECASE
+    r"see root cause above|traceback|failed core proc|\braise \w+\(|exiting due to| HTTP/\d\.\d\" \d{3}",
+    re.IGNORECASE,
 )
 # What the signal that ended a server usually means.
 _MEANT_BY_SIGNAL = {
@@ -183,9 +189,9 @@ class StartedServer:
 
     @property
     def _log(self) -> list[str]:
-        """The lines of its output since its start."""
+        """The last lines of its output since its start."""
         with self._launch.log.open("rb") as file:
-            file.seek(self._log_start)
+            file.seek(max(self._log_start, file.seek(0, os.SEEK_END) - _MOST_OF_LOG))
             output = file.read().decode(errors="replace")
         lines = [from_outside(line.strip())[:_LONGEST_LINE] for line in output.splitlines()]
         return [line for line in lines if line]

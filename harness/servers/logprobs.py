@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.config.errors import RunError, from_outside
 from harness.engines.protocol import Likeliest
-from harness.servers.connection import RequestFailed, answer_to
+from harness.servers.connection import RequestFailed, answer_to, body_of
 from harness.servers.events import AnswerError
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def text_logprobs(
     async def ask(token_ids: Sequence[int], **parameters: Any) -> Any:
         body = {"model": model, "prompt": token_ids, "max_tokens": 1, "temperature": 0.0}
         async with answer_to(client, "completions", body | parameters) as response:
-            answer = json.loads(await response.aread())
+            answer = json.loads(await body_of(response))
         return answer["choices"][0]
 
     async def score(prompt: Sequence[int], text: Sequence[int]) -> list[Likeliest]:

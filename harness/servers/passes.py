@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.config.errors import RunError, SettingError, from_outside
-from harness.servers.connection import authorization
+from harness.servers.connection import client_settings
 from harness.servers.events import read_event
 
 WIDTHS = range(1, 17)
@@ -69,9 +69,9 @@ def pass_times(
         return milliseconds
 
     try:
-        headers = authorization(key)
         base_url = f"{url.rstrip('/')}/"
-        with httpx2.Client(base_url=base_url, headers=headers, timeout=_TIMEOUT_S) as client:
+        settings = client_settings(url, key, _TIMEOUT_S)
+        with httpx2.Client(base_url=base_url, **settings) as client:
             model = client.get("models").raise_for_status().json()["data"][0]["id"]
             client.post(
                 "completions", json={"model": model, "prompt": prefix, "max_tokens": 1}

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx2
 import pytest
 
 from echo_questions import TOKENIZER, Open, arm_of, ask, engine_of, texts, time_is_up_when
-from echo_server import EchoServer
+from echo_server import EchoServer, serving
 from harness.config.errors import RunError
 from harness.engines.protocol import Answered
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import timed_answer
+from harness.servers import connection
 from harness.servers import engine as server_module
 from harness.servers.sending import Outgoing, Sender
 from harness.servers.settings import ServerSettings
@@ -170,3 +172,77 @@ def test_log_probabilities_that_cannot_be_read_are_one_line(
     arm.client = httpx2.AsyncClient(transport=transport, base_url="http://localhost")
     with pytest.raises(RunError, match="log-probabilities of a text"):
         arm.scores([([5], [6])], 5, 1)
+
+
+def test_a_server_that_sends_on_to_another_is_refused(open_engine: Open) -> None:
+    """Its prompts may be private, and the row would name a server that was not measured."""
+    server, other = EchoServer(), EchoServer()
+    engine = open_engine(server)
+    with serving(other) as elsewhere:
+        server.redirect = elsewhere
+        (request,) = answered(engine, 1).requests
+    assert mentions(str(request.error), "sends requests on to", elsewhere, "another server")
+    assert not other.bodies
+
+
+def endless(data: bytes, status: int) -> tuple[httpx2.AsyncClient, list[int]]:
+    """A client of a server that repeats these bytes without end, and how many of them came."""
+    num_bytes = [0]
+
+    async def repeated() -> AsyncIterator[bytes]:
+        while num_bytes[0] < 300_000_000:
+            num_bytes[0] += len(data)
+            yield data
+
+    class Body(httpx2.AsyncByteStream):
+        def __aiter__(self) -> AsyncIterator[bytes]:
+            return repeated()
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        return httpx2.Response(status, stream=Body())
+
+    transport = httpx2.MockTransport(answer)
+    return httpx2.AsyncClient(transport=transport, base_url="http://localhost"), num_bytes
+
+
+def error_of(client: httpx2.AsyncClient) -> str:
+    async def read() -> None:
+        async with connection.answer_to(client, "completions", {}) as response:
+            async for _ in connection.events(response):
+                pass
+
+    with pytest.raises(RunError) as failed:
+        asyncio.run(read())
+    return str(failed.value)
+
+
+def test_an_error_page_without_an_end_is_cut(open_engine: Open) -> None:
+    client, num_bytes = endless(b"E" * 1_000_000, 500)
+    assert error_of(client).startswith("500 Internal Server Error: EEE")
+    assert num_bytes[0] == 4_000_000
+
+
+@pytest.mark.parametrize("begin", [b"data: ", b""])
+def test_a_line_without_an_end_is_refused(begin: bytes) -> None:
+    """Reading takes no time that grows with the square of its length."""
+    client, num_bytes = endless(begin + b"x" * 65_536, 200)
+    assert error_of(client) == "a line of the answer has more than 64,000,000 bytes"
+    assert num_bytes[0] < 65_000_000
+
+
+def test_what_in_the_environment_keeps_a_server_from_answering_is_named(
+    open_engine: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    engine = open_engine(EchoServer())
+    assert answered(engine).tokens, "no proxy is asked for a server of this machine"
+    with pytest.raises(RunError, match=r"through the proxy that HTTP_PROXY names\): is the server"):
+        engine_of(url="http://server.example/v1", chat=False)
+
+    def refuse(request: httpx2.Request) -> httpx2.Response:
+        raise httpx2.ConnectError("CERTIFICATE_VERIFY_FAILED: self-signed")
+
+    client = httpx2.AsyncClient(
+        transport=httpx2.MockTransport(refuse), base_url="https://localhost"
+    )
+    assert mentions(error_of(client), "is not trusted", "SSL_CERT_FILE=FILE names one that is")

@@ -45,6 +45,10 @@ def test_a_server_that_is_never_ready(
     assert line.endswith(f"(all of it: {log})")
 
 
+VLLM_ENDS = """ERROR Worker proc VllmWorker-0 died unexpectedly (exit code: -4)
+INFO:     127.0.0.1:46124 - "POST /v1/completions HTTP/1.1" 500 Internal Server Error"""
+
+
 @pytest.mark.parametrize(
     ("program", "reason"),
     [
@@ -56,6 +60,9 @@ def test_a_server_that_is_never_ready(
         ("sys.exit(3)", "ended with exit code 3: it wrote nothing"),
         ("sys.stdout.write('error: ' + 'y' * 500_000); sys.stdout.flush(); os._exit(1)", "exit code 1: error: yyy"),
         ("sys.exit('OSError: no room\\n$ rm model\\nbye')", "exit code 1: OSError: no room"),
+        (f"sys.exit({VLLM_ENDS!r})", "exit code 1: ERROR Worker proc VllmWorker-0 died unexpectedly (exit code: -4)"),
+        # A file of a terabyte, without its bytes.
+        ("os.ftruncate(1, 1 << 40); sys.exit('\\nerror: full')", "exit code 1: error: full"),
     ],
 )  # fmt: skip
 def test_a_server_that_ends_says_why(tmp_path: Path, program: str, reason: str) -> None:

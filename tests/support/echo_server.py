@@ -58,6 +58,7 @@ class EchoServer:
         drop_new: the same at its first one.
         num_dropped: completions that ended so.
         error_text: what a failure says.
+        redirect: sends completions on to this address.
     """
 
     models: Mapping[str, str | None] = field(
@@ -88,6 +89,7 @@ class EchoServer:
     drop_new: bool = False
     num_dropped: int = 0
     error_text: str = "told to fail"
+    redirect: str | None = None
     silent: Callable[[dict[str, Any]], bool] = lambda body: False
     breaks: Callable[[dict[str, Any]], bool] = lambda body: False
     bodies: list[dict[str, Any]] = field(default_factory=list)
@@ -114,6 +116,11 @@ class EchoServer:
                     path = lines[0].split()[1]
                     status, content = self._about(path)
                     self._send(writer, status, content, "/metrics" in path)
+                elif self.redirect is not None and lines[0].startswith("POST"):
+                    place = f"{self.redirect}/completions"
+                    writer.write(
+                        f"HTTP/1.1 307 X\r\nlocation: {place}\r\ncontent-length: 0\r\n\r\n".encode()
+                    )
                 elif num_completions < 2 and (self.drop_new, self.drop_reused)[num_completions]:
                     self.num_dropped += 1
                     return
