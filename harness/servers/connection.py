@@ -64,8 +64,7 @@ def client_settings(url: str, key: str | None, timeout_s: float) -> dict[str, An
 
     def check(request: httpx2.Request) -> None:
         there = request.url
-        is_secured = home.scheme != there.scheme == "https"
-        if there.host != home.host or (there.port != home.port and not is_secured):
+        if (there.host, there.port) != (home.host, home.port):
             reason = f"{url} sends requests on to {there}, which is another server: name that one"
             raise RequestFailed(reason, _MISDIRECTED)
 

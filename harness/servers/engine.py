@@ -53,7 +53,7 @@ from harness.servers.identity import (
 from harness.servers.launch import Served, StartedServer
 from harness.servers.logprobs import text_logprobs
 from harness.servers.request_form import RequestForm, new_salt
-from harness.servers.sending import Outgoing, Sender, send_all
+from harness.servers.sending import Outgoing, Sender, send_at_times, send_in_turn
 from harness.servers.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -355,6 +355,9 @@ class ServerArm(Arm):
             self._started.stop()
             self._started = None
 
+    def _say(self, message: str) -> None:
+        self._engine.say(f"{self.name}: {message}")
+
     def _idle_counters(self) -> Counts | None:
         """The counters once the server is idle, or has stayed busy with requests of others for `_MOST_DRAINING_S`.
 
@@ -366,9 +369,7 @@ class ServerArm(Arm):
                 self._may_be_busy = True
                 number = round(counts.running)
                 whose = "this run" if number <= self._num_left else "others"
-                self._engine.say(
-                    f"{self.name}: the server still answers {counted(number, 'request')} of {whose}"
-                )
+                self._say(f"the server still answers {counted(number, 'request')} of {whose}")
             time.sleep(_DRAIN_LOOK_S)
         return counts
 
@@ -417,14 +418,12 @@ class ServerArm(Arm):
         for row, (request, record) in enumerate(zip(requests, self.requests, strict=True)):
             add = functools.partial(shown, row)
             outgoing.append(Outgoing(self.form.body(request), record, add))
-        asking = send_all(
-            self._sender,
-            outgoing,
-            in_flight,
-            rate,
-            times=arrival_times(requests, rate) if rate else (),
-            extra=self._extra(extra) if extra else None,
-        )
+        further = self._extra(extra) if extra else None
+        if rate is None:
+            asking = send_in_turn(self._sender, outgoing, further, in_flight)
+        else:
+            times = arrival_times(requests, rate)
+            asking = send_at_times(self._sender, outgoing, further, rate, times, self._say)
         load = self._wait_for(asking, arrivals, watch or _unseen)
         self._num_left = sum(request.was_left for request in [*self.requests, *load.extra])
         for request, sent in zip(requests, outgoing, strict=True):
@@ -515,8 +514,8 @@ class ServerArm(Arm):
                     silent_s = time.perf_counter() - self._sender.last_event
                     if silent_s >= QUIET_S and self._sender.num_in_flight:
                         num_ended = sum(request.seconds > 0 for request in self.requests)
-                        self._engine.say(
-                            f"{self.name}: nothing from {self._url} for {silent_s:.0f} s;"
+                        self._say(
+                            f"nothing from {self._url} for {silent_s:.0f} s;"
                             f" {num_ended} of {len(self.requests)} requests have ended, and"
                             f" engine.timeout_s={self._settings.timeout_s:g} ends those that have not"
                         )

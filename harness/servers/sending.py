@@ -1,8 +1,8 @@
 """Sends requests to one server, and reads their answers into records.
 
 `Sender` has what can happen to a request: it is answered, refused, cut off, times out, is sent again
-once, or is not sent because the server is gone. `send_all` decides when each of many is sent, beside
-further ones that keep up the load.
+once, or is not sent because the server is gone. `send_in_turn` and `send_at_times` decide when each of many is sent,
+beside further ones that keep up the load.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from harness.config.errors import HarnessError, RunError, from_outside
@@ -42,6 +41,13 @@ if TYPE_CHECKING:
 _MOST_UNANSWERED = 4
 # Characters that are shown of a line that is no JSON.
 _LONGEST_LINE = 60
+# At a rate, seconds between two looks whether the load has built up. A server that keeps up has ended enough requests
+# after three times as long as the first one took: any that has not by then, nor after this many seconds, may not.
+_LOOK_S = 0.01
+_MOST_LEAD_S = 30.0
+_MOST_LEAD = 3.0
+
+Wait = Callable[[], Awaitable[object]]
 
 
 @dataclass(frozen=True)
@@ -205,92 +211,131 @@ class Sender:
         check_drafts(request, request.num_tokens or max_tokens)
 
 
-async def send_all(
+class _Traffic:
+    """What is in flight while a question is answered: its own requests, and further ones, without end, that do not
+    count. With these the load neither builds up nor drains; what is left of them in the end is cancelled.
+
+    Attributes:
+        records: of the further requests that were sent.
+        started: when the first own request may be sent, by `time.perf_counter`.
+    """
+
+    def __init__(
+        self, sender: Sender, further: Iterator[Outgoing] | None, num_in_flight: int = 1
+    ) -> None:
+        self._sender = sender
+        self._further = further or iter(())
+        self._tasks: list[asyncio.Task[None]] = []
+        self.room = asyncio.Semaphore(num_in_flight)
+        self.records: list[RequestRecord] = []
+        self.started = 0.0
+
+    async def answer(
+        self, requests: Sequence[Outgoing], wait: Wait, wait_further: Wait, lead: Wait | None = None
+    ) -> Load:
+        """Send the own requests, wait until the last has ended, and return what was in flight meanwhile.
+
+        Args:
+            wait: before each of them.
+            wait_further: before each further one behind them.
+            lead: what comes before them.
+        """
+        try:
+            if lead is not None:
+                await lead()
+            self.started = time.perf_counter()
+            seconds_before = self._sender.request_seconds()
+            num_before = sum(len(record.arrivals) for record in self.records)
+            own = [await self._send(outgoing, wait) for outgoing in requests]
+            self.start(self.send_further(wait_further))
+            await asyncio.gather(*own)
+            num_further = sum(len(record.arrivals) for record in self.records) - num_before
+            num_own = sum(len(outgoing.request.arrivals) for outgoing in requests)
+            return Load(
+                request_seconds=self._sender.request_seconds() - seconds_before,
+                seconds=time.perf_counter() - self.started,
+                share=num_own / (num_own + num_further) if num_own else 1.0,
+                extra=self.records,
+            )
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def send_further(self, wait: Wait) -> None:
+        """Send further requests until one fails: a server that refuses them at once would be flooded."""
+        for outgoing in self._further:
+            await self._send(outgoing, wait)
+            self.records.append(outgoing.request)
+            if any(record.error for record in self.records):
+                break
+
+    def start(self, sending: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Go on with something until it ends, or all does."""
+        task = asyncio.create_task(sending)
+        self._tasks.append(task)
+        return task
+
+    async def _send(self, outgoing: Outgoing, wait: Wait) -> asyncio.Task[None]:
+        await wait()
+        task = self.start(self._sender.send(outgoing))
+        task.add_done_callback(lambda _: self.room.release())
+        return task
+
+
+async def send_in_turn(
     sender: Sender,
     requests: Sequence[Outgoing],
+    further: Iterator[Outgoing] | None,
     num_in_flight: int,
-    rate: float | None,
-    times: Sequence[float],
-    extra: Iterator[Outgoing] | None,
 ) -> Load:
-    """Send requests, wait until the last has ended, and return what was in flight meanwhile.
+    """Send each request as soon as fewer than `num_in_flight` have not ended, further ones when no others wait."""
+    traffic = _Traffic(sender, further, num_in_flight)
+    return await traffic.answer(requests, traffic.room.acquire, traffic.room.acquire)
+
+
+async def send_at_times(
+    sender: Sender,
+    requests: Sequence[Outgoing],
+    further: Iterator[Outgoing] | None,
+    rate: float,
+    times: Sequence[float],
+    say: Callable[[str], None],
+) -> Load:
+    """Send each request at its time, further ones before and behind them.
 
     Args:
-        num_in_flight: the most that have not ended; without effect at a rate.
-        rate: requests per second; None to send one wherever there is room.
-        times: at a rate, the seconds after which each of `requests` is sent.
-        extra: requests without end that do not count, with which the load neither builds up nor
-            drains: at a rate before and behind the others, else in the places of those that have
-            ended, when no others wait. What is left of them is cancelled.
+        rate: requests per second.
+        times: the seconds after which each of `requests` is sent.
+        say: gets a line where the server does not keep up.
     """
-    room = asyncio.Semaphore(sys.maxsize if rate else num_in_flight)
-    tasks: list[asyncio.Task[None]] = []
-    extra_records: list[RequestRecord] = []
-    an_extra_has_ended = asyncio.Event()
-    num_ended = 0
-    most_in_flight = 0
+    traffic = _Traffic(sender, further)
+    due = iter(times)
 
-    async def send(outgoing: Outgoing) -> None:
-        try:
-            await sender.send(outgoing)
-        finally:
-            room.release()
+    async def until_due() -> None:
+        await asyncio.sleep(traffic.started + next(due) - time.perf_counter())
 
-    async def send_one_extra(outgoing: Outgoing) -> None:
-        nonlocal num_ended
-        await send(outgoing)
-        num_ended += 1
-        an_extra_has_ended.set()
+    async def a_while() -> None:
+        await asyncio.sleep(random.expovariate(rate))
 
-    async def send_extra(requests: Iterator[Outgoing], wait_s: float = 0.0) -> None:
-        nonlocal most_in_flight
-        await asyncio.sleep(wait_s)
-        await room.acquire()
-        # A server that refuses them at once would be flooded.
-        while not any(record.error for record in extra_records):
-            outgoing = next(requests)
-            extra_records.append(outgoing.request)
-            tasks.append(asyncio.create_task(send_one_extra(outgoing)))
-            most_in_flight = max(most_in_flight, len(extra_records) - num_ended)
-            if rate:
-                await asyncio.sleep(random.expovariate(rate))
-            await room.acquire()
+    async def build_up() -> None:
+        leading = traffic.start(traffic.send_further(a_while))
+        began = time.perf_counter()
+        num_ended = 0
+        most_in_flight = 1
+        first_s = 0.0
+        while not has_built_up(num_ended, most_in_flight) and not leading.done():
+            await asyncio.sleep(_LOOK_S)
+            most_in_flight = max(most_in_flight, sender.num_in_flight)
+            num_ended = sum(record.seconds > 0 for record in traffic.records)
+            seconds = time.perf_counter() - began
+            first_s = first_s if num_ended else seconds
+            if seconds > max(_MOST_LEAD_S, _MOST_LEAD * first_s):
+                number = f"after {seconds:.0f} s {num_ended} of {len(traffic.records)} requests"
+                rule = "may be more than the server can do"
+                say(f"engine.rate={rate:g} {rule}: {number} have ended")
+                break
+        leading.cancel()
 
-    try:
-        if rate and extra is not None:
-            leading = asyncio.create_task(send_extra(extra))
-            tasks.append(leading)
-            while not has_built_up(num_ended, most_in_flight):
-                # None is sent behind one that failed.
-                if any(record.error for record in extra_records):
-                    break
-                an_extra_has_ended.clear()
-                await an_extra_has_ended.wait()
-            leading.cancel()
-        started = time.perf_counter()
-        seconds_before = sender.request_seconds()
-        num_arrived_before = sum(len(record.arrivals) for record in extra_records)
-        own_tasks = []
-        for index, outgoing in enumerate(requests):
-            if rate:
-                await asyncio.sleep(started + times[index] - time.perf_counter())
-            await room.acquire()
-            own_tasks.append(asyncio.create_task(send(outgoing)))
-            tasks.append(own_tasks[-1])
-        if extra is not None:
-            wait_s = random.expovariate(rate) if rate else 0.0
-            tasks.append(asyncio.create_task(send_extra(extra, wait_s)))
-        await asyncio.gather(*own_tasks)
-        num_extra = sum(len(record.arrivals) for record in extra_records) - num_arrived_before
-        num_own = sum(len(outgoing.request.arrivals) for outgoing in requests)
-        return Load(
-            request_seconds=sender.request_seconds() - seconds_before,
-            seconds=time.perf_counter() - started,
-            share=num_own / (num_own + num_extra) if num_own else 1.0,
-            extra=extra_records,
-            offered_s=times[-1] if rate else 0.0,
-        )
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    load = await traffic.answer(requests, until_due, a_while, build_up if further else None)
+    return replace(load, offered_s=times[-1])

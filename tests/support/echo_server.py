@@ -47,6 +47,7 @@ class EchoServer:
         delay_s: before each chunk.
         slow_every: each chunk of this request and of every so many after it takes `slow_s`.
         stall: never end an answer after the first chunk.
+        stall_after: the same of requests behind so many.
         key: that requests must bring.
         silent: requests that get no drafts.
         breaks: requests whose answers end in an error after they have begun.
@@ -80,6 +81,7 @@ class EchoServer:
     slow_every: int = 0
     slow_s: float = 0.0
     stall: bool = False
+    stall_after: int = 1_000_000
     key: str | None = None
     version: str | None = None
     started: int | None = None
@@ -216,7 +218,7 @@ class EchoServer:
                     break
                 if self.break_every and number % self.break_every == 0 and chunk_count == 2:
                     return False
-                while self.stall:
+                while self.stall or number > self.stall_after:
                     await asyncio.sleep(0.01)
                     if reader.at_eof():
                         raise ConnectionError

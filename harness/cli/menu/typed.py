@@ -65,7 +65,7 @@ def for_hydra(
             if action.nargs == 0:
                 options.append(word)
                 continue
-            choices = action.choices
+            choices = action.choices or ()
             following = remaining[0] if remaining else ""
             # With "?" the value may be left out.
             if not equals and action.nargs == "?" and following not in choices:
