@@ -25,7 +25,7 @@ _VERSION_BASE = "1.3"
 _TRACEBACK = "HARNESS_TRACEBACK"
 # The options of Hydra that commands take. The others compose another configuration or print what is Hydra's own, and
 # `--experimental-rerun` runs code from a pickle.
-_OFFERED = "-h --help -m --multirun -c --cfg --resolve -p --package -i --info -cd --config-dir -sc"
+_OFFERED = "-h --help -m --multirun -c --cfg --resolve -p --package -cd --config-dir -sc"
 
 WANTS_TRACEBACK = os.environ.get(_TRACEBACK, os.environ.get("HYDRA_FULL_ERROR", "")) == "1"
 

@@ -60,7 +60,7 @@ _SEVERITIES = {0: 0, 3: 1, 2: 2}
 
 
 # Options that print something in place of a run.
-_FOR_THE_TERMINAL = ("-h", "--help", "-c", "--cfg", "-i", "--info", "-sc")
+_FOR_THE_TERMINAL = ("-h", "--help", "-c", "--cfg", "-sc")
 
 # The process has one Hydra, sys.argv and sys.stdout, so one thread at a time may run a command.
 _run_lock = threading.RLock()
@@ -360,7 +360,7 @@ def _hydra_line(words: Words) -> tuple[list[str], str, bool]:
     flags = hydra_app.flags(options)
     if flags.help:
         return [], help.command_help(record, settings, topic, flags.config_dir), False
-    prints = bool(flags.cfg or flags.info)
+    prints = bool(flags.cfg)
     rounds = [] if prints else round_overrides(command, settings)
     if not flags.multirun and (rounds or len(words.servers) > 2):
         options.append("-m")

@@ -11,6 +11,9 @@ from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
 
+# Beyond this length of answers, tokens per iteration differ by less than 0.1 %.
+_LONGEST = 10_000
+
 
 def marginal_rates(conditional: Sequence[float], num_draft_tokens: int) -> list[float]:
     """Chance at each of K positions that a token and all before it are accepted."""
@@ -27,7 +30,7 @@ def length_in_answers(
     By renewal, exactly: what is left after an iteration is an answer again. The first token comes with the prompt.
     """
     reached = [1.0, *marginal_rates(conditional, num_draft_tokens)]
-    num_decoded = max(1, round(num_tokens) - 1)
+    num_decoded = max(1, round(min(num_tokens, _LONGEST)) - 1)
     expected = [0.0]
     for left in range(1, num_decoded + 1):
         most = min(num_draft_tokens, left - 1)

@@ -50,6 +50,9 @@ def read_whole(path: Path) -> bytes:
         OSError: when it cannot be read.
     """
     target = Path(os.path.realpath(path))
+    if target.is_char_device():
+        # /dev/zero has no end.
+        raise OSError(errno.EINVAL, "it is a device")
     if not target.is_file():
         # A pipe has its content once.
         return path.read_bytes()

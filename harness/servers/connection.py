@@ -9,8 +9,6 @@ import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
-from urllib.request import proxy_bypass
 
 from harness.config.errors import RunError
 
@@ -57,43 +55,39 @@ def authorization(key: str | None) -> dict[str, str]:
 
 
 def client_settings(url: str, key: str | None, timeout_s: float) -> dict[str, Any]:
-    """How a client asks one server. Where that sends a request on to another server, RequestFailed is raised."""
-    import httpx2
-
-    home = httpx2.URL(url)
-
-    def check(request: httpx2.Request) -> None:
-        there = request.url
-        if (there.host, there.port) != (home.host, home.port):
-            reason = f"{url} sends requests on to {there}, which is another server: name that one"
-            raise RequestFailed(reason, _MISDIRECTED)
-
+    """How a client asks one server."""
     return {
         "headers": authorization(key),
         "timeout": timeout_s,
         "verify": _certificates(),
         "follow_redirects": True,
-        "event_hooks": {"request": [check]},
         "trust_env": not _HERE.match(url),
     }
 
 
 def new_client(url: str, key: str | None, timeout_s: float) -> httpx2.AsyncClient:
-    """A client of one server, with as many connections as there are requests."""
+    """A client of one server, with as many connections as there are requests. It does not follow that server to another
+    one, whose times would be measured, and which would get the prompts.
+    """
     import httpx2
 
-    settings = client_settings(url, key, timeout_s)
-    [check] = settings["event_hooks"]["request"]
+    home = httpx2.URL(url)
 
-    async def check_here(request: httpx2.Request) -> None:
-        check(request)
+    async def check(request: httpx2.Request) -> None:
+        there = request.url
+        if (there.host, there.port) != (home.host, home.port):
+            reason = f"{url} sends requests on to {there}, another server: name that one"
+            raise RequestFailed(reason, _MISDIRECTED)
 
-    settings["event_hooks"] = {"request": [check_here]}
-    # Without an expiry: a new connection would be in the times of the arm whose turns are further apart.
-    limits = httpx2.Limits(
-        max_connections=None, max_keepalive_connections=None, keepalive_expiry=None
+    return httpx2.AsyncClient(
+        base_url=url,
+        # Without an expiry: a new connection would be in the times of the arm whose turns are further apart.
+        limits=httpx2.Limits(
+            max_connections=None, max_keepalive_connections=None, keepalive_expiry=None
+        ),
+        event_hooks={"request": [check]},
+        **client_settings(url, key, timeout_s),
     )
-    return httpx2.AsyncClient(base_url=url, limits=limits, **settings)
 
 
 def root_of(url: str) -> str:
@@ -181,16 +175,13 @@ async def answer_to(
 
 
 def _why_unanswered(url: str, error: Exception) -> str:
-    """Why there is no connection, and what in the environment may be the reason."""
+    """Why there is no connection, with what in the environment may be the reason."""
     cause = str(error) or type(error).__name__
     if "CERTIFICATE_VERIFY_FAILED" in cause:
-        return f"the certificate of {url} is not trusted ({cause}): SSL_CERT_FILE=FILE names one that is"
-    address = urlsplit(url)
-    names = f"{address.scheme}_proxy", "all_proxy"
-    by_proxy = not _HERE.match(url) and not proxy_bypass(address.hostname or "")
-    for variable, proxy in os.environ.items():
-        if by_proxy and proxy and variable.lower() in names:
-            cause += f", through the proxy that {variable} names"
+        cause += "; SSL_CERT_FILE=FILE names a certificate to trust"
+    for variable in os.environ:
+        if not _HERE.match(url) and variable.lower() in ("http_proxy", "https_proxy", "all_proxy"):
+            cause += f"; {variable} is set"
     return f"nothing answers at {url} ({cause}): is the server running?"
 
 

@@ -427,7 +427,19 @@ def test_cells_that_cannot_be_read_are_noted(tmp_path: Path) -> None:
     write_rows(path, [dict.fromkeys(names) | cells])
     assert read_kind(path, row_kinds()) is LatencyRow
     assert read_file(path, row_kinds()).unread == [f"{path}, line 2: ms_per_token cannot be read"]
+    # Nor can what no time can be; the lower end of an interval may be below 0.
+    cells |= {
+        "ms_per_token": "-9.5",
+        "iteration_ms": "2",
+        "iteration_ms_low": "-1",
+        "iteration_ms_high": "5",
+    }
+    write_rows(path, [dict.fromkeys(names) | cells])
+    contents = read_file(path, row_kinds())
+    assert contents.unread == [f"{path}, line 2: ms_per_token cannot be read"]
     assert read_kind(tmp_path / "absent.csv", row_kinds()) is None
+    with pytest.raises(OSError, match="device"):
+        read_file(Path("/dev/zero"), row_kinds())
 
 
 def append_forever(path: Path, first: int, acknowledged: Connection) -> None:

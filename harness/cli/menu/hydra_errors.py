@@ -49,7 +49,7 @@ def explained(error: Exception, command: str) -> SettingError | None:
         return SettingError(several[1], rule, several[2])
     # "Only one of --run, --multirun, --cfg, --info and --shell_completion can be specified"
     if "can be specified" in text:
-        return SettingError("-m", "takes neither --cfg nor --info")
+        return SettingError("-m", "has no --cfg: leave one of them out")
     # "range() arg 3 must not be zero", which is Python's own
     is_hydras = type(error).__module__.startswith("hydra") or text.startswith("range() ")
     if is_hydras and isinstance(error, errors.HydraException | ValueError):

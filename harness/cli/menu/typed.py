@@ -62,20 +62,16 @@ def for_hydra(
         name, equals, value = word.partition("=")
         action = hydra_options.get(name)
         if action is not None:
+            options.append(word)
             if action.nargs == 0:
-                options.append(word)
                 continue
-            choices = action.choices or ()
-            following = remaining[0] if remaining else ""
-            # With "?" the value may be left out.
-            if not equals and action.nargs == "?" and following not in choices:
-                value = action.const
-            elif not equals and following:
+            if not equals and remaining:
                 value = remaining.pop(0)
-            if not value or (choices and value not in choices):
-                rule = f"one of {', '.join(choices)}" if choices else "a value"
+                options.append(value)
+            is_possible = value in action.choices if action.choices else bool(value)
+            if not is_possible:
+                rule = f"one of {', '.join(action.choices)}" if action.choices else "a value"
                 raise SettingError(name, f"is followed by {rule}", *filter(None, [value]))
-            options.append(f"{name}={value}")
         elif word.startswith("-"):
             plain = name.lstrip("-").replace("-", "_")
             rule = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -35,6 +36,10 @@ _NOT_RECURRENT = {
     "moe",
     "mlp",
 }
+# Files that name the file of each tensor.
+INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+# More than any published model has.
+_MOST_LAYERS = 1000
 
 
 @dataclass(frozen=True)
@@ -96,8 +101,12 @@ def check_decoder(role: str, settings: ModelSettings, config: PreTrainedConfig) 
 
     The configuration and the model class decide by their declarations.
     """
+    num_layers = getattr(config.get_text_config(decoder=True), "num_hidden_layers", 1)
     remote = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
-    if config.is_encoder_decoder:
+    if not 0 < num_layers <= _MOST_LAYERS:
+        # Each is built before anything else is known.
+        rule = f"has num_hidden_layers: {num_layers}, and 1 to {_MOST_LAYERS} are possible"
+    elif config.is_encoder_decoder:
         rule = "must be a decoder-only model; this is an encoder-decoder"
     elif type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", True):
         # BERT and the like have a causal class too, but no cache unless they are decoders.
@@ -157,6 +166,26 @@ def _check_directory(role: str, settings: ModelSettings, weights: bool) -> None:
     if weights and not has_weights:
         rule = "the directory holds no weights (model.safetensors or pytorch_model.bin)"
         raise SettingError(role, rule, repository)
+    for index in map(directory.joinpath, INDICES):
+        try:
+            weight_map(index)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise SettingError(role, f"{index.name}: {first_line(error)}", repository) from error
+
+
+def weight_map(index: Path) -> dict[str, str]:
+    """Return the file of each tensor, by an index; empty without one.
+
+    Raises:
+        ValueError: a file is in another directory: whoever wrote the index does not decide what is opened here.
+    """
+    if not index.exists():
+        return {}
+    files: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+    for file in set(files.values()):
+        if Path(file).is_absolute() or ".." in Path(file).parts:
+            raise ValueError(f"names {file}, which is outside its directory")
+    return files
 
 
 def check_model_access(settings: ModelSettings) -> None:

@@ -86,6 +86,8 @@ def read_rows(path: Path, source: str | None = None) -> Iterator[NumberedRow]:
     Raises:
         BadFile: if the file cannot be read; for a line that is not JSON, once the rows reach it.
     """
+    if path.is_fifo() or path.is_char_device():
+        raise BadFile("is no file but a pipe or a device, which may have no end")
     try:
         content = path.read_bytes()
     except FileNotFoundError:

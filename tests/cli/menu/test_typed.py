@@ -60,9 +60,9 @@ def test_an_address_is_that_of_a_server() -> None:
 
 
 def test_options_of_hydra_stay_beside_the_settings() -> None:
-    words = "seed=1 -m --info K=2 --config-dir mine -c job --help trees -i plugins".split()
+    words = "seed=1 -m K=2 --config-dir mine -c job --help trees".split()
     options, settings, topic = for_hydra(words, "latency", KNOWN)
-    assert options == "-m --info=all --config-dir=mine -c=job --help -i=plugins".split()
+    assert options == "-m --config-dir mine -c job --help".split()
     assert topic == "trees"
     assert settings == ["seed=1", "decoding.num_draft_tokens=2"]
 

@@ -99,6 +99,10 @@ def test_yields_of_texts_of_another_length_are_those_of_answers_as_long_as_the_p
     assert rows.predicted_speedup[0] == pytest.approx(truth(settings, 6, 24), rel=0.02)
 
 
+def test_lengths_that_no_answer_has_take_no_time() -> None:
+    assert length_in_answers([0.8], 4, 1e308) == pytest.approx(sum(0.8**i for i in range(5)), 1e-3)
+
+
 def test_texts_that_were_read_are_yields_of_their_length(harness: Harness, table: str) -> None:
     """Nine texts of nine tokens, of which the prompt gives the first."""
     rows = []

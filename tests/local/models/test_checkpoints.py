@@ -174,6 +174,32 @@ def test_directory_without_weights(save_model: SaveModel) -> None:
     assert not read_checkpoint("model", settings, weights=False).random
 
 
+@pytest.mark.parametrize("number", [10_000_000, 0, -1])
+def test_a_number_of_layers_that_no_model_has_is_refused(
+    save_model: SaveModel, number: int
+) -> None:
+    """Each would be built before anything else is looked at."""
+    settings = save_model()
+    config = Path(settings.repository, "config.json")
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"num_hidden_layers": number}))
+    with pytest.raises(SettingError, match=rf"has num_hidden_layers: {number}, and 1 to 1000"):
+        read_checkpoint("model", settings)
+
+
+@pytest.mark.parametrize("place", ["../../etc/passwd", "/etc/passwd"])
+@pytest.mark.parametrize("role", ["model", "draft"])
+def test_an_index_opens_no_file_elsewhere(save_model: SaveModel, role: str, place: str) -> None:
+    settings = save_model()
+    index = Path(settings.repository, "model.safetensors.index.json")
+    index.write_text(json.dumps({"weight_map": {"model.norm.weight": place}}))
+    with pytest.raises(SettingError, match=f"index.json: names {place}, which is outside"):
+        read_checkpoint(role, settings)
+    for damaged in ("{", "[]", "{}", '{"weight_map": 1}'):
+        index.write_text(damaged)
+        with pytest.raises(SettingError, match=r"model\.safetensors\.index\.json: "):
+            read_checkpoint(role, settings)
+
+
 def test_unknown_architecture_and_foreign_code(save_model: SaveModel) -> None:
     settings = save_model()
     config = Path(settings.repository, "config.json")

@@ -205,6 +205,13 @@ SYSTEM = Chat(({"role": "system", "content": "Be brief."}, {"role": "user", "con
     [
         ("{{ raise_exception('no system') }}", said("a"), "auto", "chat_template", "no system"),
         ({"rag": TEMPLATE, "tool_use": TEMPLATE}, said("a"), "auto", "chat_template", "no default"),
+        (
+            "{% for i in range(10 ** 9) %}{% endfor %}",
+            said("a"),
+            "auto",
+            "chat_template",
+            "Range too big",
+        ),
         (None, said("a"), "always", "chat_template", "has none"),
         (None, said("a", "b", "c"), "auto", "chat_template", "of several messages"),
         (None, SYSTEM, "auto", "chat_template", "chats of several messages"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -236,6 +237,11 @@ def test_a_file_that_cannot_be_read_says_why(load: Load, tmp_path: Path) -> None
         load_prompts(PromptSettings(name="q", file=str(tmp_path / "question.jsonl")))
     with pytest.raises(SettingError, match=r"no such file$"):
         load_prompts(PromptSettings(name="q", file=str(tmp_path / "zebra.txt")))
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    (tmp_path / "device.txt").symlink_to("/dev/zero")
+    for endless in ("pipe.jsonl", "device.txt"):
+        with pytest.raises(SettingError, match="a pipe or a device, which may have no end"):
+            load_prompts(PromptSettings(name="q", file=str(tmp_path / endless)))
     with pytest.raises(SettingError, match="more cells than headings"):
         load("prompt\nHello, world\n", "mine.csv")
     with pytest.raises(SettingError, match=r"template.*cannot be read"):

@@ -31,9 +31,9 @@ from harness.local.drafting.heads.head import (
     LayeredHead,
     sliding_windows,
 )
-from harness.local.drafting.heads.stored import fetch, reading, weight_map
+from harness.local.drafting.heads.stored import fetch, reading
 from harness.local.models.cache_names import CACHE
-from harness.local.models.checkpoints import Checkpoint, stored_quantization
+from harness.local.models.checkpoints import Checkpoint, stored_quantization, weight_map
 from harness.local.models.sketch import TensorSketch, bare_model, own_tensors, sketch_tensor
 from harness.local.models.tokenizers import vocabulary_size
 from harness.local.runners.slots import SlotCache

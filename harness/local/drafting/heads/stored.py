@@ -24,7 +24,12 @@ from transformers.utils.hub import cached_file
 from harness.config.errors import HarnessError, RunError, SettingError
 from harness.config.failures import explained, first_line
 from harness.config.settings import ModelSettings
-from harness.local.models.checkpoints import Checkpoint, check_model_access
+from harness.local.models.checkpoints import (
+    INDICES,
+    Checkpoint,
+    check_model_access,
+    weight_map,
+)
 from harness.local.models.tokenizers import vocabulary_size
 
 # The styles of layers that heads have, by transformers' name.
@@ -35,7 +40,6 @@ ASSISTANT_NAMES = {
     "fc.weight": "encoder.fc.weight",
     "hidden_norm.weight": "encoder.output_norm_enc.weight",
 }
-_INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 # Parts of the names of tensors that no head needs: t2d, [target vocabulary] bool, says which of the
 # target's tokens the draft has, as d2t does too (see `Head`); the verifier's are copies of the
 # target's tensors for training; rotary_emb follows from the configuration.
@@ -274,12 +278,12 @@ def find_weights(settings: ModelSettings, names: Sequence[str]) -> tuple[Path, .
         SettingError: the repository has none of them.
         RunError: a file that cannot be fetched or read.
     """
-    for name in (*_INDICES, *names):
+    for name in (*INDICES, *names):
         with reading(settings, "draft", name):
             path = fetch(settings, name)
             if path is None:
                 continue
-            if name not in _INDICES:
+            if name not in INDICES:
                 return (path,)
             shards = []
             for shard in sorted(set(weight_map(path).values())):
@@ -288,12 +292,6 @@ def find_weights(settings: ModelSettings, names: Sequence[str]) -> tuple[Path, .
                 shards.append(file)
             return tuple(shards)
     raise SettingError("draft", f"holds no weights ({', '.join(names)})", settings.name)
-
-
-def weight_map(index: Path) -> dict[str, str]:
-    """Return the file of each tensor, by an index."""
-    files: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-    return files
 
 
 def read_tensors(
