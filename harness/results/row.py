@@ -278,9 +278,9 @@ def _parsed_value(cell: str, column: ColumnDescription) -> Any:
     """The value of a cell that is no text, written by Python or as JSON; None where it cannot be read."""
     if _TOO_LONG.search(cell) and str not in typing.get_args(column.hint):
         return None
-    value = None
-    with suppress(ValidationError):
-        value = strict(column.hint).validate_json(_IN_JSON.get(cell, cell))
     # Of all that has a unit, log-probabilities and lower ends alone may be negative.
-    may_be_negative = column.unit in ("", "nats") or column.part == "low"
-    return value if may_be_negative or not isinstance(value, int | float) or value >= 0 else None
+    if cell.startswith("-") and column.unit not in ("", "nats") and column.part != "low":
+        return None
+    with suppress(ValidationError):
+        return strict(column.hint).validate_json(_IN_JSON.get(cell, cell))
+    return None

@@ -99,7 +99,7 @@ def page(url: str, key: str | None) -> str:
     """The body of a page of a server, on a connection of its own.
 
     Args:
-        key: of the server's API.
+        key: of the server's API. It is not sent on where another server is pointed to.
 
     Raises:
         RequestFailed: nothing answers, what answers is malformed, or it is an error.

@@ -11,7 +11,7 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -216,6 +216,7 @@ class _Traffic:
     count. With these the load neither builds up nor drains; what is left of them in the end is cancelled.
 
     Attributes:
+        tasks: of all of them, which end with the answer to the question.
         records: of the further requests that were sent.
         started: when the first own request may be sent, by `time.perf_counter`.
     """
@@ -225,7 +226,7 @@ class _Traffic:
     ) -> None:
         self._sender = sender
         self._further = further or iter(())
-        self._tasks: list[asyncio.Task[None]] = []
+        self.tasks: list[asyncio.Task[None]] = []
         self.room = asyncio.Semaphore(num_in_flight)
         self.records: list[RequestRecord] = []
         self.started = 0.0
@@ -246,8 +247,8 @@ class _Traffic:
             self.started = time.perf_counter()
             seconds_before = self._sender.request_seconds()
             num_before = sum(len(record.arrivals) for record in self.records)
-            own = [await self._send(outgoing, wait) for outgoing in requests]
-            self.start(self.send_further(wait_further))
+            own = [await self._start(outgoing, wait) for outgoing in requests]
+            self.tasks.append(asyncio.create_task(self.send_further(wait_further)))
             await asyncio.gather(*own)
             num_further = sum(len(record.arrivals) for record in self.records) - num_before
             num_own = sum(len(outgoing.request.arrivals) for outgoing in requests)
@@ -258,29 +259,29 @@ class _Traffic:
                 extra=self.records,
             )
         finally:
-            for task in self._tasks:
+            for task in self.tasks:
                 task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await asyncio.gather(*self.tasks, return_exceptions=True)
 
     async def send_further(self, wait: Wait) -> None:
         """Send further requests until one fails: a server that refuses them at once would be flooded."""
         for outgoing in self._further:
-            await self._send(outgoing, wait)
+            await self._start(outgoing, wait)
             self.records.append(outgoing.request)
             if any(record.error for record in self.records):
                 break
 
-    def start(self, sending: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Go on with something until it ends, or all does."""
-        task = asyncio.create_task(sending)
-        self._tasks.append(task)
+    async def _start(self, outgoing: Outgoing, wait: Wait) -> asyncio.Task[None]:
+        await wait()
+        task = asyncio.create_task(self._send(outgoing))
+        self.tasks.append(task)
         return task
 
-    async def _send(self, outgoing: Outgoing, wait: Wait) -> asyncio.Task[None]:
-        await wait()
-        task = self.start(self._sender.send(outgoing))
-        task.add_done_callback(lambda _: self.room.release())
-        return task
+    async def _send(self, outgoing: Outgoing) -> None:
+        try:
+            await self._sender.send(outgoing)
+        finally:
+            self.room.release()
 
 
 async def send_in_turn(
@@ -319,7 +320,8 @@ async def send_at_times(
         await asyncio.sleep(random.expovariate(rate))
 
     async def build_up() -> None:
-        leading = traffic.start(traffic.send_further(a_while))
+        leading = asyncio.create_task(traffic.send_further(a_while))
+        traffic.tasks.append(leading)
         began = time.perf_counter()
         num_ended = 0
         most_in_flight = 1
@@ -331,9 +333,10 @@ async def send_at_times(
             seconds = time.perf_counter() - began
             first_s = first_s if num_ended else seconds
             if seconds > max(_MOST_LEAD_S, _MOST_LEAD * first_s):
-                number = f"after {seconds:.0f} s {num_ended} of {len(traffic.records)} requests"
-                rule = "may be more than the server can do"
-                say(f"engine.rate={rate:g} {rule}: {number} have ended")
+                say(
+                    f"engine.rate={rate:g} may be more than the server can do: after {seconds:.0f} s"
+                    f" {num_ended} of {len(traffic.records)} requests have ended"
+                )
                 break
         leading.cancel()
 

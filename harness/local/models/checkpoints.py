@@ -169,7 +169,7 @@ def _check_directory(role: str, settings: ModelSettings, weights: bool) -> None:
     for index in map(directory.joinpath, INDICES):
         try:
             weight_map(index)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except Exception as error:
             raise SettingError(role, f"{index.name}: {first_line(error)}", repository) from error
 
 
