@@ -12,22 +12,20 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 
-# Names whose values are keys, by one of their parts between `-`, `_` and `.`: `OPENAI_KEY_2`, `--apikey`, `PGPASS`; and
-# the beginnings of flags that Python's argparse takes.
-_NAME = re.compile(
-    r"(?:.*[-_.])?(?:[a-z\d]*(?:key|token|secret|pass(?:wd|word|phrase)?)|hft|pwd|pat|auth|authorization|credentials?"
-    r"|cookies?|sig|signature)(?:[-_.].*)?|--(?:admin[-_])?api(?:[-_]ke?)?|--hf[-_]to?k?e?",
-    re.IGNORECASE,
+# Parts of names, between `-`, `_` and `.`, whose values are keys, and endings of such parts: `--apikey`, `PGPASS`.
+_WORDS = frozenset(
+    "hft pat auth authorization credential credentials cookie cookies sig signature".split()
 )
-# Switches, and what says something else about a key: `--no-auth`, `--api-key-file`.
-_ABOUT = re.compile(
-    r"-*(?:no|allow|disable|enable|return|skip|stream)[-_].*"
-    r"|.*[-_.](?:dir|file|format|ids?|map|mode|name|path|type|url|variable)",
-    re.IGNORECASE,
-)
-# No keys: numbers, `bool:true` of llama.cpp's metadata, `<s>`, files, and objects, whose own names count.
+_ENDINGS = ("key", "token", "secret", "pass", "passwd", "password", "passphrase")
+# First parts of switches, and last ones of names that say something else about a key: `--no-auth`, `--api-key-file`.
+_SWITCHES = frozenset("no allow disable enable return skip stream".split())
+_ABOUT = frozenset("dir file format id ids map mode name path sock type url variable".split())
+# Flags that programs take by their beginnings too, as Python's argparse does; `--ap` may be any.
+_ABBREVIATED = ("--api-key", "--hf-token", "--admin-api-key")
+_SHORTEST_FLAG = len("--api")
+# No keys: numbers, `bool:true` of llama.cpp's metadata, `<s>`, paths, and objects, whose own names count.
 _NO_KEY = re.compile(
-    r"-?[\d.]{0,6}|true|false|none|null|auto|on|off|(?:int|float|bool):.*|<.*|[.~]*/.*\.\w+|\{.*",
+    r"-?[\d.]{0,6}|true|false|none|null|auto|on|off|(?:int|float|bool):.*|<.*|[.~]*/.*|\{.*",
     re.IGNORECASE,
 )
 # `HF_TOKEN=x` and `Cookie: x` as a word begins, also behind `--env=`; `{"token": "x"}`, and `?key=x` of an address.
@@ -60,7 +58,13 @@ def masked(text: str) -> str:
 
 def names_key(name: str) -> bool:
     """Whether a flag, a variable, a header or an entry has a key as its value."""
-    return bool(_NAME.fullmatch(name)) and not _ABOUT.fullmatch(name)
+    flag = name.lower().replace("_", "-")
+    if len(flag) >= _SHORTEST_FLAG and any(known.startswith(flag) for known in _ABBREVIATED):
+        return True
+    parts = re.split(r"[-.]+", flag.lstrip("-"))
+    if parts[0] in _SWITCHES or parts[-1] in _ABOUT:
+        return False
+    return any(part in _WORDS or part.endswith(_ENDINGS) for part in parts)
 
 
 def _is_key(name: str, value: str) -> bool:

@@ -91,3 +91,12 @@ def test_a_key_in_a_setting_is_in_no_file(
 @pytest.mark.parametrize("typed", HONEST)
 def test_an_honest_command_is_taken(typed: str) -> None:
     check_has_no_key(shlex.split(typed))
+
+
+def test_a_directory_of_the_environment_is_no_key(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = Path.cwd()
+    monkeypatch.setenv("PWD", str(here))
+    monkeypatch.setenv("SSH_AUTH_SOCK", str(here / "agent"))
+    harness("latency", "engine=simulated", "num_prompts=2", f"results.file={here}/agent.csv")
