@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 
 # Parts of names, between `-`, `_` and `.`, whose values are keys, and endings of such parts: `--apikey`, `PGPASS`.
 _WORDS = frozenset(
-    "hft pat auth authorization credential credentials cookie cookies sig signature".split()
+    "hft pwd pat auth authorization credential credentials cookie cookies sig signature".split()
 )
 _ENDINGS = ("key", "token", "secret", "pass", "passwd", "password", "passphrase")
 # First parts of switches, and last ones of names that say something else about a key: `--no-auth`, `--api-key-file`.

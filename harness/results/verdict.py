@@ -328,9 +328,8 @@ def _beyond_k(speculative: ArmEvidence) -> str | None:
     proposed = speculative.mean_proposed
     wrong = "one of them is wrong"
     if proposed is not None:
-        wrong = (
-            f"{proposed:.3g} were drafted, so {'K is' if proposed > k else 'the counts are'} wrong"
-        )
+        culprit = "K is" if proposed > k else "the counts are"
+        wrong = f"{proposed:.3g} draft tokens per iteration are counted, so that {culprit} wrong"
     return f"{yielded:.2f} tokens per iteration are impossible with K={k}: {wrong}"
 
 

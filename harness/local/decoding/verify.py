@@ -134,11 +134,11 @@ def verify_block(offer: Offer) -> Verdict:
     probability s_i / (s_i + 1 - p_i), where s_i is the mass of max(0, p_i target - draft) after it,
     and the whole block with p_K. The longest prefix that passes is kept, even if a shorter one did
     not. The token after it is drawn from that residual. Deterministic proposals are accepted as
-    often as by `verify`. Lenience divides the ratios, and is lossy.
+    often as by `verify`. It takes no lenience.
     """
     target_probability = offer.target_probability
     draft_probability = offer.draft_probability
-    reach = _reach(target_probability, draft_probability, offer)
+    reach = _reach(target_probability, draft_probability)
     scaled_target = reach.unsqueeze(-1) * offer.target_probabilities
     if offer.draft_probabilities is None:
         residual_mass = reach[:, :-1] * (1 - target_probability)
@@ -153,12 +153,12 @@ def verify_block(offer: Offer) -> Verdict:
     return Verdict(num_accepted, next_token, target_probability, draft_probability)
 
 
-def _reach(target_probability: Tensor, draft_probability: Tensor, offer: Offer) -> Tensor:
+def _reach(target_probability: Tensor, draft_probability: Tensor) -> Tensor:
     """Return p_0 to p_K of each row [B, K + 1]."""
     # Behind a row's own offer the draft probability may be zero.
     smallest = torch.finfo(torch.float32).tiny
-    ratios = target_probability / (offer.lenience * draft_probability).clamp(min=smallest)
-    reach = torch.ones_like(offer.next_uniforms[:, 0])
+    ratios = target_probability / draft_probability.clamp(min=smallest)
+    reach = ratios.new_ones(len(ratios))
     prefixes = [reach]
     for ratio in ratios.unbind(1):
         reach = (reach * ratio).clamp(max=1)
