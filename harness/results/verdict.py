@@ -329,7 +329,7 @@ def _beyond_k(speculative: ArmEvidence) -> str | None:
     wrong = "one of them is wrong"
     if proposed is not None:
         culprit = "K is" if proposed > k else "the counts are"
-        wrong = f"{proposed:.3g} draft tokens per iteration are counted, so that {culprit} wrong"
+        wrong = f"{proposed:.3g} were drafted, so {culprit} wrong"
     return f"{yielded:.2f} tokens per iteration are impossible with K={k}: {wrong}"
 
 
