@@ -32,7 +32,7 @@ class Lenience(Fault):
     """A draft token is accepted with min(1, target / (0.8 draft)), although the settings ask for no lenience."""
 
     def verdict(self, rule: Callable[[Offer], Verdict], offer: Offer, warp: Warp) -> Verdict:
-        return rule(dataclasses.replace(offer, lenience=0.8))
+        return rule(dataclasses.replace(offer, accept_uniforms=0.8 * offer.accept_uniforms))
 
 
 class ArgmaxBeyondTwoRows(Fault):
