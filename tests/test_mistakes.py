@@ -67,7 +67,7 @@ MISTAKES = {
     "latency engine=simulated decoding.synthetic_acceptance=0.5":
         "decoding.synthetic_acceptance=0.5: needs engine=local",
     "recovery engine=simulated": "engine=simulated: must decode a model",
-    "latency engine=huggingface draft=tiny_medusa": "draft=tiny_medusa: must be a model, a DFlash head, mtp",
+    "latency engine=huggingface draft=tiny_medusa": "draft=tiny_medusa: must be a model, lookup or early_exit",
     "plan draft=7B_2GPUs gpus=2 gpu_memory=40GB": "draft.gpus=2: must be 1: a draft is whole on one GPU",
     # Servers
     "latency engine=server": "engine.url=null: must be set, or a server's command typed last",

@@ -11,9 +11,7 @@ if TYPE_CHECKING:
     from harness.config.run import RunSettings
 
 # The rule about `draft` with transformers' own generation.
-FOR_HUGGINGFACE = (
-    "must be a model, a DFlash head, mtp, lookup or early_exit with engine=huggingface"
-)
+FOR_HUGGINGFACE = "must be a model, lookup or early_exit with engine=huggingface"
 
 
 class MethodRecord(RecordWithSettings):

@@ -239,10 +239,6 @@ class SampledMethod(Method):
 
         return make
 
-    def huggingface(self, pair: Pair, settings: Any, decoding: DecodingSettings) -> dict[str, Any]:
-        assert pair.head is not None
-        return pair.head.huggingface(pair.target.model)
-
 
 @dataclass(frozen=True, kw_only=True)
 class ModelDraftSettings(SampledDraftSettings, ModelSettings):
@@ -315,13 +311,10 @@ class ModelDraft(SampledMethod):
     def huggingface(
         self, pair: Pair, settings: ModelDraftSettings, decoding: DecodingSettings
     ) -> dict[str, Any]:
-        """Return the head, or the draft model with both tokenizers if the widths of their logits
-        differ.
-        """
+        """Return the draft model, with both tokenizers if the widths of their logits differ."""
         from harness.local.models.tokenizers import load_tokenizer, vocabulary_size
 
-        if pair.draft is None:
-            return super().huggingface(pair, settings, decoding)
+        assert pair.draft is not None
         arguments: dict[str, Any] = {"assistant_model": pair.draft.model}
         widths = {vocabulary_size(loaded.model.config) for loaded in (pair.target, pair.draft)}
         if len(widths) > 1:

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig
 from transformers.generation.streamers import BaseStreamer
-from transformers.modeling_layers import MtpModel
 
 from harness.config.amounts import length_in_common
+from harness.config.methods import FOR_HUGGINGFACE
 from harness.config.settings import DecodingSettings, require
 from harness.engines.arrivals import Watch
 from harness.engines.phases import Phases
@@ -51,9 +51,8 @@ def check_pair(planned: PlannedPair, decoding: DecodingSettings) -> None:
     if planned.draft_settings is None:
         return
     draft = planned.draft_settings.name
-    if planned.head is not None:
-        planned.head.kind.check_huggingface(planned.head.config, draft, decoding.most_draft_tokens)
-    elif len(planned.checkpoints) > 1:
+    require(planned.head is None, "draft", FOR_HUGGINGFACE, draft)
+    if len(planned.checkpoints) > 1:
         rule = "drafts all tokens in one pass, which engine=huggingface cannot"
         require(planned.shorter_proposals_follow, "draft", rule, draft)
     for checkpoint in planned.checkpoints:
@@ -194,14 +193,9 @@ class HuggingFaceArm(Arm):
         def generate() -> None:
             # The kernels of our own arms: a plan for every new length would count as decoding.
             with ExitStack() as undo, without_cudnn():
-                # A head drafts as many tokens as it can: those beyond are left out.
-                undo.enter_context(recorder.watching(target, decoding.most_draft_tokens))
-                if "use_mtp" in arguments:
-                    # It would read the layers again for every text.
-                    undo.callback(setattr, MtpModel, "from_pretrained", MtpModel.from_pretrained)
-                    MtpModel.from_pretrained = lambda *_, **__: self.assistant  # type: ignore[method-assign]
+                undo.enter_context(recorder.watching(target))
                 for model, its_own in configs.items():
-                    before = getattr(model, "generation_config", None)  # a head has none
+                    before = model.generation_config
                     undo.callback(setattr, model, "generation_config", before)
                     model.generation_config = its_own
                 # Below 2⁶³, which torch takes.
@@ -261,10 +255,8 @@ class _Recorder(BaseStreamer):
         """Required of a streamer."""
 
     @contextmanager
-    def watching(self, model: Any, most: int) -> Iterator[None]:
-        """In this block note the first `most` candidates of every candidate generator that a model makes, and leave
-        out the others.
-        """
+    def watching(self, model: Any) -> Iterator[None]:
+        """In this block note the candidates of every candidate generator that a model makes."""
         make = model._get_candidate_generator
         made: list[Any] = []
 
@@ -274,9 +266,8 @@ class _Recorder(BaseStreamer):
 
             def get_candidates(input_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
                 tokens, logits = find(input_ids, *args, **kwargs)
-                tokens = tokens[:, : input_ids.shape[1] + most]
                 self.proposed = tokens[0, input_ids.shape[1] :].tolist()
-                return tokens, None if logits is None else logits[:, :most]
+                return tokens, logits
 
             generator.get_candidates = get_candidates
             made.append(generator)

@@ -36,21 +36,17 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
-from harness.config.methods import FOR_HUGGINGFACE
-from harness.config.settings import require
 from harness.local.drafting.heads.head import (
     Draft,
     Draw,
     HeadConfig,
     LayeredHead,
     Unread,
-    sliding_windows,
     stacked,
 )
-from harness.local.drafting.heads.stored import ASSISTANT_NAMES, StoredHead
+from harness.local.drafting.heads.stored import StoredHead
 from harness.local.models.cache_names import CACHE
 from harness.local.runners.slots import SlotCache
 
@@ -169,48 +165,6 @@ class DFlash(LayeredHead):
     def pass_layer(self, layer: Any, states: Tensor, how: Mapping[str, Any]) -> Tensor:
         """Pass states [B, block, width] through a layer; `how` is for its attention."""
         return layer(states, **how)
-
-    @classmethod
-    def check_huggingface(cls, config: HeadConfig, draft: str, num_draft_tokens: int) -> None:
-        own: Any = config.transformer
-        has_windows = any(sliding_windows(own))
-        is_like_theirs = cls is DFlash and not (
-            config.from_anchor
-            or config.causal
-            or config.own_embedding
-            or config.own_output
-            or own.attention_bias
-            or (has_windows and (config.causal_windows or not config.windows_follow))
-        )
-        require(is_like_theirs, "draft", FOR_HUGGINGFACE, draft)
-        most = config.block_size - 1
-        rule = f"must be at most {most} with engine=huggingface, a whole block of {draft}"
-        require(num_draft_tokens <= most, "decoding.num_draft_tokens", rule, num_draft_tokens)
-
-    def huggingface(self, target: PreTrainedModel) -> dict[str, Any]:
-        """Return the arguments with these weights in the only DFlash model that transformers has."""
-        config = self.config
-        own: Any = config.transformer
-        window = own.sliding_window
-        fields = own.to_dict() | {
-            # Of tokens at each side, where ours is of the tokens up to the query's own.
-            "sliding_window": own.max_position_embeddings if window is None else window - 1,
-            "block_size": config.block_size,
-            "mask_token_id": config.mask_token_id,
-            # Counted from the output of the first layer.
-            "target_layer_ids": [layer - 1 for layer in config.layers],
-        }
-        del fields["model_type"]
-        with torch.device("meta"):
-            assistant = MuseGlimmerAssistantModel(MuseGlimmerAssistantConfig(**fields))
-        # Its buffers are in no checkpoint.
-        assistant.rotary_emb = type(assistant.rotary_emb)(assistant.config)
-        state = {
-            ASSISTANT_NAMES.get(name, name): value for name, value in self.state_dict().items()
-        }
-        assistant.load_state_dict(state, assign=True)
-        assistant.rotary_emb.to(self.fc.weight.device)
-        return {"assistant_model": assistant.eval(), "speculation_type": "dflash"}
 
 
 class JetSpec(DFlash):

@@ -18,8 +18,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
 
-from harness.config.errors import SettingError
-from harness.config.methods import FOR_HUGGINGFACE
 from harness.local.drafting.heads.stored import LAYER_STYLES, StoredHead
 from harness.local.models.sketch import TensorSketch
 from harness.local.runners.slots import SlotCache
@@ -217,21 +215,6 @@ class Head(nn.Module):
             )
             for name, tensor in self.state_dict().items()
         ]
-
-    @classmethod
-    def check_huggingface(cls, config: HeadConfig, draft: str, num_draft_tokens: int) -> None:
-        """Raise a SettingError if `generate` cannot draft this number of tokens with such a head.
-
-        `huggingface` is called only for a head that passes.
-
-        Args:
-            draft: the head as the user typed it.
-        """
-        raise SettingError("draft", FOR_HUGGINGFACE, draft)
-
-    def huggingface(self, target: PreTrainedModel) -> dict[str, Any]:
-        """Return the arguments of transformers' `generate` that make it draft with these weights."""
-        raise NotImplementedError
 
 
 class LayeredHead(Head):

@@ -126,22 +126,6 @@ class Mtp(Eagle3):
                     tensors.append(sketch_tensor(model, module, name, tensor, quantizable=False))
         return tensors
 
-    @classmethod
-    def check_huggingface(cls, config: HeadConfig, draft: str, num_draft_tokens: int) -> None:
-        rule = f"must be at most 1 with engine=huggingface: {draft} has a layer for each"
-        require(num_draft_tokens == 1, "decoding.num_draft_tokens", rule, num_draft_tokens)
-
-    def huggingface(self, target: PreTrainedModel) -> dict[str, Any]:
-        """Return the arguments with these layers as `assistant_model`, where `generate` looks for
-        none: it would read them again for every text.
-        """
-        with torch.device("meta"):
-            model = MtpModel(target, 1)
-        model.layers = self.layers
-        if model.use_shared_post_norm:
-            model.shared_post_norm = self.shared_norm
-        return {"use_mtp": True, "assistant_model": model.eval()}
-
 
 @dataclass(frozen=True, kw_only=True)
 class MtpCheckpoint(HeadCheckpoint):
