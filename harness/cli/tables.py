@@ -16,7 +16,8 @@ from harness.reporting.table import Document, Line, Table
 from harness.reporting.terminal import WIDE, as_text, plain_console, print_document, stderr_console
 from harness.reporting.words import labels
 from harness.results.locked_files import replace_file
-from harness.results.runs import Run, group, grouped, merge
+from harness.results.pooling import merge
+from harness.results.runs import Run, group, grouped
 from harness.results.schema import NO_VERDICT, REFUSED
 
 # Rows of any command, as its sweep's file holds them.

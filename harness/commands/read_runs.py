@@ -19,9 +19,10 @@ from harness.commands.registry import commands as menu_commands
 from harness.commands.registry import row_kinds
 from harness.config.errors import SettingError
 from harness.results.files import read_file, read_kind
+from harness.results.pooling import merge
 from harness.results.row import Row
 from harness.results.rows.prompts import LatencyPromptRow
-from harness.results.runs import AnyRunRow, Run, each_once, group, grouped, merge
+from harness.results.runs import AnyRunRow, Run, each_once, group, grouped
 from harness.results.schema import RunRow
 
 if TYPE_CHECKING:

@@ -119,6 +119,7 @@ def _write(
     saved = None
     finding = [] if page is None else [line.whole for line in page.finding]
     doubts = () if page is None else page.doubts
+    statements = () if page is None else page.statements
     failure: HarnessError | None = None
     try:
         saved = session.write_rows(rows)
@@ -126,7 +127,9 @@ def _write(
         failure = error
     # The run's directory gets its other files even if rows could not be collected.
     try:
-        write_result(session.directory, session.written, session.devices, finding, doubts)
+        write_result(
+            session.directory, session.written, session.devices, finding, doubts, statements
+        )
         if page is not None and (full := in_full(page)):
             replace_file(session.directory / SUMMARY_FILE, as_text(full).encode())
     except HarnessError as error:

@@ -19,6 +19,7 @@ from harness.reporting.words import (
     pair_name,
     typed_again,
 )
+from harness.results.judging.statement import Statement
 from harness.results.schema import RunRow
 
 # Steps that an answer has room for; one less below a doubt.
@@ -61,6 +62,7 @@ class Page:
         tables: the first is the short one. A table whose look is `bare` is only for a terminal.
         why: names and sentences: `("Why", "83 % accepted")`.
         next: the most useful step first.
+        statements: what is said of runs, as values; findings are sentences of these.
         plots: makes figures of matplotlib by the name of their kind, each with a title; only files need them.
     """
 
@@ -70,6 +72,7 @@ class Page:
     tables: Sequence[Table] = ()
     why: Sequence[tuple[str, str]] = ()
     next: Sequence[Step] = ()
+    statements: Sequence[Statement] = ()
     plots: Callable[[], Mapping[str, Sequence[Any]]] = dict
 
     @property

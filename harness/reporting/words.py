@@ -215,13 +215,13 @@ def too_long(row: Any) -> str | None:
 
 
 def common_settings(rows: Sequence[RunRow]) -> str:
-    """The settings that all rows share, in one line."""
-    shared: list[str | None] = []
+    """The settings that all rows share, in one line; what is unknown of a row is not shared."""
+    shared: list[str] = []
     for column in FIRST_SETTINGS:
-        texts = {in_words(row, column) for row in rows} - {None}
+        texts = {in_words(row, column) for row in rows}
         if len(texts) == 1:
-            shared += texts
-    return " · ".join(filter(None, shared))
+            shared += filter(None, texts)
+    return " · ".join(shared)
 
 
 def short_commit(commit: str) -> str:

@@ -112,6 +112,15 @@ def _git(directory: Path, *arguments: str) -> str | None:
     return output_of(["git", "--no-optional-locks", "-C", str(directory), *arguments], variables)
 
 
+def typed_in(directory: Path) -> str | None:
+    """The line that was typed for the run of a directory; None where that is not known."""
+    try:
+        content = json.loads((directory / "environment.json").read_bytes())
+        return str(content["command_line"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
 @functools.cache
 def package_version(distribution: str) -> str | None:
     """The version of an installed package; None where it is not installed."""

@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
+from operator import attrgetter
 from statistics import fmean
 from typing import Any
 
@@ -18,6 +19,7 @@ from harness.results.environment import new_run_id
 from harness.results.prompt_times import common_times, waits_of_both_arms
 from harness.results.row import Pooling
 from harness.results.rows.prompts import read_prompts
+from harness.results.runs import Run, each_once
 from harness.results.statistics.interval import Coverage, Interval
 from harness.results.statistics.runs import ratio_over_runs
 from harness.results.verdict import AnyRow, judged
@@ -30,6 +32,56 @@ _RULES: dict[Pooling, Callable[[Sequence[Any]], Any]] = {
     "all": all,
     "any": any,
 }
+
+
+def merge(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
+    """Each measurement once, and the failures that still count.
+
+    A measurement is shown by all of its runs that succeeded, pooled as those of `repeats=` are where
+    the times of their prompts are known; else by the newest that succeeded, or else by its newest run,
+    if that has figures. A pooled row replaces the runs that it pools. A failure counts until a newer run of the
+    same measurement succeeds: of ok, failed, ok the last is shown and no failure; of ok, failed
+    both.
+    """
+    single = each_once(runs)
+    by_id = {run.id: run for run in single}
+    pooled: set[str] = set()
+    for run in single:
+        pooled_ids = getattr(run.last, "pooled_runs", None) or ()
+        pooled.update(pooled_ids)
+        if pooled_ids and run.directory is None and pooled_ids[0] in by_id:
+            # Its command and its machine are those of the runs that it pools.
+            run.directory = by_id[pooled_ids[0]].directory
+    by_measurement: dict[str, list[Run]] = {}
+    for run in single:
+        if run.id in pooled:
+            continue
+        measurement = run.last.measurement if run.last.is_repeatable else None
+        by_measurement.setdefault(measurement or run.id, []).append(run)
+    shown: list[Run] = []
+    failures: list[Run] = []
+    for repetitions in by_measurement.values():
+        succeeded = [run for run in repetitions if run.status == "ok"]
+        newest = succeeded[-1] if succeeded else repetitions[-1]
+        newest.times = max(1, len(succeeded))
+        if newest.has_figures:
+            shown.append(_pooled_run(succeeded) or newest)
+        failed = repetitions[repetitions.index(newest) + 1 :] if succeeded else repetitions
+        if failed:
+            failed[-1].times = len(failed)
+            failures.append(failed[-1])
+    return sorted(shown, key=attrgetter("id")), sorted(failures, key=attrgetter("id"))
+
+
+def _pooled_run(runs: Sequence[Run[Any]]) -> Run[Any] | None:
+    """Several runs of one measurement as one; None where that has no interval."""
+    has_speedup = len(runs) > 1 and all(len(run.rows) == 2 for run in runs)
+    if not has_speedup or getattr(runs[-1].last, "speedup", None) is None:
+        return None
+    rows = pooled_rows([run.rows for run in runs])
+    if not rows or rows[-1].speedup is None or not rows[-1].speedup.has_bounds:
+        return None
+    return Run(rows, runs[-1].file, runs[-1].directory, len(runs))
 
 
 def pooled_rows(runs: Sequence[Sequence[AnyRow]]) -> list[AnyRow]:

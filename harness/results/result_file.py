@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.results.environment import environment
+from harness.results.judging.statement import Statement
 from harness.results.locked_files import replace_file
 from harness.results.schema import ComparedRow, RunRow
 from harness.results.statistics.interval import Interval
@@ -30,6 +31,7 @@ def write_result(
     devices: Sequence[str],
     finding: Sequence[str] = (),
     doubts: Sequence[str] = (),
+    statements: Sequence[Statement] = (),
 ) -> None:
     """Write the file of a run, whole or not at all; a run without rows leaves none.
 
@@ -37,17 +39,20 @@ def write_result(
         rows: all rows of the run, the one that is judged last.
         devices: product names of the devices that computed.
         finding, doubts: sentences of the run's page.
+        statements: what the finding says, as values.
     """
     if not rows:
         return
     last = rows[-1]
     verdict: dict[str, Any] | None = None
-    if isinstance(last, ComparedRow) and getattr(last, "arm", "speculative") == "speculative":
+    # A grid has a statement for each cell, and no verdict.
+    is_speculative = getattr(last, "arm", "speculative") == "speculative"
+    if len(rows) <= 2 and isinstance(last, ComparedRow) and is_speculative:
         judged = verdict_of(last)
         verdict = {
-            "conclusion": judged.conclusion,
-            "reason": judged.reason or None,
-            "speedup": _as_json(judged.speedup),
+            "conclusion": judged.relation,
+            "reason": judged.why or None,
+            "speedup": _as_json(judged.interval),
         }
     content = {
         "version": VERSION,
@@ -58,6 +63,7 @@ def write_result(
         "verdict": verdict,
         "finding": [*finding],
         "doubts": [*doubts],
+        "statements": [statement.as_json() for statement in statements],
         "environment": environment(devices),
         "rows": [
             {field.name: _as_json(getattr(row, field.name)) for field in fields(row)}

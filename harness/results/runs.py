@@ -38,7 +38,8 @@ class Run(Generic[AnyRunRow]):
         rows: at least one, in the order written; of `latency` and `eval` the regular arm first.
         file: the CSV file that they were read from.
         directory: of the run, where it can be found.
-        times: how many runs with the same `measurement` and outcome were read; this is the newest.
+        times: how many runs with the same `measurement` and outcome were read: this is all of them, pooled, or the
+            newest.
     """
 
     rows: list[AnyRunRow]
@@ -98,7 +99,7 @@ def group(rows: Sequence[Row], file: Path | None = None) -> list[Run]:
     """The runs that wrote these rows, once for each job of a sweep.
 
     Jobs of a sweep that measure the same have copies of the rows of one run, distinguished by `job`
-    alone. `merge` counts them once.
+    alone. `pooling.merge` counts them once.
     """
     run_rows = [row for row in rows if isinstance(row, RunRow)]
     beside = file.parent if file and (file.parent / "environment.json").exists() else None
@@ -111,44 +112,6 @@ def group(rows: Sequence[Row], file: Path | None = None) -> list[Run]:
         directory = Path(named) if named and os.path.isdir(named) else beside
         runs.append(Run(kept, file, directory))
     return runs
-
-
-def merge(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
-    """Each measurement once, and the failures that still count.
-
-    A measurement is shown by its newest run that succeeded, or else by its newest run, if that has
-    figures. A pooled row replaces the runs that it pools. A failure counts until a newer run of the
-    same measurement succeeds: of ok, failed, ok the last is shown and no failure; of ok, failed
-    both.
-    """
-    single = each_once(runs)
-    by_id = {run.id: run for run in single}
-    pooled: set[str] = set()
-    for run in single:
-        pooled_ids = getattr(run.last, "pooled_runs", None) or ()
-        pooled.update(pooled_ids)
-        if pooled_ids and run.directory is None and pooled_ids[0] in by_id:
-            # Its command and its machine are those of the runs that it pools.
-            run.directory = by_id[pooled_ids[0]].directory
-    by_measurement: dict[str, list[Run]] = {}
-    for run in single:
-        if run.id in pooled:
-            continue
-        measurement = run.last.measurement if run.last.is_repeatable else None
-        by_measurement.setdefault(measurement or run.id, []).append(run)
-    shown: list[Run] = []
-    failures: list[Run] = []
-    for repetitions in by_measurement.values():
-        succeeded = [run for run in repetitions if run.status == "ok"]
-        newest = succeeded[-1] if succeeded else repetitions[-1]
-        newest.times = max(1, len(succeeded))
-        if newest.has_figures:
-            shown.append(newest)
-        failed = repetitions[repetitions.index(newest) + 1 :] if succeeded else repetitions
-        if failed:
-            failed[-1].times = len(failed)
-            failures.append(failed[-1])
-    return sorted(shown, key=attrgetter("id")), sorted(failures, key=attrgetter("id"))
 
 
 def each_once(runs: Sequence[Run]) -> list[Run]:

@@ -11,12 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
 from harness.config.amounts import percent
 from harness.config.model_names import SECOND_COMMAND
+from harness.results.judging.statement import Statement
 from harness.results.schema import NO_VERDICT, ComparedRow
 from harness.results.statistics.interval import (
     CONFIDENCE,
@@ -29,8 +30,6 @@ from harness.results.statistics.multiplicity import widened
 from harness.results.statistics.stopping import CONFIDENCE_OF_LOOKS
 
 AnyRow = TypeVar("AnyRow", bound=ComparedRow)
-
-Conclusion = Literal["faster", "slower", "cannot tell"]
 
 # Of the processor time that a run asks for. With less, several threads of one pass wait for each other, in each arm as
 # many times as it has passes: a pair that is 1.4 times as fast was measured as 2.3 times slower.
@@ -117,72 +116,43 @@ class ArmEvidence:
         return cls(**filled | further)
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """The verdict on a speed-up: what may be said about it.
-
-    Attributes:
-        speedup: regular over speculative time, as far as it may be stated; all nan where it may not.
-        reason: why there is no interval to conclude from; empty where there is one, also where it includes 1, so
-            that the conclusion is `cannot tell`.
-    """
-
-    conclusion: Conclusion
-    speedup: Interval
-    reason: str = ""
-
-    @property
-    def pays(self) -> bool:
-        return self.conclusion == "faster"
-
-    @property
-    def includes_1(self) -> bool:
-        """Whether nothing can be concluded because the interval includes 1."""
-        return self.conclusion == "cannot tell" and self.has_interval
-
-    @property
-    def has_interval(self) -> bool:
-        """Whether there is an interval that may be stated, whatever it says about 1."""
-        return not self.reason
-
-
-def judge(speedup: Interval, reason: str = "") -> Verdict:
+def judge(speedup: Interval, why: str = "") -> Statement:
     """The conclusion that an interval allows.
 
     Args:
         speedup: regular over speculative time.
-        reason: why nothing can be concluded from it, whatever it is; empty where nothing is known
+        why: why nothing can be concluded from it, whatever it is; empty where nothing is known
             against it.
     """
-    if reason:
-        return Verdict("cannot tell", speedup, reason)
+    if why:
+        return Statement("cannot tell", speedup, why)
     if not speedup.has_bounds:
-        return Verdict("cannot tell", speedup, "no interval")
+        return Statement("cannot tell", speedup, "no interval")
     if not speedup.excludes(1):
-        return Verdict("cannot tell", speedup)
-    return Verdict("faster" if speedup.low > 1 else "slower", speedup)
+        return Statement("cannot tell", speedup)
+    return Statement("faster" if speedup.low > 1 else "slower", speedup)
 
 
-def verdict_of(row: ComparedRow, num_compared: int = 1) -> Verdict:
-    """The verdict of a run, from the row of its speculative arm, or of a cell of a map.
+def verdict_of(row: ComparedRow, family: int = 1) -> Statement:
+    """The statement about the speed-up of a run, from the row of its speculative arm.
 
     Args:
-        num_compared: the number of pairs among which a reader compares this one; its interval is
-            widened so that those of all pairs hold at once.
+        family: the number of intervals that a reader sees together; this one is widened so that all of them hold at
+            once.
     """
+    return replace(_judged_speedup(row, family), subject=row, family=family)
+
+
+def _judged_speedup(row: ComparedRow, family: int) -> Statement:
     if row.status == NO_VERDICT:
         return judge(Interval(), row.error or "the arms cannot be compared")
-    speedup = _at_once(_interval_of(row), num_compared, row)
+    speedup = _at_once(_interval_of(row), family, row)
     if math.isnan(speedup.estimate):
         return judge(speedup, "no speed-up was measured")
     if row.weights == "random" and not row.synthetic:
         return judge(speedup, "random weights accept by chance; the texts mean nothing")
     if speedup.has_bounds:
         return judge(speedup, _waited(row))
-    most, _ = _most_speedup(ArmEvidence.of(vars(row)))
-    if speedup.estimate > most:
-        # Chance over a few prompts. The figure alone would be taken for a finding.
-        return judge(Interval(), why_no_interval(row))
     return judge(speedup, why_no_interval(row))
 
 
@@ -261,7 +231,7 @@ def too_many_failures(arms: Sequence[ArmEvidence], speedup: Interval = _UNKNOWN)
     for arm in arms:
         added = 1 + _TIME_OF_A_FAILURE * arm.num_failed / max(1, arm.num_prompts)
         factor = added if arm.arm == "regular" else 1 / added
-        if judge(speedup.scaled(factor)).conclusion != judge(speedup).conclusion:
+        if judge(speedup.scaled(factor)).relation != judge(speedup).relation:
             return " and ".join(failures) + ", which could change the verdict"
     return None
 
@@ -477,11 +447,11 @@ def _interval_of(row: ComparedRow) -> Interval:
     return speedup
 
 
-def _at_once(speedup: Interval, num_compared: int, row: ComparedRow) -> Interval:
+def _at_once(speedup: Interval, family: int, row: ComparedRow) -> Interval:
     """The interval, widened by Student's t with the degrees of freedom of its scarcest unit:
     `15 prompts and 5 runs` leave 4.
     """
-    if num_compared == 1 or not speedup.has_bounds:
+    if family == 1 or not speedup.has_bounds:
         return speedup
     coverage = Coverage.of(row.speedup)
     num_units = getattr(row, "num_prompts", None) or 0
@@ -491,4 +461,4 @@ def _at_once(speedup: Interval, num_compared: int, row: ComparedRow) -> Interval
     is_looked_at = getattr(row, "stopped_by", None) is not None
     over_runs = coverage is not None and coverage.num_runs is not None
     confidence = CONFIDENCE_OF_LOOKS if is_looked_at and not over_runs else CONFIDENCE
-    return widened(speedup, num_compared, num_units - 1, confidence)
+    return widened(speedup, family, num_units - 1, confidence)

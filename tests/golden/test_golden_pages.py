@@ -28,7 +28,10 @@ RUNS = {
         *("engine.lengths=[4,60]", "decoding.ignore_eos=false", "engine.first_ms=200"),
         "num_prompts=20",
     ],
-    "one answer stalls": ["engine.stall_every=900", "engine.stall_ms=9000", "num_prompts=16"],
+    "two answers stall": [
+        *("engine.stall_every=900", "engine.stall_ms=9000"),
+        *("num_prompts=16", "seed=2"),
+    ],
     "the engine slows down": ["engine.drift=0.6", "num_prompts=40"],
     "eight in flight": ["batch_size=8", "num_prompts=64"],
     "at a rate": [

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from harness.results.runs import Run, group, merge
+from harness.results.pooling import merge
+from harness.results.runs import Run, group
 from report_files import latency_run
 
 

@@ -18,7 +18,7 @@ from harness.results.files import rows_in
 from harness.results.rows.acceptance import AcceptancePartRow, AcceptanceRow, AcceptanceTextRow
 from harness.results.runs import Run, grouped
 from harness.results.statistics.interval import UNKNOWN, Interval
-from harness.results.statistics.multiplicity import relative_to_best
+from harness.results.statistics.multiplicity import relative_to
 
 if TYPE_CHECKING:
     from harness.reporting.drawing import Plot
@@ -239,24 +239,33 @@ def _page_of_drafts(by_target: Mapping[str, Sequence[Draft]]) -> Page:
 
 
 def _relative_to_best(drafts: Sequence[Draft]) -> dict[str, Interval]:
-    """The speed-up of each draft over that of the best, by run, on texts that all have; {} where there are none."""
+    """The speed-up of each draft with a known cost over that of the first, by run, on texts that all have; {} where
+    there are none.
+    """
     import pandas as pd
 
+    costs = {draft.run.id: draft.row.iteration_cost for draft in drafts}
+    priced = [draft for draft in drafts if costs[draft.run.id]]
+    if len(priced) < 2 or priced[0] is not drafts[0]:
+        return {}
     texts = []
-    for draft in drafts:
+    for draft in priced:
+        cost = costs[draft.run.id] or 1.0
         k = int(draft.row.num_draft_tokens or 1)
         for text in _texts_of(draft.run, k):
             # In steps of the target.
-            time = _iterations(text, k) * (draft.row.iteration_cost or 1.0)
+            time = _iterations(text, k) * cost
             token_ids = str(text.token_ids)
             texts.append((draft.run.id, text.prompt_index, token_ids, text.num_tokens, time))
     frame = pd.DataFrame(texts, columns=["run", "prompt", "text", "tokens", "time"])
     by_text = frame.pivot_table(["tokens", "time"], ["prompt", "text"], "run", "sum")
     by_prompt = by_text.dropna().groupby("prompt").sum()
-    if len(drafts) < 2 or by_prompt.empty:
+    if by_prompt.empty:
         return {}
-    shares = relative_to_best(by_prompt["tokens"].to_numpy().T, by_prompt["time"].to_numpy().T)
-    return dict(zip(by_prompt["time"], shares, strict=True))
+    runs = list(by_prompt["time"])
+    tokens, time = (by_prompt[name].to_numpy().T for name in ("tokens", "time"))
+    shares = relative_to(runs.index(drafts[0].run.id), tokens, time)
+    return dict(zip(runs, shares, strict=True))
 
 
 def turn_range(turn: int) -> str:

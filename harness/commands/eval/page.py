@@ -26,8 +26,6 @@ from harness.results.published import MULTIPLICATION_NOTE
 from harness.results.runs import Run
 from harness.results.statistics.interval import Interval
 
-# p-values below this count as a difference.
-_SIGNIFICANT = 0.05
 # Settings that `recovery` lacks, and questions, which are not its prompts.
 _OWN_SETTINGS = ("operands", "replacement", "seeds", "num_prompts")
 
@@ -62,14 +60,14 @@ def _finding(row: EvalRow) -> Line:
     """`no significant difference: +1.0 points`, `less accurate by 2.1 points`."""
     if row.status == "failed":
         return Line("no verdict", "warning", f"{row.error}")
-    if row.difference is None or row.mcnemar_p_value is None:
+    if row.difference is None:
         # Greedy answers to the same question are copies.
         number = row.num_prompts if row.temperature else row.num_different_prompts
         asked = f"95 % interval {_wilson(row)}, over {number} questions"
         return Line(f"{_percent(row.accuracy or 0)} % correct", "strong", asked)
     points = 100 * row.difference.estimate
     bounds = row.difference.bounds(".1%")
-    certainty = f"95 % interval {bounds}; McNemar p = {row.mcnemar_p_value:.2g}"
+    certainty = f"95 % interval {bounds}"
     if not _differs(row):
         return Line(f"no significant difference: {points:+.1f} points", "strong", certainty)
     if points < 0:
@@ -150,7 +148,8 @@ def accuracy_table(runs: Sequence[Run[EvalRow]]) -> Table:
 
 
 def _differs(row: EvalRow) -> bool:
-    return row.mcnemar_p_value is not None and row.mcnemar_p_value < _SIGNIFICANT
+    """Whether the interval of the difference excludes none: the test that `regress` makes of the same answers."""
+    return row.difference is not None and row.difference.excludes(0)
 
 
 def merged_rows(rows: Sequence[EvalRow]) -> list[EvalRow]:

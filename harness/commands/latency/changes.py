@@ -22,7 +22,7 @@ from harness.results.runs import Run
 from harness.results.schema import NO_VERDICT
 from harness.results.statistics.arrays import Floats
 from harness.results.statistics.comparisons import Noise, compare, noise_of_runs
-from harness.results.statistics.interval import fewest_units
+from harness.results.statistics.interval import CONFIDENCE, fewest_units
 from harness.results.verdict import ArmEvidence, why_other_work
 
 # If the mean numbers of draft tokens per iteration differ by more than this, in logarithms (10 %), a
@@ -64,7 +64,7 @@ def changes_by_prompt(sides: Sides[LatencyRow]) -> list[Compared]:
         places = {str(run.directory or run.file) for run in sides.runs}
         unread = f"the times in the prompts' files cannot be read: {', '.join(sorted(places))}"
         return [replace(sides.compared(_FIGURES[0]), reason=reason or unread)]
-    return [replace(changes[0], split=_split(sides)), *changes[1:]]
+    return [replace(changes[0], split=_split(sides, len(changes))), *changes[1:]]
 
 
 def _why_not(sides: Sides[LatencyRow]) -> str | None:
@@ -131,12 +131,18 @@ def _change(figure: PromptFigure, sides: Sides[LatencyRow]) -> Compared | None:
     )
 
 
-def _split(sides: Sides[LatencyRow]) -> str:
+def _split(sides: Sides[LatencyRow], num_figures: int) -> str:
     """`3.19 → 2.66 tokens per iteration, 0.83 (0.80 to 0.87); 30.0 → 29.9 ms per iteration, the same: 1.00 (0.99 to
     1.01)`, of the time per token after the first. Empty where one of them is unknown.
+
+    Args:
+        num_figures: that are compared beside these parts.
     """
     parts = []
-    for figure in (_TOKENS_PER_ITERATION, _ITERATION):
+    figures = (_TOKENS_PER_ITERATION, _ITERATION)
+    # Bonferroni's, for all that a reader sees together.
+    level = (1 - CONFIDENCE) / (num_figures + len(figures))
+    for figure in figures:
         part = _change(figure, sides)
         if part is None or part.comparison is None or not part.comparison.change.has_bounds:
             return ""
@@ -146,7 +152,7 @@ def _split(sides: Sides[LatencyRow]) -> str:
         effect = "cannot tell: "
         # A reason is such as another load.
         if part.needs_runs or not figure.timed:
-            if change.excludes(1):
+            if change.excludes(1) and part.comparison.p_value < level:
                 effect = ""
             elif 1 - sides.margin <= change.low and change.high <= 1 + sides.margin:
                 effect = "the same: "

@@ -18,8 +18,14 @@ from harness.commands.latency.tables.figures import (
     requests_table,
 )
 from harness.commands.latency.tables.published import published_table
-from harness.commands.latency.tables.ranked import RankedRun, ranked_runs
-from harness.commands.latency.tables.ranking import iteration_lines, latency_answers, not_ordered
+from harness.commands.latency.tables.ranking import (
+    RankedRun,
+    iteration_lines,
+    latency_answers,
+    not_ordered,
+    ranked_runs,
+    statements_about,
+)
 from harness.measuring.rows import LatencyRow
 from harness.reporting.page import Page, heading, title_of_many
 from harness.reporting.table import Column, Line, Table, number
@@ -55,7 +61,7 @@ def _page_of_run(pair: RankedRun) -> Page:
     run = pair.run
     return Page(
         heading(run.last, settings_line(run.rows)),
-        [headline(run.last)] if has_verdict(run.rows) else [],
+        [headline(pair.member.alone)] if has_verdict(run.rows) else [],
         doubts(run),
         [
             _bars(run.rows),
@@ -72,14 +78,15 @@ def _page_of_run(pair: RankedRun) -> Page:
             *(("Ended", ended) for ended in end(run.last)),
         ],
         steps_after_run(run.rows),
+        [pair.member.alone] if has_verdict(run.rows) else [],
     )
 
 
 def _page_of_runs(pairs: Sequence[RankedRun]) -> Page:
     """The fastest pair, a row for each, and what to type next."""
     # At their best K, and targets alone.
-    shown = [pair for pair in pairs if pair.best]
-    shown += [pair for pair in pairs if pair.speedup is None and not pair.is_partial]
+    shown = [pair for pair in pairs if pair.is_best_of_draft]
+    shown += [pair for pair in pairs if pair.speedup is None and not pair.member.is_partial]
     disturbed = disturbed_runs([pair.run for pair in pairs])
     not_quiet = [f"{disturbed}: repeats=5 measures what that changes."] if disturbed else []
     iterations = iteration_lines(pairs)
@@ -96,6 +103,7 @@ def _page_of_runs(pairs: Sequence[RankedRun]) -> Page:
         ],
         [("Why", line) for line in iterations[:_MOST_LINES]],
         steps_after_runs(pairs),
+        statements_about(pairs),
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from operator import attrgetter
 
 from harness.commands.latency.tables.costs import measured_over_k
-from harness.commands.latency.tables.ranked import RankedRun, ranked_runs
+from harness.commands.latency.tables.ranking import RankedRun, ranked_runs
 from harness.measuring.rows import LatencyRow
 from harness.reporting.drawing import (
     Curves,
@@ -25,7 +25,7 @@ _MOST_BARS = 12
 def latency_plots(pairs: Sequence[RankedRun]) -> dict[str, list[Plot]]:
     """Speed-ups of pairs by K, and by load with the line where speculation stops to pay; iterations by K."""
     complete = [pair for pair in pairs if pair.speedup is not None]
-    targets = [*grouped(complete, attrgetter("target")).values()]
+    targets = [*grouped(complete, attrgetter("series")).values()]
     by_k = []
     costs = []
     for group in targets:
@@ -57,7 +57,7 @@ def _curves(pairs: Sequence[RankedRun], series: str, x: str) -> Curves:
         by_x = grouped(members, attrgetter(x))
         if len(by_x) > 1:
             best = {at: max(several, key=attrgetter("speedup")) for at, several in by_x.items()}
-            curves[" · ".join(names)] = [(at, pair.verdict.speedup) for at, pair in best.items()]
+            curves[" · ".join(names)] = [(at, pair.interval) for at, pair in best.items()]
     return curves
 
 
@@ -69,8 +69,8 @@ def speedup_bars(runs: Sequence[Run[LatencyRow]]) -> Plot | None:
     ordered = sorted(compared, key=attrgetter("speedup"), reverse=True)[:_MOST_BARS]
     bars = []
     for pair in ordered:
-        colour = {"faster": "C2", "slower": "C1"}.get(pair.verdict.conclusion, "C5")
-        bars.append((pair.name.label(", "), pair.verdict.speedup, colour))
+        colour = {"faster": "C2", "slower": "C1"}.get(pair.member.alone.relation, "C5")
+        bars.append((pair.name.label(", "), pair.interval, colour))
     title = title_of_many([pair.row for pair in ordered])
     return Plot(title, bar_figure(bars, "speed-up over regular decoding, 95 % intervals"))
 

@@ -15,7 +15,7 @@ from harness.commands.latency.tables.costs import (
     predicted_by_k,
     still_rises,
 )
-from harness.commands.latency.tables.ranked import RankedRun
+from harness.commands.latency.tables.ranking import RankedRun
 from harness.config.amounts import percent
 from harness.measuring.rows import LatencyRow
 from harness.reporting.page import Step
@@ -50,8 +50,8 @@ def steps_after_run(rows: Sequence[LatencyRow]) -> list[Step]:
 def _better_interval(row: LatencyRow) -> Step | None:
     """An interval where there is none, or a narrower one where it includes 1; None where the verdict needs neither."""
     verdict = verdict_of(row)
-    has_bounds = verdict.speedup.has_bounds
-    if has_bounds and verdict.reason:
+    has_bounds = verdict.interval.has_bounds
+    if has_bounds and verdict.why:
         # Such as on a busy machine.
         again = typed_again("resume=false", command="latency")
         return Step("one thread, or a quiet machine", command=f"OMP_NUM_THREADS=1 {again}")
@@ -75,7 +75,7 @@ def _better_interval(row: LatencyRow) -> Step | None:
             # They were asked more than once.
             return Step(f"{aim} needs {FEWEST_FOR_INTERVAL} different prompts", "prompts=FILE")
         return Step(aim, f"num_prompts={FEWEST_FOR_INTERVAL * prompts_per_unit}")
-    difference = abs(math.log(verdict.speedup.estimate))
+    difference = abs(math.log(verdict.interval.estimate))
     are_equal = row.has_one_server or row.has_same_command or difference < _LEAST_DIFFERENCE
     if are_equal or not row.visible_difference:
         return None
@@ -91,7 +91,7 @@ def _another_k(regular: LatencyRow, row: LatencyRow) -> Step | None:
     """The K that promises most, or another draft where none pays."""
     predictions = predicted_by_k(regular, row)
     if not predictions:
-        is_slower = verdict_of(row).conclusion == "slower"
+        is_slower = verdict_of(row).relation == "slower"
         return _free_draft([row], "it does not pay") if is_slower else None
     best = best_of(predictions)
     gain = predictions[best].estimate
@@ -122,20 +122,20 @@ def _to_show(row: LatencyRow) -> Step | None:
 
 def _another_run(row: LatencyRow) -> Step | None:
     coverage = Coverage.of(row.speedup)
-    if coverage is None or coverage.num_runs is not None or not verdict_of(row).speedup.has_bounds:
+    if coverage is None or coverage.num_runs is not None or not verdict_of(row).interval.has_bounds:
         return None
     return Step("how far off another run is", "repeats=5")
 
 
 def steps_after_runs(pairs: Sequence[RankedRun]) -> list[Step]:
     """The most useful step after many runs, if there is one."""
-    if any(pair.why_not for pair in pairs):
+    if any(pair.series.why_not for pair in pairs):
         return [Step("each job several times, in turns", "repeats=5")]
-    conclusive = [pair for pair in pairs if pair.best and pair.has_interval]
+    conclusive = [pair for pair in pairs if pair.is_best_of_draft and pair.member.has_interval]
     if not conclusive:
         return []
-    best = max(conclusive, key=attrgetter("shown", "speedup"))
-    if not best.verdict.pays:
+    best = max(conclusive, key=attrgetter("member.is_shown", "speedup"))
+    if not best.member.alone.pays:
         another_draft = _free_draft([pair.row for pair in pairs], "none is shown to pay")
         return [another_draft] if another_draft else []
     ks = {pair.name.k_order for pair in pairs if pair.name.group == best.name.group}

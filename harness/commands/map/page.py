@@ -2,34 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from harness.commands.latency.tables.doubts import shared_doubts
-from harness.commands.map.grid import (
-    CANNOT_TELL,
-    DOES_NOT_PAY,
-    PAYS,
-    Point,
-    load_of,
-    named_points,
-    schedule_of,
-    shared_row,
-)
+from harness.commands.map.grid import load_of, named_grids, shared_row
 from harness.commands.map.rows import MapRow
 from harness.config.amounts import counted
 from harness.reporting.page import Page, Step, heading, title_of_many
 from harness.reporting.table import Column, Line, Style, Table, TableRow
 from harness.reporting.words import disturbed_runs, settings_line
+from harness.results.judging.grid import Point, highest, schedule_of
 from harness.results.runs import Run, grouped
 from harness.results.schema import NO_VERDICT
 
 if TYPE_CHECKING:
     from harness.reporting.drawing import Plot
 
-_STYLES: dict[str, Style] = {PAYS: "good", CANNOT_TELL: "strong", DOES_NOT_PAY: "bad"}
+PAYS = "pays"
+DOES_NOT_PAY = "does not pay"
+# No interval, or one that includes 1.
+CANNOT_TELL = "cannot tell"
+# By what is said of a speed-up; of several K at one load the first of these counts.
+_WORDS: dict[str, tuple[str, Style]] = {
+    "faster": (PAYS, "good"),
+    "cannot tell": (CANNOT_TELL, "strong"),
+    "slower": (DOES_NOT_PAY, "bad"),
+}
 
 
 def map_page(runs: Sequence[Run[MapRow]]) -> Page | None:
@@ -40,23 +41,23 @@ def map_page(runs: Sequence[Run[MapRow]]) -> Page | None:
 
         return map_plots(runs)
 
-    maps = named_points(runs)
+    maps = named_grids(runs)
     if not maps:
         return None
-    firsts = [shared_row(points) for points in maps.values()]
+    firsts = [shared_row(points) for _, points in maps]
     is_alone = len(maps) == 1
     title = heading(firsts[0], settings_line(firsts)) if is_alone else title_of_many(firsts)
     findings = []
     doubts = []
     use = []
-    for name, points in maps.items():
+    for name, points in maps:
         prefix = "" if is_alone else f"{name}: "
         for with_context in grouped(points, attrgetter("context")).values():
             line = _finding(with_context)
             findings.append(replace(line, text=prefix + line.text))
         ended = {point.row.status for point in points} - {None, "ok", NO_VERDICT}
         if not ended:
-            use.append(("Use", prefix + _schedule_in_words(points)))
+            use.append(("Use", prefix + _schedule_in_words(points, has_file=len(runs) == 1)))
         else:
             number = counted(len(points), "cell")
             doubts.append(
@@ -64,7 +65,7 @@ def map_page(runs: Sequence[Run[MapRow]]) -> Page | None:
             )
         # Where no cell can tell, the finding says why.
         undecided = _undecided(points)
-        if undecided and best_in_words(points):
+        if undecided and highest(points):
             doubts.append(prefix + undecided)
         cells = [Run([point.row]) for point in points]
         disturbed = disturbed_runs(cells, "cell")
@@ -72,11 +73,13 @@ def map_page(runs: Sequence[Run[MapRow]]) -> Page | None:
             doubts.append(f"{prefix}{disturbed}.")
         doubts += [prefix + doubt for doubt in shared_doubts(cells)]
     steps = []
+    (_, points), *_ = maps
     largest = max(point.size for point in points)
-    if is_alone and use and any(point.word == PAYS and point.size == largest for point in points):
+    if is_alone and use and any(point.at_once.pays and point.size == largest for point in points):
         sizes = f"{largest},{2 * largest},{4 * largest}"
         steps.append(Step(f"beyond {largest}", f"'batch_sizes=[{sizes}]'"))
-    return Page(title, findings, doubts, [_table(maps)], use, steps, plots)
+    statements = [point.at_once for _, points in maps for point in points]
+    return Page(title, findings, doubts, [_table(maps)], use, steps, statements, plots)
 
 
 def _finding(points: Sequence[Point]) -> Line:
@@ -87,34 +90,37 @@ def _finding(points: Sequence[Point]) -> Line:
     """
     context = points[0].context
     prefix = f"context of {context} tokens: " if context else ""
-    best = best_in_words(points)
-    if not best:
+    up_to = highest_in_words(points)
+    if not up_to:
         return Line(f"{prefix}{CANNOT_TELL}", "strong", _undecided(points) or "")
     # By what the best K says there.
-    sizes: dict[str, list[str]] = {word: [] for word in _STYLES}
+    sizes: dict[str, list[str]] = {relation: [] for relation in _WORDS}
     for size, at_size in grouped(points, attrgetter("size")).items():
-        words = {point.word for point in at_size}
-        sizes[next(word for word in _STYLES if word in words)].append(str(size))
-    word = next(word for word in (PAYS, DOES_NOT_PAY, CANNOT_TELL) if sizes[word])
-    text = f"{prefix}{word} at {load_of(points)} {', '.join(sizes[word])}"
-    if word == PAYS and sizes[DOES_NOT_PAY]:
-        text += f"; not at {', '.join(sizes[DOES_NOT_PAY])}"
-    return Line(text, _STYLES[word], best)
+        relations = {point.at_once.relation for point in at_size}
+        relation = next(relation for relation in _WORDS if relation in relations)
+        sizes[relation].append(str(size))
+    relation = next(name for name in ("faster", "slower", "cannot tell") if sizes[name])
+    word, style = _WORDS[relation]
+    text = f"{prefix}{word} at {load_of(points)} {', '.join(sizes[relation])}"
+    if relation == "faster" and sizes["slower"]:
+        text += f"; not at {', '.join(sizes['slower'])}"
+    return Line(text, style, up_to)
 
 
-def best_in_words(points: Sequence[Point]) -> str:
-    """`best 2.44× (2.39 to 2.49): K=5, batch size 1`, of the points that can tell; empty without any."""
-    decidable = [point for point in points if point.verdict.has_interval]
-    if not decidable:
+def highest_in_words(points: Sequence[Point]) -> str:
+    """`up to 2.44× (2.39 to 2.49): K=5, batch size 1, by intervals for 9 cells at once`; empty without intervals."""
+    point = highest(points)
+    if point is None:
         return ""
-    best = max(decidable, key=lambda point: point.verdict.speedup.estimate)
-    k = f"K={best.k}, " if best.k else ""
-    return f"best {best.verdict.speedup:×}: {k}{load_of(points)} {best.size}"
+    k = f"K={point.k}, " if point.k else ""
+    text = f"up to {point.at_once.interval:×}: {k}{load_of(points)} {point.size}"
+    family = point.at_once.family
+    return f"{text}, by intervals for {family} cells at once" if family > 1 else text
 
 
 def _undecided(points: Sequence[Point]) -> str | None:
     """How many measured cells have no verdict, and why; None where all have one."""
-    reasons = [point.verdict.reason for point in points if not point.verdict.has_interval]
+    reasons = [point.alone.why for point in points if not point.alone.has_interval]
     if not reasons:
         return None
     first, *others = dict.fromkeys(reasons)
@@ -123,7 +129,7 @@ def _undecided(points: Sequence[Point]) -> str | None:
     return f"{number} cannot tell whether it pays: {first}{others_too}."
 
 
-def _schedule_in_words(points: Sequence[Point]) -> str:
+def _schedule_in_words(points: Sequence[Point], *, has_file: bool) -> str:
     """`by batch size: K=5 at 1 to 15, K=0 at 16 (schedule_vllm.json)`."""
     schedule, why_none = schedule_of(points)
     if not schedule:
@@ -132,19 +138,20 @@ def _schedule_in_words(points: Sequence[Point]) -> str:
     for first, last, k in schedule:
         sizes = " to ".join(dict.fromkeys([str(first), str(last)]))
         ranges.append(f"K={k} at {sizes}")
-    return f"by {load_of(points)}: {', '.join(ranges)} (schedule_vllm.json)"
+    file = " (schedule_vllm.json)" if has_file else ""
+    return f"by {load_of(points)}: {', '.join(ranges)}{file}"
 
 
-def _table(maps: Mapping[str, Sequence[Point]]) -> Table:
+def _table(maps: Sequence[tuple[str, Sequence[Point]]]) -> Table:
     """A row for each map, context and batch size, a column for each K.
 
     Args:
-        maps: their points by name.
+        maps: their names and cells.
     """
-    points = [point for points in maps.values() for point in points]
+    points = [point for _, points in maps for point in points]
     all_k = sorted({point.k for point in points})
     rows = []
-    for name, map_points in maps.items():
+    for name, map_points in maps:
         for sides, with_sides in grouped(map_points, attrgetter("context", "size")).items():
             by_k = {point.k: point for point in with_sides}
             rows.append(TableRow((name, *sides, *map(by_k.get, all_k))))
@@ -161,5 +168,4 @@ def _table(maps: Mapping[str, Sequence[Point]]) -> Table:
 
 def _cell(point: Point) -> str:
     """`2.50× (2.40 to 2.60)`, or `1.04× cannot tell` where no interval may be stated."""
-    verdict = point.verdict
-    return f"{verdict.speedup:×}" + ("" if verdict.has_interval else f" {CANNOT_TELL}")
+    return f"{point.alone.interval:×}" + ("" if point.alone.has_interval else f" {CANNOT_TELL}")

@@ -91,8 +91,8 @@ class Map(Command[MapSettings, MapRow]):
     shown_by = "harness.commands.map.page:map_page"
 
     def line(self, rows: Sequence[MapRow]) -> str:
-        """The highest speed-up that is certain."""
-        from harness.commands.map.grid import points_of
-        from harness.commands.map.page import best_in_words
+        """The highest speed-up."""
+        from harness.commands.map.page import highest_in_words
+        from harness.results.judging.grid import points_of
 
-        return best_in_words(points_of(rows))
+        return highest_in_words(points_of(rows))

@@ -193,7 +193,7 @@ def _findings(rows: Sequence[PlanRow]) -> Iterator[Line]:
         if best.as_good_num_draft_tokens:
             others_k = ", ".join(map(str, best.as_good_num_draft_tokens))
             details.append(f"indistinguishable: K={others_k}")
-        style = _STYLES.get(judge(speedup).conclusion, "strong")
+        style = _STYLES.get(judge(speedup).relation, "strong")
         text = f"{about}{times(speedup.estimate)} predicted at {name}"
         yield Line(text, style, "; ".join(details))
 

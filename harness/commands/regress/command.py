@@ -50,7 +50,7 @@ between runs with the same settings: ms per token, speed-up, tokens per iteratio
 
 Each pair is faster, slower, no worse than the margin (two one-sided tests at 5 %), or it cannot be told which. Times
 differ between identical runs too: measure both sides with repeats=5, or give noise=. With a single run on each side
-and no noise=, times get no verdict. With several pairs, significance is adjusted for their number.
+and no noise=, times get no verdict. Significance is adjusted for the number of figures and pairs.
 
   harness latency repeats=5 results.file=results/before.csv      before the change, then
   harness latency repeats=5 results.file=results/after.csv       after it

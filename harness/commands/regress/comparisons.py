@@ -53,8 +53,7 @@ def compared_runs(
 ) -> list[Compared]:
     """Compare the measurements that both sides have, figure by figure.
 
-    Where a figure of several measurements is compared, its significance is adjusted for their
-    number (Benjamini and Hochberg).
+    Significance is adjusted for the number of all comparisons (Benjamini and Hochberg).
 
     Args:
         before, after: complete runs; those with the same settings are repetitions.
@@ -71,17 +70,13 @@ def compared_runs(
             here = [run for run in alike if {run.last.devices} == devices]
             sides = Sides(runs_before, runs_after, margin, here)
             compared += measurement(runs_before[0].command).changes(sides)
-    by_figure = grouped(compared, lambda row: row.figure.name)
-    adjusted = {}
-    for figure, rows in by_figure.items():
-        p_values = [row.comparison.p_value if row.comparison else float("nan") for row in rows]
-        adjusted[figure] = iter(adjusted_p_values(p_values))
+    # What a reader sees together is one family, whatever figures it has.
+    p_values = [row.comparison.p_value if row.comparison else float("nan") for row in compared]
+    names = distinct_names([row.after for row in compared])
     judged = []
-    for row, name in zip(compared, distinct_names([row.after for row in compared]), strict=True):
-        number = len(by_figure[row.figure.name])
-        p_value = next(adjusted[row.figure.name])
+    for row, name, p_value in zip(compared, names, adjusted_p_values(p_values), strict=True):
         judged.append(replace(row, name=name))
-        if number > 1 and row.verdict in ("better", "worse") and p_value >= _LEVEL:
-            reason = f"not significant among {number} comparisons"
+        if row.verdict in ("better", "worse") and p_value >= _LEVEL:
+            reason = f"not significant among {len(compared)} comparisons"
             judged[-1] = replace(judged[-1], verdict="cannot tell", reason=reason)
     return judged

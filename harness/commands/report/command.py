@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import json
 import re
 import sys
 from collections import Counter
@@ -33,7 +34,7 @@ _DEFAULT = Path("results")
 _RUN_ID = re.compile(r"\d{8}(T[\w.-]*)?")
 
 _HELP = """\
-usage: harness report [PATH ...] [RUN ...] [output=DIR] [format=row|svg|png]
+usage: harness report [PATH ...] [RUN ...] [output=DIR] [format=row|json|latex|svg|png]
 
 From CSV files to answers in the terminal, report.md, and report.html: one page with plots that needs nothing else.
 
@@ -42,8 +43,10 @@ From CSV files to answers in the terminal, report.md, and report.html: one page 
               (multirun/...). Default: results/
               ./file.py:Name, a command in a file, whose runs are then shown too
   RUN         the id of a run (column `run`), or its beginning: only such runs are shown
-  format=row  instead prints a Markdown table with a row for each run of latency: model, server, draft, K, device,
-              speed-up, tokens per iteration, and the server's command (without keys)
+  format=row  instead prints a Markdown table with a row for each run of latency: pair, device, prompts, settings,
+              speed-up, tokens per iteration, the run's id and the command (without keys)
+  format=json instead prints what each page says, as values: relation, subject, reference, interval, family
+  format=latex  instead prints the first table
   format=svg  instead writes a picture for a slide, speedups.svg: one bar for each pair of latency, with its interval;
               format=png for the same as speedups.png
   output=DIR  where report.md, report.html and pictures go; by default the first PATH if that is a directory, else here
@@ -54,7 +57,7 @@ From CSV files to answers in the terminal, report.md, and report.html: one page 
   harness report a100.csv h100.csv
   harness report 20261122T164306 format=row
 
-A run that is in several files counts once; of repeated measurements the newest that succeeded is shown.
+A run that is in several files counts once; repetitions of a measurement are shown as one, over all of its runs.
 Exit code 2: a path that does not exist, or without such a file. The plots need matplotlib:
 pip install 'specharness[report]'"""
 
@@ -104,7 +107,7 @@ class ReportSettings:
     """The arguments of `report`, as `--help` has them."""
 
     output: str = ""
-    format: Literal["page", "row", "svg", "png"] = "page"
+    format: Literal["page", "row", "json", "latex", "svg", "png"] = "page"
 
 
 def main(words: Words) -> None:
@@ -128,7 +131,7 @@ def main(words: Words) -> None:
     paths = typed or [_DEFAULT]
     beside = paths[0] if paths[0].is_dir() else Path()
     output = Path(settings.output) if settings.output else beside
-    if settings.format != "page":
+    if settings.format in ("row", "svg", "png"):
         findings = read(paths, measuring(commands()), ids)
         if settings.format == "row":
             _print_rows(findings, paths[0])
@@ -141,6 +144,9 @@ def main(words: Words) -> None:
         report = build(paths, further, ids)
     finally:
         gc.enable()
+    if settings.format != "page":
+        print(_statements(report) if settings.format == "json" else _latex(report))
+        return
     # The files first: they are complete even if the terminal shows only half.
     written = write(report, output)
     print_document(on_terminal(report), plain_console(WIDE))
@@ -161,6 +167,27 @@ def _print_rows(findings: Findings, path: Path) -> None:
     if not runs:
         raise SettingError(str(path), "holds no whole run of latency, which format=row needs")
     print("\n".join(command.table_rows(runs)))
+
+
+def _statements(report: Report) -> str:
+    """What each page says, as JSON."""
+    said = {
+        question: [statement.as_json() for statement in page.statements]
+        for question, page in report.pages.items()
+    }
+    return json.dumps(said, indent=1)
+
+
+def _latex(report: Report) -> str:
+    """The first table of a report in LaTeX."""
+    import pandas as pd
+
+    columns, rows = report.all_tables[0].shown()
+    headings = [" ".join(column.heading.split()) for column in columns]
+    table = pd.DataFrame(
+        [[" ".join(cell.split()) for cell in row] for row in rows], columns=headings
+    )
+    return str(table.style.hide(axis="index").format(escape="latex").to_latex(hrules=True))
 
 
 def _draw(findings: Findings, path: Path, file: Path) -> None:

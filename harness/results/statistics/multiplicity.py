@@ -1,15 +1,13 @@
-"""Several alternatives at once: which differ from the best, and what the best is worth.
+"""Several alternatives at once: intervals that all hold, because thirty of 95 % are expected to miss once or twice.
 
-Picking the best of several and reporting its own figure flatters it, and thirty intervals of 95 %
-are expected to miss once or twice. `report` ranks the ways to draft with this: its alternatives are
-methods, its units prompts, and the ratios of totals are speed-ups.
+A series of runs is ranked with this: its alternatives are ways to draft, its units prompts, and the ratios of totals
+are speed-ups.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -24,40 +22,24 @@ from harness.results.statistics.interval import (
     Interval,
 )
 
-# How many parts the units are divided into, to choose the best without one part after the other.
-_NUM_PARTS = 5
 
-
-@dataclass(frozen=True)
-class Best:
-    """The best of several by its ratio of totals over all units, with an estimate that the choice does not flatter.
-
-    Attributes:
-        naive: its own ratio over the units that chose it: too high on average.
-        honest: an estimate from units that had no part in the choice; the bounds hold whichever
-            alternative is chosen.
-    """
-
-    naive: float
-    honest: Interval
-
-
-def relative_to_best(numerators: ArrayLike, denominators: ArrayLike) -> list[Interval]:
-    """The ratio of totals of each alternative over that of the best, at most 1, with simultaneous intervals.
+def relative_to(reference: int, numerators: ArrayLike, denominators: ArrayLike) -> list[Interval]:
+    """The ratio of totals of each alternative over that of one of them, with simultaneous intervals.
 
     Each interval is Student's t on the logarithm of two alternatives' ratios, with jackknife
     errors, at Šidák's level for all pairs of alternatives. Because every pair is covered, the pairs
-    with the best are, whichever alternative came out best. The intervals cover the choice of units,
+    with the reference are, even if the data chose it. The intervals cover the choice of units,
     not runs.
 
     Args:
+        reference: the index of the alternative that the others are compared with.
         numerators: [num_alternatives, num_units], positive: for speed-ups the ms of each regular
             arm on the same prompts.
         denominators: the same shape: the ms of each speculative arm.
 
     Returns:
-        [num_alternatives]; bounds are nan for the best itself, for an alternative that equals it on every unit, and if
-        there are too few units.
+        [num_alternatives]; bounds are nan for the reference itself, for an alternative that equals it on every unit,
+        and if there are too few units.
     """
     # In simulations of six to ten equal alternatives on 9 to 30 prompts of unlike lengths, 4.4 to
     # 5.2 % of the tables had a difference by chance. A studentised bootstrap (max-t) has fewer than
@@ -66,14 +48,13 @@ def relative_to_best(numerators: ArrayLike, denominators: ArrayLike) -> list[Int
     tops, bottoms = np.array([numerators, denominators], dtype=np.float64)
     num_alternatives, num_units = tops.shape
     log_ratios = _log_ratios(tops, bottoms)
-    best = int(np.argmax(log_ratios))
     influences = _influences(tops, bottoms)
     num_pairs = num_alternatives * (num_alternatives - 1) // 2
     covers = Coverage(num_units, "prompt")
     intervals = []
     for log_ratio, influence in zip(log_ratios, influences, strict=True):
-        change = float(log_ratio - log_ratios[best])
-        error = _standard_error(influence - influences[best])
+        change = float(log_ratio - log_ratios[reference])
+        error = _standard_error(influence - influences[reference])
         low = high = NAN
         if error > 0:  # neither zero, as for the best itself, nor nan
             half_width = _critical_t(num_pairs, num_units - 1) * error
@@ -81,38 +62,6 @@ def relative_to_best(numerators: ArrayLike, denominators: ArrayLike) -> list[Int
             high = math.exp(change + half_width)
         intervals.append(Interval(math.exp(change), low, high, covers))
     return intervals
-
-
-def best_of_several(numerators: ArrayLike, denominators: ArrayLike, seed: int) -> Best:
-    """Choose the alternative with the largest ratio of totals, and estimate what that is worth.
-
-    The estimate is a cross-validation of the choice (Stone 1974). The units are divided into five
-    parts. Each part is left out in turn, the best is chosen on the others, and the part counts with
-    the times of that choice. The bounds are the chosen alternative's own, widened so that the
-    intervals of all alternatives hold together.
-
-    Args:
-        numerators, denominators: as for `relative_to_best`, of two units at least; below `FEWEST_FOR_INTERVAL` of them
-            `honest` has no bounds.
-    """
-    # In simulations of six equal alternatives on 15 units the estimate was 0.1 % off, and the
-    # chosen alternative's own ratio 3.6 % too high. An interval from the cross-validated totals
-    # alone covered the chosen alternative's ratio in only 80 % of the cases.
-    tops, bottoms = np.array([numerators, denominators], dtype=np.float64)
-    log_ratios = _log_ratios(tops, bottoms)
-    best = int(np.argmax(log_ratios))
-    naive = math.exp(log_ratios[best])
-    num_units = tops.shape[1]
-    covers = Coverage(num_units, "prompt")
-    estimate = _cross_validated(tops, bottoms, np.random.default_rng(seed))
-    error = _standard_error(_influences(tops, bottoms)[best])
-    if not error > 0:  # zero or nan
-        return Best(naive, Interval(estimate, covers=covers))
-    half_width = _critical_t(len(tops), num_units - 1) * error
-    # The interval is around the naive ratio; it must also hold the estimate.
-    low = min(naive * math.exp(-half_width), estimate)
-    high = max(naive * math.exp(half_width), estimate)
-    return Best(naive, Interval(estimate, low, high, covers))
 
 
 def widened(
@@ -124,7 +73,7 @@ def widened(
     """Widen the interval of a ratio, so that it holds jointly with the others of a table.
 
     All of them hold in 95 % of the cases, however they depend on each other. For pairs on the same
-    prompts use `relative_to_best`: it compares them prompt by prompt, and finds smaller differences.
+    prompts use `relative_to`: it compares them prompt by prompt, and finds smaller differences.
 
     Args:
         interval: by Student's t on the log ratio.
@@ -159,23 +108,6 @@ def adjusted_p_values(p_values: Sequence[float]) -> list[float]:
 
 def _log_ratios(numerators: Floats, denominators: Floats) -> Floats:
     return np.asarray(np.log(numerators.sum(axis=1) / denominators.sum(axis=1)))
-
-
-def _cross_validated(numerators: Floats, denominators: Floats, rng: np.random.Generator) -> float:
-    """Return the ratio of totals, each part of the units with the alternative best on the
-    others.
-    """
-    num_units = numerators.shape[1]
-    part_of_unit = rng.permutation(num_units) % min(_NUM_PARTS, num_units)
-    numerator = 0.0
-    denominator = 0.0
-    for part in range(part_of_unit.max() + 1):
-        left_out = part_of_unit == part
-        ratios = numerators[:, ~left_out].sum(axis=1) / denominators[:, ~left_out].sum(axis=1)
-        chosen = int(np.argmax(ratios))
-        numerator += float(numerators[chosen, left_out].sum())
-        denominator += float(denominators[chosen, left_out].sum())
-    return numerator / denominator
 
 
 def _influences(numerators: Floats, denominators: Floats) -> Floats:

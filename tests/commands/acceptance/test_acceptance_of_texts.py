@@ -230,15 +230,17 @@ def with_texts(
 def test_drafts_are_compared_on_the_same_texts(tmp_path: Path) -> None:
     """4 iterations of one step each against 5 of two steps: 0.40 of the speed-up."""
     runs = [
-        with_texts(checkpoint("a", 1.5, 2.5), tmp_path / "1", [8, 4]),
+        with_texts(checkpoint("a", 1.5, 2.5, iteration_cost=1.0), tmp_path / "1", [8, 4]),
         with_texts(checkpoint("b", 1.5, 2.0, iteration_cost=2.0), tmp_path / "2", [8, 5]),
     ]
     page = " ".join(full(acceptance_page(runs)).replace("│", " ").split())
     assert (
-        "13B with a 2 2.50 (2.40 to 2.60) 2.50× 1.00 13B with b 2 2.00 (1.90 to 2.10) 2.00 2.00× 0.40"
+        "13B with a 2 2.50 (2.40 to 2.60) 1.00 2.50× 1.00 13B with b 2 2.00 (1.90 to 2.10) 2.00 2.00× 0.40"
         in page
     )
     assert mentions(page, "on the same texts of 8 prompts")
+    unpriced = with_texts(checkpoint("c", 1.5, 2.0), tmp_path / "3", [8, 5])
+    assert "on the same texts" not in full(acceptance_page([runs[0], unpriced]))
 
 
 def test_figures_that_are_not_known_are_none(tmp_path: Path) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from harness.commands.latency.tables.ranked import ranked_runs
 
 from harness.commands.latency.page import latency_page
 from harness.commands.latency.plots import latency_plots
 from harness.commands.latency.tables.costs import iteration_line, predicted_by_k, times_table
-from harness.commands.latency.tables.ranked import ranked_runs
 from harness.measuring.rows import LatencyRow
 from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.runs import Run
@@ -80,8 +80,8 @@ def test_the_planted_costs_are_found() -> None:
     line = sweep(21.4, 3.1)
     assert line == (
         "An iteration takes 21.4 ms (21.4 to 21.4) + 3.10 ms (3.10 to 3.10) per draft token"
-        " (95 % intervals over 12 prompts); a regular step takes 22.0 ms: a draft token costs 14 % of a regular step,"
-        " and pays only if it is accepted more often than that."
+        " (95 % intervals over 12 prompts); a regular step takes 22.0 ms: a draft token costs 14 % of a regular step:"
+        " accepted less often than that, it never pays."
     )
 
 

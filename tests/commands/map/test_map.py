@@ -12,23 +12,16 @@ import pandas as pd
 import pytest
 
 from echo_server import EchoServer, serving
-from harness.commands.map.grid import (
-    CANNOT_TELL,
-    DOES_NOT_PAY,
-    PAYS,
-    Schedule,
-    for_vllm,
-    points_of,
-    schedule_of,
-)
+from harness.commands.map.grid import for_vllm
 from harness.commands.map.measure import Cell, own_k
 from harness.commands.map.page import map_page
 from harness.commands.map.plots import map_plots
 from harness.commands.map.rows import MapRow
 from harness.measuring.session import Session
+from harness.results.judging.grid import Schedule, points_of, schedule_of
 from harness.results.runs import Run
 from harness.results.schema import NO_VERDICT
-from harness.results.statistics.interval import Interval
+from harness.results.statistics.interval import Coverage, Interval
 from in_process import QUICKEST_PAIR, Harness, covered, only, results
 
 SUPPORT = Path(__file__).parents[2] / "support"
@@ -42,7 +35,7 @@ SERVER += ["engine.regular_url=http://localhost:1/v1", "engine.url=http://localh
 def row(batch_size: int, k: int, speedup: float, spread: float = 0.1) -> MapRow:
     return MapRow(
         arm="speculative", model="13B", draft="7B", batch_size=batch_size, num_draft_tokens=k,
-        speedup=Interval(speedup, speedup - spread, speedup + spread),
+        speedup=Interval(speedup, speedup - spread, speedup + spread, Coverage(15, "prompt")),
     )  # fmt: skip
 
 
@@ -174,7 +167,7 @@ def test_wrong_settings(harness: Harness, arguments: list[str], complaint: str) 
 def test_a_cell_without_an_interval_decides_nothing() -> None:
     """Between cells that can tell it gets the K of the size below; at the end the schedule ends before it."""
     alone = replace(row(8, 4, 1.04), speedup=Interval(1.04))
-    assert schedule([alone])[1] == "no cell can tell whether it pays at batch size 8"
+    assert schedule([alone])[1] == "no cell has an interval at the smallest load, 8"
     assert schedule([row(2, 4, 1.5), alone, row(16, 4, 1.4)])[0] == [(1, 16, 4)]
     error = "the arms did not do the same work"
     refused = replace(row(16, 4, 1.0), speedup=None, status=NO_VERDICT, error=error)
@@ -194,9 +187,9 @@ def test_it_says_that_the_machine_was_busy() -> None:
 @pytest.mark.parametrize("weights", ["stored", "random"])
 def test_the_drawing_has_a_curve_for_each_k(weights: str) -> None:
     cells = [replace(cell, weights=weights) for cell in ROWS]
-    words = [point.word for point in points_of(cells)]
-    stored_words = [PAYS, PAYS, PAYS, PAYS, CANNOT_TELL, DOES_NOT_PAY]
-    assert words == (stored_words if weights == "stored" else [CANNOT_TELL] * 6)
+    relations = [point.alone.relation for point in points_of(cells)]
+    stored = [*["faster"] * 4, "cannot tell", "slower"]
+    assert relations == (stored if weights == "stored" else ["cannot tell"] * 6)
     ((_, figure),) = map_plots([Run(cells)])["map"]
     handles, names = figure.axes[0].get_legend_handles_labels()
     assert names == ["K=1", "K=5"]
@@ -209,7 +202,7 @@ def test_schedules_of_cells_that_can_tell() -> None:
     assert schedule(rising)[0] == [(1, 1, 0), (2, 16, 3)]
     assert schedule([row(1, 1, 0.8), row(16, 1, 0.8)]) == (
         [],
-        "it clearly pays at no load",
+        "no K is shown to pay at any load",
     )
     assert schedule([row(1, 1, 1.2), row(16, 1, 0.8)])[0] == [(1, 15, 1), (16, 16, 0)]
     # The best K cannot tell, and another one can.

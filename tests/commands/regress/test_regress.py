@@ -160,7 +160,7 @@ def test_what_is_not_known_is_not_called_the_same() -> None:
     assert "ms per iteration, cannot tell: 0.98 (0.96 to 1.01)" in split
 
 
-def test_significance_is_adjusted_for_the_number_of_measurements() -> None:
+def test_significance_is_adjusted_for_the_number_of_comparisons() -> None:
     """A slow-down with a p-value of 0.03 alone, among six measurements that did not change."""
     rng = np.random.default_rng(1)
     sides: list[list[Run[LatencyRow]]] = [[], []]
@@ -173,7 +173,7 @@ def test_significance_is_adjusted_for_the_number_of_measurements() -> None:
     among, *_ = compared_runs(*sides, margin=0.0)
     assert among.comparison == alone.comparison
     assert among.verdict == "cannot tell"
-    assert among.reason == "not significant among 7 comparisons"
+    assert among.reason == "not significant among 21 comparisons"
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from harness.commands.latency.tables.ranked import RankedRun, ranked_runs
+from harness.commands.latency.tables.ranking import RankedRun, ranked_runs
 from harness.commands.report.command import build
 from harness.reporting.files import Report
 from in_process import Harness
@@ -24,7 +24,7 @@ def pairs_of(report: Report) -> list[RankedRun]:
 
 
 def speedups(report: Report) -> list[float]:
-    return [pair.verdict.speedup.estimate for pair in pairs_of(report)]
+    return [pair.interval.estimate for pair in pairs_of(report)]
 
 
 def test_a_run_in_its_directory_and_in_the_cumulative_file_counts_once(tmp_path: Path) -> None:
@@ -81,10 +81,10 @@ def test_a_failure_is_listed_with_its_reason_until_the_measurement_succeeds(tmp_
 def test_an_interrupted_run_is_shown_as_one_and_is_never_the_best(tmp_path: Path) -> None:
     part = latency_run(8, 3.0, status="interrupted", error="stopped", ms_per_token=1.0)
     report = build([write(tmp_path / "latency.csv", latency_run(), part)])
-    assert [pair.best for pair in pairs_of(report)] == [True, False]
+    assert [pair.is_best_of_draft for pair in pairs_of(report)] == [True, False]
     assert cells(report, "failures")[0][2] == "interrupted"
     alone = build([write(tmp_path / "alone" / "latency.csv", part)])
-    assert [pair.best for pair in pairs_of(alone)] == [False]
+    assert [pair.is_best_of_draft for pair in pairs_of(alone)] == [False]
 
 
 def test_what_is_half_written_is_left_out_and_said(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from harness.config.model_names import SECOND_COMMAND
 from harness.measuring.prices import costs_in_steps
 from harness.measuring.rows import LatencyRow
 from harness.reporting.table import Line, times
+from harness.results.judging.statement import Statement
 from harness.results.runs import Run
 from harness.results.schema import NO_VERDICT, ComparedRow
 from harness.results.statistics.interval import Coverage, Interval
@@ -27,23 +28,21 @@ def has_verdict(rows: Sequence[LatencyRow]) -> bool:
     return len(rows) > 1 and last.speedup is not None and has_drafted
 
 
-def headline(row: ComparedRow, num_compared: int = 1) -> Line:
-    """The verdict on a speed-up, in one of four forms, with what it rests on.
+def headline(verdict: Statement) -> Line:
+    """What is said of a speed-up, in one of four forms, with what it rests on.
 
     `2.31× faster`, `1.25× slower`, `cannot tell: 0.74× (0.38 to 1.56)`, `no interval from fewer than 8 prompts`.
-
-    Args:
-        num_compared: see `verdict_of`.
     """
+    row = verdict.subject
+    assert isinstance(row, ComparedRow)
     if row.status == NO_VERDICT:
         return Line("no verdict", "warning", f"{row.error}")
-    verdict = verdict_of(row, num_compared)
-    speedup = verdict.speedup
+    speedup = verdict.interval
     if not speedup.is_known:
-        return Line("cannot tell", "warning", verdict.reason)
+        return Line("cannot tell", "warning", verdict.why)
     coverage = Coverage.of(speedup)
     if not speedup.has_bounds:
-        return Line(verdict.reason, "strong", f"{speedup:×} in this run")
+        return Line(verdict.why, "strong", f"{speedup:×} in this run")
     covers = f", over {speedup.covers}" if speedup.covers else ""
     if coverage is not None and coverage.unit == "block":
         covers += ", each with a start of both arms"
@@ -51,22 +50,22 @@ def headline(row: ComparedRow, num_compared: int = 1) -> Line:
         # Two starts of one program differ, too.
         is_served = row.engine == "server" and not row.has_one_server
         covers += " of one start of each server" if is_served else " of one run"
-    if num_compared > 1:
-        covers += f", for {num_compared} pairs at once"
-    if verdict.conclusion == "faster":
+    if verdict.family > 1:
+        covers += f", for {verdict.family} pairs at once"
+    if verdict.relation == "faster":
         bounds = speedup.bounds()
         return Line(f"{times(speedup.estimate)} faster", "good", f"95 % interval {bounds}{covers}")
-    if verdict.conclusion == "slower":
+    if verdict.relation == "slower":
         slowdown = Interval(1 / speedup.estimate, 1 / speedup.high, 1 / speedup.low)
         more = f"95 % interval {slowdown.bounds()}{covers}; speed-up {speedup:×}"
         return Line(f"{times(1 / speedup.estimate)} slower", "bad", more)
-    because = verdict.reason or f"95 % interval{covers}, includes 1"
+    because = verdict.why or f"95 % interval{covers}, includes 1"
     return Line(f"cannot tell: {speedup:×}", "strong", because)
 
 
 def stated_speedup(row: LatencyRow) -> Interval | None:
     """The speed-up as far as the verdict lets it be stated; else None."""
-    speedup = verdict_of(row).speedup
+    speedup = verdict_of(row).interval
     return speedup if speedup.is_known else None
 
 

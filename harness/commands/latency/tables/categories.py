@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
-from harness.commands.latency.tables.ranked import RankedRun
+from harness.commands.latency.tables.ranking import RankedRun
 from harness.measuring.rows import LatencyRow
 from harness.reporting.table import Column, Table, number, share, with_bounds
 from harness.results.prompt_times import common_times, waits_of_both_arms
@@ -50,7 +50,7 @@ def _divided(key: str, column: str, title: str, pairs: Sequence[RankedRun]) -> T
     """A table with a row for each value that a column of prompts has, and each pair."""
     parts = []
     for pair in pairs:
-        if pair.best:
+        if pair.is_best_of_draft:
             name = pair.name.label() if len(pairs) > 1 else ""
             for part in parts_of(pair.run, attrgetter(column)):
                 parts.append(replace(part, pair=name))

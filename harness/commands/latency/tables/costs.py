@@ -132,7 +132,7 @@ def iteration_line(runs: Sequence[Run[LatencyRow]]) -> str | None:
     unit = f" (95 % intervals over {slope.covers})" if slope.has_bounds else ""
     costs = f"{_ms(fixed)} + {_ms(slope)} per draft token{unit}"
     share = f"{percent(slope.estimate / step_ms.estimate)} of a regular step"
-    follows = f"a draft token costs {share}, and pays only if it is accepted more often than that"
+    follows = f"a draft token costs {share}: accepted less often than that, it never pays"
     return f"An iteration takes {costs}; {step}: {follows}."
 
 

@@ -13,8 +13,7 @@ from typing import NamedTuple
 from harness.commands.latency.tables.answer import stated_speedup
 from harness.commands.latency.tables.costs import auto_gave_up, held_back, share_of_predicted
 from harness.commands.latency.tables.doubts import caveats, notes
-from harness.commands.latency.tables.ranked import RankedRun
-from harness.commands.latency.tables.ranking import luck_notes
+from harness.commands.latency.tables.ranking import RankedRun
 from harness.config.acceptance_rules import tests_each_token
 from harness.config.amounts import percent
 from harness.engines.door.profiles import Profile
@@ -24,7 +23,6 @@ from harness.measuring.rows import LatencyRow
 from harness.reporting.table import Column, Table, TableRow, number, share, times, with_bounds
 from harness.reporting.words import arm_name
 from harness.results.runs import Run
-from harness.results.schema import NO_VERDICT
 from harness.results.statistics.interval import UNKNOWN
 
 
@@ -69,23 +67,12 @@ _PAIR = Column("pair", text=True, of="name.cell", once=True, varies=True)
 _K = Column("K", of="k", identifies_row=True, optional=True)
 
 
-def _remark(pair: RankedRun) -> str | None:
-    """A remark beside a pair in a table: `best K`, or why its figures say little."""
-    if pair.is_partial:
-        return f"{pair.run.status}\n{pair.row.num_prompts or 0} prompts"
-    if pair.row.status == NO_VERDICT:
-        return "no verdict"
-    if not pair.row.was_quiet:
-        return "not quiet"
-    return "best K" if pair.best_k else None
-
-
 _PAIRS = (
     Column("pair", text=True, of="name.pair", once=True, varies=True),
     Column("settings", text=True, of=lambda pair: " · ".join(pair.name.details), optional=True),
     _K,
     SPEEDUP.at("row"),
-    Column("", of=_remark, optional=True, text=True),
+    Column("", of=lambda pair: pair.remark or None, optional=True, text=True),
     # A run without a draft has the row of the regular arm alone.
     Column(
         "spec.\nms/token",
@@ -96,32 +83,34 @@ _PAIRS = (
     _ACCEPTED.at("row"),
     Column(
         "all at\nonce",
-        of=lambda pair: pair.at_once.speedup.bounds() if pair.num_compared > 1 else None,
+        of=lambda pair: (
+            pair.member.at_once.interval.bounds() if pair.member.at_once.family > 1 else None
+        ),
         optional=True,
-        meaning="95 % intervals that hold together for all pairs of a target",
+        meaning="95 % intervals that hold together for all runs of a series",
     ),
     Column(
         "runs",
         of="run.times",
         varies=True,
-        meaning="how often this was measured; the newest is shown",
+        meaning="how often this was measured: all runs together, or the newest where times of prompts are gone",
     ),
 )
 
 
 def pairs_table(pairs: Sequence[RankedRun], further_notes: Sequence[str] = ()) -> Table:
     """Speed-up of each pair and K, with the settings in which they differ."""
-    reasons = [pair.verdict.reason for pair in pairs if pair.verdict.reason]
+    reasons = [pair.member.alone.why for pair in pairs if pair.member.alone.why]
     sentences = [f"{reason[:1].upper()}{reason[1:]}." for reason in reasons]
     about_rows = caveats(pair.run for pair in pairs)
-    notes = dict.fromkeys([*sentences, *further_notes, *luck_notes(pairs), *about_rows])
+    notes = dict.fromkeys([*sentences, *further_notes, *about_rows])
     return Table.of(
         "pairs",
         "How much faster?",
         pairs,
         _PAIRS,
-        strong="best_k",
-        faint="is_partial",
+        strong="is_first",
+        faint="member.is_partial",
         notes=tuple(notes),
     )
 
@@ -190,7 +179,14 @@ _REASONS = (
 def reasons_table(pairs: Sequence[RankedRun]) -> Table:
     """Why a pair is as fast as it is: tokens per iteration, costs, and what limits it."""
     drafting = [pair for pair in pairs if pair.row.mean_acceptance_length is not None]
-    return Table.of("reasons", "Why?", drafting, _REASONS, strong="best_k", faint="is_partial")
+    return Table.of(
+        "reasons",
+        "Why?",
+        drafting,
+        _REASONS,
+        strong="is_first",
+        faint="member.is_partial",
+    )
 
 
 def _identical_texts(row: LatencyRow) -> str | None:
@@ -241,7 +237,7 @@ def arms_table(pairs: Sequence[RankedRun]) -> Table:
     arms = [_Arm(pair, row) for pair in pairs for row in pair.run.rows]
     is_alone = len(pairs) == 1
     title = "" if is_alone else "Times of each arm"
-    faint = "pair.is_partial"
+    faint = "pair.member.is_partial"
     below = tuple(notes(pairs[0].run)) if is_alone else ()
     return Table.of("arms", title, arms, _ARMS, faint=faint, in_full=not is_alone, notes=below)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from harness.commands.latency.tables.figures import SPEEDUP
-from harness.commands.latency.tables.ranked import RankedRun
+from harness.commands.latency.tables.ranking import RankedRun
 from harness.measuring.rows import LatencyRow
 from harness.reporting.table import Column, Table, number
 from harness.results.published import DIFFERENCES, Published, published_for

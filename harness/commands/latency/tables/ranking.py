@@ -1,204 +1,256 @@
-"""The answers of many runs of `latency`: for each target the fastest draft and its rivals; notes below the table."""
+"""Many runs of `latency` beside each other: their names and order, and sentences about each series."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from operator import attrgetter
-from typing import NamedTuple
 
 from harness.commands.latency.tables.answer import headline
 from harness.commands.latency.tables.costs import iteration_line
-from harness.commands.latency.tables.ranked import RankedRun
+from harness.measuring.rows import LatencyRow
+from harness.reporting.names import Name, distinct_names
 from harness.reporting.table import Line
-from harness.results.prompt_times import common_times, waits_of_both_arms
-from harness.results.runs import grouped
-from harness.results.statistics.arrays import Floats
-from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Interval
-from harness.results.statistics.multiplicity import best_of_several, relative_to_best
+from harness.reporting.words import called
+from harness.results.judging.series import Member, Series, series_of
+from harness.results.judging.statement import Statement
+from harness.results.runs import Run, grouped
+from harness.results.schema import NO_VERDICT
+from harness.results.statistics.interval import Interval
 
 # Rivals that are named in a sentence.
 _MOST_NAMED = 3
-# Regular arms whose times differ by more are not equally fast; starts of one program differ by less.
-_REGULAR_APART = 1.1
-# Columns in which rows must be equal for the times per token of different targets to be compared.
-_WORKLOAD = (
-    "batch_size request_rate temperature top_k top_p max_new_tokens ignore_eos prompts".split()
-)
+# What is said of those that were compared with the reference, in this order.
+_STANDINGS = {
+    "gains more": "Gains significantly more, but is not shown to pay",
+    "as good": "Cannot be told apart from it",
+    "gains less": "Gains significantly less",
+    "not ranked": "Not ranked (no interval, or a busy machine)",
+}
+
+
+@dataclass(eq=False)
+class RankedRun:
+    """A run among others: a pair, or a target without a draft.
+
+    Attributes:
+        member: its place in its series; the last row of its run, `row`, is that of the speculative arm, in a run
+            without a draft the regular one.
+        name: among the other runs.
+        is_best_of_draft: whether its K is the one of its draft that tables beside the ranking show.
+        remark: what is said of it beside its speed-up; empty where the figures say all.
+    """
+
+    member: Member
+    series: Series
+    name: Name
+    is_best_of_draft: bool = False
+    remark: str = ""
+
+    @property
+    def run(self) -> Run[LatencyRow]:
+        return self.member.run
+
+    @property
+    def row(self) -> LatencyRow:
+        return self.run.last
+
+    @property
+    def regular(self) -> LatencyRow | None:
+        """The row of the regular arm."""
+        return self.run.row("regular")
+
+    @property
+    def speedup(self) -> float | None:
+        """The speed-up as far as it may be stated; None for a partial run."""
+        return self.member.speedup
+
+    @property
+    def interval(self) -> Interval:
+        """The speed-up of the run by itself."""
+        return self.member.alone.interval
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether the others of its series are compared with it."""
+        return self.member is self.series.reference
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it is the reference of several."""
+        return self.is_reference and self.member.standing is not None
+
+    @property
+    def model(self) -> str:
+        return called(self.row.model or "unknown model")
+
+    @property
+    def k(self) -> int | str | None:
+        """K as it was set: a number, `auto` or None."""
+        return self.name.num_draft_tokens
+
+    @property
+    def load(self) -> float:
+        """Requests per second where they are sent at a rate, else `batch_size`."""
+        return self.row.request_rate or self.row.batch_size or 1
+
+    @property
+    def unit_of_load(self) -> str:
+        if self.row.request_rate is not None:
+            return "requests per second"
+        return "requests in flight, or rows of a batch"
+
+    @property
+    def curve(self) -> Sequence[str]:
+        """Equal for runs that differ only in K and `load`."""
+        settings = self.name.settings.items()
+        return self.name.pair, *(text for column, text in settings if column != "batch_size")
+
+
+def ranked_runs(runs: Sequence[Run[LatencyRow]], family: int | None = None) -> list[RankedRun]:
+    """The runs of each model below each other, the fastest by time per token first, and made-up ones after all others.
+
+    Made up are random weights and synthetic acceptance. Runs of one pair are ordered by load and
+    then by K, ascending: 13B with 7B at K=2 and 4 (12 ms), then 30B with 7B at batch size 1 and 4
+    (25 ms). Runs without figures, or of which an arm is missing, are left out.
+
+    Args:
+        family: see `series_of`.
+    """
+    shown = [run for run in runs if run.has_figures and run.status != "incomplete"]
+    names = dict(zip(shown, distinct_names([run.last for run in shown]), strict=True))
+    ranked = []
+    for series in series_of(shown, family):
+        ranked += [RankedRun(member, series, names[member.run]) for member in series.members]
+    for same_draft in grouped(ranked, attrgetter("name.group")).values():
+        compared = [pair for pair in same_draft if pair.speedup is not None]
+        if compared:
+            best = max(
+                compared,
+                key=attrgetter("is_reference", "member.is_sound", "member.is_shown", "speedup"),
+            )
+            best.is_best_of_draft = True
+    for pair in ranked:
+        pair.remark = _remark(pair)
+    ordered = []
+    # The real ones and the fastest first, those without a speed-up last.
+    ranked.sort(
+        key=lambda pair: (not pair.row.real, pair.speedup is None, pair.row.ms_per_token or 0.0)
+    )
+    for same_model in grouped(ranked, attrgetter("row.real", "model")).values():
+        for curve in grouped(same_model, attrgetter("unit_of_load", "curve")).values():
+            ordered += sorted(curve, key=attrgetter("load", "name.k_order"))
+    return ordered
+
+
+def _remark(pair: RankedRun) -> str:
+    """`best` of a run that gains significantly more than all others of its series, or why its figures say little."""
+    member = pair.member
+    if member.is_partial:
+        return f"{pair.run.status}\n{pair.row.num_prompts or 0} prompts"
+    if pair.row.status == NO_VERDICT:
+        return "no verdict"
+    if not pair.row.was_quiet:
+        return "not quiet"
+    standings = [other.standing for other in pair.series.members if other is not member]
+    others = [standing for standing in standings if standing is not None]
+    is_alone_best = all(standing.relation == "gains less" for standing in others)
+    return "best" if pair.is_first and member.is_shown and others and is_alone_best else ""
+
+
+def statements_about(pairs: Sequence[RankedRun]) -> list[Statement]:
+    """What is said of each series: of its reference, and of how the others compare with it."""
+    statements = []
+    for pair in _considered(pairs):
+        if pair.is_reference:
+            statements.append(pair.member.at_once)
+        if pair.member.standing is not None:
+            statements.append(pair.member.standing)
+    return statements
 
 
 def latency_answers(pairs: Sequence[RankedRun]) -> list[Line]:
-    """The fastest arm, where targets differ; then a sentence for each target, in bold if it has a conclusion, and one
-    about the rivals of its fastest pair.
-
-    Made-up pairs are left out where there are real ones.
-    """
-    considered = [pair for pair in pairs if pair.row.real] or pairs
-    workloads = grouped(considered, attrgetter(*[f"row.{column}" for column in _WORKLOAD]))
-    lines = [line for line in map(_fastest_arm, workloads.values()) if line is not None]
-    for group in grouped(considered, attrgetter("target")).values():
+    """Sentences about each series: its reference, in bold if it has a conclusion, and how the others compare."""
+    lines = []
+    for group in grouped(_considered(pairs), attrgetter("series")).values():
         lines += _answer(group)
     return lines
 
 
-def _fastest_arm(pairs: Sequence[RankedRun]) -> Line | None:
-    """The fastest arm of one workload by its time per token; None where all targets, such as number formats of a
-    model, take about as long without a draft: then speed-ups rank their arms.
-    """
-    complete = [pair for pair in pairs if not pair.is_partial]
-    regular_ms = {pair.target: pair.regular_ms for pair in complete}
-    known_ms = [ms for ms in regular_ms.values() if ms]
-    if len(known_ms) < 2 or max(known_ms) <= _REGULAR_APART * min(known_ms):
-        return None
-    arms = []
-    for pair in complete:
-        for row in pair.run.rows:
-            without = " without its draft" if row.arm == "regular" and row.draft else ""
-            if row.ms_per_token is not None:
-                arms.append((row.ms_per_token, f"{pair.name.label(', ')}{without}"))
-    ms, name = min(arms)
-    return Line(f"{name} is the fastest arm: {ms:.4g} ms/token", "strong")
+def _considered(pairs: Sequence[RankedRun]) -> Sequence[RankedRun]:
+    """The pairs that are spoken of: made-up ones only where there are no real ones."""
+    return [pair for pair in pairs if pair.row.real] or pairs
 
 
-def _answer(group: Sequence[RankedRun]) -> list[Line]:
-    """The fastest pair of one target under one set of conditions, and the others by how they compare with it."""
-    bests = [pair for pair in group if pair.best]
-    if not bests:
+def _answer(pairs: Sequence[RankedRun]) -> list[Line]:
+    """The sentences about one series."""
+    first = next((pair for pair in pairs if pair.is_reference), None)
+    if first is None:
         return [
-            Line(
-                f"{pair.name.label(', ')}: {pair.regular_ms:.2f} ms/token without a draft.",
-                "strong",
-            )
-            for pair in group
-            if pair.regular_ms is not None and not pair.is_partial and pair.row.draft is None
-        ]
-    bests.sort(key=attrgetter("is_sound", "shown", "speedup"), reverse=True)
-    first, *others = bests
+            Line(f"{pair.name.label(', ')}: {pair.regular.ms_per_token:.2f} ms/token without a draft.", "strong")
+            for pair in pairs
+            if pair.regular is not None and pair.regular.ms_per_token is not None
+            and not pair.member.is_partial and pair.row.draft is None
+        ]  # fmt: skip
+    others = [pair for pair in pairs if pair.member.standing is not None and pair is not first]
+    others.sort(key=lambda pair: -(pair.speedup or 0.0))
     beginning = ""
-    if others and first.shown:
-        is_fastest = all((pair.speedup or 0.0) <= (first.speedup or 0.0) for pair in others)
-        beginning = "Fastest: " if is_fastest else "Fastest shown to pay: "
-    elif others and first.has_interval:
-        beginning = "None is shown to pay; the best: "
-    answer = headline(first.row, first.num_compared)
-    text = f"{beginning}{first.name.label(', ')}: {answer.text}"
-    lines = [Line(text, answer.style, answer.more)]
-    for word, rivals in grouped(compared_with_first(bests), attrgetter("word")).items():
-        names = [f"{rival.pair.name.label(', ')}{rival.in_words}" for rival in rivals]
-        if len(names) > _MOST_NAMED:
-            names[_MOST_NAMED:] = [f"and {len(names) - _MOST_NAMED} more"]
-        covers = next((f" over {rival.share.covers}" for rival in rivals if rival.share), "")
-        about = f" (simultaneous 95 % intervals{covers})" if covers else ""
-        lines.append(Line(f"{word}: {'; '.join(names)}{about}."))
+    if others and first.member.is_shown:
+        is_highest = all((pair.speedup or 0.0) <= (first.speedup or 0.0) for pair in others)
+        beginning = "Fastest: " if is_highest else "Fastest shown to pay: "
+    elif others and first.member.has_interval:
+        beginning = "None is shown to pay; the highest: "
+    answer = headline(first.member.at_once)
+    lines = [Line(f"{beginning}{first.name.label(', ')}: {answer.text}", answer.style, answer.more)]
+    by_relation = grouped(others, attrgetter("member.standing.relation"))
+    for relation, words in _STANDINGS.items():
+        rivals = by_relation.get(relation, [])
+        if rivals:
+            lines.append(Line(f"{words}: {_named(rivals, first)}."))
     return lines
 
 
-ALIKE = "Cannot be told apart from the fastest"
-LESS = "Gains significantly less than the fastest"
-_NOT_RANKED = "Not ranked (no interval, or a busy machine)"
-
-
-class Rival(NamedTuple):
-    """A pair compared with the first one of its target.
-
-    Attributes:
-        word: how it compares.
-        share: of the first one's speed-up, over the same prompts; None where intervals alone were compared.
-    """
-
-    pair: RankedRun
-    word: str
-    share: Interval | None = None
-
-    @property
-    def in_words(self) -> str:
-        return "" if self.share is None else f": {self.share:.2f} of its speed-up"
-
-
-def compared_with_first(pairs: Sequence[RankedRun]) -> list[Rival]:
-    """How each further pair of a target compares with the first.
-
-    Pairs that ran quietly on the same prompts are compared prompt by prompt. Others are compared by intervals that hold
-    for all at once: on a busy machine speed-ups differ from run to run by 6 % (standard deviation), which no comparison
-    of prompts covers. Then 19 % of the orders of six equal pairs were wrong over 30 prompts, by intervals 1.5 %
-    (`benchmarks/ranking_order.py`). A pair without an interval, or beside a sound one from a busy machine, is not
-    ranked.
-    """
-    first, *others = pairs
-    ranked = [first]
-    compared = []
-    not_ranked = []
-    for pair in others:
-        if pair.has_interval and (pair.is_sound or not first.is_sound):
-            ranked.append(pair)
-        else:
-            not_ranked.append(Rival(pair, _NOT_RANKED))
-    is_fair = not first.why_not and all(pair.row.was_quiet for pair in ranked)
-    times = _common_times(ranked) if is_fair else None
-    if times is None:
-        for pair in ranked[1:]:
-            is_less = pair.at_once.speedup.high < first.at_once.speedup.low
-            compared.append(Rival(pair, LESS if is_less else ALIKE))
-    else:
-        for pair, share in zip(ranked[1:], relative_to_best(*times)[1:], strict=True):
-            is_less = share.high < 1
-            shown = share if share.has_bounds else None
-            compared.append(Rival(pair, LESS if is_less else ALIKE, shown))
-    return [*compared, *not_ranked]
+def _named(rivals: Sequence[RankedRun], first: RankedRun) -> str:
+    """`K=2: 0.81 (0.74 to 0.88) of its speed-up; K=8`, and what the intervals cover."""
+    names = []
+    covers = ""
+    for rival in rivals:
+        name = rival.name.label(", ")
+        if rival.name.group == first.name.group and rival.k is not None:
+            name = f"K={rival.k}"
+        share = rival.member.standing.interval if rival.member.standing else Interval()
+        if share.has_bounds:
+            name += f": {share:.2f} of its speed-up"
+            covers = f" over {share.covers}"
+        names.append(name)
+    if len(names) > _MOST_NAMED:
+        names[_MOST_NAMED:] = [f"and {len(names) - _MOST_NAMED} more"]
+    about = f" (simultaneous 95 % intervals{covers})" if covers else ""
+    return "; ".join(names) + about
 
 
 def not_ordered(pairs: Sequence[RankedRun]) -> list[str]:
-    """Sentences about targets whose runs are too far apart, so that close pairs are not ordered."""
-    changed = {pair.target: pair for pair in pairs if pair.why_not}
+    """Sentences about series whose runs are too far apart, so that close pairs are not ordered."""
+    changed = {pair.series: pair for pair in pairs if pair.series.why_not}
     return [
-        f"{pair.model}: {pair.why_not}: pairs that are close are not ordered."
+        f"{pair.model}: {pair.series.why_not}: pairs that are close are not ordered."
         for pair in changed.values()
     ]
-
-
-def luck_notes(pairs: Sequence[RankedRun]) -> list[str]:
-    """How much of the speed-up of the best of several K is luck."""
-    notes = []
-    measured = [pair for pair in pairs if pair.speedup is not None]
-    for series in grouped(measured, attrgetter("name.group")).values():
-        times = _common_times(series)
-        if times is None or not any(pair.best_k for pair in series):
-            continue
-        # The best of several is partly the luckiest. Where K is chosen on other prompts than those
-        # that it is timed on, luck has no part in it.
-        worth = best_of_several(*times, seed=0)
-        best = f"{series[0].name.pair}: the best of {len(series)} K is {worth.naive:.2f}×"
-        honest = f"{worth.honest:×} over {worth.honest.covers}"
-        notes.append(f"{best}, and when K is chosen on other prompts {honest}.")
-    return notes
 
 
 def iteration_lines(pairs: Sequence[RankedRun]) -> list[str]:
     """Lines about the cost of an iteration, for each pair and settings measured with several K, the fastest first."""
     measured = []
-    for pair in pairs:
-        is_priced = isinstance(pair.k, int) and not pair.why_not and not pair.row.was_starved
-        if is_priced and pair.speedup is not None:
+    considered = _considered(pairs)
+    for pair in considered:
+        is_quiet = not pair.series.why_not and not pair.row.was_starved
+        if isinstance(pair.k, int) and is_quiet and pair.speedup is not None:
             measured.append(pair)
     measured.sort(key=attrgetter("speedup"), reverse=True)
-    by_series = grouped(measured, attrgetter("name.group"))
     lines = []
-    for names, series in by_series.items():
+    names = {pair.name.group for pair in considered}
+    for group, series in grouped(measured, attrgetter("name.group")).items():
         line = iteration_line([pair.run for pair in series])
         if line is not None:
-            lines.append(f"{', '.join(names)}: {line}" if len(by_series) > 1 else line)
+            lines.append(f"{', '.join(group)}: {line}" if len(names) > 1 else line)
     return lines
-
-
-def _common_times(pairs: Sequence[RankedRun]) -> tuple[Floats, Floats] | None:
-    """Milliseconds per token of the regular and the speculative arms, over the units that all pairs
-    have.
-
-    Returns:
-        Two arrays [num_pairs, num_units]; None for a single pair, for pairs with different prompts,
-        and where there are too few units.
-    """
-    if len(pairs) < 2 or len({pair.row.prompts_digest for pair in pairs}) > 1:
-        return None
-    waits = [waits_of_both_arms(pair.run.prompt_rows) for pair in pairs]
-    regular, speculative = common_times(waits)
-    return (regular, speculative) if regular.shape[1] >= FEWEST_FOR_INTERVAL else None

@@ -10,6 +10,7 @@ from harness.measuring.rows import LatencyRow
 from harness.reporting.files import escape
 from harness.reporting.names import name_of
 from harness.reporting.words import called, device_of, labels
+from harness.results.environment import typed_in
 from harness.results.runs import Run
 from harness.results.schema import NO_VERDICT
 from harness.results.statistics.interval import UNKNOWN
@@ -23,7 +24,7 @@ def table_rows(runs: Sequence[Run[LatencyRow]]) -> Iterator[str]:
     yield _line(["---"] * (len(_COLUMNS) + 1))
     for run in runs:
         cells = [escape(cell(run.last)) for cell in _COLUMNS.values()]
-        yield _line([*cells, _command(run.last)])
+        yield _line([*cells, _command(run)])
 
 
 def _line(cells: Iterable[str]) -> str:
@@ -42,11 +43,13 @@ def _speedup(row: LatencyRow) -> str:
     if row.status == NO_VERDICT:
         return "no verdict"
     text = result_line(row)
-    speedup = verdict_of(row).speedup
+    speedup = verdict_of(row).interval
     if speedup.covers is not None:
         text += f" over {speedup.covers}"
     if speedup.is_known and not speedup.has_bounds:
         text += " (no interval)"
+    if row.status not in ("ok", None):
+        text += f", {row.status}"
     return text if row.was_quiet else f"{text}, not quiet"
 
 
@@ -56,18 +59,27 @@ _COLUMNS: Mapping[str, Callable[[LatencyRow], str]] = {
     "draft": _draft,
     "K": lambda row: str(name_of(row).num_draft_tokens or UNKNOWN),
     "device": device_of,
+    "dtype": lambda row: row.dtype or UNKNOWN,
+    "prompts": lambda row: f"{row.num_prompts or 0} ({row.prompts or 'unknown'})",
+    "tokens": lambda row: str(row.max_new_tokens or UNKNOWN),
+    "temperature": lambda row: UNKNOWN if row.temperature is None else f"{row.temperature:g}",
     "speed-up (95 % interval)": _speedup,
     "tokens per iteration": lambda row: (
         f"{row.tokens_per_iteration:.2f}" if row.tokens_per_iteration else UNKNOWN
     ),
+    "run": lambda row: row.run or UNKNOWN,
 }
 
 
-def _command(row: LatencyRow) -> str:
-    """The command of a server that was started here, as others can type it: without the port that the harness adds."""
+def _command(run: Run[LatencyRow]) -> str:
+    """The command of a server that was started here, as others can type it, without the port that the harness adds; of
+    another run the line that was typed.
+    """
+    row = run.last
     commands = [_as_code(without_port(command)) for command in row.server_command or []]
     if not commands:
-        return UNKNOWN
+        typed = typed_in(run.directory) if run.directory else None
+        return UNKNOWN if typed is None else _as_code(typed)
     # The regular command follows from the other one, unless there are two.
     return " against ".join(reversed(commands)) if row.draft == SECOND_COMMAND else commands[-1]
 

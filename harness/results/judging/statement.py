@@ -1,0 +1,69 @@
+"""A sentence that compares, as a value: which run against which, by which interval, among how many."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from harness.results.schema import RunRow
+from harness.results.statistics.interval import Interval
+
+# A speculative arm and its regular one; a run and the reference of its series.
+Relation = Literal[
+    "faster", "slower", "cannot tell", "best", "as good", "gains less", "gains more", "not ranked"
+]
+
+
+@dataclass(frozen=True)
+class Statement:
+    """The only way to say that something is faster, best, as good or worse. Name and figure cannot part: both are those
+    of the rows here.
+
+    Attributes:
+        subject: the row that it is about; None of figures without one.
+        reference: the row that the subject's figure was divided by; None for the regular arm of the subject's own run.
+        interval: the subject's speed-up, or its share of the reference's, as far as it may be stated; all nan where it
+            may not.
+        family: how many intervals a reader sees together: they hold all at once.
+        why: why there is no interval to conclude from; empty where there is one, also where it includes 1, so that
+            the relation is `cannot tell`.
+    """
+
+    relation: Relation
+    interval: Interval = field(default_factory=Interval)
+    why: str = ""
+    subject: RunRow | None = None
+    reference: RunRow | None = None
+    family: int = 1
+
+    @property
+    def pays(self) -> bool:
+        return self.relation == "faster"
+
+    @property
+    def has_interval(self) -> bool:
+        """Whether there is an interval that may be stated, whatever it says about 1."""
+        return not self.why
+
+    @property
+    def includes_1(self) -> bool:
+        """Whether nothing can be concluded because the interval includes 1."""
+        return self.relation == "cannot tell" and self.has_interval
+
+    def as_json(self) -> dict[str, Any]:
+        """For `result.json`: rows by the id of their run and their place in the sweep."""
+        return {
+            "relation": self.relation,
+            "subject": _identity(self.subject),
+            "reference": _identity(self.reference),
+            "interval": self.interval.parts(),
+            "family": self.family,
+            "why": self.why or None,
+        }
+
+
+def _identity(row: RunRow | None) -> dict[str, Any] | None:
+    if row is None:
+        return None
+    columns = ("run", "job", "model", "draft", "num_draft_tokens", "batch_size")
+    return {name: getattr(row, name, None) for name in columns}

@@ -1,0 +1,128 @@
+"""What is said of several runs over the same regular measurement, from planted rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from harness.measuring.rows import LatencyRow
+from harness.results.judging.series import Member, regular_measurement, series_of
+from harness.results.rows.prompts import LatencyPromptRow
+from harness.results.runs import Run
+from harness.results.statistics.ratios import ratio_of_totals
+from report_files import latency_run
+
+Floats = NDArray[np.float64]
+NUM_PROMPTS = 15
+
+
+def timed_run(draft: str, regular: Floats, speculative: Floats, **changes: Any) -> Run[LatencyRow]:
+    """A run with these milliseconds of each prompt, one token each."""
+    speedup = ratio_of_totals(regular, speculative, 2000, 0)
+    columns = {"speedup_low": speedup.low, "speedup_high": speedup.high, **changes}
+    columns["speedup_covers"] = {"num_units": NUM_PROMPTS, "unit": "prompt"}
+    run = Run(latency_run(draft=draft, speedup=speedup.estimate, **columns))
+    run.prompt_rows = [
+        LatencyPromptRow(
+            run=run.id, prompt_index=index, prompt_place=index, arm=arm, num_tokens=1, time_ms=time
+        )
+        for arm, times in (("regular", regular), ("speculative", speculative))
+        for index, time in enumerate(times)
+    ]
+    return run
+
+
+def standings(runs: Sequence[Run[LatencyRow]]) -> dict[str, Member]:
+    (series,) = series_of(runs)
+    return {str(member.run.last.draft): member for member in series.members}
+
+
+def test_others_are_said_relative_to_the_run_that_is_named() -> None:
+    """A pays surely; B is faster on most prompts and stalls on three; C gains nothing."""
+    regular = np.random.default_rng(0).normal(100, 1, NUM_PROMPTS)
+    unsure = np.full(NUM_PROMPTS, 45.0)
+    unsure[:3] = [160.0, 175.0, 190.0]
+    members = standings(
+        [
+            timed_run("A", regular, regular / 1.2),
+            timed_run("B", regular, unsure),
+            timed_run("C", regular, regular * np.linspace(0.999, 1.001, NUM_PROMPTS)),
+        ]
+    )
+    best, rival, nothing = members["A"], members["B"], members["C"]
+    assert best.standing is not None
+    assert best.standing.relation == "best"
+    assert rival.speedup is not None
+    assert best.speedup is not None
+    assert rival.speedup > best.speedup
+    assert rival.standing is not None
+    assert rival.standing.relation == "as good"
+    assert nothing.standing is not None
+    assert nothing.standing.relation == "gains less"
+    assert nothing.standing.reference is best.run.last
+    assert nothing.standing.interval.estimate == pytest.approx(1 / 1.2, rel=0.01)
+    assert nothing.standing.interval.high < 0.85
+
+
+def test_a_run_that_gains_more_than_the_reference_is_said_to() -> None:
+    """Its own interval includes 1, because prompts differ; prompt by prompt it is faster than the reference."""
+    rng = np.random.default_rng(1)
+    regular = rng.lognormal(4, 0.1, NUM_PROMPTS)
+    gains = np.exp(rng.normal(0.25, 0.35, NUM_PROMPTS))
+    steady = timed_run("steady", regular, regular / 1.08)
+    wild = timed_run("wild", regular, regular / gains)
+    wilder = timed_run("wilder", regular, regular / gains / 1.2)
+    members = standings([steady, wild, wilder])
+    assert {member.standing.relation for member in members.values() if member.standing} <= {
+        *("best", "as good", "gains more", "gains less")
+    }
+    # Of both wild ones the second is 1.2 times as fast on every prompt.
+    (first, second) = (members[name].standing for name in ("wild", "wilder"))
+    assert first is not None
+    assert second is not None
+    assert second.interval.estimate > first.interval.estimate
+
+
+def test_a_run_without_an_interval_is_not_ranked() -> None:
+    regular = np.full(NUM_PROMPTS, 100.0)
+    sound = timed_run("sound", regular, regular / np.linspace(1.4, 1.6, NUM_PROMPTS))
+    lucky = Run(latency_run(draft="lucky", speedup=3.0))
+    lucky.rows[-1] = LatencyRow.from_values(
+        {**vars(lucky.last), "speedup": 3.0, "speedup_low": None, "speedup_high": None}
+    )
+    members = standings([sound, lucky])
+    assert members["sound"].standing is not None
+    assert members["sound"].standing.relation == "best"
+    assert members["lucky"].standing is not None
+    assert members["lucky"].standing.relation == "not ranked"
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_same"),
+    [
+        ({"draft": "1B", "num_draft_tokens": 8}, True),
+        ({"rule": "block", "placement": "cpu"}, True),
+        ({"settings": {"draft.threshold": 0.2, "engine.acceptance": 0.5}}, True),
+        ({"settings": {"engine.first_ms": 200.0}}, False),
+        ({"num_prompts": 8}, False),
+        ({"prompts_digest": "ba9876543210"}, False),
+        ({"batch_size": 4}, False),
+        ({"temperature": 0.0}, False),
+        ({"devices": "NVIDIA H100"}, False),
+        ({"server_command": ["vllm A", "vllm A -d"]}, False),
+    ],
+)
+def test_runs_over_the_same_regular_measurement_are_a_series(
+    changes: dict[str, Any], is_same: bool
+) -> None:
+    runs = [Run(latency_run()), Run(latency_run(**changes))]
+    assert len(series_of(runs)) == (1 if is_same else 2)
+
+
+def test_what_is_unknown_equals_nothing() -> None:
+    runs = [Run(latency_run(prompts_digest=None)) for _ in range(2)]
+    assert regular_measurement(runs[0]) != regular_measurement(runs[1])
