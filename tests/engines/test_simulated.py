@@ -55,7 +55,7 @@ def test_no_page_calls_it_a_measurement(harness: Harness) -> None:
 
 
 def test_a_batch_takes_what_its_passes_cost() -> None:
-    """Three answers of 6 tokens, two in flight. The third begins when these have ended, at 98 ms; then it stalls."""
+    """Three answers, two in flight. The third begins when these have ended, at 100 ms. Each iteration stalls 1 ms."""
     costs = {
         "step_ms": 20,
         "width_ms": 1,
@@ -64,20 +64,20 @@ def test_a_batch_takes_what_its_passes_cost() -> None:
         "draft_ms": 3,
         "first_ms": 10,
     }
-    stalls = {"stall_every": 3, "stall_ms": 100}
+    stalls = {"stall_every": 1, "stall_ms": 1}
     undisturbed = {"acceptance": 1.0, "prompts_differ": 0, "noise": 0}
     settings = SimulatedSettings(prompt_ms=1, **costs, **stalls, **undisturbed)
     decoding = DecodingSettings(max_new_tokens=6, num_draft_tokens=2)
     question = Question([[1] * 2, [1] * 4, [1] * 3], decoding, 0, range(3))
     answered = SimulatedArm("speculative", settings, _Clock()).answer(question.requests, 2)
     # Prompts of 12 and 14 ms, then 2 · 3 + 20 + 5 + 4 + 7 ms, and 3 + 20 + 5 + 2 ms.
-    expected = [[0.012, 0.068, 0.098], [0.026, 0.068, 0.098], [0.013, 0.148, 0.172]]
+    expected = [[0.012, 0.069, 0.100], [0.026, 0.069, 0.100], [0.013, 0.049, 0.074]]
     for record, arrivals in zip(answered.requests, expected, strict=True):
         assert record.arrivals == pytest.approx(arrivals)
         assert (record.outcomes, record.num_tokens) == ([(2, 2), (1, 1)], 6)
-    assert answered.seconds == pytest.approx(0.270)
+    assert answered.seconds == pytest.approx(0.174)
     assert answered.load is not None
-    assert answered.load.request_seconds == pytest.approx(0.098 + 0.098 + 0.172)
+    assert answered.load.request_seconds == pytest.approx(0.100 + 0.100 + 0.074)
     assert (answered.load.share, answered.load.extra, answered.load.offered_s) == (1, [], 0)
 
 

@@ -27,7 +27,6 @@ class _Clock:
 
     now_s: float = 0.0
     noise: random.Random = field(default_factory=random.Random)
-    num_iterations: int = 0
 
 
 class SimulatedEngine(Engine):
@@ -262,8 +261,7 @@ class _Batch:
         # The last token of an answer is never drafted.
         proposals = [min(self._num_draft_tokens, row.num_left - 1) for row in self.running]
         self._pass(settings.iteration_ms(max(proposals), len(self.running)))
-        clock.num_iterations += 1
-        if settings.stall_every and clock.num_iterations % settings.stall_every == 0:
+        if settings.stall_every and clock.noise.random() * settings.stall_every < 1:
             clock.now_s += settings.stall_ms / 1000
         rows = self.running
         self.running = []

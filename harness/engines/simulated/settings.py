@@ -39,7 +39,7 @@ class SimulatedSettings(EngineSettings):
         lengths: tokens of answers where they may end by themselves (`decoding.ignore_eos=false`), one after the other.
         noise: standard deviation of the logarithm of each iteration's time.
         start_noise: the same from start to start, of each arm.
-        stall_every: one in this many iterations stalls; 0 for none.
+        stall_every: one in this many iterations stalls, at random; 0 for none.
         stall_ms: how long a stall lasts.
         drift: how much slower everything is after a minute of the engine's clock, as a share.
         blocks: how often each arm is started; 0 for once.
