@@ -8,7 +8,6 @@ settings and help are known without it.
 
 from __future__ import annotations
 
-import importlib
 import pkgutil
 import re
 from collections.abc import Sequence
@@ -115,8 +114,7 @@ class Command(ConfiguredCommand[SomeSettings], Generic[SomeSettings, SomeRow]):
 
     Attributes:
         question: what its runs answer, in `report`.
-        experiment: the class of its measurement (see `Experiment` below), or the module whose
-            `EXPERIMENT` it is.
+        experiment: the class of its measurement (see `Experiment` below), or where it is, `module:name`.
         row: the kind of row that a run writes.
         shown_by: the function that makes the page of runs, `module:name`; empty for none.
         further_rows: kinds of the other files that it writes.
@@ -135,7 +133,8 @@ class Command(ConfiguredCommand[SomeSettings], Generic[SomeSettings, SomeRow]):
     @property
     def module(self) -> str:
         """The module with the experiment, which imports torch."""
-        return self.experiment if isinstance(self.experiment, str) else self.experiment.__module__
+        place = self.experiment
+        return place.partition(":")[0] if isinstance(place, str) else place.__module__
 
     @property
     def stem(self) -> str:
@@ -143,10 +142,9 @@ class Command(ConfiguredCommand[SomeSettings], Generic[SomeSettings, SomeRow]):
 
     def begin(self, settings: SomeSettings) -> Experiment[SomeSettings, SomeRow]:
         """The measurement with these settings."""
-        made: type | Any = self.experiment
-        if isinstance(made, str):
-            made = importlib.import_module(made).EXPERIMENT
-        experiment: Experiment[SomeSettings, SomeRow] = made(settings)
+        made = self.experiment
+        kind: Any = pkgutil.resolve_name(made) if isinstance(made, str) else made
+        experiment: Experiment[SomeSettings, SomeRow] = kind(settings)
         return experiment
 
     def line(self, rows: Sequence[SomeRow]) -> str:

@@ -11,11 +11,13 @@ from harness.config.run import RunSettings
 from harness.engines.registry import engine_of
 from harness.results.row import Row
 
-_NAMES = "acceptance audit compare eval latency map plan recovery regress report serve"
+_READING = "audit regress report"
+_OTHERS = "acceptance compare eval latency map plan recovery serve"
 COMMANDS: Registry[CommandRecord] = Registry(
     "command",
     CommandRecord,
-    {name: f"harness.commands.{name}.record:{name.capitalize()}" for name in _NAMES.split()},
+    {name: f"harness.commands.path_commands:{name.capitalize()}" for name in _READING.split()}
+    | {name: f"harness.commands.{name}.record:{name.capitalize()}" for name in _OTHERS.split()},
     advice="; Command there is one that measures",
 )
 

@@ -367,6 +367,3 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
 
 def _of_one_answer(prompt: Prompt, asked: Sequence[int], answer: Sequence[int]) -> Reading:
     return Reading(prompt, Transcript.of(asked, answer), [None])
-
-
-EXPERIMENT = AcceptanceOfTexts

@@ -271,6 +271,3 @@ class Compare(Experiment[CompareSettings, CompareRow]):
     def _say(self, text: str, style: str = "") -> None:
         show("")
         self._console.print(visible(text), style=style, soft_wrap=not self._console.is_terminal)
-
-
-EXPERIMENT = Compare

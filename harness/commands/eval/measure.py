@@ -277,9 +277,6 @@ class Evaluation(Experiment[EvalSettings, EvalRow]):
         }
 
 
-EXPERIMENT = Evaluation
-
-
 def _accuracy(correct: Sequence[bool]) -> dict[str, float]:
     """The share of correct answers, with Wald's and Wilson's 95 % intervals."""
     wald = wald_interval(sum(correct), len(correct))

@@ -80,7 +80,7 @@ class Eval(Command[EvalSettings, EvalRow]):
     question = "Is it as accurate?"
     help_order = 3
     settings = EvalSettings
-    experiment = "harness.commands.eval.measure"
+    experiment = "harness.commands.eval.measure:Evaluation"
     row = EvalRow
     shown_by = "harness.commands.eval.page:eval_page"
     regresses = True

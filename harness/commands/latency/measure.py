@@ -331,6 +331,3 @@ def _settled(settings: LatencySettings, available: int) -> LatencySettings:
         # A prompt that is asked again finds its own answer in the server's pool.
         return dataclasses.replace(settings, num_prompts=min(settings.num_asked, available))
     return settings
-
-
-EXPERIMENT = Latency

@@ -159,7 +159,7 @@ class Latency(Command[LatencySettings, LatencyRow]):
     question = "Is it faster?"
     help_order = 1
     settings = LatencySettings
-    experiment = "harness.commands.latency.measure"
+    experiment = "harness.commands.latency.measure:Latency"
     row = LatencyRow
     shown_by = "harness.commands.latency.page:latency_page"
     regresses = True

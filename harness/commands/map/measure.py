@@ -141,6 +141,3 @@ def own_k(rows: Sequence[MapRow]) -> int | None:
     ks = {name_of(row).num_draft_tokens for row in rows if row.arm == "speculative"}
     k = ks.pop() if len(ks) == 1 else None
     return k if isinstance(k, int) else None
-
-
-EXPERIMENT = Map

@@ -142,9 +142,6 @@ class Plan(Experiment[PlanSettings, PlanRow]):
         return [session.row(PlanRow, **self.figures)]
 
 
-EXPERIMENT = Plan
-
-
 def _sizes(machine: Machine, plan: PairPlan) -> dict[str, Any]:
     """The bytes of each model, and where they go."""
     devices = _bytes_by_device(machine, plan.models)

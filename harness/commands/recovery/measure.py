@@ -232,6 +232,3 @@ def compared_checks(
         samples.append((expected_texts, tested_texts))
     result = asking.token_test.compare(samples, _NUM_COMPARED)
     yield asking.sampled_check(result, [*by_index.values()])
-
-
-EXPERIMENT = Recovery

@@ -1,0 +1,35 @@
+"""The records of commands that read files: they run nothing, and take paths in place of settings."""
+
+from __future__ import annotations
+
+from harness.commands.command import PathCommand
+
+
+class Audit(PathCommand):
+    """Explains figures of a table, and checks them against each other."""
+
+    name = "audit"
+    summary = "what an iteration costs by published figures, and whether they are possible: exit code 0 yes, 1 no"
+    example = "speedup=1.05 K=3 acceptance=0.85"
+    help_order = 11
+    program = "harness.commands.audit.command"
+
+
+class Regress(PathCommand):
+    """Compares the files of two versions."""
+
+    name = "regress"
+    summary = "whether a change made anything worse: exit code 0 no, 1 yes, 3 it cannot be told"
+    example = "before=results/a.csv after=results/b.csv margin=0.02"
+    help_order = 9
+    program = "harness.commands.regress.command"
+
+
+class Report(PathCommand):
+    """Reads the files of what was measured."""
+
+    name = "report"
+    summary = "tables, Markdown and an HTML page with plots from the CSV files of what was measured"
+    example = "results"
+    help_order = 8
+    program = "harness.commands.report.command"
