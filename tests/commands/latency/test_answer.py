@@ -180,14 +180,20 @@ def cells(run: list[LatencyRow]) -> list[str]:
 
 
 def test_a_row_says_what_was_measured() -> None:
-    assert cells(latency_run(2, 1.5, **LLAMA_CPP)) == [
+    run = latency_run(2, 1.5, **LLAMA_CPP)
+    assert cells(run) == [
         "Qwen3.gguf",
         "llama.cpp b10434",
         "draft-mtp",
         "2",
         "NVIDIA A100",
+        "float16",
+        "15 (english)",
+        "64",
+        "0.5",
         "1.50× (1.40 to 1.60)",
         "2.50",
+        run[0].run,
         "`llama-server -m Qwen3.gguf --spec-type draft-mtp --metrics`",
     ]
 
@@ -195,15 +201,17 @@ def test_a_row_says_what_was_measured() -> None:
 @pytest.mark.parametrize(
     ("changes", "column", "text"),
     [
-        ({"speedup_covers": over(15)}, 5, "1.50× (1.40 to 1.60) over 15 prompts"),
-        ({"speedup_low": None, "speedup_high": None}, 5, "1.50× (no interval)"),
-        ({"status": "no_verdict", "error": "x", "speedup": None}, 5, "no verdict"),
-        ({"processor_share": 0.5}, 5, "1.50× (1.40 to 1.60), not quiet"),
+        ({"speedup_covers": over(15)}, 9, "1.50× (1.40 to 1.60) over 15 prompts"),
+        ({"speedup_low": None, "speedup_high": None}, 9, "1.50× (no interval)"),
+        ({"status": "no_verdict", "error": "x", "speedup": None}, 9, "no verdict"),
+        ({"processor_share": 0.5}, 9, "1.50× (1.40 to 1.60), not quiet"),
         ({"draft": "org/head", "draft_method": "eagle3"}, 2, "org/head (eagle3)"),
         ({"draft": "server", "draft_method": None}, 2, "the server's own"),
         ({"engine": "local", "server": None}, 1, "harness 0.1.0, engine=local"),
         ({"model": "a|b"}, 0, r"a\|b"),
-        ({"server_command": None}, 7, "–"),
+        ({"server_command": None}, -1, "–"),
+        ({"status": "interrupted"}, 9, "1.50× (1.40 to 1.60), interrupted"),
+        ({"dtype": None, "temperature": None}, 5, "–"),
     ],
 )
 def test_what_a_run_lacks(changes: dict[str, Any], column: int, text: str) -> None:
@@ -223,4 +231,4 @@ def test_what_a_run_lacks(changes: dict[str, Any], column: int, text: str) -> No
     ],
 )  # fmt: skip
 def test_a_command_lacks_our_port(command: str, shown: str) -> None:
-    assert cells(latency_run(**LLAMA_CPP | {"server_command": [command]}))[7] == shown
+    assert cells(latency_run(**LLAMA_CPP | {"server_command": [command]}))[-1] == shown
