@@ -32,7 +32,7 @@ from browser import Page, browser  # noqa: E402
 
 SWEEP = ["draft=tiny_draft,tiny_eagle3,lookup", "K=2,4,8", "num_prompts=10"]
 # What a picture must not say.
-DOUBTS = ("not quiet", "are not ordered", "Without a full result")
+DOUBTS = ("not quiet", "are not ordered", "Without a verdict")
 PROMPT = "Paul was a shy hedgehog who lived near the village. In"
 PORT = 5711
 # Enough for the pages' colours and the edges of letters: a third of the bytes.

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+from harness.commands.pages import pages_about
 from harness.commands.registry import measurement
 from harness.config.amounts import counted
-from harness.reporting.overview import failures_table
-from harness.reporting.page import in_full, in_short
-from harness.reporting.table import Document, Line, Table
+from harness.reporting.page import below_each_other, in_full, in_short
+from harness.reporting.table import Document, Line
 from harness.reporting.terminal import WIDE, as_text, plain_console, print_document, stderr_console
 from harness.reporting.words import labels
 from harness.results.locked_files import replace_file
@@ -93,13 +94,14 @@ def _answers(
     command: str, runs: Sequence[Run], failures: Sequence[Run]
 ) -> tuple[Document, Document]:
     """The answer that a sweep prints, and the one in its `summary.txt`."""
-    page = measurement(command).page(runs) if runs else None
-    failed: list[Table | Line] = [failures_table(failures)] if failures else []
-    if page is None:
-        only: Document = failed or [Line("Nothing was measured.")]
+    pages = pages_about([measurement(command)], runs, failures)
+    if not pages:
+        only = [Line("Nothing was measured.")]
         return only, only
-    short = in_short(page, is_sweep=True)
-    return [*short, *failed], [*in_full(page, is_sweep=True), *failed]
+    short = below_each_other(pages, partial(in_short, is_sweep=True))
+    full = below_each_other(pages, partial(in_full, is_sweep=True))
+    # What is swept needs no heading.
+    return short[1:-1], full[1:-1]
 
 
 def exit_code(command: str, rows: Rows) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 
 import jinja2
 
-from harness.reporting.page import Page, in_short
+from harness.reporting.page import Page, below_each_other, in_short, without
 from harness.reporting.table import (
     Column,
     Document,
@@ -57,37 +57,36 @@ class Report:
 
     @property
     def answers(self) -> dict[str, list[Line]]:
-        """For each question: doubts, findings, subject and reasons."""
+        """For each question: doubts, findings, reasons and subject."""
         answers = {}
         for question, page in self.pages.items():
-            subject_and_reasons = [page.title, *(f"{name}: {text}" for name, text in page.why)]
-            answers[question] = [
-                *sentences("warning", *page.doubts),
-                *page.finding,
-                *sentences("plain", *subject_and_reasons),
-            ]
+            lines = said_by(page)
+            for part in page.parts:
+                about = without(part.title, page.title)
+                firsts = part.finding[:1]
+                lines += [replace(line, text=f"{about}: {line.text}") for line in firsts]
+            answers[question] = [*lines, *sentences("plain", page.title)]
         return answers
 
     @property
-    def tables(self) -> dict[str, list[Table]]:
-        """For each question: the tables of its page, with their first rows."""
-        return {
-            question: [table.first(_MOST_ROWS) for table in page.full_tables]
-            for question, page in self.pages.items()
-        }
-
-    @property
     def all_tables(self) -> list[Table]:
-        return [table for tables in self.tables.values() for table in tables] + [*self.sources]
+        pages = [part for page in self.pages.values() for part in (*page.parts, page)]
+        return [table for page in pages for table in page.full_tables] + [*self.sources]
+
+
+def said_by(page: Page) -> list[Line]:
+    """Return the sentences of a page: doubts, findings and reasons."""
+    reasons = [f"{name}: {text}" for name, text in page.why]
+    return [*sentences("warning", *page.doubts), *page.finding, *sentences("plain", *reasons)]
 
 
 def on_terminal(report: Report) -> Document:
     """Return each page in short, without its next steps: they follow the command that measured."""
-    lines: list[Table | Line] = []
-    for question, page in report.pages.items():
-        short = in_short(replace(page, next=()), rest="report.md")
-        lines += [Line(question, "strong"), *short, Line("")]
-    return [*lines, *sentences("warning", *report.notes)]
+
+    def short(page: Page) -> Document:
+        return in_short(replace(page, next=()), rest="report.md")
+
+    return [*below_each_other(report.pages, short), *sentences("warning", *report.notes)]
 
 
 def html_page(report: Report, plots: Mapping[str, Mapping[str, Sequence[tuple[str, str]]]]) -> str:
@@ -138,6 +137,9 @@ def _render(template: str, **content: Any) -> str:
         "side": _side,
         "roles": _roles,
         "legend": legend,
+        "said_by": said_by,
+        "without": without,
+        "first": lambda table: table.first(_MOST_ROWS),
     }
     return environment.get_template(template).render(content, zip=zip)
 

@@ -63,7 +63,8 @@ class Name:
 
     @property
     def details(self) -> list[str]:
-        return [*self.settings.values(), *self.circumstances]
+        # A setting and the column that it sets may say the same.
+        return [*dict.fromkeys([*self.settings.values(), *self.circumstances])]
 
     @property
     def cell(self) -> str:

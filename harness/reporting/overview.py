@@ -1,34 +1,52 @@
-"""Tables about the runs of a report: failures, where they ran, and which files were read."""
+"""Tables about many runs: those without a verdict, where they ran, and which files were read."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
-from harness.reporting.names import name_of
-from harness.reporting.table import Column, Table, TableRow
+from harness.reporting.names import Named, distinct_names
+from harness.reporting.table import Column, Table, TableRow, times
 from harness.reporting.words import short_commit
 from harness.results.runs import Run, grouped
-from harness.results.schema import RunRow
+from harness.results.schema import ComparedRow, RunRow
+from harness.results.statistics.interval import Interval
+from harness.results.verdict import verdict_of
 
 _VERSIONS = ("harness_version", "torch_version", "transformers_version", "bitsandbytes_version")
 # Commits in a cell.
 _MOST_LISTED = 3
 
 
-def failures_table(failures: Sequence[Run]) -> Table:
-    """Runs without a full result, with their reasons."""
+def without_verdict_table(runs: Sequence[Run]) -> Table:
+    """Runs without a verdict, each with its reason."""
+    names = distinct_names([run.last for run in runs])
     columns = (
-        Column("command", text=True, of="command"),
-        Column(
-            "pair", text=True, of=lambda run: name_of(run.last).label() if run.last.model else None
-        ),
-        Column("status", text=True, of="status"),
-        Column("reason", text=True, of="reason"),
-        Column("where", text=True, of=lambda run: run.directory or run.file),
+        Column("command", text=True, of="run.command", varies=True),
+        Column("pair", text=True, of="name.cell"),
+        Column("K", of="name.num_draft_tokens", optional=True, identifies_row=True),
+        Column("why", text=True, of="run", form=_why),
+        Column("speed-up\nin this run", times, _estimate, optional=True).at("run"),
+        Column("run", text=True, of="run.id"),
     )
-    return Table.of("failures", "Without a full result", failures, columns)
+    named = [Named(name, run, run.last) for name, run in zip(names, runs, strict=True)]
+    return Table.of("unjudged", "", named, columns, faint=lambda named: True)
+
+
+def _why(run: Run[Any]) -> str:
+    """`interrupted: Ctrl-C`, `no interval from fewer than 8 prompts`."""
+    if run.status == "ok":
+        return verdict_of(run.last).why
+    return f"{run.status.replace('_', ' ')}: {run.reason}"
+
+
+def _estimate(run: Run[Any]) -> float | None:
+    """The speed-up of the prompts that were measured; None where it is unknown, or one of several."""
+    is_compared = isinstance(run.last, ComparedRow) and len(run.rows) == 2
+    interval = verdict_of(run.last).interval if is_compared else Interval()
+    return interval.estimate if interval.is_known else None
 
 
 def environment_table(runs: Sequence[Run]) -> Table:

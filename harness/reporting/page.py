@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from harness.config.amounts import counted
 from harness.reporting.table import Document, Line, Table
 from harness.reporting.words import (
+    called,
     common_settings,
     device_of,
     lossy_rule,
@@ -20,6 +22,7 @@ from harness.reporting.words import (
     typed_again,
 )
 from harness.results.judging.statement import Statement
+from harness.results.runs import Run
 from harness.results.schema import RunRow
 
 # Steps that an answer has room for; one less below a doubt.
@@ -28,6 +31,8 @@ _MOST_STEPS = 2
 _MOST_FINDINGS = 12
 # Rows of the short table.
 _MOST_ROWS = 20
+# Pages below each other.
+_MOST_PARTS = 5
 # Characters of a line of 80 beside the indents around a name.
 _WIDTH = 76
 
@@ -64,6 +69,8 @@ class Page:
         next: the most useful step first.
         statements: what is said of runs, as values; findings are sentences of these.
         plots: makes figures of matplotlib by the name of their kind, each with a title; only files need them.
+        parts: pages of one series of runs each, shown below each other, each under its title.
+        without_verdict: runs that the page says nothing about.
     """
 
     title: str
@@ -74,6 +81,8 @@ class Page:
     next: Sequence[Step] = ()
     statements: Sequence[Statement] = ()
     plots: Callable[[], Mapping[str, Sequence[Any]]] = dict
+    parts: Sequence[Page] = ()
+    without_verdict: Sequence[Run] = ()
 
     @property
     def full_tables(self) -> list[Table]:
@@ -81,19 +90,28 @@ class Page:
         return [table for table in self.tables if table.rows and table.look != "bare"]
 
 
+def without(title: str, shared: str) -> str:
+    """The settings of a title that another one, of more runs, does not say already."""
+    return " · ".join(words for words in title.split(" · ") if words not in shared.split(" · "))
+
+
 def heading(row: RunRow, settings: str) -> str:
     """The title of one run: `13B + 7B · NVIDIA A100 · 15 prompts (english) · K=4`."""
     return " · ".join(filter(None, [pair_name(row, " + "), device_of(row), settings]))
 
 
-def title_of_many(rows: Sequence[RunRow]) -> str:
-    """The title of several runs: their pair, or how many they are, and the settings that they share.
+def title_of_many(rows: Sequence[RunRow], noun: str = "run") -> str:
+    """The title of several runs: their pair, or how many they are, of which target, and the settings that they share.
 
     Args:
         rows: one of each run.
+        noun: for what they are called where they are several pairs.
     """
     pairs = {pair_name(row) for row in rows}
-    what = pairs.pop() if len(pairs) == 1 else counted(len(rows), "run")
+    targets = {called(row.model or "") for row in rows}
+    what = pairs.pop() if len(pairs) == 1 else counted(len(rows), noun)
+    if pairs and len(targets) == 1:
+        what += f" of {targets.pop()}"
     planted = device_of(rows[0]) if all(row.is_simulated for row in rows) else None
     return " · ".join(filter(None, [what, planted, common_settings(rows)]))
 
@@ -120,21 +138,24 @@ def in_short(page: Page, *, is_sweep: bool = False, rest: str = "details=true") 
         is_sweep: whether its command is a sweep, which is then typed again as a whole.
         rest: where all else is.
     """
-    finding = page.finding[: _MOST_FINDINGS + 1]
-    num_more = len(page.finding) - len(finding)
+    shown = replace(
+        page, finding=page.finding[: _MOST_FINDINGS + 1], parts=page.parts[:_MOST_PARTS]
+    )
+    num_more = len(page.finding) + len(page.parts) - len(shown.finding) - len(shown.parts)
+    lines = _top(shown, partial(in_short, rest=rest))
     if num_more:
-        finding = [*finding, Line(f"{num_more} more: {rest}", "dim")]
-    lines = _found(page.title, page.doubts, finding)
+        lines.append(Line(f"    {num_more} more: {rest}", "dim"))
     if page.finding:
         lines.append(Line(""))
-    lines += [_short_table(table, rest) for table in page.tables[:1]]
+    if not page.parts:
+        lines += [_short_table(table, rest) for table in page.tables[:1]]
     return [*lines, *_named(page.why, page.next[: _MOST_STEPS - bool(page.doubts)], is_sweep)]
 
 
 def in_full(page: Page, *, is_sweep: bool = False) -> Document:
     """The whole page: every doubt, finding and table; of these files alone show those for looking things up."""
     tables = page.full_tables or page.tables
-    lines = _found(page.title, page.doubts, page.finding)
+    lines = _top(page, in_full)
     if page.finding and not (tables and tables[0].title):
         lines.append(Line(""))
     lines += tables[:1]
@@ -142,10 +163,24 @@ def in_full(page: Page, *, is_sweep: bool = False) -> Document:
     return [*lines, Line(""), *tables[1:]] if tables[1:] else lines
 
 
-def _found(title: str, doubts: Sequence[str], finding: Sequence[Line]) -> list[Table | Line]:
-    lines: list[Table | Line] = [Line(title, "dim"), Line("")] if title else []
-    lines += [Line(f"  {doubt}", "warning") for doubt in doubts]
-    return [*lines, *(replace(line, text=f"  {line.text}") for line in finding)]
+def below_each_other(pages: Mapping[str, Page], show: Callable[[Page], Document]) -> Document:
+    """Pages below each other, each under the question that it answers, and above an empty line."""
+    lines: list[Table | Line] = []
+    for question, page in pages.items():
+        lines += [Line(question, "strong"), *show(page), Line("")]
+    return lines
+
+
+def _top(page: Page, show: Callable[[Page], Document]) -> list[Table | Line]:
+    """Title, doubts and findings, and the parts without settings that the title says."""
+    lines: list[Table | Line] = [Line(page.title, "dim"), Line("")] if page.title else []
+    lines += [Line(f"  {doubt}", "warning") for doubt in page.doubts]
+    lines += [replace(line, text=f"  {line.text}") for line in page.finding]
+    for number, part in enumerate(page.parts):
+        if number or page.doubts:
+            lines.append(Line(""))
+        lines += show(replace(part, title=without(part.title, page.title), next=()))
+    return lines
 
 
 def _named(

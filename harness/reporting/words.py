@@ -306,7 +306,7 @@ def _batch(row: RunRow) -> str:
 # The line of settings of one run.
 _LINE = (
     "prompts max_new_tokens batch_size num_draft_tokens temperature top_k top_p rule lenience draft_sampling"
-    " shared number_formats engine runner"
+    " shared quantization dtype engine runner"
 ).split()
 # Settings that readers look at first among many runs; K has a column of its own in their tables.
 FIRST_SETTINGS = [name for name in [*_LINE, "devices", "fault"] if name != "num_draft_tokens"]
@@ -316,6 +316,8 @@ _PLACES = ("repository", "draft_repository")
 _PHRASES = {
     "repository": "weights of {}",
     "draft_repository": "draft weights of {}",
+    "quantization": "{}",
+    "dtype": "{}",
     "draft_quantization": "{} draft",
     "draft_method": "drafts by {}",
     "max_new_tokens": "{} new tokens",
@@ -339,11 +341,14 @@ _UNSAID: Mapping[str, Collection[object]] = {
     "top_k": (DecodingSettings.top_k,),
     "top_p": (DecodingSettings.top_p,),
     "draft_sampling": ("target",),
+    "quantization": (ModelSettings.quantization,),
     "draft_quantization": (ModelSettings.quantization,),
     "draft_method": ("model",),
     "engine": (EngineSettings.name,),
     "runner": ("static", "generate"),
     "fault": ("none",),
+    "chat_template": ("auto",),
+    "placement": ("auto",),
 }
 # What is said of a row by more than the value of one column.
 _COMPOSED: Mapping[str, Callable[[Any], str | None]] = {
@@ -351,9 +356,6 @@ _COMPOSED: Mapping[str, Callable[[Any], str | None]] = {
     "batch_size": _batch,
     "num_draft_tokens": lambda row: (
         f"K={row.num_draft_tokens}" if row.draft and row.num_draft_tokens else ""
-    ),
-    "number_formats": lambda row: ", ".join(
-        name for name in (row.quantization, row.dtype) if name not in (None, "none")
     ),
     "weight_bytes": lambda row: f"target on {', '.join(row.weight_bytes or ())}",
     "draft_weight_bytes": lambda row: f"draft on {', '.join(row.draft_weight_bytes or ())}",

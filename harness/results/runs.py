@@ -95,6 +95,11 @@ class Run(Generic[AnyRunRow]):
         return next((row for row in reversed(self.rows) if getattr(row, "arm", None) == arm), None)
 
 
+def measured_of(runs: Sequence[Run[AnyRunRow]]) -> list[Run[AnyRunRow]]:
+    """The runs without made-up ones: random weights, synthetic acceptance, planted costs; all where each is such."""
+    return [run for run in runs if run.last.real] or [*runs]
+
+
 def group(rows: Sequence[Row], file: Path | None = None) -> list[Run]:
     """The runs that wrote these rows, once for each job of a sweep.
 

@@ -15,9 +15,12 @@ from harness.commands.eval.page import eval_page
 from harness.commands.latency.page import latency_page
 from harness.commands.map.page import map_page
 from harness.commands.map.rows import MapRow
+from harness.commands.pages import pages_about
 from harness.commands.recovery.rows import RecoveryRow
 from harness.commands.recovery.tables import recovery_page
+from harness.commands.registry import measurement
 from harness.config.command_line import Words
+from harness.reporting.page import below_each_other, in_short
 from harness.reporting.terminal import as_text
 from harness.results.rows.acceptance import AcceptanceRow
 from harness.results.runs import Run
@@ -255,7 +258,8 @@ def test_many_latencies(snapshot: SnapshotAssertion, case: str) -> None:
     for number, (speedup, changes) in enumerate(MANY[case]):
         found = latency_run(speedup=speedup, run=f"20261120T100000.00000{number}-abcdef", **changes)
         runs.append(Run(found))
-    assert short(latency_page(runs), 100) == snapshot
+    pages = pages_about([measurement("latency")], runs, [])
+    assert as_text(below_each_other(pages, in_short), 100) == snapshot
 
 
 PAIR = {

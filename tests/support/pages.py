@@ -22,7 +22,8 @@ def full(page: Page | None, width: int = PLAIN_WIDTH) -> str:
 
 def findings(report: Report) -> list[Line]:
     """The findings of all pages of a report, with what they rest on."""
-    lines = [line for page in report.pages.values() for line in page.finding]
+    pages = [part for page in report.pages.values() for part in (page, *page.parts)]
+    lines = [line for page in pages for line in page.finding]
     return [Line(line.whole, line.style) for line in lines]
 
 

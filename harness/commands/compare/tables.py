@@ -102,9 +102,9 @@ def races_page(runs: Sequence[Run[CompareRow]]) -> Page | None:
         ),
         Column("accepted", share, "row.acceptance_rate"),
     )
-    about = "Single prompts, timed once each: an impression, not a measurement."
-    table = Table.of("races", "Prompts raced in compare", races, columns, about=about)
-    return Page(title_of_many(rows), tables=[table])
+    doubt = "Single prompts, timed once each: an impression, not a measurement."
+    table = Table.of("races", "Prompts raced in compare", races, columns)
+    return Page(title_of_many(rows), doubts=[doubt], tables=[table])
 
 
 def _quoted(token: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from harness.commands.latency.steps import steps_after_run, steps_after_runs
@@ -20,17 +21,16 @@ from harness.commands.latency.tables.figures import (
 from harness.commands.latency.tables.published import published_table
 from harness.commands.latency.tables.ranking import (
     RankedRun,
+    among_themselves,
+    answers,
     iteration_lines,
-    latency_answers,
-    not_ordered,
     ranked_runs,
-    statements_about,
 )
 from harness.measuring.rows import LatencyRow
 from harness.reporting.page import Page, heading, title_of_many
 from harness.reporting.table import Column, Line, Table, number
 from harness.reporting.words import arm_name, disturbed_runs, settings_line
-from harness.results.runs import Run
+from harness.results.runs import Run, grouped
 
 if TYPE_CHECKING:
     from harness.reporting.drawing import Plot
@@ -44,15 +44,28 @@ _BAR = 16
 def latency_page(runs: Sequence[Run[LatencyRow]]) -> Page | None:
     """The page of one run or of many; None where nothing was measured."""
     pairs = ranked_runs(runs)
-    if not pairs:
-        return None
+    judged = pairs
+    if len(pairs) > 1:
+        judged = among_themselves([pair for pair in pairs if pair.has_verdict])
 
     def plots() -> dict[str, list[Plot]]:
         from harness.commands.latency.plots import latency_plots
 
-        return latency_plots(pairs)
+        return latency_plots(judged)
 
-    page = _page_of_run(pairs[0]) if len(pairs) == 1 else _page_of_runs(pairs)
+    if len(judged) > 1:
+        page = _page_of_runs(judged)
+    elif judged:
+        page = _page_of_run(judged[0])
+    elif pairs:
+        title = title_of_many([pair.row for pair in pairs])
+        page = Page(title, [Line("No run has a verdict.", "strong")])
+    else:
+        return None
+    if len(pairs) > 1:
+        statements = [said for pair in pairs for said in pair.series.statements_about(pair.member)]
+        others = [pair.run for pair in pairs if not pair.has_verdict]
+        page = replace(page, statements=statements, without_verdict=others)
     return replace(page, plots=plots)
 
 
@@ -83,17 +96,42 @@ def _page_of_run(pair: RankedRun) -> Page:
 
 
 def _page_of_runs(pairs: Sequence[RankedRun]) -> Page:
-    """The fastest pair, a row for each, and what to type next."""
-    # At their best K, and targets alone.
-    shown = [pair for pair in pairs if pair.is_best_of_draft]
-    shown += [pair for pair in pairs if pair.speedup is None and not pair.member.is_partial]
+    """A part for each series of several runs, those with a conclusion first, and one for all other runs."""
+    by_series = grouped(pairs, attrgetter("series")).values()
+    parts = [_part(group) for group in by_series if len(group) > 1]
+    parts.sort(key=lambda part: not any(line.style in ("good", "bad") for line in part.finding))
+    single = [group[0] for group in by_series if len(group) == 1]
+    if single:
+        parts.append(_part(single, "single run" if parts else "run"))
+    page = parts[0]
+    if len(parts) > 1:
+        page = Page(title_of_many([pair.row for pair in pairs]), parts=parts)
     disturbed = disturbed_runs([pair.run for pair in pairs])
-    not_quiet = [f"{disturbed}: repeats=5 measures what that changes."] if disturbed else []
+    doubts = [f"{disturbed}: repeats=5 measures what that changes."] if disturbed else []
+    return replace(page, doubts=[*doubts, *page.doubts], next=steps_after_runs(pairs))
+
+
+def _part(group: Sequence[RankedRun], noun: str = "run") -> Page:
+    """What is said of one series, or of single runs, and a row for each.
+
+    Args:
+        group: named among all on the page.
+        noun: for what the runs are called.
+    """
+    pairs = among_themselves(group)
+    title = title_of_many([pair.row for pair in pairs], noun).split(" · ")
+    # Names of the group distinguish it from others on the page.
+    title += [
+        text for text in group[0].name.details if all(text in pair.name.details for pair in group)
+    ]
     iterations = iteration_lines(pairs)
+    doubts = {f"{pair.model}: {pair.series.why_not}" for pair in pairs if pair.series.why_not}
+    # At their best K, and targets alone.
+    shown = [pair for pair in pairs if pair.is_best_of_draft or pair.speedup is None]
     return Page(
-        title_of_many([pair.row for pair in pairs]),
-        latency_answers(pairs) or [Line("nothing was compared")],
-        [*not_quiet, *not_ordered(pairs)],
+        " · ".join(dict.fromkeys(title)),
+        answers(pairs),
+        [f"{doubt}: pairs that are close are not ordered." for doubt in doubts],
         [
             pairs_table(pairs, iterations[_MOST_LINES:]),
             *divided_tables(pairs),
@@ -102,8 +140,6 @@ def _page_of_runs(pairs: Sequence[RankedRun]) -> Page:
             published_table(shown),
         ],
         [("Why", line) for line in iterations[:_MOST_LINES]],
-        steps_after_runs(pairs),
-        statements_about(pairs),
     )
 
 

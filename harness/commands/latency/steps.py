@@ -134,7 +134,7 @@ def steps_after_runs(pairs: Sequence[RankedRun]) -> list[Step]:
     conclusive = [pair for pair in pairs if pair.is_best_of_draft and pair.member.has_interval]
     if not conclusive:
         return []
-    best = max(conclusive, key=attrgetter("member.is_shown", "speedup"))
+    best = max(conclusive, key=attrgetter("member.rank"))
     if not best.member.alone.pays:
         another_draft = _free_draft([pair.row for pair in pairs], "none is shown to pay")
         return [another_draft] if another_draft else []

@@ -34,52 +34,59 @@ _WORDS: dict[str, tuple[str, Style]] = {
 
 
 def map_page(runs: Sequence[Run[MapRow]]) -> Page | None:
-    """Where it pays; None where nothing was measured."""
+    """Where it pays, for each grid; None where nothing was measured."""
 
     def plots() -> dict[str, list[Plot]]:
         from harness.commands.map.plots import map_plots
 
         return map_plots(runs)
 
-    maps = named_grids(runs)
-    if not maps:
+    grids = [points for _, points in named_grids(runs)]
+    if not grids:
         return None
-    firsts = [shared_row(points) for _, points in maps]
-    is_alone = len(maps) == 1
-    title = heading(firsts[0], settings_line(firsts)) if is_alone else title_of_many(firsts)
-    findings = []
-    doubts = []
-    use = []
-    for name, points in maps:
-        prefix = "" if is_alone else f"{name}: "
-        for with_context in grouped(points, attrgetter("context")).values():
-            line = _finding(with_context)
-            findings.append(replace(line, text=prefix + line.text))
-        ended = {point.row.status for point in points} - {None, "ok", NO_VERDICT}
-        if not ended:
-            use.append(("Use", prefix + _schedule_in_words(points, has_file=len(runs) == 1)))
-        else:
-            number = counted(len(points), "cell")
-            doubts.append(
-                f"{prefix}{', '.join(map(str, ended))} with {number} of the grid measured."
-            )
-        # Where no cell can tell, the finding says why.
-        undecided = _undecided(points)
-        if undecided and highest(points):
-            doubts.append(prefix + undecided)
-        cells = [Run([point.row]) for point in points]
-        disturbed = disturbed_runs(cells, "cell")
-        if disturbed:
-            doubts.append(f"{prefix}{disturbed}.")
-        doubts += [prefix + doubt for doubt in shared_doubts(cells)]
-    steps = []
-    (_, points), *_ = maps
+    parts = [_page_of_grid(points, has_file=len(runs) == 1) for points in grids]
+    page = parts[0]
+    if len(parts) > 1:
+        statements = [statement for part in parts for statement in part.statements]
+        title = title_of_many([shared_row(points) for points in grids])
+        page = Page(title, statements=statements, parts=parts)
+    return replace(page, plots=plots)
+
+
+def _page_of_grid(points: Sequence[Point], *, has_file: bool) -> Page:
+    """Where it pays in one grid.
+
+    Args:
+        has_file: whether its schedule is in a file.
+    """
+    shared = shared_row(points)
+    contexts = grouped(points, attrgetter("context")).values()
+    cells = [Run([point.row]) for point in points]
+    ended = {point.row.status for point in points} - {None, "ok", NO_VERDICT}
+    # Where no cell can tell, the finding says why.
+    undecided = _undecided(points) if highest(points) else None
+    disturbed = disturbed_runs(cells, "cell")
+    measured = counted(len(points), "cell")
+    doubts = [
+        ended and f"{', '.join(map(str, ended))} with {measured} of the grid measured.",
+        undecided,
+        disturbed and f"{disturbed}.",
+        *shared_doubts(cells),
+    ]
     largest = max(point.size for point in points)
-    if is_alone and use and any(point.at_once.pays and point.size == largest for point in points):
+    steps = []
+    if not ended and any(point.at_once.pays and point.size == largest for point in points):
         sizes = f"{largest},{2 * largest},{4 * largest}"
         steps.append(Step(f"beyond {largest}", f"'batch_sizes=[{sizes}]'"))
-    statements = [point.at_once for _, points in maps for point in points]
-    return Page(title, findings, doubts, [_table(maps)], use, steps, statements, plots)
+    return Page(
+        heading(shared, settings_line([shared])),
+        [_finding(with_context) for with_context in contexts],
+        [doubt for doubt in doubts if doubt],
+        [_table(points)],
+        [] if ended else [("Use", _schedule_in_words(points, has_file=has_file))],
+        steps,
+        [point.at_once for point in points],
+    )
 
 
 def _finding(points: Sequence[Point]) -> Line:
@@ -142,21 +149,14 @@ def _schedule_in_words(points: Sequence[Point], *, has_file: bool) -> str:
     return f"by {load_of(points)}: {', '.join(ranges)}{file}"
 
 
-def _table(maps: Sequence[tuple[str, Sequence[Point]]]) -> Table:
-    """A row for each map, context and batch size, a column for each K.
-
-    Args:
-        maps: their names and cells.
-    """
-    points = [point for _, points in maps for point in points]
+def _table(points: Sequence[Point]) -> Table:
+    """A row for each context and batch size, a column for each K."""
     all_k = sorted({point.k for point in points})
     rows = []
-    for name, map_points in maps:
-        for sides, with_sides in grouped(map_points, attrgetter("context", "size")).items():
-            by_k = {point.k: point for point in with_sides}
-            rows.append(TableRow((name, *sides, *map(by_k.get, all_k))))
+    for sides, with_sides in grouped(points, attrgetter("context", "size")).items():
+        by_k = {point.k: point for point in with_sides}
+        rows.append(TableRow((*sides, *map(by_k.get, all_k))))
     columns = (
-        Column("map", text=True, once=True, varies=True),
         Column("context", once=True, varies=True, identifies_row=True),
         Column(load_of(points), identifies_row=True),
         *(Column(f"K={k}" if k else "its own K", _cell) for k in all_k),

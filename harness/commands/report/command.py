@@ -7,14 +7,14 @@ import gc
 import json
 import re
 import sys
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from harness.commands.arguments import read_arguments
 from harness.commands.command import CommandRecord
+from harness.commands.pages import pages_about
 from harness.commands.read_runs import Findings, measuring, read
 from harness.commands.registry import COMMANDS, commands, measurement
 from harness.config.amounts import counted
@@ -23,11 +23,10 @@ from harness.config.errors import RunError, SettingError
 from harness.config.settings import rule_of_paths
 from harness.reporting.files import Report, html_page, markdown, on_terminal
 from harness.reporting.optional_plots import INSTALL_PLOTS, optional_plots
-from harness.reporting.overview import days_of, environment_table, failures_table, files_table
-from harness.reporting.page import Page
-from harness.reporting.table import Line
+from harness.reporting.overview import days_of, environment_table, files_table
 from harness.reporting.terminal import WIDE, plain_console, print_document
 from harness.reporting.words import common_settings
+from harness.results.runs import measured_of
 
 _DEFAULT = Path("results")
 # How the ids of runs begin.
@@ -78,27 +77,18 @@ def build(
     """
     measured = measuring([*commands(), *further])
     findings = read([Path(path) for path in paths], measured, ids)
-    pages = {}
-    for command in measured:
-        runs = findings.runs_of(command.row)
-        page = command.page(runs) if runs else None
-        if page is not None:
-            pages[command.question or command.name] = page
-    if counts := Counter(failure.status for failure in findings.failures):
-        unfinished = ", ".join(f"{count} {status}" for status, count in counts.items())
-        text = f"Without a full result: {unfinished}; the reasons are listed below."
-        failures = replace(failures_table(findings.failures), look="plain")
-        pages["What failed?"] = Page("", [Line(text, "strong")], tables=[failures])
+    pages = pages_about(measured, findings.runs, findings.failures)
     notes = findings.notes[:_MOST_NOTES]
     if len(findings.notes) > _MOST_NOTES:
         notes.append(f"{len(findings.notes) - _MOST_NOTES:,} more notes like these.")
-    rows = [run.last for run in findings.runs]
+    runs = measured_of(findings.runs)
+    rows = [run.last for run in runs]
     models = list(dict.fromkeys(row.model for row in rows if row.model))
     title = "Speculative decoding"
     if models:
         title += f": {models[0] if len(models) == 1 else counted(len(models), 'model')}"
     about = [counted(len(rows), "measurement"), days_of(rows), *common_settings(rows).split(" · ")]
-    sources = [environment_table(findings.runs), files_table(findings.files)]
+    sources = [environment_table(runs), files_table(findings.files)]
     return Report(title, [*filter(None, about)], pages, sources, notes, findings.runs)
 
 
@@ -202,7 +192,7 @@ def _draw(findings: Findings, path: Path, file: Path) -> None:
     if drawing is None:
         raise SettingError("format", f"needs matplotlib: {INSTALL_PLOTS}", form)
     command = measurement("latency")
-    runs = findings.runs_of(command.row)
+    runs = measured_of(findings.runs_of(command.row))
     if command.picture(runs) is None:
         raise SettingError(str(path), f"holds no run with a speed-up, which format={form} needs")
     _write({file: drawing.picture(functools.partial(command.picture, runs), form)})

@@ -26,7 +26,7 @@ from harness.results.verdict import verdict_of, why_no_ranking
 # Columns of a regular measurement. A method may need another runner, placement and rule.
 _CONDITIONS = (
     "model quantization dtype devices engine server regular_url temperature top_k top_p batch_size request_rate"
-    " context max_new_tokens ignore_eos prompts prompts_digest weights num_threads runner"
+    " context max_new_tokens ignore_eos prompts prompts_digest chat_template weights num_threads runner"
 ).split()
 # Settings without a column that belong to the draft, or that the regular command shows.
 _OF_THE_DRAFT = (
@@ -71,6 +71,11 @@ class Member:
         return self.alone.has_interval and not self.is_partial
 
     @property
+    def is_arm_alone(self) -> bool:
+        """Whether one arm was measured, as asked for."""
+        return len(self.run.rows) == 1 and not self.is_partial
+
+    @property
     def is_sound(self) -> bool:
         """Whether it has an interval, from a quiet machine."""
         return self.has_interval and self.run.last.was_quiet
@@ -79,6 +84,13 @@ class Member:
     def is_shown(self) -> bool:
         """Whether it is shown to pay, whatever else is in the family."""
         return self.has_interval and self.at_once.pays
+
+    @property
+    def rank(self) -> tuple[bool, bool, bool, float]:
+        """The higher, the better its speed-up is known, or the higher that is: a few prompts, or a busy machine, may
+        show any.
+        """
+        return self.is_sound, self.is_shown, self.has_interval, self.speedup or 0.0
 
     @property
     def speedup(self) -> float | None:
@@ -100,6 +112,24 @@ class Series:
     members: list[Member]
     reference: Member | None
     why_not: str
+
+    @property
+    def is_reference_highest(self) -> bool:
+        """Whether no other run has a higher speed-up than the reference, be it by chance."""
+        first = self.reference and self.reference.speedup
+        return all((member.speedup or 0.0) <= (first or 0.0) for member in self.members)
+
+    @property
+    def is_reference_best(self) -> bool:
+        """Whether the reference is shown to pay, and to gain more than every other run."""
+        standings = [member.standing for member in self.members if member is not self.reference]
+        relations = {standing.relation for standing in standings if standing is not None}
+        return bool(self.reference and self.reference.is_shown) and relations == {"gains less"}
+
+    def statements_about(self, member: Member) -> list[Statement]:
+        """What is said of a member: of the reference also whether it pays."""
+        alone = [member.at_once] if member is self.reference else []
+        return alone if member.standing is None else [*alone, member.standing]
 
 
 def series_of(runs: Sequence[Run[Any]], family: int | None = None) -> list[Series]:
@@ -143,8 +173,7 @@ def _judged(runs: Sequence[Run[Any]], family: int | None) -> Series:
     compared = [member for member in members if member.speedup is not None]
     series = Series(members, None, why_not or "")
     if compared:
-        # A few prompts, or a machine that is busy, may show any speed-up: others are preferred.
-        series.reference = max(compared, key=attrgetter("is_sound", "is_shown", "speedup"))
+        series.reference = max(compared, key=attrgetter("rank"))
     if len(compared) > 1:
         _rank(series, compared, family)
     return series

@@ -65,16 +65,16 @@ def test_a_failure_is_listed_with_its_reason_until_the_measurement_succeeds(tmp_
         return latency_run(measurement="feed", **changes)
 
     file = write(tmp_path / "latency.csv", run(status="failed", error="13B does not fit"))
-    [failure] = cells(build([file]), "failures")
-    assert failure[:4] == ("latency", "13B with 7B · K=4", "failed", "13B does not fit")
+    [failure] = cells(build([file]), "unjudged")
+    assert failure[:3] == ("13B with 7B", "4", "failed: 13B does not fit")
     write(file, run())
     report = build([file])
-    assert cells(report, "failures") == []
+    assert cells(report, "unjudged") == []
     assert speedups(report) == [2.0]
     write(file, *[run(status="failed", error="out of memory") for _ in range(2)])
     report = build([file])
     # A later failure is news.
-    assert [row[3] for row in cells(report, "failures")] == ["out of memory (2 times)"]
+    assert [row[2] for row in cells(report, "unjudged")] == ["failed: out of memory (2 times)"]
     assert speedups(report) == [2.0]
 
 
@@ -82,7 +82,13 @@ def test_an_interrupted_run_is_shown_as_one_and_is_never_the_best(tmp_path: Path
     part = latency_run(8, 3.0, status="interrupted", error="stopped", ms_per_token=1.0)
     report = build([write(tmp_path / "latency.csv", latency_run(), part)])
     assert [pair.is_best_of_draft for pair in pairs_of(report)] == [True, False]
-    assert cells(report, "failures")[0][2] == "interrupted"
+    [interrupted] = cells(report, "unjudged")
+    assert interrupted[:4] == (
+        "13B with 7B",
+        "8",
+        "interrupted: stopped (the figures cover 15 prompts)",
+        "3.00×",
+    )
     alone = build([write(tmp_path / "alone" / "latency.csv", part)])
     assert [pair.is_best_of_draft for pair in pairs_of(alone)] == [False]
 
@@ -94,7 +100,7 @@ def test_what_is_half_written_is_left_out_and_said(tmp_path: Path) -> None:
     (tmp_path / "recovery.csv").write_bytes(b"")
     report = build([tmp_path])
     assert speedups(report) == [2.0]
-    assert cells(report, "failures")[0][2] == "incomplete"
+    assert cells(report, "unjudged")[0][1].startswith("incomplete: ")
     for name in ("latency.csv, line 5", "eval.csv", "recovery.csv"):
         assert any(name in note for note in report.notes)
 

@@ -72,7 +72,7 @@ _PAIRS = (
     Column("settings", text=True, of=lambda pair: " · ".join(pair.name.details), optional=True),
     _K,
     SPEEDUP.at("row"),
-    Column("", of=lambda pair: pair.remark or None, optional=True, text=True),
+    Column("", of="remark", optional=True, text=True),
     # A run without a draft has the row of the regular arm alone.
     Column(
         "spec.\nms/token",
@@ -100,19 +100,8 @@ _PAIRS = (
 
 def pairs_table(pairs: Sequence[RankedRun], further_notes: Sequence[str] = ()) -> Table:
     """Speed-up of each pair and K, with the settings in which they differ."""
-    reasons = [pair.member.alone.why for pair in pairs if pair.member.alone.why]
-    sentences = [f"{reason[:1].upper()}{reason[1:]}." for reason in reasons]
-    about_rows = caveats(pair.run for pair in pairs)
-    notes = dict.fromkeys([*sentences, *further_notes, *about_rows])
-    return Table.of(
-        "pairs",
-        "How much faster?",
-        pairs,
-        _PAIRS,
-        strong="is_first",
-        faint="member.is_partial",
-        notes=tuple(notes),
-    )
+    notes = (*further_notes, *caveats(pair.run for pair in pairs))
+    return Table.of("pairs", "How much faster?", pairs, _PAIRS, strong="is_first", notes=notes)
 
 
 def _positions(rates: Sequence[float | None]) -> str:
@@ -179,14 +168,7 @@ _REASONS = (
 def reasons_table(pairs: Sequence[RankedRun]) -> Table:
     """Why a pair is as fast as it is: tokens per iteration, costs, and what limits it."""
     drafting = [pair for pair in pairs if pair.row.mean_acceptance_length is not None]
-    return Table.of(
-        "reasons",
-        "Why?",
-        drafting,
-        _REASONS,
-        strong="is_first",
-        faint="member.is_partial",
-    )
+    return Table.of("reasons", "Why?", drafting, _REASONS, strong="is_first")
 
 
 def _identical_texts(row: LatencyRow) -> str | None:
@@ -237,9 +219,8 @@ def arms_table(pairs: Sequence[RankedRun]) -> Table:
     arms = [_Arm(pair, row) for pair in pairs for row in pair.run.rows]
     is_alone = len(pairs) == 1
     title = "" if is_alone else "Times of each arm"
-    faint = "pair.member.is_partial"
     below = tuple(notes(pairs[0].run)) if is_alone else ()
-    return Table.of("arms", title, arms, _ARMS, faint=faint, in_full=not is_alone, notes=below)
+    return Table.of("arms", title, arms, _ARMS, in_full=not is_alone, notes=below)
 
 
 def requests_table(run: Run[LatencyRow]) -> Table:

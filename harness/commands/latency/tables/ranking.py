@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 
 from harness.commands.latency.tables.answer import headline
 from harness.commands.latency.tables.costs import iteration_line
 from harness.measuring.rows import LatencyRow
-from harness.reporting.names import Name, distinct_names
+from harness.reporting.names import Name, distinct_names, name_of
 from harness.reporting.table import Line
 from harness.reporting.words import called
 from harness.results.judging.series import Member, Series, series_of
-from harness.results.judging.statement import Statement
 from harness.results.runs import Run, grouped
-from harness.results.schema import NO_VERDICT
 from harness.results.statistics.interval import Interval
 
 # Rivals that are named in a sentence.
@@ -25,7 +23,7 @@ _STANDINGS = {
     "gains more": "Gains significantly more, but is not shown to pay",
     "as good": "Cannot be told apart from it",
     "gains less": "Gains significantly less",
-    "not ranked": "Not ranked (no interval, or a busy machine)",
+    "not ranked": "Not ranked (a busy machine)",
 }
 
 
@@ -38,14 +36,12 @@ class RankedRun:
             without a draft the regular one.
         name: among the other runs.
         is_best_of_draft: whether its K is the one of its draft that tables beside the ranking show.
-        remark: what is said of it beside its speed-up; empty where the figures say all.
     """
 
     member: Member
     series: Series
     name: Name
     is_best_of_draft: bool = False
-    remark: str = ""
 
     @property
     def run(self) -> Run[LatencyRow]:
@@ -71,6 +67,11 @@ class RankedRun:
         return self.member.alone.interval
 
     @property
+    def has_verdict(self) -> bool:
+        """Whether it is whole, and something may be said of it; an arm alone needs no interval."""
+        return self.member.has_interval or self.member.is_arm_alone
+
+    @property
     def is_reference(self) -> bool:
         """Whether the others of its series are compared with it."""
         return self.member is self.series.reference
@@ -79,6 +80,18 @@ class RankedRun:
     def is_first(self) -> bool:
         """Whether it is the reference of several."""
         return self.is_reference and self.member.standing is not None
+
+    @property
+    def remark(self) -> str:
+        """Whether its machine was busy; `best` of a run that gains significantly more than all others of its series, or
+        the verdict of one that is compared with none.
+        """
+        disturbed = "" if self.row.was_quiet else "not quiet"
+        if self.member.standing is not None:
+            is_best = self.is_reference and self.series.is_reference_best
+            return disturbed or ("best" if is_best else "")
+        relation = "" if self.speedup is None else self.member.alone.relation
+        return "\n".join(filter(None, [relation, disturbed]))
 
     @property
     def model(self) -> str:
@@ -108,100 +121,58 @@ class RankedRun:
 
 
 def ranked_runs(runs: Sequence[Run[LatencyRow]], family: int | None = None) -> list[RankedRun]:
-    """The runs of each model below each other, the fastest by time per token first, and made-up ones after all others.
+    """The runs, each in its series, named and ordered by `among_themselves`.
 
-    Made up are random weights and synthetic acceptance. Runs of one pair are ordered by load and
-    then by K, ascending: 13B with 7B at K=2 and 4 (12 ms), then 30B with 7B at batch size 1 and 4
-    (25 ms). Runs without figures, or of which an arm is missing, are left out.
+    Runs without figures, or of which an arm is missing, are left out.
 
     Args:
         family: see `series_of`.
     """
     shown = [run for run in runs if run.has_figures and run.status != "incomplete"]
-    names = dict(zip(shown, distinct_names([run.last for run in shown]), strict=True))
-    ranked = []
+    pairs = []
     for series in series_of(shown, family):
-        ranked += [RankedRun(member, series, names[member.run]) for member in series.members]
-    for same_draft in grouped(ranked, attrgetter("name.group")).values():
+        pairs += [RankedRun(member, series, name_of(member.run.last)) for member in series.members]
+    return among_themselves(pairs)
+
+
+def among_themselves(pairs: Sequence[RankedRun]) -> list[RankedRun]:
+    """These pairs, named by what distinguishes them from each other alone, and the best K of each draft.
+
+    Those of each model are below each other, the fastest by time per token first. Runs of one pair are ordered by load
+    and then by K, ascending: 13B with 7B at K=2 and 4 (12 ms), then 30B with 7B at batch size 1 and 4 (25 ms).
+    """
+    names = distinct_names([pair.row for pair in pairs])
+    named = [replace(pair, name=name) for pair, name in zip(pairs, names, strict=True)]
+    for same_draft in grouped(named, attrgetter("name.group")).values():
         compared = [pair for pair in same_draft if pair.speedup is not None]
         if compared:
-            best = max(
-                compared,
-                key=attrgetter("is_reference", "member.is_sound", "member.is_shown", "speedup"),
-            )
+            best = max(compared, key=attrgetter("is_reference", "member.rank"))
             best.is_best_of_draft = True
-    for pair in ranked:
-        pair.remark = _remark(pair)
     ordered = []
-    # The real ones and the fastest first, those without a speed-up last.
-    ranked.sort(
-        key=lambda pair: (not pair.row.real, pair.speedup is None, pair.row.ms_per_token or 0.0)
-    )
-    for same_model in grouped(ranked, attrgetter("row.real", "model")).values():
+    # Those without a speed-up last.
+    named.sort(key=lambda pair: (pair.speedup is None, pair.row.ms_per_token or 0.0))
+    for same_model in grouped(named, attrgetter("model")).values():
         for curve in grouped(same_model, attrgetter("unit_of_load", "curve")).values():
             ordered += sorted(curve, key=attrgetter("load", "name.k_order"))
     return ordered
 
 
-def _remark(pair: RankedRun) -> str:
-    """`best` of a run that gains significantly more than all others of its series, or why its figures say little."""
-    member = pair.member
-    if member.is_partial:
-        return f"{pair.run.status}\n{pair.row.num_prompts or 0} prompts"
-    if pair.row.status == NO_VERDICT:
-        return "no verdict"
-    if not pair.row.was_quiet:
-        return "not quiet"
-    standings = [other.standing for other in pair.series.members if other is not member]
-    others = [standing for standing in standings if standing is not None]
-    is_alone_best = all(standing.relation == "gains less" for standing in others)
-    return "best" if pair.is_first and member.is_shown and others and is_alone_best else ""
-
-
-def statements_about(pairs: Sequence[RankedRun]) -> list[Statement]:
-    """What is said of each series: of its reference, and of how the others compare with it."""
-    statements = []
-    for pair in _considered(pairs):
-        if pair.is_reference:
-            statements.append(pair.member.at_once)
-        if pair.member.standing is not None:
-            statements.append(pair.member.standing)
-    return statements
-
-
-def latency_answers(pairs: Sequence[RankedRun]) -> list[Line]:
-    """Sentences about each series: its reference, in bold if it has a conclusion, and how the others compare."""
-    lines = []
-    for group in grouped(_considered(pairs), attrgetter("series")).values():
-        lines += _answer(group)
-    return lines
-
-
-def _considered(pairs: Sequence[RankedRun]) -> Sequence[RankedRun]:
-    """The pairs that are spoken of: made-up ones only where there are no real ones."""
-    return [pair for pair in pairs if pair.row.real] or pairs
-
-
-def _answer(pairs: Sequence[RankedRun]) -> list[Line]:
-    """The sentences about one series."""
-    first = next((pair for pair in pairs if pair.is_reference), None)
-    if first is None:
-        return [
-            Line(f"{pair.name.label(', ')}: {pair.regular.ms_per_token:.2f} ms/token without a draft.", "strong")
-            for pair in pairs
-            if pair.regular is not None and pair.regular.ms_per_token is not None
-            and not pair.member.is_partial and pair.row.draft is None
-        ]  # fmt: skip
+def answers(pairs: Sequence[RankedRun]) -> list[Line]:
+    """The sentences about one series: its reference, bold if it has a conclusion, and how the others compare with it;
+    none of single runs.
+    """
+    first = next((pair for pair in pairs if pair.is_first), None)
     others = [pair for pair in pairs if pair.member.standing is not None and pair is not first]
+    if first is None or not others:
+        return []
     others.sort(key=lambda pair: -(pair.speedup or 0.0))
-    beginning = ""
-    if others and first.member.is_shown:
-        is_highest = all((pair.speedup or 0.0) <= (first.speedup or 0.0) for pair in others)
-        beginning = "Fastest: " if is_highest else "Fastest shown to pay: "
-    elif others and first.member.has_interval:
-        beginning = "None is shown to pay; the highest: "
+    beginning = "None is shown to pay; the highest"
+    if first.member.is_shown:
+        is_highest = first.series.is_reference_highest
+        beginning = "Fastest" if is_highest else "Fastest shown to pay"
     answer = headline(first.member.at_once)
-    lines = [Line(f"{beginning}{first.name.label(', ')}: {answer.text}", answer.style, answer.more)]
+    style = answer.style if answer.style in ("good", "bad") else "plain"
+    lines = [Line(f"{beginning}: {first.name.label(', ')}: {answer.text}", style, answer.more)]
     by_relation = grouped(others, attrgetter("member.standing.relation"))
     for relation, words in _STANDINGS.items():
         rivals = by_relation.get(relation, [])
@@ -229,26 +200,16 @@ def _named(rivals: Sequence[RankedRun], first: RankedRun) -> str:
     return "; ".join(names) + about
 
 
-def not_ordered(pairs: Sequence[RankedRun]) -> list[str]:
-    """Sentences about series whose runs are too far apart, so that close pairs are not ordered."""
-    changed = {pair.series: pair for pair in pairs if pair.series.why_not}
-    return [
-        f"{pair.model}: {pair.series.why_not}: pairs that are close are not ordered."
-        for pair in changed.values()
-    ]
-
-
 def iteration_lines(pairs: Sequence[RankedRun]) -> list[str]:
     """Lines about the cost of an iteration, for each pair and settings measured with several K, the fastest first."""
     measured = []
-    considered = _considered(pairs)
-    for pair in considered:
+    for pair in pairs:
         is_quiet = not pair.series.why_not and not pair.row.was_starved
         if isinstance(pair.k, int) and is_quiet and pair.speedup is not None:
             measured.append(pair)
     measured.sort(key=attrgetter("speedup"), reverse=True)
     lines = []
-    names = {pair.name.group for pair in considered}
+    names = {pair.name.group for pair in pairs}
     for group, series in grouped(measured, attrgetter("name.group")).items():
         line = iteration_line([pair.run for pair in series])
         if line is not None:

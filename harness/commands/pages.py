@@ -1,0 +1,49 @@
+"""The pages about many runs: those that were measured, by command, then runs without a verdict, then made-up ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from harness.commands.command import Command
+from harness.config.amounts import counted
+from harness.reporting.overview import without_verdict_table
+from harness.reporting.page import Page
+from harness.results.runs import Run, grouped, measured_of
+
+
+def pages_about(
+    commands: Iterable[Command[Any, Any]], runs: Sequence[Run], failures: Sequence[Run]
+) -> dict[str, Page]:
+    """Pages, by the question that each answers.
+
+    Args:
+        failures: runs without a full result; one with figures is among `runs` too.
+    """
+    measured = set(measured_of(runs))
+    pages = {}
+    made_up: list[Page] = []
+    without_verdict: list[Run] = []
+    for command in commands:
+        runs_of_command = [run for run in runs if type(run.last) is command.row]
+        for is_measured, alike in grouped(runs_of_command, measured.__contains__).items():
+            page = command.page(alike)
+            if page is None:
+                continue
+            without_verdict += page.without_verdict
+            if is_measured:
+                pages[command.question or command.name] = page
+                continue
+            # Nothing is said of them.
+            for part in page.parts or [page]:
+                table = (part.full_tables or part.tables)[0].as_faint()
+                made_up.append(Page(f"{command.name}: {part.title}", tables=[table]))
+    without_verdict = [*dict.fromkeys([*without_verdict, *failures])]
+    if without_verdict:
+        title = f"{counted(len(without_verdict), 'run')}, each with its reason"
+        table = without_verdict_table(without_verdict)
+        pages["Without a verdict"] = Page(title, tables=[table])
+    if made_up:
+        title = "random weights, synthetic acceptance or planted costs: no measurement of a pair"
+        pages["Made up"] = Page(title, parts=made_up)
+    return pages
