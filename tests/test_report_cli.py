@@ -33,7 +33,7 @@ def test_real_runs_become_tables_and_files(harness: Harness) -> None:
         "Is it faster?",
         "Is it as accurate?",
         "Is it lossless?",
-        "Without a full result",
+        "Without a verdict",
     )
     assert [heading for heading in headings if f"{heading}\n" not in result.stdout] == []
     for expected in ("undecided", "What did single races show?"):

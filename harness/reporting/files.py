@@ -57,15 +57,15 @@ class Report:
 
     @property
     def answers(self) -> dict[str, list[Line]]:
-        """For each question: doubts, findings, reasons and subject."""
+        """For each question: doubts, findings, subject and reasons; of a page with parts the first finding of each."""
         answers = {}
         for question, page in self.pages.items():
-            lines = said_by(page)
+            findings = [*page.finding]
             for part in page.parts:
-                about = without(part.title, page.title)
-                firsts = part.finding[:1]
-                lines += [replace(line, text=f"{about}: {line.text}") for line in firsts]
-            answers[question] = [*lines, *sentences("plain", page.title)]
+                if part.finding:
+                    findings += [Line(without(part.title, page.title)), part.finding[0]]
+            findings += sentences("plain", page.title)
+            answers[question] = said_by(replace(page, finding=findings))
         return answers
 
     @property

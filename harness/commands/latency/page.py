@@ -58,8 +58,9 @@ def latency_page(runs: Sequence[Run[LatencyRow]]) -> Page | None:
     elif judged:
         page = _page_of_run(judged[0])
     elif pairs:
-        title = title_of_many([pair.row for pair in pairs])
-        page = Page(title, [Line("No run has a verdict.", "strong")])
+        whole = [pair for pair in pairs if not pair.member.is_partial]
+        page = _part(whole) if whole else Page(title_of_many([pair.row for pair in pairs]))
+        page = replace(page, finding=[Line("No run has a verdict.", "strong")])
     else:
         return None
     if len(pairs) > 1:
