@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.results.judging.change import Figure, judged_change
 from harness.results.statistics.comparisons import compare
 from harness.results.statistics.multiplicity import relative_to
 from harness.results.statistics.ratios import ratio_of_totals
@@ -25,6 +26,7 @@ Floats = NDArray[np.float64]
 
 SLOWDOWNS = (0.0, 0.02, 0.05, 0.1)
 NUM_ALTERNATIVES = 6
+_TIME = Figure("ms per token", "lower", ("faster", "slower"), timed=True)
 
 
 class Spread(NamedTuple):
@@ -86,10 +88,11 @@ def report_comparisons(options: argparse.Namespace) -> None:
         for _ in range(options.repetitions):
             before, _ = measurement(rng, spread, options.runs, options.prompts)
             after, _ = measurement(rng, spread, options.runs, options.prompts)
-            found = compare(before, (1 + slowdown) * after, better="lower", margin=0.02)
+            found = compare(before, (1 + slowdown) * after)
             worse += found.change.low > 1
             better += found.change.high < 1
-            no_worse += found.verdict in ("better", "no worse")
+            statement = judged_change(_TIME, found, margin=0.02)
+            no_worse += statement.relation in ("better", "no worse")
         counts = (worse, better, no_worse)
         shares = [f"{100 * count / options.repetitions:.1f}" for count in counts]
         show(f"{100 * slowdown:g}", *shares)

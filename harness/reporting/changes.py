@@ -8,30 +8,13 @@ from typing import Generic
 
 from harness.config.amounts import change_in_percent
 from harness.reporting.names import Name, name_of
+from harness.results.judging.change import Figure, judged_change
+from harness.results.judging.statement import Relation, Statement
 from harness.results.runs import AnyRunRow, Run
 from harness.results.schema import RunRow
-from harness.results.statistics.comparisons import Comparison, Direction, Noise, Verdict
+from harness.results.statistics.comparisons import UNKNOWN, Comparison, Noise
 
 ONE_RUN = "one run on each side, which says nothing about noise: repeats=5, or noise="
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A figure that is compared.
-
-    Attributes:
-        better: the direction that is good: `lower` or `higher`.
-        words: the verdict if it is better, and if it is worse: `faster` and `slower`.
-        timed: whether it is a time, which differs between identical runs.
-        is_share: whether it is a share of answers, whose change is a difference in points; of others
-            it is a ratio.
-    """
-
-    name: str
-    better: Direction
-    words: tuple[str, str]
-    timed: bool = False
-    is_share: bool = False
 
 
 @dataclass(frozen=True)
@@ -53,10 +36,15 @@ class Sides(Generic[AnyRunRow]):
     def runs(self) -> Sequence[Run[AnyRunRow]]:
         return [*self.before, *self.after]
 
-    def compared(self, figure: Figure) -> Compared:
-        """The comparison of a figure, without a result yet."""
-        after = self.after[-1].last
-        return Compared(self.before[-1].last, after, figure, name_of(after))
+    def compared(self, figure: Figure, comparison: Comparison = UNKNOWN, why: str = "") -> Compared:
+        """A figure on both sides.
+
+        Args:
+            why: why nothing can be concluded; empty where nothing is known against it.
+        """
+        before, after = self.before[-1].last, self.after[-1].last
+        statement = judged_change(figure, comparison, self.margin, why, after, before)
+        return Compared(before, after, figure, name_of(after), statement, comparison)
 
 
 @dataclass(frozen=True)
@@ -65,36 +53,37 @@ class Compared:
 
     Attributes:
         before, after: a row of each, for its settings and circumstances.
-        mean_before, mean_after: of the figure over units and runs; None where nothing was compared.
         name: of the measurement among the others.
+        mean_before, mean_after: of the figure over units and runs; None where nothing was compared.
         noise: of identical runs, where that was given.
-        reason: why there is no verdict, where the interval does not show it.
-        split: of a time, what its change consists of: what iterations yield, and what they cost.
     """
 
     before: RunRow
     after: RunRow
     figure: Figure
     name: Name
-    verdict: Verdict = "cannot tell"
-    comparison: Comparison | None = None
+    statement: Statement
+    comparison: Comparison
     mean_before: float | None = None
     mean_after: float | None = None
     noise: Noise | None = None
-    reason: str = ""
-    split: str = ""
+
+    @property
+    def verdict(self) -> Relation:
+        return self.statement.relation
 
     @property
     def change(self) -> str | None:
         """`+2.0%` or `+2.0 points`; None where nothing was compared."""
-        return None if self.comparison is None else self._signed(self.comparison.change.estimate)
+        change = self.statement.interval
+        return self._signed(change.estimate) if change.is_known else None
 
     @property
     def interval(self) -> str | None:
         """The 95 % interval of the change."""
-        if self.comparison is None or not self.comparison.change.has_bounds:
+        change = self.statement.interval
+        if not change.has_bounds:
             return None
-        change = self.comparison.change
         return f"{self._signed(change.low)} to {self._signed(change.high)}"
 
     @property
@@ -106,15 +95,25 @@ class Compared:
     @property
     def needs_runs(self) -> bool:
         """Whether runs such as these, if there are enough, give a verdict."""
-        return self.comparison is not None and self.reason in ("", ONE_RUN)
+        return self.statement.interval.is_known and self.statement.why in ("", ONE_RUN)
 
     @property
     def visible(self) -> float | None:
         """The smallest change that such a comparison finds in 80 % of the cases; None where it finds none, however
         large.
         """
-        estimate = self.comparison.estimate if self.comparison and self.needs_runs else None
+        estimate = self.comparison.estimate if self.needs_runs else None
         return None if estimate is None else estimate.visible_difference
+
+    @property
+    def as_part(self) -> str:
+        """`30.0 → 29.9 ms per iteration, no worse: 1.00 (0.99 to 1.01)`; empty where a figure is unknown."""
+        if self.mean_before is None or self.mean_after is None or self.interval is None:
+            return ""
+        form = ".1f" if self.figure.timed else ".2f"
+        effect = "" if self.verdict in ("better", "worse") else f"{self.verdict}: "
+        change = f"{self.figure.name}, {effect}{self.statement.interval:.2f}"
+        return f"{self.mean_before:{form}} → {self.mean_after:{form}} {change}"
 
     def _signed(self, change: float) -> str:
         """A change in words: a ratio of 1.02 is `+2.0%`, a difference of 0.02 `+2.0 points`."""

@@ -52,7 +52,7 @@ EVALS: dict[str, list[Changes]] = {
     "at the level": [ONE | {"mcnemar_p_value": 0.05, "difference_low": 0.0}],
     "below the level": [SEEDS | {"mcnemar_p_value": 0.0499, "lossy": True, "lenience": 0.8}],
     "better": [ONE | BETTER | {"num_different_prompts": 1000}],
-    "no difference at all": [ONE | BETTER | {"difference": 0.0}],
+    "no difference at all": [ONE | BETTER | {"difference": 0.0, "difference_low": -0.01, "difference_high": 0.01}],
     "interrupted": [ONE | {"status": "interrupted", "accuracy": 0.0, "wald_high": 0.0}],
     "nothing to compare": [ONE | UNKNOWN],
     "without a draft": [ONE | {"draft": None, "identical_prompts": None, "temperature": 0.0}],

@@ -7,30 +7,22 @@ from dataclasses import replace
 from statistics import fmean
 
 from harness.commands.eval.rows import EvalRow, read_answers
-from harness.reporting.changes import Compared, Figure, Sides
+from harness.reporting.changes import Compared, Sides
+from harness.results.judging.change import ACCURACY
 from harness.results.runs import Run
 from harness.results.statistics.comparisons import compare_proportions
-
-_ACCURACY = Figure("accuracy", "higher", ("higher", "lower"), is_share=True)
 
 
 def change_of_accuracy(sides: Sides[EvalRow]) -> Compared:
     """Compare the accuracy over the questions that both sides were asked."""
-    compared = sides.compared(_ACCURACY)
     all_before, all_after = _correct(sides.before), _correct(sides.after)
     questions = all_before.keys() & all_after.keys()
     if not questions:
-        return replace(compared, reason="no question was answered on both sides")
+        return sides.compared(ACCURACY, why="no question was answered on both sides")
     before = [all_before[question] for question in questions]
     after = [all_after[question] for question in questions]
-    comparison = compare_proportions(before, after, sides.margin)
-    return replace(
-        compared,
-        comparison=comparison,
-        mean_before=fmean(before),
-        mean_after=fmean(after),
-        verdict=comparison.verdict,
-    )
+    compared = sides.compared(ACCURACY, compare_proportions(before, after))
+    return replace(compared, mean_before=fmean(before), mean_after=fmean(after))
 
 
 def _correct(runs: Sequence[Run[EvalRow]]) -> dict[Hashable, bool]:

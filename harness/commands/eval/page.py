@@ -22,6 +22,8 @@ from harness.reporting.words import (
     settings_line,
     typed_again,
 )
+from harness.results.judging.change import ACCURACY, judged_differences
+from harness.results.judging.statement import Statement
 from harness.results.published import MULTIPLICATION_NOTE
 from harness.results.runs import Run
 from harness.results.statistics.interval import Interval
@@ -36,43 +38,45 @@ def eval_page(runs: Sequence[Run[EvalRow]]) -> Page | None:
     measured = [run for run in runs if any(row.has_figures for row in merged_rows(run.rows))]
     if not measured:
         return None
-    table = accuracy_table(measured)
-    if len(measured) > 1:
-        # A difference is looked into first.
-        ordered = sorted(measured, key=lambda run: not any(map(_differs, merged_rows(run.rows))))
-        findings = []
-        for named in named_runs(measured):
-            row = merged_rows(named.run.rows)[-1]
-            finding = _finding(row)
-            findings.append(replace(finding, text=f"{named.name.label()}: {finding.text}"))
-        steps = [step for run in ordered for step in _next_steps(run.rows)]
+    named = named_runs(measured)
+    rows = [merged_rows(member.run.rows)[-1] for member in named]
+    statements = judged_differences(rows)
+    findings = [*map(_finding, rows, statements)]
+    table = accuracy_table(named)
+    # A difference is looked into first.
+    order = sorted(range(len(named)), key=lambda i: statements[i].relation == "cannot tell")
+    steps = [step for i in order for step in _next_steps(named[i].run.rows, statements[i])]
+    if len(named) > 1:
+        findings = [
+            replace(finding, text=f"{member.name.label()}: {finding.text}")
+            for member, finding in zip(named, findings, strict=True)
+        ]
         title = title_of_many([run.last for run in measured])
-        return Page(title, findings, (), [table], next=steps[:1])
-    (run,) = measured
-    merged = merged_rows(run.rows)
-    row = merged[-1]
-    table = replace(table, notes=(*table.notes, *_notes(merged)))
+        return Page(title, findings, (), [table], (), steps[:1], statements)
+    (run,), (row,) = measured, rows
+    table = replace(table, notes=(*table.notes, *_notes(merged_rows(run.rows))))
     title = heading(row, settings_line(run.rows))
-    return Page(title, [_finding(row)], _doubts(row), [table], next=_next_steps(run.rows))
+    return Page(title, findings, _doubts(row), [table], (), steps, statements)
 
 
-def _finding(row: EvalRow) -> Line:
+def _finding(row: EvalRow, statement: Statement) -> Line:
     """`no significant difference: +1.0 points`, `less accurate by 2.1 points`."""
     if row.status == "failed":
-        return Line("no verdict", "warning", f"{row.error}")
+        return Line("no verdict", "warning", statement.why)
     if row.difference is None:
         # Greedy answers to the same question are copies.
         number = row.num_prompts if row.temperature else row.num_different_prompts
         asked = f"95 % interval {_wilson(row)}, over {number} questions"
         return Line(f"{_percent(row.accuracy or 0)} % correct", "strong", asked)
-    points = 100 * row.difference.estimate
-    bounds = row.difference.bounds(".1%")
-    certainty = f"95 % interval {bounds}"
-    if not _differs(row):
-        return Line(f"no significant difference: {points:+.1f} points", "strong", certainty)
-    if points < 0:
-        return Line(f"less accurate by {-points:.1f} points", "bad", certainty)
-    return Line(f"more accurate by {points:.1f} points", "good", certainty)
+    points = 100 * statement.interval.estimate
+    certainty = f"95 % interval {statement.interval.bounds('.1%')}"
+    if statement.relation == "cannot tell":
+        about = "; ".join(filter(None, [certainty, statement.why]))
+        return Line(f"no significant difference: {points:+.1f} points", "strong", about)
+    more_accurate, less_accurate = ACCURACY.words
+    if statement.relation == "worse":
+        return Line(f"{less_accurate} by {-points:.1f} points", "bad", certainty)
+    return Line(f"{more_accurate} by {points:.1f} points", "good", certainty)
 
 
 def _doubts(row: EvalRow) -> list[str]:
@@ -90,12 +94,12 @@ def _doubts(row: EvalRow) -> list[str]:
     return doubts
 
 
-def _next_steps(rows: Sequence[EvalRow]) -> list[Step]:
+def _next_steps(rows: Sequence[EvalRow], statement: Statement) -> list[Step]:
     """Whether a difference is one of the texts, or more questions where none shows."""
     row = merged_rows(rows)[-1]
     if row.difference is None or row.status != "ok":
         return []
-    if _differs(row):
+    if statement.relation != "cannot tell":
         recovery = typed_again("", command="recovery", leaving_out=_OWN_SETTINGS)
         return [lossless_again(row) or Step("is it lossless?", command=recovery)]
     # Drawn operands: no data set that may have no more, nor all that there are.
@@ -109,10 +113,10 @@ def _next_steps(rows: Sequence[EvalRow]) -> list[Step]:
     return [Step("more questions", f"num_prompts={number}")] if number > num_asked else []
 
 
-def accuracy_table(runs: Sequence[Run[EvalRow]]) -> Table:
+def accuracy_table(runs: Sequence[Named[EvalRow]]) -> Table:
     """A row for each arm: of one run for each of its seeds and all of them, of several runs merged over their seeds."""
     lines = []
-    for named in named_runs(runs):
+    for named in runs:
         rows = merged_rows(named.run.rows)
         # Of one seed the merged rows are the same again.
         if len(runs) == 1 and len({row.seed for row in named.run.rows}) != 2:
@@ -145,11 +149,6 @@ def accuracy_table(runs: Sequence[Run[EvalRow]]) -> Table:
         about="Difference: speculative minus regular, percentage points.",
         notes=(MULTIPLICATION_NOTE,) if is_published else (),
     )
-
-
-def _differs(row: EvalRow) -> bool:
-    """Whether the interval of the difference excludes none: the test that `regress` makes of the same answers."""
-    return row.difference is not None and row.difference.excludes(0)
 
 
 def merged_rows(rows: Sequence[EvalRow]) -> list[EvalRow]:

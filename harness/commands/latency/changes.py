@@ -15,14 +15,15 @@ import numpy as np
 from harness.config.amounts import counted, percent
 from harness.measuring.prices import spent_by_unit
 from harness.measuring.rows import LatencyRow
-from harness.reporting.changes import ONE_RUN, Compared, Figure, Sides
+from harness.reporting.changes import ONE_RUN, Compared, Sides
+from harness.results.judging.change import Figure
 from harness.results.prompt_times import Unit, rows_by_unit, waits_by_unit, waits_of_both_arms
 from harness.results.rows.prompts import decoded_and_iterations
 from harness.results.runs import Run
 from harness.results.schema import NO_VERDICT
 from harness.results.statistics.arrays import Floats
 from harness.results.statistics.comparisons import Noise, compare, noise_of_runs
-from harness.results.statistics.interval import CONFIDENCE, fewest_units
+from harness.results.statistics.interval import fewest_units
 from harness.results.verdict import ArmEvidence, why_other_work
 
 # If the mean numbers of draft tokens per iteration differ by more than this, in logarithms (10 %), a
@@ -60,11 +61,11 @@ def changes_by_prompt(sides: Sides[LatencyRow]) -> list[Compared]:
         change = None if reason else _change(figure, sides)
         if change is not None:
             changes.append(change)
-    if not changes:
-        places = {str(run.directory or run.file) for run in sides.runs}
-        unread = f"the times in the prompts' files cannot be read: {', '.join(sorted(places))}"
-        return [replace(sides.compared(_FIGURES[0]), reason=reason or unread)]
-    return [replace(changes[0], split=_split(sides, len(changes))), *changes[1:]]
+    if changes:
+        return changes
+    places = {str(run.directory or run.file) for run in sides.runs}
+    unread = f"the times in the prompts' files cannot be read: {', '.join(sorted(places))}"
+    return [sides.compared(_FIGURES[0], why=reason or unread)]
 
 
 def _why_not(sides: Sides[LatencyRow]) -> str | None:
@@ -97,9 +98,8 @@ def _change(figure: PromptFigure, sides: Sides[LatencyRow]) -> Compared | None:
         before = {seed: before[seed] for seed in seeds}
         after = {seed: after[seed] for seed in seeds}
     units = _common_units([*before.values(), *after.values()])
-    compared = sides.compared(figure)
     if not units:
-        return replace(compared, reason="no prompt has a time on both sides")
+        return sides.compared(figure, why="no prompt has a time on both sides")
     before_table = _table(before, units)
     after_table = _table(after, units)
     mean_before = _mean(figure, sides.before, before_table)
@@ -113,53 +113,15 @@ def _change(figure: PromptFigure, sides: Sides[LatencyRow]) -> Compared | None:
     if speedup is not None and speedup.covers is not None:
         unit = speedup.covers.unit
     noise = _noise(figure, sides.noise)
-    comparison = compare(before_table, after_table, figure.better, sides.margin, noise, unit=unit)
+    comparison = compare(before_table, after_table, noise, unit)
     if len(units) < fewest_units(unit):
         reason = f"{counted(len(units), unit)} on both sides, and {fewest_units(unit)} needed"
     else:
         reason = _why_open(figure, sides)
         if not reason and figure.timed and noise is None and len(before) == len(after) == 1:
             reason = ONE_RUN
-    return replace(
-        compared,
-        comparison=comparison,
-        mean_before=mean_before,
-        mean_after=mean_after,
-        noise=noise,
-        verdict="cannot tell" if reason else comparison.verdict,
-        reason=reason,
-    )
-
-
-def _split(sides: Sides[LatencyRow], num_figures: int) -> str:
-    """`3.19 → 2.66 tokens per iteration, 0.83 (0.80 to 0.87); 30.0 → 29.9 ms per iteration, the same: 1.00 (0.99 to
-    1.01)`, of the time per token after the first. Empty where one of them is unknown.
-
-    Args:
-        num_figures: that are compared beside these parts.
-    """
-    parts = []
-    figures = (_TOKENS_PER_ITERATION, _ITERATION)
-    # Bonferroni's, for all that a reader sees together.
-    level = (1 - CONFIDENCE) / (num_figures + len(figures))
-    for figure in figures:
-        part = _change(figure, sides)
-        if part is None or part.comparison is None or not part.comparison.change.has_bounds:
-            return ""
-        if part.mean_before is None or part.mean_after is None:
-            return ""
-        change = part.comparison.change
-        effect = "cannot tell: "
-        # A reason is such as another load.
-        if part.needs_runs or not figure.timed:
-            if change.excludes(1) and part.comparison.p_value < level:
-                effect = ""
-            elif 1 - sides.margin <= change.low and change.high <= 1 + sides.margin:
-                effect = "the same: "
-        form = ".1f" if figure.timed else ".2f"
-        before_and_after = f"{part.mean_before:{form}} → {part.mean_after:{form}}"
-        parts.append(f"{before_and_after} {figure.name}, {effect}{change:.2f}")
-    return "" if any(row.held_back for run in sides.runs for row in run.rows) else "; ".join(parts)
+    compared = sides.compared(figure, comparison, reason)
+    return replace(compared, mean_before=mean_before, mean_after=mean_after, noise=noise)
 
 
 def _why_open(figure: PromptFigure, sides: Sides[LatencyRow]) -> str:
@@ -273,8 +235,8 @@ def _tokens_per_iteration(run: Run[LatencyRow]) -> Values:
 
 
 def _ms_per_iteration(run: Run[LatencyRow]) -> Values:
-    """Time after the first token over iterations, where these are counted."""
-    if not _tokens_per_iteration(run):
+    """Time after the first token over iterations, where these are counted and no tokens were held back."""
+    if not _tokens_per_iteration(run) or any(row.held_back for row in run.rows):
         return {}
     return _ratios_of_totals(spent_by_unit(run.last, run.prompt_rows))
 
@@ -298,20 +260,6 @@ def _ratios_of_totals(totals: Mapping[Unit, tuple[float, float]]) -> Values:
     return values
 
 
-_TOKENS_PER_ITERATION = PromptFigure(
-    "tokens per iteration",
-    "higher",
-    ("more", "fewer"),
-    column="tokens_per_iteration",
-    by_unit=_tokens_per_iteration,
-)
-_ITERATION = PromptFigure(
-    "ms per iteration",
-    "lower",
-    ("cheaper", "more expensive"),
-    timed=True,
-    by_unit=_ms_per_iteration,
-)
 _FIGURES = (
     PromptFigure(
         "ms per token",
@@ -330,5 +278,21 @@ _FIGURES = (
         column="speedup",
         by_unit=_speedup,
     ),
-    _TOKENS_PER_ITERATION,
+    PromptFigure(
+        "tokens per iteration",
+        "higher",
+        ("more", "fewer"),
+        explains=True,
+        column="tokens_per_iteration",
+        by_unit=_tokens_per_iteration,
+    ),
+    PromptFigure(
+        "ms per iteration",
+        "lower",
+        ("cheaper", "more expensive"),
+        timed=True,
+        explains=True,
+        decides=False,
+        by_unit=_ms_per_iteration,
+    ),
 )

@@ -32,6 +32,8 @@ from harness.results.runs import Run, grouped
 from harness.results.schema import NO_VERDICT, RunRow
 
 _WORSE = 1
+# Changes that are named in the finding.
+_MOST_CHANGES = 2
 # Settings that are named where no runs have the same ones.
 _MOST_NAMED = 3
 
@@ -117,11 +119,10 @@ def main(words: Words) -> None:
         left_out = f"On both sides, and left out of after: {counted(num_left_out, 'run')}."
         page = replace(page, doubts=[*page.doubts, left_out])
     print_document(in_full(page) if settings.details else in_short(page), plain_console(WIDE))
-    finding = page.finding[0].text
-    if any(row.verdict == "worse" for row in compared):
-        raise VerdictError(finding, _WORSE)
-    if any(row.verdict == "cannot tell" for row in compared):
-        raise VerdictError(finding, CANNOT_TELL)
+    relations = [row.verdict for row in compared if row.figure.decides]
+    for relation, exit_code in (("worse", _WORSE), ("cannot tell", CANNOT_TELL)):
+        if relation in relations:
+            raise VerdictError(page.finding[0].text, exit_code)
 
 
 def _runs(name: str, path: str) -> list[Run]:
@@ -174,12 +175,13 @@ def page_of_changes(
         before, after, noise: all runs that were read, also those that have no counterpart.
     """
     margin = percent(settings.margin, 1)
-    measurements = {row.name.label(", ") for row in compared}
+    measurements = grouped(compared, lambda row: row.name.label(", "))
+    deciding = [row for row in compared if row.figure.decides]
     subject = heading(compared[0].after, "")
     if len(measurements) > 1:
         subject = counted(len(measurements), "measurement")
     doubts = []
-    if noise and not any(row.noise for row in compared):
+    if noise and not any(row.noise for row in deciding):
         doubts.append(
             "noise= has no two runs with these settings on these devices: it was not used."
         )
@@ -191,15 +193,22 @@ def page_of_changes(
             doubts.append(f"Only measured {side}, so not compared: {number} of settings.")
         if disturbed := disturbed_runs(runs):
             doubts.append(f"{side}: {disturbed} (drifted, processor_share).")
-    table = _table(compared, (*_notes(compared, margin), *_differences(compared)))
+    table = _table(deciding, (*_notes(deciding, margin), *_differences(deciding)))
     why = []
-    for row in compared:
-        if row.split:
-            whose = f"{row.name.label(', ')}: " if len(measurements) > 1 else ""
-            why.append(("Why", f"{whose}{row.split}"))
-    title = f"{subject} · margin {margin}"
-    steps = _next_steps(compared, settings)
-    return Page(title, [_finding(compared, margin)], doubts, [table], why, steps)
+    for name, rows in measurements.items():
+        parts = [row.as_part for row in rows if row.figure.explains]
+        if len(parts) > 1 and all(parts):
+            whose = f"{name}: " if len(measurements) > 1 else ""
+            why.append(("Why", f"{whose}{'; '.join(parts)}"))
+    return Page(
+        f"{subject} · margin {margin}",
+        [_finding(deciding, margin)],
+        doubts,
+        [table],
+        why,
+        _next_steps(deciding, settings),
+        [row.statement for row in compared],
+    )
 
 
 def _notes(compared: Sequence[Compared], margin: str) -> list[str]:
@@ -210,27 +219,31 @@ def _notes(compared: Sequence[Compared], margin: str) -> list[str]:
         " accuracy the difference in points.",
     ]
     for row in compared:
-        if row.comparison and row.comparison.change.covers:
-            notes.append(f"Intervals are over {row.comparison.change.covers}.")
+        if covers := row.statement.interval.covers:
+            notes.append(f"Intervals are over {covers}.")
         if row.noise is not None:
             within = f"identical runs stay within {percent(row.noise.threshold(), 1)} of each other"
             notes.append(f"{row.figure.name}: {within} in 95 % of the cases.")
-        if row.reason:
-            notes.append(f"{row.figure.name}: {row.reason}.")
+        if row.statement.why:
+            notes.append(f"{row.figure.name}: {row.statement.why}.")
     return [*dict.fromkeys(notes)]
 
 
 def _finding(compared: Sequence[Compared], margin: str) -> Line:
     by_verdict = grouped(compared, attrgetter("verdict"))
     if worst := by_verdict.get("worse"):
-        figures = [f"{row.figure.name} {row.change}" for row in worst]
-        return Line(f"worse: {', '.join(figures[:2])}", "bad", f"95 % interval {worst[0].interval}")
+        return Line(f"worse: {_changes(worst)}", "bad", "95 % intervals")
     if unsure := by_verdict.get("cannot tell"):
-        return Line("cannot tell whether it is worse", "strong", unsure[0].reason)
+        return Line("cannot tell whether it is worse", "strong", unsure[0].statement.why)
     if better := by_verdict.get("better"):
-        figures = [f"{row.figure.name} {row.change}" for row in better]
-        return Line(f"no worse, and better: {', '.join(figures[:2])}", "good")
+        return Line(f"no worse, and better: {_changes(better)}", "good", "95 % intervals")
     return Line("no worse", "good", f"by {margin} or more, in any of {len(compared)} figures")
+
+
+def _changes(compared: Sequence[Compared]) -> str:
+    """Each figure with its change and the interval of that."""
+    figures = [f"{row.figure.name} {row.change} ({row.interval})" for row in compared]
+    return ", ".join(figures[:_MOST_CHANGES])
 
 
 def _next_steps(compared: Sequence[Compared], settings: RegressSettings) -> list[Step]:

@@ -15,11 +15,9 @@ from typing import Any
 from harness.commands.registry import measurement
 from harness.reporting.changes import Compared, Sides
 from harness.reporting.names import STARTS_SERVERS, distinct_names
+from harness.results.judging.change import judged_together
 from harness.results.runs import Run, grouped
-from harness.results.statistics.multiplicity import adjusted_p_values
 
-# The chance to be wrong that an adjusted p-value has to stay below.
-_LEVEL = 0.05
 # Settings in which repetitions of a measurement may differ, addresses of servers included.
 _REPETITION = ("seed", "repeat", "repeats", "url", "regular_url")
 
@@ -70,13 +68,11 @@ def compared_runs(
             here = [run for run in alike if {run.last.devices} == devices]
             sides = Sides(runs_before, runs_after, margin, here)
             compared += measurement(runs_before[0].command).changes(sides)
-    # What a reader sees together is one family, whatever figures it has.
-    p_values = [row.comparison.p_value if row.comparison else float("nan") for row in compared]
+    # All that a reader sees is one family, whatever figures it has.
+    p_values = [row.comparison.p_value for row in compared]
+    statements = judged_together([row.statement for row in compared], p_values)
     names = distinct_names([row.after for row in compared])
-    judged = []
-    for row, name, p_value in zip(compared, names, adjusted_p_values(p_values), strict=True):
-        judged.append(replace(row, name=name))
-        if row.verdict in ("better", "worse") and p_value >= _LEVEL:
-            reason = f"not significant among {len(compared)} comparisons"
-            judged[-1] = replace(judged[-1], verdict="cannot tell", reason=reason)
-    return judged
+    return [
+        replace(row, name=name, statement=statement)
+        for row, name, statement in zip(compared, names, statements, strict=True)
+    ]

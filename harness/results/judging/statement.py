@@ -8,10 +8,15 @@ from typing import Any, Literal
 from harness.results.schema import RunRow
 from harness.results.statistics.interval import Interval
 
-# A speculative arm and its regular one; a run and the reference of its series.
+# A speculative arm and its regular one; a run and the reference of its series; a figure after a change and before it;
+# a text and the target's distribution; an engine's iterations and those of its weights.
 Relation = Literal[
-    "faster", "slower", "cannot tell", "best", "as good", "gains less", "gains more", "not ranked"
-]
+    "faster", "slower", "cannot tell",
+    "best", "as good", "gains less", "gains more", "not ranked",
+    "better", "worse", "no worse",
+    "lossless", "lossy", "undecided",
+    "as its weights say", "accepts less", "accepts more", "other texts",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -22,11 +27,13 @@ class Statement:
     Attributes:
         subject: the row that it is about; None of figures without one.
         reference: the row that the subject's figure was divided by; None for the regular arm of the subject's own run.
-        interval: the subject's speed-up, or its share of the reference's, as far as it may be stated; all nan where it
-            may not.
-        family: how many intervals a reader sees together: they hold all at once.
+        interval: the subject's figure, or its share of the reference's (of accuracies the difference), as far as it may
+            be stated; all nan where it may not.
+        family: how many intervals a reader sees together: they hold all at once, or what is significant is so among
+            all.
         why: why there is no interval to conclude from; empty where there is one, also where it includes 1, so that
             the relation is `cannot tell`.
+        figure: what is compared.
     """
 
     relation: Relation
@@ -35,6 +42,7 @@ class Statement:
     subject: RunRow | None = None
     reference: RunRow | None = None
     family: int = 1
+    figure: str = "speed-up"
 
     @property
     def pays(self) -> bool:
@@ -54,6 +62,7 @@ class Statement:
         """For `result.json`: rows by the id of their run and their place in the sweep."""
         return {
             "relation": self.relation,
+            "figure": self.figure,
             "subject": _identity(self.subject),
             "reference": _identity(self.reference),
             "interval": self.interval.parts(),

@@ -1,6 +1,6 @@
-"""Two measurements of the same units compared: better, worse, no worse than a margin, or unknown.
+"""Two measurements of the same units compared: the change with its intervals.
 
-`regress` asks this of the runs before and after a change. Units are prompts, batches or laps.
+`results.judging.change` says what follows. Units are prompts, batches or laps.
 """
 
 from __future__ import annotations
@@ -18,12 +18,10 @@ from harness.results.statistics.distributions import t_quantile
 from harness.results.statistics.interval import CONFIDENCE, NAN, Coverage, Interval
 from harness.results.statistics.proportions import (
     difference_of_paired_proportions,
-    mcnemar_p_value,
+    p_value_of_difference,
 )
 from harness.results.statistics.runs import MeanSquares, RatioEstimate
 
-# "no worse" is short for no worse than the margin.
-Verdict = Literal["better", "worse", "no worse", "cannot tell"]
 Direction = Literal["lower", "higher"]
 
 # Two one-sided tests at the level of 5 % are read from the two-sided interval of 90 %.
@@ -55,16 +53,19 @@ class Comparison:
 
     Args:
         change: after over before, or for proportions after minus before, with its interval.
-        verdict: "no worse" is within the margin; "worse" is significantly worse and not known to be
-            within it.
-        p_value: two-sided, of no change.
+        one_sided: the same with the interval of 90 %, for one-sided tests at 5 %.
+        p_value: two-sided, of no change: below 5 % exactly where `change` excludes it.
         estimate: of a ratio, for power; None for proportions.
     """
 
     change: Interval
-    verdict: Verdict
+    one_sided: Interval
     p_value: float
     estimate: RatioEstimate | None = None
+
+
+# Of what cannot be compared.
+UNKNOWN = Comparison(Interval(), Interval(), NAN)
 
 
 def noise_of_runs(values: ArrayLike) -> Noise:
@@ -79,12 +80,7 @@ def noise_of_runs(values: ArrayLike) -> Noise:
 
 
 def compare(
-    before: ArrayLike,
-    after: ArrayLike,
-    better: Direction,
-    margin: float,
-    noise: Noise | None = None,
-    unit: str = "prompt",
+    before: ArrayLike, after: ArrayLike, noise: Noise | None = None, unit: str = "prompt"
 ) -> Comparison:
     """Compare two measurements of the same units by their log-ratios.
 
@@ -93,46 +89,28 @@ def compare(
     neither a second run nor `noise`, the interval covers the units alone, and two runs of the same
     program differ significantly more often than the level says.
 
-    "Worse" and "better" are two-sided at 5 %; "no worse" is one-sided at 5 %
-    (Schuirmann's two one-sided tests, 1987).
-
     Args:
         before: [num_units] or [num_runs, num_units], positive: ms per token, speed-up, acceptance
             length, one figure per prompt or lap.
         after: the same units in the same order; its number of runs may differ.
-        better: "lower" for times, "higher" for speed-ups and lengths.
-        margin: a change for the worse up to this share is tolerated, such as 0.02.
         noise: from identical runs, measured elsewhere (A/A).
         unit: what a unit is called, such as "prompt" or "lap".
     """
     estimate = change_between(before, after, noise, unit)
-    change = estimate.interval()
     one_sided = estimate.interval(1 - 2 * _ONE_SIDED_LEVEL)
-    if better == "lower":
-        improved = change.high < 1
-        worsened = change.low > 1
-        within = one_sided.high < 1 + margin
-    else:
-        improved = change.low > 1
-        worsened = change.high < 1
-        within = one_sided.low > 1 - margin
-    verdict = _verdict(improved, within, worsened)
-    return Comparison(change, verdict, estimate.p_value(), estimate)
+    return Comparison(estimate.interval(), one_sided, estimate.p_value(), estimate)
 
 
-def compare_proportions(before: Sequence[bool], after: Sequence[bool], margin: float) -> Comparison:
+def compare_proportions(before: Sequence[bool], after: Sequence[bool]) -> Comparison:
     """Compare two proportions of correct answers to the same questions.
 
     Args:
         before: [num_questions], whether each was answered correctly.
         after: [num_questions], the same questions in the same order.
-        margin: a loss up to this difference is tolerated, such as 0.02 for two percentage points.
     """
     change = difference_of_paired_proportions(before, after)
     one_sided = difference_of_paired_proportions(before, after, 1 - 2 * _ONE_SIDED_LEVEL)
-    within = one_sided.low > -margin
-    verdict = _verdict(change.low > 0, within, change.high < 0)
-    return Comparison(change, verdict, mcnemar_p_value(before, after))
+    return Comparison(change, one_sided, p_value_of_difference(change))
 
 
 def change_between(
@@ -192,11 +170,3 @@ def change_between(
 def _logs(values: ArrayLike) -> Floats:
     """Logarithms as [num_runs, num_units], also of the [num_units] of one run."""
     return np.asarray(np.log(np.atleast_2d(values)))
-
-
-def _verdict(improved: bool, within: bool, worsened: bool) -> Verdict:
-    if improved:
-        return "better"
-    if within:
-        return "no worse"
-    return "worse" if worsened else "cannot tell"

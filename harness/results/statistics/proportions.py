@@ -69,6 +69,19 @@ def difference_of_paired_proportions(
     return Interval(difference, difference - below, difference + above)
 
 
+def p_value_of_difference(difference: Interval) -> float:
+    """Two-sided p-value of no difference: below 5 % exactly where the interval excludes 0.
+
+    By the normal distribution, with the distance to the bound on the side of 0.
+    """
+    normal = NormalDist()
+    nearest = difference.low if difference.estimate > 0 else difference.high
+    # A damaged file may hold any bounds.
+    distance = max(abs(difference.estimate - nearest), 1e-9)
+    quantile = normal.inv_cdf((1 + CONFIDENCE) / 2)
+    return 2 * normal.cdf(-quantile * abs(difference.estimate) / distance)
+
+
 def _corrected_correlation(first: Flags, second: Flags) -> float:
     """φ of two arms, with Newcombe's continuity correction; 0 if an arm never varies.
 

@@ -1,39 +1,21 @@
-"""Two measurements compared: what an interval covers, verdicts at the margin, and comparisons that fail."""
+"""Two measurements compared: what an interval covers, and how often identical runs differ."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
+from harness.results.judging.change import Figure, judged_change
 from harness.results.statistics.comparisons import (
     Comparison,
     Noise,
     compare,
-    compare_proportions,
     noise_of_runs,
 )
-from harness.results.statistics.proportions import difference_of_paired_proportions
-
-
-def test_a_lower_figure_is_better_or_worse() -> None:
-    rng = np.random.default_rng(0)
-    before = rng.lognormal(0, 0.3, 20)
-    lower = before * 0.9 * np.exp(rng.normal(0, 0.01, 20))
-    assert compare(before, lower, better="lower", margin=0.02).verdict == "better"
-    assert compare(before, lower, better="higher", margin=0.02).verdict == "worse"
-    assert compare(before, lower, better="higher", margin=0.15).verdict == "no worse"
-    assert compare(lower, before, better="higher", margin=0.02).verdict == "better"
-    for better in ("lower", "higher"):
-        assert compare(before, before, better=better, margin=0.0).verdict == "cannot tell"
-    assert compare(before, before, better="lower", margin=0.01).verdict == "no worse"
-    few = compare(before[:7], lower[:7], better="lower", margin=0.02)
-    assert few.verdict == "cannot tell"
-    assert few.change.estimate == pytest.approx(0.9, abs=0.02)
 
 
 def test_noise_is_that_of_identical_runs() -> None:
@@ -43,7 +25,7 @@ def test_noise_is_that_of_identical_runs() -> None:
     assert noise.degrees_of_freedom == 500
     assert Noise(0.02, 3).threshold() == pytest.approx(math.expm1(0.02 * stats.t.isf(0.025, 3)))
     # A further pair of identical runs, whose units do not differ.
-    pair = compare(np.ones(15), np.ones(15), better="lower", margin=0.02, noise=noise)
+    pair = compare(np.ones(15), np.ones(15), noise=noise)
     assert pair.change.high == pytest.approx(1 + noise.threshold())
     assert "15 prompts and the noise of 500 differences" in str(pair.change.covers)
 
@@ -54,57 +36,33 @@ def test_the_parts_of_the_variance_shrink_with_runs_and_units() -> None:
     of_run = np.array([[1], [1], [-1], [-1]])
     of_both = of_run * np.array([1, -1] * 4)
     runs = np.exp(between * of_run + within * of_both)
-    estimate = compare(runs, runs, better="lower", margin=0.02).estimate
+    estimate = compare(runs, runs).estimate
     assert estimate is not None
     # Sums of squares over their degrees of freedom; the mean of a side is over 4 runs and 8 units.
     assert estimate.unit_variance == 0
     assert estimate.run_variance == pytest.approx((4 * between**2 / 3) / 4 * 2)
     assert estimate.run_degrees_of_freedom == 6
     changes = 0.1 * np.array([1, -1] * 4)
-    moved = compare(runs, runs * np.exp(changes), better="lower", margin=0.02).estimate
+    moved = compare(runs, runs * np.exp(changes)).estimate
     assert moved is not None
     residual = (32 * within**2 / 21) * (1 / 4 + 1 / 4)
     assert moved.unit_variance == pytest.approx((changes.var(ddof=1) - residual) / 8)
     # Half of the variance between two identical runs is that of one, with four degrees of freedom more.
-    noisy = compare(runs, runs, "lower", 0.02, Noise(0.05, 4)).estimate
+    noisy = compare(runs, runs, Noise(0.05, 4)).estimate
     assert noisy is not None
     of_means = (6 * (4 * between**2 / 3) + 4 * 0.05**2 / 2) / (6 + 4)
     assert noisy.run_variance == pytest.approx(of_means / 4 * 2)
     assert noisy.run_degrees_of_freedom == 10
     assert "4 + 4 runs and the noise of 4 differences between identical runs" in str(noisy.covers)
-    few = compare(runs[:2], runs[:1], better="lower", margin=0.02)
+    few = compare(runs[:2], runs[:1])
     assert str(few.change.covers) == "8 prompts and 2 + 1 runs"
-
-
-def test_proportions_of_the_same_questions() -> None:
-    answers = [True] * 80 + [False] * 20
-    assert compare_proportions(answers, answers, margin=0.05).verdict == "no worse"
-    lost = [True] * 60 + [False] * 40
-    assert compare_proportions(answers, lost, margin=0.05).verdict == "worse"
-    assert compare_proportions(lost, answers, margin=0.05).verdict == "better"
-    few = compare_proportions([True] * 5, [True] * 5, margin=0.05)
-    assert few.verdict == "cannot tell"
-    assert few.p_value == 1
-    assert compare_proportions(answers, lost, margin=0.0).verdict == "worse"
-
-
-@pytest.mark.parametrize(("further", "verdict"), [(1e-9, "no worse"), (-1e-9, "cannot tell")])
-def test_no_worse_is_one_sided_at_5_percent(further: float, verdict: str) -> None:
-    before, after = [True] * 80 + [False] * 20, [True] * 79 + [False] * 20 + [True]
-    lowest = difference_of_paired_proportions(before, after, confidence=0.9).low
-    assert compare_proportions(before, after, margin=further - lowest).verdict == verdict
-    times = np.exp(np.random.default_rng(0).normal(0, 0.05, 20))
-    mean, error = np.log(times).mean(), stats.sem(np.log(times))
-    highest = math.exp(stats.t.ppf(0.95, 19, mean, error))
-    lower = compare(np.ones(20), times, better="lower", margin=highest - 1 + further)
-    higher = compare(np.ones(20), 1 / times, better="higher", margin=1 - 1 / highest + further)
-    assert (lower.verdict, higher.verdict) == (verdict, verdict)
 
 
 Floats = NDArray[np.float64]
 
 
 NUMBER = 1000
+TIME = Figure("ms per token", "lower", ("faster", "slower"), timed=True)
 
 
 def measured(
@@ -125,13 +83,13 @@ def simulate(
         hardness = rng.lognormal(0, 0.5, 15)
         before = hardness * measured(rng, num_runs, 0.0, run)
         after = hardness * measured(rng, num_runs, slowdown, run)
-        found.append(compare(before, after, better="lower", margin=0.02, noise=noise))
+        found.append(compare(before, after, noise=noise))
     return found
 
 
-def share(comparisons: list[Comparison], *verdicts: str) -> float:
-    counts = Counter(comparison.verdict for comparison in comparisons)
-    return sum(counts[verdict] for verdict in verdicts) / len(comparisons)
+def share(comparisons: list[Comparison], relation: str) -> float:
+    statements = [judged_change(TIME, comparison, 0.02) for comparison in comparisons]
+    return sum(statement.relation == relation for statement in statements) / len(statements)
 
 
 def test_identical_runs_seldom_differ() -> None:
