@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jsonschema
+import pytest
 
 from harness.measuring.rows import LatencyRow
 from harness.results.files import append_rows, read_file
+from harness.results.judging.statement import Relation
 from harness.results.result_file import SCHEMA, write_result
 from harness.results.statistics.interval import Coverage, Interval
 from in_process import Harness, only
@@ -41,6 +44,39 @@ def test_a_run_leaves_its_rows_verdict_and_command(harness: Harness) -> None:
     assert content["finding"][0].partition(" (")[0] in summary
     assert [doubt for doubt in content["doubts"] if doubt not in summary] == []
     assert content["environment"]["command_line"].startswith("harness latency num_prompts=8")
+
+
+def test_the_documented_example_passes_the_schema() -> None:
+    page = Path(__file__).parents[2] / "docs" / "files.md"
+    (example,) = re.findall(r"```json\n(.*?)```", page.read_text(), re.DOTALL)
+    schema = json.loads(SCHEMA.read_text())
+    content = json.loads(example)
+    jsonschema.validate(content, schema)
+    assert {*content} == {*schema["properties"]}
+    statement = schema["properties"]["statements"]["items"]
+    assert {*content["statements"][0]} == {*statement["properties"]} == {*statement["required"]}
+    assert statement["properties"]["relation"]["enum"] == [*get_args(Relation)]
+
+
+def test_predictions_are_statements_with_their_best_k(harness: Harness) -> None:
+    """K=4 takes 30 ms for 4 tokens, K=2 25 ms for 2.2, and K=3 28 ms for 3.6, known to 10 %."""
+    Path("costs.csv").write_text("k,ms,low,high\n,20,19,21\n2,25,24,26\n3,28,26,30\n4,30,28,32\n")
+    Path("yields.csv").write_text("k,acceptance_length\n2,2.2\n3,3.6\n4,4.0\n")
+    harness("plan", "costs=costs.csv", "acceptance=yields.csv")
+    statements = valid(only("result.json"))["statements"]
+    said = {
+        (one["relation"], one["subject"]["num_draft_tokens"]): one["reference"]
+        and one["reference"]["num_draft_tokens"]
+        for one in statements
+    }
+    assert said == {
+        ("faster", 4): None,
+        ("best", 4): None,
+        ("gains less", 2): 4,
+        ("as good", 3): 4,
+    }
+    assert {one["figure"] for one in statements} == {"predicted speed-up"}
+    assert statements[0]["interval"]["estimate"] == pytest.approx(4 / 1.5)
 
 
 def test_a_failed_run_says_why(harness: Harness) -> None:

@@ -6,16 +6,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 from harness.config.amounts import percent
 from harness.engines.door.reading import ReadText
 from harness.engines.requests import RequestRecord
 from harness.measuring.acceptance import tokens_in_burst
+from harness.results.judging.expected import health_of
 from harness.results.rows.acceptance import AcceptanceRow
 from harness.results.statistics.interval import Interval
 
-Health = Literal["as its weights say", "accepts less", "accepts more", "other texts", "cannot tell"]
 # The share of tokens that a model cannot draw, which rounding and ties explain.
 MOST_IMPOSSIBLE = 0.005
 # Standard deviations by which the log-probability of a model's own texts, or the number of iterations, may differ from
@@ -79,15 +79,13 @@ def health_columns(
     served = together if together > 1 else None
     if num_iterations:
         served = num_tokens / num_iterations
-    health: Health
-    if not is_likely or likelihood["impossible_share"] > MOST_IMPOSSIBLE:
-        health = "other texts"
-    elif served is not None and not weights.excludes(served):
-        health = "as its weights say"
-    elif served is None or num_iterations is None:
-        health = "cannot tell"
-    else:
-        health = "accepts less" if served < weights.estimate else "accepts more"
+    is_possible = likelihood["impossible_share"] <= MOST_IMPOSSIBLE
+    health = health_of(
+        served,
+        weights,
+        is_counted=num_iterations is not None,
+        is_likely=is_likely and is_possible,
+    )
     return {
         "health": health,
         "served_tokens_per_iteration": served,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from harness.commands.acceptance.health import health_in_words, off_policy
 from harness.config.amounts import counted, percent
@@ -14,11 +14,17 @@ from harness.reporting.names import Named, named_runs
 from harness.reporting.page import Page, Step, heading, title_of_many
 from harness.reporting.table import Column, Line, Table, TableRow, number, times
 from harness.reporting.words import typed_again
-from harness.results.files import rows_in
+from harness.results.judging.expected import (
+    best_row,
+    judged_drafts,
+    judged_health,
+    rows_of,
+    texts_of,
+)
+from harness.results.judging.statement import Statement
 from harness.results.rows.acceptance import AcceptancePartRow, AcceptanceRow, AcceptanceTextRow
 from harness.results.runs import Run, grouped
 from harness.results.statistics.interval import UNKNOWN, Interval
-from harness.results.statistics.multiplicity import relative_to
 
 if TYPE_CHECKING:
     from harness.reporting.drawing import Plot
@@ -33,34 +39,44 @@ _SPEEDUP = Column("expected\nspeed-up", times, "expected_speedup.estimate", opti
 
 # A run with the row of its best K.
 Draft = Named[AcceptanceRow]
-AnyRow = TypeVar("AnyRow", AcceptanceTextRow, AcceptancePartRow)
 
 
 def acceptance_page(runs: Sequence[Run[AcceptanceRow]]) -> Page | None:
     """The page about what each draft is expected to gain at its best K; None where nothing was read."""
-    drafts = []
-    for named in named_runs(runs):
-        best = best_row(named.run.rows)
-        if best.tokens_per_iteration is not None:
-            drafts.append(named._replace(row=best))
-    if not drafts:
+    named = {
+        draft.run.id: draft
+        for draft in named_runs(runs)
+        if best_row(draft.run.rows).tokens_per_iteration is not None
+    }
+    if not named:
         return None
-    # The one of which most is expected first: by tokens where costs are unknown.
-    drafts.sort(key=lambda draft: _expected(draft.row), reverse=True)
-    by_target = grouped(drafts, lambda draft: str(draft.row.model))
-    best = drafts[0].row
-    page = _page_of_draft(drafts[0])
+    judged = judged_drafts([draft.run for draft in named.values()])
+    by_target = []
+    for statements in judged:
+        rows = [statement.subject for statement in statements]
+        by_target.append([named[str(row.run)]._replace(row=row) for row in rows])
+    first = by_target[0][0]
+    best = first.row
+    page = _page_of_draft(first)
     changes = f"K={best.num_draft_tokens}"
-    if len(drafts) > 1:
-        page = _page_of_drafts(by_target)
+    if len(named) > 1:
+        page = _page_of_drafts(by_target, judged)
         changes = f"model={best.model} draft={best.draft} {changes}"
+    drafts = [draft for target_drafts in by_target for draft in target_drafts]
     doubts = dict.fromkeys(filter(None, (off_policy(draft.row) for draft in drafts)))
     # Of an engine elsewhere `latency` needs both servers.
     steps = []
     if best.text_source != "served":
         command = typed_again(changes, command="latency", leaving_out=_OWN_SETTINGS)
         steps.append(Step("measure it", command=command))
-    return replace(page, doubts=[*doubts], next=steps, plots=partial(_plots, by_target))
+    health = [judged_health(row) for draft in drafts for row in draft.run.rows if row.health]
+    return replace(
+        page,
+        doubts=[*doubts],
+        next=steps,
+        statements=[*itertools.chain(*judged), *health],
+        plots=partial(_plots, by_target),
+    )
 
 
 def estimate_of(figure: Interval | None) -> float:
@@ -68,34 +84,12 @@ def estimate_of(figure: Interval | None) -> float:
     return 0.0 if figure is None else figure.estimate
 
 
-def _expected(row: AcceptanceRow) -> tuple[float, float]:
-    return estimate_of(row.expected_speedup), estimate_of(row.tokens_per_iteration)
-
-
-def best_row(rows: Sequence[AcceptanceRow]) -> AcceptanceRow:
-    """The row of the K with the highest expected speed-up; without costs that of the largest K."""
-    return max(rows, key=lambda row: (estimate_of(row.expected_speedup), row.num_draft_tokens or 0))
-
-
-def _rows_of(run: Run[AcceptanceRow], kind: type[AnyRow]) -> list[AnyRow]:
-    """The rows of a run in another of its files; [] where that is gone."""
-    directory = run.directory or Path(str(run.last.directory))
-    rows = rows_in(directory / f"{kind.kind}.csv", kind)
-    return [row for row in rows if row.run == run.id]
-
-
-def _texts_of(run: Run[AcceptanceRow], k: int) -> list[AcceptanceTextRow]:
-    """The texts of a run, without those of a damaged file that lack iterations at this K."""
-    texts = _rows_of(run, AcceptanceTextRow)
-    return [text for text in texts if len(text.iterations_by_num_draft_tokens or ()) >= k]
-
-
-def _plots(by_target: Mapping[str, Sequence[Draft]]) -> dict[str, list[Plot]]:
+def _plots(by_target: Sequence[Sequence[Draft]]) -> dict[str, list[Plot]]:
     """Expected speed-up against K: a plot for each target, with a curve for each draft."""
     from harness.reporting.drawing import curve_plots
 
     panels = []
-    for target, drafts in by_target.items():
+    for drafts in by_target:
         curves = {}
         for draft in drafts:
             curves[draft.name.cell] = [
@@ -103,7 +97,7 @@ def _plots(by_target: Mapping[str, Sequence[Draft]]) -> dict[str, list[Plot]]:
                 for row in draft.run.rows
                 if row.expected_speedup is not None
             ]
-        panels.append((target, curves))
+        panels.append((str(drafts[0].row.model), curves))
     labels = ("K, draft tokens per iteration", "expected speed-up")
     return {"acceptance": curve_plots(panels, *labels)}
 
@@ -127,8 +121,8 @@ def _page_of_draft(draft: Draft) -> Page:
     """Every K of one draft, whether its engine accepts as its weights say, and where it is accepted."""
     rows, best = draft.run.rows, draft.row
     k = int(best.num_draft_tokens or 1)
-    texts = _texts_of(draft.run, k)
-    parts = _rows_of(draft.run, AcceptancePartRow)
+    texts = texts_of(draft.run, k)
+    parts = rows_of(draft.run, AcceptancePartRow)
     tokens = best.tokens_per_iteration or Interval()
     bounds = tokens.bounds()
     about = f"no interval: {tokens.covers}, 8 needed"
@@ -203,15 +197,19 @@ def _by_category(k: int, texts: Sequence[AcceptanceTextRow]) -> str:
     return " · ".join(figures) if len(figures) > 1 else ""
 
 
-def _page_of_drafts(by_target: Mapping[str, Sequence[Draft]]) -> Page:
+def _page_of_drafts(
+    by_target: Sequence[Sequence[Draft]], judged: Sequence[Sequence[Statement]]
+) -> Page:
     """The best draft of each target, and a table of all, ranked on the texts that they share."""
     drafts: list[Draft] = []
     relative: dict[str, Interval] = {}
     findings: list[Line] = []
-    for target_drafts in by_target.values():
+    for target_drafts, (_, *others) in zip(by_target, judged, strict=True):
         drafts += target_drafts
-        relative |= _relative_to_best(target_drafts)
         best = target_drafts[0]
+        for statement in others:
+            if statement.interval.is_known:
+                relative[statement.subject.run] = statement.interval
         pair = " · ".join([best.name.pair, *best.name.details])
         expected = f"{pair}: {summary(best.run.rows)}, computed from probabilities, not timed."
         findings.append(Line(expected, "plain" if findings else "strong"))
@@ -236,36 +234,6 @@ def _page_of_drafts(by_target: Mapping[str, Sequence[Draft]]) -> Page:
     table = Table.of("acceptance", "Expected of drafts", drafts, columns)
     title = title_of_many([_asked(draft.row) for draft in drafts])
     return Page(title, findings, (), [table], [("Note", note) for note in notes])
-
-
-def _relative_to_best(drafts: Sequence[Draft]) -> dict[str, Interval]:
-    """The speed-up of each draft with a known cost over that of the first, by run, on texts that all have; {} where
-    there are none.
-    """
-    import pandas as pd
-
-    costs = {draft.run.id: draft.row.iteration_cost for draft in drafts}
-    priced = [draft for draft in drafts if costs[draft.run.id]]
-    if len(priced) < 2 or priced[0] is not drafts[0]:
-        return {}
-    texts = []
-    for draft in priced:
-        cost = costs[draft.run.id] or 1.0
-        k = int(draft.row.num_draft_tokens or 1)
-        for text in _texts_of(draft.run, k):
-            # In steps of the target.
-            time = _iterations(text, k) * cost
-            token_ids = str(text.token_ids)
-            texts.append((draft.run.id, text.prompt_index, token_ids, text.num_tokens, time))
-    frame = pd.DataFrame(texts, columns=["run", "prompt", "text", "tokens", "time"])
-    by_text = frame.pivot_table(["tokens", "time"], ["prompt", "text"], "run", "sum")
-    by_prompt = by_text.dropna().groupby("prompt").sum()
-    if by_prompt.empty:
-        return {}
-    runs = list(by_prompt["time"])
-    tokens, time = (by_prompt[name].to_numpy().T for name in ("tokens", "time"))
-    shares = relative_to(runs.index(drafts[0].run.id), tokens, time)
-    return dict(zip(runs, shares, strict=True))
 
 
 def turn_range(turn: int) -> str:

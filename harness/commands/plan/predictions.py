@@ -15,14 +15,14 @@ from harness.config.synthetic import at_length, length_in_answers
 from harness.reporting.page import Page, Step, heading, title_of_many
 from harness.reporting.table import Column, Line, Style, Table, number, times, with_bounds
 from harness.reporting.words import latency_of
+from harness.results.judging.expected import highest, judged_predictions
+from harness.results.judging.statement import Statement
 from harness.results.price.table import Table as PriceTable
-from harness.results.runs import grouped
 from harness.results.statistics.interval import Interval
-from harness.results.verdict import judge
 
 # A prediction counts as close within this share of what was measured.
 _CLOSE = 0.05
-_STYLES: dict[str, Style] = {"faster": "good", "slower": "bad"}
+_STYLES: dict[str, Style] = {"faster": "good", "slower": "bad", "cannot tell": "strong"}
 
 
 def predictions(
@@ -124,22 +124,20 @@ def predictions_page(rows: Sequence[PlanRow], failed: Sequence[PlanRow]) -> Page
         _COLUMNS,
         strong=lambda row: row.num_draft_tokens == row.best_num_draft_tokens,
     )
-    findings = [*_findings(rows), *_beside_measured(rows)]
-    return Page(title, findings, doubts, [table], [("Covers", _covers(rows))], [_next_step(rows)])
+    statements = judged_predictions(rows)
+    findings = [*_findings(rows, statements), *_beside_measured(rows)]
+    covers, steps = [("Covers", _covers(rows))], [_next_step(rows)]
+    return Page(title, findings, doubts, [table], covers, steps, statements)
 
 
 def best_in_words(rows: Sequence[PlanRow]) -> str:
     """`2.13× (1.98 to 2.30) at K=4`, of the highest prediction."""
-    best = max(rows, key=_estimate)
+    best = highest(rows)
     return f"{_speedup(best):×} at K={best.num_draft_tokens}"
 
 
 def _speedup(row: PlanRow) -> Interval:
     return row.predicted_speedup or Interval(0.0)
-
-
-def _estimate(row: PlanRow) -> float:
-    return _speedup(row).estimate
 
 
 def _among_others(row: PlanRow) -> str:
@@ -164,44 +162,33 @@ _COLUMNS = (
 )
 
 
-def _findings(rows: Sequence[PlanRow]) -> Iterator[Line]:
-    """For each costs and acceptance the best draft and K, at one load or by load."""
-    sources = grouped(rows, attrgetter("cost_source", "acceptance_source"))
-    for (cost, acceptance), members in sources.items():
-        about = f"{cost} with {acceptance}: " if len(sources) > 1 else ""
-        has_drafts = len({row.draft for row in members}) > 1
-        by_load = grouped(members, lambda row: row.batch_size or 1)
-        bests = [max(by_load[load], key=_estimate) for load in sorted(by_load)]
-        parts = []
-        for (draft, k), same in itertools.groupby(
-            bests, lambda row: (row.draft, row.num_draft_tokens)
-        ):
-            first, *others = same
-            name = f"{draft} K={k}" if has_drafts else f"K={k}"
-            loads, gains = f"{first.batch_size or 1}", f"{_speedup(first):×}"
-            if others:
-                loads += f" to {others[-1].batch_size}"
-                gains = f"{times(_estimate(first))} to {times(_estimate(others[-1]))}"
-            parts.append(f"{name} with {loads} in flight: {gains}")
-        if len(bests) > 1:
-            yield Line(f"{about}predicted {'; '.join(parts)}", "strong")
+def _findings(rows: Sequence[PlanRow], statements: Sequence[Statement]) -> Iterator[Line]:
+    """For each costs, acceptance and load the best draft and K."""
+    num_sources, num_drafts, num_loads = (
+        len(set(map(attrgetter(*names), rows)))
+        for names in (("cost_source", "acceptance_source"), ("draft",), ("batch_size",))
+    )
+    for statement in statements:
+        if statement.relation not in _STYLES:
             continue
-        (best,) = bests
-        speedup = _speedup(best)
-        bounds = speedup.bounds()
+        best = statement.subject
+        about = f"{best.cost_source} with {best.acceptance_source}: " if num_sources > 1 else ""
+        name = f"{best.draft} " if num_drafts > 1 else ""
+        load = f" with {best.batch_size or 1} in flight" if num_loads > 1 else ""
+        bounds = statement.interval.bounds()
         details = [f"95 % interval {bounds}"] if bounds else []
         if best.as_good_num_draft_tokens:
             others_k = ", ".join(map(str, best.as_good_num_draft_tokens))
             details.append(f"indistinguishable: K={others_k}")
-        style = _STYLES.get(judge(speedup).relation, "strong")
-        text = f"{about}{times(speedup.estimate)} predicted at {name}"
-        yield Line(text, style, "; ".join(details))
+        gain = f"{times(statement.interval.estimate)} predicted"
+        text = f"{about}{gain} at {name}K={best.num_draft_tokens}{load}"
+        yield Line(text, _STYLES[statement.relation], "; ".join(details))
 
 
 def _beside_measured(rows: Sequence[PlanRow]) -> Iterator[Line]:
     """How many predictions come close to what was measured."""
     measured = [(row, row.measured_speedup) for row in rows if row.measured_speedup]
-    errors = [abs(_estimate(row) / speedup - 1) for row, speedup in measured]
+    errors = [abs(_speedup(row).estimate / speedup - 1) for row, speedup in measured]
     if errors:
         close = sum(error <= _CLOSE for error in errors)
         share = f"{close} of {len(errors)} within {percent(_CLOSE)} of what was measured"
@@ -224,7 +211,7 @@ def _covers(rows: Sequence[PlanRow]) -> str:
 
 
 def _next_step(rows: Sequence[PlanRow]) -> Step:
-    best = max(rows, key=_estimate)
+    best = highest(rows)
     ks = {row.num_draft_tokens or 0 for row in rows if row.draft == best.draft}
     largest = max(ks)
     k = f"K={best.num_draft_tokens}"

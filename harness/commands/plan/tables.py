@@ -7,6 +7,7 @@ A row is the plan of one pair. Sizes are in bytes, and `devices_bytes` has those
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from harness.commands.plan.rows import PlanRow
 from harness.config.amounts import amount
@@ -15,6 +16,7 @@ from harness.reporting.names import named_runs
 from harness.reporting.page import Page, Step, heading, title_of_many
 from harness.reporting.table import Column, Line, Table, TableRow, number, times
 from harness.reporting.words import typed_again
+from harness.results.judging.expected import judged_predictions
 from harness.results.runs import Run
 
 _NO_GPU = "No GPU here: planned for main memory; gpus=4 gpu_memory=40GB pretends GPUs."
@@ -31,18 +33,24 @@ def plan_page(rows: Sequence[PlanRow]) -> Page | None:
     steps = (
         [_measure(fastest, len(rows))] if fitting else [*map(_would_fit, _remedies(fastest)[:1])]
     )
+    statements = []
+    for row in rows:
+        if row.predicted_speedup is not None:
+            best = replace(row, num_draft_tokens=row.best_num_draft_tokens)
+            statements += judged_predictions([best])
     if len(rows) > 1:
         finding = Line(f"{len(fitting)} of {len(rows)} fit", "good" if fitting else "bad")
         slowest = sorted({_rates(row)[-1][0] for row in rows if row.bandwidths})
         least = f"the least that reading the weights takes on {' or '.join(slowest)}"
         why = [("Time", least)] if slowest else []
-        return Page(title_of_many(rows), [finding], (), [_plans(rows)], why, steps)
+        title, tables = title_of_many(rows), [_plans(rows)]
+        return Page(title, [finding], (), tables, why, steps, statements)
     (row,) = rows
     if not row.devices_bytes:
         return None
     doubts = ([] if row.num_gpus else [_NO_GPU]) + doubts_of_notes(rows)
-    tables = [_devices(row), _models(row)]
-    return Page(heading(row, _settings(row)), [_finding(row)], doubts, tables, [*_why(row)], steps)
+    title, tables = heading(row, _settings(row)), [_devices(row), _models(row)]
+    return Page(title, [_finding(row)], doubts, tables, [*_why(row)], steps, statements)
 
 
 def doubts_of_notes(rows: Sequence[PlanRow]) -> list[str]:

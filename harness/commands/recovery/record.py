@@ -163,5 +163,5 @@ class Recovery(Command[RecoverySettings, RecoveryRow]):
         checks = Checks(rows)
         if checks.verdict not in _EXIT_CODES:
             return None
-        reason = checks.reason or checks.findings
-        return VerdictError(f"{checks.verdict}: {reason}", _EXIT_CODES[checks.verdict])
+        message = f"{checks.verdict}: {checks.statement.why}"
+        return VerdictError(message, _EXIT_CODES[checks.verdict])

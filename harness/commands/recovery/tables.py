@@ -18,6 +18,7 @@ from harness.reporting.words import (
     synthetic_value,
     too_long,
 )
+from harness.results.judging.output import judged_output
 from harness.results.runs import Run
 from harness.results.statistics.interval import UNKNOWN
 
@@ -39,8 +40,7 @@ class Checks:
         is_control: whether a fault was planted, so that the checks must fail.
         num_draws_needed: a `num_draws` that would be enough where these are not; 0 for none.
         findings: the figures of the checks, in words; "" without any.
-        verdict: `lossless`, `lossy`, `undecided` or the status of an unfinished run.
-        reason: of a verdict that does not follow from the findings alone; "" where it does.
+        statement: the verdict and its reason.
     """
 
     def __init__(self, rows: Sequence[RecoveryRow], name: Name | None = None) -> None:
@@ -57,45 +57,18 @@ class Checks:
         findings = [_greedy_findings(self.greedy)] if self.greedy else []
         findings += [_sampled_findings(self.sampled)] if self.sampled else []
         self.findings = "; ".join(findings)
-        self.verdict, self.reason = self._judged()
+        lossy_by = ""
+        if self.row.lossy:
+            lossy_by = lossy_rule(self.row) or "this rule"
+            if self.row.synthetic_acceptance is not None:
+                lossy_by = f"acceptance by a coin ({synthetic_value(self.row)})"
+        self.statement = judged_output(rows, self.findings, lossy_by)
 
-    def _judged(self) -> tuple[str, str]:
-        """The verdict of any lossy check, of a lossy rule or a coin, else of the checks that decide; and its reason."""
-        row = self.row
+    @property
+    def verdict(self) -> str:
+        """`lossless`, `lossy`, `undecided` or the status of an unfinished run."""
         status = self.rows[-1].status or "ok"
-        if status != "ok":
-            return status, ""
-        if any(row.verdict == "lossy" for row in self.rows):
-            return "lossy", ""
-        if row.lossy:
-            cause = lossy_rule(row)
-            if row.synthetic_acceptance is not None:
-                cause = f"acceptance by a coin ({synthetic_value(row)})"
-            return "lossy", f"{cause} is lossy by definition, although these checks do not show it"
-        undecided = [row for row in self.deciding if row.verdict == "undecided"]
-        if not undecided:
-            return "lossless", ""
-        for row in undecided:
-            if row.num_cut_short:
-                return "undecided", (
-                    f"{row.num_cut_short} of {row.num_prompts} greedy texts ended before the length that was asked"
-                    " for, without an end token: the context may be too short, or the server ignores ignore_eos"
-                )
-            if row.check == "reference":
-                return "undecided", str(row.finding)
-            if row.check == "greedy":
-                return (
-                    "undecided",
-                    "greedy texts differ, and no logits say whether rounding explains it",
-                )
-        weakest = min(undecided, key=lambda row: row.power or 0)
-        advice = "raise num_draws or shift"
-        if self.num_draws_needed:
-            advice = f"num_draws={self.num_draws_needed} would be enough"
-        return "undecided", (
-            f"{weakest.num_draws or 0:,} drawn tokens would see a shift of {percent(weakest.shift or 0.0)} in a token's"
-            f" distribution with a chance of only {_share(weakest.power)}; {advice}"
-        )
+        return self.statement.relation if status == "ok" else status
 
 
 def recovery_page(runs: Sequence[Run]) -> Page | None:
@@ -104,6 +77,7 @@ def recovery_page(runs: Sequence[Run]) -> Page | None:
     if not measured:
         return None
     every = [Checks(named.run.rows, named.name) for named in named_runs(measured)]
+    statements = [run.statement for run in every]
     if len(every) > 1:
         neediest = max(every, key=lambda run: (run.verdict == "lossy", run.num_draws_needed))
         title = title_of_many([run.last for run in measured])
@@ -112,14 +86,16 @@ def recovery_page(runs: Sequence[Run]) -> Page | None:
             finding = _finding(run)
             name = run.name.label() if run.name else ""
             findings.append(dataclasses.replace(finding, text=f"{name}: {finding.text}"))
-        return Page(title, findings, tables=[pairs_table(every)], next=_next_steps(neediest))
+        steps = _next_steps(neediest)
+        return Page(title, findings, (), [pairs_table(every)], (), steps, statements)
     (run,) = every
     # The first check is of greedy texts; the last one has the temperature that was asked for.
     asked = dataclasses.replace(run.rows[-1], num_prompts=None, batch_size=None)
     in_flight = counted(run.row.batch_size or 1, "request")
     title = heading(run.row, f"{in_flight} in flight · {settings_line([asked])}")
     tables = [_checks_table(run), _kinds_table(run)]
-    return Page(title, [_finding(run)], _doubts(run), tables, next=_next_steps(run))
+    steps = _next_steps(run)
+    return Page(title, [_finding(run)], _doubts(run), tables, (), steps, statements)
 
 
 def _finding(checks: Checks) -> Line:
@@ -128,15 +104,13 @@ def _finding(checks: Checks) -> Line:
         so_far = f"so far {checks.findings}; only a whole run decides" if checks.findings else ""
         return Line(f"no verdict: {checks.verdict}", "warning", so_far)
     text = "cannot tell" if checks.verdict == "undecided" else checks.verdict
-    return Line(text, _STYLES[checks.verdict], checks.reason or checks.findings)
+    return Line(text, _STYLES[checks.verdict], checks.statement.why)
 
 
 def _doubts(checks: Checks) -> list[str]:
     """Limits of the verdict, the most serious first."""
     row = checks.row
     doubts = []
-    if checks.is_control:
-        doubts.append(f"A control: fault={row.fault} was planted, which the checks must find.")
     if row_labels := labels(row):
         doubts.append(f"With {' and '.join(row_labels)}: this says nothing about the pair itself.")
     undrafted = [
@@ -165,7 +139,7 @@ def _notes(checks: Checks) -> list[str]:
     notes = [f"{in_flight} in flight, of mixed lengths; some left midway.{drawn}"]
     if row.refused:
         notes.append(f"Refused by the engine, or not asked for, so not tested: {row.refused}.")
-    if checks.reason and checks.findings:
+    if checks.verdict in _STYLES and checks.findings not in checks.statement.why:
         notes.append(f"{checks.findings}.")
     if sampled is None or not sampled.num_draws or checks.verdict not in _STYLES:
         return notes

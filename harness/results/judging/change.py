@@ -42,10 +42,6 @@ class Figure:
     explains: bool = False
     decides: bool = True
 
-    @property
-    def no_change(self) -> float:
-        return 0.0 if self.is_share else 1.0
-
 
 ACCURACY = Figure("accuracy", "higher", ("more accurate", "less accurate"), is_share=True)
 
@@ -68,12 +64,8 @@ def judged_change(
         why: why nothing can be concluded; empty where nothing is known against it.
         subject, reference: rows after and before; without a reference that of the subject's own regular arm.
     """
-    change, one_sided = comparison.change, comparison.one_sided
-    least, most = change.low - figure.no_change, change.high - figure.no_change
-    least_of_90 = one_sided.low - figure.no_change
-    if figure.better == "lower":
-        least, most = -most, -least
-        least_of_90 = figure.no_change - one_sided.high
+    least, most = _gain(figure, comparison.change)
+    least_of_90, _ = _gain(figure, comparison.one_sided)
     relation: Relation = "cannot tell"
     if not why:
         if least > 0:
@@ -82,7 +74,14 @@ def judged_change(
             relation = "no worse"
         elif most < 0:
             relation = "worse"
-    return Statement(relation, change, why, subject, reference, figure=figure.name)
+    return Statement(relation, comparison.change, why, subject, reference, figure=figure.name)
+
+
+def _gain(figure: Figure, change: Interval) -> Sequence[float]:
+    """The bounds of what a change gains: above 0 it is for the better."""
+    sign = 1 if figure.better == "higher" else -1
+    no_change = 0 if figure.is_share else 1
+    return sorted(sign * (bound - no_change) for bound in (change.low, change.high))
 
 
 def judged_together(

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-from harness.results.judging.statement import Relation, Statement
+from harness.results.judging.statement import Statement, standing
 from harness.results.prompt_times import common_times, waits_of_both_arms
 from harness.results.runs import Run, grouped
 from harness.results.schema import NO_VERDICT
@@ -199,12 +199,9 @@ def _rank(series: Series, compared: Sequence[Member], family: int) -> None:
     times = _common_times(ranked) if is_fair else None
     shares = [Interval()] * len(ranked) if times is None else relative_to(0, *times)
     for member, share in zip(ranked[1:], shares[1:], strict=True):
-        relation: Relation = "as good"
-        if times is None:
-            if member.at_once.interval.high < first.at_once.interval.low:
-                relation = "gains less"
-        elif share.excludes(1):
-            relation = "gains less" if share.high < 1 else "gains more"
+        relation = standing(share)
+        if times is None and member.at_once.interval.high < first.at_once.interval.low:
+            relation = "gains less"
         member.standing = Statement(
             relation, share, subject=member.run.last, reference=first.run.last, family=len(ranked)
         )

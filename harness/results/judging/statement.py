@@ -39,8 +39,8 @@ class Statement:
     relation: Relation
     interval: Interval = field(default_factory=Interval)
     why: str = ""
-    subject: RunRow | None = None
-    reference: RunRow | None = None
+    subject: Any = None
+    reference: Any = None
     family: int = 1
     figure: str = "speed-up"
 
@@ -69,6 +69,15 @@ class Statement:
             "family": self.family,
             "why": self.why or None,
         }
+
+
+def standing(share: Interval) -> Relation:
+    """How something compares with a reference, by its share of that one's speed-up."""
+    # Of units that are all alike it is known exactly, without bounds.
+    low, high = (share.low, share.high) if share.has_bounds else (share.estimate,) * 2
+    if high < 1:
+        return "gains less"
+    return "gains more" if low > 1 else "as good"
 
 
 def _identity(row: RunRow | None) -> dict[str, Any] | None:

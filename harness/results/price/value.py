@@ -97,7 +97,7 @@ class IterationCost:
         made = []
         for (rows, width), ms in sorted(times.items()):
             step_ms = times.get((rows, 1))
-            steps = Interval() if step_ms is None else _ratio(ms, step_ms)
+            steps = Interval() if step_ms is None else ratio(ms, step_ms)
             made.append(Point(width, rows, ms, Interval(1.0) if width == 1 else steps))
         return cls(tuple(made), source, refused, one_step=True)
 
@@ -170,7 +170,7 @@ class IterationCost:
 
     def speedup(self, tokens_per_iteration: Interval, k: int, rows: int = 1) -> Interval:
         """The speed-up of decoding at this yield; its interval has those of cost and yield."""
-        return _ratio(tokens_per_iteration, self.at(k, rows).steps)
+        return ratio(tokens_per_iteration, self.at(k, rows).steps)
 
     def best_k(self, yields: Mapping[int, Interval], rows: int = 1) -> Best:
         """The best of the K that have both a price and a yield.
@@ -190,10 +190,10 @@ class IterationCost:
         best = max(common, key=lambda k: speedups[k].estimate)
         speeds = speedups
         if self.one_step:
-            speeds = {k: _ratio(yields[k], self.at(k, rows).ms) for k in common}
+            speeds = {k: ratio(yields[k], self.at(k, rows).ms) for k in common}
         alike = []
         for k in common:
-            share = _ratio(speeds[k], speeds[best])
+            share = ratio(speeds[k], speeds[best])
             if k != best and share.has_bounds and not share.excludes(1):
                 alike.append(k)
         return Best(best, speedups[best], alike)
@@ -231,7 +231,7 @@ def write_costs(directory: Path, cost: IterationCost) -> None:
     replace_file(directory / COSTS_FILE, f"{content}\n".encode())
 
 
-def _ratio(numerator: Interval, denominator: Interval) -> Interval:
+def ratio(numerator: Interval, denominator: Interval) -> Interval:
     """The ratio of two independent numbers: distances to their bounds are added in squares, as logarithms."""
     estimate = numerator.estimate / denominator.estimate
     parts = [interval for interval in (numerator, denominator) if interval.has_bounds]

@@ -233,14 +233,24 @@ def test_drafts_are_compared_on_the_same_texts(tmp_path: Path) -> None:
         with_texts(checkpoint("a", 1.5, 2.5, iteration_cost=1.0), tmp_path / "1", [8, 4]),
         with_texts(checkpoint("b", 1.5, 2.0, iteration_cost=2.0), tmp_path / "2", [8, 5]),
     ]
-    page = " ".join(full(acceptance_page(runs)).replace("│", " ").split())
+    shown = acceptance_page(runs)
+    assert shown is not None
+    said = [
+        (one.relation, one.subject.draft, one.subject.num_draft_tokens) for one in shown.statements
+    ]
+    assert said == [("best", "a", 2), ("gains less", "b", 2)]
+    assert shown.statements[1].reference is shown.statements[0].subject
+    page = " ".join(full(shown).replace("│", " ").split())
     assert (
-        "13B with a 2 2.50 (2.40 to 2.60) 1.00 2.50× 1.00 13B with b 2 2.00 (1.90 to 2.10) 2.00 2.00× 0.40"
+        "13B with a 2 2.50 (2.40 to 2.60) 1.00 2.50× 13B with b 2 2.00 (1.90 to 2.10) 2.00 2.00× 0.40"
         in page
     )
     assert mentions(page, "on the same texts of 8 prompts")
     unpriced = with_texts(checkpoint("c", 1.5, 2.0), tmp_path / "3", [8, 5])
-    assert "on the same texts" not in full(acceptance_page([runs[0], unpriced]))
+    unranked = acceptance_page([runs[0], unpriced])
+    assert unranked is not None
+    assert "on the same texts" not in full(unranked)
+    assert [one.relation for one in unranked.statements] == ["best", "not ranked"]
 
 
 def test_figures_that_are_not_known_are_none(tmp_path: Path) -> None:

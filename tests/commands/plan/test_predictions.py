@@ -180,7 +180,9 @@ def test_rows_say_whose_costs_they_are_of_and_no_length_that_nobody_knows(
     Path("other.csv").write_text("k,ms,low,high\n,20,19,21\n4,30,28,32\n")
     outcome = harness("plan", "-m", f"{table},other.csv", "acceptance=3.2@4", "tokens=8")
     page = " ".join(outcome.stdout.split())
-    assert page.startswith("2 runs mine.csv with 3.2@4: predicted"), page
+    assert page.startswith("2 runs mine.csv with 3.2@4: 2.13× predicted at K=4 with 1 in flight"), (
+        page
+    )
     assert "other.csv with 3.2@4: 2.13×" in page
     assert "speed-ups are of decoding, without" in page
     rows = pd.concat(map(pd.read_csv, Path().rglob("plan.csv")))

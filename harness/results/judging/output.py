@@ -1,0 +1,60 @@
+"""Whether the checks of `recovery` show a pair to be lossless."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from harness.config.amounts import percent
+from harness.results.judging.statement import Relation, Statement
+
+
+def judged_output(rows: Sequence[Any], findings: str, lossy_by: str = "") -> Statement:
+    """The verdict of any lossy check, of a rule that is lossy by definition, else of all checks that decide.
+
+    Args:
+        rows: of one run, one for each check.
+        findings: the figures of the checks, in words: the reason where the verdict follows from them alone.
+        lossy_by: what is lossy by definition; empty for a lossless rule.
+    """
+    relation, why = _judged(rows, lossy_by)
+    why = why or findings
+    fault = rows[0].fault
+    if fault not in (None, "none"):
+        why = f"a control, fault={fault} was planted, which the checks must find: {why}"
+    return Statement(relation, why=why, subject=rows[0], figure="output")
+
+
+def _judged(rows: Sequence[Any], lossy_by: str) -> tuple[Relation, str]:
+    """The verdict, and its reason where that is not in the figures."""
+    status = rows[-1].status or "ok"
+    if status != "ok":
+        return "undecided", status
+    if any(row.verdict == "lossy" for row in rows):
+        return "lossy", ""
+    if lossy_by:
+        return "lossy", f"{lossy_by} is lossy by definition, although these checks do not show it"
+    undecided = [row for row in rows if row.verdict == "undecided"]
+    for row in undecided:
+        if row.num_cut_short:
+            return "undecided", (
+                f"{row.num_cut_short} of {row.num_prompts} greedy texts ended before the length that was asked"
+                " for, without an end token: the context may be too short, or the server ignores ignore_eos"
+            )
+        if row.check == "reference":
+            return "undecided", str(row.finding)
+        if row.check == "greedy":
+            return (
+                "undecided",
+                "greedy texts differ, and no logits say whether rounding explains it",
+            )
+    if not undecided:
+        return "lossless", ""
+    weakest = min(undecided, key=lambda row: row.power or 0)
+    advice = "raise num_draws or shift"
+    if num_needed := max(row.num_draws_needed or 0 for row in rows):
+        advice = f"num_draws={num_needed} would be enough"
+    return "undecided", (
+        f"{weakest.num_draws or 0:,} drawn tokens would see a shift of {percent(weakest.shift or 0.0)} in a token's"
+        f" distribution with a chance of only {percent(weakest.power or 0.0, 1)}; {advice}"
+    )
