@@ -10,6 +10,10 @@ Draws worlds of `engine=simulated`, runs whole commands in them, and holds every
     a schedule               that takes a K at a load where it is planted to lose
     worse, better            where the planted change has the other direction, or none
     no worse                 where the planted change is worse than the margin
+    best, of predictions     where the planted speed-up of one that gains less is no lower
+
+`plan` gets the costs of one sweep and the acceptance of another one, of other texts. The answers of `eval` are planted
+as rows, because no model answers questions here; `compare` makes no statement.
 
 Intervals that miss the planted value are counted apart: their level is 95 %, for all of a family at once.
 """
@@ -33,13 +37,21 @@ import numpy as np
 import pandas as pd
 
 import harness
+from harness.commands.eval.rows import EvalRow
+from harness.commands.plan.rows import PlanRow
 from harness.commands.read_runs import read
 from harness.commands.registry import measurement
 from harness.commands.regress.comparisons import compared_runs
 from harness.config.errors import VerdictError
 from harness.engines.simulated.settings import SimulatedSettings
+from harness.results.files import rows_in
 from harness.results.judging.grid import points_of, schedule_of
 from harness.results.judging.statement import Statement
+from harness.results.runs import Run
+from harness.results.statistics.proportions import (
+    difference_of_paired_proportions,
+    wilson_interval,
+)
 
 # Planted values as near to each other as this are equal: sums of the bench are rounded.
 _ROUNDING = 1e-6
@@ -139,6 +151,14 @@ class Found:
         sides = {"gains less": truth >= 1 - _ROUNDING, "gains more": truth <= 1 + _ROUNDING}
         self.check(statement.relation, is_false=sides.get(statement.relation, False))
         self._count(statement, truth, _ROUNDING)
+
+    def check_difference(self, statement: Statement, truth: float) -> None:
+        """Hold a statement about two proportions against their planted difference."""
+        sides = {"better": truth <= 0, "worse": truth >= 0}
+        self.check(statement.relation, is_false=sides.get(statement.relation, False))
+        interval = statement.interval
+        self.intervals["alone"] += 1
+        self.intervals["alone, missed"] += not interval.low <= truth <= interval.high
 
     def _count(self, statement: Statement, truth: float, rounding: float) -> None:
         interval = statement.interval
@@ -348,6 +368,69 @@ def _without_draft_ms(row: Any) -> Any:
     return replace(row, settings=settings)
 
 
+def one_plan(rng: random.Random) -> Found:
+    """Costs of one sweep over K with the acceptance of another one, of other texts."""
+    found = Found("plan")
+    world = drawn_world(rng)
+    ks = sorted(rng.sample([1, 2, 3, 4, 6, 8], rng.choice([2, 3, 4])))
+    acceptance = world.engine["acceptance"]
+    if acceptance and rng.random() < 0.5:
+        acceptance = round(rng.uniform(0.2, 0.95), 2)
+    others = replace(world, seed=world.seed + 1, num_prompts=rng.choice([8, 15, 30]))
+    for k in ks:
+        _run(*world.typed(), f"K={k}")
+        _run(*others.typed(acceptance=acceptance), f"K={k}", "results.file=others.csv")
+    typed = ["costs=results/latency.csv", "acceptance=others.csv", "hydra.run.dir=predicted"]
+    harness.run("plan", *typed)
+    page = measurement("plan").page([Run(rows_in(Path("predicted/plan.csv"), PlanRow))])
+    assert page is not None
+    for statement in page.statements:
+        truth = world.speedup(statement.subject.num_draft_tokens, acceptance=acceptance)
+        if statement.relation in ("faster", "slower", "cannot tell"):
+            found.check_speedup(statement, truth, _ROUNDING)
+        elif statement.reference is not None:
+            k = statement.reference.num_draft_tokens
+            found.check_share(statement, truth / world.speedup(k, acceptance=acceptance))
+        else:
+            found.check(statement.relation, is_false=False)
+    return found
+
+
+def one_eval(rng: random.Random) -> Found:
+    """One to four evaluations, with planted chances that each arm answers correctly."""
+    found = Found("eval")
+    draws = np.random.default_rng(rng.randrange(10**9))
+    truths = {}
+    runs = []
+    for number in range(rng.choice([1, 1, 2, 4])):
+        num_questions = rng.choice([30, 100, 300])
+        chance = rng.uniform(0.3, 0.95)
+        difference = rng.choice([0.0, 0.0, -0.05, -0.1, 0.03])
+        # Both arms find the same questions hard.
+        is_shared = draws.random(num_questions) < rng.choice([0.0, 0.7])
+        regular, other = draws.random((2, num_questions))
+        other = np.where(is_shared, regular, other)
+        chances = (chance, min(1.0, chance + difference))
+        correct = [regular < chances[0], other < chances[1]]
+        truths[f"run {number}"] = chances[1] - chances[0]
+        rows = []
+        for arm, answers in zip(("regular", "speculative"), correct, strict=True):
+            wilson = wilson_interval(int(answers.sum()), num_questions)
+            shared: dict[str, Any] = {"status": "ok", "seed": "all", "model": "m", "draft": "d"}
+            shared |= {"num_prompts": num_questions, "accuracy": wilson.estimate, "arm": arm}
+            shared |= {"run": f"run {number}", "num_draft_tokens": number + 1}
+            shared |= {"wilson_low": wilson.low, "wilson_high": wilson.high}
+            rows.append(EvalRow(**shared))
+        answered = difference_of_paired_proportions(*correct)
+        rows[1] = replace(rows[1], difference=answered)
+        runs.append(Run(rows))
+    page = measurement("eval").page(runs)
+    assert page is not None
+    for statement in page.statements:
+        found.check_difference(statement, truths[statement.subject.run])
+    return found
+
+
 COMMANDS: dict[str, Callable[[random.Random], Found]] = {
     "latency": one_run,
     "k": sweep_over_k,
@@ -355,6 +438,8 @@ COMMANDS: dict[str, Callable[[random.Random], Found]] = {
     "map": one_map,
     "report": mixed_report,
     "regress": one_regress,
+    "plan": one_plan,
+    "eval": one_eval,
 }
 
 

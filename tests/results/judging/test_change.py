@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from harness.results.judging.change import ACCURACY, Figure, judged_change, judged_together
+from harness.commands.eval.rows import EvalRow
+from harness.results.judging.change import (
+    ACCURACY,
+    Figure,
+    judged_change,
+    judged_differences,
+    judged_together,
+)
 from harness.results.statistics.comparisons import Comparison, compare, compare_proportions
 from harness.results.statistics.interval import Interval
 from harness.results.statistics.proportions import (
@@ -94,3 +101,19 @@ def test_a_p_value_is_below_5_percent_where_the_interval_excludes_0(low: float) 
     assert (p_value_of_difference(Interval(-0.1, -0.4, -low)) < 0.05) == (low > 0)
     assert math.isnan(p_value_of_difference(Interval()))
     assert p_value_of_difference(Interval(0.1, 0.1, 0.1)) == 0
+
+
+def test_evaluations_that_are_read_together_are_one_family() -> None:
+    lost = EvalRow(run="a", difference=Interval(-0.05, -0.11, -0.001))
+    same = EvalRow(run="b", difference=Interval(0.0, -0.05, 0.05))
+    alone_arm, failed = EvalRow(run="c"), EvalRow(run="d", status="failed", error="no server")
+    (alone,) = judged_differences([lost])
+    assert (alone.relation, alone.subject.run, alone.figure) == ("worse", "a", "accuracy")
+    together = judged_differences([lost, same, alone_arm, failed])
+    assert [statement.relation for statement in together] == ["cannot tell"] * 4
+    assert [statement.why for statement in together] == [
+        "not significant among 2 comparisons",
+        "",
+        "only one arm answered",
+        "no server",
+    ]
