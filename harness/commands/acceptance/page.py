@@ -182,17 +182,13 @@ def _by_k(rows: Sequence[AcceptanceRow], best: AcceptanceRow) -> Table:
     return Table("by_k", "", columns, cells, look="bare")
 
 
-def _iterations(text: AcceptanceTextRow, k: int) -> float:
-    return (text.iterations_by_num_draft_tokens or [])[k - 1]
-
-
 def _by_category(k: int, texts: Sequence[AcceptanceTextRow]) -> str:
     """Tokens per iteration of each category; empty for one alone."""
     categories = grouped(texts, lambda text: text.category)
     figures = []
     for name, group in categories.items():
         tokens = sum(text.num_tokens or 0 for text in group)
-        iterations = sum(_iterations(text, k) for text in group)
+        iterations = sum(text.iterations(k) for text in group)
         figures.append(f"{name or 'without category'} {tokens / iterations:.2f}")
     return " · ".join(figures) if len(figures) > 1 else ""
 

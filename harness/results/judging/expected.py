@@ -112,15 +112,15 @@ def _relative_to_first(drafts: Sequence[Run[AcceptanceRow]]) -> dict[str, Interv
     there are none.
     """
     # Tokens, and steps of the target, of each text by its prompt.
-    waits: dict[str, dict[tuple[int | None, str], tuple[float, float]]] = {}
+    waits: dict[str, dict[Any, Any]] = {}
     for run in drafts:
         row = best_row(run.rows)
+        k = int(row.num_draft_tokens or 1)
         if row.iteration_cost:
-            k = int(row.num_draft_tokens or 1)
             waits[run.id] = {
                 (text.prompt_index, str(text.token_ids)): (
-                    text.num_tokens or 0,
-                    (text.iterations_by_num_draft_tokens or [])[k - 1] * row.iteration_cost,
+                    text.num_tokens,
+                    text.iterations(k) * row.iteration_cost,
                 )
                 for text in texts_of(run, k)
             }

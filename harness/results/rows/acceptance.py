@@ -87,6 +87,10 @@ class AcceptanceTextRow(Row):
         "expected iterations for K from 1 on, as JSON"
     )
 
+    def iterations(self, k: int) -> float:
+        """Expected iterations at this K, which it has."""
+        return (self.iterations_by_num_draft_tokens or [])[k - 1]
+
 
 @dataclass(frozen=True, kw_only=True)
 class AcceptancePartRow(Row):
