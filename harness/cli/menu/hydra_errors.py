@@ -82,5 +82,5 @@ def _no_such_preset(
     # A directory is typed with a slash.
     is_there = choice and os.path.exists(choice)
     meant = did_you_mean([f"./{choice}"]) if is_there else nearest(choice, names_of_group)
-    listed = INSTEAD.get(f"{group}={choice}", listed)
-    return SettingError(group, f"no such preset{meant}; {listed}", choice)
+    advice = INSTEAD.get(f"{group}={choice}", f"no such preset{meant}; {listed}")
+    return SettingError(group, advice, choice)

@@ -4,7 +4,7 @@ The reference of a series is, of the runs that are shown to pay by intervals tha
 the highest speed-up; without any the highest sound one. Every other run is compared with it: prompt by prompt where
 all ran quietly on the same prompts, else by intervals that hold for all at once. On a busy machine speed-ups differ
 from run to run by 6 % (standard deviation), which no comparison of prompts covers: then 19 % of the orders of six equal
-pairs were wrong over 30 prompts, by intervals 1.5 % (`benchmarks/truth.py`).
+pairs were wrong over 30 prompts, by intervals 1.5 % (measured by `git show 4b116405:benchmarks/ranking_order.py`).
 """
 
 from __future__ import annotations
