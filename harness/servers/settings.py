@@ -68,7 +68,7 @@ class ServerSettings(EngineSettings):
         dialect: the kind of server, where it is not the one that its list of models names: `vllm`,
             `llamacpp`, ..., or a `Dialect` in a file, `./my_server.py:MINE`.
         extra: further entries of every request's body: `{priority: 2}`. With a grammar
-            (`{response_format: {type: json_object}}`) answers are compared with those of the
+            (`{response_format: {type: json_object}}`) greedy answers are compared with those of the
             regular server, which has it too, and not with the model's own probabilities.
         start_timeout_s: until a server that is started here must be ready.
         blocks: how often each server is started, in turns on the same devices, where both at once

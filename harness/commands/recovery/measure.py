@@ -3,14 +3,12 @@
 The arm under test answers requests of many kinds, `batch_size` of them at a time (`workload`). A reference
 scores its texts (`scored`, `scores`): the model's weights, or a regular server's log-probabilities of them
 (`measuring.reported`). Greedy texts must be its likeliest tokens (`GreedyTexts`), drawn ones must follow its
-distribution (`results.statistics.drawn_tokens`). A regular server without log-probabilities answers the same requests
-(`compared_checks`). Each check becomes a row.
+distribution (`results.statistics.drawn_tokens`). Without either, greedy texts alone are compared (`greedy_check`), and
+drawn ones are undecided. Each check becomes a row.
 """
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -24,8 +22,8 @@ from harness.commands.recovery.workload import (
     FOLLOW_UP,
     Asking,
     Columns,
-    PlannedRequest,
     Workload,
+    acceptance_of,
     taken_samplings,
 )
 from harness.config.errors import RunError
@@ -39,9 +37,7 @@ from harness.measuring.references import References
 from harness.measuring.reported import ReportedReference
 from harness.measuring.session import Session
 
-# Of each text that is compared with a regular server's, the tokens, and texts of each sampling setting.
-_NUM_COMPARED = 3
-_NUM_TEXTS = 500
+_REGULAR = "engine.regular_url=, a server of the same model that does not speculate"
 
 
 class Recovery(Experiment[RecoverySettings, RecoveryRow]):
@@ -110,29 +106,41 @@ class Recovery(Experiment[RecoverySettings, RecoveryRow]):
         if reference is not None:
             yield from scored_checks(asking, arm, reference)
             return
-        if regular is not None:
-            why = settings.engine.beyond_model or "without log-probabilities"
-            say(f"{why}: answers are compared with those of the regular server")
-        if regular is not None or references.for_texts() is not None:
-            yield from compared_checks(asking, arm, regular, references)
-            if regular is not None or not samplings:
+        has_weights = references.for_texts() is not None
+        if regular is not None or has_weights:
+            whose = "the weights write" if has_weights else "the regular server writes"
+            say(f"greedy texts are compared with those that {whose}")
+            yield greedy_check(asking, arm, regular, references)
+            if not samplings:
                 return
-        why = self._nothing_known(references)
+        why = self._untested_draws(has_weights) if samplings else self._nothing_known()
         yield {"check": "reference", "verdict": "undecided", "finding": why}
 
-    def _nothing_known(self, references: References) -> str:
-        """Why nothing can be compared, and how to change that."""
-        regular = "engine.regular_url=, a server of the same model that does not speculate"
+    def _untested_draws(self, has_weights: bool) -> str:
+        """Why drawn texts are not tested, and how to change that."""
         beyond_model = self.settings.engine.beyond_model
         if beyond_model is not None:
-            return f"the weights know nothing of {beyond_model}: give {regular}"
-        if references.for_texts() is not None:
             return (
-                f"the server sends no token ids, so draws are compared with nothing: give {regular}"
+                f"no log-probabilities know of {beyond_model}, so drawn texts cannot be tested:"
+                f" temperature=0 compares greedy ones with those of {_REGULAR}"
+            )
+        if has_weights:
+            return (
+                "drawn texts are tested by token ids, which not every server here sends:"
+                " vLLM, llama.cpp and harness serve do"
             )
         return (
-            f"there is nothing to compare with: give {regular}, or a model= whose weights load here"
+            "drawn texts are tested by token ids and log-probabilities: give servers that send both (vLLM with"
+            f" --max-logprobs={self.settings.top_logprobs}, llama.cpp or harness serve), or a model= whose weights"
+            " load here"
         )
+
+    def _nothing_known(self) -> str:
+        """Why greedy texts can be compared with nothing, and how to change that."""
+        beyond_model = self.settings.engine.beyond_model
+        if beyond_model is not None:
+            return f"the weights know nothing of {beyond_model}: give {_REGULAR}"
+        return f"there is nothing to compare with: give {_REGULAR}, or a model= whose weights load here"
 
     def _reference(
         self, session: Session, references: References, prompts: Sequence[Sequence[int]]
@@ -173,62 +181,31 @@ class Recovery(Experiment[RecoverySettings, RecoveryRow]):
             return None
 
 
-def compared_checks(
-    asking: Asking, arm: Arm, regular: Arm | None, references: References
-) -> Iterator[Columns]:
-    """Ask an arm the requests of a run, and a regular one the same one at a time; compare the answers.
+def greedy_check(asking: Asking, arm: Arm, regular: Arm | None, references: References) -> Columns:
+    """The check of an arm's greedy texts by those that the weights write, else by a regular arm's, asked one at a time.
 
-    So it is where no log-probabilities of texts are known: of some servers, of chats, and with a grammar. Drawn tokens
-    of both that follow the same text are compared: twice the draws of the exact test see the same shift.
-
-    Args:
-        regular: None to compare greedy texts alone, with those that the weights write.
+    So it is where no log-probabilities of texts are known: of some servers, of chats, and with a grammar.
     """
-    settings = asking.settings
-    workload = Workload(asking)
-    samplings = [] if regular is None else asking.samplings
-    # `shuffled` adds requests that are left midway.
-    greedy = [
-        planned for planned in workload.first_turns(0) if planned.is_greedy and planned.is_compared
+    num_in_flight = asking.settings.batch_size
+    # Drawn ones are in flight beside them, and are not tested.
+    requests = Workload(asking).first_turns(len(asking.prompts))
+    say(f"testing the {arm.name} arm: {len(requests):,} requests, {num_in_flight} in flight")
+    answers = [
+        answer
+        for answer in asking.ask(arm, requests, num_in_flight, "asking")
+        if answer.request.is_greedy and answer.request.is_compared
     ]
-    num_each = _NUM_TEXTS
-    if settings.num_draws != "auto":
-        num_each = math.ceil(settings.num_draws / max(1, len(samplings)))
-    drawn: dict[str, list[PlannedRequest]] = {}
-    for sampling, prompt in zip(samplings, itertools.cycle(asking.prompts), strict=False):
-        drawn[sampling.name] = workload.repeated(prompt, sampling, num_each, _NUM_COMPARED)
-    requests = workload.shuffled([*greedy, *itertools.chain(*drawn.values())])
-    say(f"testing the {arm.name} arm: {len(requests):,} requests, {settings.batch_size} in flight")
-    answers = asking.ask(arm, requests, settings.batch_size, "asking")
-    by_index = {answer.request.index: answer.record for answer in answers}
-
     texts = GreedyTexts(asking.end_tokens)
     if references.for_texts() is not None:
-        for planned in greedy:
-            record = by_index[planned.index]
+        for planned, record in answers:
             parting = references.text_divergence(planned.prompt, record.text, planned.num_tokens)
             # A text that the model would go on with parts from it at its end.
             texts.add(parting, 0, record)
     elif regular is not None:
         doing = f"asking the {regular.name} arm"
-        for planned, wanted in asking.ask(regular, greedy, 1, doing):
-            record = by_index[planned.index]
+        expected = asking.ask(regular, [answer.request for answer in answers], 1, doing)
+        for (planned, record), (_, wanted) in zip(answers, expected, strict=True):
             # Nothing here knows the margin of their tokens.
             parting = first_divergence(None, planned.prompt, wanted.token_ids, record.token_ids)
             texts.add(parting, planned.num_tokens, wanted, record)
-    yield texts.columns()
-    if regular is None or not samplings:
-        return
-
-    samples = []
-    for sampling in samplings:
-        asked = drawn[sampling.name]
-        # With new indices, and so with other random numbers.
-        again = workload.repeated(asked[0].prompt, sampling, num_each, _NUM_COMPARED)
-        doing = f"asking the {regular.name} arm, {sampling.name}"
-        expected = asking.ask(regular, again, 1, doing)
-        expected_texts = [answer.record.token_ids for answer in expected]
-        tested_texts = [by_index[planned.index].token_ids for planned in asked]
-        samples.append((expected_texts, tested_texts))
-    result = asking.token_test.compare(samples, _NUM_COMPARED)
-    yield asking.sampled_check(result, [*by_index.values()])
+    return texts.columns() | acceptance_of([answer.record for answer in answers])

@@ -123,7 +123,7 @@ class Recovery(Command[RecoverySettings, RecoveryRow]):
     name = "recovery"
     summary = (
         "whether speculative decoding changes the output of a pair: "
-        "exit code 0 lossless, 1 lossy, 3 not enough draws"
+        "exit code 0 lossless, 1 lossy, 3 cannot tell"
     )
     example = "model=30B draft=7B"
     examples = (

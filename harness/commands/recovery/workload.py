@@ -202,7 +202,7 @@ class Workload:
             # The first token stays: many tokenizers put it before every text.
             without_second = (prompt[0], *prompt[2:])
             texts += [prompt, half, half_of_each, without_second]
-        return self.shuffled(self._mixed(texts, num_drawn))
+        return self._shuffled(self._mixed(texts, num_drawn))
 
     def second_turns(
         self,
@@ -228,24 +228,18 @@ class Workload:
                 next_turn = self._prompts[request.index % len(self._prompts)]
                 text = answer.record.token_ids
                 texts.append((*request.prompt, *text, *next_turn[-FOLLOW_UP:]))
-        others = self.shuffled(self._mixed(texts, num_drawn))
+        others = self._shuffled(self._mixed(texts, num_drawn))
         groups = [[request] for request in others] + in_batches(at_place, num_in_flight)
         order = self._generator.permutation(len(groups))
         return [request for number in order for request in groups[number]]
 
     def at_place(self, place: tuple[int, ...], num: int) -> list[PlannedRequest]:
-        """Requests that continue one place with the first sampling setting."""
+        """Requests that continue one place with the first sampling setting, each with random numbers of its own."""
         length = tokens_at_place(self._decoding)
-        requests = self.repeated(place, self._samplings[0], num, length)
+        requests = [self._plan(place, self._samplings[0], length) for _ in range(num)]
         return [dataclasses.replace(request, is_at_place=True) for request in requests]
 
-    def repeated(
-        self, prompt: Sequence[int], sampling: Sampling, num: int, num_tokens: int
-    ) -> list[PlannedRequest]:
-        """The same request over and over, each with random numbers of its own."""
-        return [self._plan(tuple(prompt), sampling, num_tokens) for _ in range(num)]
-
-    def shuffled(self, planned: Sequence[PlannedRequest]) -> list[PlannedRequest]:
+    def _shuffled(self, planned: Sequence[PlannedRequest]) -> list[PlannedRequest]:
         """The requests in a random order, with some among them that are left midway."""
         prompts = [request.prompt for request in planned]
         mixed = list(planned)

@@ -123,36 +123,6 @@ def bets_on_support(is_outside: Flags, tolerated: Floats) -> Floats:
     return factors
 
 
-def bets_on_swaps(
-    first: Sequence[Hashable], second: Sequence[Hashable], learners: Sequence[Learner]
-) -> Floats:
-    """Bets that two samples differ: on which of a pair of draws is whose, given both.
-
-    If both have one distribution, whatever it is, the chance is a half.
-
-    Args:
-        first, second: [n] outcomes.
-    """
-    counts: tuple[dict[Hashable, int], dict[Hashable, int]] = (defaultdict(int), defaultdict(int))
-    # Draws so far: of the one outcome in the first sample and the second, and of the other.
-    one_first, one_second, other_first, other_second = before = np.zeros((4, len(first)))
-    for index, (one, other) in enumerate(zip(first, second, strict=True)):
-        before[:, index] = counts[0][one], counts[1][one], counts[0][other], counts[1][other]
-        counts[0][one] += 1
-        counts[1][other] += 1
-    # Each sample is expected to be like both together.
-    total = np.arange(len(first))
-    one_of_both = (one_first + one_second + 0.5) / (2 * total + 1)
-    other_of_both = (other_first + other_second + 0.5) / (2 * total + 1)
-    factors = np.zeros((len(learners), len(first)))
-    for row, (concentration, share) in zip(factors, learners, strict=True):
-        prior_one, prior_other = concentration * one_of_both, concentration * other_of_both
-        as_seen = (one_first + prior_one) * (other_second + prior_other)
-        swapped = (other_first + prior_other) * (one_second + prior_one)
-        row[:] = np.log1p(share * (as_seen - swapped) / (as_seen + swapped))
-    return factors
-
-
 def evidence(bettors: Floats) -> Floats:
     """The logarithm of the capital [n] after each draw, of bettors [b, n] that share it equally."""
     return np.asarray(np.logaddexp.reduce(bettors.cumsum(-1)) - math.log(len(bettors)))
@@ -214,29 +184,3 @@ def visible_shift(
         return None
     smallest = 1 + bisect_left(range(1, 500), True, key=is_visible)
     return smallest / 1000
-
-
-def least_visible_shift(probabilities: Floats, total_variation: float) -> Floats:
-    """The distribution at this total-variation distance that is least visible, nearly.
-
-    For a given distance Σ (other − p)² / p is least, 4 distance², when every probability changes by the same share. So
-    the cells are dealt into two halves of about the same mass, of which the lighter gains what the heavier loses. With
-    a single possible outcome nothing can shift, and the distribution is returned as it is. At a distance of 0.1,
-    [0.5, 0.3, 0.2] becomes [0.6, 0.24, 0.16].
-
-    Args:
-        total_variation: in (0, 0.5].
-    """
-    masses = [0.0, 0.0]
-    half = np.zeros(probabilities.size, dtype=np.intp)
-    for index in np.argsort(-probabilities, kind="stable"):
-        half[index] = lighter = int(masses[1] < masses[0])
-        masses[lighter] += float(probabilities[index])
-    gaining = half == int(masses[1] < masses[0])
-    gained = probabilities[gaining].sum()
-    if gained == 0:
-        return probabilities
-    shifted = probabilities * np.where(
-        gaining, 1 + total_variation / gained, 1 - total_variation / (1 - gained)
-    )
-    return np.asarray(shifted / shifted.sum())

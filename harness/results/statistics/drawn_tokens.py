@@ -10,14 +10,12 @@ which fifth after that of the token before. Some bet on the token itself where m
 Some bet that all tokens are drawn colder or hotter than they should be, which shows in the rarest, and some that tokens
 come which cannot be drawn at all. Wrong temperatures, residuals, truncations and caches move tokens in one of these
 ways.
-
-Without the exact distribution, tokens of two arms that follow the same text are compared.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
@@ -31,10 +29,8 @@ from harness.results.statistics.bets import (
     bets_on_cells,
     bets_on_outcomes,
     bets_on_support,
-    bets_on_swaps,
     draws_needed,
     evidence,
-    least_visible_shift,
     power_of_halves,
     visible_shift,
 )
@@ -60,8 +56,6 @@ _NUM_CELLS = 10
 _NUM_FIFTHS = 5
 # A quantile is below 1.
 _LARGEST_QUANTILE = np.nextafter(1.0, 0.0)
-# Simulated comparisons of two arms, for their power.
-_NUM_SIMULATED = 40
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,18 +180,18 @@ class TokenResult:
 
     Attributes:
         num_draws: tokens.
-        num_impossible: those of probability 0; None where probabilities are not known.
+        num_impossible: those of probability 0.
         evidence: the most that bets on them had won, as a power of 10; at least 0.
         num_draws_until: tokens until that was enough; None where it never was.
         p_value: the chance that so much is ever won by luck, at most; None without a token.
         power: the chance to see the stated shift.
-        visible_shift: the smallest shift that is seen with `REQUIRED_POWER`; None where it is not known, or none is.
+        visible_shift: the smallest shift that is seen with `REQUIRED_POWER`; None where none is.
         rounding: the mass that two routes to the same distributions move between halves of quantiles.
     """
 
     verdict: Finding
     num_draws: int
-    num_impossible: int | None
+    num_impossible: int
     evidence: float
     num_draws_until: int | None
     p_value: float | None
@@ -226,7 +220,7 @@ class TokenTest:
     def check(self, texts: Sequence[DrawnText], roundings: Sequence[Rounding]) -> TokenResult:
         """Test texts, in the order in which they were answered, each with its rounding."""
         if not texts:
-            return self._result(np.zeros((1, 0)), power=0.0)
+            return self._result(np.zeros((1, 0)))
         lengths = [len(text.tokens) for text in texts]
 
         def tolerated(per_text: Sequence[Floats | float]) -> Floats:
@@ -283,62 +277,13 @@ class TokenTest:
         """The fewest tokens that speculation decides, nearly, which are enough; None where no number is."""
         return draws_needed(self.shift, self._log_wanted, NUM_BETTORS, REQUIRED_POWER, rounding)
 
-    def compare(
-        self,
-        samples: Iterable[tuple[Sequence[Sequence[int]], Sequence[Sequence[int]]]],
-        num_tokens: int,
-    ) -> TokenResult:
-        """Compare the first tokens of continuations by two arms.
-
-        Half of the draws are the regular arm's. The power is that of simulated draws, which follow the regular arm's
-        and the same shifted.
-
-        Args:
-            samples: for each prompt and sampling setting texts of both arms.
-        """
-        pairs: list[tuple[list[int], list[int]]] = []
-        # Those that speculation decides: the first token is the target's own.
-        decided: list[list[int]] = []
-        for first, second in samples:
-            for index in range(num_tokens):
-                followers: dict[tuple[int, ...], tuple[list[int], list[int]]] = {}
-                for number, texts in enumerate((first, second)):
-                    for text in texts:
-                        before = tuple(text[:index])
-                        both = followers.setdefault(before, ([], []))
-                        both[number].extend(text[index : index + 1])
-                for one, other in followers.values():
-                    num_each = min(len(one), len(other))
-                    if num_each:
-                        pairs.append((one[:num_each], other[:num_each]))
-                        if index:
-                            decided.append(one[:num_each])
-        if not pairs:
-            return self._result(np.zeros((1, 0)), power=0.0)
-        generator = np.random.default_rng(0)
-        num_found = 0
-        for _ in range(_NUM_SIMULATED):
-            simulated = []
-            for tokens in decided:
-                outcomes, counts = np.unique(tokens, return_counts=True)
-                chances = counts / len(tokens)
-                shifted = least_visible_shift(chances, self.shift)
-                draws = [
-                    generator.choice(outcomes, len(tokens), p=each).tolist()
-                    for each in (chances, shifted)
-                ]
-                simulated.append((draws[0], draws[1]))
-            if simulated:
-                num_found += self._result(_swaps(simulated), power=0.0).verdict == "lossy"
-        return self._result(_swaps(pairs), num_found / _NUM_SIMULATED)
-
     def _result(
         self,
         bettors: Floats,
-        power: float,
+        power: float = 0.0,
         rounding: float = 0.0,
         visible: float | None = None,
-        num_impossible: int | None = None,
+        num_impossible: int = 0,
     ) -> TokenResult:
         """The result of bettors [b, n]."""
         num_draws = bettors.shape[-1]
@@ -357,11 +302,6 @@ class TokenTest:
             visible_shift=visible,
             rounding=rounding,
         )
-
-
-def _swaps(pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Floats:
-    """Bets [b, n] on pairs of draws, for each text before them."""
-    return np.concatenate([bets_on_swaps(one, other, LEARNERS) for one, other in pairs], axis=1)
 
 
 def cell_masses(exact: Floats, other: Floats, edges: Floats) -> Floats:

@@ -304,24 +304,6 @@ def test_rounding_moves_masses_a_little_and_is_allowed_for() -> None:
     assert 0.01 < allowed.rounding < 0.3
 
 
-@pytest.mark.parametrize(("moved", "verdict"), [(0.0, "lossless"), (0.15, "lossy")])
-def test_two_samples_are_compared_without_the_exact_distribution(
-    moved: float, verdict: str
-) -> None:
-    """Three tokens, each drawn alone; in the other sample the second one has another distribution."""
-    generator = np.random.default_rng(0)
-
-    def sample(second: list[float]) -> list[list[int]]:
-        chances = [[0.5, 0.3, 0.2], second, [0.4, 0.3, 0.3]]
-        return np.stack([generator.choice(3, 2000, p=each) for each in chances], axis=1).tolist()
-
-    plain = [0.6, 0.2, 0.2]
-    other = sample([0.6 - moved, 0.2 + moved, 0.2])
-    check = TokenTest(1e-9, 0.2).compare([(sample(plain), other)], 3)
-    assert check.verdict == verdict
-    assert check.num_draws <= 3 * 2000
-
-
 @pytest.mark.parametrize(
     "warp",
     [

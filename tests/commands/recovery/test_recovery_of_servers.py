@@ -40,6 +40,10 @@ def started(stack: ExitStack, pair: Pair, fault: str = "none", **changes: object
     return addresses(stack, *pair_servers(pair, fault, **changes))
 
 
+def refuse(*_: Any, **__: Any) -> Any:
+    raise RunError("too large")
+
+
 @pytest.mark.parametrize(
     ("changes", "check"),
     [
@@ -69,32 +73,75 @@ def test_texts_beside_a_grammar_are_the_regular_servers(
         server.spoil = lambda rows: [[row[0] & ~1, *row[1:]] for row in rows]
     grammar = "engine.extra={response_format: {type: json_object}}"
     servers = addresses(stack, regular, server)
-    code = 1 if is_ignored else None
-    harness("recovery", *QUICK, "num_draws=100", grammar, *servers, code=code)
+    code = 3 if is_ignored else 0
+    harness("recovery", *QUICK, "temperature=0", grammar, *servers, code=code)
     asked = regular.bodies + server.bodies
     assert all(body["response_format"] == {"type": "json_object"} for body in asked)
-    rows = results("recovery")
-    assert ("lossy" in set(rows["verdict"])) == is_ignored
+    (row,) = results("recovery").to_dict("records")
+    assert row["verdict"] == ("undecided" if is_ignored else "lossless")
+    assert (row["identical_prompts"] < row["num_prompts"]) == is_ignored
 
 
-def test_without_token_ids_the_arms_are_compared(
-    harness: Harness, stack: ExitStack, pair: Pair
+@pytest.mark.parametrize(
+    ("dialect", "has_weights", "setting", "greedy_verdict", "advice"),
+    [
+        (
+            "vllm",
+            False,
+            "top_logprobs=-1",
+            "lossless",
+            "both (vLLM with --max-logprobs=-1, llama.cpp or harness serve)",
+        ),
+        # The letters that it answers with are not the texts that the weights write.
+        (
+            "sglang",
+            True,
+            "fault=none",
+            "lossy",
+            "token ids, which not every server here sends: vLLM, llama.cpp and harness serve do",
+        ),
+        (
+            "vllm",
+            True,
+            "engine.extra={response_format: {type: json_object}}",
+            "lossless",
+            "temperature=0 compares greedy ones with those of engine.regular_url=",
+        ),
+    ],
+)
+def test_drawn_texts_without_log_probabilities_are_undecided(
+    harness: Harness,
+    stack: ExitStack,
+    pair: Pair,
+    monkeypatch: pytest.MonkeyPatch,
+    dialect: str,
+    has_weights: bool,
+    setting: str,
+    greedy_verdict: str,
+    advice: str,
 ) -> None:
-    servers = started(stack, pair, dialect="sglang", temperature_factor=3.0)
-    harness("recovery", *QUICK, "num_draws=150", *servers, code=1)
-    assert set(results("recovery")["check"]) == {"greedy", "sampled"}
+    """Greedy texts are still compared."""
+    if not has_weights:
+        monkeypatch.setattr("harness.local.engine.pair.plan_pair", refuse)
+    # A server like vLLM, here without log-probabilities of prompts.
+    servers = started(stack, pair, dialect=dialect)
+    code = 1 if greedy_verdict == "lossy" else 3
+    outcome = harness("recovery", *QUICK, setting, *servers, code=code)
+    greedy, reference = results("recovery").to_dict("records")
+    assert (greedy["check"], greedy["verdict"]) == ("greedy", greedy_verdict)
+    assert greedy["num_prompts"] == 4
+    assert (reference["check"], reference["verdict"]) == ("reference", "undecided")
+    assert advice in reference["finding"]
+    assert (advice in outcome.complaint) == (greedy_verdict == "lossless")
 
 
 @pytest.mark.parametrize("chat", [True, False])
 def test_one_server_without_a_reference_says_how_to_give_one(
     harness: Harness, stack: ExitStack, monkeypatch: pytest.MonkeyPatch, chat: bool
 ) -> None:
-    def refuse(*_: Any, **__: Any) -> Any:
-        raise RunError("too large")
-
     monkeypatch.setattr("harness.local.engine.pair.plan_pair", refuse)
     url = stack.enter_context(serving(EchoServer(dialect="openai")))
-    asked = ["recovery", *QUICK, f"engine.url={url}", f"engine.chat={chat}"]
+    asked = ["recovery", *QUICK, "temperature=0", f"engine.url={url}", f"engine.chat={chat}"]
     complaint = harness(*asked, code=3).complaint
     assert "give engine.regular_url=, a server of the same model" in complaint
     reason = "the weights know nothing of engine.chat=true" if chat else "whose weights load here"

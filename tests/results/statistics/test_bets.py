@@ -15,10 +15,8 @@ from harness.results.statistics.bets import (
     Learner,
     bets_on_cells,
     bets_on_outcomes,
-    bets_on_swaps,
     draws_needed,
     evidence,
-    least_visible_shift,
     power_of_halves,
     visible_shift,
 )
@@ -53,16 +51,14 @@ def test_what_is_won_on_outcomes_is_so_too_and_in_each_context_by_itself() -> No
 def test_every_bet_is_fair(learner: Learner) -> None:
     """Over all streams of four draws, weighted by their chances, a capital of 1 stays 1."""
     masses = np.array([0.5, 0.3, 0.2])
-    on_cells = on_outcomes = on_swaps = 0.0
+    on_cells = on_outcomes = 0.0
     for stream in itertools.product(range(3), repeat=4):
         draws = list(stream)
         won = bets_on_cells(draws, 3, [None] * 4, [learner], np.zeros((4, 3))).sum()
         on_cells += math.exp(won) / 3**4
         won = bets_on_outcomes(draws, masses[draws], ["same"] * 4, [learner], np.zeros(4)).sum()
         on_outcomes += math.exp(won) * masses[draws].prod()
-        won = bets_on_swaps(draws[:2], draws[2:], [learner]).sum()
-        on_swaps += math.exp(won) * masses[draws].prod()
-    assert [on_cells, on_outcomes, on_swaps] == pytest.approx([1.0, 1.0, 1.0])
+    assert [on_cells, on_outcomes] == pytest.approx([1.0, 1.0])
 
 
 @pytest.mark.parametrize("learner", LEARNERS)
@@ -124,26 +120,3 @@ def test_the_power_is_the_mass_of_all_counts_with_enough_evidence(num_draws: int
         expected = stats.binom.pmf(counts[enough], num_draws, 0.5 + shift).sum()
         found = power_of_halves(num_draws, shift, wanted, 12, tolerated)
         assert found == pytest.approx(expected)
-
-
-def test_what_is_won_on_swaps_is_by_the_counts_before() -> None:
-    """Third: b in the first sample and c in the second, after b twice and once, and c never and once."""
-    won = bets_on_swaps("bbb", "bcc", [Learner(10.0), Learner(10.0, 0.5)])
-    # Both together have b with 3.5 of 5 and c with 1.5 of 5, which count ten times.
-    as_seen = (2 + 7) * (1 + 3)
-    swapped = (0 + 3) * (1 + 7)
-    lead = (as_seen - swapped) / (as_seen + swapped)
-    assert won[:, -1] == pytest.approx([math.log1p(lead), math.log1p(0.5 * lead)])
-    assert won[:, 0] == pytest.approx([0.0, 0.0])
-
-
-def test_the_least_visible_shift_has_its_distance_and_is_hard_to_see() -> None:
-    probabilities = np.random.default_rng(6).dirichlet(np.ones(40))
-    shifted = least_visible_shift(probabilities, 0.05)
-    assert shifted.sum() == pytest.approx(1)
-    assert np.abs(shifted - probabilities).sum() / 2 == pytest.approx(0.05)
-    # No shift of this size has a smaller χ² distance than 4 · 0.05².
-    distance = ((shifted - probabilities) ** 2 / probabilities).sum()
-    assert distance == pytest.approx(4 * 0.05**2, rel=0.01)
-    assert least_visible_shift(np.array([0.97, 0.03]), 0.05) == pytest.approx([0.92, 0.08])
-    assert least_visible_shift(np.array([1.0]), 0.05) == pytest.approx([1.0])
