@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,9 @@ from harness.measuring.rows import LatencyRow
 from harness.results.judging.series import Member, regular_measurement, series_of
 from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.runs import Run
+from harness.results.statistics.interval import FEWEST_FOR_INTERVAL
 from harness.results.statistics.ratios import ratio_of_totals
+from harness.results.verdict import verdict_of
 from report_files import latency_run
 
 Floats = NDArray[np.float64]
@@ -126,3 +129,78 @@ def test_runs_over_the_same_regular_measurement_are_a_series(
 def test_what_is_unknown_equals_nothing() -> None:
     runs = [Run(latency_run(prompts_digest=None)) for _ in range(2)]
     assert regular_measurement(runs[0]) != regular_measurement(runs[1])
+
+
+def test_a_run_alone_is_said_to_pay_and_nothing_else() -> None:
+    (series,) = series_of([Run(latency_run())])
+    (member,) = series.members
+    assert series.statements_about(member) == [member.at_once]
+    assert member.at_once == verdict_of(member.run.last)
+    assert not series.is_reference_best
+
+
+@pytest.mark.parametrize(
+    ("gains", "is_best"),
+    [((1.2, 1.0), True), ((1.2, 1.2), False), ((1.0, 0.8), False), ((0.9, 0.8), False)],
+)
+def test_the_best_pays_and_all_others_gain_less(gains: Sequence[float], is_best: bool) -> None:
+    regular = np.random.default_rng(0).normal(100, 1, NUM_PROMPTS)
+    jitter = np.linspace(0.99, 1.01, NUM_PROMPTS)
+    runs = [
+        timed_run(str(number), regular, regular / gain * jitter[:: (-1) ** number])
+        for number, gain in enumerate(gains)
+    ]
+    (series,) = series_of(runs)
+    assert series.is_reference_best == is_best
+
+
+def test_why_a_run_is_not_ranked() -> None:
+    regular = np.full(NUM_PROMPTS, 100.0)
+    quicker = regular / np.linspace(1.4, 1.6, NUM_PROMPTS)
+    members = standings(
+        [
+            timed_run("sound", regular, quicker),
+            timed_run("busy", regular, quicker / 2, drifted=True),
+            timed_run("unsure", regular, quicker / 2, speedup_low=None, speedup_high=None),
+        ]
+    )
+    reasons = {
+        name: (member.standing.relation, member.standing.why)
+        for name, member in members.items()
+        if member.standing
+    }
+    assert reasons["sound"][0] == "best"
+    assert reasons["busy"] == ("not ranked", "a busy machine")
+    assert reasons["unsure"] == ("not ranked", "no interval")
+
+
+@pytest.mark.parametrize(
+    ("num_prompts", "factor", "relation"),
+    [
+        # Both runs have the same prompts, and the fewest that an interval needs.
+        (FEWEST_FOR_INTERVAL, 1.03, "gains less"),
+        # Intervals of both runs overlap, or do not.
+        (FEWEST_FOR_INTERVAL - 1, 1.03, "as good"),
+        (FEWEST_FOR_INTERVAL - 1, 1.5, "gains less"),
+    ],
+)
+def test_without_common_prompts_intervals_decide(
+    num_prompts: int, factor: float, relation: str
+) -> None:
+    regular = np.full(NUM_PROMPTS, 100.0)
+    quicker = regular / np.linspace(1.8, 2.2, NUM_PROMPTS)
+    first, second = (
+        timed_run("first", regular, quicker),
+        timed_run("second", regular, quicker * factor),
+    )
+    second.prompt_rows = [row for row in second.prompt_rows if row.prompt_index < num_prompts]
+    standing = standings([first, second])["second"].standing
+    assert standing is not None
+    assert standing.relation == relation
+
+
+def test_an_arm_that_was_measured_alone() -> None:
+    alone = latency_run(draft=None)
+    runs = [alone, latency_run(), [replace(row, status="failed") for row in alone]]
+    members = [series_of([Run(rows)])[0].members[0] for rows in runs]
+    assert [member.is_arm_alone for member in members] == [True, False, False]
