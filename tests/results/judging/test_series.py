@@ -193,7 +193,8 @@ def test_without_common_prompts_intervals_decide(
         timed_run("first", regular, quicker),
         timed_run("second", regular, quicker * factor),
     )
-    second.prompt_rows = [row for row in second.prompt_rows if row.prompt_index < num_prompts]
+    rows = second.prompt_rows
+    second.prompt_rows = [row for row in rows if (row.prompt_index or 0) < num_prompts]
     standing = standings([first, second])["second"].standing
     assert standing is not None
     assert standing.relation == relation
