@@ -22,6 +22,9 @@ from harness.local.runners.slots import UnsupportedModelError
 from harness.local.runners.snapshot import SnapshotRunner
 from harness.local.runners.static import StaticRunner
 
+# A token.
+BROKEN = 63
+
 
 @pytest.mark.parametrize("name", SERVED)
 def test_a_served_model_agrees_with_itself_and_is_left_alone(name: str) -> None:
@@ -50,13 +53,17 @@ def test_equal_prompts_are_read_once() -> None:
     assert read == [1, 2 * 7]
 
 
+def runner_that_overflows() -> Any:
+    """A runner of a random model to which the token BROKEN is nan."""
+    model = random_model("llama")
+    with torch.no_grad():
+        model.get_input_embeddings().weight[BROKEN] = torch.nan
+    return StaticRunner(model, num_slots=40)
+
+
 def test_numbers_that_overflowed_do_not_reach_the_next_batch() -> None:
     """A mask hides no nan, and slots are used again."""
-    model = random_model("llama")
-    broken = 63
-    with torch.no_grad():
-        model.get_input_embeddings().weight[broken] = torch.nan
-    runs: Any = StaticRunner(model, num_slots=40)
+    runs = runner_that_overflows()
     for _ in range(2):
         runs.start([[5, 6, 7, 8]])
         tokens = torch.tensor([[9, 10, 11, 12, 13]])
@@ -65,20 +72,16 @@ def test_numbers_that_overflowed_do_not_reach_the_next_batch() -> None:
         found.append(runs.extend(tokens[:, :1]).logits)
         assert all(logits.isfinite().all() for logits in found)
         runs.start([[5, 6, 7, 8, *range(20, 26)]])
-        tokens[:, -1] = broken
+        tokens[:, -1] = BROKEN
         assert runs.extend(tokens).logits.isnan().any()
         runs.zero_nan()
 
 
 def test_numbers_that_overflowed_in_a_row_do_not_reach_others_of_its_batch() -> None:
-    model = random_model("llama")
-    broken = 63
-    with torch.no_grad():
-        model.get_input_embeddings().weight[broken] = torch.nan
-    runs: Any = StaticRunner(model, num_slots=40)
+    runs = runner_that_overflows()
     runs.start([[5, 6, 7, *range(20, 26)], [5, 6, 7]])
     sound = [9, 10, 11, 12, 13]
-    logits = runs.extend(torch.tensor([[broken] * 5, sound])).logits
+    logits = runs.extend(torch.tensor([[BROKEN] * 5, sound])).logits
     assert logits.isfinite().flatten(1).all(1).tolist() == [False, True]
     runs.zero_nan()
     runs.keep([5, 5])
