@@ -164,7 +164,10 @@ def _hashable(value: Any) -> Hashable:
 
 def _judged(runs: Sequence[Run[Any]], family: int | None) -> Series:
     """One series: its reference, and how every other run compares with that."""
-    members = [Member(run, alone := verdict_of(run.last), alone) for run in runs]
+    members = []
+    for run in runs:
+        alone = verdict_of(run.last)
+        members.append(Member(run, alone, at_once=alone))
     family = family or max(1, sum(member.has_interval for member in members))
     for member in members:
         member.at_once = verdict_of(member.run.last, family)
