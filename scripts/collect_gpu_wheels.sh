@@ -17,8 +17,8 @@ set -euo pipefail
 
 # What `import harness`, the tests and the benchmarks need beyond the image; report plots and sweep launchers are left out.
 names=(
-    antlr4-python3-runtime bitsandbytes execnet gguf hydra-core nvidia-ml-py omegaconf prompt_toolkit protobuf pyte
-    pytest-timeout pytest-xdist wcwidth
+    annotated-types antlr4-python3-runtime bitsandbytes execnet gguf httpcore2 httpx2 hydra-core nvidia-ml-py omegaconf
+    prompt_toolkit protobuf pydantic pydantic_core pyte pytest-timeout pytest-xdist truststore typing-inspection wcwidth
 )
 # Published as source only. They are pure Python, so a wheel built here installs anywhere.
 built=" antlr4-python3-runtime "

@@ -45,6 +45,10 @@ _OPTIONS = {
     "cpp.vec_isa_ok": True,
 }
 
+# How many calls a process may compile on a GPU. Each is compiled once, for its own shapes, but dynamo counts them all
+# as new versions of one function, and refuses the ninth.
+_MOST_CALLS = 1024
+
 # Compiled parts by their signatures. Models of the same sizes share them, so a process keeps them
 # until it ends; they hold code, but no weights.
 _compiled: dict[str, Callable[..., Any]] = {}
@@ -69,27 +73,30 @@ class CompiledCall:
         self, call: Callable[..., Sequence[Tensor]], example: Sequence[Tensor], model: nn.Module
     ) -> None:
         self._on_gpu = example[0].device.type == "cuda"
-        # What is compiled on a CPU reads these very tensors.
-        self._inputs = [] if self._on_gpu else [tensor.clone() for tensor in example]
+        # What is compiled reads these very tensors. On a GPU an input of other strides would be compiled again.
+        self._inputs = [tensor.clone(memory_format=torch.contiguous_format) for tensor in example]
         with refusing("cannot be compiled"):
             if self._on_gpu:
                 self._call: Any = torch.compile(
                     call, mode="reduce-overhead", dynamic=False, fullgraph=True
                 )
-                self(*example)
+                with torch._dynamo.config.patch(
+                    recompile_limit=_MOST_CALLS, accumulated_recompile_limit=_MOST_CALLS
+                ):
+                    self._call(*self._inputs)
             else:
                 self._call = compile_call(functools.partial(call, *self._inputs), model)
 
     def __call__(self, *inputs: Tensor) -> Sequence[Tensor]:
         """Call the function; later calls leave the results alone."""
+        for buffer, tensor in zip(self._inputs, inputs, strict=True):
+            buffer.copy_(tensor)
         if not self._on_gpu:
-            for buffer, tensor in zip(self._inputs, inputs, strict=True):
-                buffer.copy_(tensor)
             outputs: Sequence[Tensor] = self._call()
             return outputs
         torch.compiler.cudagraph_mark_step_begin()
         # The next replay of a graph overwrites its outputs.
-        return [output.clone() for output in self._call(*inputs)]
+        return [output.clone() for output in self._call(*self._inputs)]
 
 
 def filled_up(tensor: Tensor, *sizes: int) -> Tensor:

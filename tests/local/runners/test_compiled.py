@@ -155,18 +155,18 @@ def test_torch_compile_traces_a_pass_whole(monkeypatch: pytest.MonkeyPatch) -> N
         return original(call, backend="eager", fullgraph=options["fullgraph"], dynamic=False)
 
     class OnGpu(CompiledCall):
-        def __init__(self, call: Any, example: Any, model: Any) -> None:
-            self._on_gpu = True
-            self._call = torch.compile(call, mode="reduce-overhead", dynamic=False, fullgraph=True)
-            self(*example)
+        _on_gpu = property(lambda self: True, lambda self, value: None)
 
     monkeypatch.setattr("torch.compile", as_traced)
     monkeypatch.setattr("harness.local.runners.static.CompiledCall", OnGpu)
     model = random_model("llama")
-    fast = compiled(model, (1, 2))
+    fast = compiled(model, (1, 4))
     assert asked["mode"] == "reduce-overhead"
     what = requests()
-    assert regular_tokens(fast, what) == regular_tokens(SnapshotRunner(model), what)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        assert regular_tokens(fast, what) == regular_tokens(SnapshotRunner(model), what)
+        fast.start(PROMPTS)
+        fast.extend(torch.full((3, 8), 7)[:, ::2])
 
 
 def test_torch_compile_traces_over_the_end_of_a_part() -> None:
