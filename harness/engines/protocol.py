@@ -137,6 +137,7 @@ class Traits:
         reports_token_ids: whether its tokens are those that the model drew, and not read from text.
         reports_drafts: whether its records hold what was proposed, and the origin of each token. A
             server's hold tokens alone.
+        takes_token_ids: whether it reads the token ids of a prompt. Otherwise it gets their text, and may read others.
         never_drawn: tokens that it never draws where texts go on after their end.
         salts: whether its prefix cache heeds `Question.salts`; None where there is no such cache between
             questions.
@@ -148,6 +149,7 @@ class Traits:
 
     reports_token_ids: bool = True
     reports_drafts: bool = False
+    takes_token_ids: bool = True
     never_drawn: frozenset[int] = frozenset()
     salts: bool | None = None
     penalises_prompts: bool = False
@@ -308,10 +310,6 @@ class Arm:
     def given_up(self) -> str | None:
         """Why all further requests fail: too many had no answer. None while they are sent."""
         return None
-
-    def as_read(self, prompt: Sequence[int]) -> Sequence[int]:
-        """The tokens of a prompt as they are read: a server that takes text makes them itself."""
-        return prompt
 
     @property
     def scores(self) -> TextScores | None:

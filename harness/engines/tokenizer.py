@@ -1,8 +1,10 @@
-"""The part of a tokenizer that the instrument uses: transformers' have it, and so has `TextTokenizer`."""
+"""The part of a tokenizer that the instrument uses: transformers' have it, and so has `TextTokenizer`; prompts as
+the text that servers get.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 
@@ -36,3 +38,16 @@ class Tokenizer(Protocol):
     def __len__(self) -> int:
         """The number of tokens."""
         ...
+
+
+def prompt_text(
+    tokenizer: Tokenizer, prompt: Sequence[int], skip_special_tokens: bool = False
+) -> str:
+    """A prompt as text for a server, whose own tokenizer adds the first token."""
+    ids = prompt[1:] if prompt[0] == tokenizer.bos_token_id else prompt
+    return str(tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
+
+
+def tokens_as_served(tokenizer: Tokenizer, prompt: Sequence[int]) -> list[int]:
+    """The tokens that a server reads where it gets a prompt as text."""
+    return list(tokenizer(prompt_text(tokenizer, prompt))["input_ids"])

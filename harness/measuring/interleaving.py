@@ -57,6 +57,7 @@ def ask_in_turns(
     arms = arms or engine.arms
     warm: set[str] = set()
     begun: dict[str, int] = {}
+    failure: str | None = None
     bar = progress("warming up" if warmups else "measuring", len(questions))
     with bar as advance, quick_garbage_collections():
         # In their order, then in reverse, and so on: neither arm always runs after the other has
@@ -76,8 +77,10 @@ def ask_in_turns(
                     warm.add(arm.name)
                 own_question = question_for(question, arm.name)
                 yield timed_answer(engine, arm, own_question, allow_failures=allow_failures)
+                # Now, because an arm that makes place for the next one forgets it.
+                if failure is None and arm.given_up is not None:
+                    failure = f"{arm.name}: {arm.given_up}"
             advance("measuring")
-            for arm in arms:
-                # Answers of the other arm would have nothing to be compared with.
-                if arm.given_up is not None:
-                    raise RunError(f"{arm.name}: {arm.given_up}")
+            # Answers of the other arm would have nothing to be compared with.
+            if failure is not None:
+                raise RunError(failure)

@@ -17,6 +17,7 @@ from harness.engines.door.reference import Reference
 from harness.engines.protocol import Engine
 from harness.engines.record import Preparation
 from harness.engines.registry import engine_of
+from harness.engines.tokenizer import tokens_as_served
 from harness.measuring.progress import say
 
 # The room that is planned where an engine has no weights here and they load for checks alone: the
@@ -65,8 +66,10 @@ class References:
         """
         reference = self.for_texts()
         assert reference is not None
-        read = self._engine.arms[-1].as_read(prompt)
-        return text_divergence(reference, self._planned.tokenizer, read, text, num_tokens)
+        tokenizer = self._planned.tokenizer
+        if not self._engine.arms[-1].traits.takes_token_ids:
+            prompt = tokens_as_served(tokenizer, prompt)
+        return text_divergence(reference, tokenizer, prompt, text, num_tokens)
 
     @functools.cached_property
     def _loaded(self) -> Reference | None:

@@ -1,222 +1,175 @@
-"""HTTP with one server: its pages, the client for requests, why one has no answer, and the events of an answer."""
+"""A connection with one server: the form of requests that it answers, and what sends them and reads its counters."""
 
 from __future__ import annotations
 
-import functools
-import json
-import os
-import re
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from harness.config.errors import RunError
+from harness.config.model_names import SERVED
+from harness.config.settings import DecodingSettings
+from harness.engines.counts import Counts
+from harness.engines.protocol import Request, Traits
+from harness.engines.record import Opening
+from harness.engines.requests import RequestError, RequestRecord
+from harness.engines.text_tokenizer import TextTokenizer
+from harness.servers.counters import AnswerCounters, CounterPage
+from harness.servers.http import new_client
+from harness.servers.identity import Identity
+from harness.servers.launch import Served
+from harness.servers.request_form import RequestForm
+from harness.servers.sending import Outgoing, Sender
+from harness.servers.settings import ServerSettings
 
 if TYPE_CHECKING:
-    import ssl
-
     import httpx2
 
+# (takes_ids, takes_extensions, asks_for_details) of `RequestForm`: the first that a server understands is taken.
+_FORMS = (
+    (True, True, True),
+    (True, True, False),
+    (False, True, True),
+    (False, True, False),
+    (False, False, False),
+)
+# Statuses of a request in a form that a server does not take; of others the form is not the reason.
+_FORM_ERRORS = (400, 404, 422, 500)
+# New tokens of the request that finds out the form: enough that a server that speculates drafts something.
+_PROBE_TOKENS = 8
 
-# Of a page, whose timeout is that of each read.
-_PAGE_TIMEOUT_S = 5.0
-# The most that is read of a page, an error's too, and that a line of an answer may have.
-_MOST_OF_PAGE = 4_000_000
-_MOST_OF_ANSWER = 64_000_000
-# Addresses of this machine, which no proxy is asked for.
-_HERE = re.compile(r"https?://(127\.[\d.]+|0\.0\.0\.0|localhost|\[::1\])(:|/|$)", re.IGNORECASE)
-# HTTP's status of a request that came to the wrong server.
-_MISDIRECTED = 421
 
-
-class RequestFailed(RunError):
-    """A request that was refused, or not answered.
+@dataclass
+class Connection:
+    """A server that has answered a request, and how it is asked for more.
 
     Attributes:
-        code: HTTP's, 400 or more; 0 without an answer.
+        client: of its API.
+        form: of its requests.
+        sender: sends them.
+        counters: that grow while it answers.
+        traits: how it answers.
+        drafts: whether it speculates, as far as its first answer shows.
+        was_asked: whether it got a question.
+        further_numbers: of the requests that only keep up the load.
     """
 
-    def __init__(self, message: str, code: int = 0) -> None:
-        super().__init__(message)
-        self.code = code
+    client: httpx2.AsyncClient
+    form: RequestForm
+    sender: Sender
+    counters: AnswerCounters
+    traits: Traits
+    drafts: bool
+    was_asked: bool = False
+    further_numbers: Iterator[int] = field(default_factory=itertools.count)
 
 
-@functools.cache
-def _certificates() -> ssl.SSLContext:
-    """Whom a client trusts, read once in a process: it takes tens of milliseconds, also where no address has https."""
-    import httpx2
+async def connect(
+    opening: Opening,
+    served: Served,
+    url: str,
+    key: str | None,
+    identity: Identity,
+    say: Callable[[str], None],
+) -> Connection:
+    """Find the form in which a server takes requests.
 
-    return httpx2.create_ssl_context()
+    Args:
+        url: of its API.
+        key: of its API; None without one.
+        say: shows a line to the user.
 
-
-def authorization(key: str | None) -> dict[str, str]:
-    """The headers by which a server knows the key of its API; none without a key."""
-    return {"Authorization": f"Bearer {key}"} if key else {}
-
-
-def client_settings(url: str, key: str | None, timeout_s: float) -> dict[str, Any]:
-    """How a client asks one server."""
-    return {
-        "headers": authorization(key),
-        "timeout": timeout_s,
-        "verify": _certificates(),
-        "follow_redirects": True,
-        "trust_env": not _HERE.match(url),
-    }
-
-
-def new_client(url: str, key: str | None, timeout_s: float) -> httpx2.AsyncClient:
-    """A client of one server, with as many connections as there are requests. It does not follow that server to another
-    one, whose times would be measured, and which would get the prompts.
+    Raises:
+        RunError: it answers no request in any form.
     """
-    import httpx2
+    settings = ServerSettings.of(opening.settings)
+    tokenizer = opening.planned.tokenizer
+    client = new_client(url, key, settings.timeout_s)
+    sender = Sender(client, tokenizer, settings)
+    page = CounterPage(url, key, served.pages)
+    decoding = DecodingSettings(max_new_tokens=_PROBE_TOKENS, temperature=0)
+    probe = Request(tokenizer("a")["input_ids"], decoding, seed=0, index=0, salt="form")
+    error: RequestError | None = None
+    try:
+        for form in _forms(opening, identity):
+            record = probe.record()
+            await sender.send(Outgoing(form.body(probe), record))
+            error = record.error
+            if error is None:
+                counts = page.read() or Counts()
+                return Connection(
+                    client,
+                    form,
+                    sender,
+                    AnswerCounters(page, say),
+                    _traits(form, record),
+                    drafts=any((record.num_drafted, counts.drafts, counts.proposed)),
+                )
+            if error.code not in _FORM_ERRORS:
+                break
+    except BaseException:
+        await client.aclose()
+        raise
+    await client.aclose()
+    assert error is not None
+    place = served.setting
+    if url not in error.message and served.launch is None:
+        place += f"={url}"
+    raise RunError(f"{place}: {error}{_advice(error, identity, settings)}")
 
-    home = httpx2.URL(url)
 
-    async def check(request: httpx2.Request) -> None:
-        there = request.url
-        if (there.host, there.port) != (home.host, home.port):
-            reason = f"{url} sends requests on to {there}, another server: name that one"
-            raise RequestFailed(reason, _MISDIRECTED)
+def _forms(opening: Opening, identity: Identity) -> Iterator[RequestForm]:
+    """The forms that a server may understand, the one that tells most first."""
+    settings = ServerSettings.of(opening.settings)
+    tokenizer = opening.planned.tokenizer
+    chat = settings.chat is True
+    extra = settings.extra or {}
+    prompts = getattr(opening.settings, "prompts", None)
+    arguments = getattr(prompts, "template_arguments", None)
+    if chat and arguments:
+        extra = {"chat_template_kwargs": arguments, **extra}
+    for takes_ids, takes_extensions, asks_for_details in _FORMS:
+        if takes_ids and isinstance(tokenizer, TextTokenizer):
+            continue
+        yield RequestForm(
+            tokenizer,
+            identity.model.name,
+            identity.dialect,
+            chat,
+            takes_ids,
+            takes_extensions,
+            asks_for_details,
+            extra,
+            draws=opening.decoding.temperature > 0,
+        )
 
-    return httpx2.AsyncClient(
-        base_url=url,
-        # Without an expiry: a new connection would be in the times of the arm whose turns are further apart.
-        limits=httpx2.Limits(
-            max_connections=None, max_keepalive_connections=None, keepalive_expiry=None
-        ),
-        event_hooks={"request": [check]},
-        **client_settings(url, key, timeout_s),
+
+def _traits(form: RequestForm, record: RequestRecord) -> Traits:
+    """How a server answers requests of this form, by the record of one."""
+    dialect = form.dialect
+    # A reference reads the prompt's ids, and a server may read other ids in its text.
+    # Answers in a chat are compared with each other alone.
+    reads_as_known = form.takes_ids or form.chat
+    return Traits(
+        reports_token_ids=reads_as_known and not record.from_text,
+        takes_token_ids=form.takes_ids,
+        never_drawn=record.never_drawn,
+        salts=form.salts,
+        penalises_prompts=dialect.penalised_tokens is not None,
+        logprobs=dialect.logprobs,
+        ended_by=dialect.ended_by,
     )
 
 
-def root_of(url: str) -> str:
-    """The address of a server, whose API has this one: without `/v1`."""
-    return url.rstrip("/").removesuffix("/v1")
-
-
-def page(url: str, key: str | None) -> str:
-    """The body of a page of a server, on a connection of its own.
-
-    Args:
-        key: of the server's API. It is not sent on where another server is pointed to.
-
-    Raises:
-        RequestFailed: nothing answers, what answers is malformed, or it is an error.
-    """
-    import httpx2
-
-    data = bytearray()
-    try:
-        client = httpx2.Client(**client_settings(url, key, _PAGE_TIMEOUT_S))
-        with client, client.stream("GET", url) as response:
-            for part in response.iter_bytes():
-                data += part
-                if len(data) >= _MOST_OF_PAGE:
-                    break
-    except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as error:
-        raise RequestFailed(str(error)) from error
-    if response.is_error:
-        code = response.status_code
-        raise RequestFailed(f"{code} {response.reason_phrase}".rstrip(), code)
-    return data.decode(errors="replace")
-
-
-@asynccontextmanager
-async def answer_to(
-    client: httpx2.AsyncClient,
-    path: str,
-    body: Mapping[str, Any],
-) -> AsyncIterator[httpx2.Response]:
-    """The answer to a request, whose body has not been read.
-
-    A connection that was kept alive may be closed by the server just as the request is sent: then it is sent again, at
-    last on a new one. A server that died of a request on a new connection does not get it twice.
-
-    Args:
-        path: of the API, `completions`.
-
-    Raises:
-        RequestFailed: there is no answer, or it is an error.
-    """
-    import httpx2
-
-    is_new_connection = False
-
-    async def note_connection(event: str, _: object) -> None:
-        nonlocal is_new_connection
-        if event == "connection.connect_tcp.started":
-            is_new_connection = True
-
-    watched = {"trace": note_connection}
-    message = client.build_request("POST", path, json=body, extensions=watched)
-    closed = (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError)
-    response: httpx2.Response | None = None
-    while response is None:
-        try:
-            response = await client.send(message, stream=True)
-        except closed as error:
-            # Each attempt uses up a connection that was kept alive, and all of them may be closed by now.
-            if is_new_connection:
-                reason = (
-                    f"{client.base_url} closed the connection without an answer of HTTP: {error}"
-                )
-                raise RequestFailed(reason) from error
-        except httpx2.TransportError as error:
-            raise RequestFailed(_why_unanswered(str(client.base_url), error)) from error
-    try:
-        if response.is_error:
-            text = (await body_of(response, _MOST_OF_PAGE)).decode(errors="replace")
-            code = response.status_code
-            raise RequestFailed(f"{code} {response.reason_phrase}: {text}", code)
-        yield response
-    finally:
-        await response.aclose()
-
-
-def _why_unanswered(url: str, error: Exception) -> str:
-    """Why there is no connection, with what in the environment may be the reason."""
-    cause = str(error) or type(error).__name__
-    if "CERTIFICATE_VERIFY_FAILED" in cause:
-        cause += "; SSL_CERT_FILE=FILE names a certificate to trust"
-    for variable in os.environ:
-        if not _HERE.match(url) and variable.lower() in ("http_proxy", "https_proxy", "all_proxy"):
-            cause += f"; {variable} is set"
-    return f"nothing answers at {url} ({cause}): is the server running?"
-
-
-async def body_of(response: httpx2.Response, most: int = _MOST_OF_ANSWER) -> bytes:
-    """An answer's body, without what is beyond `most` bytes."""
-    data = bytearray()
-    async for part in response.aiter_bytes():
-        data += part
-        if len(data) >= most:
-            break
-    return bytes(data)
-
-
-async def events(response: httpx2.Response) -> AsyncIterator[Any]:
-    """The JSON of each server-sent event, a line such as `data: {"choices": ...}`; of an answer
-    without a stream the whole.
-
-    Raises:
-        RunError: a line has no end.
-    """
-    line = bytearray()
-    others = bytearray()
-    async for data in response.aiter_bytes():
-        *ends, rest = data.split(b"\n")
-        for end in ends:
-            line += end
-            if not line.startswith(b"data:"):
-                others += line
-            elif b"[DONE]" not in line[:16]:
-                yield json.loads(line[5:])
-            line.clear()
-        line += rest
-        if len(line) + len(others) > _MOST_OF_ANSWER:
-            raise RunError(f"a line of the answer has more than {_MOST_OF_ANSWER:,} bytes")
-    # Over several lines where a server indents it, or with a line end behind it.
-    whole = (others + line).lstrip()
-    if whole.startswith(b"{"):
-        yield json.loads(whole)
+def _advice(error: RequestError, identity: Identity, settings: ServerSettings) -> str:
+    """What to set where a server takes no request; empty where nothing is known to help."""
+    if error.code in (401, 403):
+        return "; engine.api_key_variable names the variable with its key"
+    if error.code not in _FORM_ERRORS:
+        return ""
+    if identity.model.name == SERVED:
+        return f"\n{SERVED} is a placeholder: engine.model= sets the name of the model there"
+    if settings.chat is True:
+        return "\nif it has no chat template: engine.chat=false sends prompts as text"
+    return ""

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from harness.config.amounts import counted
 from harness.engines.counts import Counts, growth
-from harness.servers.connection import RequestFailed, page, root_of
 from harness.servers.dialects import has_no_drafts, known_counters
+from harness.servers.http import RequestFailed, page, root_of
 from harness.servers.identity import start_time
 
 _PAGES = ("/metrics", "/prometheus/metrics")
@@ -23,6 +24,9 @@ _SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(\{[^}]*\})? (\S+)", re.MULTILINE)
 _ATTEMPTS = 3
 _RETRY_S = 0.1
 _POSITION = re.compile(r'position="(\d+)"')
+# Seconds to wait for a server that still answers others before it is measured, and between two looks.
+_MOST_DRAINING_S = 10.0
+_DRAIN_LOOK_S = 0.05
 
 
 def read_counters(text: str) -> Counts:
@@ -100,6 +104,54 @@ class CounterPage:
             restarts += was_restarted
         self._newest_start = max(self._newest_start, started or 0.0)
         return replace(counts, restarts=restarts)
+
+
+class AnswerCounters:
+    """How much the counters of a server grow while it answers a question.
+
+    Args:
+        say: shows a line to the user.
+    """
+
+    def __init__(self, page: CounterPage, say: Callable[[str], None]) -> None:
+        self._page = page
+        self._say = say
+        self._before: Counts | None = None
+        # By the end of the last question; the server may have been restarted since.
+        self._num_restarts = 0.0
+        # Requests of the last question that nobody waits for any more, though the server may still answer them.
+        self._num_left = 0
+        self._is_always_busy = False
+
+    def begin(self) -> None:
+        """Read the counters once the server is idle, or has stayed busy with requests of others for `_MOST_DRAINING_S`.
+
+        After such a wait in vain a server is not waited for again.
+        """
+        until = time.monotonic() + _MOST_DRAINING_S
+        counts = self._page.read()
+        while counts is not None and counts.running and not self._is_always_busy:
+            if time.monotonic() > until:
+                self._is_always_busy = True
+                number = round(counts.running)
+                whose = "this run" if number <= self._num_left else "others"
+                self._say(f"the server still answers {counted(number, 'request')} of {whose}")
+            time.sleep(_DRAIN_LOOK_S)
+            counts = self._page.read()
+        self._before = counts and replace(counts, restarts=self._num_restarts)
+
+    def end(self, num_left: int) -> Counts | None:
+        """Return their growth since `begin`; None where the server has none.
+
+        Args:
+            num_left: requests that the server may still answer.
+        """
+        self._num_left = num_left
+        now = self._page.read()
+        if now is None or self._before is None:
+            return None
+        self._num_restarts = now.restarts
+        return growth(now, self._before)
 
 
 def _number(text: str) -> float | None:

@@ -1,8 +1,8 @@
 """Any server that speaks the OpenAI API as an engine: one that speculates, and one that does not.
 
-An arm puts requests into the server's form (`request_form`), keeps as many in flight as the
-run asks for, and notes when tokens arrive. `sending` sends each request and judges its
-answer. Requests are sent by asyncio in a thread of the engine; the caller reads from queues.
+The engine starts and ends the servers; an arm asks one of them. It keeps as many requests in flight as the run asks
+for, and notes when tokens arrive. Requests are sent by asyncio in a thread of the engine (`sending`); the caller reads
+from queues.
 """
 
 from __future__ import annotations
@@ -17,15 +17,13 @@ import time
 from collections.abc import Coroutine, Iterator, Sequence
 from concurrent.futures import wait
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from harness.config.amounts import counted
 from harness.config.errors import RunError, SettingError
-from harness.config.model_names import SERVED
 from harness.config.settings import DecodingSettings, api_key
 from harness.engines.arrivals import FRAME_S, Arrival, Frames, Origin, Watch
 from harness.engines.chat import Chat
-from harness.engines.counts import Counts, growth
 from harness.engines.protocol import (
     Answered,
     Arm,
@@ -34,44 +32,19 @@ from harness.engines.protocol import (
     Request,
     Servers,
     TextScores,
-    Traits,
 )
 from harness.engines.rates import arrival_times
 from harness.engines.record import Opening
 from harness.engines.requests import Load, RequestError, RequestRecord
 from harness.engines.text_tokenizer import TextTokenizer
-from harness.engines.tokenizer import Tokenizer
-from harness.servers.connection import new_client
-from harness.servers.counters import CounterPage
-from harness.servers.dialects import UNKNOWN, Dialect, dialect_of
-from harness.servers.identity import (
-    ServedModel,
-    check_same_weights,
-    choose_model,
-    server_report,
-)
+from harness.servers.connection import Connection, connect
+from harness.servers.dialects import UNKNOWN, dialect_of
+from harness.servers.identity import Identity, check_same_weights, choose_model, server_report
 from harness.servers.launch import Served, StartedServer
 from harness.servers.logprobs import text_logprobs
-from harness.servers.request_form import RequestForm, new_salt
-from harness.servers.sending import Outgoing, Sender, send_at_times, send_in_turn
+from harness.servers.request_form import new_salt
+from harness.servers.sending import Outgoing, send_at_times, send_in_turn
 from harness.servers.settings import ServerSettings
-
-if TYPE_CHECKING:
-    import httpx2
-
-# (takes_ids, takes_extensions, asks_for_details) of `RequestForm`: the first that a server understands is taken.
-_FORMS = (
-    (True, True, True),
-    (True, True, False),
-    (False, True, True),
-    (False, True, False),
-    (False, False, False),
-)
-# Statuses of a request in a form that a server does not take; of others the form is not the reason.
-_FORM_ERRORS = (400, 404, 422, 500)
-
-# New tokens of the request that finds out how a server is asked.
-_PROBE_TOKENS = 8
 
 # Seconds without a token from any request after which a line is printed about that.
 QUIET_S = 20.0
@@ -79,9 +52,6 @@ QUIET_S = 20.0
 # t of fewer is wide.
 _MOST_RESTARTING_S = 20.0
 _FEWEST_STARTS = 4
-# Seconds to wait for a server that still answers others before it is measured, and between two looks.
-_MOST_DRAINING_S = 10.0
-_DRAIN_LOOK_S = 0.05
 # Seconds before each lap. File writes between laps differ before the two arms, and slow the next requests: without a
 # rest the first tokens of one of two identical arms came 0.25 ms later (`benchmarks/identical_arms.py`).
 _REST_S = 0.02
@@ -117,10 +87,7 @@ class ServerEngine(Engine):
             served = [server for server in served if server.name == "speculative"] or served
         self.opening = opening
         settings = ServerSettings.of(opening.settings)
-        self.settings = settings
         self.key = api_key("engine.api_key_variable", settings.api_key_variable)
-        self.tokenizer: Tokenizer = opening.planned.tokenizer
-        self.knows_tokens = not isinstance(self.tokenizer, TextTokenizer)
         self.say = opening.say
         self.servers: Servers = Servers(
             commands=[str(server.launch) for server in served if server.launch]
@@ -130,24 +97,23 @@ class ServerEngine(Engine):
         self._thread = threading.Thread(target=self.loop.run_forever, name="requests", daemon=True)
         self._thread.start()
         self.arms: list[ServerArm] = [ServerArm(self, server) for server in served]
-        # Whether only one of them runs at a time.
         self._one_at_a_time = num_blocks > 0
-        if num_blocks:
-            self.blocks = Blocks(num_blocks, self._start_afresh)
         try:
-            self._begin(blocks_if_needed, most_starts)
+            self._start_first(num_blocks, blocks_if_needed, most_starts)
         except BaseException:
             self.close()
             raise
-        if len(self.arms) == 1 and self.arms[0].drafts:
+        first, *others = self.arms
+        if not others and first.connection is not None and first.connection.drafts:
             # A server alone is measured as it is.
-            self.arms[0].name = "speculative"
+            first.name = "speculative"
 
-    def _begin(self, blocks_if_needed: int, most_starts: int) -> None:
-        """Start all servers, or with blocks the first. If one of two ends for lack of memory, it is started alone, and
-        blocks are taken. If starting takes little time, both are started several times.
+    def _start_first(self, num_blocks: int, blocks_if_needed: int, most_starts: int) -> None:
+        """Start all servers, or with blocks the first, and decide how often they are started in all.
+
+        If one of two ends, often for lack of memory, it is started alone, and blocks are taken.
         """
-        started = time.perf_counter()
+        began = time.perf_counter()
         try:
             self._start(self.arms[0])
         except RunError as error:
@@ -156,40 +122,52 @@ class ServerEngine(Engine):
             if not (blocks_if_needed and is_one_of_two):
                 raise
             self.say(f"{error}: it is started once more, alone")
-            self._stop()
+            self._stop_all()
             for arm in self.arms:
-                arm.model = None
+                arm.identity = None
             self._one_at_a_time = True
-            self.blocks = Blocks(blocks_if_needed, self._start_afresh)
-            started = time.perf_counter()
+            num_blocks = blocks_if_needed
+            began = time.perf_counter()
             self._start(failed[0])
-        if not self.servers.commands:
-            return
-        self.setup_seconds = time.perf_counter() - started
-        if self.blocks is None:
-            num_starts = min(most_starts, 1 + int(_MOST_RESTARTING_S / self.setup_seconds))
-            if num_starts >= _FEWEST_STARTS:
-                self.blocks = Blocks(num_starts, self._start_afresh)
-                self.say(
-                    f"both servers are started {counted(num_starts, 'time')}, because two starts of one program differ:"
-                    f" {(num_starts - 1) * self.setup_seconds:.0f} s more (engine.blocks=0 starts them once)"
-                )
-        else:
-            number = self.blocks.number * len(self.arms)
-            minutes = number * self.setup_seconds / 60
-            duration = f"about {minutes:.0f} min" if minutes >= 1 else "less than a minute"
-            # Such a run ends as soon as its interval is narrow enough.
-            up_to = "up to " if self.opening.settings.is_until_precise else ""
-            self.say(
-                f"engine.blocks={self.blocks.number}: the servers take turns on the same devices, each started {up_to}"
-                f"{counted(self.blocks.number, 'time')}; {number} starts take {duration}"
-            )
+        if self.servers.commands:
+            self.setup_seconds = time.perf_counter() - began
+            if num_blocks:
+                self._announce_blocks(num_blocks, self.setup_seconds)
+            else:
+                num_blocks = self._quick_starts(most_starts, self.setup_seconds)
+        if num_blocks:
+            self.blocks = Blocks(num_blocks, self._restart_if_asked)
 
-    def make_ready(self, arm: ServerArm) -> None:
+    def _announce_blocks(self, number: int, start_s: float) -> None:
+        """Show how long it takes to start one server after the other."""
+        num_starts = number * len(self.arms)
+        minutes = num_starts * start_s / 60
+        duration = f"about {minutes:.0f} min" if minutes >= 1 else "less than a minute"
+        # Such a run ends as soon as its interval is narrow enough.
+        up_to = "up to " if self.opening.settings.is_until_precise else ""
+        self.say(
+            f"engine.blocks={number}: the servers take turns on the same devices, each started {up_to}"
+            f"{counted(number, 'time')}; {num_starts} starts take {duration}"
+        )
+
+    def _quick_starts(self, most_starts: int, start_s: float) -> int:
+        """How often all servers are started side by side, as far as that takes little time; 0 for once."""
+        number = min(most_starts, 1 + int(_MOST_RESTARTING_S / start_s))
+        if number < _FEWEST_STARTS:
+            return 0
+        self.say(
+            f"both servers are started {counted(number, 'time')}, because two starts of one program differ:"
+            f" {(number - 1) * start_s:.0f} s more (engine.blocks=0 starts them once)"
+        )
+        return number
+
+    def ensure_running(self, arm: ServerArm) -> Connection:
         """Start the server of an arm if it does not run; where only one may, the others end."""
-        if arm.client is None:
-            self._stop()
+        if arm.connection is None:
+            self._stop_all()
             self._start(arm)
+        assert arm.connection is not None
+        return arm.connection
 
     def _start(self, arm: ServerArm) -> None:
         """Start and connect the servers that run while this arm is asked, and describe all that are known by now."""
@@ -197,26 +175,27 @@ class ServerEngine(Engine):
         for server in together:
             server.launch()
         for server in together:
-            server.identify()
+            server.identity = server.identify()
         # With blocks, the server of one arm alone is known at first.
-        models = [server.model for server in self.arms if server.model is not None]
+        known = [server.identity for server in self.arms if server.identity is not None]
+        models = [identity.model for identity in known]
         if all(server.served.model is None for server in self.arms):
             check_same_weights(models)
         for server in together:
             server.connect()
         self.servers = dataclasses.replace(
             self.servers,
-            names=list(dict.fromkeys(server.server for server in self.arms if server.server)),
+            names=list(dict.fromkeys(identity.server for identity in known if identity.server)),
             models=list(dict.fromkeys(map(str, models))),
         )
 
-    def _start_afresh(self, arm: Arm) -> None:
-        """End every server if this arm's has answered; `make_ready` starts what the next question needs."""
+    def _restart_if_asked(self, arm: Arm) -> None:
+        """End every server if this arm's has answered; `ensure_running` starts what the next question needs."""
         assert isinstance(arm, ServerArm)
-        if arm.was_asked:
-            self._stop()
+        if arm.connection is not None and arm.connection.was_asked:
+            self._stop_all()
 
-    def _stop(self) -> None:
+    def _stop_all(self) -> None:
         for arm in self.arms:
             arm.stop()
 
@@ -231,7 +210,7 @@ class ServerEngine(Engine):
         return fits
 
     def close(self) -> None:
-        self._stop()
+        self._stop_all()
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
         self.loop.close()
@@ -241,59 +220,49 @@ class ServerArm(Arm):
     """One server.
 
     Args:
-        engine: has what all arms share, and makes this one ready where it may not run.
+        engine: has what all arms share, and starts the server of this one where it may not run.
         served: where it is, or how it is started.
 
     Attributes:
-        was_asked: whether it got a question since it was connected.
-        client: of its API; None before `connect`, and after `stop`.
+        process: of a server that was started here, until `stop`.
+        identity: of the server as it was last asked; None before it is.
+        connection: made by `connect`, dropped by `stop`.
         requests: records of the last ones.
-        drafts: whether it speculates, as far as it shows before it is measured.
-
-    `identify` (model, dialect, server) and `connect` set the following, which stay when the server has ended:
-        model: that it is asked for; None before the first time.
-        dialect: how it is asked.
-        form: of its requests.
-        server: its name and version as it reports them; None where it does not.
     """
-
-    dialect: Dialect = UNKNOWN
-    form: RequestForm
-    server: str | None = None
 
     def __init__(self, engine: ServerEngine, served: Served) -> None:
         self.name = served.name
         self.served = served
-        self.model: ServedModel | None = None
-        self.was_asked = False
-        self.client: httpx2.AsyncClient | None = None
+        self.process: StartedServer | None = None
+        self.identity: Identity | None = None
+        self.connection: Connection | None = None
         self.requests: Sequence[RequestRecord] = ()
-        self.drafts = False
         self._takes_tools = False
         self._engine = engine
-        self._settings = engine.settings
-        self._url = served.url or ""
-        self._started: StartedServer | None = None
-        # Of the requests that only keep up the load, in all questions.
-        self._extra_numbers = itertools.count()
+        self._settings = ServerSettings.of(engine.opening.settings)
+
+    @property
+    def url(self) -> str:
+        """The address of the API."""
+        return self.process.url if self.process is not None else self.served.url or ""
 
     def renew_salts(self) -> None:
         """Take no answer to an earlier question from the server's prefix cache."""
-        if self.client is not None:
-            self.form = dataclasses.replace(self.form, salt=new_salt())
+        if self.connection is not None:
+            form = self.connection.form
+            self.connection.form = dataclasses.replace(form, salt=new_salt())
 
     def launch(self) -> None:
         """Start the server, if it is one that is started here."""
         if self.served.launch is not None:
-            self._started = StartedServer(self.served.launch)
-            self._url = self._started.url
+            self.process = StartedServer(self.served.launch)
 
     @property
     def ended(self) -> str | None:
         """Why a server that was started here has ended; None while it runs."""
-        return self._started.ended if self._started else None
+        return self.process.ended if self.process else None
 
-    def identify(self) -> None:
+    def identify(self) -> Identity:
         """Wait until the server is ready, and choose the model that it is asked for.
 
         Raises:
@@ -302,13 +271,12 @@ class ServerArm(Arm):
         """
         engine = self._engine
         opening = engine.opening
-        url = self._url
-        if self._started is not None:
-            self._started.wait_until_ready(engine.say, engine.key)
-        report = server_report(url, engine.key)
         served = self.served
+        if self.process is not None:
+            self.process.wait_until_ready(engine.say, engine.key)
+        report = server_report(self.url, engine.key)
         command = served.launch.command if served.launch else None
-        place = served.setting if self._started else f"{served.setting}={url}"
+        place = served.setting if self.process else f"{served.setting}={self.url}"
         typed_model = None if command is None else command.model
         is_first = served.name == "regular" and self._settings.has_two
         model_setting = "engine.regular_model" if is_first else "engine.model"
@@ -317,71 +285,57 @@ class ServerArm(Arm):
         )
         max_new_tokens = opening.decoding.max_new_tokens
         num_tokens = opening.longest_prompt + max_new_tokens
-        if engine.knows_tokens and num_tokens > (model.context or math.inf):
+        knows_tokens = not isinstance(opening.planned.tokenizer, TextTokenizer)
+        if knows_tokens and num_tokens > (model.context or math.inf):
             context = f"{place} has a context of {model.context} tokens"
             rule = f"leaves too little room: {context}, and a prompt has {opening.longest_prompt}"
             raise SettingError("decoding.max_new_tokens", rule, max_new_tokens)
         typed_dialect = (command and command.dialect) or UNKNOWN
-        self.dialect = dialect_of(model.owner or typed_dialect.name, self._settings.dialect)
-        self.server = (report and self.dialect.named(report.about)) or None
-        self.model = model
+        dialect = dialect_of(model.owner or typed_dialect.name, self._settings.dialect)
+        server = (report and dialect.named(report.about)) or None
+        return Identity(model, dialect, server)
 
     def connect(self) -> None:
         """Find out how the server is asked. Raises RunError where it answers no request in any form."""
         engine = self._engine
-        url = self._url
-        self.client = new_client(url, engine.key, self._settings.timeout_s)
-        self._sender = Sender(self.client, engine.tokenizer, self._settings)
-        self._page = CounterPage(url, engine.key, self.served.pages)
-        self._num_restarts = 0.0
-        self._may_be_busy = False
-        self._num_left = 0
-        form_found = asyncio.run_coroutine_threadsafe(self._find_form(), engine.loop)
-        while not wait([form_found], timeout=QUIET_S).done:
-            engine.say(f"{self.name}: waiting for an answer from {url}")
+        assert self.identity is not None
+        connecting = asyncio.run_coroutine_threadsafe(
+            connect(engine.opening, self.served, self.url, engine.key, self.identity, self._say),
+            engine.loop,
+        )
         try:
-            form_found.result()
+            while not wait([connecting], timeout=QUIET_S).done:
+                self._say(f"waiting for an answer from {self.url}")
+            self.connection = connecting.result()
         except RunError as error:
-            ended = self._started.why_ended() if self._started else None
+            ended = self.process.why_ended() if self.process else None
             raise RunError(ended or str(error)) from error
+        finally:
+            connecting.cancel()
+        self.traits = self.connection.traits
 
     def stop(self) -> None:
-        """Close connections, and end the server if it was started here."""
-        self.was_asked = False
-        if self.client is not None:
-            asyncio.run_coroutine_threadsafe(self.client.aclose(), self._engine.loop).result()
-            self.client = None
-        if self._started is not None:
-            self._started.stop()
-            self._started = None
+        """Close the connection, and end the server if it was started here."""
+        if self.connection is not None:
+            closing = self.connection.client.aclose()
+            asyncio.run_coroutine_threadsafe(closing, self._engine.loop).result()
+            self.connection = None
+        if self.process is not None:
+            self.process.stop()
+            self.process = None
 
     def _say(self, message: str) -> None:
         self._engine.say(f"{self.name}: {message}")
 
-    def _idle_counters(self) -> Counts | None:
-        """The counters once the server is idle, or has stayed busy with requests of others for `_MOST_DRAINING_S`.
-
-        After such a wait in vain a server is not waited for again.
-        """
-        until = time.monotonic() + _MOST_DRAINING_S
-        while (counts := self._page.read()) and counts.running and not self._may_be_busy:
-            if time.monotonic() > until:
-                self._may_be_busy = True
-                number = round(counts.running)
-                whose = "this run" if number <= self._num_left else "others"
-                self._say(f"the server still answers {counted(number, 'request')} of {whose}")
-            time.sleep(_DRAIN_LOOK_S)
-        return counts
-
     @property
     def given_up(self) -> str | None:
+        if self.connection is None:
+            return None
+        given_up = self.connection.sender.given_up
         ended = self.ended
-        if ended is None and self._sender.given_up and self._started:
-            ended = self._started.why_ended()
-        return ended or self._sender.given_up
-
-    def as_read(self, prompt: Sequence[int]) -> Sequence[int]:
-        return self.form.as_read(prompt)
+        if ended is None and given_up and self.process:
+            ended = self.process.why_ended()
+        return ended or given_up
 
     def answer(
         self,
@@ -396,19 +350,15 @@ class ServerArm(Arm):
         the tokens of a request come at its end: the tokens of a piece of text depend on where it was
         cut.
         """
-        self._engine.make_ready(self)
-        self.was_asked = True
-        self._require_tools(requests)
+        connection = self._engine.ensure_running(self)
+        connection.was_asked = True
+        self._require_tools(connection, requests)
         time.sleep(_REST_S)
-        before = self._idle_counters()
-        if before is not None:
-            # The server may also have been restarted since the last answer ended.
-            before = dataclasses.replace(before, restarts=self._num_restarts)
-        rate = self._settings.rate
+        connection.counters.begin()
         self.requests = [request.record() for request in requests]
         arrivals: SimpleQueue[Arrival | None] = SimpleQueue()
 
-        def shown(row: int, tokens: list[int]) -> None:
+        def show(row: int, tokens: list[int]) -> None:
             record = self.requests[row]
             if tokens and watch is not None:
                 seconds = record.seconds if record.from_text else record.arrivals[-1]
@@ -416,33 +366,35 @@ class ServerArm(Arm):
 
         outgoing = []
         for row, (request, record) in enumerate(zip(requests, self.requests, strict=True)):
-            add = functools.partial(shown, row)
-            outgoing.append(Outgoing(self.form.body(request), record, add))
-        further = self._extra(extra) if extra else None
+            add = functools.partial(show, row)
+            outgoing.append(Outgoing(connection.form.body(request), record, add))
+        further = _further(connection, extra) if extra else None
+        sender = connection.sender
+        rate = self._settings.rate
         if rate is None:
-            asking = send_in_turn(self._sender, outgoing, further, in_flight)
+            asking = send_in_turn(sender, outgoing, further, in_flight)
         else:
             times = arrival_times(requests, rate)
-            asking = send_at_times(self._sender, outgoing, further, rate, times, self._say)
-        load = self._wait_for(asking, arrivals, watch or _unseen)
-        self._num_left = sum(request.was_left for request in [*self.requests, *load.extra])
+            asking = send_at_times(sender, outgoing, further, rate, times, self._say)
+        load = self._wait_for(connection, asking, arrivals, watch or _unseen)
         for request, sent in zip(requests, outgoing, strict=True):
             # A text may have ended it at once.
             may_be_empty = request.may_be_empty or "stop" in sent.body
             if sent.request.error is None and not sent.request.num_tokens and not may_be_empty:
                 sent.request.error = RequestError(0, "the answer has no token")
-        grown = None
-        now = self._page.read()
-        if now is not None and before is not None:
-            self._num_restarts = now.restarts
-            grown = growth(now, before)
-        seconds = load.seconds * load.share
-        return Answered(requests=self.requests, seconds=seconds, load=load, counted=grown)
+        num_left = sum(record.was_left for record in [*self.requests, *load.extra])
+        return Answered(
+            requests=self.requests,
+            seconds=load.seconds * load.share,
+            load=load,
+            counted=connection.counters.end(num_left),
+        )
 
-    def _require_tools(self, requests: Sequence[Request]) -> None:
+    def _require_tools(self, connection: Connection, requests: Sequence[Request]) -> None:
         """Raises SettingError for a server whose prompts are no longer with tools than without: it leaves them out."""
         chats = (request.chat for request in requests if request.chat and request.chat.tools)
-        if self._takes_tools or not self.form.chat or (offered := next(chats, None)) is None:
+        offered = next(chats, None)
+        if self._takes_tools or not connection.form.chat or offered is None:
             return
         decoding = DecodingSettings(max_new_tokens=1, temperature=0)
         hello = ({"role": "user", "content": "Hello"},)
@@ -450,42 +402,33 @@ class ServerArm(Arm):
         for chat in (Chat(hello, offered.tools), Chat(hello)):
             probe = Request([0], decoding, seed=0, index=0, chat=chat)
             record = probe.record()
-            sent = self._sender.send(Outgoing(self.form.body(probe), record))
-            asyncio.run_coroutine_threadsafe(sent, self._engine.loop).result()
+            sending = connection.sender.send(Outgoing(connection.form.body(probe), record))
+            asyncio.run_coroutine_threadsafe(sending, self._engine.loop).result()
             if record.error is not None:
                 rule = f"have tools, which the {self.name} server refuses: {record.error}"
                 raise SettingError("prompts", rule)
             lengths.append(record.num_read)
         if lengths[0] is not None and lengths[0] == lengths[1]:
-            rule = f"have tools, and the chat template of the {self.name} server shows none: {self._url}"
+            rule = f"have tools, and the chat template of the {self.name} server shows none: {self.url}"
             raise SettingError("prompts", rule)
         self._takes_tools = True
 
-    def _extra(self, requests: Sequence[Request]) -> Iterator[Outgoing]:
-        """The same requests again and again, each with another salt."""
-        for request in itertools.cycle(requests):
-            salted = dataclasses.replace(
-                request, salt=f"{request.salt} {next(self._extra_numbers)}"
-            )
-            yield Outgoing(self.form.body(salted), salted.record())
-
     @property
     def scores(self) -> TextScores | None:
-        scoring = self.dialect.scoring
-        if scoring is None:
+        identity = self.identity
+        if identity is None or identity.dialect.scoring is None:
             return None
-        assert self.model is not None
         return functools.partial(
-            text_logprobs, self._ready_client, self._engine.loop, self.model.name, scoring
+            text_logprobs,
+            lambda: self._engine.ensure_running(self).client,
+            self._engine.loop,
+            identity.model.name,
+            identity.dialect.scoring,
         )
-
-    def _ready_client(self) -> httpx2.AsyncClient:
-        self._engine.make_ready(self)
-        assert self.client is not None
-        return self.client
 
     def _wait_for(
         self,
+        connection: Connection,
         asking: Coroutine[Any, Any, Load],
         arrivals: SimpleQueue[Arrival | None],
         watch: Watch,
@@ -499,9 +442,10 @@ class ServerArm(Arm):
         """
         frames = Frames(watch)
         new: list[Arrival] = []
+        sender = connection.sender
         running = asyncio.run_coroutine_threadsafe(asking, self._engine.loop)
         running.add_done_callback(lambda _: arrivals.put(None))
-        self._sender.last_event = time.perf_counter()
+        sender.last_event = time.perf_counter()
         try:
             while True:
                 try:
@@ -511,11 +455,11 @@ class ServerArm(Arm):
                         frames.show(new)
                         new = []
                         continue
-                    silent_s = time.perf_counter() - self._sender.last_event
-                    if silent_s >= QUIET_S and self._sender.num_in_flight:
+                    silent_s = time.perf_counter() - sender.last_event
+                    if silent_s >= QUIET_S and sender.num_in_flight:
                         num_ended = sum(request.seconds > 0 for request in self.requests)
                         self._say(
-                            f"nothing from {self._url} for {silent_s:.0f} s;"
+                            f"nothing from {self.url} for {silent_s:.0f} s;"
                             f" {num_ended} of {len(self.requests)} requests have ended, and"
                             f" engine.timeout_s={self._settings.timeout_s:g} ends those that have not"
                         )
@@ -531,70 +475,13 @@ class ServerArm(Arm):
         frames.show(new)
         return running.result()
 
-    async def _find_form(self) -> None:
-        """Find the form in which the server takes requests.
 
-        Raises:
-            RunError: it answers no request in any form.
-        """
-        assert self.model is not None
-        chat = self._settings.chat is True
-        ids = self._engine.tokenizer("a")["input_ids"]
-        # Enough that a server that speculates drafts something.
-        decoding = DecodingSettings(max_new_tokens=_PROBE_TOKENS, temperature=0)
-        probe = Request(ids, decoding, seed=0, index=0, salt="form")
-        extra = self._settings.extra or {}
-        prompts = getattr(self._engine.opening.settings, "prompts", None)
-        arguments = getattr(prompts, "template_arguments", None)
-        if chat and arguments:
-            extra = {"chat_template_kwargs": arguments, **extra}
-        for takes_ids, takes_extensions, asks_for_details in _FORMS:
-            if takes_ids and not self._engine.knows_tokens:
-                continue
-            self.form = RequestForm(
-                self._engine.tokenizer,
-                self.model.name,
-                self.dialect,
-                chat,
-                takes_ids,
-                takes_extensions,
-                asks_for_details,
-                extra,
-                draws=self._engine.opening.decoding.temperature > 0,
-            )
-            request = probe.record()
-            await self._sender.send(Outgoing(self.form.body(probe), request))
-            error = request.error
-            if error is None:
-                # A reference reads the prompt's ids, and a server may read other ids in its text.
-                # Answers in a chat are compared with each other alone.
-                reads_as_known = takes_ids or chat
-                self.traits = Traits(
-                    reports_token_ids=reads_as_known and not request.from_text,
-                    never_drawn=request.never_drawn,
-                    salts=self.form.salts,
-                    penalises_prompts=self.dialect.penalised_tokens is not None,
-                    logprobs=self.dialect.logprobs,
-                    ended_by=self.dialect.ended_by,
-                )
-                counts = self._page.read() or Counts()
-                numbers = (request.num_drafted, counts.drafts, counts.proposed)
-                self.drafts = any(numbers)
-                return
-            if error.code not in _FORM_ERRORS:
-                break
-        assert error is not None
-        place = self.served.setting
-        if self._url not in error.message and self._started is None:
-            place += f"={self._url}"
-        advice = ""
-        if error.code in (401, 403):
-            advice = "; engine.api_key_variable names the variable with its key"
-        elif error.code in _FORM_ERRORS and self.model.name == SERVED:
-            advice = f"\n{SERVED} is a placeholder: engine.model= sets the name of the model there"
-        elif error.code in _FORM_ERRORS and chat:
-            advice = "\nif it has no chat template: engine.chat=false sends prompts as text"
-        raise RunError(f"{place}: {error}{advice}")
+def _further(connection: Connection, requests: Sequence[Request]) -> Iterator[Outgoing]:
+    """The same requests again and again, each with another salt."""
+    for request in itertools.cycle(requests):
+        number = next(connection.further_numbers)
+        salted = dataclasses.replace(request, salt=f"{request.salt} {number}")
+        yield Outgoing(connection.form.body(salted), salted.record())
 
 
 def _unseen(arrivals: Sequence[Arrival]) -> None:

@@ -13,7 +13,7 @@ from pydantic import AliasChoices, AliasPath, BaseModel, ConfigDict, Field, Vali
 
 from harness.config.errors import RunError
 from harness.engines.requests import RequestRecord
-from harness.servers.connection import RequestFailed
+from harness.servers.http import RequestFailed
 
 # The most draft tokens of one iteration, those of a tree included, and iterations of one answer.
 # They bound the memory that a hostile server could make us take.

@@ -17,8 +17,8 @@ from harness.config.errors import SettingError, from_outside
 from harness.config.model_names import SERVED
 from harness.config.settings import ModelSettings
 from harness.engines.record import ServerIdentity
-from harness.servers.connection import RequestFailed, page, root_of
-from harness.servers.dialects import DIALECTS, known_pages
+from harness.servers.dialects import DIALECTS, Dialect, known_pages
+from harness.servers.http import RequestFailed, page, root_of
 
 # Prometheus's name for it, in seconds.
 _START = re.compile(r"^process_start_time_seconds(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
@@ -56,6 +56,20 @@ class ServedModel(NamedTuple):
         if self.root is None or PurePosixPath(self.root).name == PurePosixPath(self.name).name:
             return name
         return f"{name} ({from_outside(self.root)})"
+
+
+class Identity(NamedTuple):
+    """A server as a run asks it.
+
+    Attributes:
+        model: that it is asked for.
+        dialect: how it is asked.
+        server: its name and version as it reports them; None where it does not.
+    """
+
+    model: ServedModel
+    dialect: Dialect
+    server: str | None
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from harness.config.errors import RunError, from_outside
 from harness.engines.protocol import Likeliest
-from harness.servers.connection import RequestFailed, answer_to, body_of
 from harness.servers.events import AnswerError
+from harness.servers.http import RequestFailed, answer_to, body_of
 
 if TYPE_CHECKING:
     import httpx2

@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.config.errors import RunError, SettingError, from_outside
-from harness.servers.connection import client_settings
 from harness.servers.events import read_event
+from harness.servers.http import client_settings
 
 WIDTHS = range(1, 17)
 _NUM_ROUNDS = 24

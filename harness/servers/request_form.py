@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from harness.config.errors import SettingError
 from harness.engines.protocol import Request
 from harness.engines.text_tokenizer import TextTokenizer
-from harness.engines.tokenizer import Tokenizer
+from harness.engines.tokenizer import Tokenizer, prompt_text
 from harness.servers.dialects import Dialect
 
 # OpenAI's API takes no more texts to stop at.
@@ -119,7 +119,7 @@ class RequestForm:
         ids = list(request.prompt)
         if not self.chat and self.takes_ids:
             return {"prompt": ids}
-        text = self._as_text(ids)
+        text = prompt_text(self.tokenizer, ids, skip_special_tokens=self.chat)
         if not self.chat:
             return {"prompt": text}
         chat = request.chat
@@ -127,14 +127,3 @@ class RequestForm:
             tools = {"tools": list(chat.tools)} if chat.tools else {}
             return {"messages": [dict(message) for message in chat.messages], **tools}
         return {"messages": [{"role": "user", "content": text}]}
-
-    def _as_text(self, prompt: Sequence[int]) -> str:
-        # The server's own tokenizer adds the first token.
-        ids = prompt[1:] if prompt[0] == self.tokenizer.bos_token_id else prompt
-        return str(self.tokenizer.decode(list(ids), skip_special_tokens=self.chat))
-
-    def as_read(self, prompt: Sequence[int]) -> Sequence[int]:
-        """The token ids that the server reads for a prompt."""
-        if self.takes_ids:
-            return prompt
-        return list(self.tokenizer(self._as_text(prompt))["input_ids"])

@@ -21,7 +21,6 @@ from harness.engines.rates import has_built_up
 from harness.engines.requests import Load, RequestError, RequestRecord
 from harness.engines.text_tokenizer import TextTokenizer
 from harness.engines.tokenizer import Tokenizer
-from harness.servers.connection import RequestFailed, answer_to, events
 from harness.servers.events import (
     check_drafts,
     check_length,
@@ -30,6 +29,7 @@ from harness.servers.events import (
     note_event,
     read_event,
 )
+from harness.servers.http import RequestFailed, answer_to, events
 
 if TYPE_CHECKING:
     import httpx2

@@ -16,8 +16,8 @@ from harness.measuring.acceptance import counted_acceptance
 from harness.measuring.figures.acceptance import AcceptanceFigures
 from harness.measuring.figures.server import Server, counter_columns, traffic_columns
 from harness.servers import counters
-from harness.servers.connection import RequestFailed
 from harness.servers.counters import CounterPage, read_counters
+from harness.servers.http import RequestFailed
 from measured_runs import figures, run_of
 
 VLLM = """# HELP vllm:spec_decode_num_drafts Number of spec decoding drafts.

@@ -10,7 +10,6 @@ import pytest
 
 from harness.config.errors import RunError
 from harness.engines.requests import RequestRecord
-from harness.servers.connection import events
 from harness.servers.events import (
     AnswerError,
     check_drafts,
@@ -19,6 +18,7 @@ from harness.servers.events import (
     note_event,
     read_event,
 )
+from harness.servers.http import events
 
 
 def vllm(**counts: object) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from harness.config.errors import RunError
 from harness.engines.protocol import Answered
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import timed_answer
-from harness.servers import connection
 from harness.servers import engine as server_module
+from harness.servers import http
 from harness.servers.sending import Outgoing, Sender
 from harness.servers.settings import ServerSettings
 from wording import mentions
@@ -190,7 +190,8 @@ def test_log_probabilities_that_cannot_be_read_are_one_line(
         return httpx2.Response(200, headers={"Content-Encoding": encoding}, stream=stream)
 
     transport = httpx2.MockTransport(answer)
-    arm.client = httpx2.AsyncClient(transport=transport, base_url="http://localhost")
+    assert arm.connection is not None
+    arm.connection.client = httpx2.AsyncClient(transport=transport, base_url="http://localhost")
     with pytest.raises(RunError, match="log-probabilities of a text"):
         arm.scores([([5], [6])], 5, 1)
 
@@ -228,8 +229,8 @@ def endless(data: bytes, status: int) -> tuple[httpx2.AsyncClient, list[int]]:
 
 def error_of(client: httpx2.AsyncClient) -> str:
     async def read() -> None:
-        async with connection.answer_to(client, "completions", {}) as response:
-            async for _ in connection.events(response):
+        async with http.answer_to(client, "completions", {}) as response:
+            async for _ in http.events(response):
                 pass
 
     with pytest.raises(RunError) as failed:

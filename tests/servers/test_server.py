@@ -23,7 +23,7 @@ from harness.engines.timing import timed_answer
 from harness.measuring.acceptance import acceptance_columns
 from harness.measuring.figures.requests import Requests
 from harness.measuring.quietness import Quietness
-from harness.servers import engine as server_module
+from harness.servers import counters
 from harness.servers.counters import CounterPage
 from harness.servers.dialects import UNKNOWN
 from harness.servers.request_form import RequestForm
@@ -421,7 +421,7 @@ def test_a_server_that_answers_others_is_waited_for(
 
     said: list[str] = []
     engine.say = said.append
-    monkeypatch.setattr(server_module, "_MOST_DRAINING_S", 0.1)
+    monkeypatch.setattr(counters, "_MOST_DRAINING_S", 0.1)
     monkeypatch.setattr(CounterPage, "read", lambda page: Counts(running=3.0))
     for _ in range(2):
         timed_answer(engine, arm, ask(1))
@@ -438,7 +438,7 @@ def test_a_request_that_timed_out_is_not_of_others(
     timed_answer(engine, arm_of(engine), ask(1), allow_failures=True)
     said: list[str] = []
     engine.say = said.append
-    monkeypatch.setattr(server_module, "_MOST_DRAINING_S", 0.1)
+    monkeypatch.setattr(counters, "_MOST_DRAINING_S", 0.1)
     monkeypatch.setattr(CounterPage, "read", lambda page: Counts(running=1.0))
     timed_answer(engine, arm_of(engine), ask(1), allow_failures=True)
     assert said == ["regular: the server still answers 1 request of this run"]
