@@ -38,7 +38,7 @@ import harness
 from harness.commands.acceptance.record import AcceptanceSettings
 from harness.config.settings import DecodingSettings
 from harness.engines.door.reading import Transcript
-from harness.engines.protocol import Question
+from harness.engines.protocol import Question, Request
 from harness.engines.record import Preparation
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import timed_answer
@@ -74,9 +74,11 @@ def answered(
     )
     engine = LocalEngine(pair, preparation)
     for repeat in range(rounds):
-        indices = range(1000 * repeat, 1000 * repeat + len(prompts))
-        question = Question(prompts, how, 2, indices)
-        found += timed_answer(engine, engine.arms[1], question).requests
+        requests = [
+            Request(prompt, how, seed=2, index=1000 * repeat + row)
+            for row, prompt in enumerate(prompts)
+        ]
+        found += timed_answer(engine, engine.arms[1], Question(requests)).requests
     engine.close()
     return found
 

@@ -26,7 +26,7 @@ import torch
 from torch import nn
 
 from harness.config.settings import DecodingSettings, NumDraftTokens
-from harness.engines.protocol import Arm, Question
+from harness.engines.protocol import Arm, Question, Request
 from harness.engines.record import Preparation
 from harness.engines.timing import without_garbage_collection
 from harness.local.decoding.adaptive import Adaptive
@@ -69,7 +69,9 @@ def measure(
         asked = dataclasses.replace(decoding, num_draft_tokens=number)
         with without_garbage_collection():
             began = clock()
-            requests = dataclasses.replace(question, decoding=asked).requests
+            requests = [
+                dataclasses.replace(request, decoding=asked) for request in question.requests
+            ]
             answered = arm.answer(requests, len(requests))
             seconds = clock() - began
         return Answer(seconds, answered.acceptance)
@@ -81,7 +83,10 @@ def measure(
         str(number): partial(answer, speculative, number) for number in ("auto", *NUMBERS)
     }
     contenders["regular"] = partial(answer, regular, 1)
-    questions = [Question([ids], decoding, 0, [index]) for index, ids in enumerate(token_ids)]
+    questions = [
+        Question([Request(ids, decoding, seed=0, index=index)])
+        for index, ids in enumerate(token_ids)
+    ]
     return common.take_turns(contenders, questions[1:], questions[:1])
 
 

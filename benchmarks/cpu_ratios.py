@@ -29,7 +29,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
-from harness.engines.protocol import Arm, Question
+from harness.engines.protocol import Arm, Question, Request
 from harness.engines.record import Preparation
 from harness.engines.timing import timed_answer, without_garbage_collection
 from harness.local.engine.engine import LocalEngine
@@ -183,7 +183,10 @@ def main() -> None:
     assert pair.draft is not None
     models = [pair.target.model, pair.draft.model]
     token_ids = common.read_prompts(settings, pair, options.prompts)
-    questions = [Question([ids], decoding, 0, [index]) for index, ids in enumerate(token_ids)]
+    questions = [
+        Question([Request(ids, decoding, seed=0, index=index)])
+        for index, ids in enumerate(token_ids)
+    ]
     contenders: dict[str, Callable[[Question], Seconds]] = {}
 
     def bare(engine: LocalEngine, arm: Arm, question: Question) -> Seconds:

@@ -23,7 +23,7 @@ from chain import link
 from harness.commands.latency.record import LatencySettings
 from harness.config.run import RunnerName
 from harness.config.settings import DecodingSettings
-from harness.engines.protocol import Answered, Arm, Question
+from harness.engines.protocol import Answered, Arm, Question, Request
 from harness.engines.record import Preparation
 from harness.engines.timing import timed_answer
 from harness.local.drafting.method import Pair
@@ -97,15 +97,15 @@ def questions_of(case: Case, pair: Pair, decoding: DecodingSettings, count: int)
         loaded.model.config.vocab_size for loaded in (pair.target, pair.draft) if loaded is not None
     )
     generator = torch.Generator().manual_seed(1)
-    return [
-        Question(
-            torch.randint(size, (case.batch_size, PROMPT_TOKENS), generator=generator).tolist(),
-            decoding,
-            0,
-            range(number * case.batch_size, (number + 1) * case.batch_size),
-        )
-        for number in range(count)
-    ]
+    questions = []
+    for number in range(count):
+        prompts = torch.randint(size, (case.batch_size, PROMPT_TOKENS), generator=generator)
+        requests = [
+            Request(prompt, decoding, seed=0, index=number * case.batch_size + row)
+            for row, prompt in enumerate(prompts.tolist())
+        ]
+        questions.append(Question(requests))
+    return questions
 
 
 @dataclass

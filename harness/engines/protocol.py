@@ -74,51 +74,34 @@ class Request:
 
 @dataclass(frozen=True)
 class Question:
-    """Prompts that are asked together, the same for every arm: a batch, a lap, or the turns of one.
+    """Requests that are asked together, the same for every arm: a batch, a lap, or the turns of one.
 
     Attributes:
-        prompts: token ids of B prompts, none empty.
-        decoding, seed, stop_tokens, ends: as `Request` has them.
-        indices: one per prompt.
-        chats, salts: one per prompt; empty for none.
+        requests: at least one, all under the same decoding settings.
         in_flight: how many are answered at the same time; None for all.
-        extra: further prompts with which an arm keeps up the load until the last answer has ended; None lets it
-            drain. They have salts.
+        extra: further requests, with salts, with which an arm keeps up the load until the last answer has ended;
+            without any it drains.
         unit: a number, the same for questions whose answers are not independent, such as turns of a
             conversation; intervals are over units.
         moment: the number of its batch or lap, in the order in which they are asked; all turns of a
             conversation have that of the first.
     """
 
-    prompts: Sequence[Sequence[int]]
-    decoding: DecodingSettings
-    seed: int
-    indices: Sequence[int]
-    stop_tokens: frozenset[int] = frozenset()
-    chats: Sequence[Chat] = ()
-    salts: Sequence[str] = ()
-    ends: Sequence[str] = ()
+    requests: Sequence[Request]
     in_flight: int | None = None
-    extra: Question | None = None
+    extra: Sequence[Request] = ()
     unit: int = 0
     moment: int = 0
 
     @property
-    def requests(self) -> list[Request]:
-        """One for each prompt."""
-        return [
-            Request(
-                prompt,
-                self.decoding,
-                self.seed,
-                self.indices[index],
-                self.stop_tokens,
-                self.chats[index] if self.chats else None,
-                self.salts[index] if self.salts else None,
-                self.ends,
-            )
-            for index, prompt in enumerate(self.prompts)
-        ]
+    def prompts(self) -> list[Sequence[int]]:
+        """The token ids of each prompt."""
+        return [request.prompt for request in self.requests]
+
+    @property
+    def decoding(self) -> DecodingSettings:
+        """The decoding settings of all requests."""
+        return self.requests[0].decoding
 
 
 Item = TypeVar("Item")
@@ -139,7 +122,7 @@ class Traits:
             server's hold tokens alone.
         takes_token_ids: whether it reads the token ids of a prompt. Otherwise it gets their text, and may read others.
         never_drawn: tokens that it never draws where texts go on after their end.
-        salts: whether its prefix cache heeds `Question.salts`; None where there is no such cache between
+        salts: whether its prefix cache heeds `Request.salt`; None where there is no such cache between
             questions.
         penalises_prompts: whether penalties count the tokens of prompts, too.
         logprobs: whether it documents those of new tokens as `raw`, the model's own, or as

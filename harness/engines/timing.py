@@ -60,11 +60,10 @@ def timed_answer(
     """
     requests = question.requests
     in_flight = question.in_flight or len(requests)
-    extra = question.extra.requests if question.extra is not None else []
     if engine.weights is not None:
         engine.weights.reset_peak_memory()
     with without_garbage_collection():
-        answered = arm.answer(requests, in_flight, extra, watch)
+        answered = arm.answer(requests, in_flight, question.extra, watch)
     answered.arm = arm.name
     answered.question = question
     if engine.weights is not None:

@@ -28,11 +28,11 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from harness.config.run import RunSettings
-from harness.engines.protocol import Question
+from harness.engines.protocol import Question, Request
 from harness.engines.registry import engine_of
 from harness.measuring.prompts.encoding import Encoded
 from harness.measuring.prompts.sets import Occurrence, PromptSet
+from harness.measuring.session import Session
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL
 
 
@@ -118,14 +118,13 @@ def in_laps(num_prompts: int, num_laps: int) -> list[range]:
     return [range(begin, end) for begin, end in itertools.pairwise(ends)]
 
 
-def warmup_question(template: Question, encoded: Encoded, size: int, unused_index: int) -> Question:
+def warmup_question(session: Session, encoded: Encoded, size: int, unused_index: int) -> Question:
     """Prompts that are not measured, because caches would know those that are.
 
     They are other prompts of the set, no longer than the longest measured one. Where there are too
     few of these, they are measured prompts with the tokens after the first in reverse.
 
     Args:
-        template: a question without prompts, with the run's decoding, seed and stop tokens.
         encoded: the prompts that are measured, and others.
         unused_index: no prompt has this index or a larger one.
     """
@@ -135,16 +134,16 @@ def warmup_question(template: Question, encoded: Encoded, size: int, unused_inde
         reversed_ids = [[*ids[:1], *reversed(ids[1:])] for ids in encoded.token_ids]
         token_ids = list(itertools.islice(itertools.cycle(reversed_ids), size))
         indices = range(unused_index, unused_index + size)
-        return dataclasses.replace(template, prompts=token_ids, indices=indices, salts=salts)
+        return Question(session.requests(token_ids, indices, salts=salts))
     first = others.part(range(size))
-    return dataclasses.replace(
-        template, prompts=first.token_ids, indices=first.indices, chats=first.chats, salts=salts
+    return Question(
+        session.requests(first.token_ids, first.indices, chats=first.chats, salts=salts)
     )
 
 
 def first_turns(
-    template: Question,
-    settings: RunSettings,
+    session: Session,
+    seed: int,
     prompt_set: PromptSet,
     encoded: Encoded,
     parts: Sequence[Part],
@@ -153,33 +152,30 @@ def first_turns(
     """The questions about the first turns, one for each part.
 
     Args:
-        template: a question without prompts, with the run's decoding, seed and stop tokens.
+        seed: of their random numbers.
         encoded: the prompts that are measured, to whose places the parts refer.
         warmup: prompts that also keep up the load until the last answer has ended, under another
             salt, where requests are in flight together.
     """
-    extra: Question | None = None
+    settings = session.settings
+    extra: list[Request] = []
     in_flight: int | None = None
     if engine_of(settings).queues:
-        in_flight = len(warmup.prompts)
+        in_flight = len(warmup.requests)
     if in_flight and (settings.engine.rate or in_flight > 1):
-        extra = dataclasses.replace(warmup, salts=["extra"] * len(warmup.prompts))
+        extra = [dataclasses.replace(request, salt="extra") for request in warmup.requests]
     questions = []
     for moment, part in enumerate(parts):
         places, repeats = zip(*part.prompts, strict=True)
         prompts = encoded.part(places)
         # The places in `prompt_set`, of which the measured prompts may be a selection.
         pairs = zip(prompts.indices, repeats, strict=True)
-        question = dataclasses.replace(
-            template,
-            prompts=prompts.token_ids,
-            indices=[prompt_set.index(Occurrence(index, 0, repeat)) for index, repeat in pairs],
+        requests = session.requests(
+            prompts.token_ids,
+            [prompt_set.index(Occurrence(index, 0, repeat)) for index, repeat in pairs],
             chats=prompts.chats,
             salts=[str(repeat) for repeat in repeats],
-            in_flight=in_flight,
-            extra=extra,
-            unit=part.unit,
-            moment=moment,
+            seed=seed,
         )
-        questions.append(question)
+        questions.append(Question(requests, in_flight, extra, part.unit, moment))
     return questions

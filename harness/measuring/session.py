@@ -18,7 +18,7 @@ from harness.config.settings import DecodingSettings
 from harness.engines.chat import Chat
 from harness.engines.door.pairs import AnyPair, Pair, PlacedPair
 from harness.engines.keeper import PairKeeper
-from harness.engines.protocol import Engine, Question, Servers
+from harness.engines.protocol import Engine, Request, Servers
 from harness.engines.record import Preparation
 from harness.engines.registry import engine_of
 from harness.engines.tokenizer import Tokenizer
@@ -48,7 +48,7 @@ class HasSettings(Protocol):
 
 class Session:
     """One run of a command, which takes these steps in order: `encode` (or `encoder`), `place`,
-    `open`, `question`, and `interleaving.ask_all`; `row` and `write_rows` however it ends. `engine` is
+    `open`, `requests`, and `interleaving.ask_all`; `row` and `write_rows` however it ends. `engine` is
     not None between `open` and `close`.
 
     Args:
@@ -248,28 +248,34 @@ class Session:
             self.engine.close()
             self.engine = None
 
-    def question(
+    def requests(
         self,
-        token_ids: Sequence[Sequence[int]] = (),
-        indices: Sequence[int] = (),
+        token_ids: Sequence[Sequence[int]],
+        indices: Sequence[int],
         decoding: DecodingSettings | None = None,
         *,
         chats: Sequence[Chat] = (),
+        salts: Sequence[str] = (),
         seed: int | None = None,
-    ) -> Question:
-        """Return a question: prompts that every arm is asked together.
+    ) -> list[Request]:
+        """Return a request for each prompt.
 
         Args:
             token_ids: of each prompt.
             indices: of the prompts; with the seed they determine the random numbers.
             decoding, seed: those of the settings by default.
-            chats: see `Question`.
+            chats, salts: one for each prompt; empty for none.
         """
         decoding = decoding or self.settings.decoding
         if seed is None:
             seed = self.settings.seed
         stop_tokens = frozenset() if decoding.ignore_eos else self.end_tokens()
-        return Question(token_ids, decoding, seed, indices, stop_tokens, chats)
+        requests = []
+        for place, (prompt, index) in enumerate(zip(token_ids, indices, strict=True)):
+            chat = chats[place] if chats else None
+            salt = salts[place] if salts else None
+            requests.append(Request(prompt, decoding, seed, index, stop_tokens, chat, salt))
+        return requests
 
     def row(
         self, kind: type[AnyRow], acceptance: Acceptance | None = None, **figures: Any

@@ -9,12 +9,12 @@ import pytest
 
 from harness.config.errors import SettingError
 from harness.config.settings import DecodingSettings
-from harness.engines.protocol import Question
 from harness.engines.simulated.engine import SimulatedArm, _Clock
 from harness.engines.simulated.settings import SimulatedSettings
 from harness.results.files import append_rows
 from in_process import Harness, results
 from report_files import latency_run
+from some_questions import question_of
 from wording import mentions
 
 QUIET = ["engine=simulated", "engine.noise=0", "engine.prompts_differ=0", "resume=false"]
@@ -68,7 +68,7 @@ def test_a_batch_takes_what_its_passes_cost() -> None:
     undisturbed = {"acceptance": 1.0, "prompts_differ": 0, "noise": 0}
     settings = SimulatedSettings(prompt_ms=1, **costs, **stalls, **undisturbed)
     decoding = DecodingSettings(max_new_tokens=6, num_draft_tokens=2)
-    question = Question([[1] * 2, [1] * 4, [1] * 3], decoding, 0, range(3))
+    question = question_of([[1] * 2, [1] * 4, [1] * 3], decoding)
     answered = SimulatedArm("speculative", settings, _Clock()).answer(question.requests, 2)
     # Prompts of 12 and 14 ms, then 2 · 3 + 20 + 5 + 4 + 7 ms, and 3 + 20 + 5 + 2 ms.
     expected = [[0.012, 0.069, 0.100], [0.026, 0.069, 0.100], [0.013, 0.049, 0.074]]

@@ -13,11 +13,12 @@ import pytest
 
 from harness.config.errors import RunError
 from harness.config.settings import DecodingSettings
-from harness.engines.protocol import Answered, Arm, Engine, Question, Request
+from harness.engines.protocol import Answered, Arm, Engine, Request
 from harness.engines.requests import RequestError
 from harness.engines.timing import timed_answer
+from some_questions import question_of
 
-QUESTION = Question([[1], [2]], DecodingSettings(max_new_tokens=3), seed=0, indices=(0, 1))
+QUESTION = question_of([[1], [2]], DecodingSettings(max_new_tokens=3))
 
 
 class FakeArm(Arm):
@@ -87,7 +88,7 @@ def test_garbage_is_collected_outside_the_clock() -> None:
 
 def test_prompts_are_in_flight_all_at_once_unless_a_question_says_otherwise() -> None:
     arm = FakeArm()
-    kept_up = replace(QUESTION, in_flight=1, extra=replace(QUESTION, prompts=[[3]]))
+    kept_up = replace(QUESTION, in_flight=1, extra=QUESTION.requests[:1])
     for question, asked in ((QUESTION, (2, 0)), (kept_up, (1, 1))):
         timed_answer(Engine(), arm, question)
         assert arm.asked == asked

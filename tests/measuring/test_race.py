@@ -14,7 +14,7 @@ from harness.engines import arrivals as arrivals_module
 from harness.engines.arrivals import Arrival, Origin, Watch
 from harness.engines.door.reference import Margin
 from harness.engines.phases import Phases
-from harness.engines.protocol import Answered, Question, Request
+from harness.engines.protocol import Answered, Request
 from harness.engines.requests import RequestRecord
 from harness.local.decoding.loop import Gain, Iteration
 from harness.local.decoding.verify import Verdict
@@ -23,9 +23,10 @@ from harness.local.engine.clock import LoopClock
 from harness.measuring import race
 from harness.measuring.race import Lap, find_rejections, outcome, run_lap
 from harness.results.acceptance import Rejection
+from some_questions import question_of
 from tiny_checkpoints import make_tokenizer
 
-QUESTION = Question([[1, 2]], DecodingSettings(temperature=0, max_new_tokens=8), 0, [0])
+QUESTION = question_of([[1, 2]], DecodingSettings(temperature=0, max_new_tokens=8))
 
 
 def speculative(tokens: list[int], proposed: list[int], num_accepted: int) -> Arrival:
@@ -132,7 +133,7 @@ def test_where_texts_differ(
     expected: tuple[int | None, float | None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    question = Question([[1, 2]], DecodingSettings(temperature=temperature), 0, [0])
+    question = question_of([[1, 2]], DecodingSettings(temperature=temperature))
     engine: Any = Engine(monkeypatch)
     laps = [
         lap_of("any", [[token] for token in tokens], 6.0 / len(tokens))

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from harness.config.settings import DecodingSettings
 from harness.engines.counts import Counts, growth
 from harness.engines.protocol import Answered
 from harness.engines.requests import Load, RequestError, RequestRecord
@@ -19,6 +20,7 @@ from harness.servers import counters
 from harness.servers.counters import CounterPage, read_counters
 from harness.servers.http import RequestFailed
 from measured_runs import figures, run_of
+from some_questions import question_of
 
 VLLM = """# HELP vllm:spec_decode_num_drafts Number of spec decoding drafts.
 # TYPE vllm:spec_decode_num_drafts counter
@@ -126,8 +128,7 @@ def test_tokens_cached_from_before_are_those_that_no_other_prompt_begins_with() 
     requests = [RequestRecord(index, 2, num_tokens=1, num_cached=cached) for index, cached in known]
     run = run_of([Answered(requests=requests, seconds=1.0)])
     [generation] = run.arms["regular"].generations
-    assert generation.question is not None
-    generation.question = replace(generation.question, prompts=prompts)
+    generation.question = question_of(prompts, DecodingSettings())
     found: Any = Server.measured(run, run.arms["regular"])
     assert found.cached_from_before == (4 - 3) + 2 + (3 - 3)
 

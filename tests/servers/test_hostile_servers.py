@@ -171,7 +171,7 @@ def test_a_rate_above_what_the_server_does_is_said(
         server.stall_after = 1_000_000
 
     engine.say = note
-    question = dataclasses.replace(ask(3), extra=ask(3))
+    question = dataclasses.replace(ask(3), extra=ask(3).requests)
     assert timed_answer(engine, engine.arms[0], question).tokens == texts(question)
     [line] = said
     assert line.startswith("regular: engine.rate=100 may be more than the server can do: after 0 s")

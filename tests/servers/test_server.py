@@ -9,14 +9,24 @@ from typing import Any
 
 import pytest
 
-from echo_questions import TOKENIZER, Open, arm_of, ask, engine_of, texts, time_is_up_when
+from echo_questions import (
+    DECODING,
+    TOKENIZER,
+    Open,
+    arm_of,
+    ask,
+    changed,
+    engine_of,
+    texts,
+    time_is_up_when,
+)
 from echo_server import NEVER_DRAWN, EchoServer, serving
 from harness.commands.recovery.scores import require_token_ids
 from harness.config.errors import RunError, SettingError
 from harness.engines.arrivals import Arrival
 from harness.engines.chat import Chat
 from harness.engines.counts import Counts
-from harness.engines.protocol import Answered
+from harness.engines.protocol import Answered, Question
 from harness.engines.rates import arrival_times
 from harness.engines.requests import Load, RequestError, RequestRecord
 from harness.engines.timing import timed_answer
@@ -29,6 +39,7 @@ from harness.servers.dialects import UNKNOWN
 from harness.servers.request_form import RequestForm
 from harness.servers.settings import ServerSettings
 from measured_runs import figures
+from some_questions import question_of
 
 
 def test_token_ids_go_out_and_come_back(open_engine: Open) -> None:
@@ -43,7 +54,15 @@ def test_token_ids_go_out_and_come_back(open_engine: Open) -> None:
 
 TOOL = {"type": "function", "function": {"name": "weather"}}
 ASKED = ({"role": "user", "content": "Rain?"}, {"role": "user", "content": "Snow?"})
-CHATS = [Chat((message,), (TOOL,)) for message in ASKED]
+
+
+def chatting(question: Question) -> Question:
+    """The question with a message and a tool in each request."""
+    requests = [
+        dataclasses.replace(request, chat=Chat((message,), (TOOL,)))
+        for request, message in zip(question.requests, ASKED, strict=False)
+    ]
+    return dataclasses.replace(question, requests=requests)
 
 
 def counting(length_of_tools: int) -> EchoServer:
@@ -61,7 +80,7 @@ def counting(length_of_tools: int) -> EchoServer:
 def test_tools_are_sent_once_it_is_known_that_the_server_reads_them(open_engine: Open) -> None:
     server = counting(5)
     engine = open_engine(server, chat=True)
-    question = dataclasses.replace(ask(2), chats=CHATS)
+    question = chatting(ask(2))
     for _ in range(2):
         timed_answer(engine, engine.arms[0], question)
     with_tools, without, *asked = server.bodies
@@ -75,15 +94,15 @@ def test_tools_are_sent_once_it_is_known_that_the_server_reads_them(open_engine:
 
 def test_a_server_that_leaves_tools_out_is_refused(open_engine: Open) -> None:
     engine = open_engine(counting(0), chat=True)
-    question = dataclasses.replace(ask(2), chats=CHATS)
+    question = chatting(ask(2))
     shows_none = "prompts: have tools, and the chat template of the regular server shows none: http"
     with pytest.raises(SettingError, match=shows_none):
         timed_answer(engine, engine.arms[0], question)
     other = open_engine(counting(0), chat=True)
-    requests = dataclasses.replace(ask(), chats=CHATS[:1]).requests
+    requests = chatting(ask()).requests
     with pytest.raises(SettingError, match=shows_none):
         other.arms[0].answer(requests, 1)
-    without = dataclasses.replace(ask(), chats=[Chat(ASKED[:1])])
+    without = changed(ask(), chat=Chat(ASKED[:1]))
     assert timed_answer(other, other.arms[0], without).tokens
 
 
@@ -110,7 +129,7 @@ def test_a_server_that_refuses_its_salt_gets_none(open_engine: Open) -> None:
     server = EchoServer(version="1", refuses=("cache_salt",))
     engine = open_engine(server)
     assert not engine.arms[0].traits.salts
-    question = dataclasses.replace(ask(top_k=0), salts=("a",))
+    question = changed(ask(top_k=0), salt="a")
     assert timed_answer(engine, engine.arms[0], question).requests[0].error is None
     other = EchoServer(version="1")
     engine = open_engine(other)
@@ -240,7 +259,7 @@ def test_requests_are_counted_and_keep_up_with_their_rate(number: int, fell_behi
 def test_servers_that_know_no_tokens_to_stop_at_get_texts(open_engine: Open, dialect: str) -> None:
     server = EchoServer(dialect=dialect, version="1")  # type: ignore[arg-type]
     engine = open_engine(server)
-    question = dataclasses.replace(ask(top_k=0), ends=("m", "no", "o", "p", "q"))
+    question = changed(ask(top_k=0), ends=("m", "no", "o", "p", "q"))
     timed_answer(engine, engine.arms[0], question)
     (body,) = server.bodies
     # OpenAI's API takes four.
@@ -273,8 +292,8 @@ def test_requests_arrive_at_random_times(open_engine: Open) -> None:
     """Both arms of a run are asked the same question at the same times; other questions at others."""
     times = arrival_times(ask(2000).requests, rate=200.0)
     assert times == arrival_times(ask(2000).requests, rate=200.0) == sorted(times)
-    later = dataclasses.replace(ask(2000), indices=range(2000, 4000))
-    other_seed = dataclasses.replace(ask(2000), seed=1)
+    later = question_of([[5]] * 2000, DECODING, indices=range(2000, 4000))
+    other_seed = changed(ask(2000), seed=1)
     assert times[0] > 0
     engine = open_engine(EchoServer(), rate=200.0)
     load = timed_answer(engine, engine.arms[0], ask(4)).load
@@ -295,7 +314,7 @@ def test_the_load_is_kept_up_until_the_last_answer(open_engine: Open) -> None:
     three = dataclasses.replace(ask(4), in_flight=3)
     timed_answer(engine, engine.arms[0], three)
     assert (len(server.bodies), server.num_abandoned) == (4, 0)
-    accompanied = dataclasses.replace(three, extra=ask(3))
+    accompanied = dataclasses.replace(three, extra=ask(3).requests)
     generation = timed_answer(engine, engine.arms[0], accompanied)
     assert generation.tokens == texts(accompanied)
     load = generation.load
@@ -452,5 +471,5 @@ def test_a_server_that_refuses_a_top_p_of_1_does_not_get_it() -> None:
     # Its own tokenizer begins the text.
     assert TOKENIZER.bos_token_id is not None
     for prompt in ([5, 6], [TOKENIZER.bos_token_id, 5, 6]):
-        [request] = dataclasses.replace(ask(top_k=0), prompts=[prompt]).requests
+        [request] = changed(ask(top_k=0), prompt=prompt).requests
         assert form.body(request)["prompt"] == TOKENIZER.decode([5, 6])

@@ -16,6 +16,7 @@ from harness.engines.protocol import Question
 from harness.engines.record import Opening
 from harness.servers import record as server
 from harness.servers.engine import ServerArm, ServerEngine
+from some_questions import question_of
 from some_settings import settings_of
 from tiny_checkpoints import make_tokenizer
 
@@ -28,7 +29,13 @@ Open = Callable[..., ServerEngine]
 
 def ask(num_prompts: int = 1, **decoding: object) -> Question:
     prompts = [[5, 6, 10 + index] for index in range(num_prompts)]
-    return Question(prompts, dataclasses.replace(DECODING, **decoding), 0, range(num_prompts))
+    return question_of(prompts, dataclasses.replace(DECODING, **decoding))
+
+
+def changed(question: Question, **fields: object) -> Question:
+    """The question with other fields of its requests."""
+    requests = [dataclasses.replace(request, **fields) for request in question.requests]
+    return dataclasses.replace(question, requests=requests)
 
 
 def texts(question: Question) -> list[list[int]]:

@@ -8,9 +8,10 @@ from typing import Any
 
 from harness.commands.latency.record import LatencySettings
 from harness.config.settings import DecodingSettings
-from harness.engines.protocol import Answered, Question
+from harness.engines.protocol import Answered
 from harness.measuring.figures.measured import Group, MeasuredArm, MeasuredRun
 from harness.measuring.prompts.sets import Prompt, PromptSet
+from some_questions import question_of
 from some_settings import settings_of
 
 
@@ -58,13 +59,8 @@ def asked(generations: Sequence[Answered], units: Sequence[int] | None = None) -
     answers = []
     for moment, generation in enumerate(generations):
         indices = [request.index for request in generation.requests]
-        question = Question(
-            [[1]] * len(indices),
-            DecodingSettings(),
-            seed=0,
-            indices=indices,
-            unit=moment if units is None else units[moment],
-            moment=moment,
-        )
+        unit = moment if units is None else units[moment]
+        question = question_of([[1]] * len(indices), DecodingSettings(), indices=indices)
+        question = dataclasses.replace(question, unit=unit, moment=moment)
         answers.append(dataclasses.replace(generation, question=question))
     return answers

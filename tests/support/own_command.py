@@ -57,6 +57,7 @@ class AnswerLengths(Experiment[LengthsSettings, LengthsRow]):
 
     def measure(self, session: Session) -> None:
         """See `Experiment.measure`."""
+        from harness.engines.protocol import Question
         from harness.measuring.interleaving import ask_all
         from harness.measuring.prompts.sets import load_prompts
 
@@ -65,7 +66,9 @@ class AnswerLengths(Experiment[LengthsSettings, LengthsRow]):
         longest = max(map(len, token_ids))
         session.place(1, longest)
         engine = session.open(1, longest)
-        questions = [session.question([row], [index]) for index, row in enumerate(token_ids)]
+        questions = [
+            Question(session.requests([row], [index])) for index, row in enumerate(token_ids)
+        ]
         for _, answers in ask_all(engine, questions):
             self.lengths += [len(tokens) for answer in answers.values() for tokens in answer.tokens]
 

@@ -14,11 +14,12 @@ from typing import Any
 from echo_server import FIRST_LETTER, EchoServer, serving
 from harness.config.demand import Demand
 from harness.config.settings import DecodingSettings, PlacementSettings
-from harness.engines.protocol import Arm, Question
+from harness.engines.protocol import Arm
 from harness.engines.record import Preparation
 from harness.local.drafting.method import Pair
 from harness.local.engine.engine import LocalEngine
 from harness.local.engine.pair import plan_pair
+from some_questions import question_of
 from tiny_checkpoints import as_draft, shipped
 
 _MOST = 64
@@ -81,7 +82,7 @@ class PairServer(EchoServer):
         )
         prompts = [body["prompt"] for body in bodies]
         indices = [self._index(tuple(prompt)) for prompt in prompts]
-        question = Question(prompts, decoding, 0, indices)
+        question = question_of(prompts, decoding, 0, indices)
         return self.spoil(self.arm.answer(question.requests, len(prompts)).tokens)
 
     def _index(self, prompt: tuple[int, ...]) -> int:

@@ -24,7 +24,7 @@ from harness.config.errors import SettingError
 from harness.engines.door import wing
 from harness.engines.door.pairs import AnyPair, Pair, PlacedPair
 from harness.engines.door.reading import TOGETHER, ReadText, Transcript, num_together
-from harness.engines.protocol import in_batches
+from harness.engines.protocol import Question, in_batches
 from harness.engines.registry import engine_of
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import timed_answer
@@ -184,7 +184,7 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
                     occurrence = Occurrence(index, repeat=num_asked[index])
                     indices.append(self.prompt_set.index(occurrence))
                     num_asked[index] += 1
-                question = session.question(part.token_ids, indices, chats=part.chats)
+                question = Question(session.requests(part.token_ids, indices, chats=part.chats))
                 requests += timed_answer(engine, engine.arms[arm], question).requests
                 advance(None)
         session.close()

@@ -165,8 +165,9 @@ class Compare(Experiment[CompareSettings, CompareRow]):
                 show("")
                 # The warm-up's random numbers were those of index 0.
                 index = self._num_races + 1
-                question = session.question([token_ids], [index], chats=[typed.chat()])
-                question = dataclasses.replace(question, salts=[str(index)])
+                question = Question(
+                    session.requests([token_ids], [index], chats=[typed.chat()], salts=[str(index)])
+                )
                 for lap in self._laps(engine, session.tokenizer, question, view):
                     laps.append(lap)
                     columns |= figures(lap, session.tokenizer)
@@ -245,9 +246,9 @@ class Compare(Experiment[CompareSettings, CompareRow]):
         example = self._examples[0]
         token_ids = session.encode([example], new_tokens=_WARMUP_TOKENS)
         engine = self._engine(session)
-        question = session.question(token_ids, [0], decoding, chats=[example.chat()])
+        requests = session.requests(token_ids, [0], decoding, chats=[example.chat()])
         for arm in engine.arms:
-            timed_answer(engine, arm, question)
+            timed_answer(engine, arm, Question(requests))
 
     def _obey(self, line: str, session: Session) -> str:
         """Carry out a command; returns the text to show."""

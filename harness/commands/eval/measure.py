@@ -198,7 +198,7 @@ class Evaluation(Experiment[EvalSettings, EvalRow]):
         problems = {problem.key: problem for problem in self.problems}
         pending = self._pending(session, token_ids)
         for question, answers in ask_all(engine, pending, pending[:1]):
-            batch = [problems[question.seed, index] for index in question.indices]
+            batch = [problems[request.seed, request.index] for request in question.requests]
             rows: list[AnswerRow] = []
             for arm, generation in answers.items():
                 rows += self._answer_rows(session, arm, batch, generation)
@@ -218,14 +218,18 @@ class Evaluation(Experiment[EvalSettings, EvalRow]):
         for seed, same_seed in grouped(pending, lambda asked: asked[0].seed).items():
             for batch in in_batches(same_seed, self.settings.batch_size):
                 problems, prompts = zip(*batch, strict=True)
-                question = session.question(
+                requests = session.requests(
                     prompts,
                     [problem.index for problem in problems],
                     chats=[Prompt(problem.prompt).chat() for problem in problems],
                     seed=seed,
                 )
-                stops = question.stop_tokens | stop_tokens
-                questions.append(dataclasses.replace(question, stop_tokens=stops, ends=ENDS))
+                stops = requests[0].stop_tokens | stop_tokens
+                ending = [
+                    dataclasses.replace(request, stop_tokens=stops, ends=ENDS)
+                    for request in requests
+                ]
+                questions.append(Question(ending))
         return questions
 
     def _answer_rows(

@@ -44,40 +44,31 @@ class Conversations:
         Their prompts have empty answers until `for_arm` fills them in.
         """
         prompts = self._prompt_set.prompts
-        going_on = [self._prompt_set.occurrence(index) for index in first.indices]
         questions = []
         for turn in itertools.count(1):
-            going_on = [
-                occurrence for occurrence in going_on if turn < len(prompts[occurrence.place].turns)
-            ]
-            if not going_on:
+            requests = []
+            for request in first.requests:
+                occurrence = self._prompt_set.occurrence(request.index)
+                prompt = prompts[occurrence.place]
+                if turn < len(prompt.turns):
+                    [token_ids] = self._encoder.encode([prompt.after([""] * turn)])
+                    index = self._prompt_set.index(occurrence._replace(turn=turn))
+                    later = dataclasses.replace(request, prompt=token_ids, index=index, chat=None)
+                    requests.append(later)
+            if not requests:
                 break
-            asked = [prompts[occurrence.place].after([""] * turn) for occurrence in going_on]
-            question = dataclasses.replace(
-                first,
-                prompts=self._encoder.encode(asked),
-                indices=[
-                    self._prompt_set.index(occurrence._replace(turn=turn))
-                    for occurrence in going_on
-                ],
-                salts=[str(occurrence.repeat) for occurrence in going_on] if first.salts else (),
-                chats=(),
-            )
-            questions.append(question)
+            questions.append(dataclasses.replace(first, requests=requests))
         return questions
 
     def for_arm(self, question: Question, arm: str) -> Question:
         """The question with this arm's own answers to the turns before."""
-        if self._prompt_set.at(question.indices[0]).turn in (None, 1):
+        if self._prompt_set.at(question.requests[0].index).turn in (None, 1):
             return question
-        prompts = []
-        token_ids = []
-        for index in question.indices:
-            prompt, ids = self._so_far(index, arm)
-            prompts.append(prompt)
-            token_ids.append(ids)
-        chats = [prompt.chat() for prompt in prompts]
-        return dataclasses.replace(question, prompts=token_ids, chats=chats)
+        requests = []
+        for request in question.requests:
+            prompt, ids = self._so_far(request.index, arm)
+            requests.append(dataclasses.replace(request, prompt=ids, chat=prompt.chat()))
+        return dataclasses.replace(question, requests=requests)
 
     def keep(self, generation: Answered) -> None:
         """Remember what an arm has answered."""

@@ -104,7 +104,7 @@ class Latency(Experiment[LatencySettings, LatencyRow]):
         engine = session.open(settings.batch_size, longest)
         self._check_engine(engine)
         warmup, questions = questions_to_ask(
-            session.question(), engine, settings, self.prompt_set, encoded, conversations
+            session, engine, settings, self.prompt_set, encoded, conversations
         )
         gpus = () if engine.weights is None else engine.weights.gpus
         known_salts = [arm.traits.salts for arm in engine.arms if arm.traits.salts is not None]

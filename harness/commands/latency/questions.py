@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 
 from harness.commands.latency.conversations import Conversations
@@ -12,6 +11,7 @@ from harness.engines.registry import engine_of
 from harness.measuring.asking import batches_to_ask, first_turns, laps_to_ask, warmup_question
 from harness.measuring.prompts.encoding import Encoded
 from harness.measuring.prompts.sets import PromptSet
+from harness.measuring.session import Session
 
 # A lap begins and ends with fewer requests in flight than it should have, so laps are long: up to
 # _LONGEST_LAP times the requests in flight, if there are still _MANY_LAPS laps then.
@@ -55,7 +55,7 @@ def lap_count(settings: LatencySettings, engine: Engine, num_prompts: int) -> in
 
 
 def questions_to_ask(
-    template: Question,
+    session: Session,
     engine: Engine,
     settings: LatencySettings,
     prompt_set: PromptSet,
@@ -66,12 +66,11 @@ def questions_to_ask(
     for each later turn of it.
 
     Args:
-        template: a question without prompts, with the run's decoding, seed and stop tokens.
         encoded: the prompts that are measured.
         conversations: has the later turns.
     """
     unused_index = prompt_set.first_unused(settings.num_asked)
-    warmup = warmup_question(template, encoded, settings.batch_size, unused_index)
+    warmup = warmup_question(session, encoded, settings.batch_size, unused_index)
     num_prompts = len(encoded.prompts)
     num_asked = settings.num_asked if asks_again(settings, prompt_set) else num_prompts
     if engine_of(settings).queues:
@@ -79,8 +78,7 @@ def questions_to_ask(
         parts = laps_to_ask(num_prompts, num_asked, num_laps, settings.seed)
     else:
         parts = batches_to_ask(num_prompts, num_asked, settings.batch_size, settings.seed)
-    template = dataclasses.replace(template, seed=settings.seed_of_run)
     questions = []
-    for question in first_turns(template, settings, prompt_set, encoded, parts, warmup):
+    for question in first_turns(session, settings.seed_of_run, prompt_set, encoded, parts, warmup):
         questions += [question, *conversations.follow_ups(question)]
     return warmup, questions

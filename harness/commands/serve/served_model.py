@@ -165,9 +165,7 @@ class ServedModel:
         # Without a seed every race draws alike, while `ask` draws another seed for each request.
         seed = self.settings.seed if body.seed is None else body.seed % 2**64
         request = self._request(ids, body, seed, body.index)
-        question = Question(
-            [ids], request.decoding, request.seed, [request.index], request.stop_tokens
-        )
+        question = Question([request])
 
         def draw(lap: Lap) -> None:
             if not self.service.is_running():
@@ -178,7 +176,7 @@ class ServedModel:
             laps = [run_lap(engine, arm, question, draw) for arm in engine.arms]
             return {
                 "prompt": body.prompt,
-                "temperature": question.decoding.temperature,
+                "temperature": request.decoding.temperature,
                 "arms": [as_json(lap, self._pair.tokenizer, ids) for lap in laps],
                 "acceptance": laps[-1].answered.acceptance.columns(),
                 "identical": len({tuple(lap.answered.tokens[0]) for lap in laps}) == 1,
@@ -233,6 +231,7 @@ def _open_engine(keeper: PairKeeper, settings: ServeSettings, say: Callable[[str
     )
     engine = keeper.open(settings, preparation)
     few = dataclasses.replace(decoding, max_new_tokens=min(8, settings.max_new_tokens))
+    warmup = Question([Request([0, 0], few, seed=0, index=0)])
     for arm in engine.arms:
-        timed_answer(engine, arm, Question(prompts=[[0, 0]], decoding=few, seed=0, indices=[0]))
+        timed_answer(engine, arm, warmup)
     return engine

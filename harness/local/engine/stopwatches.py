@@ -143,10 +143,9 @@ def profile_arms(engine: Engine, question: Question, directory: Path) -> list[Pr
 
     Nothing else may be timed meanwhile: the profiler slows everything down.
     """
-    decoding = question.decoding
-    num_tokens = min(_NUM_TRACED, decoding.max_new_tokens)
-    decoding = dataclasses.replace(decoding, max_new_tokens=num_tokens)
-    requests = dataclasses.replace(question, decoding=decoding).requests
+    num_tokens = min(_NUM_TRACED, question.decoding.max_new_tokens)
+    decoding = dataclasses.replace(question.decoding, max_new_tokens=num_tokens)
+    requests = [dataclasses.replace(request, decoding=decoding) for request in question.requests]
     assert engine.weights is not None
     # Its library would report its own starts and stops on stderr.
     os.environ.setdefault("KINETO_LOG_LEVEL", "5")

@@ -20,13 +20,13 @@ from harness.commands.recovery.workload import Answer, Asking, PlannedRequest
 from harness.config.faults import FAULTS as PLANTED
 from harness.config.settings import DecodingSettings
 from harness.engines.divergence import Divergence, first_divergence
-from harness.engines.protocol import Question
 from harness.engines.record import Preparation
 from harness.engines.timing import timed_answer
 from harness.local.drafting.method import Pair
 from harness.local.engine.engine import LocalEngine
 from harness.results.statistics.drawn_tokens import Finding, TokenResult
 from planted_faults import planted
+from some_questions import question_of
 from some_settings import settings_of
 from tiny_checkpoints import pair_of
 
@@ -80,7 +80,7 @@ def sample(
     for first in range(0, num_draws, BATCH):
         streams = range(first, min(first + BATCH, num_draws))
         decoding = DecodingSettings(temperature=0.7, **asked)
-        question = Question([PROMPT] * len(streams), decoding, 0, streams)
+        question = question_of([PROMPT] * len(streams), decoding, indices=streams)
         for answer in timed_answer(faulty, tested, question).requests:
             request = PlannedRequest(tuple(PROMPT), sampling, num_tokens, len(answered))
             answered.append(Answer(request, answer))
@@ -104,7 +104,7 @@ def compare(
         temperature=0.0, num_draft_tokens=num_draft_tokens, max_new_tokens=24
     )
     prompts = [PROMPT, [7], [2, 6, 2, 6, 2, 6, 2], [0, 1]]
-    faulty, question = engine(fault, dtype), Question(prompts, decoding, 0, range(4))
+    faulty, question = engine(fault, dtype), question_of(prompts, decoding)
     texts, others = (timed_answer(faulty, arm, question).tokens for arm in faulty.arms)
     assert sum(map(len, texts)) == 4 * 24
     return [

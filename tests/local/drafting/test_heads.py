@@ -20,13 +20,13 @@ from harness.config.settings import (
     ModelSettings,
     PlacementSettings,
 )
-from harness.engines.protocol import Question
 from harness.engines.record import Preparation
 from harness.local.drafting.heads.checkpoint import HeadCheckpoint, read_head
 from harness.local.drafting.method import ModelDraftSettings
 from harness.local.engine.engine import LocalEngine
 from harness.local.engine.pair import PlannedPair, plan_pair
 from harness.local.models.checkpoints import Checkpoint
+from some_questions import question_of
 from tiny_checkpoints import ARCHITECTURES, SMALL_DEMAND, as_checkpoint, make_config
 
 VOCABULARY, REDUCED, WIDTH, LAYERS = 320, 100, 128, 8
@@ -332,7 +332,7 @@ def test_a_threshold_reaches_the_confidence_head(threshold: float | None, offere
         plan_head(threshold).place(SMALL_DEMAND).load(),
         Preparation(decoding=decoding, runner="eager"),
     )
-    records = list(records_of(engine.arms[1], Question([[3, 4, 5]], decoding, 0, [0]).requests))
+    records = list(records_of(engine.arms[1], question_of([[3, 4, 5]], decoding).requests))
     assert len(records[1].gains[0].proposed) == offered
 
 

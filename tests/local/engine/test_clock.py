@@ -15,12 +15,13 @@ from chains import SIZE, requests, speculative
 from fakes import MarkovRunner
 from harness.config.settings import DecodingSettings
 from harness.engines.phases import Phases
-from harness.engines.protocol import Answered, Question
+from harness.engines.protocol import Answered
 from harness.local.decoding.loop import Gain, Iteration
 from harness.local.drafting.model import ModelDrafter
 from harness.local.engine import stopwatches
 from harness.local.engine.clock import LoopClock
 from harness.local.engine.stopwatches import PhaseTimer, pass_ms, pass_widths
+from some_questions import question_of
 
 
 class FakeWeights:
@@ -38,7 +39,7 @@ def run(records: Iterable[Iteration], num_rows: int, *, drafts: bool = True) -> 
     """What a loop has answered. Checks that devices are synchronised at both ends."""
     weights: Any = FakeWeights()
     prompts = [[number + 1] for number in range(num_rows)]
-    question = Question(prompts, DecodingSettings(), seed=0, indices=range(num_rows))
+    question = question_of(prompts, DecodingSettings())
     clock = LoopClock(question.requests, weights)
     with clock.running():
         for record in records:
@@ -98,7 +99,7 @@ def test_the_clock_marks_the_first_token_and_leaves_it_out_of_the_times_of_decod
 
 
 def test_a_row_that_joins_has_its_own_time() -> None:
-    question = Question([[1], [2]], DecodingSettings(), seed=0, indices=[0, 1])
+    question = question_of([[1], [2]], DecodingSettings())
     first = Iteration([Gain(0, [5])])
     second = Iteration([Gain(1, [6])])
     clock = LoopClock(question.requests, FakeWeights())  # type: ignore[arg-type]

@@ -18,17 +18,18 @@ from harness.config.errors import RunError
 from harness.config.run import RunnerName
 from harness.config.settings import DecodingSettings, ModelSettings, PromptSettings
 from harness.engines.keeper import PairKeeper
-from harness.engines.protocol import Engine, Question, Request
+from harness.engines.protocol import Engine, Request
 from harness.engines.record import Preparation
 from harness.local.drafting.method import Pair
 from harness.local.engine.engine import LocalArm, LocalEngine
 from harness.local.engine.huggingface import HuggingFaceEngine
+from some_questions import question_of
 from some_settings import settings_of
 from tiny_checkpoints import as_draft, load
 from traced import run_as_traced
 
 DECODING = DecodingSettings(max_new_tokens=6, num_draft_tokens=2)
-QUESTION = Question([[5, 6, 7]], DECODING, 0, [0])
+QUESTION = question_of([[5, 6, 7]], DECODING)
 
 
 @pytest.fixture

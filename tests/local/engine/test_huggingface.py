@@ -26,6 +26,7 @@ from harness.local.engine.engine import LocalEngine
 from harness.local.engine.huggingface import HuggingFaceArm, HuggingFaceEngine, check_pair
 from harness.local.engine.pair import plan_pair
 from mtp_models import mtp_target, save_with_mtp
+from some_questions import question_of
 from tiny_checkpoints import as_draft, load, make_tokenizer
 
 GREEDY = DecodingSettings(max_new_tokens=24, num_draft_tokens=4, temperature=0)
@@ -37,7 +38,7 @@ def ask(
     prompt: list[int] = PROMPT,
     stop: frozenset[int] = frozenset(),
 ) -> Question:
-    return Question([prompt], decoding, seed=3, indices=[7], stop_tokens=stop)
+    return question_of([prompt], decoding, seed=3, indices=[7], stop_tokens=stop)
 
 
 @pytest.fixture

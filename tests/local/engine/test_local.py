@@ -16,7 +16,6 @@ from harness.config.faults import fault_names
 from harness.config.run import RunnerName
 from harness.config.settings import DecodingSettings, ModelSettings, PlacementSettings
 from harness.engines.arrivals import Arrival
-from harness.engines.protocol import Question
 from harness.engines.record import Preparation
 from harness.local.decoding.verify import Offer, Verdict, verify, verify_block
 from harness.local.decoding.warp import Warp
@@ -30,6 +29,7 @@ from harness.local.engine.reference import not_finite
 from harness.local.models.fit import fit
 from harness.local.runners.static import StaticRunner
 from planted_faults import IN_BATCHES, planted
+from some_questions import question_of
 from tiny_checkpoints import as_draft, load, on_gpu, shipped
 from traced import run_as_traced
 from verifiers import arguments
@@ -38,7 +38,7 @@ DECODING = DecodingSettings(max_new_tokens=12, num_draft_tokens=3)
 PROMPTS = [[40, 50, 60], [70, 80, 90, 100, 110]]
 
 
-QUESTION = Question(PROMPTS, DECODING, seed=0, indices=range(2))
+QUESTION = question_of(PROMPTS, DECODING)
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def test_a_question_may_differ_from_what_the_engine_was_opened_for(pair: Pair) -
     """`recovery` asks at temperature 0 too, `compare` after a setting was changed."""
     engine = open_engine(pair, "eager")
     decoding = dataclasses.replace(DECODING, num_draft_tokens=1, temperature=0.0)
-    greedy = dataclasses.replace(QUESTION, decoding=decoding)
+    greedy = question_of(PROMPTS, decoding)
     regular, speculative = (list(records_of(arm, greedy.requests)) for arm in engine.arms)
     assert texts(regular, 2) == texts(speculative, 2)
     assert [len(row) for row in texts(regular, 2)] == [12, 12]
@@ -237,7 +237,7 @@ def test_a_draft_that_drafts_nothing_needs_no_compiled_proposals(
     engine = LocalEngine(pair, preparation)
     assert engine.runner == "compiled"
     assert not [line for line in said if "it runs with" in line]
-    question = Question(PROMPTS[:1], decoding, seed=0, indices=[0])
+    question = question_of(PROMPTS[:1], decoding)
     regular, speculative = (texts(records_of(arm, question.requests), 1) for arm in engine.arms)
     assert speculative == regular
     engine.close()
@@ -269,7 +269,7 @@ def test_a_compiled_chain_of_k_tokens_costs_about_k_passes(
             fixed = dataclasses.replace(
                 decoding, num_draft_tokens=number, max_new_tokens=number + 3
             )
-            question = Question(PROMPTS[:1], fixed, seed=0, indices=[0])
+            question = question_of(PROMPTS[:1], fixed)
             found.append(texts(records_of(engine.arms[1], question.requests), 1))
         engine.close()
     assert found[: len(widths)] == found[len(widths) :]
