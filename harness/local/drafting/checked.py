@@ -5,7 +5,7 @@ that names them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
@@ -14,9 +14,52 @@ from harness.config.errors import HarnessError, RunError, in_one_line
 from harness.config.failures import as_run_error
 from harness.config.methods import METHODS
 from harness.config.settings import DraftSettings
-from harness.local.decoding.protocols import Drafter, NonFiniteError, Proposal
+from harness.local.decoding.protocols import Drafter, NonFiniteError, Proposal, Runner
 from harness.local.decoding.verify import Offer, Verdict
-from harness.local.runners.base import Replacing
+from harness.local.decoding.warp import AnyWarp
+from harness.local.drafting.method import MakeDrafter, Method, Pair
+from harness.local.runners.base import Replacing, Wrapped
+
+
+def method_of(draft: DraftSettings) -> Method:
+    """The way to draft that the settings are for."""
+    method = METHODS[draft.method]
+    assert isinstance(method, Method)
+    if METHODS.is_built_in(draft.method):
+        return method
+    checked: Any = CheckedMethod(method, draft.name)
+    return checked
+
+
+class CheckedMethod(Wrapped):
+    """A method that is not built in: exceptions in its calls, and in those of its drafters, become errors that name it.
+
+    Args:
+        name: as the user typed it.
+    """
+
+    def __init__(self, method: Method, name: str) -> None:
+        super().__init__(method)
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        call = super().__getattr__(name)
+
+        def blamed(*arguments: Any) -> Any:
+            with blaming(self._name):
+                return call(*arguments)
+
+        return blamed
+
+    def drafter(self, settings: Any, pair: Pair, runner: Runner | None) -> MakeDrafter:
+        with blaming(self._name):
+            make = self._wrapped.drafter(settings, pair, runner)
+
+        def make_checked(warp: AnyWarp) -> Drafter:
+            with blaming(self._name):
+                return with_checked_shapes(make(warp), self._name)
+
+        return make_checked
 
 
 @contextmanager
@@ -41,13 +84,6 @@ def blaming(name: str, call: str = "", setting: str = "draft") -> Iterator[None]
         if call:
             what = f"{call}(): " + f"{type(error).__name__}: {error}".splitlines()[0]
         raise RunError(f"{setting}={name}: {what}") from error
-
-
-def blaming_method(draft: DraftSettings | None) -> AbstractContextManager[None]:
-    """`blaming` of a draft whose method is not built in; for any other draft nothing is caught."""
-    if draft is None or METHODS.is_built_in(draft.method):
-        return nullcontext()
-    return blaming(draft.name)
 
 
 def with_checked_shapes(drafter: Drafter, name: str) -> Drafter:

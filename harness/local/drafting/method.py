@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from harness.config.errors import SettingError
-from harness.config.methods import FOR_HUGGINGFACE, METHODS, MethodRecord
+from harness.config.methods import FOR_HUGGINGFACE, MethodRecord
 from harness.config.run import RunSettings, Weights
 from harness.config.settings import (
     DecodingSettings,
@@ -189,13 +189,6 @@ class TextMethod(Method):
 
         new_text = self.texts(settings, pair.tokenizer)
         return lambda warp: TextDrafter(new_text)
-
-
-def method_of(draft: DraftSettings) -> Method:
-    """The way to draft that the settings are for."""
-    method = METHODS[draft.method]
-    assert isinstance(method, Method)
-    return method
 
 
 @dataclass(frozen=True, kw_only=True)

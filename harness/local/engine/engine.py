@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from harness.config.acceptance_rules import RULES
 from harness.config.errors import SettingError
+from harness.config.methods import METHODS
 from harness.engines.arrivals import Watch
 from harness.engines.door.serving import TokenLogprob
 from harness.engines.phases import Phases
@@ -28,8 +29,8 @@ from harness.local.decoding.loop import Request as LoopRequest
 from harness.local.decoding.protocols import NonFiniteError
 from harness.local.decoding.randomness import uniforms
 from harness.local.decoding.verify import AcceptByCoin
-from harness.local.drafting.checked import blaming_method, checked_rule
-from harness.local.drafting.method import MakeDrafter, Pair
+from harness.local.drafting.checked import blaming, checked_rule
+from harness.local.drafting.method import Pair
 from harness.local.engine.clock import LoopClock
 from harness.local.engine.fault import NONE, Fault, fault_of
 from harness.local.engine.reference import ModelReference, loaded_weights, not_finite
@@ -52,7 +53,7 @@ class LocalArm(Arm):
         weights: its models.
         policy: chooses K in each iteration where `decoding.num_draft_tokens` is `auto`, and learns
             from answer to answer.
-        make_drafter: makes a drafter for a warp, for each answer; None without a draft.
+        drafts: whether it speculates.
         fault: a mistake planted in the arm.
         timer: times the phases of target and drafter; None for none.
     """
@@ -61,7 +62,7 @@ class LocalArm(Arm):
     runners: PairRunners
     weights: Weights
     policy: Adaptive
-    make_drafter: MakeDrafter | None = None
+    drafts: bool = False
     fault: Fault = NONE
     timer: PhaseTimer | None = None
     traits = Traits(reports_drafts=True)
@@ -94,7 +95,7 @@ class LocalArm(Arm):
             request.leave_after for request in requests
         )
         phases = self.timer.phases if self.timer is not None else Phases()
-        return clock.answered(phases, as_batch=is_batch, drafts=self.make_drafter is not None)
+        return clock.answered(phases, as_batch=is_batch, drafts=self.drafts)
 
     def loop_request(self, request: Request) -> LoopRequest:
         """A request as the loop takes it, with its random numbers: one for each position, and one that a
@@ -152,12 +153,12 @@ class LocalArm(Arm):
         if self.timer is not None:
             self.timer.phases = Phases()
             target = self.timer.watch("forward", target, "decide")
-        if self.make_drafter is None:
+        if not self.drafts:
             return Loop(target)
         target = self.fault.runner(target)
         # Empty as yet: the loop puts those of the requests' rows into it, and the drafter reads the same object.
         warp = self.fault.warp()
-        drafter: Any = self.make_drafter(warp)
+        drafter: Any = self.runners.drafter(warp)
         if self.timer is not None:
             drafter = self.timer.watch("drafting", drafter, "propose")
         number = decoding.num_draft_tokens
@@ -181,8 +182,11 @@ class LocalArm(Arm):
         one that names a draft that is not built in.
         """
         draft = self.pair.draft_settings
+        blame: AbstractContextManager[None] = nullcontext()
+        if self.drafts and draft is not None and not METHODS.is_built_in(draft.method):
+            blame = blaming(draft.name)
         try:
-            with blaming_method(draft if self.name == "speculative" else None):
+            with blame:
                 yield
         except NonFiniteError as error:
             raise not_finite(self.pair, error.role, f"new token {error.position}") from error
@@ -223,15 +227,12 @@ class LocalEngine(Engine):
     def _make_arms(
         self, new_timer: Callable[[], PhaseTimer | None] = lambda: None
     ) -> Sequence[Arm]:
-        """The regular arm and, where there is a draft, the speculative one. They share no drafters
-        with those that were made before.
-        """
-        make = self.runners.new_drafters()
+        """The regular arm and, where there is a draft, the speculative one."""
         policy = Adaptive(self.runners.num_choices)
         common = (self.runners, self.weights, policy)
         arms = [LocalArm("regular", *common, timer=new_timer())]
-        if make is not None:
-            arms.append(LocalArm("speculative", *common, make, self._fault, new_timer()))
+        if self._pair.draft_settings is not None:
+            arms.append(LocalArm("speculative", *common, True, self._fault, new_timer()))
         return arms
 
 

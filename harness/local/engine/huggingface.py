@@ -18,7 +18,7 @@ from transformers import GenerationConfig
 from transformers.generation.streamers import BaseStreamer
 
 from harness.config.amounts import length_in_common
-from harness.config.methods import FOR_HUGGINGFACE
+from harness.config.methods import FOR_HUGGINGFACE, METHODS
 from harness.config.settings import DecodingSettings, require
 from harness.engines.arrivals import Watch
 from harness.engines.phases import Phases
@@ -32,7 +32,8 @@ from harness.engines.protocol import (
 )
 from harness.engines.record import Preparation
 from harness.local.decoding.loop import Gain, Iteration
-from harness.local.drafting.method import Pair, method_of
+from harness.local.drafting.checked import method_of
+from harness.local.drafting.method import Pair
 from harness.local.engine.clock import LoopClock
 from harness.local.engine.pair import PlannedPair
 from harness.local.engine.reference import loaded_weights, open_reference
@@ -84,7 +85,7 @@ class HuggingFaceEngine(Engine):
         if draft_settings is not None:
             method = method_of(draft_settings)
             arguments = method.huggingface(pair, draft_settings, preparation.decoding)
-            shares = method.memory == "shared"
+            shares = METHODS[draft_settings.method].memory == "shared"
             assistant = pair.target.model if shares else arguments.get("assistant_model")
         # The reference has the same weights in our eager runner.
         self._reference = open_reference(pair, preparation)

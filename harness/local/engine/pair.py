@@ -21,9 +21,9 @@ from harness.config.run import Weights
 from harness.config.settings import DraftSettings, Dtype, ModelSettings, PlacementSettings
 from harness.engines.door.pairs import Excess
 from harness.local.decoding.protocols import TokenRows
-from harness.local.drafting.checked import blaming_method
+from harness.local.drafting.checked import method_of
 from harness.local.drafting.heads.checkpoint import HeadCheckpoint
-from harness.local.drafting.method import DraftPlan, Pair, method_of
+from harness.local.drafting.method import DraftPlan, Pair
 from harness.local.drafting.model import mask_token, shared_sketch
 from harness.local.drafting.translated import Translation, how_to_translate
 from harness.local.models.checkpoints import (
@@ -308,8 +308,7 @@ def sketch_pair(
     checkpoints = [target_checkpoint]
     plan = DraftPlan(draft)
     if draft is not None:
-        with blaming_method(draft):
-            plan = method_of(draft).plan(draft, target_checkpoint, weights)
+        plan = method_of(draft).plan(draft, target_checkpoint, weights)
     if plan.checkpoint is not None:
         checkpoints.append(plan.checkpoint)
     sketches: list[Sketch] = []

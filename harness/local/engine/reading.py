@@ -54,9 +54,7 @@ class PairReader:
         self._warp = warp_of(decoding)
         # The eager runner is what every model can have.
         self._runners = open_runners(pair, Preparation(decoding=decoding, runner="eager"))
-        make_drafter = self._runners.new_drafters()
-        assert make_drafter is not None
-        self._drafter = make_drafter(self._warp)
+        self._drafter = self._runners.drafter(self._warp)
 
     def close(self) -> None:
         """Give the caches back."""

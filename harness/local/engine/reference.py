@@ -114,11 +114,10 @@ class ModelReference:
         first_tokens: Sequence[int],
         decoding: DecodingSettings,
     ) -> tuple[Floats, Floats] | None:
-        make = self._runners.new_drafters()
-        if make is None:
+        if self._pair.draft_settings is None:
             return None
         with torch.inference_mode():
-            drafter = make(warp_of(decoding))
+            drafter = self._runners.drafter(warp_of(decoding))
             drafter.start(prompts, first_tokens, self._runners.target.start(prompts))
             uniforms = torch.zeros(len(prompts), 1, device=self._pair.target.input_device)
             probabilities = drafter.propose(1, uniforms).probabilities

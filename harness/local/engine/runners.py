@@ -6,6 +6,7 @@ have it. A model that cannot have the runner that was asked for gets a plainer o
 
 from __future__ import annotations
 
+import functools
 import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,15 +14,14 @@ from weakref import WeakKeyDictionary
 
 from transformers import PreTrainedModel
 
-from harness.config.errors import SettingError
-from harness.config.methods import METHODS
+from harness.config.errors import RunError, SettingError
 from harness.config.settings import DecodingSettings
 from harness.engines.record import Preparation
 from harness.local.decoding.protocols import Drafter, Runner
 from harness.local.decoding.warp import AnyWarp, Warp
-from harness.local.drafting.checked import blaming_method, with_checked_shapes
+from harness.local.drafting.checked import method_of
 from harness.local.drafting.heads.drafter import CompiledDraft, HeadDrafter
-from harness.local.drafting.method import MakeDrafter, Pair, method_of
+from harness.local.drafting.method import MakeDrafter, Method, Pair
 from harness.local.drafting.model import widths as draft_widths
 from harness.local.models.checkpoints import recurrent_kind
 from harness.local.models.loading import LoadedModel
@@ -63,27 +63,23 @@ class PairRunners:
     draft_name: str
     num_choices: Sequence[int]
 
-    def new_drafters(self) -> MakeDrafter | None:
-        """The function that makes a drafter for a warp; None without a draft.
+    def drafter(self, warp: AnyWarp) -> Drafter:
+        """Make a drafter for a batch, of a pair with a draft.
 
-        The shapes of proposals are checked if the method is not built in.
+        Args:
+            warp: of the target's logits.
         """
+        drafter = self._make_drafter(warp)
+        if isinstance(drafter, HeadDrafter):
+            drafter.compiled = self.compiled_draft
+        return drafter
+
+    @functools.cached_property
+    def _make_drafter(self) -> MakeDrafter:
+        """What the method has made ready for all batches, such as a file that it has read."""
         settings = self.pair.draft_settings
-        if settings is None:
-            return None
-        with blaming_method(settings):
-            make = method_of(settings).drafter(settings, self.pair, self.draft)
-
-        def make_prepared(warp: AnyWarp) -> Drafter:
-            with blaming_method(settings):
-                drafter = make(warp)
-            if isinstance(drafter, HeadDrafter):
-                drafter.compiled = self.compiled_draft
-            if not METHODS.is_built_in(settings.method):
-                drafter = with_checked_shapes(drafter, settings.name)
-            return drafter
-
-        return make_prepared
+        assert settings is not None
+        return method_of(settings).drafter(settings, self.pair, self.draft)
 
     def close(self) -> None:
         """Give back caches and compiled calls, even where something still refers to the runners."""
@@ -109,20 +105,19 @@ def open_runners(pair: Pair, preparation: Preparation) -> PairRunners:
         SettingError: for a model that the runner cannot read.
     """
     settings = pair.draft_settings
-    method = None if settings is None else method_of(settings)
+    method: Method | None = None
     numbers = preparation.numbers_drafted
     widths = [1]
     layers: tuple[int, ...] = ()
-    if method is not None:
+    if settings is not None:
+        method = method_of(settings)
         # A proposal is verified together with the token before it.
         widths += [number + 1 for number in numbers]
-        with blaming_method(settings):
-            layers = tuple(method.layers(pair))
-            if layers:
-                config = pair.target.model.config.get_text_config(decoder=True)
-                most = config.num_hidden_layers
-                if not 0 <= min(layers) <= max(layers) <= most:
-                    raise ValueError(f"layers() are {layers}, and the model has {most}")
+        layers = tuple(method.layers(pair))
+        most = pair.target.model.config.get_text_config(decoder=True).num_hidden_layers
+        if layers and not 0 <= min(layers) <= max(layers) <= most:
+            rule = f"layers() are {layers}, and the model has {most}"
+            raise RunError(f"draft={settings.name}: {rule}")
     options: Options = {
         "vocabulary_size": pair.vocabulary_size,
         "hidden_layers": layers,
@@ -133,8 +128,7 @@ def open_runners(pair: Pair, preparation: Preparation) -> PairRunners:
     draft: Runner | None = None
     # A draft without a runner, such as a text method, goes by the target's.
     draft_name = target.name
-    with blaming_method(settings):
-        model = None if method is None else method.model(pair)
+    model = None if method is None else method.model(pair)
     if model is not None:
         widths = draft_widths(model.model.config, numbers)
         # Logits of a draft with a tokenizer of its own are those of its own tokens.

@@ -141,7 +141,7 @@ def test_sampling_takes_the_warp_and_its_own_seed(engine: HuggingFaceEngine, pai
     pair.target.model.generation_config.top_k = 1  # the model's own, which must have no effect
     for arm in engine.arms:
         first, again = (tokens_of(read(arm, ask(hot))) for _ in range(2))
-        other = tokens_of(read(arm, dataclasses.replace(ask(hot), seed=4)))
+        other = tokens_of(read(arm, question_of([[5, 6, 7]], hot, seed=4, indices=[7])))
         assert first == again
         assert first != other
         assert len(first) == len(other) == 32
