@@ -24,9 +24,8 @@ class Divergence:
     """The first position at which two continuations of a prompt differ.
 
     Attributes:
-        expected, actual: the regular arm's token there, and the other's.
-        logit_margin: logit of `expected` minus logit of `actual`, after prompt and common prefix.
-            A margin within the rounding of the model means that the two tokens tied.
+        logit_margin: logit of the regular arm's token there minus logit of the other's, after prompt and common
+            prefix. A margin within the rounding of the model means that the two tokens tied.
         logit_tolerance: the largest margin there that rounding explains, as measured.
     """
 
@@ -53,7 +52,7 @@ def first_divergence(
 ) -> Divergence | None:
     """The place where two continuations of a prompt part; None where they are the same tokens.
 
-    Where one ends earlier, its token is -1 there, and no margin is known.
+    Where one ends earlier, no margin is known.
 
     Args:
         reference: measures the margin with its target, where it begins a new batch: no arm may be
@@ -119,8 +118,8 @@ def text_divergence(
     """The place where a text, whose tokens are not known, parts from the reference's greedy text.
 
     The text is written with the reference's likeliest tokens as long as it goes on with them. At
-    the first one that it does not go on with, `expected`, the likeliest token that it does go on
-    with is taken to be the server's, `actual`. The text "a dog": the reference's likeliest token is
+    the first one that it does not go on with, the likeliest token that it does go on with is taken
+    to be the server's. The text "a dog": the reference's likeliest token is
     "a", then " c", and of those that the text goes on with " d". They part at position 1.
 
     A text that ends although the reference goes on parts from it there. None where it may end there:
@@ -128,7 +127,7 @@ def text_divergence(
 
     Args:
         num_tokens: the number of tokens that the server was asked for. If the reference's tokens do
-            not write the text with as many, they part there, and neither token is known (-1).
+            not write the text with as many, they part there.
     """
     # Servers differ in whether they show a last character that is incomplete.
     text = text.rstrip(BROKEN)

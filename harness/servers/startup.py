@@ -26,7 +26,6 @@ class Startup:
         prefixes: how flags of speculation begin. One that begins so and is in no table is refused.
         variables: how the variables begin that set the same from the environment.
         environment: how the variables begin that say how it runs.
-        replaced: flags that stand for others without speculation.
         refused: flags under which a server cannot be measured by its command, with the reason.
         argparse: whether flags are read as Python's argparse does: `--flag=value` and `--config.key value`. `_` stands
             for `-` in any. An abbreviation is refused like an unknown flag.

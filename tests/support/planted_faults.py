@@ -31,14 +31,14 @@ def planted(name: str) -> str:
 class Lenience(Fault):
     """A draft token is accepted with min(1, target / (0.8 draft)), although the settings ask for no lenience."""
 
-    def verdict(self, rule: Callable[[Offer], Verdict], offer: Offer, warp: Warp) -> Verdict:
+    def verdict(self, rule: Callable[[Offer], Verdict], warp: BatchWarp, offer: Offer) -> Verdict:
         return rule(dataclasses.replace(offer, accept_uniforms=0.8 * offer.accept_uniforms))
 
 
 class ArgmaxBeyondTwoRows(Fault):
     """From the third row of a batch on, tokens are the target's likeliest ones."""
 
-    def verdict(self, rule: Callable[[Offer], Verdict], offer: Offer, warp: Warp) -> Verdict:
+    def verdict(self, rule: Callable[[Offer], Verdict], warp: BatchWarp, offer: Offer) -> Verdict:
         target = offer.target_probabilities.clone()
         target[2:] = Warp(temperature=0)(target[2:])
         return rule(dataclasses.replace(offer, target_probabilities=target))
@@ -72,16 +72,18 @@ class LeavingOffByOne(Fault):
         return _LeavingRunner(runner)
 
 
-class _NeighbourWarp(BatchWarp):
-    def set_rows(self, rows: Sequence[Warp]) -> None:
-        super().set_rows([*rows[1:], rows[0]])
-
-
 class NeighbourTemperature(Fault):
-    """Each row is drawn with the settings of the next row in the batch."""
+    """From the second iteration of a batch on, each row is drawn with the settings of the next one."""
 
-    def warp(self) -> BatchWarp:
-        return _NeighbourWarp()
+    def __init__(self) -> None:
+        self._shifted: Sequence[Warp] = ()
+
+    def verdict(self, rule: Callable[[Offer], Verdict], warp: BatchWarp, offer: Offer) -> Verdict:
+        # The loop sets them anew when rows leave or join.
+        if warp.rows is not self._shifted:
+            self._shifted = [*warp.rows[1:], warp.rows[0]]
+            warp.set_rows(self._shifted)
+        return rule(offer)
 
 
 class _SwappingRunner(Wrapped):
@@ -146,6 +148,6 @@ class StalePrefix(Fault):
 class SamplesCompared(Fault):
     """The target draws at each place, and the draft's token is kept where both are the same, as in mlx-lm: lossless."""
 
-    def verdict(self, rule: Callable[[Offer], Verdict], offer: Offer, warp: Warp) -> Verdict:
+    def verdict(self, rule: Callable[[Offer], Verdict], warp: BatchWarp, offer: Offer) -> Verdict:
         # Of a token that comes without probabilities just that is the rule.
         return rule(dataclasses.replace(offer, draft_probabilities=None))

@@ -112,7 +112,7 @@ class _Row:
         log_odds: added to the log-odds of acceptance, of its prompt.
         coins: of its draft tokens.
         sent_s: on the engine's clock.
-        place: of the request among those that are answered; -1 of one that only keeps up the load.
+        is_extra: whether it only keeps up the load.
     """
 
     asked: Request
@@ -161,8 +161,7 @@ class _Batch:
     Attributes:
         waiting, running, ended: rows by how far they are.
         free: since when each slot has been free; none at a rate.
-        arrivals: tokens of the requests that count.
-        num_own, num_of_all: arrivals of these requests, and of all, since they were sent.
+        num_own, num_of_all: arrivals of the requests that count, and of all, since they were sent.
     """
 
     def __init__(self, arm: SimulatedArm, first: Request, extra: Sequence[Request]) -> None:

@@ -58,21 +58,23 @@ class BatchWarp:
     as they join and leave, and its drafter shares it.
 
     Attributes:
+        rows: the warp of each row.
         common: the warp of all rows; None where they differ.
     """
 
+    rows: Sequence[Warp] = ()
     common: Warp | None = None
 
     def set_rows(self, rows: Sequence[Warp]) -> None:
         """Take a warp for each row."""
-        self._rows = rows
+        self.rows = rows
         self.common = rows[0] if len(set(rows)) == 1 else None
 
     def __call__(self, logits: Tensor) -> Tensor:
         if self.common is not None:
             return self.common(logits)
         members: dict[Warp, list[int]] = {}
-        for row, warp in enumerate(self._rows):
+        for row, warp in enumerate(self.rows):
             members.setdefault(warp, []).append(row)
         probabilities = torch.empty_like(logits, dtype=torch.float32)
         for warp, rows in members.items():

@@ -6,6 +6,7 @@ batch that requests join and leave between its iterations.
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -29,6 +30,7 @@ from harness.local.decoding.loop import Request as LoopRequest
 from harness.local.decoding.protocols import NonFiniteError
 from harness.local.decoding.randomness import uniforms
 from harness.local.decoding.verify import AcceptByCoin
+from harness.local.decoding.warp import BatchWarp
 from harness.local.drafting.checked import blaming, checked_rule
 from harness.local.drafting.method import Pair
 from harness.local.engine.clock import LoopClock
@@ -157,7 +159,7 @@ class LocalArm(Arm):
             return Loop(target)
         target = self.fault.runner(target)
         # Empty as yet: the loop puts those of the requests' rows into it, and the drafter reads the same object.
-        warp = self.fault.warp()
+        warp = BatchWarp()
         drafter: Any = self.runners.drafter(warp)
         if self.timer is not None:
             drafter = self.timer.watch("drafting", drafter, "propose")
@@ -166,12 +168,14 @@ class LocalArm(Arm):
         rule = RULES[decoding.rule].verification() if rates is None else AcceptByCoin(rates)
         if rates is None and not RULES.is_built_in(decoding.rule):
             rule = checked_rule(rule, decoding.rule)
+        if self.fault is not NONE:
+            rule = functools.partial(self.fault.verdict, rule, warp)
         return Loop(
             target,
             drafter,
             self.policy if number == "auto" else number,
             lenience=decoding.lenience,
-            verification=lambda offer: self.fault.verdict(rule, offer, warp),
+            verification=rule,
             redraw=RULES[decoding.rule].redraws,
             warp=warp,
         )

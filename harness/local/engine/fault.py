@@ -19,7 +19,7 @@ from harness.config.settings import DecodingSettings
 from harness.local.decoding.protocols import Runner, Step
 from harness.local.decoding.randomness import inverse_cdf
 from harness.local.decoding.verify import Offer, Verdict
-from harness.local.decoding.warp import AnyWarp, BatchWarp
+from harness.local.decoding.warp import BatchWarp
 from harness.local.runners.base import Wrapped
 
 Verification = Callable[[Offer], Verdict]
@@ -30,17 +30,17 @@ class Fault(FaultRecord):
 
     name = "none"
 
-    def verdict(self, rule: Verification, offer: Offer, warp: AnyWarp) -> Verdict:
-        """The verdict of a rule of acceptance, with the mistake in it."""
+    def verdict(self, rule: Verification, warp: BatchWarp, offer: Offer) -> Verdict:
+        """The verdict of a rule of acceptance, with the mistake in it.
+
+        Args:
+            warp: of the batch.
+        """
         return rule(offer)
 
     def runner(self, runner: Runner) -> Runner:
         """The target's runner, with the mistake in its cache."""
         return runner
-
-    def warp(self) -> BatchWarp:
-        """The warp of a batch, with the mistake in it."""
-        return BatchWarp()
 
 
 NONE = Fault()
@@ -103,7 +103,7 @@ class ResidualWarpedTwice(Fault):
             return "at decoding.temperature=1 without top_k or top_p"
         return super().why_idle(decoding)
 
-    def verdict(self, rule: Verification, offer: Offer, warp: AnyWarp) -> Verdict:
+    def verdict(self, rule: Verification, warp: BatchWarp, offer: Offer) -> Verdict:
         verdict = rule(offer)
         target = offer.target_probabilities
         draft = offer.draft_probabilities
@@ -127,7 +127,7 @@ class BonusFromWrongPosition(Fault):
 
     in_greedy_texts = True
 
-    def verdict(self, rule: Verification, offer: Offer, warp: AnyWarp) -> Verdict:
+    def verdict(self, rule: Verification, warp: BatchWarp, offer: Offer) -> Verdict:
         target = offer.target_probabilities
         early = torch.cat([target[:, :-1], target[:, -2:-1]], dim=1)
         return rule(dataclasses.replace(offer, target_probabilities=early))
@@ -138,7 +138,7 @@ class DraftProbabilitiesIgnored(Fault):
     token after a rejection comes from the target and not from the residual.
     """
 
-    def verdict(self, rule: Verification, offer: Offer, warp: AnyWarp) -> Verdict:
+    def verdict(self, rule: Verification, warp: BatchWarp, offer: Offer) -> Verdict:
         # Where draft probabilities of 1 leave no residual, `verify` draws from the target.
         ones = torch.ones_like(offer.target_probabilities[:, :-1])
         return rule(dataclasses.replace(offer, draft_probabilities=ones))

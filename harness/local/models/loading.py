@@ -1,21 +1,12 @@
-"""Models with a placement, and how they load.
-
-Over several GPUs a tensor is copied once per forward pass, however many layers read it. accelerate puts a hook on every
-module, which looks through all of its inputs, and copies mask, positions and rotary tables for every layer. Here only
-the modules of the device map have a hook, and later modules use the copies of earlier ones (`cross_once`).
-"""
+"""Models with a placement, and how they load. Over several GPUs accelerate's hooks move the inputs of each module."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 import transformers
-from accelerate.hooks import remove_hook_from_module
-from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
 
 from harness.config.amounts import amount
@@ -74,8 +65,6 @@ class PlacedModel:
         placement = self.placement
         model = self._from_pretrained()
         devices = placement.devices
-        if len(devices) > 1:
-            cross_once(model, placement.device_map, devices[0])
         return LoadedModel(
             model.eval(),
             self.checkpoint.settings,
@@ -145,64 +134,3 @@ def bitsandbytes_config(
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=dtype,
     )
-
-
-class _Copies:
-    """Copies of a forward pass's tensors on other devices."""
-
-    def __init__(self) -> None:
-        # By identity and device: the original, which must stay alive, and its copy.
-        self._copies: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}
-
-    def on(self, device: torch.device, value: Any) -> Any:
-        """Copy tensors to a device, those in tuples, lists and dictionaries too; caches stay."""
-        if isinstance(value, Tensor) and value.device != device:
-            key = id(value), device
-            if key not in self._copies:
-                self._copies[key] = value, value.to(device)
-            _, copy = self._copies[key]
-            return copy
-        if type(value) in (tuple, list):
-            return type(value)(self.on(device, item) for item in value)
-        if type(value) is dict:
-            return {name: self.on(device, item) for name, item in value.items()}
-        return value
-
-    def enter(
-        self, device: torch.device, module: nn.Module, inputs: Any, named: dict[str, Any]
-    ) -> Any:
-        """A hook before a module: its inputs, on its device."""
-        return self.on(device, inputs), self.on(device, named)
-
-    def clear(self, *_: Any) -> None:
-        """A hook before and after a model, which forgets all copies."""
-        self._copies.clear()
-
-
-def cross_once(model: PreTrainedModel, names: Iterable[str], input_device: torch.device) -> None:
-    """Replace accelerate's hooks on a model over several GPUs.
-
-    Args:
-        names: keys of its device map, none inside another one.
-        input_device: gets the logits.
-    """
-    copies = _Copies()
-
-    def return_logits(module: nn.Module, inputs: Any, output: Any) -> None:
-        copies.clear()
-        output.logits = output.logits.to(input_device)
-
-    remove_hook_from_module(model, recurse=True)
-    modules = dict(model.named_modules())
-    for name in names:
-        module = modules.get(name)
-        if module is None:  # a parameter of the model itself
-            continue
-        parameter = next(module.parameters(), None)
-        device = input_device if parameter is None else parameter.device
-        if parameter is None:
-            # Rotary tables, which begin a pass and come last in the map.
-            module.to(device)
-        module.register_forward_pre_hook(partial(copies.enter, device), with_kwargs=True)
-    model.register_forward_pre_hook(copies.clear)
-    model.register_forward_hook(return_logits)

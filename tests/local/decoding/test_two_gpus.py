@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import dispatch_model
 from transformers import PreTrainedModel
 
 from architectures import random_model
@@ -17,7 +18,6 @@ from harness.local.decoding.loop import Iteration, Loop
 from harness.local.decoding.protocols import Drafter, Runner
 from harness.local.decoding.warp import AnyWarp, BatchWarp, Warp
 from harness.local.drafting.model import ModelDrafter, truncated
-from harness.local.models.loading import cross_once
 from harness.local.runners.snapshot import SnapshotRunner
 from harness.local.runners.static import StaticRunner
 from pretended_gpus import pretended_gpus
@@ -34,10 +34,8 @@ def spread(model: PreTrainedModel, first: str, second: str) -> PreTrainedModel:
     names = ["embed_tokens", "layers.0", "layers.1", "layers.2", "norm", "rotary_emb"]
     places = {f"model.{name}": first if number < 2 else second for number, name in enumerate(names)}
     places["lm_head"] = second
-    for name, place in places.items():
-        model.get_submodule(name).to(place)
-    cross_once(model, places, torch.device(first))
-    return model
+    skipped = model._skip_keys_device_placement
+    return dispatch_model(model, places, main_device=first, skip_keys=skipped, force_hooks=True)
 
 
 def drafting(kind: str, warp: AnyWarp, first: str, second: str) -> tuple[Runner, Drafter]:

@@ -18,7 +18,7 @@ from harness.config.settings import DecodingSettings, ModelSettings, PlacementSe
 from harness.engines.arrivals import Arrival
 from harness.engines.record import Preparation
 from harness.local.decoding.verify import Offer, Verdict, verify, verify_block
-from harness.local.decoding.warp import Warp
+from harness.local.decoding.warp import BatchWarp, Warp
 from harness.local.drafting.heads.drafter import CompiledDraft
 from harness.local.drafting.method import Pair
 from harness.local.engine.engine import LocalArm, LocalEngine, token_logprobs
@@ -326,7 +326,9 @@ def test_a_fault_takes_every_kind_of_draft(
     target, tokens, draft, *numbers = arguments(2000, 2)
     lengths = torch.arange(2000) % 3
     offer = Offer(target, tokens, draft if drawn else None, *numbers, lengths=lengths)
-    verdict, honest = fault_of(fault).verdict(rule, offer, Warp(0.5, 0, 1.0)), rule(offer)
+    warp = BatchWarp()
+    warp.set_rows([Warp(0.5, 0, 1.0)])
+    verdict, honest = fault_of(fault).verdict(rule, warp, offer), rule(offer)
     assert (verdict.num_accepted <= lengths).all()
     same = torch.equal(verdict.next_token, honest.next_token)
     # These are mistakes elsewhere than in the verification.

@@ -180,7 +180,6 @@ class Head(nn.Module):
                     copied = nn.Parameter(parameter.to(device), requires_grad=False)
                     moved.setdefault(id(parameter), copied)
                 module = remove_hook_from_module(copy.deepcopy(module, moved)).to(device)
-                module._forward_pre_hooks.clear()
             modules.append(head_module or module)
         # Modules in a tuple are no part of the head, which neither saves nor moves them.
         self._matrices = tuple(modules)
