@@ -30,12 +30,20 @@ class Demand:
         """Tokens of the longest row: its prompt, the new tokens and the draft tokens."""
         return self.prompt_tokens + self.new_tokens + self.num_draft_tokens
 
-    def cached_tokens(self, spare_slots: int | None = None) -> int:
+    def slots(self, widest_pass: int = 2) -> int:
+        """The slots of a row in a cache of fixed size.
+
+        A pass begins at the last token of the longest row at the latest, and reaches `widest_pass - 1` slots beyond it.
+        """
+        return self.row_tokens + widest_pass - 1
+
+    def cached_tokens(self, spare_slots: int | None = None, widest_pass: int = 2) -> int:
         """The most tokens whose keys and values are kept for a row.
 
         Args:
             spare_slots: the spare slots of a head's own cache; None for a cache that a runner
                 holds.
+            widest_pass: see `slots`.
         """
         if spare_slots is not None:
             first_size = self.prompt_tokens + self.num_draft_tokens + spare_slots
@@ -46,7 +54,7 @@ class Demand:
         if self.runner == "eager":
             return self.row_tokens
         # The prompt is read into a separate cache and copied from there.
-        return round_up(self.row_tokens + 1) + self.prompt_tokens
+        return round_up(self.slots(widest_pass)) + self.prompt_tokens
 
 
 @dataclass(frozen=True)

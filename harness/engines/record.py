@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from harness.config.demand import Demand
 from harness.config.engines import Abilities, EngineSettings
 from harness.config.packages import require_local
 from harness.config.registry import RecordWithSettings
@@ -49,10 +50,16 @@ class Preparation:
     say: Callable[[str], None] = lambda message: None
 
     @property
-    def num_slots(self) -> int:
-        """The most tokens of a row: the prompt, the answer, a proposal beyond its end, and one more."""
+    def demand(self) -> Demand:
+        """The settings that the sizes of caches depend on."""
         decoding = self.decoding
-        return self.longest_prompt + decoding.max_new_tokens + decoding.most_draft_tokens + 1
+        return Demand(
+            self.batch_size,
+            self.longest_prompt,
+            decoding.max_new_tokens,
+            decoding.most_draft_tokens,
+            self.runner,
+        )
 
     @property
     def numbers_drafted(self) -> list[int]:

@@ -57,7 +57,7 @@ def test_runners_are_prepared_for_the_numbers_that_are_drafted(
     preparation = Preparation(decoding=decoding, longest_prompt=20)
     assert preparation.numbers_drafted == prepared
     # Prompt, answer, a proposal, and one more.
-    assert preparation.num_slots == 20 + 10 + most + 1
+    assert preparation.demand.slots() == 20 + 10 + most + 1
 
 
 def test_tokens_of_an_iteration_come_from_draft_and_target() -> None:

@@ -101,13 +101,18 @@ def _block_sums(weights: Tensor) -> Tensor:
     return torch.cat([sums, rest], dim=-1)
 
 
+def are_tokens(uniforms: Tensor) -> bool:
+    """Whether a drafter gets tokens to propose in place of random numbers: so an existing text is replayed."""
+    return not uniforms.is_floating_point()
+
+
 def existing_index(weights: Tensor, uniforms: Tensor) -> Tensor:
     """Draw as `inverse_cdf`, but weights that are nan give V - 1, an index that exists.
 
     A model that is fed the index V makes a GPU fail; with V - 1 the host can still report the nan.
-    Whole numbers in place of uniforms are the tokens to take: so an existing text is replayed.
+    Tokens in place of uniforms are taken.
     """
-    if not uniforms.is_floating_point():
+    if are_tokens(uniforms):
         return uniforms
     return inverse_cdf(weights, uniforms).clamp(max=weights.shape[-1] - 1)
 

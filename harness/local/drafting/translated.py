@@ -20,6 +20,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from harness.config.errors import SettingError
 from harness.config.settings import require
 from harness.local.decoding.protocols import Proposal, Runner, Step, TokenRows
+from harness.local.decoding.randomness import are_tokens
 from harness.local.decoding.warp import AnyWarp
 from harness.local.drafting.model import ModelDrafter, mask_token
 from harness.local.models.checkpoints import Checkpoint
@@ -91,9 +92,9 @@ class TranslatedDrafter(ModelDrafter):
     @torch.inference_mode()
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
         uniforms = uniforms.to(self._runner_device)
-        if not uniforms.is_floating_point():
-            # Tokens of the target that are to be taken. In place of those that the draft lacks any
-            # will do, because nothing is accepted from them on.
+        if are_tokens(uniforms):
+            # The target's. In place of those that the draft lacks any will do, because nothing is
+            # accepted from them on.
             uniforms = _looked_up(uniforms, self._draft_id_of)
         draft_ids = self._draft_ids
 

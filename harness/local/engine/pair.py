@@ -32,7 +32,7 @@ from harness.local.models.checkpoints import (
     refuse_second_quantization,
     resolve_dtype,
 )
-from harness.local.models.devices import check_gpu_numbers, free_memory, visible_gpus
+from harness.local.models.devices import free_memory, usable_gpus
 from harness.local.models.fit import Case, Memory, Placement, fit_or_explain
 from harness.local.models.loading import PlacedModel
 from harness.local.models.quiet import quiet_libraries
@@ -262,16 +262,10 @@ def plan_pair(
         RunError: a repository out of reach, a library that is missing or fails.
     """
     quiet_libraries()
-    gpus: list[int] = []
-    if placement.strategy != "cpu":
-        models = {"model": target}
-        if isinstance(draft, ModelSettings):
-            models["draft"] = draft
-        gpus = visible_gpus()
-        check_gpu_numbers(placement, models, len(gpus))
-        # A model's own number says how many, not which.
-        if not any(model.gpus for model in models.values()):
-            gpus = gpus[: placement.gpus]
+    models = {"model": target}
+    if isinstance(draft, ModelSettings):
+        models["draft"] = draft
+    gpus = usable_gpus(placement, models)
     device = torch.device("cuda", 0) if gpus else torch.device("cpu")
     pair = sketch_pair(target, draft, placement, dtype, device, weights)
     translation: Translation | None = None

@@ -122,8 +122,8 @@ def open_runners(pair: Pair, preparation: Preparation) -> PairRunners:
         "vocabulary_size": pair.vocabulary_size,
         "hidden_layers": layers,
     }
-    num_slots = preparation.num_slots
-    target = _build("model", pair.target, preparation, options, widths, num_slots)
+    demand = preparation.demand
+    target = _build("model", pair.target, preparation, options, widths, demand.slots())
 
     draft: Runner | None = None
     # A draft without a runner, such as a text method, goes by the target's.
@@ -134,10 +134,7 @@ def open_runners(pair: Pair, preparation: Preparation) -> PairRunners:
         # Logits of a draft with a tokenizer of its own are those of its own tokens.
         size = vocabulary_size(model.model.config) if pair.translation else pair.vocabulary_size
         options = {"vocabulary_size": size}
-        # The widest pass may begin at the last draft token, which needs the last but one of the
-        # target's slots, and reaches `widest - 1` slots beyond it.
-        num_slots += max(widths) - 2
-        draft = _build("draft", model, preparation, options, widths, num_slots)
+        draft = _build("draft", model, preparation, options, widths, demand.slots(max(widths)))
         draft_name = draft.name
 
     compiled_draft: CompiledDraft | None = None
@@ -170,9 +167,8 @@ def _compiled_draft(pair: Pair, preparation: Preparation) -> CompiledDraft | Non
     if not isinstance(drafter, HeadDrafter):
         return None
     try:
-        return CompiledDraft(
-            drafter, pair.target.model, preparation.batch_size, preparation.num_slots, numbers
-        )
+        num_slots = preparation.demand.slots()
+        return CompiledDraft(drafter, pair.target.model, preparation.batch_size, num_slots, numbers)
     except UnsupportedModelError as reason:
         preparation.say(f"{settings.name} {reason}; it drafts eagerly")
         return None
@@ -191,7 +187,7 @@ def _build(
     Args:
         role: `model` for the target, or `draft`; errors name it.
         widths: the numbers of tokens of an extension.
-        num_slots: the most tokens of a row, draft tokens beyond its end included.
+        num_slots: `Demand.slots` of a row.
 
     Raises:
         SettingError: for a model that cannot be read as the run would read it.

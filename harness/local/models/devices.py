@@ -37,6 +37,25 @@ def visible_gpus() -> list[int]:
     return list(range(count))
 
 
+def usable_gpus(placement: PlacementSettings, models: Mapping[str, ModelSettings]) -> list[int]:
+    """The GPUs of this machine on which a run may place its models; no others are touched.
+
+    Args:
+        models: by their roles.
+
+    Raises:
+        SettingError: fewer GPUs than the settings ask for.
+    """
+    if placement.strategy == "cpu":
+        return []
+    gpus = visible_gpus()
+    check_gpu_numbers(placement, models, len(gpus))
+    # A model's own number says how many, not which.
+    if any(model.gpus for model in models.values()):
+        return gpus
+    return gpus[: placement.gpus]
+
+
 def check_gpu_numbers(
     placement: PlacementSettings, models: Mapping[str, ModelSettings], num_gpus: int
 ) -> None:

@@ -132,14 +132,17 @@ class Case:
             sizes.append(activations + num_rows * sketch.vocabulary_size * (itemsize + 4))
         return max(sizes)
 
-    def gpus_for(self, sketch: Sketch) -> list[int]:
-        """Return the GPUs that a model may use.
-
-        `placement.gpus=2` means the first two GPUs, `model.gpus=2` any two, so that all may be used.
-        """
+    @property
+    def placement_gpus(self) -> list[int]:
+        """The GPUs of the run: of `placement.gpus=2` the first two."""
         if self.placement.strategy == "cpu":
             return []
-        return self.gpus if sketch.settings.gpus else self.gpus[: self.placement.gpus]
+        return self.gpus[: self.placement.gpus]
+
+    def gpus_for(self, sketch: Sketch) -> list[int]:
+        """Return the GPUs that a model may use: with `model.gpus=2` all, because any two will do."""
+        gpus = self.placement_gpus
+        return self.gpus if gpus and sketch.settings.gpus else gpus
 
     def cached(self, sketch: Sketch) -> tuple[int, int]:
         """Return the numbers of cached tokens and of recurrent states, over all rows.
@@ -152,7 +155,11 @@ class Case:
             # The state before the draft tokens is kept alongside the one after them.
             num_states = num_rows * (2 if demand.num_draft_tokens else 1)
             return num_states * demand.row_tokens, num_states
-        return num_rows * demand.cached_tokens(sketch.spare_slots), 0
+        widest_pass = 2
+        if sketch.drafts_in_one_pass:
+            # K + 1 decided tokens with K - 1 masks.
+            widest_pass = max(2, 2 * demand.num_draft_tokens)
+        return num_rows * demand.cached_tokens(sketch.spare_slots, widest_pass), 0
 
     def misfit(self, sketch: Sketch, room: Memory) -> Misfit:
         """Return the error for a model that does not fit into this room."""
@@ -215,7 +222,7 @@ def fit(case: Case) -> list[Placement]:
 def _choices(case: Case) -> Iterator[tuple[Sequence[int], int]]:
     """Yield choices, the best first: the GPUs for all models, and how many of them the target gets."""
     strategy = case.placement.strategy
-    gpus = case.gpus[: case.placement.gpus] if strategy != "cpu" else []
+    gpus = case.placement_gpus
     if strategy != "auto" or not gpus or case.models[0].settings.gpus:
         yield gpus, len(gpus)
         return

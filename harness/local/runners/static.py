@@ -90,7 +90,8 @@ class StaticRunner(Runner):
             states = [state[rows.to(state.device)] for state in states]
             outputs = [output[rows] for output in outputs]
         lengths = [*self._lengths, *map(len, prompts)]
-        self._make_room(states, len(lengths), max(*lengths, self._reserved - 1) + 1)
+        # Each row is extended by a token at least.
+        self._make_room(states, len(lengths), max(self._reserved, max(lengths) + 1))
         self._slots.write(states, len(self._lengths))
         # Last: without memory for these rows the others go on.
         self._lengths = lengths
@@ -158,7 +159,7 @@ class StaticRunner(Runner):
 
         Args:
             batch_size: the most rows of a batch.
-            num_slots: the most tokens of a row, draft tokens beyond its end included.
+            num_slots: `Demand.slots` of a row.
             widths: the numbers of tokens of an extension.
 
         Raises UnsupportedModelError if the model cannot be compiled, or then gives other outputs.

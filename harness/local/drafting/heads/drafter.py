@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from harness.config.amounts import round_up
 from harness.local.decoding.protocols import Drafter, Proposal, Step, TokenRows
-from harness.local.decoding.randomness import existing_index
+from harness.local.decoding.randomness import are_tokens, existing_index
 from harness.local.decoding.transfer import padded, to_device
 from harness.local.decoding.warp import AnyWarp, BatchWarp, Warp
 from harness.local.drafting.heads.head import Draft, Head, Unread
@@ -191,13 +191,11 @@ class HeadDrafter(Drafter):
         self._count_as_read(num_again=1)
 
     def draw(self, logits: Tensor, uniforms: Tensor) -> Draft:
-        """Draw by logits [B, ..., V of the head] and uniforms [B, ...]. Whole numbers in place of
-        uniforms are the target's tokens to take.
-        """
+        """Draw by logits [B, ..., V of the head] and uniforms [B, ...], or the target's tokens in their place."""
         probabilities = self._warp(logits)
         tokens = existing_index(probabilities, uniforms)
         if self._known_tokens is not None:
-            if uniforms.is_floating_point():
+            if not are_tokens(uniforms):
                 tokens = self._known_tokens[tokens]
             shape = (*probabilities.shape[:-1], self.head.config.vocabulary_size)
             nothing = probabilities.new_zeros(shape)
@@ -217,7 +215,7 @@ class CompiledDraft:
             batch.
         target: the model that is followed.
         batch_size: the most rows of a batch.
-        num_slots: the most tokens of a row, draft tokens beyond its end included.
+        num_slots: `Demand.slots` of a row.
         numbers: of draft tokens.
 
     Attributes:
