@@ -35,7 +35,7 @@ from harness.cli.manifest import Manifest
 from harness.commands.registry import measurement
 from harness.config.errors import HarnessError, RunError, in_one_line
 from harness.config.run import RunSettings
-from harness.engines.door.wing import SLOWEST_MODULE
+from harness.engines.door import SLOWEST_MODULE
 from harness.engines.registry import engine_of
 from harness.measuring.progress import live_on
 from harness.results.environment import new_run_id

@@ -11,17 +11,22 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from harness.config.demand import Demand
 from harness.config.model_names import SERVED
 from harness.config.packages import is_installed
 from harness.config.run import RunSettings
-from harness.engines.door import wing
-from harness.engines.door.pairs import AnyPair, Pair, PlacedPair, ServedPair
+from harness.engines.door import local
+from harness.engines.door.pairs import AnyPair, ServedPair
 from harness.engines.protocol import Engine
 from harness.engines.record import Opening, Preparation
 from harness.engines.registry import engine_of, pair_of
 from harness.engines.text_tokenizer import TextTokenizer
+
+if TYPE_CHECKING:
+    from harness.local.drafting.method import Pair
+    from harness.local.engine.pair import PlacedPair, PlannedPair
 
 
 class PairKeeper:
@@ -88,7 +93,7 @@ class PairKeeper:
         self._placed = self._pair = None
         if devices:
             gc.collect()
-            wing.release_memory(devices)
+            local("models.devices").release_memory(devices)
 
     @contextmanager
     def _loading(self) -> Iterator[None]:
@@ -125,11 +130,13 @@ def _planned_pair(settings: RunSettings) -> AnyPair:
     if not engine_of(settings).computes_here:
         if settings.model.repository == SERVED or not is_installed("transformers"):
             return ServedPair(TextTokenizer())
-        return ServedPair(wing.load_tokenizer(settings.model))
-    return wing.plan_pair(
+        local("models.quiet").quiet_libraries(loads_weights=False)
+        return ServedPair(local("models.tokenizers").load_tokenizer(settings.model))
+    planned: PlannedPair = local("engine.pair").plan_pair(
         settings.model,
         settings.draft,
         settings.placement,
         settings.dtype,
         weights=settings.weights,
     )
+    return planned

@@ -21,8 +21,9 @@ from harness.config.settings import require
 if TYPE_CHECKING:
     from harness.config.run import RunnerName, RunSettings
     from harness.config.settings import DecodingSettings
-    from harness.engines.door.pairs import AnyPair, Pair
+    from harness.engines.door.pairs import AnyPair
     from harness.engines.protocol import Engine
+    from harness.local.drafting.method import Pair
 
 
 # The numbers of draft tokens from which `auto` chooses. Few, because runners are compiled for each.

@@ -14,7 +14,7 @@ from concurrent import futures
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar
 
 from harness.config.errors import in_one_line
 from harness.config.failures import as_run_error
@@ -23,7 +23,6 @@ from harness.engines.door.serving import (
     ENDING,
     Piece,
     Refusal,
-    Result,
     ScoredToken,
     TokenLogprob,
 )
@@ -32,6 +31,8 @@ from harness.engines.tokenizer import Tokenizer
 from harness.local.decoding.loop import Loop
 from harness.local.engine.engine import LocalArm
 from harness.results.acceptance import outcome_of
+
+Result = TypeVar("Result")
 
 
 @dataclass(eq=False)

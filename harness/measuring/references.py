@@ -11,7 +11,7 @@ from harness.config.model_names import SERVED
 from harness.config.packages import require_local
 from harness.config.run import RunSettings
 from harness.engines.divergence import Divergence, text_divergence
-from harness.engines.door import wing
+from harness.engines.door import local
 from harness.engines.door.pairs import AnyPair, ServedPair
 from harness.engines.door.reference import Reference
 from harness.engines.protocol import Engine
@@ -94,7 +94,9 @@ class References:
         try:
             planned = self._planned
             if isinstance(planned, ServedPair):
-                planned = wing.plan_pair(settings.model, None, settings.placement, settings.dtype)
+                planned = local("engine.pair").plan_pair(
+                    settings.model, None, settings.placement, settings.dtype
+                )
             pair = planned.place(demand, force=settings.force).load()
         except HarnessError as error:
             if computes_here:
@@ -102,4 +104,8 @@ class References:
             say(f"model={settings.model.name} cannot be loaded here: {error}")
             return None
         never_drawn = set().union(*(arm.traits.never_drawn for arm in self._engine.arms))
-        return wing.open_reference(pair, Preparation(decoding=settings.decoding), never_drawn)
+        preparation = Preparation(decoding=settings.decoding)
+        reference: Reference = local("engine.reference").open_reference(
+            pair, preparation, never_drawn
+        )
+        return reference

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from harness.config.demand import Demand
 from harness.config.errors import HarnessError, RunError, SettingError
@@ -16,7 +16,7 @@ from harness.config.model_names import SERVED
 from harness.config.run import RunSettings
 from harness.config.settings import DecodingSettings
 from harness.engines.chat import Chat
-from harness.engines.door.pairs import AnyPair, Pair, PlacedPair
+from harness.engines.door.pairs import AnyPair
 from harness.engines.keeper import PairKeeper
 from harness.engines.protocol import Engine, Request, Servers
 from harness.engines.record import Preparation
@@ -32,6 +32,10 @@ from harness.results.files import append_rows
 from harness.results.row import Row
 from harness.results.schema import LOCAL_PAIR_COLUMNS, REFUSED, PromptedRow, RunRow
 from harness.results.statistics.interval import Interval
+
+if TYPE_CHECKING:
+    from harness.local.drafting.method import Pair
+    from harness.local.engine.pair import PlacedPair
 
 AnyRow = TypeVar("AnyRow", bound=Row)
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,8 +21,8 @@ from harness.commands.command import Experiment
 from harness.config.amounts import counted
 from harness.config.demand import Demand
 from harness.config.errors import SettingError
-from harness.engines.door import wing
-from harness.engines.door.pairs import AnyPair, Pair, PlacedPair
+from harness.engines.door import local
+from harness.engines.door.plans import PassBytes
 from harness.engines.door.reading import TOGETHER, ReadText, Transcript, num_together
 from harness.engines.protocol import Question, in_batches
 from harness.engines.registry import engine_of
@@ -44,6 +44,12 @@ from harness.results.rows.acceptance import (
 )
 from harness.results.runs import grouped
 from harness.results.statistics import iterations
+
+if TYPE_CHECKING:
+    from harness.engines.door.pairs import AnyPair
+    from harness.local.drafting.method import Pair
+    from harness.local.engine.pair import PlacedPair, PlannedPair
+    from harness.local.engine.reading import PairReader
 
 # Texts that are taken where nothing is said: written now, or those that a file has.
 WRITTEN = 15
@@ -126,7 +132,9 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
     def _placed_here(self, readings: Sequence[Reading]) -> PlacedPair:
         """The draft's and the target's weights, to read what an engine elsewhere has written."""
         settings = self.settings
-        planned = wing.plan_pair(settings.model, settings.draft, settings.placement, settings.dtype)
+        planned: PlannedPair = local("engine.pair").plan_pair(
+            settings.model, settings.draft, settings.placement, settings.dtype
+        )
         demand = Demand(
             min(TOGETHER, len(readings)),
             max(len(reading.transcript.prompt) for reading in readings),
@@ -311,7 +319,7 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
         greedy_draft: bool = False,
     ) -> list[ReadText]:
         """Read the answers of transcripts."""
-        reader = wing.open_reader(
+        reader: PairReader = local("engine.reading").PairReader(
             pair, self.settings.decoding, self.most, greedy_draft=greedy_draft
         )
         read: list[ReadText] = []
@@ -329,7 +337,7 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
         numbers = range(1, self.most + 1)
         mean_answer = sum(text.num_tokens for text in self.read) // len(self.read)
         demand = Demand(1, prompt_tokens, mean_answer, num_draft_tokens=self.most, runner="eager")
-        reads = wing.pass_bytes(placed, demand, numbers)
+        reads: PassBytes | None = local("engine.planning").pass_bytes(placed, demand, numbers)
         if reads is None:
             return IterationCost()
         return IterationCost.from_steps({k: reads.iteration_steps(k) for k in numbers})

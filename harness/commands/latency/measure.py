@@ -16,7 +16,7 @@ from harness.commands.latency.record import LatencySettings
 from harness.commands.latency.tables.figures import profile_table
 from harness.config.errors import RunError
 from harness.config.settings import require
-from harness.engines.door import wing
+from harness.engines.door import local
 from harness.engines.protocol import Answered, Arm, Engine, Question
 from harness.engines.registry import engine_of
 from harness.engines.text_tokenizer import text_of
@@ -130,10 +130,12 @@ class Latency(Experiment[LatencySettings, LatencyRow]):
         self.run = dataclasses.replace(
             self.run,
             pass_ms=None if watches is None else watches.pass_ms(example),
-            roofs=() if placed is None else wing.roofs(placed, settings.batch_size, context),
+            roofs=()
+            if placed is None
+            else local("engine.planning").roofs(placed, settings.batch_size, context),
         )
         if settings.profile:
-            profiles = wing.profile_arms(engine, example, session.directory)
+            profiles = local("engine.stopwatches").profile_arms(engine, example, session.directory)
             self.more = [profile_table(profile) for profile in profiles]
         if not self.is_cell:
             session.has_measured = True

@@ -8,13 +8,13 @@ answers say it exactly (`results.statistics.iterations`): both models read each 
 from __future__ import annotations
 
 import statistics
+from typing import TYPE_CHECKING
 
 from harness.config.closed_form import require_closed_form
 from harness.config.errors import HarnessError, RunError
 from harness.config.failures import as_run_error
 from harness.config.synthetic import length_in_answers
-from harness.engines.door import wing
-from harness.engines.door.pairs import Pair
+from harness.engines.door import local
 from harness.engines.door.reading import Transcript
 from harness.engines.protocol import Engine
 from harness.engines.registry import engine_of
@@ -23,6 +23,10 @@ from harness.measuring.progress import note
 from harness.measuring.session import Session
 from harness.results.statistics.interval import Interval
 from harness.results.statistics.iterations import tokens_per_iteration
+
+if TYPE_CHECKING:
+    from harness.local.drafting.method import Pair
+    from harness.local.engine.reading import PairReader
 
 # Of each K up to this one.
 _MOST_K = 32
@@ -77,7 +81,8 @@ def _read_again(pair: Pair, run: MeasuredRun) -> list[Interval]:
     if not asked:
         raise RunError("no answer has two tokens")
     decoding = run.settings.decoding
-    reader = wing.open_reader(pair, decoding, min(decoding.most_draft_tokens, _MOST_K))
+    most = min(decoding.most_draft_tokens, _MOST_K)
+    reader: PairReader = local("engine.reading").PairReader(pair, decoding, most)
     try:
         cuts = [text.cut for [text] in reader.read(asked)]
     finally:

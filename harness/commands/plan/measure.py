@@ -22,7 +22,7 @@ from harness.commands.read_runs import runs_of_pair
 from harness.config.errors import SettingError
 from harness.config.model_names import SERVED
 from harness.config.settings import LARGEST_K, DecodingSettings, ModelSettings, api_key
-from harness.engines.door import wing
+from harness.engines.door import local
 from harness.engines.door.plans import Machine, ModelPlan, PairPlan, PassBytes, PretendedGpus
 from harness.measuring.session import Session
 from harness.results.price.table import Table
@@ -116,10 +116,10 @@ class Plan(Experiment[PlanSettings, PlanRow]):
             pretended = PretendedGpus(
                 settings.gpus or 1, settings.gpu_memory_bytes, settings.gpu_memory
             )
-        machine = wing.find_machine(settings, pretended)
+        machine: Machine = local("engine.planning").find_machine(settings, pretended)
         session.devices = [machine.name]
         num_draft_tokens = settings.most_draft_tokens
-        plan = wing.plan_on(
+        plan: PairPlan = local("engine.planning").plan_on(
             machine, settings, settings.prompt_length, {num_draft_tokens, *self.accepted}
         )
         if plan.misfit is not None:

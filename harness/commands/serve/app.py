@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -36,8 +36,11 @@ from harness.commands.serve.guard import CLIENT_LEFT, Guard, error_body, error_r
 from harness.commands.serve.served_model import ServedModel
 from harness.config.errors import SettingError
 from harness.config.machine import is_loopback
-from harness.engines.door.serving import ENDING, Answer, Piece, Refusal, ScoredToken, TokenLogprob
+from harness.engines.door.serving import ENDING, Piece, Refusal, ScoredToken, TokenLogprob
 from harness.results.acceptance import Acceptance
+
+if TYPE_CHECKING:
+    from harness.local.serving import Answer
 
 _GONE = "the client went away"
 # The largest request has this much, or what its prompts need: a token may be many characters of text or JSON.

@@ -8,6 +8,7 @@ import gc
 import socket
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import TYPE_CHECKING
 
 import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
@@ -19,9 +20,11 @@ from harness.config.demand import Demand
 from harness.config.errors import SettingError
 from harness.config.failures import as_run_error
 from harness.config.settings import api_key
-from harness.engines.door.serving import Service
 from harness.engines.keeper import PairKeeper
 from harness.measuring.progress import say
+
+if TYPE_CHECKING:
+    from harness.local.serving import LocalService
 
 # Seconds after a signal in which answers may end, and then those in which the rest of them is sent.
 _GRACE_S = 3
@@ -104,7 +107,7 @@ class _Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 class _Server(uvicorn.Server):
     """Lets answers end within a grace period after a signal; the others end with an error."""
 
-    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+    def __init__(self, config: uvicorn.Config, service: LocalService) -> None:
         super().__init__(config)
         self._service = service
 

@@ -13,15 +13,15 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness.commands.serve.bodies import ChatBody, Completion, GenerationBody, Race, Sampling
 from harness.commands.serve.record import ServeSettings
 from harness.config.errors import SettingError
 from harness.config.failures import first_line
 from harness.engines.chat import Chat
-from harness.engines.door import wing
-from harness.engines.door.serving import ENDING, Answer, Piece, Refusal
+from harness.engines.door import local
+from harness.engines.door.serving import ENDING, Piece, Refusal
 from harness.engines.keeper import PairKeeper
 from harness.engines.protocol import Engine, Question, Request
 from harness.engines.record import Preparation
@@ -30,6 +30,9 @@ from harness.measuring.prompts.chat_templates import Template
 from harness.measuring.prompts.messages import messages_of, tools_of
 from harness.measuring.prompts.prompt_files import BadFile
 from harness.measuring.race import Lap, as_json, run_lap, token_text
+
+if TYPE_CHECKING:
+    from harness.local.serving import Answer, LocalService
 
 
 class ServedModel:
@@ -55,7 +58,7 @@ class ServedModel:
         self.token_text = functools.lru_cache(maxsize=2**16)(
             functools.partial(token_text, pair.tokenizer)
         )
-        self.service = wing.start_service(
+        self.service: LocalService = local("serving").LocalService(
             functools.partial(_open_engine, keeper, settings, say),
             pair.tokenizer,
             settings.batch_size,

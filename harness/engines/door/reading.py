@@ -1,10 +1,9 @@
-"""Texts that are there already, read by both models of a pair: the values, and who reads them."""
+"""Texts that are there already, as both models of a pair read them (`local.engine.reading`)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from harness.results.statistics.iterations import Cut
 
@@ -59,19 +58,3 @@ class ReadText:
     log_probability: float
     expected: float
     variance: float
-
-
-class TextReader(Protocol):
-    """Reads transcripts with a pair, in one pass of the target, and of the draft one for each depth at most."""
-
-    def read(self, transcripts: Iterable[Transcript]) -> Iterator[list[ReadText]]:
-        """Read the answers of transcripts; transcripts with one prompt that follow each other together.
-
-        Raises:
-            SettingError: for a draft that draws its tokens and gives no probabilities to a text.
-            RunError: logits that are nan or infinite.
-        """
-        ...
-
-    def close(self) -> None:
-        """Give the caches back."""

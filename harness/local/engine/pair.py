@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,7 +19,6 @@ from harness.config.errors import RunError, SettingError
 from harness.config.machine import cpu_name
 from harness.config.run import Weights
 from harness.config.settings import DraftSettings, Dtype, ModelSettings, PlacementSettings
-from harness.engines.door.pairs import Excess
 from harness.local.decoding.protocols import TokenRows
 from harness.local.drafting.checked import method_of
 from harness.local.drafting.heads.checkpoint import HeadCheckpoint
@@ -39,6 +38,18 @@ from harness.local.models.quiet import quiet_libraries
 from harness.local.models.random_weights import checkpoint_for, random_tokenizer
 from harness.local.models.sketch import Sketch, sketch_model
 from harness.local.models.tokenizers import load_tokenizer, max_context, vocabulary_size
+
+
+class Excess(NamedTuple):
+    """How a prompt is too long for a model.
+
+    Attributes:
+        num_prompt_tokens: of the prompt, in that model's tokens.
+        rule: `with decoding.max_new_tokens=64 that is 1088 tokens, and draft=tiny takes 1024`.
+    """
+
+    num_prompt_tokens: int
+    rule: str
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

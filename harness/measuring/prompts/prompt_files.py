@@ -15,7 +15,7 @@ from harness.config.errors import RunError, SettingError, nearest
 from harness.config.failures import explain, first_line
 from harness.config.packages import INSTALL_LOCAL, is_installed
 from harness.config.settings import PROMPT_FILES, ModelSettings, PromptSettings
-from harness.engines.door import wing
+from harness.engines.door import local
 
 # The number of a row, from 1, and the row.
 NumberedRow = tuple[int, Any]
@@ -62,7 +62,7 @@ def _fetched(settings: PromptSettings, file: str) -> Path:
     try:
         # Raises within seconds if the hub refuses or is out of reach: the download would try for
         # half a minute.
-        wing.check_hub_access(repository, file, revision, "dataset")
+        local("models.checkpoints").check_hub_access(repository, file, revision, "dataset")
         path = huggingface_hub.hf_hub_download(
             repository, file, repo_type="dataset", revision=revision
         )

@@ -177,7 +177,7 @@ def test_ctrl_c_behind_the_last_answer_leaves_a_whole_run(
     pair: list[str], harness: Harness, tmp_path: Path
 ) -> None:
     """What is missing then are the yields of smaller K, for which the answers are read again."""
-    halt = halting("harness.engines.door.wing.open_reader", after=0)
+    halt = halting("harness.local.engine.reading.PairReader", after=0)
     asked = ["latency", *pair, *QUICK]
     running = start(*asked, cwd=tmp_path, until=HALTED, before=halt)
     _, stderr = end(running, signal.SIGINT, 130)

@@ -14,7 +14,7 @@ from harness.commands.latency.record import LatencySettings
 from harness.config.errors import SettingError
 from harness.config.settings import DecodingSettings, PromptSettings
 from harness.engines.chat import Chat
-from harness.engines.door.pairs import Excess
+from harness.local.engine.pair import Excess
 from harness.measuring.prompts import encoding
 from harness.measuring.prompts.chat_templates import Template
 from harness.measuring.prompts.sets import Prompt, PromptSet
