@@ -24,8 +24,8 @@ from harness.cli.menu.documentation import (
 from harness.commands.registry import configured, row_kinds, with_settings
 from harness.config.errors import as_typed
 from harness.config.methods import METHODS
+from harness.config.paths import PACKAGE
 from harness.config.run import RunSettings
-from harness.config.sizes import PACKAGE
 from harness.engines.registry import ENGINES
 from harness.results.row import ColumnDescription
 from harness.results.schema import CORE_COLUMNS
@@ -137,7 +137,7 @@ def _columns_table(lines: list[str], *more_heads: str) -> str:
 def departures(command: str) -> Mapping[str, Any]:
     """The defaults that a command's file in `conf/` gives to settings of all commands, by name."""
     departing: dict[str, Any] = {}
-    for name, value in names.written(command).items():
+    for name, value in names.load_preset(command).items():
         if name in GROUPS:
             departing |= {f"{name}.{last}": setting for last, setting in value.items()}
         elif name in value_types(RunSettings):

@@ -23,8 +23,8 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
+from harness.config.paths import PACKAGE
 from harness.config.settings import ModelSettings
-from harness.config.sizes import PACKAGE
 from harness.local.drafting.heads.checkpoint import read_head
 from harness.local.drafting.heads.head import Head
 from harness.local.drafting.heads.medusa import Medusa

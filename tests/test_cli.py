@@ -14,7 +14,7 @@ import pytest
 
 from documented import ROOT
 from harness.commands.registry import commands, with_settings
-from harness.config.sizes import PACKAGE
+from harness.config.paths import PACKAGE
 from in_process import Harness, only
 from processes import run
 

@@ -17,7 +17,7 @@ import harness
 from forked import fork_worker
 from harness.cli import worker
 from harness.cli.frames import frame
-from harness.config.sizes import PACKAGE
+from harness.config.paths import PACKAGE
 from harness.measuring.rows import LatencyRow
 from in_process import QUICKEST_PAIR
 

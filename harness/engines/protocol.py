@@ -189,13 +189,13 @@ class Answered:
     peak_memory_bytes: int | None = None
 
     @property
-    def sent(self) -> bool:
+    def has_request_times(self) -> bool:
         """Whether requests were kept in flight, so that each has its own time. Rows of a batch share theirs."""
         return self.batch is None
 
     def seconds_of(self, request: RequestRecord) -> float:
         """How long an answer took: a row of a batch takes as long as its batch."""
-        return request.seconds if self.sent else self.seconds
+        return request.seconds if self.has_request_times else self.seconds
 
     @property
     def tokens(self) -> list[list[int]]:
@@ -230,7 +230,7 @@ class Answered:
 
         A batch has one time for all rows, under its first index.
         """
-        if not self.sent:
+        if not self.has_request_times:
             if not self.num_tokens:
                 return {}
             mean_length = self.num_tokens / len(self.requests)
@@ -290,7 +290,7 @@ class Arm:
         raise NotImplementedError
 
     @property
-    def given_up(self) -> str | None:
+    def failure(self) -> str | None:
         """Why all further requests fail: too many had no answer. None while they are sent."""
         return None
 
@@ -386,7 +386,9 @@ class Engine:
     draft_runner: str | None = None
     setup_seconds: float | None = None
 
-    def goes_on(self, decoding: DecodingSettings, batch_size: int, longest_prompt: int) -> bool:
+    def can_be_reused(
+        self, decoding: DecodingSettings, batch_size: int, longest_prompt: int
+    ) -> bool:
         """Whether it stays open for questions like these, and takes prompts that it knows for new ones. An engine
         that starts quickly is opened again.
         """

@@ -63,7 +63,7 @@ class Preparation:
         )
 
     @property
-    def numbers_drafted(self) -> list[int]:
+    def draft_lengths(self) -> list[int]:
         """The numbers of draft tokens that runners are compiled for; none if nothing is drafted."""
         if self.decoding.num_draft_tokens == "auto":
             return [*_AUTO_PREPARED]

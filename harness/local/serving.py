@@ -317,17 +317,19 @@ class LocalService:
                 for answer in joining or running:
                     self._fail(answer, error)
             return
-        for answer, gain in zip(joining, iteration.gains, strict=False):
-            answer.row = gain.row
+        for answer, row_step in zip(joining, iteration.row_steps, strict=False):
+            answer.row = row_step.row
         answers = {answer.row: answer for answer in running}
-        for gain in iteration.gains:
-            answer = answers[gain.row]
+        for row_step in iteration.row_steps:
+            answer = answers[row_step.row]
             try:
                 with arm.explained():
-                    if gain.error is not None:
-                        raise gain.error
-                    logprobs = arm.logprobs(answer.request, iteration, gain)
-                piece = answer.take(gain.tokens, len(gain.proposed), gain.num_accepted, logprobs)
+                    if row_step.error is not None:
+                        raise row_step.error
+                    logprobs = arm.logprobs(answer.request, iteration, row_step)
+                piece = answer.take(
+                    row_step.tokens, len(row_step.proposed), row_step.num_accepted, logprobs
+                )
             except Exception as error:
                 self._fail(answer, error)
                 continue

@@ -78,8 +78,8 @@ def ask_in_turns(
                 own_question = question_for(question, arm.name)
                 yield timed_answer(engine, arm, own_question, allow_failures=allow_failures)
                 # Now, because an arm that makes place for the next one forgets it.
-                if failure is None and arm.given_up is not None:
-                    failure = f"{arm.name}: {arm.given_up}"
+                if failure is None and arm.failure is not None:
+                    failure = f"{arm.name}: {arm.failure}"
             advance("measuring")
             # Answers of the other arm would have nothing to be compared with.
             if failure is not None:

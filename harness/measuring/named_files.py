@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness.config.places import check_place
+from harness.config.repositories import check_place
 from harness.config.run import PromptedSettings, RunSettings
 from harness.config.settings import require
 from harness.engines.registry import engine_of

@@ -4,7 +4,7 @@ Servers show the n likeliest tokens at each place. What they leave out is treate
 equally likely, so that a token among them has a quantile at random in all of their mass: quantiles
 are then uniform as before, and shifts within the rest are invisible. That is exact at temperature 1.
 At another one the mass of the rest also depends on how it is spread: least if it is even and
-temperatures are below 1. `logits_again` has the other extreme, tokens that are as likely as the n-th,
+temperatures are below 1. `logits_by_another_route` has the other extreme, tokens that are as likely as the n-th,
 and the difference counts as rounding.
 """
 
@@ -119,7 +119,7 @@ class ReportedReference:
             logits[row, : len(text_scores)] = self._logits(text_scores, is_even=True)
         return logits
 
-    def logits_again(self, prompt: Sequence[int], text: Sequence[int]) -> Floats:
+    def logits_by_another_route(self, prompt: Sequence[int], text: Sequence[int]) -> Floats:
         """The same by another request, with the tokens that are not shown as unevenly likely as can be."""
         [scored] = self._scores([(prompt, text)], self._num_top, 1)
         return self._logits(scored, is_even=False)

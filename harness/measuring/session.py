@@ -231,7 +231,7 @@ class Session:
         """
         decoding = self.settings.decoding
         if self.engine is not None:
-            if self.engine.goes_on(decoding, batch_size, longest_prompt):
+            if self.engine.can_be_reused(decoding, batch_size, longest_prompt):
                 return self.engine
             # Its caches are freed before the next engine allocates its own.
             self.close()

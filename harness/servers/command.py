@@ -94,7 +94,7 @@ class ServerCommand:
         while index < len(self.words):
             word = self.words[index]
             typed, equals, value = word.partition("=")
-            name = _meant(typed, names, startup)
+            name = _canonical_flag(typed, names, startup)
             following = index + 1
             if name is not None:
                 is_switch = name.partition(".")[0] in startup.switches
@@ -240,7 +240,7 @@ class ServerCommand:
         unset = [part for name in inherited for part in ("-u", name)]
         if unset:
             kept = ["env", *unset, *kept]
-        command = _divided(kept, [self.dialect])
+        command = _locate_program(kept, [self.dialect])
         return command._with_defaults(startup.for_regular)
 
     def prepared(self) -> ServerCommand:
@@ -283,12 +283,12 @@ class ServerCommand:
             command = command._with_defaults((added,))
         return command
 
-    def beside_another(self) -> ServerCommand:
+    def without_core_binding(self) -> ServerCommand:
         """The command as it is started on a CPU where another server runs."""
         typed = " ".join(self.words[: self.start])
         missing = [
             variable
-            for variable in self.startup.beside_another
+            for variable in self.startup.without_core_binding
             if (name := variable.partition("=")[0]) not in os.environ and f"{name}=" not in typed
         ]
         before = ("env", *missing) if missing else ()
@@ -314,7 +314,11 @@ class ServerCommand:
         for index in range(self.start, len(self.words)):
             name = self.words[index].partition("=")[0].replace("_", "-")
             is_similar = name.startswith(startup.prefixes)
-            if index not in values and is_similar and _meant(name, speculating, startup) is None:
+            if (
+                index not in values
+                and is_similar
+                and _canonical_flag(name, speculating, startup) is None
+            ):
                 rule = f"{name} is not known here: the command without speculation cannot be told; {_BOTH}"
                 raise SettingError(SETTING, rule)
 
@@ -349,7 +353,7 @@ def read_command(
     check_has_no_key(filled)
     if filled and is_variable(filled[0]):
         filled = ["env", *filled]
-    return _divided(filled, dialects)
+    return _locate_program(filled, dialects)
 
 
 def _variable_in(word: str) -> str:
@@ -362,7 +366,7 @@ def is_variable(word: str) -> bool:
     return _VARIABLE.fullmatch(word) is not None
 
 
-def _divided(words: Sequence[str], dialects: Sequence[Dialect]) -> ServerCommand:
+def _locate_program(words: Sequence[str], dialects: Sequence[Dialect]) -> ServerCommand:
     for index, word in enumerate(words):
         for dialect in dialects:
             startup = dialect.startup
@@ -381,7 +385,7 @@ def _divided(words: Sequence[str], dialects: Sequence[Dialect]) -> ServerCommand
     return ServerCommand(tuple(words))
 
 
-def _meant(typed: str, names: Sequence[str], startup: Startup) -> str | None:
+def _canonical_flag(typed: str, names: Sequence[str], startup: Startup) -> str | None:
     """The one of these flags that was typed, with the key of an entry behind it; None for none."""
     root, dot, key = typed.partition(".")
     if root.startswith("--"):

@@ -199,7 +199,9 @@ class ServerEngine(Engine):
         for arm in self.arms:
             arm.stop()
 
-    def goes_on(self, decoding: DecodingSettings, batch_size: int, longest_prompt: int) -> bool:
+    def can_be_reused(
+        self, decoding: DecodingSettings, batch_size: int, longest_prompt: int
+    ) -> bool:
         """Servers start slowly: they stay for the same K, and no more or longer prompts than before."""
         opening = self.opening
         fits = decoding == opening.decoding and batch_size <= opening.batch_size
@@ -328,7 +330,7 @@ class ServerArm(Arm):
         self._engine.say(f"{self.name}: {message}")
 
     @property
-    def given_up(self) -> str | None:
+    def failure(self) -> str | None:
         if self.connection is None:
             return None
         given_up = self.connection.sender.given_up

@@ -14,7 +14,7 @@ from harness.engines.record import EngineRecord, Opening, ServerSetup
 from harness.servers.dialects import startups
 from harness.servers.identity import server_report
 from harness.servers.settings import ServerSettings
-from harness.servers.started import commands_of, labelled, start
+from harness.servers.started import commands_of, start, with_names_of_commands
 
 if TYPE_CHECKING:
     from harness.config.run import RunSettings
@@ -45,7 +45,7 @@ class Server(EngineRecord):
             chat = run.model.repository == SERVED
             run = dataclasses.replace(run, engine=dataclasses.replace(settings, chat=chat))
         if settings.start_command:
-            return labelled(run, commands_of(run))
+            return with_names_of_commands(run, commands_of(run))
         if settings.has_two or run.draft is None or run.JUDGES_DRAFT:
             return run
         rule = (

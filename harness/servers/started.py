@@ -55,7 +55,7 @@ def commands_of(run: RunSettings) -> list[ServerCommand]:
     return [*(first or [measured.regular()]), measured]
 
 
-def labelled(run: RunSettings, commands: Sequence[ServerCommand]) -> RunSettings:
+def with_names_of_commands(run: RunSettings, commands: Sequence[ServerCommand]) -> RunSettings:
     """The settings with the names of model and draft that the commands have."""
     settings = ServerSettings.of(run)
     measured = commands[-1]
@@ -93,7 +93,7 @@ def start(opening: Opening, settings: ServerSettings) -> Engine:
     commands = commands_of(dataclasses.replace(run, decoding=opening.decoding))
     has_gpus = bool(gpu_names())
     if len(commands) > 1 and settings.blocks == "auto" and not has_gpus:
-        commands = [command.beside_another() for command in commands]
+        commands = [command.without_core_binding() for command in commands]
     names = ["regular", "speculative"][-len(commands) :] if run.draft is not None else ["regular"]
     # What the rows call the arms is not what two commands are called.
     shown = ["first", "second"] if settings.first_command else names

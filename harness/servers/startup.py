@@ -77,7 +77,7 @@ class Startup:
     model_follows: bool = False
     served_name: tuple[str, ...] = ("--served-model-name",)
     sized_by: tuple[str, ...] = ()
-    beside_another: tuple[str, ...] = ()
+    without_core_binding: tuple[str, ...] = ()
     note: str = ""
     example: str = ""
 
@@ -223,7 +223,7 @@ VLLM = Startup(
     pools=("suffix",),
     model_follows=True,
     sized_by=("--gpu-memory-utilization", "--kv-cache-memory-bytes", "--kv-cache-memory"),
-    beside_another=("VLLM_CPU_OMP_THREADS_BIND=nobind",),
+    without_core_binding=("VLLM_CPU_OMP_THREADS_BIND=nobind",),
     note=(
         "with a draft vLLM has fewer blocks for keys and values, and with some methods (ngram, medusa, suffix)"
         " no asynchronous scheduling: that is part of what is measured"

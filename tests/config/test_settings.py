@@ -10,10 +10,10 @@ import pytest
 
 from harness.cli.menu.conversion import from_config
 from harness.commands.latency.record import LatencySettings
+from harness.config.acceptance_math import marginal_rates
 from harness.config.acceptance_rules import AcceptanceRule
 from harness.config.errors import SettingError
 from harness.config.settings import DecodingSettings, ModelSettings
-from harness.config.synthetic import marginal_rates
 
 MODEL = {"name": "m", "repository": "a/b"}
 COMPLETE: dict[str, Any] = {

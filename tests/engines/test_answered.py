@@ -55,7 +55,7 @@ def test_runners_are_prepared_for_the_numbers_that_are_drafted(
 ) -> None:
     decoding = DecodingSettings(max_new_tokens=10, num_draft_tokens=number)
     preparation = Preparation(decoding=decoding, longest_prompt=20)
-    assert preparation.numbers_drafted == prepared
+    assert preparation.draft_lengths == prepared
     # Prompt, answer, a proposal, and one more.
     assert preparation.demand.slots() == 20 + 10 + most + 1
 

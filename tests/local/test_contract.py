@@ -22,7 +22,7 @@ from architectures import (
     random_model,
     random_pair,
 )
-from chains import GREEDY, autoregressive, gains, requests, speculative, texts
+from chains import GREEDY, autoregressive, requests, row_steps, speculative, texts
 from drafts import DRAFTS
 from harness.local.decoding.loop import Loop, Request
 from harness.local.decoding.protocols import Drafter, Runner
@@ -48,7 +48,9 @@ def check_greedy(target: PreTrainedModel, runner: Runner, drafter: Drafter) -> l
         what = requests(PROMPTS[:number], GREEDY, LENGTH)
         iterations = list(speculative(runner, drafter, what, K))
         assert texts(iterations, number) == expected[:number]
-        accepted += [gain.num_accepted for gain in gains(iterations) if gain.proposed]
+        accepted += [
+            row_step.num_accepted for row_step in row_steps(iterations) if row_step.proposed
+        ]
     return accepted
 
 
@@ -136,9 +138,9 @@ def collect(
     texts: Texts = {}
     record = loop.add([first])
     for turn in itertools.count():
-        for gain in record.gains:
-            tokens = zip(gain.tokens, map(str, gain.origins), strict=True)
-            texts.setdefault(gain.row, []).extend(tokens)
+        for row_step in record.row_steps:
+            tokens = zip(row_step.tokens, map(str, row_step.origins), strict=True)
+            texts.setdefault(row_step.row, []).extend(tokens)
         loop.drop(ended.get(turn, ()))
         if turn in joining:
             record = loop.add(joining.pop(turn))

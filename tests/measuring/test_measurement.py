@@ -89,7 +89,12 @@ def test_all_source_counts(
 
     before = digest("decoding/notes.md")
     assert digest("decoding/notes.md") == before
-    counted = ("config/synthetic.py", "decoding/loops.py", "a_new_room/of/any_kind.py", "gpus.csv")
+    counted = (
+        "config/acceptance_math.py",
+        "decoding/loops.py",
+        "a_new_room/of/any_kind.py",
+        "gpus.csv",
+    )
     assert len({before, *map(digest, counted)}) == 1 + len(counted)
     measurement._source.cache_clear()
 

@@ -16,7 +16,7 @@ from harness.engines.door.reference import Margin
 from harness.engines.phases import Phases
 from harness.engines.protocol import Answered, Request
 from harness.engines.requests import RequestRecord
-from harness.local.decoding.loop import Gain, Iteration
+from harness.local.decoding.loop import Iteration, RowStep
 from harness.local.decoding.verify import Verdict
 from harness.local.engine import clock as clock_module
 from harness.local.engine.clock import LoopClock
@@ -37,7 +37,7 @@ def speculative(tokens: list[int], proposed: list[int], num_accepted: int) -> Ar
     seen: list[Arrival] = []
     clock = LoopClock(QUESTION.requests, Engine.weights, seen.extend)
     with clock.running():
-        clock.note(Iteration([Gain(0, tokens, proposed, num_accepted)], verdict))
+        clock.note(Iteration([RowStep(0, tokens, proposed, num_accepted)], verdict))
     [arrival] = seen
     return arrival
 
@@ -70,7 +70,7 @@ class Engine:
         with clock.running():
             for token, taken in enumerate(self.seconds):
                 self.now += taken
-                clock.note(Iteration([Gain(0, [token])]))
+                clock.note(Iteration([RowStep(0, [token])]))
             self.now += 0.25  # what an arm does after its last token counts
         return clock.answered(Phases(), as_batch=True, drafts=False)
 

@@ -169,11 +169,11 @@ def test_variables_of_a_container_go_with_their_flags(variable: str) -> None:
 
 
 def test_two_servers_on_a_cpu_bind_no_threads_to_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    beside = read("A=1 vllm serve B --spec-tokens 3").beside_another()
+    beside = read("A=1 vllm serve B --spec-tokens 3").without_core_binding()
     variable = "VLLM_CPU_OMP_THREADS_BIND=nobind"
     assert shlex.join(beside.words) == f"env {variable} env A=1 vllm serve B --spec-tokens 3"
     assert beside.drafts
-    assert beside.beside_another() == beside
+    assert beside.without_core_binding() == beside
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0-3")
     for words in ("vllm serve B", "llama-server -m B", "./serve.sh"):
-        assert read(words).beside_another() == read(words)
+        assert read(words).without_core_binding() == read(words)

@@ -104,7 +104,7 @@ def test_a_server_that_is_gone_gets_few_more_requests(open_engine: Open, in_flig
     assert len(errors) == 40 - 4
     num_sent = sum(not str(error).endswith("no more are sent") for error in errors)
     assert 5 <= num_sent <= 4 + 2 * in_flight
-    given_up = engine.arms[0].given_up
+    given_up = engine.arms[0].failure
     assert given_up is not None
     assert mentions(given_up, "requests in a row had no answer", "closed the connection")
     # At the next question, too.

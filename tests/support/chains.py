@@ -11,7 +11,7 @@ from torch import Tensor
 
 from harness.engines import protocol
 from harness.local.decoding.adaptive import DraftLength
-from harness.local.decoding.loop import Gain, Iteration, Loop, Request
+from harness.local.decoding.loop import Iteration, Loop, Request, RowStep
 from harness.local.decoding.protocols import Drafter, Runner
 from harness.local.decoding.randomness import uniforms
 from harness.local.decoding.warp import Warp
@@ -64,13 +64,13 @@ def requests(
 def texts(iterations: Iterable[Iteration], num_rows: int) -> list[list[int]]:
     rows: list[list[int]] = [[] for _ in range(num_rows)]
     for iteration in iterations:
-        for gain in iteration.gains:
-            rows[gain.row] += gain.tokens
+        for row_step in iteration.row_steps:
+            rows[row_step.row] += row_step.tokens
     return rows
 
 
-def gains(iterations: Iterable[Iteration]) -> list[Gain]:
-    return [gain for iteration in iterations for gain in iteration.gains]
+def row_steps(iterations: Iterable[Iteration]) -> list[RowStep]:
+    return [row_step for iteration in iterations for row_step in iteration.row_steps]
 
 
 def decoded(loop: Loop, requests: Sequence[Request]) -> Iterator[Iteration]:

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from harness.config.methods import METHODS
+from harness.config.paths import PACKAGE
 from harness.config.run import RunSettings
-from harness.config.sizes import PACKAGE
 from harness.engines import keeper
 from harness.engines.registry import engine_of, pair_of
 from harness.local.engine.pair import PlannedPair

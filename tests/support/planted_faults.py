@@ -9,7 +9,7 @@ from harness.local.decoding.protocols import Runner, Step
 from harness.local.decoding.verify import Offer, Verdict
 from harness.local.decoding.warp import BatchWarp, Warp
 from harness.local.engine.fault import Fault, StaleRunner
-from harness.local.runners.base import Wrapped
+from harness.local.runners.base import Proxy
 
 # Prompts count as the same that share this many first tokens.
 _PREFIX_TOKENS = 4
@@ -86,7 +86,7 @@ class NeighbourTemperature(Fault):
         return rule(offer)
 
 
-class _SwappingRunner(Wrapped):
+class _SwappingRunner(Proxy):
     def select(self, rows: Sequence[int]) -> None:
         if len(rows) > 2:
             rows = [*rows[:-2], rows[-1], rows[-2]]

@@ -8,7 +8,7 @@ import torch
 
 from harness.config.demand import Demand
 from harness.config.settings import ModelSettings, PlacementSettings
-from harness.local.models.fit import Case, Misfit, Placement, fit
+from harness.local.models.fit import Misfit, Placement, PlacementProblem, fit
 from harness.local.models.sketch import Block, LayerCache, Sketch, TensorSketch
 
 GB = 10**9
@@ -67,12 +67,14 @@ def machine(*gpus_gb: float, cpu_gb: float = 100) -> dict[int | str, int]:
 
 def case(
     *models: Sketch, free: dict[int | str, int], demand: Demand = NOTHING, **placement: Any
-) -> Case:
+) -> PlacementProblem:
     """By default `auto`, with a reserve of 2 GB."""
-    return Case(models, PlacementSettings(**{"strategy": "auto"} | placement), free, demand)
+    return PlacementProblem(
+        models, PlacementSettings(**{"strategy": "auto"} | placement), free, demand
+    )
 
 
-def fits(case: Case) -> bool:
+def fits(case: PlacementProblem) -> bool:
     try:
         return bool(fit(case))
     except Misfit:

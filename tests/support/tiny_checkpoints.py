@@ -19,8 +19,8 @@ from transformers import (
 
 from architectures import random_model
 from harness.config.demand import Demand
+from harness.config.paths import PACKAGE
 from harness.config.settings import DraftSettings, Dtype, ModelSettings, PlacementSettings
-from harness.config.sizes import PACKAGE
 from harness.local.drafting.method import ModelDraftSettings, Pair
 from harness.local.engine.pair import plan_pair
 from harness.local.models.checkpoints import Checkpoint

@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 from harness.cli.menu import names
 from harness.config.machine import gpu_names
 from harness.config.model_names import without_suffixes
-from harness.config.sizes import PACKAGE
+from harness.config.paths import PACKAGE
 from harness.engines.registry import ENGINES, default_draft
 
 

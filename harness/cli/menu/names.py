@@ -35,9 +35,9 @@ from harness.commands.command import ConfiguredCommand
 from harness.commands.registry import COMMANDS
 from harness.config.methods import METHODS
 from harness.config.model_names import SERVED, split_suffixes, without_suffixes
+from harness.config.paths import CONF
 from harness.config.run import PromptedSettings, RunSettings
 from harness.config.settings import PROMPT_FILES, PromptSettings
-from harness.config.sizes import CONF
 from harness.engines.registry import ENGINES
 
 # Begins the name of the configuration of a command that has no file in `conf/`.
@@ -136,7 +136,7 @@ def _prompts(name: str) -> dict[str, Any] | None:
     if "/" in name or name.endswith(PROMPT_FILES):
         preset = {"name": Path(name).stem, "file": name}
     else:
-        preset = written(f"prompts/{name}")
+        preset = load_preset(f"prompts/{name}")
     return _defaults(PromptSettings) | preset if preset else None
 
 
@@ -169,7 +169,7 @@ def _command(name: str) -> dict[str, Any] | None:
     must_be_set = dict.fromkeys(value_types(kind), "???")
     config = {"defaults": defaults, "command": name} | must_be_set | _defaults(kind)
     if COMMANDS.is_built_in(name):
-        return config | written(name)
+        return config | load_preset(name)
     # The name of another may be a path.
     run = f"{record.stem}/${{now:%Y-%m-%d}}/${{now:%H-%M-%S-%f}}"
     outputs = {"run": {"dir": f"outputs/{run}"}, "sweep": {"dir": f"multirun/{run}"}}
@@ -193,7 +193,7 @@ def _defaults(kind: type) -> dict[str, Any]:
     return defaults
 
 
-def written(path: str) -> dict[str, Any]:
+def load_preset(path: str) -> dict[str, Any]:
     """A file of `conf/`, with its interpolations as they are; empty where there is no file."""
     file = CONF / f"{path}.yaml"
     if not file.is_file():
@@ -221,7 +221,7 @@ def configuration(path: str) -> dict[str, Any] | None:
     if path == "common":
         # That of every command begins with it.
         groups = {group: _defaults(kind) for group, kind in fixed_groups(RunSettings).items()}
-        common = written("common")
+        common = load_preset("common")
         groups["results"] |= common.pop("results")
         return _defaults(RunSettings) | groups | common
     if path.startswith(_COMMAND_PREFIX):

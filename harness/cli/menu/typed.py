@@ -89,7 +89,7 @@ def for_hydra(
             rule = "cannot be read as setting=value; a server's command is typed behind --"
             raise SettingError(word, rule)
     _check(settings, command, known)
-    return options, [_readable(setting) for setting in settings], topic
+    return options, [_quoted_for_hydra(setting) for setting in settings], topic
 
 
 def literal(text: str) -> str:
@@ -158,7 +158,7 @@ def _check(settings: Sequence[str], command: str, known: Mapping[str, Any]) -> N
 # Values in Hydra's grammar ------------------------------------------------------------------------
 
 
-def _readable(argument: str) -> str:
+def _quoted_for_hydra(argument: str) -> str:
     """An argument with quotes around what Hydra would misread.
 
     prompt=Once, there           prompt='Once, there'

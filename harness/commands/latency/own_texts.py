@@ -10,10 +10,10 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING
 
+from harness.config.acceptance_math import length_in_answers
 from harness.config.closed_form import require_closed_form
 from harness.config.errors import HarnessError, RunError
 from harness.config.failures import as_run_error
-from harness.config.synthetic import length_in_answers
 from harness.engines.door import local
 from harness.engines.door.reading import Transcript
 from harness.engines.protocol import Engine

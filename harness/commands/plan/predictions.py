@@ -9,9 +9,9 @@ from typing import Any
 
 from harness.commands.plan.rows import PlanRow
 from harness.commands.plan.tables import doubts_of_notes
+from harness.config.acceptance_math import at_length, length_in_answers
 from harness.config.amounts import percent
 from harness.config.errors import SettingError
-from harness.config.synthetic import at_length, length_in_answers
 from harness.reporting.page import Page, Step, heading, title_of_many
 from harness.reporting.table import Column, Line, Style, Table, number, times, with_bounds
 from harness.reporting.words import latency_of

@@ -219,7 +219,7 @@ class Scores:
         if request.is_at_place:
             roundings, text = self._roundings[_AT_PLACE], (*text, *tokens)
         if len(roundings) < _NUM_ROUNDED and text not in roundings:
-            again = self._reference.logits_again(request.prompt, tokens)
+            again = self._reference.logits_by_another_route(request.prompt, tokens)
             if again is not None:
                 other = sampling.probabilities_along(again, request.prompt, tokens)
                 roundings[text] = Rounding.between(exact, other)
@@ -255,7 +255,7 @@ class Scores:
         """The test of all drawn tokens.
 
         Rounding is how far the distributions along a text of each of some prompts are apart by the reference's two
-        routes: many texts in one pass, and a text again (`logits_again`).
+        routes: many texts in one pass, and a text again (`logits_by_another_route`).
         """
         means = {
             name: Rounding.combined([*roundings.values()], np.mean)

@@ -36,7 +36,7 @@ class Reference(Protocol):
         A shorter text has undefined logits behind its last token.
         """
 
-    def logits_again(self, prompt: Sequence[int], text: Sequence[int]) -> Floats | None:
+    def logits_by_another_route(self, prompt: Sequence[int], text: Sequence[int]) -> Floats | None:
         """The logits [n, V] before each token of one text by another route, which differ by what the
         reference cannot know: rounding. None where there is no such route.
         """

@@ -250,7 +250,7 @@ class _Batch:
                 row.sent_s = self.free.popleft()
             self._pass(settings.first_ms + settings.prompt_ms * row.record.num_prompt_tokens)
             self._give(row, 1)
-            # However many come that do not count: others go on.
+            # At most one filler request per pass, so that running rows proceed.
             if row.is_extra:
                 break
 

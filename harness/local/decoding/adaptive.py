@@ -13,20 +13,20 @@ from collections.abc import Callable, Sequence
 
 # The weight of an iteration's figures in the next one: acceptance changes with the text, costs with
 # the context.
-_MEMORY = 0.99
+_DECAY = 0.99
 
 # The acceptance before anything is known. Estimates fade back to it, so that a draft which did not
 # pay is tried again.
 _PRIOR = 0.8
 
 # A number is tried this often before its cost counts as known: the first time it may have to prepare something.
-_FEW = 2
+_MIN_SAMPLES = 2
 
 # Once in this many iterations another number is tried again.
-_AGAIN = 32
+_EXPLORE_EVERY = 32
 
 # The most that an iteration counts, in costs so far: beyond it something else had the processor.
-_SLOWEST = 1.5
+_OUTLIER_FACTOR = 1.5
 
 
 class DraftLength:
@@ -69,7 +69,7 @@ class Adaptive(DraftLength):
         self._accepted = _AcceptanceByPlace(self.most)
         # Seconds of iterations, by about how many rows they have, and by the number of draft tokens asked for.
         self._costs: dict[int, dict[int, _Seconds]] = {}
-        self._now: dict[int, _Seconds] = {}
+        self._costs_at_this_load: dict[int, _Seconds] = {}
         self._began = 0.0
         self._chosen = 0
         self._catches_up = False
@@ -77,8 +77,10 @@ class Adaptive(DraftLength):
     def choose(self, num_rows: int) -> int:
         # Rows end at different times, and an iteration over a few of them costs less: 1 row, 2 or
         # 3, 4 to 7 and so on have costs of their own.
-        about = num_rows.bit_length()
-        self._now = self._costs.setdefault(about, {number: _Seconds() for number in self._choices})
+        load_bucket = num_rows.bit_length()
+        self._costs_at_this_load = self._costs.setdefault(
+            load_bucket, {number: _Seconds() for number in self._choices}
+        )
         number = self._wanted()
         # A draft first reads the tokens of the iterations before it that went without.
         self._catches_up = number > 0 and self._chosen == 0
@@ -88,7 +90,7 @@ class Adaptive(DraftLength):
 
     def observe(self, limits: Sequence[int], num_accepted: Sequence[int]) -> None:
         # Of a number that rows near their end have in place of their choice, too.
-        seconds = self._now.setdefault(max(limits), _Seconds())
+        seconds = self._costs_at_this_load.setdefault(max(limits), _Seconds())
         if not self._catches_up:
             seconds.add(self._clock() - self._began)
         self._accepted.observe(limits, num_accepted)
@@ -97,19 +99,19 @@ class Adaptive(DraftLength):
         """Return the best number, or one to be tried."""
         yields = self._accepted.yields()
         rates = {
-            number: yields[number] / self._now[number].mean
+            number: yields[number] / self._costs_at_this_load[number].mean
             for number in self._choices
-            if self._now[number].is_known
+            if self._costs_at_this_load[number].is_known
         }
         best = max(rates, key=lambda number: rates[number], default=0)
         last = bisect.bisect_left(self._choices, max(1, 2 * best))
         in_reach = self._choices[: last + 1]
-        unknown = [number for number in in_reach if not self._now[number].is_known]
+        unknown = [number for number in in_reach if not self._costs_at_this_load[number].is_known]
         if unknown:
             return unknown[0]
-        num_seen = sum(seconds.num_added for seconds in self._now.values())
-        if num_seen % _AGAIN == 0:
-            return in_reach[num_seen // _AGAIN % len(in_reach)]
+        num_seen = sum(seconds.num_added for seconds in self._costs_at_this_load.values())
+        if num_seen % _EXPLORE_EVERY == 0:
+            return in_reach[num_seen // _EXPLORE_EVERY % len(in_reach)]
         return best
 
 
@@ -124,8 +126,8 @@ class _AcceptanceByPlace:
         self._tried = [0.0] * most
 
     def observe(self, limits: Sequence[int], num_accepted: Sequence[int]) -> None:
-        self._accepted = [_MEMORY * count for count in self._accepted]
-        self._tried = [_MEMORY * count for count in self._tried]
+        self._accepted = [_DECAY * count for count in self._accepted]
+        self._tried = [_DECAY * count for count in self._tried]
         if not max(limits):
             return
         share = 1 / len(limits)
@@ -161,15 +163,15 @@ class _Seconds:
 
     @property
     def is_known(self) -> bool:
-        return self.num_added >= _FEW
+        return self.num_added >= _MIN_SAMPLES
 
     def add(self, seconds: float) -> None:
         if self.is_known:
-            seconds = min(seconds, _SLOWEST * self.mean)
+            seconds = min(seconds, _OUTLIER_FACTOR * self.mean)
         if seconds < self.mean / 2:
             # The old ones were too high: the first iterations of a kind may have to prepare
             # something.
             self._weight = 0.0
         self.num_added += 1
-        self._weight = _MEMORY * self._weight + 1
+        self._weight = _DECAY * self._weight + 1
         self.mean += (seconds - self.mean) / self._weight

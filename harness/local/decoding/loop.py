@@ -81,7 +81,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Gain:
+class RowStep:
     """One row's part of an iteration.
 
     Attributes:
@@ -115,15 +115,15 @@ class Iteration:
             decided tokens[i]; n may be more than the number of tokens.
     """
 
-    gains: list[Gain]
+    row_steps: list[RowStep]
     verdict: Verdict | None = None
     logits: Mapping[int, Tensor] = field(default_factory=dict)
 
     def sound(self) -> Iteration:
         """Return this iteration. Raises NonFiniteError if logits of any row are not finite."""
-        for gain in self.gains:
-            if gain.error is not None:
-                raise gain.error
+        for row_step in self.row_steps:
+            if row_step.error is not None:
+                raise row_step.error
         return self
 
 
@@ -210,7 +210,7 @@ class Loop:
         self._warp.set_rows([row.request.warp for row in self._rows])
         step = Step(step.logits.unsqueeze(1))
         decisions = [Decision(0, token) for token in first_tokens]
-        return self._taken(added, step, decisions, [0] * len(added), None)
+        return self._apply_decisions(added, step, decisions, [0] * len(added), None)
 
     @torch.inference_mode()
     def step(self) -> Iteration:
@@ -228,7 +228,7 @@ class Loop:
         lengths = [0] * len(rows)
         width = max(limits)
         if self._drafter is not None and width > 0:
-            by_position = self._numbers([row.num_generated for row in rows], width + 1)
+            by_position = self._uniforms_from([row.num_generated for row in rows], width + 1)
             drafting = by_position[:, :width]
             if self._redraw:
                 # Behind those by position, the numbers that this iteration alone takes.
@@ -236,7 +236,7 @@ class Loop:
                 starts = [
                     row.request.max_new_tokens + 1 + row.num_iterations * block for row in rows
                 ]
-                drafting = self._numbers(starts, width)
+                drafting = self._uniforms_from(starts, width)
             proposal = self._drafter.propose(width, drafting[..., Purpose.DRAFT])
             offered = proposal.lengths
             if offered is None:
@@ -272,7 +272,9 @@ class Loop:
             verdict = judged
         else:
             # No row is offered a token: as in regular decoding, the target draws the next one.
-            uniforms = self._numbers([row.num_generated for row in rows], 1)[:, 0, Purpose.TARGET]
+            uniforms = self._uniforms_from([row.num_generated for row in rows], 1)[
+                :, 0, Purpose.TARGET
+            ]
 
             def draw(logits: Tensor) -> Tensor:
                 return inverse_cdf(self._warp(logits[:, -1]), uniforms)
@@ -281,14 +283,16 @@ class Loop:
             decisions = [Decision(0, token) for token in drawn.tolist()]
             verdict = None
 
-        iteration = self._taken(rows, step, decisions, lengths, verdict)
+        iteration = self._apply_decisions(rows, step, decisions, lengths, verdict)
 
         # Roll back: the token before the proposal stays, and so do those accepted. The next one is
         # not read yet.
-        num_accepted = [gain.num_accepted for gain in iteration.gains]
+        num_accepted = [row_step.num_accepted for row_step in iteration.row_steps]
         self._target.keep([count + 1 for count in num_accepted])
         if self._drafter is not None:
-            self._drafter.observe(num_accepted, [gain.tokens for gain in iteration.gains], step)
+            self._drafter.observe(
+                num_accepted, [row_step.tokens for row_step in iteration.row_steps], step
+            )
             self._draft_length.observe(limits, num_accepted)
         for row in rows:
             row.num_iterations += 1
@@ -319,7 +323,7 @@ class Loop:
             if self._drafter is not None:
                 self._drafter.select(staying)
 
-    def _taken(
+    def _apply_decisions(
         self,
         rows: Sequence[Row],
         step: Step,
@@ -334,7 +338,7 @@ class Loop:
         """
         width = max(lengths)
         vocabulary_size = step.logits.shape[-1]
-        gains: list[Gain] = []
+        row_steps: list[RowStep] = []
         kept_logits: dict[int, Tensor] = {}
         for index, (row, decision) in enumerate(zip(rows, decisions, strict=True)):
             # All that was offered must be finite, not only what was accepted: a rule may accept a
@@ -359,12 +363,12 @@ class Loop:
             accepted = decision.draft_tokens[: decision.num_accepted]
             tokens = row.take([*accepted, decision.next_token])
             proposed = list(decision.draft_tokens[: lengths[index]])
-            gains.append(Gain(row.number, tokens, proposed, decision.num_accepted, error))
+            row_steps.append(RowStep(row.number, tokens, proposed, decision.num_accepted, error))
             if row.request.keeps_logits:
                 kept_logits[row.number] = step.logits[index]
-        return Iteration(gains, verdict, kept_logits)
+        return Iteration(row_steps, verdict, kept_logits)
 
-    def _numbers(self, starts: Sequence[int], count: int) -> Tensor:
+    def _uniforms_from(self, starts: Sequence[int], count: int) -> Tensor:
         """Return `count` random numbers per row, from each row's own start: [B, count, len(Purpose)]."""
         if len(set(starts)) == 1:
             return self._uniforms[:, starts[0] : starts[0] + count]

@@ -18,7 +18,7 @@ from harness.local.decoding.protocols import Drafter, NonFiniteError, Proposal, 
 from harness.local.decoding.verify import Offer, Verdict
 from harness.local.decoding.warp import AnyWarp
 from harness.local.drafting.method import MakeDrafter, Method, Pair
-from harness.local.runners.base import Replacing, Wrapped
+from harness.local.runners.base import Patched, Proxy
 
 
 def method_of(draft: DraftSettings) -> Method:
@@ -31,7 +31,7 @@ def method_of(draft: DraftSettings) -> Method:
     return checked
 
 
-class CheckedMethod(Wrapped):
+class CheckedMethod(Proxy):
     """A method that is not built in: exceptions in its calls, and in those of its drafters, become errors that name it.
 
     Args:
@@ -104,7 +104,7 @@ def with_checked_shapes(drafter: Drafter, name: str) -> Drafter:
                 _require_shape(proposal, "probabilities", len(uniforms), width, size)
         return proposal
 
-    replacing: Any = Replacing(drafter, propose=checked)
+    replacing: Any = Patched(drafter, propose=checked)
     return replacing
 
 

@@ -166,7 +166,7 @@ class ParallelDrafter(ModelDrafter):
         return existing_index(probabilities, uniforms), probabilities
 
 
-def widths(config: PreTrainedConfig, numbers: Sequence[int]) -> list[int]:
+def widths(config: PreTrainedConfig, draft_lengths: Sequence[int]) -> list[int]:
     """Return the widths of the passes, in tokens, for which a draft model's runner is compiled.
 
     A parallel draft reads up to K + 1 decided tokens with K - 1 masks.
@@ -176,7 +176,7 @@ def widths(config: PreTrainedConfig, numbers: Sequence[int]) -> list[int]:
     """
     if mask_token(config) is None:
         return [1, 2]
-    return [2 * number for number in numbers] or [1]
+    return [2 * number for number in draft_lengths] or [1]
 
 
 def mask_token(config: PreTrainedConfig) -> int | None:

@@ -105,7 +105,7 @@ class TranslatedDrafter(ModelDrafter):
             return nothing.index_copy_(-1, draft_ids, probabilities)
 
         drafted, probabilities = self._draw(uniforms, warp)
-        # Of nan a token is drawn that the target may lack; the verdict refuses the probabilities.
+        # nan yields an arbitrary token; verification rejects it.
         tokens = _looked_up(drafted, self._target_id_of)
         common = probabilities[..., draft_ids].to(self._device)
         shape = (*tokens.shape, self._translation.target_vocabulary_size)

@@ -67,8 +67,8 @@ class LoopClock:
         them, and for nothing that is queued after it.
         """
         before = self._noted[-1].seconds if self._noted else 0.0
-        for gain in iteration.gains:
-            self._joined.setdefault(gain.row, before)
+        for row_step in iteration.row_steps:
+            self._joined.setdefault(row_step.row, before)
         self._noted.append(_Noted(time.perf_counter() - self._started, iteration))
         if self._frames is not None and self._frames.is_due():
             self._weights.synchronize()
@@ -85,17 +85,17 @@ class LoopClock:
         """
         records = [request.record() for request in self._requests]
         for seconds, iteration in self._noted:
-            for gain in iteration.gains:
-                record = records[gain.row]
-                record.add(gain.tokens, seconds - self._joined[gain.row])
-                if gain.proposed or (drafts and len(record.arrivals) > 1):
-                    num_proposed = len(gain.proposed)
-                    outcome = outcome_of(num_proposed, gain.num_accepted, len(gain.tokens))
+            for row_step in iteration.row_steps:
+                record = records[row_step.row]
+                record.add(row_step.tokens, seconds - self._joined[row_step.row])
+                if row_step.proposed or (drafts and len(record.arrivals) > 1):
+                    num_proposed = len(row_step.proposed)
+                    outcome = outcome_of(num_proposed, row_step.num_accepted, len(row_step.tokens))
                     record.outcomes.append(outcome)
         batch = None
         if as_batch:
             first = self._noted[0]
-            num_first = sum(len(gain.tokens) for gain in first.iteration.gains)
+            num_first = sum(len(row_step.tokens) for row_step in first.iteration.row_steps)
             batch = BatchTimes(first.seconds, num_first, len(self._noted) - 1)
         return Answered(requests=records, seconds=self._seconds, batch=batch, phases=phases)
 
@@ -103,22 +103,22 @@ class LoopClock:
         """Arrivals that the watcher has not seen."""
         arrivals = []
         for seconds, iteration in self._noted[self._num_shown :]:
-            for index, gain in enumerate(iteration.gains):
-                accepted = gain.num_accepted
+            for index, row_step in enumerate(iteration.row_steps):
+                accepted = row_step.num_accepted
                 probabilities = None
                 # A text that ended with an accepted token never came to the rejection behind it.
-                was_rejected = accepted < len(gain.proposed) and len(gain.tokens) > accepted
+                was_rejected = accepted < len(row_step.proposed) and len(row_step.tokens) > accepted
                 if was_rejected and iteration.verdict is not None:
                     probabilities = (
                         float(iteration.verdict.target_probability[index, accepted]),
                         float(iteration.verdict.draft_probability[index, accepted]),
                     )
                 arrival = Arrival(
-                    gain.row,
-                    seconds - self._joined[gain.row],
-                    gain.tokens,
-                    gain.origins,
-                    gain.proposed,
+                    row_step.row,
+                    seconds - self._joined[row_step.row],
+                    row_step.tokens,
+                    row_step.origins,
+                    row_step.proposed,
                     probabilities,
                 )
                 arrivals.append(arrival)

@@ -25,7 +25,7 @@ from harness.engines.phases import Phases
 from harness.engines.protocol import Answered, Arm, Engine, Request, Traits, Weights
 from harness.engines.record import Preparation
 from harness.local.decoding.adaptive import Adaptive
-from harness.local.decoding.loop import Gain, Iteration, Loop
+from harness.local.decoding.loop import Iteration, Loop, RowStep
 from harness.local.decoding.loop import Request as LoopRequest
 from harness.local.decoding.protocols import NonFiniteError
 from harness.local.decoding.randomness import uniforms
@@ -122,11 +122,13 @@ class LocalArm(Arm):
             keeps_logits=request.num_logprobs is not None,
         )
 
-    def logprobs(self, request: Request, iteration: Iteration, gain: Gain) -> list[TokenLogprob]:
+    def logprobs(
+        self, request: Request, iteration: Iteration, row_step: RowStep
+    ) -> list[TokenLogprob]:
         """The log-probabilities of the tokens that a row gained; [] for a request that does not ask for them."""
         if request.num_logprobs is None:
             return []
-        return token_logprobs(iteration.logits[gain.row], gain.tokens, request.num_logprobs)
+        return token_logprobs(iteration.logits[row_step.row], row_step.tokens, request.num_logprobs)
 
     def prompt_logprobs(self, prompt: Sequence[int], num_top: int) -> list[TokenLogprob]:
         """The log-probabilities of a prompt's tokens but the first, from one pass without a cache.

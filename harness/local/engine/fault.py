@@ -20,7 +20,7 @@ from harness.local.decoding.protocols import Runner, Step
 from harness.local.decoding.randomness import inverse_cdf
 from harness.local.decoding.verify import Offer, Verdict
 from harness.local.decoding.warp import BatchWarp
-from harness.local.runners.base import Wrapped
+from harness.local.runners.base import Proxy
 
 Verification = Callable[[Offer], Verdict]
 
@@ -57,7 +57,7 @@ def fault_of(name: str) -> Fault:
     return fault
 
 
-class StaleRunner(Wrapped):
+class StaleRunner(Proxy):
     """Keeps `num_stale` rejected tokens of each row."""
 
     def __init__(self, runner: Runner) -> None:

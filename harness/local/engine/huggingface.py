@@ -31,7 +31,7 @@ from harness.engines.protocol import (
     Weights,
 )
 from harness.engines.record import Preparation
-from harness.local.decoding.loop import Gain, Iteration
+from harness.local.decoding.loop import Iteration, RowStep
 from harness.local.drafting.checked import method_of
 from harness.local.drafting.method import Pair
 from harness.local.engine.clock import LoopClock
@@ -248,7 +248,7 @@ class _Recorder(BaseStreamer):
         self.num_generated += len(tokens)
         self.proposed = []
         num_accepted = length_in_common(proposed, tokens)
-        self.note(Iteration([Gain(self.row, tokens, proposed, num_accepted)]))
+        self.note(Iteration([RowStep(self.row, tokens, proposed, num_accepted)]))
         if self.num_generated >= (self.request.leave_after or math.inf):
             raise _LeftError
 

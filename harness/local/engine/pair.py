@@ -32,7 +32,7 @@ from harness.local.models.checkpoints import (
     resolve_dtype,
 )
 from harness.local.models.devices import free_memory, usable_gpus
-from harness.local.models.fit import Case, Memory, Placement, fit_or_explain
+from harness.local.models.fit import Memory, Placement, PlacementProblem, fit_or_explain
 from harness.local.models.loading import PlacedModel
 from harness.local.models.quiet import quiet_libraries
 from harness.local.models.random_weights import checkpoint_for, random_tokenizer
@@ -84,9 +84,9 @@ class PlannedPair:
             return False
         return not any(sketch.drafts_in_one_pass for sketch in self.sketches[1:])
 
-    def case(self, free: Memory, demand: Demand) -> Case:
-        """Return the case of placing this pair on devices with these free bytes."""
-        return Case(tuple(self.sketches), self.placement, free, demand)
+    def problem(self, free: Memory, demand: Demand) -> PlacementProblem:
+        """Return the problem of placing this pair on devices with these free bytes."""
+        return PlacementProblem(tuple(self.sketches), self.placement, free, demand)
 
     def room(self, new_tokens: int) -> int | None:
         """The most tokens that a prompt may have before `new_tokens` more; None for any number."""
@@ -155,7 +155,7 @@ class PlannedPair:
             RunError: the pair does not fit; the message says what would.
         """
         free = free_memory(self.gpus)
-        placements = fit_or_explain(self.case(free, demand), force=force)
+        placements = fit_or_explain(self.problem(free, demand), force=force)
         return PlacedPair(**vars(self), placements=placements, free=free)
 
 
@@ -174,7 +174,7 @@ class PlacedPair(PlannedPair):
     def suits(self, demand: Demand, *, force: bool = False) -> bool:
         """Whether every layer would be where it is for another demand, too."""
         try:
-            placements = fit_or_explain(self.case(self.free, demand), force=force)
+            placements = fit_or_explain(self.problem(self.free, demand), force=force)
         except RunError:
             return False
         maps = [placement.device_map for placement in placements]

@@ -26,8 +26,8 @@ from harness.engines.registry import engine_of
 from harness.local.engine.pair import PlacedPair, PlannedPair, sketch_pair
 from harness.local.models.devices import check_gpu_numbers, free_memory, visible_gpus
 from harness.local.models.fit import (
-    Case,
     Misfit,
+    PlacementProblem,
     fit,
     fit_regardless,
     remedies,
@@ -123,17 +123,17 @@ def plan_on(
         num_draft_tokens=settings.most_draft_tokens,
         runner=settings.runner,
     )
-    case = pair.case(machine.free, demand)
+    problem = pair.problem(machine.free, demand)
     misfit = None
     advice: list[Remedy] = []
     try:
-        placements = fit(case)
+        placements = fit(problem)
     except Misfit as error:
         misfit = str(error)
-        advice = remedies(case)
-        placements = fit_regardless(case)
+        advice = remedies(problem)
+        placements = fit_regardless(problem)
     models = []
-    for sketch, placement in zip(case.models, placements, strict=True):
+    for sketch, placement in zip(problem.models, placements, strict=True):
         plan = ModelPlan(
             dtype=str(sketch.dtype).removeprefix("torch."),
             num_parameters=sketch.num_parameters,
@@ -146,26 +146,26 @@ def plan_on(
     return PairPlan(
         models=tuple(models),
         draft_layers=None if pair.draft_settings is None else pair.draft_settings.layers,
-        reserve_bytes=case.reserve_bytes if machine.num_gpus else 0,
+        reserve_bytes=problem.reserve_bytes if machine.num_gpus else 0,
         misfit=misfit,
         remedies=tuple(advice),
-        notes=tuple(_notes(case)),
+        notes=tuple(_notes(problem)),
         reads=pass_bytes(pair, demand, draft_tokens),
     )
 
 
-def _notes(case: Case) -> list[str]:
+def _notes(problem: PlacementProblem) -> list[str]:
     """Further sentences for the user."""
-    notes = [sketch.about_cache for sketch in case.models]
-    draft = case.models[-1]
-    if draft.role == "draft" and "8bit" in (draft.quantization, draft.stored) and case.gpus:
+    notes = [sketch.about_cache for sketch in problem.models]
+    draft = problem.models[-1]
+    if draft.role == "draft" and "8bit" in (draft.quantization, draft.stored) and problem.gpus:
         parts = split_suffixes(draft.settings.name)
         four_bit = f"draft={parts.base}_4bit" if parts.quantization else "a 4-bit one"
         notes.append(
             "an 8-bit draft is not compiled, and each of its layers waits for the host:"
             f" {four_bit} drafts faster than {draft.settings.name}"
         )
-    sizes = [sketch.vocabulary_size for sketch in case.models]
+    sizes = [sketch.vocabulary_size for sketch in problem.models]
     if max(sizes) - min(sizes) > PADDING * max(sizes):
         notes.append(
             f"the vocabularies differ ({sizes[0]} and {sizes[1]} tokens):"

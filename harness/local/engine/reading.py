@@ -116,12 +116,14 @@ class PairReader:
     def _draft_probabilities(
         self, tokens: Sequence[int], answer: range, features: Tensor | None
     ) -> Tensor:
-        """The draft's probabilities [len(answer) - 1, K], as `replayed` returns them."""
+        """The draft's probabilities [len(answer) - 1, K], as `draft_probabilities_by_replay` returns them."""
         settings = self._pair.draft_settings
         # A draft model with the target's tokenizer, which drafts token by token.
         if type(self._drafter) is ModelDrafter:
-            return windows(self._drafter.runner, self._drafter.warp, tokens, answer, self._most)
-        probabilities = replayed(
+            return draft_probabilities_by_chunk(
+                self._drafter.runner, self._drafter.warp, tokens, answer, self._most
+            )
+        probabilities = draft_probabilities_by_replay(
             self._drafter, tokens, answer, features, self._most, self._pair.vocabulary_size
         )
         if probabilities is None:
@@ -166,7 +168,7 @@ def _chosen(probabilities: Tensor, tokens: Tensor) -> Tensor:
     return probabilities.gather(-1, index).squeeze(-1) * is_known
 
 
-def windows(
+def draft_probabilities_by_chunk(
     runner: Runner, warp: AnyWarp, tokens: Sequence[int], answer: range, most: int
 ) -> Tensor:
     """Read a text with a draft model, whose probabilities do not depend on where an iteration began.
@@ -176,7 +178,8 @@ def windows(
         answer: the answer's indices in `tokens`; the first token is not among them.
 
     Returns:
-        Probabilities [len(answer) - 1, most] as `replayed` returns them: entry (s, j) is entry (s + j, 0).
+        Probabilities [len(answer) - 1, most] as `draft_probabilities_by_replay` returns them: entry (s, j) is entry
+        (s + j, 0).
     """
     first = answer.start + 1
     parts = []
@@ -190,7 +193,7 @@ def windows(
     return torch.cat([probabilities, beyond]).unfold(0, most, 1).clone()
 
 
-def replayed(
+def draft_probabilities_by_replay(
     drafter: Drafter,
     tokens: Sequence[int],
     answer: range,

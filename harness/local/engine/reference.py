@@ -81,7 +81,7 @@ class ModelReference:
         along = self.logits_along(prompts, [[*row, 0] for row in rows])
         return torch.from_numpy(along[:, -1])
 
-    def _allowed(self, logits: Tensor) -> Tensor:
+    def _mask_never_drawn(self, logits: Tensor) -> Tensor:
         """Logits [..., V] in float32, without the tokens that are never drawn."""
         if not self._never_drawn:
             return logits.float()
@@ -92,7 +92,7 @@ class ModelReference:
         rows = padded(texts)
         pieces = []
         for step, _ in steps_along(self._runners.target, prompts, rows, _PIECE):
-            pieces.append(self._allowed(step.logits).cpu())
+            pieces.append(self._mask_never_drawn(step.logits).cpu())
         logits = torch.cat(pieces, dim=1)
         finite = logits.amax(-1).isfinite().tolist()
         for are_finite, prompt, text in zip(finite, prompts, texts, strict=True):
@@ -103,7 +103,7 @@ class ModelReference:
                 raise not_finite(self._pair, "model", place)
         return logits.numpy()
 
-    def logits_again(self, prompt: Sequence[int], text: Sequence[int]) -> Floats | None:
+    def logits_by_another_route(self, prompt: Sequence[int], text: Sequence[int]) -> Floats | None:
         # In a batch of one, with a prompt one token shorter.
         *shorter, last = prompt
         return self.logits_along([shorter], [[last, *text]])[0, 1:] if shorter else None
@@ -124,7 +124,7 @@ class ModelReference:
             if probabilities is None:
                 return None
             tokens = torch.tensor(first_tokens, device=uniforms.device).unsqueeze(1)
-            logits = self._allowed(self._runners.target.extend(tokens).logits[:, -1])
+            logits = self._mask_never_drawn(self._runners.target.extend(tokens).logits[:, -1])
         return logits.cpu().numpy(), probabilities[:, 0].float().cpu().numpy()
 
     def close(self) -> None:

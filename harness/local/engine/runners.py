@@ -106,13 +106,13 @@ def open_runners(pair: Pair, preparation: Preparation) -> PairRunners:
     """
     settings = pair.draft_settings
     method: Method | None = None
-    numbers = preparation.numbers_drafted
+    draft_lengths = preparation.draft_lengths
     widths = [1]
     layers: tuple[int, ...] = ()
     if settings is not None:
         method = method_of(settings)
         # A proposal is verified together with the token before it.
-        widths += [number + 1 for number in numbers]
+        widths += [number + 1 for number in draft_lengths]
         layers = tuple(method.layers(pair))
         most = pair.target.model.config.get_text_config(decoder=True).num_hidden_layers
         if layers and not 0 <= min(layers) <= max(layers) <= most:
@@ -130,7 +130,7 @@ def open_runners(pair: Pair, preparation: Preparation) -> PairRunners:
     draft_name = target.name
     model = None if method is None else method.model(pair)
     if model is not None:
-        widths = draft_widths(model.model.config, numbers)
+        widths = draft_widths(model.model.config, draft_lengths)
         # Logits of a draft with a tokenizer of its own are those of its own tokens.
         size = vocabulary_size(model.model.config) if pair.translation else pair.vocabulary_size
         options = {"vocabulary_size": size}
@@ -145,7 +145,7 @@ def open_runners(pair: Pair, preparation: Preparation) -> PairRunners:
         # Tracing leaves garbage with the caches in it, which would stay: `timing` freezes what exists.
         gc.collect()
     else:
-        numbers = list(range(1, preparation.decoding.most_draft_tokens + 1))
+        draft_lengths = list(range(1, preparation.decoding.most_draft_tokens + 1))
     return PairRunners(
         pair=pair,
         target=target,
@@ -153,22 +153,24 @@ def open_runners(pair: Pair, preparation: Preparation) -> PairRunners:
         compiled_draft=compiled_draft,
         target_name=target.name,
         draft_name=draft_name,
-        num_choices=[0, *numbers],
+        num_choices=[0, *draft_lengths],
     )
 
 
 def _compiled_draft(pair: Pair, preparation: Preparation) -> CompiledDraft | None:
     """The compiled proposals of a pair's head; None where it drafts eagerly, of which the user is told."""
     settings = pair.draft_settings
-    numbers = preparation.numbers_drafted
-    if settings is None or not numbers:
+    draft_lengths = preparation.draft_lengths
+    if settings is None or not draft_lengths:
         return None
     drafter = method_of(settings).drafter(settings, pair, None)(warp_of(preparation.decoding))
     if not isinstance(drafter, HeadDrafter):
         return None
     try:
         num_slots = preparation.demand.slots()
-        return CompiledDraft(drafter, pair.target.model, preparation.batch_size, num_slots, numbers)
+        return CompiledDraft(
+            drafter, pair.target.model, preparation.batch_size, num_slots, draft_lengths
+        )
     except UnsupportedModelError as reason:
         preparation.say(f"{settings.name} {reason}; it drafts eagerly")
         return None

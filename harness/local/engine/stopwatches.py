@@ -22,7 +22,7 @@ from harness.engines.protocol import Arm, Engine, Question, Stopwatches
 from harness.local.decoding.protocols import Runner, TokenRows
 from harness.local.engine.runners import PairRunners
 from harness.local.models.devices import synchronize
-from harness.local.runners.base import Replacing
+from harness.local.runners.base import Patched
 
 # Passes of each width that count; one before them does not.
 _NUM_ROUNDS = 3
@@ -65,7 +65,7 @@ class PhaseTimer:
             self.phases.calls[phase] += 1
             return result
 
-        return Replacing(watched, **{method: timed})
+        return Patched(watched, **{method: timed})
 
 
 def stopwatches_of(runners: PairRunners, make_arms: MakeArms) -> Stopwatches:

@@ -20,7 +20,7 @@ from transformers import (
 
 from harness.config.errors import RunError, SettingError
 from harness.config.failures import explain_configuration, first_line
-from harness.config.places import check_place
+from harness.config.repositories import check_place
 from harness.config.settings import Dtype, ModelSettings
 from harness.local.models.cache_names import CACHE
 

@@ -1,12 +1,12 @@
-"""Whether models fit: the question is a value (`Case`), the answer has the device of each layer (`fit`).
+"""Whether models fit: the question is a value (`PlacementProblem`), the answer has the device of each layer (`fit`).
 
-A case holds numbers alone: sizes of the models, the run and the machine. So every what-if is a call of `fit` with a
-changed case: `plan gpus=4 gpu_memory=40GB` changes `free`, advice changes one setting at a time (`remedies`), and
+A problem holds numbers alone: sizes of the models, the run and the machine. So every what-if is a call of `fit` with a
+changed problem: `plan gpus=4 gpu_memory=40GB` changes `free`, advice changes one setting at a time (`remedies`), and
 `force=true` enlarges the memory.
 
-    case = Case((target, draft), placement, free={0: 24 * GB, "cpu": 64 * GB}, demand=demand)
-    fit(case)                                                         # on one GPU of 24 GB
-    fit(replace(case, free={0: 24 * GB, 1: 24 * GB, "cpu": 64 * GB})) # and on two?
+    problem = PlacementProblem((target, draft), placement, free={0: 24 * GB, "cpu": 64 * GB}, demand=demand)
+    fit(problem)                                                         # on one GPU of 24 GB
+    fit(replace(problem, free={0: 24 * GB, 1: 24 * GB, "cpu": 64 * GB})) # and on two?
 
 One rule answers it: the draft whole on the GPU with the most room, the target evenly over the fewest GPUs on which
 both fit. Two GPUs with room for 24 GB each, a target of 30 GB, a draft of 14 GB:
@@ -33,7 +33,7 @@ from harness.config.demand import Demand, Remedy
 from harness.config.errors import RunError, SettingError
 from harness.config.model_names import canonical_name
 from harness.config.settings import PlacementSettings, Quantization
-from harness.local.models.sketch import Device, DeviceMap, Sketch, covering, device_name
+from harness.local.models.sketch import Device, DeviceMap, Sketch, device_name, owning_module
 
 # The published runs had 8 GPUs; beyond this many the answer is another model.
 _MOST_GPUS = 64
@@ -76,7 +76,7 @@ class Placement:
 
 
 @dataclass(frozen=True)
-class Case:
+class PlacementProblem:
     """The models to place, the machine, and the run.
 
     Attributes:
@@ -92,8 +92,8 @@ class Case:
     demand: Demand
 
     @property
-    def spread(self) -> Case:
-        """The same case on several GPUs, where a head copies the matrices that it would otherwise borrow."""
+    def over_several_gpus(self) -> PlacementProblem:
+        """The same problem on several GPUs, where a head copies the matrices that it would otherwise borrow."""
         models = [
             replace(sketch, blocks=(*sketch.blocks, *sketch.copied), copied=())
             for sketch in self.models
@@ -186,7 +186,7 @@ class Case:
         return Misfit(f"{sketch.role}: {sketch.settings.name} does not fit{where}: {text}, {free}")
 
 
-def fit(case: Case) -> list[Placement]:
+def fit(problem: PlacementProblem) -> list[Placement]:
     """Place the target and the draft.
 
     `placement.strategy=balanced` spreads the target over all GPUs. A model with `gpus` set takes the
@@ -197,64 +197,70 @@ def fit(case: Case) -> list[Placement]:
         Misfit: there is no room for a model.
         SettingError: an explicit map does not suit the model or the machine.
     """
-    first, *others = case.models
-    if case.placement.device_map is not None:
-        placement = _place_as_typed(case, first, case.placement.device_map)
+    first, *others = problem.models
+    if problem.placement.device_map is not None:
+        placement = _place_as_typed(problem, first, problem.placement.device_map)
     else:
-        for gpus, num_target_gpus in _choices(case):
-            if placements := _place(case, gpus, num_target_gpus):
+        for gpus, num_target_gpus in _choices(problem):
+            if placements := _place(problem, gpus, num_target_gpus):
                 return placements
         if not others:
-            devices = _devices(case, first, case.gpus_for(first), case.room)
-            raise case.misfit(first, {device: case.room[device] for device in devices})
+            devices = _devices(problem, first, problem.gpus_for(first), problem.room)
+            raise problem.misfit(first, {device: problem.room[device] for device in devices})
         # One after the other: if there still is no room, the error names the model that lacks it.
-        [placement] = fit(replace(case, models=(first,)))
+        [placement] = fit(replace(problem, models=(first,)))
     if not others:
         return [placement]
-    free = {device: max(0, size - placement.taken(device)) for device, size in case.free.items()}
+    free = {device: max(0, size - placement.taken(device)) for device, size in problem.free.items()}
     # The reserve of the larger model: both read the prompts.
-    settings = replace(case.placement, device_map=None, reserve_gb=case.reserve_bytes / 1e9)
-    models = (case.spread if len(placement.devices) > 1 else case).models
-    rest = replace(case, models=models[1:], placement=settings, free=free)
+    settings = replace(problem.placement, device_map=None, reserve_gb=problem.reserve_bytes / 1e9)
+    models = (problem.over_several_gpus if len(placement.devices) > 1 else problem).models
+    rest = replace(problem, models=models[1:], placement=settings, free=free)
     return [placement, *fit(rest)]
 
 
-def _choices(case: Case) -> Iterator[tuple[Sequence[int], int]]:
+def _choices(problem: PlacementProblem) -> Iterator[tuple[Sequence[int], int]]:
     """Yield choices, the best first: the GPUs for all models, and how many of them the target gets."""
-    strategy = case.placement.strategy
-    gpus = case.placement_gpus
-    if strategy != "auto" or not gpus or case.models[0].settings.gpus:
+    strategy = problem.placement.strategy
+    gpus = problem.placement_gpus
+    if strategy != "auto" or not gpus or problem.models[0].settings.gpus:
         yield gpus, len(gpus)
         return
     for number in range(1, len(gpus) + 1):
         for num_target_gpus in range(1, number + 1):
-            yield roomiest(gpus, case.free, number), num_target_gpus
+            yield roomiest(gpus, problem.free, number), num_target_gpus
 
 
-def _place(case: Case, gpus: Sequence[int], num_target_gpus: int) -> list[Placement] | None:
+def _place(
+    problem: PlacementProblem, gpus: Sequence[int], num_target_gpus: int
+) -> list[Placement] | None:
     """Place the draft, then the target in the room that is left; None if there is too little."""
-    room = case.room
-    case = case.spread if len(gpus) > 1 else case
+    room = problem.room
+    problem = problem.over_several_gpus if len(gpus) > 1 else problem
     placements: list[Placement] = []
-    for sketch in reversed(case.models):
-        devices = _devices(case, sketch, gpus, room, num_target_gpus)
-        caches = sketch.block_caches(*case.cached(sketch))
+    for sketch in reversed(problem.models):
+        devices = _devices(problem, sketch, gpus, room, num_target_gpus)
+        caches = sketch.block_caches(*problem.cached(sketch))
         loads = [size + cache for size, cache in zip(sketch.block_bytes, caches, strict=True)]
         indices = balanced(loads, [room[device] for device in devices])
         if not indices:
             return None
-        placement = _placement(case, sketch, [devices[index] for index in indices])
+        placement = _placement(problem, sketch, [devices[index] for index in indices])
         room = {device: max(0, size - placement.taken(device)) for device, size in room.items()}
         placements.insert(0, placement)
     return placements
 
 
 def _devices(
-    case: Case, sketch: Sketch, gpus: Sequence[int], room: Memory, num_gpus: int | None = None
+    problem: PlacementProblem,
+    sketch: Sketch,
+    gpus: Sequence[int],
+    room: Memory,
+    num_gpus: int | None = None,
 ) -> Sequence[Device]:
     """Return the roomiest of `gpus`, or of the whole machine for a model with `gpus` set; "cpu" without any."""
     if sketch.settings.gpus:
-        gpus = case.gpus_for(sketch)
+        gpus = problem.gpus_for(sketch)
         num_gpus = sketch.settings.gpus
     if sketch.role == "draft" and gpus:
         # A draft stays whole. Of equal GPUs it gets the last, because the target begins on the first.
@@ -262,14 +268,14 @@ def _devices(
     return roomiest(gpus, room, num_gpus or len(gpus)) or ["cpu"]
 
 
-def _placement(case: Case, sketch: Sketch, devices: Sequence[Device]) -> Placement:
+def _placement(problem: PlacementProblem, sketch: Sketch, devices: Sequence[Device]) -> Placement:
     """Return the placement with `devices[i]` for the i-th block."""
     device_map: dict[str, Device] = {"": devices[0]}
     if len(set(devices)) > 1:
         device_map = {}
         for block, device in zip(sketch.blocks, devices, strict=True):
             device_map |= dict.fromkeys(block.modules, device)
-    block_caches = sketch.block_caches(*case.cached(sketch))
+    block_caches = sketch.block_caches(*problem.cached(sketch))
     weights: Counter[str] = Counter()
     caches: Counter[str] = Counter()
     for index, device in enumerate(devices):
@@ -278,7 +284,9 @@ def _placement(case: Case, sketch: Sketch, devices: Sequence[Device]) -> Placeme
     return Placement(device_map, dict(+weights), dict(+caches))
 
 
-def _place_as_typed(case: Case, sketch: Sketch, typed_map: Mapping[str, Any]) -> Placement:
+def _place_as_typed(
+    problem: PlacementProblem, sketch: Sketch, typed_map: Mapping[str, Any]
+) -> Placement:
     """Follow the user's map, if it suits the model and the machine.
 
     `placement.reserve_gb` does not count here; the room to read the prompts does.
@@ -287,8 +295,8 @@ def _place_as_typed(case: Case, sketch: Sketch, typed_map: Mapping[str, Any]) ->
     device_map: dict[str, Device] = {}
     for module, typed in typed_map.items():
         number = str(typed).removeprefix("cuda:")
-        if number not in map(str, case.gpus):
-            numbers = ", ".join(map(str, case.gpus)) or "none"
+        if number not in map(str, problem.gpus):
+            numbers = ", ".join(map(str, problem.gpus)) or "none"
             raise SettingError(setting, f"must name GPUs of this machine ({numbers})", typed)
         device_map[str(module)] = int(number)
     blocks = [f"{name}." for block in sketch.blocks for name in block.modules]
@@ -297,18 +305,18 @@ def _place_as_typed(case: Case, sketch: Sketch, typed_map: Mapping[str, Any]) ->
             rule = f"must name modules of {sketch.settings.name}, and none inside a layer"
             raise SettingError(setting, rule, module)
     try:
-        typed_modules = [covering(block.modules[0], device_map) for block in sketch.blocks]
+        typed_modules = [owning_module(block.modules[0], device_map) for block in sketch.blocks]
     except KeyError as missing:
         rule = f"must cover the whole model; {missing.args[0]} is on no device"
         raise SettingError(setting, rule) from missing
-    placement = _placement(case, sketch, [device_map[module] for module in typed_modules])
+    placement = _placement(problem, sketch, [device_map[module] for module in typed_modules])
     for device in set(device_map.values()):
         taken = placement.taken(device)
-        if taken + case.prompt_bytes > case.free[device]:
+        if taken + problem.prompt_bytes > problem.free[device]:
             name = sketch.settings.name
             puts = f"{setting} puts {amount(taken)} of {name} on {device_name(device)}"
-            prompts = f"reading the prompts takes {amount(case.prompt_bytes)}"
-            why = f"{puts}, {prompts}, and {amount(case.free[device])} are free there"
+            prompts = f"reading the prompts takes {amount(problem.prompt_bytes)}"
+            why = f"{puts}, {prompts}, and {amount(problem.free[device])} are free there"
             raise Misfit(f"{sketch.role}: {name} does not fit: {why}")
     return placement
 
@@ -350,46 +358,46 @@ def roomiest(gpus: Sequence[int], room: Memory, count: int) -> list[int]:
 # Advice if models do not fit: changed settings with which they would, as the user types them ---------
 
 
-def fit_or_explain(case: Case, *, force: bool = False) -> list[Placement]:
+def fit_or_explain(problem: PlacementProblem, *, force: bool = False) -> list[Placement]:
     """Place the models as `fit` does, or with `force` as `fit_regardless` does.
 
     Raises:
         RunError: a model does not fit. The message has what it needs, what is free and what would fit.
     """
     try:
-        return fit(case)
+        return fit(problem)
     except Misfit as misfit:
         if force:
-            return fit_regardless(case)
-        texts = ", ".join(map(str, remedies(case)))
+            return fit_regardless(problem)
+        texts = ", ".join(map(str, remedies(problem)))
         advice = f"what would fit: {texts}" if texts else "a smaller model is needed"
         raise RunError(f"{misfit}\n{advice} (force=true tries anyway)") from None
 
 
-def fit_regardless(case: Case) -> list[Placement]:
+def fit_regardless(problem: PlacementProblem) -> list[Placement]:
     """Place the models as if every device had more memory: the smallest factor that is enough, in steps of 5 %."""
-    placement = replace(case.placement, reserve_gb=0.0)
+    placement = replace(problem.placement, reserve_gb=0.0)
     # No factor enlarges a device without any free memory.
-    free = {device: max(size, 10**8) for device, size in case.free.items()}
+    free = {device: max(size, 10**8) for device, size in problem.free.items()}
     for step in range(1000):
         larger = {device: int(size * 1.05**step) for device, size in free.items()}
         with suppress(Misfit, SettingError):
-            return fit(replace(case, placement=placement, free=larger))
+            return fit(replace(problem, placement=placement, free=larger))
     raise RunError("the models fit on no machine, however large")
 
 
-def remedies(case: Case) -> list[Remedy]:
+def remedies(problem: PlacementProblem) -> list[Remedy]:
     """Return changes of the settings or of the machine, each of which makes the models fit."""
-    return [*_smaller_batch(case), *_fewer_bits(case), *_more_gpus(case)]
+    return [*_smaller_batch(problem), *_fewer_bits(problem), *_more_gpus(problem)]
 
 
-def _fits(case: Case) -> bool:
+def _fits(problem: PlacementProblem) -> bool:
     with suppress(Misfit, SettingError):
-        return bool(fit(case))
+        return bool(fit(problem))
     return False
 
 
-def _typed(sketch: Sketch, setting: Literal["quantization", "gpus"], value: object) -> str:
+def _as_typed(sketch: Sketch, setting: Literal["quantization", "gpus"], value: object) -> str:
     """Return a model's changed setting as the user types it: `model=65B_4bit`, `model=65B_4GPUs`, or
     `model.quantization=4bit` for a repository, whose name takes no suffix.
     """
@@ -400,39 +408,41 @@ def _typed(sketch: Sketch, setting: Literal["quantization", "gpus"], value: obje
     return f"{sketch.role}={canonical_name(f'{name}_{suffix}')}"
 
 
-def _smaller_batch(case: Case) -> list[Remedy]:
+def _smaller_batch(problem: PlacementProblem) -> list[Remedy]:
     """Return the largest batch that fits; if not even one row does, its most new tokens."""
 
     def fits(**changes: Any) -> bool:
-        return _fits(replace(case, demand=replace(case.demand, **changes)))
+        return _fits(replace(problem, demand=replace(problem.demand, **changes)))
 
-    demand = case.demand
-    rows = _most(demand.batch_size, lambda number: fits(batch_size=number))
+    demand = problem.demand
+    rows = _largest_that_fits(demand.batch_size, lambda number: fits(batch_size=number))
     if rows:
         return [Remedy(f"batch_size={rows}")]
-    tokens = _most(demand.new_tokens, lambda number: fits(batch_size=1, new_tokens=number))
+    tokens = _largest_that_fits(
+        demand.new_tokens, lambda number: fits(batch_size=1, new_tokens=number)
+    )
     one_row = f"batch_size=1 decoding.max_new_tokens={tokens}"
     return [Remedy(one_row)] if tokens else []
 
 
-def _most(limit: int, fits: Callable[[int], bool]) -> int:
+def _largest_that_fits(limit: int, fits: Callable[[int], bool]) -> int:
     """Return the largest number below `limit` that fits; 0 for none."""
     # Every number up to it fits, so it is how many do.
     return bisect.bisect_left(range(1, limit), True, key=lambda number: not fits(number))
 
 
-def _fewer_bits(case: Case) -> list[Remedy]:
+def _fewer_bits(problem: PlacementProblem) -> list[Remedy]:
     """Return each change of one model's bits that is enough; if none is, the mildest change of both."""
-    smaller = [_quantized(sketch) for sketch in case.models]
-    if case.models[-1].is_target:
+    smaller = [_quantized(sketch) for sketch in problem.models]
+    if problem.models[-1].is_target:
         changes = [[*pair] for pair in zip(*smaller, strict=False)]
     else:
         changes = [[sketch] for sketches in smaller for sketch in sketches]
-    fitting = [_in_fewer_bits(changed) for changed in changes if _fits(_changed(case, changed))]
+    fitting = [_in_fewer_bits(changed) for changed in changes if _fits(_changed(problem, changed))]
     if fitting:
         return fitting
     for pair in itertools.product(*smaller):
-        if _fits(_changed(case, pair)):
+        if _fits(_changed(problem, pair)):
             return [_in_fewer_bits(pair)]
     return []
 
@@ -450,30 +460,32 @@ def _quantized(sketch: Sketch) -> list[Sketch]:
 
 
 def _in_fewer_bits(sketches: Sequence[Sketch]) -> Remedy:
-    typed = [_typed(sketch, "quantization", sketch.quantization) for sketch in sketches]
+    typed = [_as_typed(sketch, "quantization", sketch.quantization) for sketch in sketches]
     return Remedy(" ".join(typed), amount(sum(sketch.weight_bytes for sketch in sketches)))
 
 
-def _more_gpus(case: Case) -> list[Remedy]:
+def _more_gpus(problem: PlacementProblem) -> list[Remedy]:
     """Return the fewest GPUs for the target that are enough.
 
     GPUs that the machine lacks are assumed to have as much free memory as its emptiest one.
     """
-    target = case.models[0]
+    target = problem.models[0]
     # A draft that is the target itself stays whole on one GPU: more of them do not help.
-    if case.models[-1].is_target or not case.gpus_for(target):
+    if problem.models[-1].is_target or not problem.gpus_for(target):
         return []
-    room = max(case.free[gpu] for gpu in case.gpus)
+    room = max(problem.free[gpu] for gpu in problem.gpus)
     for count in range(2, _MOST_GPUS + 1):
         spread = replace(target, settings=replace(target.settings, gpus=count))
-        machine = replace(case, free={**dict.fromkeys(range(count), room), **case.free})
+        machine = replace(problem, free={**dict.fromkeys(range(count), room), **problem.free})
         if _fits(_changed(machine, [spread])):
-            num_needed = count if count > len(case.gpus) else None
-            return [Remedy(_typed(target, "gpus", count), num_gpus=num_needed)]
+            num_needed = count if count > len(problem.gpus) else None
+            return [Remedy(_as_typed(target, "gpus", count), num_gpus=num_needed)]
     return []
 
 
-def _changed(case: Case, sketches: Iterable[Sketch]) -> Case:
-    """Return the case with these sketches in place of the models with the same roles."""
+def _changed(problem: PlacementProblem, sketches: Iterable[Sketch]) -> PlacementProblem:
+    """Return the problem with these sketches in place of the models with the same roles."""
     by_role = {sketch.role: sketch for sketch in sketches}
-    return replace(case, models=tuple(by_role.get(sketch.role, sketch) for sketch in case.models))
+    return replace(
+        problem, models=tuple(by_role.get(sketch.role, sketch) for sketch in problem.models)
+    )

@@ -25,7 +25,7 @@ from harness.local.models.checkpoints import (
     refuse_second_quantization,
     stored_quantization,
 )
-from harness.local.models.sketch import DeviceMap, bare_model, covering
+from harness.local.models.sketch import DeviceMap, bare_model, owning_module
 from harness.local.models.tokenizers import check_sizes, vocabulary_size
 
 # Most architectures start training with it.
@@ -89,7 +89,7 @@ def random_state(
     repository = checkpoint.settings.repository
     tensors = {}
     for name, tensor in bare.named_parameters():
-        device = device_map[covering(name, device_map)]
+        device = device_map[owning_module(name, device_map)]
         tensors[name] = RandomTensor(f"{repository} {name}", tensor.shape, tensor.dtype, device)
     return type(bare), tensors
 

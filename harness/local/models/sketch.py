@@ -256,7 +256,7 @@ def four_bit_bytes(count: int, block_size: int = 64, *, nested: bool = True) -> 
     return math.ceil(count / 2) + 16 * 4 + scales
 
 
-def covering(name: str, modules: Container[str]) -> str:
+def owning_module(name: str, modules: Container[str]) -> str:
     """Return the longest of `modules` that holds the tensor or module `name`.
 
     `model.layers.3.weight` is held by `model.layers.3`, by `model` and by "".
@@ -444,7 +444,7 @@ def _blocks(
         cache_modules.setdefault(layer, module_name)
         for name, tensor in own_tensors(module, module_name):
             sketch = sketch_tensor(model, module, name, tensor, module_name in quantizable)
-            pieces[covering(name, pieces)].setdefault(id(tensor), sketch)
+            pieces[owning_module(name, pieces)].setdefault(id(tensor), sketch)
     pieces = {name: tensors for name, tensors in pieces.items() if tensors}
     cache_modules.pop(None, None)
 
@@ -455,7 +455,7 @@ def _blocks(
     first_piece = next(iter(pieces))
     caches_of: dict[str, list[LayerCache]] = {name: [] for name in pieces}
     for layer, cache in enumerate(caches):
-        caches_of[covering(cache_modules.get(layer, first_piece), pieces)].append(cache)
+        caches_of[owning_module(cache_modules.get(layer, first_piece), pieces)].append(cache)
     for name, tensors in pieces.items():
         new = [sketch for key, sketch in tensors.items() if key not in block_of]
         number = next((block_of[key] for key in tensors if key in block_of), len(blocks))

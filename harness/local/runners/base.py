@@ -69,7 +69,7 @@ def run_model(
         )
     logits, *states = captured(options, output)
     if last_tokens is not None:
-        logits = _at(logits, last_tokens) if logits.shape[1] > 1 else logits[:, 0]
+        logits = _gather_rows(logits, last_tokens) if logits.shape[1] > 1 else logits[:, 0]
     return logits, *states
 
 
@@ -89,7 +89,7 @@ def _logits_after(model: PreTrainedModel, indices: Tensor | None) -> Iterator[No
         states, *others = inputs
         if states.dim() != 3:  # rows and tokens in one: all logits are made, and cut afterwards
             return inputs
-        return _at(states, indices).unsqueeze(1), *others
+        return _gather_rows(states, indices).unsqueeze(1), *others
 
     handle = matrix.register_forward_pre_hook(select)
     try:
@@ -98,7 +98,7 @@ def _logits_after(model: PreTrainedModel, indices: Tensor | None) -> Iterator[No
         handle.remove()
 
 
-def _at(states: Tensor, indices: Tensor) -> Tensor:
+def _gather_rows(states: Tensor, indices: Tensor) -> Tensor:
     """Take the state of each row at indices [B] from states [B, n, ...]."""
     rows = torch.arange(len(states), device=states.device)
     return states[rows, indices.to(states.device)]
@@ -136,7 +136,7 @@ def context_of(model: PreTrainedModel) -> int | None:
     return context if isinstance(context, int) and context > 0 else None
 
 
-def within(positions: Tensor, context: int | None) -> Tensor:
+def clamp_positions(positions: Tensor, context: int | None) -> Tensor:
     """Give positions behind the context its last one."""
     return positions if context is None else positions.clamp(max=context - 1)
 
@@ -156,7 +156,7 @@ def without_cudnn() -> Iterator[None]:
         enable_cudnn_sdp(enabled)
 
 
-class Wrapped:
+class Proxy:
     """Hands every call on that a subclass does not have, so that a wrapped runner's compiled passes are what runs."""
 
     def __init__(self, wrapped: Any) -> None:
@@ -166,7 +166,7 @@ class Wrapped:
         return getattr(self._wrapped, name)
 
 
-class Replacing(Wrapped):
+class Patched(Proxy):
     """Another object, some of whose methods are replaced."""
 
     def __init__(self, wrapped: Any, **methods: Callable[..., Any]) -> None:

@@ -76,7 +76,7 @@ def check_runner(
     for num_before in sorted({0, longest_span(model.config, num_slots)}):
         texts = [[*_filler(num_before), *_PROMPTS[0]], _PROMPTS[1]][:num_rows]
         texts = [[token % size for token in text] for text in texts]
-        with refusing("cannot go on from its cache"):
+        with as_unsupported("cannot go on from its cache"):
             runner.start(texts)
             for extension in _EXTENSIONS:
                 rows = [[token % size for token in row] for row in extension[:num_rows]]
@@ -144,7 +144,7 @@ def plain_outputs(
 
 
 @contextmanager
-def refusing(reason: str) -> Iterator[None]:
+def as_unsupported(reason: str) -> Iterator[None]:
     """Turn errors of models, compilers and drivers into an UnsupportedModelError, because a plainer
     runner works without them.
     """

@@ -24,7 +24,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.fx.node import map_arg
 from torch.fx.passes.split_module import split_module
 
-from harness.local.runners.checks import refusing
+from harness.local.runners.checks import as_unsupported
 
 # A call on tensors that it holds already.
 Call = Callable[[], Sequence[Tensor]]
@@ -75,7 +75,7 @@ class CompiledCall:
         self._on_gpu = example[0].device.type == "cuda"
         # What is compiled reads these very tensors. On a GPU an input of other strides would be compiled again.
         self._inputs = [tensor.clone(memory_format=torch.contiguous_format) for tensor in example]
-        with refusing("cannot be compiled"):
+        with as_unsupported("cannot be compiled"):
             if self._on_gpu:
                 self._call: Any = torch.compile(
                     call, mode="reduce-overhead", dynamic=False, fullgraph=True

@@ -23,7 +23,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from harness.local.runners.base import Options, context_of, run_model, within
+from harness.local.runners.base import Options, clamp_positions, context_of, run_model
 
 # Names of attention in transformers: torch's own, and `packed_attention`.
 _PLAIN = "sdpa"
@@ -293,7 +293,7 @@ class SlotForward:
             tokens,
             Cache(layers=layers),
             attention_mask=self._masks(written, width, layers[0].keys) if needs_masks else None,
-            position_ids=within(written, self._context),
+            position_ids=clamp_positions(written, self._context),
         )
 
     def _masks(self, written: Tensor, width: int, keys: Tensor) -> Tensor | dict[str, Tensor]:

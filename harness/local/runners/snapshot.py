@@ -33,9 +33,9 @@ from harness.local.runners.base import (
     Options,
     captured,
     capturing,
+    clamp_positions,
     context_of,
     logits_to_keep,
-    within,
     without_cudnn,
 )
 from harness.local.runners.checks import check_runner
@@ -260,7 +260,9 @@ class SnapshotRunner(Runner):
         if any(self._padding):
             arguments["attention_mask"] = (slots >= padding).long()
         if "position_ids" in self._parameters:  # Bamba would begin at 0 in every pass
-            arguments["position_ids"] = within((positions - padding).clamp(min=0), self._context)
+            arguments["position_ids"] = clamp_positions(
+                (positions - padding).clamp(min=0), self._context
+            )
         if only_last:
             arguments |= logits_to_keep(self._model)
         with without_cudnn():  # nearly every pass has another size

@@ -33,7 +33,7 @@ class MeasuredArm:
 
     Attributes:
         generations: the timed answers to the questions, batch by batch, or lap by lap where
-            requests are sent (`Answered.sent`).
+            requests are sent (`Answered.has_request_times`).
         phases: seconds of `forward`, passes of the target, and of `drafting`, under stopwatches.
         divergences: of greedy speculative output from the regular one, by index of the prompt; None
             where there is none.
@@ -76,7 +76,7 @@ class MeasuredArm:
     @property
     def was_sent(self) -> bool:
         """Whether prompts were requests, kept in flight, so that each has its own time."""
-        return any(generation.sent for generation in self.generations)
+        return any(generation.has_request_times for generation in self.generations)
 
     @property
     def acceptance(self) -> Acceptance:

@@ -12,7 +12,7 @@ import pytest
 from documented import ROOT, typed_lines
 from harness.cli.menu import documentation
 from harness.cli.menu.documentation import Setting
-from harness.cli.menu.names import written
+from harness.cli.menu.names import load_preset
 from harness.commands.command import ConfiguredCommand
 from harness.commands.registry import commands, configured, with_settings
 from harness.config.methods import METHODS
@@ -61,7 +61,7 @@ def test_commands_can_be_typed_in_bash_and_zsh() -> None:
 def test_no_default_is_written_twice(file: str) -> None:
     """The classes have the defaults; files of `conf/` hold what differs from them."""
     kind = RunSettings if file == "common" else configured(file).settings
-    config = written(file)
+    config = load_preset(file)
     groups = {group: config[group] for group in documentation.GROUPS if group in config}
     for group, values in [("", config), *groups.items()]:
         own = documentation.GROUPS[group] if group else kind

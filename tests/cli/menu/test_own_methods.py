@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from harness.config.sizes import PACKAGE
+from harness.config.paths import PACKAGE
 from in_process import Harness, results
 
 PAGE = PACKAGE.parent / "docs" / "your-own-method.md"

@@ -15,8 +15,8 @@ import pytest
 import harness as package
 from harness.commands.plan.record import TypedAcceptance
 from harness.commands.read_prices import read_prices
+from harness.config.acceptance_math import length_in_answers
 from harness.config.errors import SettingError
-from harness.config.synthetic import length_in_answers
 from harness.engines.simulated.settings import SimulatedSettings
 from harness.results.files import append_rows
 from harness.results.price.value import IterationCost

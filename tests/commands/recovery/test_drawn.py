@@ -235,7 +235,7 @@ class Rounded:
     def logits_along(self, prompts: Sequence[Any], texts: Sequence[Any]) -> list[Floats]:
         return [self.along(*both, 1) for both in zip(prompts, texts, strict=True)]
 
-    def logits_again(self, prompt: Sequence[int], text: Sequence[int]) -> Floats:
+    def logits_by_another_route(self, prompt: Sequence[int], text: Sequence[int]) -> Floats:
         return self.along(prompt, text, 2)
 
 

@@ -113,7 +113,7 @@ def test_tokens_that_are_not_shown_share_what_is_left_or_are_as_likely_as_the_la
     )
     reference = ReportedReference(arm, [1], 8, 2, 1)  # type: ignore[arg-type]
     [[even]] = np.exp(reference.logits_along([[1]], [[3]]))
-    [uneven] = np.exp(reference.logits_again([1], [3]))
+    [uneven] = np.exp(reference.logits_by_another_route([1], [3]))
     assert even == pytest.approx([0.4 / 6] * 3 + [0.5] + [0.4 / 6] * 3 + [0.1])
     assert sorted(uneven) == pytest.approx([0, 0, 0.1, 0.1, 0.1, 0.1, 0.1, 0.5])
 

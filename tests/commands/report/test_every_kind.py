@@ -18,7 +18,7 @@ from harness.commands.plan.rows import PlanRow
 from harness.commands.registry import commands, row_kinds
 from harness.commands.report.command import build, write
 from harness.config.errors import SettingError
-from harness.config.sizes import PACKAGE
+from harness.config.paths import PACKAGE
 from harness.results.files import read_kind, write_rows
 from harness.results.row import ColumnDescription
 from harness.results.schema import RunRow

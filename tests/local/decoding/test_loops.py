@@ -12,7 +12,17 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from chains import GREEDY, RAGGED, SIZE, autoregressive, chain, gains, requests, speculative, texts
+from chains import (
+    GREEDY,
+    RAGGED,
+    SIZE,
+    autoregressive,
+    chain,
+    requests,
+    row_steps,
+    speculative,
+    texts,
+)
 from fakes import MarkovRunner, TableDrafter
 from harness.engines.arrivals import Origin
 from harness.local.decoding import reference
@@ -43,9 +53,9 @@ def run_speculative(
 def test_the_same_model_as_draft_is_never_rejected() -> None:
     target = chain(0)
     iterations, runner = run_speculative(target, target, requests(RAGGED, Warp(0.8)), 4)
-    assert all(gain.num_accepted == 4 for gain in gains(iterations[1:-1]))
+    assert all(row_step.num_accepted == 4 for row_step in row_steps(iterations[1:-1]))
     assert runner.num_calls == 4  # 1 + 5 + 5 + 5 + 4 tokens
-    origins = {origin for gain in gains(iterations) for origin in gain.origins}
+    origins = {origin for row_step in row_steps(iterations) for origin in row_step.origins}
     assert origins == {Origin.TARGET, Origin.DRAFT, Origin.BONUS}
 
 
@@ -54,9 +64,9 @@ def test_a_draft_that_is_always_wrong_changes_no_token() -> None:
     draft = torch.eye(SIZE).roll(2, dims=1)
     iterations, _ = run_speculative(target, draft, requests(RAGGED, Warp(1.0)))
     assert texts(iterations, 3) == [[(row[-1] + 1 + i) % SIZE for i in range(20)] for row in RAGGED]
-    assert all(gain.num_accepted == 0 for gain in gains(iterations))
-    assert all(gain.origins == [Origin.RECOVERED] for gain in gains(iterations[1:-1]))
-    assert [gain.origins for gain in iterations[-1].gains] == [[Origin.TARGET]] * 3, (
+    assert all(row_step.num_accepted == 0 for row_step in row_steps(iterations))
+    assert all(row_step.origins == [Origin.RECOVERED] for row_step in row_steps(iterations[1:-1]))
+    assert [row_step.origins for row_step in iterations[-1].row_steps] == [[Origin.TARGET]] * 3, (
         "the last token leaves room for no proposal"
     )
 
@@ -70,7 +80,7 @@ def test_rows_end_one_by_one_at_a_stop_token(decoder: str) -> None:
     else:
         iterations, _ = run_speculative(target, target, what, 3)
     assert texts(iterations, 4) == [[4, 5, 6, 7, 8, 9], [10, 11, 0], [0], [1, 2, 3, 4, 5, 6]]
-    assert [gain.row for gain in iterations[-1].gains] == [0, 3]
+    assert [row_step.row for row_step in iterations[-1].row_steps] == [0, 3]
 
 
 @pytest.mark.parametrize("length", [2, 7])
@@ -102,9 +112,9 @@ def test_rows_are_offered_what_the_drafter_has(following: dict[int, int], warp: 
         )
     assert set(drafter.num_offered) == {0: {0}, 1: {0, 1}, 7: {0, 1, 2, 3, 4}}[len(following)]
     lasts = {
-        (len(gain.proposed), gain.num_accepted, gain.origins[-1])
-        for gain in gains(iterations[1:])
-        if len(gain.tokens) > gain.num_accepted
+        (len(row_step.proposed), row_step.num_accepted, row_step.origins[-1])
+        for row_step in row_steps(iterations[1:])
+        if len(row_step.tokens) > row_step.num_accepted
     }
     for offered, accepted, origin in lasts:
         whole = Origin.BONUS if offered else Origin.TARGET
@@ -132,7 +142,9 @@ def test_without_an_offer_the_target_sees_the_pending_token_alone(
     )
     assert widths == [1] * 5
     assert texts(silent, 3) == texts(autoregressive(MarkovRunner(chain(0)), what), 3)
-    assert {origin for gain in gains(silent) for origin in gain.origins} == {Origin.TARGET}
+    assert {origin for row_step in row_steps(silent) for origin in row_step.origins} == {
+        Origin.TARGET
+    }
     assert all(step.verdict is None for step in silent)
 
 
@@ -204,7 +216,7 @@ def test_it_decides_the_tokens_of_the_real_loop(k: int, warp: Warp, stop: tuple[
         )
         assert reference == expected
         lengths.add(len(expected))
-        origins.update(origin for gain in gains(records) for origin in gain.origins)
+        origins.update(origin for row_step in row_steps(records) for origin in row_step.origins)
     if stop:
         assert lengths - {1, 2, 3, 20}
     else:
@@ -307,5 +319,5 @@ def test_a_row_that_is_left_keeps_what_its_iteration_decided() -> None:
     left = [replace(request, leave_after=3) for request in requests([[3, 4]], length=20)]
     iterations, _ = run_speculative(chain(0), chain(0), left)
     # The first token, and then a draft that is accepted whole.
-    assert gains(iterations) == gains(stayed)[:2]
-    assert [len(gain.tokens) for gain in gains(iterations)] == [1, 5]
+    assert row_steps(iterations) == row_steps(stayed)[:2]
+    assert [len(row_step.tokens) for row_step in row_steps(iterations)] == [1, 5]

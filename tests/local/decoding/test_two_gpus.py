@@ -12,7 +12,7 @@ from accelerate import dispatch_model
 from transformers import PreTrainedModel
 
 from architectures import random_model
-from chains import gains, requests, speculative
+from chains import requests, row_steps, speculative
 from drafts import DRAFTS
 from harness.local.decoding.loop import Iteration, Loop
 from harness.local.decoding.protocols import Drafter, Runner
@@ -62,8 +62,8 @@ def compared() -> Callable[..., None]:
 
     def compare(decode: Callable[[str, str], Iterator[Iteration]]) -> None:
         with pretended_gpus():
-            expected = gains(decode("cpu", "cpu"))
-            assert gains(decode("cuda:0", "cuda:1")) == expected
+            expected = row_steps(decode("cpu", "cpu"))
+            assert row_steps(decode("cuda:0", "cuda:1")) == expected
 
     return compare
 

@@ -333,7 +333,7 @@ def test_a_threshold_reaches_the_confidence_head(threshold: float | None, offere
         Preparation(decoding=decoding, runner="eager"),
     )
     records = list(records_of(engine.arms[1], question_of([[3, 4, 5]], decoding).requests))
-    assert len(records[1].gains[0].proposed) == offered
+    assert len(records[1].row_steps[0].proposed) == offered
 
 
 def test_a_threshold_needs_a_confidence_head() -> None:

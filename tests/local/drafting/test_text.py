@@ -14,9 +14,9 @@ from chains import (
     RAGGED,
     autoregressive,
     chain,
-    gains,
     p_value_of_texts,
     requests,
+    row_steps,
     small_chain,
     speculative,
     texts,
@@ -190,10 +190,10 @@ def test_rows_of_a_batch_end_one_by_one(new: New, warp: Warp) -> None:
     for index, prompt in enumerate(prompts):
         alone = run(target, new(), requests([prompt], warp, 50, stop, [index]))
         assert texts(alone, 1)[0] == output[index]
-    offered = {len(gain.proposed) for gain in gains(iterations)}
+    offered = {len(row_step.proposed) for row_step in row_steps(iterations)}
     assert 0 in offered
     assert max(offered) >= 3
-    assert max(gain.num_accepted for gain in gains(iterations)) >= 2
+    assert max(row_step.num_accepted for row_step in row_steps(iterations)) >= 2
     assert (len({len(row) for row in output}) > 2) == bool(stop)
 
 
@@ -205,7 +205,7 @@ def test_the_loop_keeps_the_target_s_distribution(new: New, rule: Callable[..., 
     target = small_chain(5, 0.8, size)
     what = requests([[0, 1, 0, 2, 0, 1]] * num_rows, Warp(1.0), 4)
     iterations = list(speculative(MarkovRunner(target.float()), new(), what, 2, 1.0, rule))
-    assert {gain.num_accepted for gain in gains(iterations)} == {0, 1, 2}
+    assert {row_step.num_accepted for row_step in row_steps(iterations)} == {0, 1, 2}
     assert (p_value_of_texts(texts(iterations, num_rows), target, 1) > FALSE_ALARM_RATE) == (
         rule is verify
     )

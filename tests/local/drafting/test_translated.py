@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from chains import RAGGED, SIZE, chain, gains, requests, speculative, texts
+from chains import RAGGED, SIZE, chain, requests, row_steps, speculative, texts
 from fakes import MarkovRunner
 from harness.config.errors import SettingError
 from harness.config.settings import ModelSettings, PlacementSettings
@@ -21,7 +21,7 @@ from harness.local.decoding.protocols import NonFiniteError, Proposal, Step
 from harness.local.decoding.warp import Warp
 from harness.local.drafting.translated import TranslatedDrafter, Translation, translation
 from harness.local.engine.pair import plan_pair
-from harness.local.engine.reading import replayed
+from harness.local.engine.reading import draft_probabilities_by_replay
 from in_process import Harness, results
 from tiny_checkpoints import as_draft, make_tokenizer, spaced_tokenizer
 
@@ -80,7 +80,7 @@ def test_the_draft_model_reads_the_whole_text() -> None:
     drafter = Checked(MarkovRunner(own), toy(), Warp(1.0))
     what = requests(RAGGED, Warp(1.0), length=60, stop=[8])
     iterations = list(speculative(MarkovRunner(chain(0)), drafter, what, 3))
-    assert {0, 1, 2} <= {gain.num_accepted for gain in gains(iterations)}
+    assert {0, 1, 2} <= {row_step.num_accepted for row_step in row_steps(iterations)}
 
 
 class Unmapped(TranslatedDrafter):
@@ -192,7 +192,7 @@ def test_probabilities_along_a_text_are_those_of_proposals() -> None:
     """The draft lacks token 8, and writes it as two of its own."""
     text = [1, 2, 11, 4, 8, 5, 3]
     drafter = TranslatedDrafter(MarkovRunner(own_chain(1)), toy(), Warp())
-    found = replayed(drafter, [1, 2, *text], range(2, 9), None, 2, SIZE)
+    found = draft_probabilities_by_replay(drafter, [1, 2, *text], range(2, 9), None, 2, SIZE)
     assert found is not None
     assert found[3, 0] == 0
     for place in (0, 2, 4):

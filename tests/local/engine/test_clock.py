@@ -16,7 +16,7 @@ from fakes import MarkovRunner
 from harness.config.settings import DecodingSettings
 from harness.engines.phases import Phases
 from harness.engines.protocol import Answered
-from harness.local.decoding.loop import Gain, Iteration
+from harness.local.decoding.loop import Iteration, RowStep
 from harness.local.drafting.model import ModelDrafter
 from harness.local.engine import stopwatches
 from harness.local.engine.clock import LoopClock
@@ -51,10 +51,10 @@ def run(records: Iterable[Iteration], num_rows: int, *, drafts: bool = True) -> 
 def records() -> Iterator[Iteration]:
     """Two rows; the second ends first."""
     time.sleep(0.02)
-    yield Iteration([Gain(0, [5]), Gain(1, [6])])
+    yield Iteration([RowStep(0, [5]), RowStep(1, [6])])
     time.sleep(0.04)
-    yield Iteration([Gain(0, [7], [3, 4]), Gain(1, [8, 9], [8, 4], 1)])
-    yield Iteration([Gain(0, [1], [1], 1)])
+    yield Iteration([RowStep(0, [7], [3, 4]), RowStep(1, [8, 9], [8, 4], 1)])
+    yield Iteration([RowStep(0, [1], [1], 1)])
 
 
 def test_an_answer_collects_rows_and_outcomes() -> None:
@@ -69,7 +69,7 @@ def test_an_answer_collects_rows_and_outcomes() -> None:
 
 @pytest.mark.parametrize("drafts", [True, False])
 def test_passes_behind_the_prompt_count_where_there_is_a_draft(drafts: bool) -> None:
-    undrafted = [Iteration([Gain(0, [token])]) for token in (5, 6, 7)]
+    undrafted = [Iteration([RowStep(0, [token])]) for token in (5, 6, 7)]
     [record] = run(undrafted, 1, drafts=drafts).requests
     assert record.outcomes == [(0, 0)] * (2 if drafts else 0)
 
@@ -100,15 +100,15 @@ def test_the_clock_marks_the_first_token_and_leaves_it_out_of_the_times_of_decod
 
 def test_a_row_that_joins_has_its_own_time() -> None:
     question = question_of([[1], [2]], DecodingSettings())
-    first = Iteration([Gain(0, [5])])
-    second = Iteration([Gain(1, [6])])
+    first = Iteration([RowStep(0, [5])])
+    second = Iteration([RowStep(1, [6])])
     clock = LoopClock(question.requests, FakeWeights())  # type: ignore[arg-type]
     with clock.running():
         time.sleep(0.02)
         clock.note(first)
         clock.note(second)
     answered = clock.answered(Phases(), as_batch=False, drafts=False)
-    assert answered.sent
+    assert answered.has_request_times
     waits = [record.seconds for record in answered.requests]
     assert waits[0] >= 0.02
     assert sum(waits) <= answered.seconds

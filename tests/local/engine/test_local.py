@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from chains import gains, records_of, texts
+from chains import records_of, row_steps, texts
 from harness.config.demand import Demand
 from harness.config.errors import RunError, SettingError
 from harness.config.faults import fault_names
@@ -66,7 +66,7 @@ def open_engine(pair: Pair, runner: RunnerName) -> LocalEngine:
 
 def texts_of(engine: LocalEngine) -> dict[str, list[list[list[int]]]]:
     return {
-        arm.name: [gain.tokens for gain in gains(records_of(arm, QUESTION.requests))]
+        arm.name: [row_step.tokens for row_step in row_steps(records_of(arm, QUESTION.requests))]
         for arm in engine.arms
     }
 
@@ -149,7 +149,7 @@ def test_a_question_may_differ_from_what_the_engine_was_opened_for(pair: Pair) -
     regular, speculative = (list(records_of(arm, greedy.requests)) for arm in engine.arms)
     assert texts(regular, 2) == texts(speculative, 2)
     assert [len(row) for row in texts(regular, 2)] == [12, 12]
-    assert all(len(gain.proposed) <= 1 for gain in gains(speculative))
+    assert all(len(row_step.proposed) <= 1 for row_step in row_steps(speculative))
 
 
 def test_stopwatches_count_every_pass(pair: Pair) -> None:
@@ -198,7 +198,7 @@ def test_a_row_whose_logits_are_not_finite_ends_alone(pair: Pair, runner: Runner
         overflowing = dataclasses.replace(other, prompt=[*other.prompt, broken])
         loop = arm.loop(sound)
         records = [loop.add([arm.loop_request(one) for one in (overflowing, sound)])]
-        assert [gain.error is None for gain in records[0].gains] == [False, True]
+        assert [row_step.error is None for row_step in records[0].row_steps] == [False, True]
         records.append(loop.add([arm.loop_request(other)]))
         while loop.num_running:
             records.append(loop.step().sound())
@@ -282,7 +282,7 @@ def test_a_head_on_a_gpu_that_its_target_is_not_on(gpus: Any) -> None:
     demand = Demand(1, prompt_tokens=8, new_tokens=8, num_draft_tokens=4, runner="eager")
     # Neither GPU has room for both.
     free = {0: 33_000_000, 1: 33_000_000, "cpu": 10**9}
-    placements = fit(planned.case(free, demand))
+    placements = fit(planned.problem(free, demand))
     placed = PlacedPair(**vars(planned), placements=placements, free=free)
     assert [placement.device_map for placement in placements] == [{"": 0}, {"": 1}]
     assert placed.devices == [torch.device("cuda", 0), torch.device("cuda", 1)]

@@ -21,7 +21,11 @@ from harness.local.decoding.protocols import Drafter, NonFiniteError, Proposal, 
 from harness.local.decoding.warp import Warp
 from harness.local.drafting.method import Pair
 from harness.local.drafting.model import ModelDrafter
-from harness.local.engine.reading import PairReader, replayed, windows
+from harness.local.engine.reading import (
+    PairReader,
+    draft_probabilities_by_chunk,
+    draft_probabilities_by_replay,
+)
 from harness.local.engine.reference import (
     NUM_POSITIONS,
     largest_rounding,
@@ -67,8 +71,8 @@ def answer_along(drafter: Drafter, text: list[int] = TEXT, hidden: Any = None) -
     tokens = [*PROMPT, *text]
     answer = range(len(PROMPT), len(tokens))
     if type(drafter) is ModelDrafter:
-        return windows(drafter.runner, drafter.warp, tokens, answer, K)
-    return replayed(drafter, tokens, answer, hidden, K, VOCABULARY)
+        return draft_probabilities_by_chunk(drafter.runner, drafter.warp, tokens, answer, K)
+    return draft_probabilities_by_replay(drafter, tokens, answer, hidden, K, VOCABULARY)
 
 
 @pytest.mark.parametrize("place", [0, 6])
@@ -168,7 +172,7 @@ def test_a_drafter_that_proposes_with_nan_is_refused() -> None:
         start=lambda *_: None, propose=lambda number, wanted: Proposal(wanted, nan)
     )
     with pytest.raises(NonFiniteError, match="logits of the draft are not finite"):
-        replayed(broken, [5, 6, 7, 8, 9], range(2, 5), None, 3, 32)
+        draft_probabilities_by_replay(broken, [5, 6, 7, 8, 9], range(2, 5), None, 3, 32)
 
 
 def test_a_reference_gives_no_logits_of_nan() -> None:

@@ -10,7 +10,7 @@ import torch
 
 from harness.config.demand import Demand
 from harness.config.errors import RunError, SettingError
-from harness.local.models.fit import Case, fit, fit_or_explain
+from harness.local.models.fit import PlacementProblem, fit, fit_or_explain
 from harness.local.models.fit import remedies as found_remedies
 from harness.local.models.sketch import Block, TensorSketch
 from sketches import GB, NOTHING, case, draft, fits, gpus_of, machine, sketch
@@ -23,7 +23,7 @@ def a_short_search(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("harness.local.models.fit._MOST_GPUS", 8)
 
 
-def refused(asked: Case) -> list[str]:
+def refused(asked: PlacementProblem) -> list[str]:
     with pytest.raises(RunError) as raised:
         fit_or_explain(asked)
     return str(raised.value).splitlines()
@@ -261,7 +261,7 @@ def test_what_does_not_fit_says_what_would() -> None:
     )
 
 
-def remedies(asked: Case) -> list[str]:
+def remedies(asked: PlacementProblem) -> list[str]:
     return list(map(str, found_remedies(asked)))
 
 

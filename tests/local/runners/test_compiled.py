@@ -10,7 +10,7 @@ from torch._dynamo.utils import counters
 from transformers import PreTrainedModel
 
 from architectures import PROMPTS, random_model, random_pair
-from chains import autoregressive, gains, speculative
+from chains import autoregressive, row_steps, speculative
 from harness.config.amounts import BUCKET
 from harness.local.decoding.loop import Request
 from harness.local.decoding.protocols import Runner
@@ -46,11 +46,14 @@ def compiled(model: PreTrainedModel, widths: tuple[int, ...], batch_size: int = 
 def written(target: Runner, draft: Runner, what: list[Request]) -> list[object]:
     """All that both decoders decide."""
     drafter = ModelDrafter(draft, WARP)
-    return [*gains(autoregressive(target, what)), *gains(speculative(target, drafter, what, K))]
+    return [
+        *row_steps(autoregressive(target, what)),
+        *row_steps(speculative(target, drafter, what, K)),
+    ]
 
 
 def regular_tokens(runner: Runner, what: list[Request]) -> list[object]:
-    return [gain.tokens for gain in gains(autoregressive(runner, what))]
+    return [row_step.tokens for row_step in row_steps(autoregressive(runner, what))]
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "opt", "falcon", "gemma2", "gpt_oss"])

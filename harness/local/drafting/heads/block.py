@@ -77,11 +77,11 @@ class DFlash(LayeredHead):
         is_z_lab = "dflash_config" in stored.raw
         # DeepSpec stores copies of the target's matrices.
         fields = stored.layered(["embed_tokens", "lm_head"] if stored.is_deepspec else [])
-        own = fields["transformer"]
-        kinds = getattr(own, "layer_types", None) or ()
-        if any("sliding" in kind for kind in kinds) and own.sliding_window is None:
+        layer_config = fields["transformer"]
+        kinds = getattr(layer_config, "layer_types", None) or ()
+        if any("sliding" in kind for kind in kinds) and layer_config.sliding_window is None:
             # transformers drops the window of a Qwen3 configuration; MiMo's heads name it again.
-            own.sliding_window = named.get("swa_window_size")
+            layer_config.sliding_window = named.get("swa_window_size")
         causal = named.get("is_causal", named.get("causal", named.get("causal_head")))
         causal_windows = False
         if stored.is_speculators:
@@ -99,8 +99,8 @@ class DFlash(LayeredHead):
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__(config, "qwen3")
-        own: Any = config.transformer
-        self.hidden_norm = LlamaRMSNorm(own.hidden_size, own.rms_norm_eps)
+        layer_config: Any = config.transformer
+        self.hidden_norm = LlamaRMSNorm(layer_config.hidden_size, layer_config.rms_norm_eps)
         self.most_tokens = config.block_size - (not config.from_anchor)
 
     def draft(self, unread: Unread, uniforms: Tensor, cache: SlotCache, draw: Draw) -> Draft:
@@ -154,17 +154,17 @@ class DFlash(LayeredHead):
                 first = (positions[:, :1] - window).expand_as(positions)
             is_causal = config.causal or (window is not None and config.causal_windows)
             last = positions if is_causal else positions[:, -1:].expand_as(positions)
-            how = {
+            attention_inputs = {
                 "attention_mask": cache.range_mask(first, last),
                 "position_embeddings": rotary,
                 CACHE: cache,
             }
-            states = self.pass_layer(layer, states, how)
+            states = self.pass_layer(layer, states, attention_inputs)
         return self.norm(states)
 
-    def pass_layer(self, layer: Any, states: Tensor, how: Mapping[str, Any]) -> Tensor:
-        """Pass states [B, block, width] through a layer; `how` is for its attention."""
-        return layer(states, **how)
+    def pass_layer(self, layer: Any, states: Tensor, attention_inputs: Mapping[str, Any]) -> Tensor:
+        """Pass states [B, block, width] through a layer; `attention_inputs` is for its attention."""
+        return layer(states, **attention_inputs)
 
 
 class JetSpec(DFlash):
@@ -316,9 +316,9 @@ class DFlash2(CorrectedBlock):
             layer.mlp_conv = _Convolutions(config, self.fc.out_features)
         self.candidate_selector = _Selector(config, self.fc.out_features)
 
-    def pass_layer(self, layer: Any, states: Tensor, how: Mapping[str, Any]) -> Tensor:
+    def pass_layer(self, layer: Any, states: Tensor, attention_inputs: Mapping[str, Any]) -> Tensor:
         def attend(inputs: Tensor) -> Tensor:
-            return layer.self_attn(hidden_states=inputs, **how)[0]
+            return layer.self_attn(hidden_states=inputs, **attention_inputs)[0]
 
         normed = layer.input_layernorm(states)
         states = states + layer.attention_conv(attend, normed)
@@ -357,8 +357,8 @@ class _Convolutions(nn.Module):
         # [B, block, 2, taps, groups], for the input and for the output.
         by_group = self.kernel_projection(inputs).unflatten(-1, (2, self._num_taps, -1))
         kernels = self.base_kernel + by_group.repeat_interleave(self._group_size, dim=-1)
-        before, behind = kernels.unbind(2)
-        return self._convolved(part(self._convolved(inputs, before)), behind)
+        input_kernel, output_kernel = kernels.unbind(2)
+        return self._convolved(part(self._convolved(inputs, input_kernel)), output_kernel)
 
     def _convolved(self, states: Tensor, kernel: Tensor) -> Tensor:
         """Convolve states [B, block, width] by a kernel [B, block, taps, width].

@@ -234,12 +234,12 @@ class CompiledDraft:
         target: PreTrainedModel,
         batch_size: int,
         num_slots: int,
-        numbers: Sequence[int],
+        draft_lengths: Sequence[int],
     ) -> None:
         started = time.perf_counter()
         head = drafter.head
         self._warp = drafter.warp
-        most = max(numbers)
+        most = max(draft_lengths)
         self.batch_size = batch_size
         self.most_unread = most + 1
         self.num_written = self.most_unread + head.num_ahead(most)
@@ -259,7 +259,7 @@ class CompiledDraft:
             return [tensor for tensor in draft if tensor is not None]
 
         self._calls: dict[int, CompiledCall] = {}
-        for number in [most] if head.one_pass else sorted(numbers):
+        for number in [most] if head.one_pass else sorted(draft_lengths):
             uniforms = torch.full((batch_size, number), 0.5, device=drafter.device)
             example = [*unread, uniforms]
             expected = Draft(*propose(*example))

@@ -52,22 +52,24 @@ class Eagle3(LayeredHead):
         return fields | {option: bool(stored.named.get(option)) for option in _OPTIONS}
 
     def __init__(self, config: HeadConfig) -> None:
-        own: Any = config.transformer
-        super().__init__(config, own.model_type)
-        width = own.hidden_size
+        layer_config: Any = config.transformer
+        super().__init__(config, layer_config.model_type)
+        width = layer_config.hidden_size
         # The first layer reads an embedding and a state side by side.
         first: Any = self.layers[0]
         for name in ("q_proj", "k_proj", "v_proj"):
             plain = getattr(first.self_attn, name)
             wide = nn.Linear(2 * width, plain.out_features, bias=plain.bias is not None)
             setattr(first.self_attn, name, wide)
-        first.hidden_norm = LlamaRMSNorm(width, own.rms_norm_eps)
+        first.hidden_norm = LlamaRMSNorm(width, layer_config.rms_norm_eps)
         self.input_norm: nn.Module | None = None
         self.fc_norm: nn.ModuleList | None = None
         if config.norm_before_fc:
-            self.input_norm = LlamaRMSNorm(self.fc.in_features, own.rms_norm_eps)
+            self.input_norm = LlamaRMSNorm(self.fc.in_features, layer_config.rms_norm_eps)
         if config.fc_norm:
-            norms = [LlamaRMSNorm(config.target_size, own.rms_norm_eps) for _ in config.layers]
+            norms = [
+                LlamaRMSNorm(config.target_size, layer_config.rms_norm_eps) for _ in config.layers
+            ]
             self.fc_norm = nn.ModuleList(norms)
 
     def draft(self, unread: Unread, uniforms: Tensor, cache: SlotCache, draw: Draw) -> Draft:
@@ -117,19 +119,19 @@ class Eagle3(LayeredHead):
         """
         rotary = self.rotary_emb(states, cache.positions)
         for index, (layer, window) in enumerate(zip(self.layers, self.windows, strict=True)):
-            how = {
+            attention_inputs = {
                 "attention_mask": cache.causal_mask(window),
                 "position_embeddings": rotary,
                 CACHE: cache,
             }
             if index > 0:
-                states = layer(states, **how)
+                states = layer(states, **attention_inputs)
                 continue
             first: Any = layer
             normed = first.hidden_norm(states)
             residual = normed if self.config.norm_before_residual else states
             joined = torch.cat([first.input_layernorm(embedded), normed], dim=-1)
-            attended, *_ = first.self_attn(hidden_states=joined, **how)
+            attended, *_ = first.self_attn(hidden_states=joined, **attention_inputs)
             residual = residual + attended
             states = residual + first.mlp(first.post_attention_layernorm(residual))
         return states

@@ -231,23 +231,32 @@ class LayeredHead(Head):
     rotary_emb: nn.Module
 
     def __init__(self, config: HeadConfig, style: str) -> None:
-        own: Any = config.transformer
-        super().__init__(config, own.hidden_size)
-        own._attn_implementation = "sdpa"
-        self.fc = nn.Linear(len(config.layers) * config.target_size, own.hidden_size, bias=False)
+        layer_config: Any = config.transformer
+        super().__init__(config, layer_config.hidden_size)
+        layer_config._attn_implementation = "sdpa"
+        self.fc = nn.Linear(
+            len(config.layers) * config.target_size, layer_config.hidden_size, bias=False
+        )
         layer: Any = LAYER_STYLES[style]
-        self.layers = nn.ModuleList(layer(own, index) for index in range(own.num_hidden_layers))
-        self.norm = LlamaRMSNorm(own.hidden_size, own.rms_norm_eps)
+        self.layers = nn.ModuleList(
+            layer(layer_config, index) for index in range(layer_config.num_hidden_layers)
+        )
+        self.norm = LlamaRMSNorm(layer_config.hidden_size, layer_config.rms_norm_eps)
         # Its buffers are in no checkpoint, so they need numbers although the module may be built on
         # the meta device.
         with torch.device("cpu"):
-            self.rotary_emb = LlamaRotaryEmbedding(own)
-        self.windows = sliding_windows(own)
+            self.rotary_emb = LlamaRotaryEmbedding(layer_config)
+        self.windows = sliding_windows(layer_config)
 
     @property
     def cached_numbers(self) -> int:
-        own: Any = self.config.transformer
-        return 2 * own.num_hidden_layers * own.num_key_value_heads * own.head_dim
+        layer_config: Any = self.config.transformer
+        return (
+            2
+            * layer_config.num_hidden_layers
+            * layer_config.num_key_value_heads
+            * layer_config.head_dim
+        )
 
 
 def sliding_windows(transformer: PreTrainedConfig) -> list[int | None]:

@@ -63,7 +63,7 @@ class Mtp(Eagle3):
     def __init__(self, config: HeadConfig, model: MtpModel) -> None:
         # As `Head` alone: its layer comes from `model`.
         super(LayeredHead, self).__init__(config, config.target_size)
-        own: Any = config.transformer
+        layer_config: Any = config.transformer
         self._model = [model]  # in a list, because it holds the target's matrices too
         self.layers = model.layers
         # The layer ends with its own norm, or with a shared one.
@@ -71,12 +71,12 @@ class Mtp(Eagle3):
         self.shared_norm = model.shared_post_norm if model.use_shared_post_norm else nn.Identity()
         rotary: Any = type(model.rotary_emb)
         with torch.device("cpu"):
-            self.rotary_emb = rotary(own)  # the target's may be on another device
-        self.windows = sliding_windows(own)
+            self.rotary_emb = rotary(layer_config)  # the target's may be on another device
+        self.windows = sliding_windows(layer_config)
         # The rotary embedding's further argument, where angles differ by layer.
         self._rotary_arguments: dict[str, Any] = {}
         if getattr(model, "has_per_layer_rope", False):
-            self._rotary_arguments["layer_type"] = own.layer_types[0]
+            self._rotary_arguments["layer_type"] = layer_config.layer_types[0]
 
     def predict(self, states: Tensor) -> tuple[Tensor, Tensor]:
         return self.logits(states), states

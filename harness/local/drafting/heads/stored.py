@@ -152,11 +152,11 @@ class StoredHead:
         named = self.named
         text_config = self.target.config.get_text_config(decoder=True)
         fields = self.sizes(self._layer_ids(text_config.num_hidden_layers))
-        own = self._transformer()
+        layer_config = self._transformer()
         size = fields["vocabulary_size"]
         for what, made_for, present in (
-            ("hidden size", named.get("target_hidden_size", own.hidden_size), text_config.hidden_size),
-            ("vocabulary size", own.vocab_size, size),
+            ("hidden size", named.get("target_hidden_size", layer_config.hidden_size), text_config.hidden_size),
+            ("vocabulary size", layer_config.vocab_size, size),
             ("number of layers", named.get("num_target_layers"), text_config.num_hidden_layers),
         ):  # fmt: skip
             if made_for not in (None, present):
@@ -168,15 +168,15 @@ class StoredHead:
             stored = [name.removesuffix(".weight") for name in self.shapes]
             # Some configurations state the target's number of layers.
             numbers = {name.split(".")[1] for name in self.shapes if name.startswith("layers.")}
-            own.num_hidden_layers = len(numbers) or own.num_hidden_layers
+            layer_config.num_hidden_layers = len(numbers) or layer_config.num_hidden_layers
         draft_size = named.get("draft_vocab_size", size)
         # The target's matrices do not fit everywhere.
-        is_wider = own.hidden_size != text_config.hidden_size
+        is_wider = layer_config.hidden_size != text_config.hidden_size
         return fields | {
             "draft_vocabulary_size": draft_size,
             "own_embedding": "embed_tokens" in stored or is_wider,
             "own_output": "lm_head" in stored or is_wider or draft_size != size,
-            "transformer": own,
+            "transformer": layer_config,
         }
 
     def _layer_ids(self, num_layers: int) -> list[int]:
