@@ -47,6 +47,7 @@ _LOOK_S = 0.01
 _MOST_LEAD_S = 30.0
 _MOST_LEAD = 3.0
 
+# Waits until a further request may be sent.
 Wait = Callable[[], Awaitable[object]]
 
 
@@ -215,73 +216,90 @@ class _Traffic:
     """What is in flight while a question is answered: its own requests, and further ones, without end, that do not
     count. With these the load neither builds up nor drains; what is left of them in the end is cancelled.
 
+    Args:
+        further: None for none.
+
     Attributes:
-        tasks: of all of them, which end with the answer to the question.
         records: of the further requests that were sent.
-        started: when the first own request may be sent, by `time.perf_counter`.
+        began: when its own requests began, by `time.perf_counter`.
     """
 
-    def __init__(
-        self, sender: Sender, further: Iterator[Outgoing] | None, num_in_flight: int = 1
-    ) -> None:
+    def __init__(self, sender: Sender, further: Iterator[Outgoing] | None) -> None:
         self._sender = sender
         self._further = further or iter(())
-        self.tasks: list[asyncio.Task[None]] = []
-        self.room = asyncio.Semaphore(num_in_flight)
+        self._tasks: list[asyncio.Task[None]] = []
         self.records: list[RequestRecord] = []
-        self.started = 0.0
+        self.began = 0.0
+        self._seconds_before = 0.0
+        self._num_before = 0
 
-    async def answer(
-        self, requests: Sequence[Outgoing], wait: Wait, wait_further: Wait, lead: Wait | None = None
-    ) -> Load:
-        """Send the own requests, wait until the last has ended, and return what was in flight meanwhile.
+    async def __aenter__(self) -> _Traffic:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def begin(self) -> None:
+        """Note that its own requests begin now."""
+        self.began = time.perf_counter()
+        self._seconds_before = self._sender.request_seconds()
+        self._num_before = self._count_further()
+
+    def load(self, requests: Sequence[Outgoing]) -> Load:
+        """What was in flight since `begin`.
 
         Args:
-            wait: before each of them.
-            wait_further: before each further one behind them.
-            lead: what comes before them.
+            requests: of the question.
         """
-        try:
-            if lead is not None:
-                await lead()
-            self.started = time.perf_counter()
-            seconds_before = self._sender.request_seconds()
-            num_before = sum(len(record.arrivals) for record in self.records)
-            own = [await self._start(outgoing, wait) for outgoing in requests]
-            self.tasks.append(asyncio.create_task(self.send_further(wait_further)))
-            await asyncio.gather(*own)
-            num_further = sum(len(record.arrivals) for record in self.records) - num_before
-            num_own = sum(len(outgoing.request.arrivals) for outgoing in requests)
-            return Load(
-                request_seconds=self._sender.request_seconds() - seconds_before,
-                seconds=time.perf_counter() - self.started,
-                share=num_own / (num_own + num_further) if num_own else 1.0,
-                extra=self.records,
-            )
-        finally:
-            for task in self.tasks:
-                task.cancel()
-            await asyncio.gather(*self.tasks, return_exceptions=True)
+        num_further = self._count_further() - self._num_before
+        num_own = sum(len(outgoing.request.arrivals) for outgoing in requests)
+        return Load(
+            request_seconds=self._sender.request_seconds() - self._seconds_before,
+            seconds=time.perf_counter() - self.began,
+            share=num_own / (num_own + num_further) if num_own else 1.0,
+            extra=self.records,
+        )
 
-    async def send_further(self, wait: Wait) -> None:
-        """Send further requests until one fails: a server that refuses them at once would be flooded."""
-        for outgoing in self._further:
-            await self._start(outgoing, wait)
-            self.records.append(outgoing.request)
-            if any(record.error for record in self.records):
-                break
+    def _count_further(self) -> int:
+        """Chunks of further requests so far."""
+        return sum(len(record.arrivals) for record in self.records)
 
-    async def _start(self, outgoing: Outgoing, wait: Wait) -> asyncio.Task[None]:
-        await wait()
-        task = asyncio.create_task(self._send(outgoing))
-        self.tasks.append(task)
+    def send(self, outgoing: Outgoing, room: asyncio.Semaphore | None = None) -> asyncio.Task[None]:
+        """Begin to send a request.
+
+        Args:
+            room: is released when it has ended.
+        """
+
+        async def send() -> None:
+            try:
+                await self._sender.send(outgoing)
+            finally:
+                if room is not None:
+                    room.release()
+
+        task = asyncio.create_task(send())
+        self._tasks.append(task)
         return task
 
-    async def _send(self, outgoing: Outgoing) -> None:
-        try:
-            await self._sender.send(outgoing)
-        finally:
-            self.room.release()
+    def send_further(self, wait: Wait, room: asyncio.Semaphore | None = None) -> asyncio.Task[None]:
+        """Begin to send further requests, each after a wait, until one fails: a server that refuses them at once would
+        be flooded.
+        """
+
+        async def send_all() -> None:
+            for outgoing in self._further:
+                await wait()
+                self.send(outgoing, room)
+                self.records.append(outgoing.request)
+                if any(record.error for record in self.records):
+                    break
+
+        task = asyncio.create_task(send_all())
+        self._tasks.append(task)
+        return task
 
 
 async def send_in_turn(
@@ -291,8 +309,16 @@ async def send_in_turn(
     num_in_flight: int,
 ) -> Load:
     """Send each request as soon as fewer than `num_in_flight` have not ended, further ones when no others wait."""
-    traffic = _Traffic(sender, further, num_in_flight)
-    return await traffic.answer(requests, traffic.room.acquire, traffic.room.acquire)
+    room = asyncio.Semaphore(num_in_flight)
+    async with _Traffic(sender, further) as traffic:
+        traffic.begin()
+        own = []
+        for outgoing in requests:
+            await room.acquire()
+            own.append(traffic.send(outgoing, room))
+        traffic.send_further(room.acquire, room)
+        await asyncio.gather(*own)
+        return traffic.load(requests)
 
 
 async def send_at_times(
@@ -310,35 +336,50 @@ async def send_at_times(
         times: the seconds after which each of `requests` is sent.
         say: gets a line where the server does not keep up.
     """
-    traffic = _Traffic(sender, further)
-    due = iter(times)
 
-    async def until_due() -> None:
-        await asyncio.sleep(traffic.started + next(due) - time.perf_counter())
-
-    async def a_while() -> None:
+    async def wait() -> None:
         await asyncio.sleep(random.expovariate(rate))
 
-    async def build_up() -> None:
-        leading = asyncio.create_task(traffic.send_further(a_while))
-        traffic.tasks.append(leading)
-        began = time.perf_counter()
-        num_ended = 0
-        most_in_flight = 1
-        first_s = 0.0
-        while not has_built_up(num_ended, most_in_flight) and not leading.done():
-            await asyncio.sleep(_LOOK_S)
-            most_in_flight = max(most_in_flight, sender.num_in_flight)
-            num_ended = sum(record.seconds > 0 for record in traffic.records)
-            seconds = time.perf_counter() - began
-            first_s = first_s if num_ended else seconds
-            if seconds > max(_MOST_LEAD_S, _MOST_LEAD * first_s):
-                say(
-                    f"engine.rate={rate:g} may be more than the server can do: after {seconds:.0f} s"
-                    f" {num_ended} of {len(traffic.records)} requests have ended"
-                )
-                break
-        leading.cancel()
+    async with _Traffic(sender, further) as traffic:
+        if further is not None:
+            leading = traffic.send_further(wait)
+            await _built_up(sender, traffic, leading, rate, say)
+            leading.cancel()
+        traffic.begin()
+        own = []
+        for outgoing, seconds in zip(requests, times, strict=True):
+            await asyncio.sleep(traffic.began + seconds - time.perf_counter())
+            own.append(traffic.send(outgoing))
+        traffic.send_further(wait)
+        await asyncio.gather(*own)
+        return replace(traffic.load(requests), offered_s=times[-1])
 
-    load = await traffic.answer(requests, until_due, a_while, build_up if further else None)
-    return replace(load, offered_s=times[-1])
+
+async def _built_up(
+    sender: Sender,
+    traffic: _Traffic,
+    leading: asyncio.Task[None],
+    rate: float,
+    say: Callable[[str], None],
+) -> None:
+    """Wait until further requests have built up the load, as far as the server keeps up.
+
+    Args:
+        leading: sends them.
+    """
+    began = time.perf_counter()
+    num_ended = 0
+    most_in_flight = 1
+    first_s = 0.0
+    while not has_built_up(num_ended, most_in_flight) and not leading.done():
+        await asyncio.sleep(_LOOK_S)
+        most_in_flight = max(most_in_flight, sender.num_in_flight)
+        num_ended = sum(record.seconds > 0 for record in traffic.records)
+        seconds = time.perf_counter() - began
+        first_s = first_s if num_ended else seconds
+        if seconds > max(_MOST_LEAD_S, _MOST_LEAD * first_s):
+            say(
+                f"engine.rate={rate:g} may be more than the server can do: after {seconds:.0f} s"
+                f" {num_ended} of {len(traffic.records)} requests have ended"
+            )
+            break
