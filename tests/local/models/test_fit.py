@@ -197,7 +197,20 @@ def test_tokens_that_a_runner_holds() -> None:
     assert eager.cached_tokens() == 164
     # 165 slots in whole buckets, and the prompt's own cache.
     assert demand.cached_tokens() == 256 + 100
-    assert dataclasses.replace(demand, new_tokens=20).cached_tokens() == 128 + 100
+    shorter = dataclasses.replace(demand, new_tokens=20)
+    assert shorter.cached_tokens() == 128 + 100
+    # The widest pass of a parallel draft has 2 K tokens.
+    assert shorter.cached_tokens(widest_pass=8) == 256 + 100
+    [alone, drafting] = fit(
+        case(
+            sketch(cache=10),
+            dataclasses.replace(sketch(cache=10, role="draft"), drafts_in_one_pass=True),
+            free=machine(40),
+            demand=shorter,
+        )
+    )
+    assert alone.cache_per_device == {"cuda:0": 2 * 228 * 10 * 10 * 2}
+    assert drafting.cache_per_device == {"cuda:0": 2 * 356 * 10 * 10 * 2}
     # A head has spare slots, and holds what was full while it copies it.
     assert demand.cached_tokens(spare_slots=256) == 100 + 4 + 256
     longer = dataclasses.replace(eager, new_tokens=300)

@@ -105,16 +105,10 @@ class HeadDrafter(Drafter):
     @torch.inference_mode()
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
         uniforms = uniforms.to(self.device)
-        compiled = self.compiled
-        is_compiled = compiled is not None and compiled.fits(self.warp, num_draft_tokens)
-        if compiled is not None and is_compiled:
-            # It reads as many features as a verdict can leave; others are read before it.
-            if max(len(row.following) for row in self._rows) > compiled.most_unread:
-                self._read_early()
-            self._reserve(self._most_read + compiled.num_written)
+        compiled = self._compiled_for(num_draft_tokens)
         unread = self._unread()
-        if self.compiled is not None and is_compiled:
-            draft = self.compiled(unread, uniforms)
+        if compiled is not None:
+            draft = compiled(unread, uniforms)
         else:
             num_ahead = self.head.num_ahead(num_draft_tokens)
             self._reserve(self._most_read + unread.features.shape[1] + num_ahead)
@@ -142,6 +136,18 @@ class HeadDrafter(Drafter):
     def select(self, rows: Sequence[int]) -> None:
         self.cache.select(to_device(rows, self.device), max(rows) + 1)
         self._rows = [self._rows[row] for row in rows]
+
+    def _compiled_for(self, num_draft_tokens: int) -> CompiledDraft | None:
+        """Return the compiled proposals, with room in the cache for one; None where this one is drafted eagerly."""
+        compiled = self.compiled
+        if compiled is None or not compiled.fits(self.warp, num_draft_tokens):
+            return None
+        # It reads as many features as a verdict can leave; others are read before it.
+        if max(len(row.following) for row in self._rows) > compiled.most_unread:
+            self._read_early()
+        self._reserve(self._most_read + compiled.num_written)
+        # None if the batch has just outgrown them.
+        return self.compiled
 
     @property
     def _most_read(self) -> int:
