@@ -109,7 +109,7 @@ class LocalArm(Arm):
         """
         decoding = request.decoding
         num_numbers = decoding.max_new_tokens + 1
-        if self.name == "speculative" and RULES[decoding.rule].redraws:
+        if self.drafts and RULES[decoding.rule].redraws:
             num_numbers *= decoding.most_draft_tokens + 1
         device = self.pair.target.input_device
         return LoopRequest(
@@ -238,7 +238,10 @@ class LocalEngine(Engine):
         common = (self.runners, self.weights, policy)
         arms = [LocalArm("regular", *common, timer=new_timer())]
         if self._pair.draft_settings is not None:
-            arms.append(LocalArm("speculative", *common, True, self._fault, new_timer()))
+            timer = new_timer()
+            arms.append(
+                LocalArm("speculative", *common, drafts=True, fault=self._fault, timer=timer)
+            )
         return arms
 
 
