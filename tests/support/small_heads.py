@@ -13,7 +13,7 @@ from harness.local.decoding.warp import AnyWarp
 from harness.local.drafting.heads.block import DFlash, DFlash2, Domino, DSpark
 from harness.local.drafting.heads.drafter import HeadDrafter
 from harness.local.drafting.heads.eagle import Eagle3, PEagle
-from harness.local.drafting.heads.head import Head, HeadConfig
+from harness.local.drafting.heads.head import Head
 from harness.local.drafting.heads.medusa import Medusa
 from harness.local.drafting.heads.mtp import Mtp
 
@@ -31,22 +31,22 @@ def head_drafter(
     return HeadDrafter(head, warp, threshold)
 
 
-def config(**fields: Any) -> HeadConfig:
-    """Of a head for `target_model`."""
+def config(kind: type[Head], **fields: Any) -> Any:
+    """Of a head of this kind for `target_model`."""
     sizes = {
         "target_size": 32,
         "vocabulary_size": VOCABULARY,
         "draft_vocabulary_size": VOCABULARY,
     }
-    return HeadConfig(**(sizes | fields))
+    return kind.config_type(**(sizes | fields))
 
 
-def block_config(transformer: PreTrainedConfig, **changes: Any) -> HeadConfig:
+def block_config(kind: type[Head], transformer: PreTrainedConfig, **changes: Any) -> Any:
     usual = {
         "layers": (1, 3), "block_size": 5, "mask_token_id": 96, "from_anchor": False, "causal": False,
         "causal_windows": False, "windows_follow": False,
     }  # fmt: skip
-    return config(transformer=transformer, **(usual | changes))
+    return config(kind, transformer=transformer, **(usual | changes))
 
 
 def block_head(
@@ -55,9 +55,11 @@ def block_head(
     if reduced:
         changes |= {"draft_vocabulary_size": 60, "own_output": True}
     transformer = layer_config(style, 2, **(WINDOW if window else {}))
-    kind = DSpark if "markov_rank" in changes or "confidence" in changes else DFlash
-    usual = {"markov_rank": 0, "confidence_markov": False}
-    head = kind(block_config(transformer, **(usual | changes)))
+    kind: type[DFlash] = DFlash
+    if "markov_rank" in changes or "confidence" in changes:
+        kind = DSpark
+        changes = {"markov_rank": 0, "confidence_markov": False} | changes
+    head = kind(block_config(kind, transformer, **changes))
     randomize(head)
     if head.d2t is not None:
         head.d2t.copy_(torch.arange(60) // 2)
@@ -67,14 +69,14 @@ def block_head(
 def selector_head(window: bool = False, **changes: Any) -> DFlash2:
     transformer = layer_config("qwen3", 2, **(WINDOW if window else {}))
     options = {"num_taps": 2, "group_size": 8, "selector_rank": 6, "num_candidates": 7}
-    head = DFlash2(block_config(transformer, **options, **changes))
+    head = DFlash2(block_config(DFlash2, transformer, **options, **changes))
     randomize(head)
     return head
 
 
 def domino_head(**changes: Any) -> Domino:
     options = {"num_uncorrected": 1, "recurrent_size": 12, "inner_size": 6}
-    head = Domino(block_config(layer_config("qwen3", 2), **options, **changes))
+    head = Domino(block_config(Domino, layer_config("qwen3", 2), **options, **changes))
     randomize(head)
     return head
 
@@ -110,7 +112,7 @@ def eagle_head(transformer: PreTrainedConfig, reduced: bool = False, **changes: 
         "draft_vocabulary_size": 60 if reduced else VOCABULARY,
     }  # fmt: skip
     kind = PEagle if "mask_token_id" in changes else Eagle3
-    head = kind(config(transformer=transformer, **(usual | changes)))
+    head = kind(config(kind, transformer=transformer, **(usual | changes)))
     randomize(head)
     if head.d2t is not None:
         head.d2t.copy_(
@@ -122,7 +124,7 @@ def eagle_head(transformer: PreTrainedConfig, reduced: bool = False, **changes: 
 
 def medusa_head(own_outputs: bool, num_heads: int = 4, num_blocks: int = 2) -> Medusa:
     options = {"num_heads": num_heads, "num_blocks": num_blocks, "own_outputs": own_outputs}
-    head = Medusa(config(layers=(3,), **options))
+    head = Medusa(config(Medusa, layers=(3,), **options))
     randomize(head)
     return head
 
@@ -130,5 +132,5 @@ def medusa_head(own_outputs: bool, num_heads: int = 4, num_blocks: int = 2) -> M
 def mtp_head(layers: MtpModel) -> Mtp:
     own, size = layers.config, layers.config.vocab_size
     sizes = {"vocabulary_size": size, "draft_vocabulary_size": size}
-    head = Mtp(config(layers=(2,), transformer=own, **sizes), layers)
+    head = Mtp(config(Mtp, layers=(2,), transformer=own, **sizes), layers)
     return head.eval().requires_grad_(False)

@@ -32,6 +32,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -51,13 +52,11 @@ from harness.local.models.cache_names import CACHE
 from harness.local.runners.slots import SlotCache
 
 
-class DFlash(LayeredHead):
-    """DFlash, as speculators, z-lab and DeepSpec store it. Its layers are always in Qwen3's style.
+@dataclass(frozen=True, kw_only=True)
+class DFlashConfig(HeadConfig):
+    """A configuration with the options of DFlash.
 
-    The block always has the size it was trained with: fewer masks would change what the others
-    predict.
-
-    Options:
+    Attributes:
         block_size: queries of one pass, as in training.
         mask_token_id: the token of a mask.
         from_anchor: whether the anchor predicts a token too, and not only the masks do.
@@ -66,7 +65,24 @@ class DFlash(LayeredHead):
         windows_follow: whether a sliding window is counted from each query.
     """
 
+    block_size: int
+    mask_token_id: int
+    from_anchor: bool
+    causal: bool
+    causal_windows: bool
+    windows_follow: bool
+
+
+class DFlash(LayeredHead):
+    """DFlash, as speculators, z-lab and DeepSpec store it. Its layers are always in Qwen3's style.
+
+    The block always has the size it was trained with: fewer masks would change what the others
+    predict.
+    """
+
     name = "dflash"
+    config_type: ClassVar[type[HeadConfig]] = DFlashConfig
+    config: DFlashConfig
     # What configurations leave out.
     usually_from_anchor: ClassVar[bool] = False
     usually_causal_windows: ClassVar[bool] = True
@@ -97,7 +113,7 @@ class DFlash(LayeredHead):
             "windows_follow": is_z_lab,
         }
 
-    def __init__(self, config: HeadConfig) -> None:
+    def __init__(self, config: DFlashConfig) -> None:
         super().__init__(config, "qwen3")
         layer_config: Any = config.transformer
         self.hidden_norm = LlamaRMSNorm(layer_config.hidden_size, layer_config.rms_norm_eps)
@@ -207,19 +223,30 @@ class CorrectedBlock(DFlash):
         return stacked(drawn)
 
 
+@dataclass(frozen=True, kw_only=True)
+class DSparkConfig(DFlashConfig):
+    """A configuration with the options of DSpark.
+
+    Attributes:
+        markov_rank: the width of the Markov head's embeddings; 0 without a Markov head.
+        confidence_markov: whether the confidence head reads the embedding of the token before, too.
+    """
+
+    markov_rank: int
+    confidence_markov: bool
+
+
 class DSpark(CorrectedBlock):
     """DSpark, as speculators, DeepSpec and SpecForge (in z-lab's format) store it.
 
     Its Markov head adds to the logits a bias that depends on the token before. Its confidence head
     estimates, for each token, the chance that it is accepted if those before it are. A head may lack
     either of the two.
-
-    Options:
-        markov_rank: the width of the Markov head's embeddings; 0 without a Markov head.
-        confidence_markov: whether the confidence head reads the embedding of the token before, too.
     """
 
     name = "dspark"
+    config_type = DSparkConfig
+    config: DSparkConfig
     usually_from_anchor = True
 
     @classmethod
@@ -237,7 +264,7 @@ class DSpark(CorrectedBlock):
             "confidence_markov": reads_token and rank > 0,
         }
 
-    def __init__(self, config: HeadConfig) -> None:
+    def __init__(self, config: DSparkConfig) -> None:
         super().__init__(config)
         rank = config.markov_rank
         self.markov_head: nn.ModuleDict | None = None
@@ -273,21 +300,34 @@ class DSpark(CorrectedBlock):
         return draft._replace(chances=chances)
 
 
-class DFlash2(CorrectedBlock):
-    """DFlash 2 (z-lab and Inco AI 2026), as speculators and z-lab store it.
+@dataclass(frozen=True, kw_only=True)
+class DFlash2Config(DFlashConfig):
+    """A configuration with the options of DFlash 2.
 
-    Each layer convolves the inputs and the outputs of its attention and of its MLP over the positions
-    of a block. At every position a selector keeps the likeliest tokens, and adds to their logits how
-    well each follows the token before.
-
-    Options:
+    Attributes:
         num_taps: positions that a convolution reads, its own and those before it.
         group_size: channels that share the part of a kernel that depends on the input.
         selector_rank: width of the selector's embeddings.
         num_candidates: tokens that the selector keeps at each position.
     """
 
+    num_taps: int
+    group_size: int
+    selector_rank: int
+    num_candidates: int
+
+
+class DFlash2(CorrectedBlock):
+    """DFlash 2 (z-lab and Inco AI 2026), as speculators and z-lab store it.
+
+    Each layer convolves the inputs and the outputs of its attention and of its MLP over the positions
+    of a block. At every position a selector keeps the likeliest tokens, and adds to their logits how
+    well each follows the token before.
+    """
+
     name = "dflash2"
+    config_type = DFlash2Config
+    config: DFlash2Config
     usually_causal_windows = False
 
     @classmethod
@@ -308,7 +348,7 @@ class DFlash2(CorrectedBlock):
             "num_candidates": min(named.get("selector_top_k", 16), size),
         }
 
-    def __init__(self, config: HeadConfig) -> None:
+    def __init__(self, config: DFlash2Config) -> None:
         super().__init__(config)
         layer: Any
         for layer in self.layers:
@@ -344,7 +384,7 @@ class _Convolutions(nn.Module):
     `kernel_projection` makes of the part's input at the position, for each group of channels.
     """
 
-    def __init__(self, config: HeadConfig, width: int) -> None:
+    def __init__(self, config: DFlash2Config, width: int) -> None:
         super().__init__()
         self._num_taps = config.num_taps
         self._group_size = config.group_size
@@ -378,7 +418,7 @@ class _Selector(nn.Module):
     A score is the sum over the rank of predecessor, projected state and successor.
     """
 
-    def __init__(self, config: HeadConfig, width: int) -> None:
+    def __init__(self, config: DFlash2Config, width: int) -> None:
         super().__init__()
         shape = config.vocabulary_size, config.selector_rank
         self.predecessor_codebook = nn.Parameter(torch.empty(shape))
@@ -391,19 +431,31 @@ class _Selector(nn.Module):
         return (self.successor_codebook[candidates] @ context.unsqueeze(-1)).squeeze(-1)
 
 
-class Domino(CorrectedBlock):
-    """Domino (SpecForge 2026), as SpecForge stores it: in z-lab's format, with `projector_type`.
+@dataclass(frozen=True, kw_only=True)
+class DominoConfig(DFlashConfig):
+    """A configuration with the options of Domino.
 
-    A gated recurrent unit reads the embeddings of the anchor and of the tokens drawn so far in a
-    block. From its state and the block's own, two matrices make what is added to the logits.
-
-    Options:
+    Attributes:
         num_uncorrected: tokens at the beginning of a block whose logits stay as they are.
         recurrent_size: width of the recurrent unit's state.
         inner_size: width between the two matrices.
     """
 
+    num_uncorrected: int
+    recurrent_size: int
+    inner_size: int
+
+
+class Domino(CorrectedBlock):
+    """Domino (SpecForge 2026), as SpecForge stores it: in z-lab's format, with `projector_type`.
+
+    A gated recurrent unit reads the embeddings of the anchor and of the tokens drawn so far in a
+    block. From its state and the block's own, two matrices make what is added to the logits.
+    """
+
     name = "domino"
+    config_type = DominoConfig
+    config: DominoConfig
 
     @classmethod
     def fields(cls, stored: StoredHead) -> dict[str, Any]:
@@ -416,7 +468,7 @@ class Domino(CorrectedBlock):
             "inner_size": stored.required("emb_dim"),
         }
 
-    def __init__(self, config: HeadConfig) -> None:
+    def __init__(self, config: DominoConfig) -> None:
         super().__init__(config)
         width = self.fc.out_features
         self.prefix_gru = nn.GRU(width, config.recurrent_size, bias=False)

@@ -182,7 +182,7 @@ def read_head(
             tensors = read_tensors(settings, files, "meta")
             shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
             stored = dataclasses.replace(stored, shapes=shapes)
-        head = HeadCheckpoint(kind, settings, HeadConfig(**kind.fields(stored)), files)
+        head = HeadCheckpoint(kind, settings, kind.config_type(**kind.fields(stored)), files)
         module = head.build()
     except HarnessError:
         raise

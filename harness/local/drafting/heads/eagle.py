@@ -11,7 +11,8 @@ state that came out of its own last entry. Say the text is `a b c`, and the targ
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -26,12 +27,11 @@ from harness.local.runners.slots import SlotCache
 _OPTIONS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 
 
-class Eagle3(LayeredHead):
-    """EAGLE-3, as speculators, SafeAILab and DeepSpec store it: a token for each pass.
+@dataclass(frozen=True, kw_only=True)
+class EagleConfig(HeadConfig):
+    """A configuration with the options of EAGLE-3, by their names in speculators' configurations.
 
-    Entries of drafted tokens follow the decided ones in the cache, and are overwritten later.
-
-    Options, with their names in speculators' configurations:
+    Attributes:
         norm_before_residual: whether the first layer's residual is the normalised state.
         norm_before_fc: whether one norm over all features comes before they are joined.
         fc_norm: whether the features of each layer have a norm of their own there. No head that we
@@ -39,7 +39,21 @@ class Eagle3(LayeredHead):
         norm_output: whether the next entry takes the normalised state.
     """
 
+    norm_before_residual: bool
+    norm_before_fc: bool
+    fc_norm: bool
+    norm_output: bool
+
+
+class Eagle3(LayeredHead):
+    """EAGLE-3, as speculators, SafeAILab and DeepSpec store it: a token for each pass.
+
+    Entries of drafted tokens follow the decided ones in the cache, and are overwritten later.
+    """
+
     name = "eagle3"
+    config_type: ClassVar[type[HeadConfig]] = EagleConfig
+    config: EagleConfig
     one_pass = False
 
     @classmethod
@@ -51,7 +65,7 @@ class Eagle3(LayeredHead):
             fields["transformer"].num_hidden_layers = 1
         return fields | {option: bool(stored.named.get(option)) for option in _OPTIONS}
 
-    def __init__(self, config: HeadConfig) -> None:
+    def __init__(self, config: EagleConfig) -> None:
         layer_config: Any = config.transformer
         super().__init__(config, layer_config.model_type)
         width = layer_config.hidden_size
@@ -137,6 +151,17 @@ class Eagle3(LayeredHead):
         return states
 
 
+@dataclass(frozen=True, kw_only=True)
+class PEagleConfig(EagleConfig):
+    """A configuration with the options of P-EAGLE.
+
+    Attributes:
+        mask_token_id: the token in place of those that are not drawn yet.
+    """
+
+    mask_token_id: int
+
+
 class PEagle(Eagle3):
     """P-EAGLE: an EAGLE-3 head that drafts all tokens in one pass, from trained masks.
 
@@ -146,13 +171,15 @@ class PEagle(Eagle3):
     """
 
     name = "peagle"
+    config_type = PEagleConfig
+    config: PEagleConfig
     one_pass = True
 
     @classmethod
     def fields(cls, stored: StoredHead) -> dict[str, Any]:
         return super().fields(stored) | {"mask_token_id": stored.required("mask_token_id")}
 
-    def __init__(self, config: HeadConfig) -> None:
+    def __init__(self, config: PEagleConfig) -> None:
         super().__init__(config)
         self.mask_hidden = nn.Parameter(torch.empty(1, 1, self.fc.in_features))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -32,8 +32,9 @@ _LOOKED_UP = (
 )
 
 
-class HeadConfig(SimpleNamespace):
-    """The sizes and options of a head: these, and what its kind adds in `fields`.
+@dataclass(frozen=True, kw_only=True)
+class HeadConfig:
+    """The sizes and options of a head; a kind with further ones has a subclass.
 
     Attributes:
         layers: L layers of the target, whose hidden states the head reads: 0 is the embedding, i
@@ -110,6 +111,7 @@ class Head(nn.Module):
     Class attributes:
         name: of its kind, as speculators and vLLM call it.
         one_pass: whether one forward pass drafts all tokens.
+        config_type: of `config`, whose fields `fields` reads.
         weight_files: names of files with its weights, in the order in which they are looked for.
 
     Attributes:
@@ -119,6 +121,7 @@ class Head(nn.Module):
 
     name: ClassVar[str]
     one_pass: bool = True
+    config_type: ClassVar[type[HeadConfig]] = HeadConfig
     weight_files: ClassVar[tuple[str, ...]] = ("model.safetensors", "pytorch_model.bin")
     d2t: Tensor | None
 
@@ -137,7 +140,7 @@ class Head(nn.Module):
 
     @classmethod
     def fields(cls, stored: StoredHead) -> dict[str, Any]:
-        """Return the fields of its `HeadConfig`, from a published configuration.
+        """Return the fields of its `config_type`, from a published configuration.
 
         Raises:
             SettingError: for another target, or a format that is not known completely. Any other

@@ -8,6 +8,7 @@ Their tokens form one chain. A "head" of this project is all of them together.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,19 +19,31 @@ from harness.local.drafting.heads.stored import StoredHead
 from harness.local.runners.slots import SlotCache
 
 
-class Medusa(Head):
-    """Medusa-1, as its authors and speculators store it.
+@dataclass(frozen=True, kw_only=True)
+class MedusaConfig(HeadConfig):
+    """A configuration with the options of Medusa.
 
-    The names of its weights are those of the published format: `1.0.linear.weight` is in the first
-    block of head 1, and with one block for each head `1.1.weight` is its output matrix.
-
-    Options:
+    Attributes:
         num_heads: the most tokens that can be proposed.
         num_blocks: residual blocks of each head.
         own_outputs: whether each head has an output matrix; otherwise the target's is used.
     """
 
+    num_heads: int
+    num_blocks: int
+    own_outputs: bool
+
+
+class Medusa(Head):
+    """Medusa-1, as its authors and speculators store it.
+
+    The names of its weights are those of the published format: `1.0.linear.weight` is in the first
+    block of head 1, and with one block for each head `1.1.weight` is its output matrix.
+    """
+
     name = "medusa"
+    config_type = MedusaConfig
+    config: MedusaConfig
     weight_files = (*Head.weight_files, "medusa_lm_head.safetensors", "medusa_lm_head.pt")
 
     @classmethod
@@ -56,7 +69,7 @@ class Medusa(Head):
         options = {"num_heads": num_heads, "num_blocks": num_blocks, "own_outputs": own_outputs}
         return fields | options
 
-    def __init__(self, config: HeadConfig) -> None:
+    def __init__(self, config: MedusaConfig) -> None:
         size = config.target_size
         super().__init__(config, size)
         for number in range(config.num_heads):
