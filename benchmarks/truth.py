@@ -45,7 +45,8 @@ from harness.commands.regress.comparisons import compared_runs
 from harness.config.errors import VerdictError
 from harness.engines.simulated.settings import SimulatedSettings
 from harness.results.files import rows_in
-from harness.results.judging.grid import points_of, schedule_of
+from harness.results.judging.grid import cells_of, schedule_of
+from harness.results.judging.series import judged
 from harness.results.judging.statement import Statement
 from harness.results.runs import Run
 from harness.results.statistics.proportions import (
@@ -146,11 +147,11 @@ class Found:
         self.check(statement.relation, is_false=sides.get(statement.relation, False))
         self._count(statement, truth, rounding)
 
-    def check_share(self, statement: Statement, truth: float) -> None:
+    def check_share(self, statement: Statement, truth: float, rounding: float) -> None:
         """Hold a statement about the ratio of two speed-ups against the planted one."""
-        sides = {"gains less": truth >= 1 - _ROUNDING, "gains more": truth <= 1 + _ROUNDING}
+        sides = {"gains less": truth >= 1 - rounding, "gains more": truth <= 1 + rounding}
         self.check(statement.relation, is_false=sides.get(statement.relation, False))
-        self._count(statement, truth, _ROUNDING)
+        self._count(statement, truth, rounding)
 
     def check_difference(self, statement: Statement, truth: float) -> None:
         """Hold a statement about two proportions against their planted difference."""
@@ -213,20 +214,26 @@ def _page_of_results(command: str = "latency") -> Sequence[Statement]:
 
 def _check_series(found: Found, truths: Mapping[str, float]) -> None:
     """Hold the statements of a page about several runs against the planted speed-up of each run."""
+
+    def planted(row: Any) -> float:
+        # It may be that of several runs.
+        return truths[str((row.pooled_runs or [row.run])[0])]
+
     for statement in _page_of_results():
-        assert statement.subject is not None
-        truth = _planted(statement.subject, truths)
-        if statement.relation in ("faster", "slower", "cannot tell"):
-            found.check_speedup(statement, truth, _ROUNDING)
-        elif statement.reference is not None:
-            found.check_share(statement, truth / _planted(statement.reference, truths))
-        else:
-            found.check(statement.relation, is_false=False)
+        _check(found, statement, planted, _ROUNDING)
 
 
-def _planted(row: Any, truths: Mapping[str, float]) -> float:
-    """The planted speed-up of a row, which may be that of several runs."""
-    return truths[str((row.pooled_runs or [row.run])[0])]
+def _check(
+    found: Found, statement: Statement, planted: Callable[[Any], float], rounding: float
+) -> None:
+    """Hold what is said of one of several runs against the planted speed-up of a row."""
+    truth = planted(statement.subject)
+    if statement.relation in ("faster", "slower", "cannot tell"):
+        found.check_speedup(statement, truth, rounding)
+    elif statement.reference is not None:
+        found.check_share(statement, truth / planted(statement.reference), rounding)
+    else:
+        found.check(statement.relation, is_false=False)
 
 
 def _run(*typed: str) -> str:
@@ -301,12 +308,15 @@ def one_map(rng: random.Random) -> Found:
     (run,) = read([Path("results")]).runs_of(record.row)
     page = record.page([run])
     assert page is not None
+
+    def planted(row: Any) -> float:
+        return world.speedup(int(row.num_draft_tokens), int(row.batch_size))
+
     for statement in page.statements:
-        row: Any = statement.subject
-        truth = world.speedup(int(row.num_draft_tokens), int(row.batch_size))
-        rounding = _ROUNDING if row.batch_size == 1 else _ROUNDING_AT_LOADS
-        found.check_speedup(statement, truth, rounding)
-    schedule, _ = schedule_of(points_of(run.rows))
+        assert statement.subject is not None
+        at_one = statement.subject.batch_size == 1
+        _check(found, statement, planted, _ROUNDING if at_one else _ROUNDING_AT_LOADS)
+    schedule, _ = schedule_of(judged(cells_of(run.rows)))
     if schedule:
         used = {size: k for first, last, k in schedule for size in sizes if first <= size <= last}
         gains = [world.speedup(k, size) for size, k in used.items() if k]
@@ -390,7 +400,8 @@ def one_plan(rng: random.Random) -> Found:
             found.check_speedup(statement, truth, _ROUNDING)
         elif statement.reference is not None:
             k = statement.reference.num_draft_tokens
-            found.check_share(statement, truth / world.speedup(k, acceptance=acceptance))
+            planted = world.speedup(k, acceptance=acceptance)
+            found.check_share(statement, truth / planted, _ROUNDING)
         else:
             found.check(statement.relation, is_false=False)
     return found

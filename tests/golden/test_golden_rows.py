@@ -78,14 +78,17 @@ def map_run(
             for size in sizes:
                 speedup = (1.5 + k / 4) / (1 + size * k / 40)
                 interval = Interval(speedup, speedup - 0.05, speedup + 0.05, Coverage(8, "batch"))
-                cell = MapRow(
-                    arm="speculative",
+                regular = MapRow(
+                    **{"batch_size": size} | changes | {"num_draft_tokens": None, "speedup": None},
+                    arm="regular",
                     model="13B",
                     draft="7B",
                     context=context or None,
-                    speedup=interval,
+                    ms_per_token=20.0,
                 )
-                rows.append(replace(cell, **{"batch_size": size, "num_draft_tokens": k} | changes))
+                changed = {"num_draft_tokens": k, "speedup": interval} | changes
+                ms = {"ms_per_token": 20 / speedup}
+                rows += [regular, replace(regular, arm="speculative", **changed | ms)]
     return Run(rows)
 
 
@@ -93,7 +96,7 @@ MAPS = {
     "one": [map_run()],
     "two, one interrupted": [
         map_run(contexts=(512, 4096), temperature=0.0),
-        Run([*map_run((1,), temperature=1.0).rows, *map_run((4,), temperature=1.0, status="interrupted").rows[:1],
+        Run([*map_run((1,), temperature=1.0).rows, *map_run((4,), temperature=1.0, status="interrupted").rows[:2],
              *map_run((16,), temperature=1.0, status="interrupted", speedup=None).rows]),
     ],
     "contexts": [map_run((1, 4), (512, 4096))],

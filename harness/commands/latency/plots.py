@@ -36,7 +36,7 @@ def latency_plots(pairs: Sequence[RankedRun]) -> dict[str, list[Plot]]:
     loaded = [pair for pair in complete if pair.load > 0]
     by_load: list[Plot] = []
     for unit, pairs_of_unit in grouped(loaded, attrgetter("unit_of_load")).items():
-        panel = ("", _curves(pairs_of_unit, "curve", "load"))
+        panel = ("", _curves(pairs_of_unit, "curve_of_k", "load"))
         by_load += curve_plots([panel], unit, doubling=True)
     steps = "what it costs, regular steps"
     return {
@@ -47,17 +47,16 @@ def latency_plots(pairs: Sequence[RankedRun]) -> dict[str, list[Plot]]:
 
 
 def _curves(pairs: Sequence[RankedRun], series: str, x: str) -> Curves:
-    """The speed-ups of each series that has several x; at one x that of the fastest.
+    """The speed-ups of each series that has several x; at one x that of the last.
 
     Args:
         series, x: paths of attributes of a pair.
     """
     curves: dict[str, Sequence[tuple[float, Interval]]] = {}
     for names, members in grouped(pairs, attrgetter(series)).items():
-        by_x = grouped(members, attrgetter(x))
+        by_x = {attrgetter(x)(pair): pair.interval for pair in members}
         if len(by_x) > 1:
-            best = {at: max(several, key=attrgetter("speedup")) for at, several in by_x.items()}
-            curves[" · ".join(names)] = [(at, pair.interval) for at, pair in best.items()]
+            curves[" · ".join(names)] = [*by_x.items()]
     return curves
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
+from typing import Any
 
 from harness.commands.latency.tables.answer import headline
 from harness.commands.latency.tables.costs import iteration_line
@@ -119,18 +120,23 @@ class RankedRun:
         settings = self.name.settings.items()
         return self.name.pair, *(text for column, text in settings if column != "batch_size")
 
+    @property
+    def curve_of_k(self) -> Sequence[str]:
+        """Equal for runs that differ only in `load`."""
+        return *self.curve, *([f"K={self.k}"] if self.k else [])
 
-def ranked_runs(runs: Sequence[Run[LatencyRow]], family: int | None = None) -> list[RankedRun]:
+
+def ranked_runs(runs: Sequence[Run[Any]], *, at_once: bool = False) -> list[RankedRun]:
     """The runs, each in its series, named and ordered by `among_themselves`.
 
     Runs without figures, or of which an arm is missing, are left out.
 
     Args:
-        family: see `series_of`.
+        at_once: see `series_of`.
     """
     shown = [run for run in runs if run.has_figures and run.status != "incomplete"]
     pairs = []
-    for series in series_of(shown, family):
+    for series in series_of(shown, at_once=at_once):
         pairs += [RankedRun(member, series, name_of(member.run.last)) for member in series.members]
     return among_themselves(pairs)
 
