@@ -25,6 +25,7 @@ import contextlib
 import math
 import os
 import random
+import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,7 +47,7 @@ from harness.config.errors import VerdictError
 from harness.engines.simulated.settings import SimulatedSettings
 from harness.results.files import rows_in
 from harness.results.judging.grid import cells_of, schedule_of
-from harness.results.judging.series import judged
+from harness.results.judging.series import judged_at_once
 from harness.results.judging.statement import Statement
 from harness.results.runs import Run
 from harness.results.statistics.proportions import (
@@ -279,11 +280,27 @@ def sweep_over_drafts(rng: random.Random) -> Found:
     return found
 
 
+def _damage(rng: random.Random, run: str) -> str:
+    """Make of a run one that was interrupted, that shared its cores, or whose times of prompts are gone; which."""
+    damage = rng.choice(["interrupted", "starved", "without prompts"])
+    rows = pd.read_csv("results/latency.csv", dtype=str)
+    its_own = rows["run"] == run
+    if damage == "interrupted":
+        rows.loc[its_own, ["status", "error"]] = ["interrupted", "Ctrl-C"]
+    elif damage == "starved":
+        rows.loc[its_own, ["processor_share", "num_threads"]] = ["0.2", "4"]
+    else:
+        shutil.rmtree(rows.loc[its_own, "directory"].iloc[0])
+    rows.to_csv("results/latency.csv", index=False)
+    return damage
+
+
 def mixed_report(rng: random.Random) -> Found:
-    """A directory of unlike runs: several K, loads, numbers of prompts, seeds, and repetitions."""
+    """A directory of unlike runs: several K, loads, numbers of prompts, seeds, repetitions, and damaged ones."""
     found = Found("report")
     world = drawn_world(rng)
     truths = {}
+    interrupted: set[str] = set()
     for _ in range(rng.choice([4, 6, 8])):
         k = rng.choice([1, 2, 4, 8])
         typed = [*world.typed(), f"K={k}", f"seed={world.seed + rng.choice([0, 0, 1])}"]
@@ -291,8 +308,14 @@ def mixed_report(rng: random.Random) -> Found:
             typed.append(f"num_prompts={rng.choice([4, 12, 20])}")
         # A measurement that is made again is the same with another noise.
         for repeat in range(1, rng.choice([2, 2, 4])):
-            truths[_run(*typed, f"repeat={repeat}")] = world.speedup(k)
+            run = _run(*typed, f"repeat={repeat}")
+            truths[run] = world.speedup(k)
+            if rng.random() < 0.2 and _damage(rng, run) == "interrupted":
+                interrupted.add(run)
     _check_series(found, truths)
+    for statement in _page_of_results():
+        is_whole = statement.subject is None or statement.subject.run not in interrupted
+        found.check("of a whole run", is_false=not is_whole)
     return found
 
 
@@ -316,7 +339,7 @@ def one_map(rng: random.Random) -> Found:
         assert statement.subject is not None
         at_one = statement.subject.batch_size == 1
         _check(found, statement, planted, _ROUNDING if at_one else _ROUNDING_AT_LOADS)
-    schedule, _ = schedule_of(judged(cells_of(run.rows)))
+    schedule, _ = schedule_of(judged_at_once(cells_of(run.rows)))
     if schedule:
         used = {size: k for first, last, k in schedule for size in sizes if first <= size <= last}
         gains = [world.speedup(k, size) for size, k in used.items() if k]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from operator import attrgetter
 
 from harness.commands.latency.tables.costs import measured_over_k
-from harness.commands.latency.tables.ranking import RankedRun, ranked_runs
+from harness.commands.latency.tables.ranking import RankedRun, ranked_runs, shared_details
 from harness.measuring.rows import LatencyRow
 from harness.reporting.drawing import (
     Curves,
@@ -30,8 +30,9 @@ def latency_plots(pairs: Sequence[RankedRun]) -> dict[str, list[Plot]]:
     costs = []
     for group in targets:
         numbered = [pair for pair in group if isinstance(pair.k, int) and pair.k > 0]
-        by_k.append((group[0].model, _curves(numbered, "name.group", "name.k_order")))
-        costs.append((group[0].model, _costs(group)))
+        title = " · ".join([group[0].model, *shared_details(group)])
+        by_k.append((title, _curves(numbered, "name.group", "name.k_order")))
+        costs.append((title, _costs(group)))
     # A damaged file may hold any number.
     loaded = [pair for pair in complete if pair.load > 0]
     by_load: list[Plot] = []

@@ -22,7 +22,7 @@ from harness.measuring.progress import note, say
 from harness.measuring.session import Session
 from harness.reporting.names import name_of
 from harness.results.judging.grid import cells_of, schedule_of
-from harness.results.judging.series import judged
+from harness.results.judging.series import judged_at_once
 from harness.results.locked_files import replace_file
 from harness.results.price.value import write_costs
 from harness.results.runs import Run
@@ -111,7 +111,7 @@ class Map(Experiment[MapSettings, MapRow]):
             run = Run([*cell.rows(session)])
             run.prompt_rows = cell.prompt_rows
             self.measured.insert(0, run)
-        schedule, _ = schedule_of(judged(cells_of(self.rows(session))))
+        schedule, _ = schedule_of(judged_at_once(cells_of(self.rows(session))))
         if schedule:
             replace_file(session.directory / "schedule_vllm.json", for_vllm(schedule).encode())
         cost = iteration_cost(self.measured, str(session.run_id))

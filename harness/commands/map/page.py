@@ -50,9 +50,7 @@ def map_page(runs: Sequence[Run[MapRow]]) -> Page | None:
     for named in grouped(zip(names, ended_by_cell, strict=True), _grid_of).values():
         newest = {_place_of(cell): cell for _, cell in named}
         pairs = ranked_runs([*newest.values()], at_once=True)
-        known = [
-            pair for pair in pairs if pair.interval.is_known or pair.run.status == NO_VERDICT
-        ]
+        known = [pair for pair in pairs if pair.interval.is_known or pair.run.status == NO_VERDICT]
         if known:
             ended = {ended_by_cell[pair.run] for pair in known} - {"ok", NO_VERDICT}
             grids.append((known, _page_of_grid(known, ended, has_file=len(runs) == 1)))

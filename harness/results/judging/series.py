@@ -26,7 +26,7 @@ from harness.results.verdict import verdict_of, why_no_ranking
 # Columns of a regular measurement. A method may need another runner, placement and rule.
 _CONDITIONS = (
     "model quantization dtype devices engine server regular_url temperature top_k top_p batch_size request_rate"
-    " context max_new_tokens ignore_eos prompts prompts_digest chat_template weights num_threads runner"
+    " context max_new_tokens ignore_eos prompts prompts_digest chat_template seed weights num_threads runner"
 ).split()
 # Settings without a column that belong to the draft, or that the regular command shows.
 _OF_THE_DRAFT = (
@@ -141,7 +141,7 @@ class Series:
         return alone if member.standing is None else [*alone, member.standing]
 
 
-def judged(runs: Sequence[Run[Any]]) -> list[Member]:
+def judged_at_once(runs: Sequence[Run[Any]]) -> list[Member]:
     """These runs, each by itself and by an interval that holds for all of them at once."""
     alone = [Member(run, *[verdict_of(run.last)] * 2) for run in runs]
     family = max(1, sum(member.has_interval for member in alone))
@@ -157,7 +157,7 @@ def series_of(runs: Sequence[Run[Any]], *, at_once: bool = False) -> list[Series
     """
     groups = grouped(runs, regular_measurement).values()
     families = [runs] if at_once else groups
-    member_of = {member.run: member for family in families for member in judged(family)}
+    member_of = {member.run: member for family in families for member in judged_at_once(family)}
     return [_ranked([member_of[run] for run in alike]) for alike in groups]
 
 

@@ -17,7 +17,7 @@ from harness.commands.map.page import for_vllm, map_page
 from harness.commands.map.rows import MapRow
 from harness.measuring.session import Session
 from harness.results.judging.grid import Schedule, cells_of, schedule_of
-from harness.results.judging.series import judged
+from harness.results.judging.series import judged_at_once
 from harness.results.runs import Run
 from harness.results.schema import NO_VERDICT
 from harness.results.statistics.interval import Coverage, Interval
@@ -39,7 +39,7 @@ def row(batch_size: int, k: int, speedup: float, spread: float = 0.1) -> MapRow:
 
 
 def schedule(rows: list[MapRow]) -> tuple[Schedule, str]:
-    return schedule_of(judged(cells_of(rows)))
+    return schedule_of(judged_at_once(cells_of(rows)))
 
 
 ROWS = [
@@ -186,7 +186,7 @@ def test_it_says_that_the_machine_was_busy() -> None:
 @pytest.mark.parametrize("weights", ["stored", "random"])
 def test_the_drawing_has_a_curve_for_each_k(weights: str) -> None:
     cells = [replace(cell, weights=weights) for cell in ROWS]
-    relations = [cell.alone.relation for cell in judged(cells_of(cells))]
+    relations = [cell.alone.relation for cell in judged_at_once(cells_of(cells))]
     stored = ["faster", "faster", "cannot tell", "faster", "faster", "slower"]
     assert relations == (stored if weights == "stored" else ["cannot tell"] * 6)
     page = map_page([Run(cells)])

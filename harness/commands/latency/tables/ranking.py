@@ -24,7 +24,7 @@ _STANDINGS = {
     "gains more": "Gains significantly more, but is not shown to pay",
     "as good": "Cannot be told apart from it",
     "gains less": "Gains significantly less",
-    "not ranked": "Not ranked (a busy machine)",
+    "not ranked": "Not ranked",
 }
 
 
@@ -163,6 +163,14 @@ def among_themselves(pairs: Sequence[RankedRun]) -> list[RankedRun]:
     return ordered
 
 
+def shared_details(pairs: Sequence[RankedRun]) -> list[str]:
+    """What the names of all these have in common, which tells them from others on the page."""
+    first, *others = pairs
+    return [
+        text for text in first.name.details if all(text in pair.name.details for pair in others)
+    ]
+
+
 def answers(pairs: Sequence[RankedRun]) -> list[Line]:
     """The sentences about one series: its reference, bold if it has a conclusion, and how the others compare with it;
     none of single runs.
@@ -172,18 +180,19 @@ def answers(pairs: Sequence[RankedRun]) -> list[Line]:
     if first is None or not others:
         return []
     others.sort(key=lambda pair: -(pair.speedup or 0.0))
+    by_relation = grouped(others, attrgetter("member.standing.relation"))
     beginning = "None is shown to pay; the highest"
     if first.member.is_shown:
-        is_highest = first.series.is_reference_highest
-        beginning = "Fastest" if is_highest else "Fastest shown to pay"
+        is_fastest = first.series.is_reference_highest and "not ranked" not in by_relation
+        beginning = "Fastest" if is_fastest else "Fastest shown to pay"
     answer = headline(first.member.at_once)
     style = answer.style if answer.style in ("good", "bad") else "plain"
     lines = [Line(f"{beginning}: {first.name.label(', ')}: {answer.text}", style, answer.more)]
-    by_relation = grouped(others, attrgetter("member.standing.relation"))
     for relation, words in _STANDINGS.items():
-        rivals = by_relation.get(relation, [])
-        if rivals:
-            lines.append(Line(f"{words}: {_named(rivals, first)}."))
+        by_reason = grouped(by_relation.get(relation, []), attrgetter("member.standing.why"))
+        for why, rivals in by_reason.items():
+            because = f" ({why})" if why else ""
+            lines.append(Line(f"{words}{because}: {_named(rivals, first)}."))
     return lines
 
 
