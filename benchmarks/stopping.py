@@ -53,7 +53,7 @@ def precise_runs(regular: Floats, speculative: Floats, num_runs: int, most: int)
             for units in looks(most):
                 chosen = drawn[:units]
                 interval = ratio_of_totals(
-                    regular[chosen], speculative[chosen], 1000, run, CONFIDENCE_OF_LOOKS
+                    [regular[chosen]], [speculative[chosen]], confidence=CONFIDENCE_OF_LOOKS
                 )
                 if is_precise(interval, precision):
                     break
