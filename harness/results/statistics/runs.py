@@ -42,7 +42,7 @@ def ratio_over_runs(
         The estimate. With one run it covers the units alone, and says so.
     """
     tops, bottoms = np.array([numerators, denominators], dtype=np.float64)
-    num_runs, num_units = tops.shape
+    num_runs = len(tops)
     over_units = ratio_estimate([tops.sum(axis=0)], [bottoms.sum(axis=0)], unit)
     if num_runs == 1:
         return over_units
