@@ -132,7 +132,7 @@ def accusations(rows: list[dict[str, str]], columns: tuple[str, ...]) -> list[st
     for one in (claim for row in table for claim in judge(row)):
         if one.verdict in ("impossible", "unlikely"):
             accused.append(f"{one.verdict}: {one}")
-        elif one.figure == "acceptance_rate" and "÷ tested" in one.reason:
+        elif one.claim.startswith("acceptance rate") and "÷ tested" in one.reason:
             # The columns are printed as accepted ÷ proposed.
             accused.append(f"{NAMED}: {one}")
     return accused

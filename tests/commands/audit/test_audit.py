@@ -54,7 +54,7 @@ def audit(
             "mode,K,t/s,acceptance rate,mean accepted len\nnone,,14.5,,\nMTP,1,11.1,55.6%,0.56\n",
             "K=1): 1.56 tokens per iteration of 2.04 steps, 0.77×: slower even with all accepted (0.98×)",
         ),
-        ("n-max,tok/s,accept rate\n0,14.20,\n2,47.30,79.8%\n", "less than one step, so more than speculation differs"),
+        ("n-max,tok/s,accept rate\n0,14.20,\n2,38.30,75.8%\n", "less than one step, so more than speculation differs"),
         # A user's gain, not the server's.
         (
             "mode,in flight,tok/s per user,accept len\nno speculation,8,50.0,\nDSpark,8,100.0,3.00\n",
@@ -77,7 +77,7 @@ def audit(
         ("K,acceptance rate,speedup\n4,63.9%,3.56x\n4,69.4%,3.78x\n4,80.6%,4.22x\n", "speed-ups of 3 rows are what"),
         (
             "mode,in flight,tok/s per user,tok/s,AL\nplain,8,50.0,400,\nMTP,8,150.0,600,3.00\n",
-            "(MTP): 3.00× by tokens/s per user, 1.50× by tokens/s: so far apart, requests queue",
+            "(MTP, 8 in flight): 3.00× by tokens/s per user, 1.50× by tokens/s: so far apart, requests queue",
         ),
         ("mode,in flight,tok/s per user,tok/s,AL\nno,1,50.0,400,\nMTP,1,150.0,600,3.60\n", "of 1.20 steps, 3.00×"),
     ],
@@ -175,12 +175,12 @@ def test_result_files_are_read_by_their_keys(audit: Audit, tmp_path: Path) -> No
         loads = [run | {"max_concurrency": load} for load in (1, 8) if load == 8 or run is vllm]
         Path(f"{name}.json").write_text(json.dumps(loads))
     _, printed = audit("sweep.json", "baseline=regular.json")
-    assert "row 2 (K=3): 2.65 tokens per iteration of 1.26 steps, 2.10×" in printed
+    assert "row 2 (K=3, 8 in flight): 2.65 tokens per iteration of 1.26 steps, 2.10×" in printed
     assert "row 1 (K=3): " not in printed
-    assert "no run under the load of these" in audit("vllm.json", "baseline=regular.json")[1]
+    assert "is of other runs: load unknown and 8" in audit("vllm.json", "baseline=regular.json")[1]
 
 
-FORMS = ("table.md", "baseline=without.json", "speedup=1.4 K=3 acceptance=0.7")
+FORMS = ("table.md", "baseline=without.json", "baseline=22.7 speed=40.6 acceptance=73.9% K=3")
 
 
 @pytest.mark.parametrize(
@@ -208,12 +208,12 @@ def test_other_texts_are_refused_in_one_line_that_shows_what_is_read(
     ("text", "expected"),
     [
         ("model,score\nx,1\n", "no acceptance, length, speed-up or speed of both arms"),
-        ("name,b,c,d,e,f,g,h,i\nx,1,2,3,4,5,6,7,8\n", "known: name, b, c, d, e, f, g, h, 1 more ("),
-        ("Metric,MTP 1,MTP 8,Δ\nAccept length,1.84,4.40,+139.1%\n", "has a row for each figure: turn it"),
+        ("name,b,bb,d,e,f,g,h,i,j\nx,1,2,3,4,5,6,7,8,9\n", "not read: b, bb, d, e, f, g, h, i, 1 more ("),
+        ("Metric,MTP 1,MTP 8,Δ\nAccept length,1.84,4.40,+139.1%\n", "read: no column; not read: MTP 1, MTP 8, Δ ("),
         ("K,AL\n4,2.5\n5,2.6,7\n", "no table that is read"),
         ("| K | AL |\n|---|---|\n", "no table that is read"),
         ("<table><tr><td>4</td></tr></table>", "no table that is read"),
-        ("| M | GSM8K | | code | |\n|---|---|---|---|---|\n| | tok/s | τ | tok/s | τ |", "known: M, GSM8K, code"),
+        ("| M | GSM8K | | code | |\n|---|---|---|---|---|\n| | tok/s | τ | tok/s | τ |", "not read: M, GSM8K, code"),
     ],
 )  # fmt: skip
 def test_a_bad_table_ends_in_one_line(audit: Audit, text: str, expected: str) -> None:
@@ -226,7 +226,7 @@ def test_a_bad_argument_ends_in_one_line(audit: Audit, tmp_path: Path) -> None:
     Path("a.csv").write_text("K,AL\n4,2.5\n")
     Path("b.csv").write_bytes("K,AL\n4,2.5\n".encode("utf-16"))
     for arguments, expected in (
-        ([], "takes one file, not 0"),
+        ([], "takes one file with one value of each NAME, or figures"),
         (["none.csv"], "No such file"),
         ([""], "directory"),
         (["b.csv"], "is no text in UTF-8"),
@@ -237,7 +237,6 @@ def test_a_bad_argument_ends_in_one_line(audit: Audit, tmp_path: Path) -> None:
         (["a.csv", "columns={AL}"], "no such NAME"),
         (["a.csv", "columns={LA: speedup}"], "no table has this column (did you mean AL?)"),
         (["a.csv", "columns={AL: speed_up}"], "did you mean speedup?"),
-        (["a.csv", "columns={K: speedup, AL: speedup}"], "must give each NAME to one column"),
         (["a.csv", "baseline=none.json"], "No such file"),
     ):
         code, message = audit(*arguments)

@@ -177,7 +177,7 @@ def test_a_rate_is_a_share_or_in_percent_by_its_column(cells: str, expected: lis
 
 @pytest.mark.parametrize(
     "cell",
-    ["2.1x†", "up to 2.1x", ">2x", "1.2k", "failed", r"$2.1\times$", "1e99999999999", "45%", "0x"],
+    ["up to 2.1x", ">2x", "1.2k", "failed", r"$2.1\times$", "1e99999999999", "45%", "0x"],
 )
 def test_an_odd_cell_leaves_its_claim_out_and_is_named(cell: str) -> None:
     reading = read(f"K,AL,speedup\n4,2.5,1.9x\n4,2.6,{cell}\n")
@@ -185,11 +185,3 @@ def test_an_odd_cell_leaves_its_claim_out_and_is_named(cell: str) -> None:
     assert [row.figures.keys() >= {"speedup"} for row in rows] == [True, False]
     assert "tokens_per_iteration" in rows[1].figures
     assert reading.notes[1:] == [f"no speedup that is read: {cell}"]
-
-
-def test_how_slower_is_read_is_said() -> None:
-    reading = read("draft,change\neagle,50 % slower\n", {"change": "speedup"})
-    assert reading.tables[0][0].figures["speedup"].middle == pytest.approx(0.5)
-    assert reading.notes[1:] == [
-        "50 % slower is read as 0.50× the tokens/s; in time it would be 0.67×"
-    ]

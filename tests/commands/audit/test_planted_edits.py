@@ -15,12 +15,12 @@ import pytest
 
 from benchmarks import audit as benchmark
 from harness.commands.audit.command import main
-from harness.commands.audit.formats import Cells
 from harness.commands.audit.judge import judge
 from harness.commands.audit.rows import Row, computed_speedups
 from harness.commands.audit.tables import Reading, read_text
 from harness.config.command_line import Words
 from harness.config.errors import VerdictError
+from harness.results.printed.cells import Cells
 
 ROOT = Path(__file__).parents[3]
 TOKENS = 128
