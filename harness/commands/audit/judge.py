@@ -17,8 +17,8 @@ Verdict = Literal["not stated", "consistent", "unlikely", "impossible"]
 Finding = tuple[Verdict, str]
 # From the best to the worst.
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
-# How far a mean of prompts' ratios may be from the ratio of means.
-_TOLERANCE = 0.2
+# How far a mean of prompts' ratios may be from the ratio of sums: a part of it, and of small ones this much.
+_TOLERANCE, _POINTS = 0.2, 0.03
 _UNCHECKED: Finding = "not stated", "cannot be checked: the row lacks what it could be held against"
 
 
@@ -104,7 +104,13 @@ def _rate(row: Row, rate: Figure) -> Iterator[Finding]:
             " nor accepted ÷ tested: it may be of first draft tokens, or a mean of prompts"
         )
         fitting = [name for name, limits in definitions.items() if rate.overlaps(limits)]
-        yield ("consistent", fitting[0]) if fitting else ("unlikely", neither)
+        is_near = rate.overlaps(_near(proposed)) or rate.overlaps(_near(tokens.over(drafted)))
+        if fitting:
+            yield "consistent", fitting[0]
+        elif is_near and not is_mean:
+            yield "consistent", "is near accepted ÷ proposed, as means over prompts are"
+        else:
+            yield "unlikely", neither
 
 
 def _speedup(row: Row, speedup: Figure) -> Iterator[Finding]:
@@ -137,15 +143,19 @@ def _ratios(row: Row, speedup: Figure) -> Iterator[Finding]:
     if row.load > 1 and row.is_apart:
         return
     for what, ratio in row.speedups.items():
-        near = Figure((1 - _TOLERANCE) * ratio.low, (1 + _TOLERANCE) * ratio.high)
         if what == PRINTED:
             continue
-        if speedup.overlaps(near):
+        if speedup.overlaps(_near(ratio)):
             means = f"is the ratio of {what}, {ratio}, or near it as means over prompts are"
             yield "consistent", means
         else:
             other = "one of them is of other requests, counts the prompt's time, or is a mean over few prompts"
             yield "unlikely", f"is not the ratio of {what}, {ratio}, unless {other}"
+
+
+def _near(figure: Figure) -> Figure:
+    """How far a mean of prompts' ratios may be from this ratio of sums."""
+    return Figure((1 - _TOLERANCE) * figure.low - _POINTS, (1 + _TOLERANCE) * figure.high + _POINTS)
 
 
 def _tested_share(accepted: Figure, drafted: Figure) -> Figure:
