@@ -28,7 +28,7 @@ import numpy
 import pandas as pd
 
 from harness.commands.audit.judge import VERDICTS, judge
-from harness.commands.audit.rows import Row
+from harness.commands.audit.rows import Row, computed_speedups
 from harness.commands.audit.tables import read_text
 
 COLUMNS = (
@@ -210,7 +210,7 @@ def judged_tables(number: int, seed: int = 0) -> tuple[Counter[str], list[str]]:
         text = simulated_table(rng, place % len(_LAYOUTS))
         reading = read_text(text, {}, Row(""), "table")
         claims = [claim for row in reading.rows for claim in judge(row)]
-        verdicts["computed"] += bool(reading.computed)
+        verdicts["computed"] += bool(computed_speedups(reading.tables))
         worst = max((VERDICTS.index(claim.verdict) for claim in claims), default=0)
         verdicts[VERDICTS[worst]] += 1
         if VERDICTS[worst] in ("unlikely", "impossible"):

@@ -13,7 +13,7 @@ import yaml
 from harness.commands.arguments import read_arguments
 from harness.commands.audit.judge import judge
 from harness.commands.audit.page import audit_page
-from harness.commands.audit.rows import Row
+from harness.commands.audit.rows import Row, computed_speedups
 from harness.commands.audit.tables import (
     FORMS,
     NAMES,
@@ -85,9 +85,9 @@ def main(words: Words) -> None:
             )
         title = "standard input" if paths[0] == "-" else Path(paths[0]).name
         reading = read_text(_text_of(paths[0]), columns, stated[0], title, regular)
-    computed = reading.computed
+    computed = computed_speedups(reading.tables)
     judged = [claim for row in reading.rows for claim in judge(row, computed)]
-    print_document(in_full(audit_page(title, reading, judged)), plain_console(WIDE))
+    print_document(in_full(audit_page(title, reading, computed, judged)), plain_console(WIDE))
     for verdict, exit_code in (("impossible", 1), ("unlikely", 3)):
         accused = [claim for claim in judged if claim.verdict == verdict]
         if accused:
@@ -121,16 +121,14 @@ def _text_of(path: str) -> str:
     SettingError: there is no such file, or it is no text.
     """
     title = "standard input" if path == "-" else " ".join(path.split())[:60] or "FILE"
+    if path == "-" and sys.stdin.isatty():
+        print("Paste a table, then Ctrl-D:", file=sys.stderr)
     try:
-        if path == "-":
-            if sys.stdin.isatty():
-                print("Paste a table, then Ctrl-D:", file=sys.stderr)
-            return sys.stdin.buffer.read().decode("utf-8-sig")
-        return Path(path).read_text(encoding="utf-8-sig")
+        content = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise SettingError(
-            title, "is no text in UTF-8: save the table as CSV or Markdown"
-        ) from error
+        rule = "is no text in UTF-8: save the table as CSV or Markdown"
+        raise SettingError(title, rule) from error
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "no file has such a name"
+        reason = getattr(error, "strerror", None) or "no file has such a name"
         raise SettingError(title, f"cannot be read ({reason}); audit reads {FORMS}") from error

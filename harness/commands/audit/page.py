@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from harness.commands.audit.judge import Judged
 from harness.commands.audit.rows import Row
@@ -43,11 +43,13 @@ _COLUMNS = (
 )
 
 
-def audit_page(title: str, reading: Reading, judged: Sequence[Judged]) -> Page:
+def audit_page(
+    title: str, reading: Reading, computed: Collection[str], judged: Sequence[Judged]
+) -> Page:
     """The page: first what was read, then what iterations cost, then the verdicts."""
     excluded = {claim.row.place for claim in judged if claim.verdict == "impossible"}
-    computed = reading.computed
-    rows = [row for row in reading.rows if row.place not in {*excluded, *computed}]
+    excluded |= {*computed}
+    rows = [row for row in reading.rows if row.place not in excluded]
     finding = [Line(note, "dim") for note in reading.notes]
     if computed:
         measured = "computed, not measured, so that no cost follows"
@@ -85,16 +87,20 @@ def _lines_of_costs(rows: Sequence[Row]) -> list[Line]:
             lines.append(Line(f"{row.label}: {gains}: {queues}"))
     priced = [row for row in rows if row.steps.is_known]
     if not priced:
-        return [*lines, Line(_without_cost(rows), "strong")] if rows else []
+        lacking = []
+        if not any(row.speedup.is_known for row in rows):
+            lacking.append("a speed-up or the regular arm's speed (baseline=)")
+        if not any(row.tokens.is_known for row in rows):
+            lacking.append("a length, or K and an acceptance rate")
+        text = f"no cost of an iteration follows: that needs {' and '.join(lacking)}"
+        return [*lines, Line(text, "strong")] if rows else []
     by_load = grouped(priced, lambda row: row.circumstances["load"])
     for load, of_load in by_load.items():
         costs = sorted((row.steps for row in of_load), key=lambda steps: steps.middle)
-        span = str(costs[0])
-        if len(costs) > 1:
-            span = f"{costs[0].middle:.2f} to {costs[-1].middle:.2f}"
-        with_load = f" with {load} in flight" if len(by_load) > 1 else ""
-        in_rows = f", in {len(costs)} rows" if len(costs) > 1 else ""
-        lines.append(Line(f"An iteration costs {span} regular steps{with_load}{in_rows}", "strong"))
+        span = f"{costs[0].middle:.2f} to {costs[-1].middle:.2f}" if costs[1:] else str(costs[0])
+        where = f" with {load} in flight" if len(by_load) > 1 else ""
+        where += f", in {len(costs)} rows" if len(costs) > 1 else ""
+        lines.append(Line(f"An iteration costs {span} regular steps{where}", "strong"))
     chosen = priced
     if len(priced) > _MOST_SENTENCES:
         slowest_first = sorted(priced, key=lambda row: row.speedup.middle)
@@ -166,13 +172,3 @@ def _lines_over_k(priced: Sequence[Row]) -> list[Line]:
         with_load = f" with {load} in flight" if load else ""
         lines.append(Line(f"over K{whose}{with_load}: {text}"))
     return lines[:_MOST_LINES]
-
-
-def _without_cost(rows: Sequence[Row]) -> str:
-    """The figures that are missing, where no cost follows."""
-    lacking = []
-    if not any(row.speedup.is_known for row in rows):
-        lacking.append("a speed-up or the regular arm's speed (baseline=)")
-    if not any(row.tokens.is_known for row in rows):
-        lacking.append("a length, or K and an acceptance rate")
-    return f"no cost of an iteration follows: that needs {' and '.join(lacking)}"

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from harness.commands.audit.rows import (
     Row,
-    computed_speedups,
     difference,
     speculative_rows,
 )
@@ -59,11 +58,6 @@ class Reading(NamedTuple):
     def rows(self) -> list[Row]:
         return [row for table in self.tables for row in table]
 
-    @property
-    def computed(self) -> set[str]:
-        """Places of rows whose speed-up was computed from the acceptance."""
-        return computed_speedups(self.tables)
-
 
 def stated_rows(typed: Mapping[str, str]) -> list[Row]:
     """Rows by arguments, whose values are apart by commas; one value holds for all rows.
@@ -76,19 +70,20 @@ def stated_rows(typed: Mapping[str, str]) -> list[Row]:
     number = max(map(len, values.values()), default=1)
     rows = []
     for place in range(number):
-        cells = {}
-        for name, texts in values.items():
-            if len(texts) not in (1, number):
-                rule = f"has {len(texts)} values, and another one has {number}: commas are between rows"
-                raise SettingError(name, rule, typed[name])
-            cells[name] = texts[place % len(texts)]
+        cells = {name: texts[min(place, len(texts) - 1)] for name, texts in values.items()}
         row = row_of("the figure" if number == 1 else f"row {place + 1}", cells, columns, Row(""))
         for name, text in row.unread.items():
-            rule = "must be a number, with its unit, or a range"
-            if name == "speedup" and "%" in text:
-                rule = f"may be a part or a gain: write +{text}, or a number such as 1.34"
+            is_ambiguous = name == "speedup" and "%" in text
+            rule = (
+                f"write +{text}" if is_ambiguous else "must be a number, with its unit, or a range"
+            )
             raise SettingError(name, rule, text[:40])
         rows.append(row)
+    for name, texts in values.items():
+        if len(texts) not in (1, number):
+            raise SettingError(
+                name, f"must have one value, or one for each of {number} rows", typed[name]
+            )
     return rows
 
 
@@ -116,42 +111,45 @@ def read_text(
             reading.tables.append(rows)
             reading.notes.extend(_notes(table))
     if regular and all_rows and not any(row.speedup.is_known for row in all_rows):
-        differences = [difference(row, arm) for row in all_rows for arm in regular]
-        rule = next(filter(None, differences), "has no run under the load of these")
-        raise SettingError("baseline", f"is of other runs: {rule}")
-    if reading.tables:
-        return reading
+        different = filter(None, (difference(row, arm) for row in all_rows for arm in regular))
+        raise SettingError(
+            "baseline", f"is no arm of the same runs: {next(different, 'several fit')}"
+        )
     if not tables:
         raise SettingError(title, f"has no table that is read; audit reads {FORMS}")
-    table = max(tables, key=lambda table: len(table.columns))
-    figures = "has no acceptance, length, speed-up or speed of both arms"
-    raise SettingError(
-        title, f"{figures}; {'; '.join(_notes(table))}; type them: {typed_line(table.rows)}"
-    )
+    if not reading.tables:
+        table = max(tables, key=lambda table: len(table.columns))
+        lacks = "has no acceptance, length, speed-up or speed of both arms"
+        notes = "; ".join(_notes(table))
+        raise SettingError(title, f"{lacks}; {notes}; type them: {typed_line(table.rows)}")
+    return reading
 
 
 def typed_line(rows: Sequence[Row]) -> str:
     """The command line with the figures of the first row that states most, and NUMBER for what it lacks."""
-    row = max(rows, key=lambda row: (not row.is_regular, len(row.figures)), default=Row(""))
-    known = {short: row.figures[name] for short, name in SHORT_NAMES.items() if name in row.figures}
-    numbers = {short: f"{figure.middle:.5g}" for short, figure in known.items()}
+    row = max(rows, key=lambda row: (not row.is_regular, len(row.figures)))
+    numbers = {short: number for short in SHORT_NAMES if (number := _number(row, short))}
     for short, pattern in _IN_CELLS.items():
         if match := re.search(pattern, " ".join(row.cells.values())):
             numbers.setdefault(short, match[1])
     arms = [arm for arm in rows if arm.is_regular and not difference(row, arm)]
-    speeds = [f"{arm.figure(SHORT_NAMES['speed']).middle:.5g}" for arm in arms]
-    if speeds and "nan" not in speeds:
+    if speeds := [speed for arm in arms if (speed := _number(arm, "speed"))]:
         numbers.setdefault("baseline", ",".join(speeds))
-    if {"baseline", "speed"} <= numbers.keys():
+    needed = {"K", "length" if "length" in numbers else "acceptance"}
+    if "baseline" in numbers or "speedup" not in numbers:
         numbers.pop("speedup", None)
-    lacking = {"K"} | ({"baseline", "speed"} if "speedup" not in numbers else set())
-    lacking |= {"acceptance"} if "length" not in numbers else set()
+        needed |= {"baseline", "speed"}
     words = [
         f"{short}={numbers.get(short, 'NUMBER')}"
         for short in SHORT_NAMES
-        if short in {*numbers, *lacking}
+        if short in needed | numbers.keys()
     ]
     return f"harness audit {' '.join(words)}"
+
+
+def _number(row: Row, short: str) -> str:
+    figure = row.figure(SHORT_NAMES[short])
+    return f"{figure.middle:.5g}" if figure.is_known else ""
 
 
 def has_figures(row: Row) -> bool:

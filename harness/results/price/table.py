@@ -15,11 +15,11 @@ from statistics import fmean
 
 from harness.config.errors import SettingError
 from harness.results.price.value import IterationCost, why_queued
-from harness.results.printed.columns import meaning, spelled
+from harness.results.printed.columns import are_numbers, meaning, spelled
 from harness.results.printed.figures import COSTS
 from harness.results.printed.reader import PrintedRow, read_tables
 from harness.results.runs import grouped
-from harness.results.statistics.interval import Interval
+from harness.results.statistics.interval import NAN, Interval
 
 # Lengths that differ by less between loads are the same but for noise.
 _SAME = 0.05
@@ -93,16 +93,14 @@ def read_table(setting: str, path: str) -> Table:
         text = Path(name).expanduser().read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise SettingError(setting, "cannot be read as text", path) from error
-    for table in read_tables(text, (*_NUMBERS, "draft"), {}, PrintedRow("")):
+    tables = read_tables(text, (*_NUMBERS, "draft"), {}, PrintedRow(""))
+    headings: dict[str, str] = {}
+    for table in tables:
         headings = {column.name: heading for heading, column in table.columns.items()}
-        if {"num_draft_tokens", "width"} & headings.keys():
+        if not {"num_draft_tokens", "width"}.isdisjoint(headings):
             break
     else:
         rule = "must have a column k or width (and rows, ms), or be a run of harness"
-        raise SettingError(setting, rule, path)
-    if {"num_draft_tokens", "width"} <= headings.keys():
-        both = f"{headings['num_draft_tokens']} and {headings['width']}"
-        rule = f"has two columns for what an iteration verifies, {both}: leave one out"
         raise SettingError(setting, rule, path)
     rows = [*table.rows]
     for word in words:
@@ -110,27 +108,22 @@ def read_table(setting: str, path: str) -> Table:
         if not marked:
             raise SettingError(setting, f"has no row with {word}", path)
         # A regular step is of every draft, and of all data where it names none.
-        is_of_all = headings.get("draft") in marked
+        if headings.get("draft") in marked:
+            marked = set()
         rows = [
             row
             for row in rows
             if word in row.cells.values()
-            or (_width(row) == 1 and (is_of_all or not any(map(row.cells.get, marked))))
+            or (_width(row) == 1 and not any(map(row.cells.get, marked)))
         ]
     for heading in [heading for heading in rows[0].cells if heading not in headings.values()]:
         values = [value for value in dict.fromkeys(row.cells[heading] for row in rows) if value]
         if values and meaning({*spelled(heading).split()}) in {*_NUMBERS} - headings.keys():
             raise SettingError(setting, f"a row is not understood: {heading} is {values[0]}", path)
-        if len(values) > 1 and not all(map(_is_number, values)):
+        if len(values) > 1 and not are_numbers(values):
             rule = f"has several {heading}: {', '.join(values[:4])}; name one: {name}@{values[0]}"
             raise SettingError(setting, rule, path)
-    read = []
-    for row in rows:
-        try:
-            read.append(_row(row))
-        except ValueError as error:
-            raise SettingError(setting, f"{row.place} is not understood: {error}", path) from error
-    return _table(read, path)
+    return _table([_row(setting, path, row) for row in rows], path)
 
 
 def _width(row: PrintedRow) -> int:
@@ -138,22 +131,24 @@ def _width(row: PrintedRow) -> int:
     return int(width.low if width else 1 + (k.low if k else 0))
 
 
-def _row(row: PrintedRow) -> _Row:
-    for name, text in row.unread.items():
-        raise ValueError(f"{name} is {text}")
+def _row(setting: str, path: str, row: PrintedRow) -> _Row:
     values = {name: figure.middle for name, figure in row.figures.items()}
-    width, tokens = _width(row), values.get("tokens_per_iteration")
-    if tokens and not 1 <= tokens <= width:
-        raise ValueError(f"{tokens:g} tokens per iteration of {width:g}")
+    width, tokens, ms = _width(row), values.get("tokens_per_iteration"), values.get("ms")
     ms_per_token = values.get("ms_per_token")
-    ms, low, high = (values.get(name) for name in ("ms", "ms_low", "ms_high"))
     if ms is None and ms_per_token and (tokens or width == 1):
         ms = ms_per_token * (tokens or 1)
-    time = Interval(ms) if ms else Interval()
-    if ms and (low or high):
-        # One alone is no interval.
-        if low is None or high is None or not low <= ms <= high:
-            raise ValueError(f"{ms:g} ms is not between {low} and {high}")
+    bounds = [values[name] for name in ("ms_low", "ms_high") if name in values]
+    wrong = [f"{name} is {text}" for name, text in row.unread.items()]
+    if tokens and not 1 <= tokens <= width:
+        wrong.append(f"{tokens:g} tokens per iteration of {width}")
+    # One bound alone is no interval.
+    if ms and bounds and not (len(bounds) == 2 and bounds[0] <= ms <= bounds[1]):
+        wrong.append(f"{ms:g} ms is not between {' and '.join(map(str, bounds))}")
+    if wrong:
+        raise SettingError(setting, f"{row.place} is not understood: {wrong[0]}", path)
+    time = Interval()
+    if ms:
+        low, high = bounds or (NAN, NAN)
         time = Interval(ms, low, high)
     speed = values.get("user_tokens_per_second", values.get("tokens_per_second"))
     waits = 1000 / speed / ms_per_token if speed and ms_per_token else None
@@ -162,52 +157,36 @@ def _row(row: PrintedRow) -> _Row:
 
 
 def _table(rows: Sequence[_Row], path: str) -> Table:
-    regular = [row for row in rows if row.width == 1]
-    costs = {}
+    costs: dict[str, IterationCost] = {}
     yields: dict[str, dict[int, Interval]] = {}
     measured = {}
-    notes: list[str] = []
-    for draft, members in grouped(
-        [row for row in rows if row.width > 1], attrgetter("draft")
-    ).items():
-        timed = [row for row in (*regular, *members) if row.ms.is_known]
-        if any(row.width > 1 for row in timed):
-            refused = _refused(regular, members)
-            points = [(row.width, row.rows, row.ms) for row in timed]
+    notes = []
+    regular = [row for row in rows if row.width == 1]
+    waits = {row.rows: row.waits for row in regular if row.waits}
+    drafting = grouped([row for row in rows if row.width > 1], attrgetter("draft"))
+    for draft, members in drafting.items():
+        if any(row.ms.is_known for row in members):
+            points = [
+                (row.width, row.rows, row.ms) for row in (*regular, *members) if row.ms.is_known
+            ]
+            # Loads at which answers waited much longer than regular ones.
+            reasons = [
+                (row.rows, why_queued(row.rows, row.waits / waits[row.rows]))
+                for row in members
+                if row.waits and row.rows in waits
+            ]
+            refused = {load: reason for load, reason in reasons if reason}
             costs[draft] = IterationCost.from_points(points, path, refused)
-        for width, same in grouped(
-            [row for row in members if row.tokens], attrgetter("width")
-        ).items():
-            lengths = [row.tokens or 0.0 for row in same]
-            yields.setdefault(draft, {})[width - 1] = Interval(fmean(lengths))
-            spread = max(lengths) / min(lengths) - 1
-            if spread > _SAME:
+        for k, same in grouped(members, lambda row: row.width - 1).items():
+            lengths = [row.tokens for row in same if row.tokens]
+            if not lengths:
+                continue
+            yields.setdefault(draft, {})[k] = Interval(fmean(lengths))
+            if max(lengths) / min(lengths) - 1 > _SAME:
                 several = f"{min(lengths):g} to {max(lengths):g} tokens per iteration"
-                notes.append(f"{draft or path} yields {several} at K={width - 1}: the mean counts")
-        if draft in costs:
-            for row in members:
-                k = row.width - 1
-                if row.tokens and k in costs[draft].ks(row.rows):
-                    speedup = row.tokens / costs[draft].point(k, row.rows).steps.estimate
-                    measured[draft, k, row.rows] = speedup
+                notes.append(f"{draft or path} yields {several} at K={k}: the mean counts")
+            for row in same:
+                if row.tokens and draft in costs and k in costs[draft].ks(row.rows):
+                    steps = costs[draft].point(k, row.rows).steps.estimate
+                    measured[draft, k, row.rows] = row.tokens / steps
     return Table(costs, yields, measured=measured, notes=notes)
-
-
-def _refused(regular: Sequence[_Row], members: Sequence[_Row]) -> dict[int, str]:
-    """Loads at which answers waited much longer than regular ones."""
-    alone = {row.rows: row.waits for row in regular}
-    refused = {}
-    for row in members:
-        beside = alone.get(row.rows)
-        reason = why_queued(row.rows, row.waits / beside) if row.waits and beside else None
-        if reason:
-            refused[row.rows] = reason
-    return refused
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text or "0")
-    except ValueError:
-        return False
-    return True

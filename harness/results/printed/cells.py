@@ -39,9 +39,8 @@ def tables_of(text: str) -> list[Sequence[Cells]]:
     """The rows by heading of each table of a text, or the runs of a result file as those of one."""
     runs = _json_values(text)
     if len(runs) == 1:
-        (runs,) = runs
-    if isinstance(runs, dict):
-        runs = runs.get("benchmarks", [runs])
+        (content,) = runs
+        runs = content if isinstance(content, list) else _at(content, "benchmarks") or runs
     rows = [_cells_of_run(run) for run in runs]
     if rows and all({*map(KEYS.get, row)} & {"tokens_per_second", "ms_per_token"} for row in rows):
         headings = dict.fromkeys(itertools.chain(*rows), "")
@@ -60,16 +59,13 @@ def _json_values(text: str) -> list[Any]:
 def _cells_of_run(run: Any) -> dict[str, str]:
     cells = {}
     for key, name in KEYS.items():
-        values = [_at(run, part) for part in key.strip("%").split("/")]
-        if not all(values) or isinstance(values[0], dict):
-            continue
-        if isinstance(values[0], int | float):
-            number = values[0] / (values[1] if len(values) > 1 else 1)
-            if name == "num_draft_tokens" and number % 1:
-                key = _VARYING
-            cells[key] = f"{number:#.5g}" if number % 1 else f"{number:g}"
-        else:
-            cells[key] = str(values[0]).strip("[]'")
+        value, *below = (_at(run, part) for part in key.strip("%").split("/"))
+        if isinstance(value, str | list):
+            cells[key] = str(value).strip("[]'")
+        elif isinstance(value, int | float) and value and all(below):
+            number = value / below[0] if below else value
+            is_mean = name == "num_draft_tokens" and number % 1
+            cells[_VARYING if is_mean else key] = f"{number:#.5g}" if number % 1 else f"{number:g}"
     return cells
 
 
@@ -110,14 +106,11 @@ def _table_by_lines(text: str) -> Iterator[Sequence[Cells]]:
 
 
 def _by_heading(rows: Sequence[Sequence[str]]) -> list[dict[str, str]]:
-    headings: list[str] = []
-    for heading in map(str.strip, rows[0]):
-        is_new = not heading or heading not in headings
-        headings.append(heading if is_new else f"{heading} ({len(headings) + 1})")
-    return [
-        {
-            heading: cell.strip()
-            for heading, cell in itertools.zip_longest(headings, row[: len(headings)], fillvalue="")
-        }
-        for row in rows[1:]
+    """The rows by heading; a heading that comes again gets the number of its column."""
+    texts = [heading.strip() for heading in rows[0]]
+    headings = [
+        f"{text} ({place})" if text and text in texts[: place - 1] else text
+        for place, text in enumerate(texts, start=1)
     ]
+    padding = [""] * len(headings)
+    return [dict(zip(headings, map(str.strip, [*row, *padding]), strict=False)) for row in rows[1:]]

@@ -68,7 +68,7 @@ _MEANINGS = {
     "topk": "topk + draft",
     "steps": "steps + max draft",
     "width": "width|verified",
-    "ms": "ms|milliseconds + iteration",
+    "ms": "ms|milliseconds + iteration /iter",
     "ms_low": "low + ms",
     "ms_high": "high + ms",
     "num_draft_tokens": "k|γ|n max|n draft|block|depth|draft length|draft size|draft token|assistant token|draft max"
@@ -160,7 +160,7 @@ def columns_of(rows: Sequence[Cells], known: Cells, names: Collection[str]) -> d
         if heading not in columns and not has_arms and are_regular == {True, False}:
             columns[heading] = Column("draft")
     first = next(iter(rows[0]))
-    if first not in columns and not _are_numbers(cells[first]):
+    if first not in columns and not are_numbers(cells[first]):
         columns[first] = Column("name")
     return columns
 
@@ -191,7 +191,7 @@ def _column(name: str, words: set[str], cells: Sequence[str], left: str) -> Colu
         return None
     column = Column(name, in_percent, of)
     is_text = name in SETTINGS and name != "temperature"
-    return column if (not _are_numbers(cells) if is_text else column.reads(cells)) else None
+    return column if (not are_numbers(cells) if is_text else column.reads(cells)) else None
 
 
 def _words(heading: str, cells: Sequence[str]) -> set[str]:
@@ -222,5 +222,5 @@ def meaning(words: set[str]) -> str:
     return f"regular_{name}" if name in SPEEDS else ""
 
 
-def _are_numbers(cells: Sequence[str]) -> bool:
+def are_numbers(cells: Sequence[str]) -> bool:
     return all(re.fullmatch(r"[\d.,]*", cell) for cell in cells)

@@ -177,7 +177,10 @@ def test_result_files_are_read_by_their_keys(audit: Audit, tmp_path: Path) -> No
     _, printed = audit("sweep.json", "baseline=regular.json")
     assert "row 2 (K=3, 8 in flight): 2.65 tokens per iteration of 1.26 steps, 2.10×" in printed
     assert "row 1 (K=3): " not in printed
-    assert "is of other runs: load unknown and 8" in audit("vllm.json", "baseline=regular.json")[1]
+    assert (
+        "is no arm of the same runs: load unknown and 8"
+        in audit("vllm.json", "baseline=regular.json")[1]
+    )
 
 
 FORMS = ("table.md", "baseline=without.json", "baseline=22.7 speed=40.6 acceptance=73.9% K=3")
