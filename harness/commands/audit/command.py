@@ -94,7 +94,7 @@ def main(words: Words) -> None:
             raise VerdictError(str(accused[0]), exit_code)
     has_cost = any(row.steps.is_known for row in reading.rows)
     if not has_cost and {claim.verdict for claim in judged} == {"not stated"}:
-        raise VerdictError("nothing could be checked: the table states too little", 3)
+        raise VerdictError("nothing could be checked: too little is stated", 3)
 
 
 def _columns(typed: str) -> Mapping[str, str]:

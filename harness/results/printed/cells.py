@@ -65,7 +65,8 @@ def _cells_of_run(run: Any) -> dict[str, str]:
         elif isinstance(value, int | float) and value and all(below):
             number = value / below[0] if below else value
             is_mean = name == "num_draft_tokens" and number % 1
-            cells[_VARYING if is_mean else key] = f"{number:#.5g}" if number % 1 else f"{number:g}"
+            text = f"{number:g}" if name == "batch_size" else f"{number:#.5g}"
+            cells[_VARYING if is_mean else key] = text
     return cells
 
 

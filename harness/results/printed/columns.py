@@ -21,7 +21,7 @@ from harness.results.printed.figures import (
 
 # Spellings of a word, each replaced in this order.
 _SPELLINGS = {
-    " ": r"[*`_()\[\]:,†‡#~]|--|95 ?% ci|(?<=\w)-(?=\w)",
+    " ": r"[*`_()\[\]:,†‡#~]|\.(?!\w)|--|95 ?% ci|(?<=\w)-(?=\w)",
     "vs": r"\b(vs\b\.?|versus|over|relative to|compared (to|with))( the)?",
     "regular": r"\b(baseline|base|vanilla|plain|classic|autoregressive|ar|off|none|without|w/o)\b"
     r"|\bnon?\b(?= (spec|mtp\b|draft))",
@@ -38,7 +38,8 @@ _SPELLINGS = {
     "mean": r"\b(avg|average|median|pooled|measured|effective|expected)\b",
     "token": r"\b(tok|toks|tokens|emitted)\b",
     "length": r"\blen\w*",
-    "draft": r"\b(spec|specul\w*|drafted|proposed)\b",
+    "draft": r"\b(drafted|proposed)\b",
+    "spec": r"\bspecul\w*",
     "mtp": r"\b(sd|eagle\d?|dflash|with)\b",
     "max": r"\b(num|number|best|maximum|optimal)\b",
     "topk": r"\btop k\b",
@@ -49,7 +50,7 @@ _SPELLINGS = {
 }
 _OUTPUT = (
     "decode decoding output generation gen eval pred token tg text throughput speed rate single aggregate system stream"
-    " draft mtp"
+    " spec mtp"
 )
 _CHANGE = "vs regular change gain % x × in mean"
 _TIMES = ("tpot", "latency", "s")
@@ -59,22 +60,22 @@ _MEANINGS = {
     "change": f"vs regular|change|gain|% + {_CHANGE} {_OUTPUT} speedup tps tpot latency s",
     "mean_num_draft_tokens": "draft /iter + token",
     "tokens_per_iteration": "τ|accept length|draft accept length|mean length|block efficiency|mean accept token"
-    "|token /iter|draft accept token /iter + accept token mtp",
-    "acceptance_rate": "accept + draft mtp token rate ratio % share",
+    "|token /iter|draft accept token /iter + accept token mtp spec τ",
+    "acceptance_rate": "accept + draft spec mtp token rate ratio % share",
     "user_tokens_per_second": f"tps /user|user tps + {_OUTPUT}",
     "tokens_per_second": f"tps|throughput|tg + tps {_OUTPUT}",
-    "ms_per_token": "tpot + latency after the first draft mtp",
-    "latency_s": "latency|seconds|time|e2e + request total e2e latency s sec seconds time draft mtp",
-    "topk": "topk + draft",
-    "steps": "steps + max draft",
+    "ms_per_token": "tpot + latency after the first spec mtp",
+    "latency_s": "latency|seconds|time|e2e + request total e2e latency s sec seconds time spec mtp",
+    "topk": "topk + draft spec",
+    "steps": "steps + max spec",
     "width": "width|verified",
     "ms": "ms|milliseconds + iteration /iter",
     "ms_low": "low + ms",
     "ms_high": "high + ms",
-    "num_draft_tokens": "k|γ|n max|n draft|block|depth|draft length|draft size|draft token|assistant token|draft max"
+    "num_draft_tokens": "k|γ|n max|n draft|block|depth|draft length|draft size|draft token|spec token|assistant token|draft max"
     "|mtp k|mtp n + n max draft mtp size",
     "num_nodes": "nodes",
-    "p_min": "p min + draft",
+    "p_min": "p min + draft spec",
     "temperature": "t|temp|temperature",
     "batch_size": "batch|bs|c|conc|concurrency|in flight|parallel|stream|streams|users|clients|concurrent|rows"
     " + max size request requests users streams in flight",
@@ -82,7 +83,7 @@ _MEANINGS = {
     "prompts": "prompt|prompts|dataset|data set|bench|benchmark|task|content|workload|category|domain + type",
     "devices": "device|devices|gpu|gpus|card|cards|hardware|machine + backend /",
     "engine": "engine|framework|backend",
-    "draft": "draft|drafter|method|head|mode|arm|config|configuration|setup|variant|condition|strategy + model",
+    "draft": "draft|drafter|spec|method|head|mode|arm|config|configuration|setup|variant|condition|strategy + model",
     "model": "model|target + model",
 }
 # No draft has as many accepted tokens per iteration on average.
