@@ -39,8 +39,8 @@ def tables_of(text: str) -> list[Sequence[Cells]]:
     """The rows by heading of each table of a text, or the runs of a result file as those of one."""
     runs = _json_values(text)
     if len(runs) == 1:
-        (content,) = runs
-        runs = content if isinstance(content, list) else _at(content, "benchmarks") or runs
+        content = _at(runs[0], "benchmarks") or runs[0]
+        runs = content if isinstance(content, list) else runs
     rows = [_cells_of_run(run) for run in runs]
     if rows and all({*map(KEYS.get, row)} & {"tokens_per_second", "ms_per_token"} for row in rows):
         headings = dict.fromkeys(itertools.chain(*rows), "")
@@ -62,7 +62,7 @@ def _cells_of_run(run: Any) -> dict[str, str]:
         value, *below = (_at(run, part) for part in key.strip("%").split("/"))
         if isinstance(value, str | list):
             cells[key] = str(value).strip("[]'")
-        elif isinstance(value, int | float) and value and all(below):
+        elif value and all(isinstance(number, int | float) and number for number in (value, *below)):
             number = value / below[0] if below else value
             is_mean = name == "num_draft_tokens" and number % 1
             text = f"{number:g}" if name == "batch_size" else f"{number:#.5g}"

@@ -72,8 +72,8 @@ _MEANINGS = {
     "ms": "ms|milliseconds + iteration /iter",
     "ms_low": "low + ms",
     "ms_high": "high + ms",
-    "num_draft_tokens": "k|γ|n max|n draft|block|depth|draft length|draft size|draft token|spec token|assistant token|draft max"
-    "|mtp k|mtp n + n max draft mtp size",
+    "num_draft_tokens": "k|γ|n max|n draft|n mtp|block|depth|draft length|draft size|draft max|draft token|spec token"
+    "|assistant token + k n max draft spec mtp size token",
     "num_nodes": "nodes",
     "p_min": "p min + draft spec",
     "temperature": "t|temp|temperature",

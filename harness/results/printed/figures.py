@@ -146,8 +146,8 @@ class Figure(NamedTuple):
         """
         number = _decimal(digits)
         largest = _LARGEST_K if name == "num_draft_tokens" else _LARGEST
-        is_fraction = name in COUNTS and number % 1
-        if number > largest or is_fraction or (number == 0 and name not in _MAY_BE_0):
+        is_0 = number == 0 and name not in _MAY_BE_0
+        if number > largest or is_0 or (name in COUNTS and number % 1):
             raise ValueError(digits)
         # Of shares 0 and 1 are none and all.
         if name in COUNTS or (is_share and digits in ("0", "1")):
