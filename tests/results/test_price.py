@@ -253,9 +253,11 @@ def test_a_table_by_k_has_the_price_of_one_draft_token(tmp_path: Path, regular: 
     (cost,) = read_table("costs", str(file)).costs.values()
     assert list(cost.ks()) == [1, 3]
     assert cost.at(1).steps.estimate == pytest.approx(1.25)
-    file.write_text("width,ms\n1,20\n2,25\n")
-    (cost,) = read_table("costs", str(file)).costs.values()
-    assert cost.at(1).steps.estimate == pytest.approx(1.25)
+    same = "| mode | K | TPOT (ms) | AL |\n|---|---|---|---|\n| none | | 20.0 | |\n| MTP | 1 | 12.5 | 2.00 |"
+    for other in ("width,ms\n1,20\n2,25\n", same):
+        file.write_text(other)
+        (cost,) = read_table("costs", str(file)).costs.values()
+        assert cost.at(1).steps.estimate == pytest.approx(1.25)
 
 
 @pytest.mark.parametrize(

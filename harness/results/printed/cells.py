@@ -62,7 +62,9 @@ def _cells_of_run(run: Any) -> dict[str, str]:
         value, *below = (_at(run, part) for part in key.strip("%").split("/"))
         if isinstance(value, str | list):
             cells[key] = str(value).strip("[]'")
-        elif value and all(isinstance(number, int | float) and number for number in (value, *below)):
+        elif value and all(
+            isinstance(number, int | float) and number for number in (value, *below)
+        ):
             number = value / below[0] if below else value
             is_mean = name == "num_draft_tokens" and number % 1
             text = f"{number:g}" if name == "batch_size" else f"{number:#.5g}"

@@ -57,6 +57,11 @@ def test_a_table_is_read_in_every_form(text: str) -> None:
         ("Draft Tokens Accepted", "acceptance_rate"),
         ("in flight", "batch_size"),
         ("tokens/step", "tokens_per_iteration"),
+        ("emitted per verify", "tokens_per_iteration"),
+        ("tok/s mean", "tokens_per_second"),
+        ("length (accepted, mean)†", "tokens_per_iteration"),
+        ("K (draft tokens)", "num_draft_tokens"),
+        ("users", "batch_size"),
         ("accept-len", "tokens_per_iteration"),
         ("baseline_tok_s", "regular_tokens_per_second"),
         ("proposed per iteration", "mean_num_draft_tokens"),
@@ -64,7 +69,7 @@ def test_a_table_is_read_in_every_form(text: str) -> None:
         *((heading, None) for heading in (
             "prompt t/s", "total tok/s", "req/s", "8 concurrent", "GPU Alloc @ 40K", "wall tokens", "Drafts", "run",
             "n", "steps", "ITL", "baseline accept rate", "TTFT", "PPL ratio", "draft cost", "MT-bench speed",
-            "Speedup (%)", "vs baseline",
+            "Speedup (%)", "vs baseline", "draft tok/s", "target backend", "tok/J dec", "Δ latency",
         )),
     ],
 )  # fmt: skip
