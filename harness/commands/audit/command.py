@@ -58,9 +58,8 @@ Short for some:    {" ".join(SHORT_NAMES)}
 
 Exit code 0: nothing is impossible or unlikely. 1: something is impossible. 2: a wrong argument, or no figures. 3:
 something is unlikely, or nothing could be checked or explained."""
-_ARGUMENTS: type[Any] = make_dataclass(
-    "AuditSettings", [(name, str, "") for name in {*NAMES, *SHORT_NAMES, "k", "columns"}]
-)
+_TYPED = dict.fromkeys((*NAMES, *SHORT_NAMES, "k", "columns"))
+_ARGUMENTS: type[Any] = make_dataclass("AuditSettings", [(name, str, "") for name in _TYPED])
 
 
 def main(words: Words) -> None:
@@ -71,7 +70,7 @@ def main(words: Words) -> None:
         VerdictError: a claim is impossible (exit code 1), or unlikely, or none could be checked (3).
     """
     settings, paths = read_arguments(_ARGUMENTS, words, _HELP)
-    typed = {name: text for name, text in vars(settings).items() if text}
+    typed = {"K" if name == "k" else name: text for name, text in vars(settings).items() if text}
     columns = _columns(typed.pop("columns", "{}"))
     regular = []
     if typed.get("baseline", "").endswith((".json", ".jsonl")):

@@ -98,7 +98,7 @@ def _lines_of_costs(rows: Sequence[Row]) -> list[Line]:
     for load, of_load in by_load.items():
         costs = sorted((row.steps for row in of_load), key=lambda steps: steps.middle)
         span = f"{costs[0].middle:.2f} to {costs[-1].middle:.2f}" if costs[1:] else str(costs[0])
-        where = f" with {load} in flight" if len(by_load) > 1 else ""
+        where = f" with {load} in flight" if load else ""
         where += f", in {len(costs)} rows" if len(costs) > 1 else ""
         lines.append(Line(f"An iteration costs {span} regular steps{where}", "strong"))
     chosen = priced

@@ -119,7 +119,7 @@ def read_text(
         raise SettingError(title, f"has no table that is read; audit reads {FORMS}")
     if not reading.tables:
         table = max(tables, key=lambda table: len(table.columns))
-        lacks = "has no acceptance, length, speed-up or speed of both arms"
+        lacks = "has no acceptance, length, speed-up or speed of both arms in a row for each arm"
         notes = "; ".join(_notes(table))
         raise SettingError(title, f"{lacks}; {notes}; type them: {typed_line(table.rows)}")
     return reading

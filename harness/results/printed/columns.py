@@ -185,8 +185,8 @@ def _column(name: str, words: set[str], cells: Sequence[str], left: str) -> Colu
     if name == "acceptance_rate":
         # Shares, or percent; else it may be a length or a count.
         in_percent = "%" in words or ("%" not in text and max(numbers) > 1)
-        are_shares = min(numbers) > 1 and _LONGEST < max(numbers) <= 100
-        if in_percent and "%" not in text and not are_shares:
+        are_percent = min(numbers) > 1 and _LONGEST < max(numbers) <= 100
+        if in_percent and "%" not in text and not are_percent:
             return None
     if name.endswith("latency_s") and not re.search(r"\ds|\b(s|sec|seconds)\b", text):
         return None

@@ -147,7 +147,7 @@ def test_planted_lines_are_found_and_steps_are_named(audit: Audit, seed: int) ->
         ("speedup=2.40 length=2.60 K=4", 0, "with all accepted 4.62×, at one step 2.60×"),
         ("speedup=3.1 length=3.0 K=3", 0, "3.10×: drafting and verifying must be almost free"),
         ("speedup=2.0 K=3 acceptance=0.70", 0, "3.10 tokens per iteration of"),
-        ("length=6.2 K=4", 1, "tokens per iteration 6.2 is above 5"),
+        ("length=6.2 k=4", 1, "tokens per iteration 6.2 is above 5"),
         ("baseline=22.7 speed=40.6 acceptance=73.9% K=3", 0, "3.22 tokens per iteration of 1.80 steps, 1.79×"),
         ("baseline=18.05 speed=29.66 K=5", 0, "harness audit baseline=18.05 speed=29.66 acceptance=NUMBER K=5"),
         ("speedup=+34% length=1.90", 0, "1.90 tokens per iteration of 1.42 steps, 1.34×"),
