@@ -391,7 +391,7 @@ def test_a_table_has_costs_yields_and_speedups_of_each_draft(tmp_path: Path) -> 
     assert table.measured == pytest.approx({("EAGLE", *at): speedups[at] for at in speedups})
     assert [*table.notes] == ["EAGLE yields 3 to 3.3 tokens per iteration at K=4: the mean counts"]
     assert table.for_draft("costs", "EAGLE", "t.csv").costs == table.costs
-    with pytest.raises(SettingError, match="has no draft lookup, but EAGLE, EAGLE"):
+    with pytest.raises(SettingError, match="has no draft lookup, but EAGLE"):
         table.for_draft("costs", "lookup", "t.csv")
 
 

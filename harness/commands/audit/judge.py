@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Literal, NamedTuple, get_args
 
 from harness.commands.audit.rows import ANSWER, NOISE, PRINTED, Row
-from harness.results.printed.figures import Figure
+from harness.results.printed.figures import UNKNOWN, Figure
 
 Verdict = Literal["not stated", "consistent", "unlikely", "impossible"]
 Finding = tuple[Verdict, str]
@@ -43,8 +43,7 @@ def judge(row: Row, computed: Collection[str] = ()) -> list[Judged]:
     """
     columns = row
     if row.k_is_in_words:
-        others = {name: row.figures[name] for name in row.figures if name != "num_draft_tokens"}
-        columns = replace(row, figures=others)
+        columns = replace(row, figures={**row.figures, "num_draft_tokens": UNKNOWN})
     claims: list[tuple[str, list[Finding]]] = []
     if length := row.figures.get("tokens_per_iteration"):
         claims.append((f"tokens per iteration {length.text}", [*_length(columns, length)]))

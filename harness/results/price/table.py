@@ -58,13 +58,11 @@ class Table:
         Raises:
             SettingError: it has none of that name.
         """
-        costs = {name: cost for name, cost in self.costs.items() if name == draft}
-        yields = {
-            name: yields_of_draft for name, yields_of_draft in self.yields.items() if name == draft
-        }
-        if not costs and not yields:
-            names = ", ".join([*self.costs, *self.yields])
+        if draft not in {*self.costs, *self.yields}:
+            names = ", ".join(dict.fromkeys([*self.costs, *self.yields]))
             raise SettingError(setting, f"has no draft {draft}, but {names}", path)
+        costs = {draft: self.costs[draft]} if draft in self.costs else {}
+        yields = {draft: self.yields[draft]} if draft in self.yields else {}
         return replace(self, costs=costs, yields=yields)
 
 

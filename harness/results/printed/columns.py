@@ -154,12 +154,15 @@ def columns_of(rows: Sequence[Cells], known: Cells, names: Collection[str]) -> d
         taken = {other.name for other in columns.values()}
         if column and column.name in {*names} - taken and not is_count:
             columns[heading] = column
-    for heading in rows[0]:
-        # By its cells: a column in which some rows are called regular.
-        are_regular = {is_regular_arm(text) for text in cells[heading] if text}
-        has_arms = any(column.name == "draft" for column in columns.values())
-        if heading not in columns and not has_arms and are_regular == {True, False}:
-            columns[heading] = Column("draft")
+    # By its cells: a column in which some rows are called regular.
+    arms = [
+        heading
+        for heading in rows[0]
+        if heading not in columns
+        and {*map(is_regular_arm, filter(None, cells[heading]))} == {True, False}
+    ]
+    if arms and "draft" not in {column.name for column in columns.values()}:
+        columns[arms[0]] = Column("draft")
     first = next(iter(rows[0]))
     if first not in columns and not are_numbers(cells[first]):
         columns[first] = Column("name")
