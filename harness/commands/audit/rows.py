@@ -233,14 +233,15 @@ def computed_speedups(tables: Sequence[Sequence[Row]]) -> set[str]:
     """Places of rows whose speed-up is what the acceptance gives, to the last digit, in all rows of their table."""
     places: set[str] = set()
     for rows in tables:
-        with_both = {}
-        for row in rows:
-            speedup, tokens = row.figures.get("speedup"), row.tokens
-            if speedup and tokens.is_known:
-                # Small ones, and few digits, may be alike by chance.
-                widths = [figure.high - figure.low for figure in (speedup, tokens)]
-                is_exact = max(widths) < _EXACT * (min(speedup.middle, tokens.middle) - 1)
-                with_both[row.place] = is_exact and speedup.overlaps(tokens)
-        if all(with_both.values()):
-            places |= with_both.keys()
+        with_both = [row for row in rows if "speedup" in row.figures and row.tokens.is_known]
+        if all(map(_is_computed, with_both)):
+            places |= {row.place for row in with_both}
     return places if len(places) >= _FEWEST_COMPUTED else set()
+
+
+def _is_computed(row: Row) -> bool:
+    speedup, tokens = row.figures["speedup"], row.tokens
+    # Small ones, and few digits, may be alike by chance.
+    width = max(figure.high - figure.low for figure in (speedup, tokens))
+    is_exact = width < _EXACT * (min(speedup.middle, tokens.middle) - 1)
+    return is_exact and speedup.overlaps(tokens)

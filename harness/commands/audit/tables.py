@@ -73,10 +73,9 @@ def stated_rows(typed: Mapping[str, str]) -> list[Row]:
         cells = {name: texts[min(place, len(texts) - 1)] for name, texts in values.items()}
         row = row_of("the figure" if number == 1 else f"row {place + 1}", cells, columns, Row(""))
         for name, text in row.unread.items():
-            is_ambiguous = name == "speedup" and "%" in text
-            rule = (
-                f"write +{text}" if is_ambiguous else "must be a number, with its unit, or a range"
-            )
+            rule = "must be a number, with its unit, or a range"
+            if name == "speedup" and "%" in text:
+                rule = f"may be a part: write +{text} for a gain"
             raise SettingError(name, rule, text[:40])
         rows.append(row)
     for name, texts in values.items():

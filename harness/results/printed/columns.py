@@ -40,7 +40,7 @@ _SPELLINGS = {
     "length": r"\blen\w*",
     "draft": r"\b(drafted|proposed)\b",
     "spec": r"\bspecul\w*",
-    "mtp": r"\b(sd|eagle\d?|dflash|with)\b",
+    "mtp": r"\b(sd|eagle\d?|dflash|with)\b|\bw/",
     "max": r"\b(num|number|best|maximum|optimal)\b",
     "topk": r"\btop k\b",
     "γ": r"\bgamma\b",

@@ -59,6 +59,8 @@ def test_a_table_is_read_in_every_form(text: str) -> None:
         ("tokens/step", "tokens_per_iteration"),
         ("emitted per verify", "tokens_per_iteration"),
         ("tok/s mean", "tokens_per_second"),
+        ("w/ Spec. (tok/s)", "tokens_per_second"),
+        ("w/o Spec. (tok/s)", "regular_tokens_per_second"),
         ("length (accepted, mean)†", "tokens_per_iteration"),
         ("K (draft tokens)", "num_draft_tokens"),
         ("users", "batch_size"),
