@@ -198,6 +198,16 @@ def test_rows_say_whose_costs_they_are_of_and_no_length_that_nobody_knows(
         ("tokens=8,16", "differ in max_new_tokens: 8, 16"),
     ],
 )
+def test_runs_that_differ_in_more_than_k_and_load_are_no_one_price_nor_yield(
+    harness: Harness, swept: str, differs: str
+) -> None:
+    asked = ["engine=simulated", "num_prompts=8", "K=4"]
+    harness("latency", "-m", *asked, swept, "results.file=two.csv")
+    harness("latency", *asked, "results.file=one.csv")
+    assert differs in harness.refused("plan", "costs=two.csv", "acceptance=one.csv")
+    assert differs in harness.refused("plan", "costs=one.csv", "acceptance=two.csv")
+
+
 def test_result_files_of_a_benchmark_are_costs_and_yields(tmp_path: Path) -> None:
     """Runs of both arms in one file: 8.0 ms for each of 2.00 tokens over 11.2 ms are 1.43 steps."""
     served = {"max_concurrency": 1, "output_throughput": 88.0, "mean_tpot_ms": 11.2}
@@ -208,16 +218,6 @@ def test_result_files_of_a_benchmark_are_costs_and_yields(tmp_path: Path) -> Non
     (cost,) = read_prices("costs", str(file)).costs.values()
     assert cost.at(2).steps.estimate == pytest.approx(16 / 11.2, rel=1e-3)
     assert read_prices("acceptance", str(file)).yields[""][2].estimate == pytest.approx(2, rel=1e-3)
-
-
-def test_runs_that_differ_in_more_than_k_and_load_are_no_one_price_nor_yield(
-    harness: Harness, swept: str, differs: str
-) -> None:
-    asked = ["engine=simulated", "num_prompts=8", "K=4"]
-    harness("latency", "-m", *asked, swept, "results.file=two.csv")
-    harness("latency", *asked, "results.file=one.csv")
-    assert differs in harness.refused("plan", "costs=two.csv", "acceptance=one.csv")
-    assert differs in harness.refused("plan", "costs=one.csv", "acceptance=two.csv")
 
 
 def test_what_varies_with_k_is_no_other_setting(tmp_path: Path) -> None:
