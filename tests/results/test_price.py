@@ -389,10 +389,17 @@ def test_a_table_has_costs_yields_and_speedups_of_each_draft(tmp_path: Path) -> 
     # 25, 30 and 5 · 10 ms are 1.25, 1.5 and 2.5 steps, 80 ms with 8 in flight are 2.
     speedups = {(1, 1): 0.8, (4, 1): 2.0, (8, 1): 2.0, (4, 8): 1.65}
     assert table.measured == pytest.approx({("EAGLE", *at): speedups[at] for at in speedups})
-    assert [*table.notes] == ["EAGLE yields 3 to 3.3 tokens per iteration at K=4: the mean counts"]
+    # At each load what it yields there, elsewhere the mean.
+    assert [table.yields_at["EAGLE", load][4].estimate for load in (1, 8)] == pytest.approx(
+        [3, 3.3]
+    )
     assert table.for_draft("costs", "EAGLE", "t.csv").costs == table.costs
     with pytest.raises(SettingError, match="has no draft lookup, but EAGLE"):
         table.for_draft("costs", "lookup", "t.csv")
+    # A stalled row is no measurement of decoding.
+    (tmp_path / "t.csv").write_text(DRAFTED + "8, 8, 90000, , , , 4, EAGLE, 2\n")
+    table = read_table("costs", str(tmp_path / "t.csv"))
+    assert (table.costs["EAGLE"].ks(8), len(table.notes)) == ([4], 1)
 
 
 def test_steps_that_leave_times_unexplained_are_not_named() -> None:

@@ -18,9 +18,11 @@ from harness.reporting.words import latency_of
 from harness.results.judging.expected import highest, judged_predictions
 from harness.results.judging.statement import Statement
 from harness.results.price.table import Table as PriceTable
-from harness.results.price.value import NUM_SWEEPS, OTHER_TEXTS, ratio
+from harness.results.price.value import NUM_SWEEPS, OTHER_TEXTS, IterationCost, ratio
 from harness.results.statistics.interval import Interval
 
+# Regular steps of two texts differ by a larger share if something about their lengths does.
+_UNLIKE_STEPS = 0.1
 # A prediction counts as close within this share of what was measured.
 _CLOSE = 0.05
 _STYLES: dict[str, Style] = {"faster": "good", "slower": "bad", "cannot tell": "strong"}
@@ -53,6 +55,7 @@ def predictions(
     predicted: list[dict[str, Any]] = []
     # Each with what it is about.
     problems: list[tuple[str, SettingError]] = []
+    doubts: list[str] = []
     for draft, cost in costs.costs.items():
         # Yields without a name are of any draft, and costs without one are of any.
         shared = [name for name in accepted.yields if not draft or name in (draft, "")]
@@ -61,17 +64,22 @@ def predictions(
             rule = f"has nothing of {draft}, only of {others}"
             problems.append(("acceptance", SettingError("acceptance", rule)))
         for name, rows in itertools.product(shared, cost.loads if load is None else (load,)):
-            yields = accepted.yields[name]
+            yields = {**accepted.yields[name], **accepted.yields_at.get((name, rows), {})}
             lengths: dict[int, float | None] = dict.fromkeys(cost.ks(rows))
             if accepted.rates or name in accepted.lengths:
                 lengths = {k: length or cost.point(k, rows).answer_length for k in lengths}
-            tokens = {k: _at_length(accepted, name, k, lengths[k]) for k in lengths if k in yields}
+            tokens = {
+                k: _at_length(accepted, name, yields[k], k, lengths[k])
+                for k in lengths
+                if k in yields
+            }
             try:
                 # With none in common it says why.
                 best = cost.best_k(tokens or yields, rows)
             except SettingError as error:
                 problems.append((draft or name or error.setting, error))
                 continue
+            doubts += _of_regular_steps(cost, accepted.costs.get(name), rows)
             for k, tokens_of_k in tokens.items():
                 point = cost.at(k, rows)
                 answer_length = lengths[k]
@@ -93,12 +101,27 @@ def predictions(
     if not predicted:
         raise problems[0][1]
     notes = [f"{subject} {error.rule}" for subject, error in problems]
-    return predicted, [*dict.fromkeys([*notes, *costs.notes, *accepted.notes])]
+    return predicted, [*dict.fromkeys([*notes, *doubts, *costs.notes, *accepted.notes])]
 
 
-def _at_length(accepted: PriceTable, name: str, k: int, length: float | None) -> Interval:
-    """Tokens per iteration at K of answers of a length, or of those that were read where it is None."""
-    tokens = accepted.yields[name][k]
+def _of_regular_steps(cost: IterationCost, other: IterationCost | None, rows: int) -> Iterator[str]:
+    """The doubt that texts of one sweep have unlike regular steps, and so unlike costs."""
+    files = [each.source.partition("@")[0] for each in (cost, other) if each is not None]
+    if other is None or files[0] != files[1]:
+        return
+    change = ratio(other.point(0, rows).ms, cost.point(0, rows).ms).estimate - 1
+    if abs(change) > _UNLIKE_STEPS:
+        longer = "longer" if change > 0 else "less"
+        yield (
+            f"with {rows} in flight a regular step takes {percent(abs(change))} {longer} with these texts than with"
+            " those of the costs: prompts or answers are of other lengths, and predictions are farther off"
+        )
+
+
+def _at_length(
+    accepted: PriceTable, name: str, tokens: Interval, k: int, length: float | None
+) -> Interval:
+    """Tokens per iteration at K of answers of a length, or as they were read where it is None."""
     if length is None:
         return tokens
     if accepted.rates:

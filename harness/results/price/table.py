@@ -21,8 +21,8 @@ from harness.results.printed.reader import PrintedRow, read_tables
 from harness.results.runs import grouped
 from harness.results.statistics.interval import NAN, Interval
 
-# Lengths that differ by less between loads are the same but for noise.
-_SAME = 0.05
+# A slower row is no measurement of decoding.
+_LEAST_SPEEDUP = 0.02
 _NUMBERS = (
     *COSTS,
     *("num_draft_tokens", "batch_size", "tokens_per_iteration", "ms_per_token"),
@@ -36,7 +36,8 @@ class Table:
 
     Attributes:
         costs: of an iteration.
-        yields: tokens per iteration by K, over all loads: what is accepted depends on none.
+        yields: tokens per iteration by K, over all loads.
+        yields_at: the same at one load, by draft and rows in flight, where the table has it.
         lengths: mean tokens of the answers that yields are of, by draft.
         rates: of acceptance by position, the last of which holds for further ones, where yields follow from these.
         measured: speed-ups of decoding by draft, K and rows in flight.
@@ -46,6 +47,7 @@ class Table:
 
     costs: Mapping[str, IterationCost] = field(default_factory=dict)
     yields: Mapping[str, Mapping[int, Interval]] = field(default_factory=dict)
+    yields_at: Mapping[tuple[str, int], Mapping[int, Interval]] = field(default_factory=dict)
     lengths: Mapping[str, float] = field(default_factory=dict)
     rates: Sequence[float] = ()
     measured: Mapping[tuple[str, int, int], float] = field(default_factory=dict)
@@ -157,11 +159,22 @@ def _row(setting: str, path: str, row: PrintedRow) -> _Row:
 def _table(rows: Sequence[_Row], path: str) -> Table:
     costs: dict[str, IterationCost] = {}
     yields: dict[str, dict[int, Interval]] = {}
+    yields_at: dict[tuple[str, int], dict[int, Interval]] = {}
     measured = {}
     notes = []
     regular = [row for row in rows if row.width == 1]
     waits = {row.rows: row.waits for row in regular if row.waits}
-    drafting = grouped([row for row in rows if row.width > 1], attrgetter("draft"))
+    step_ms = {row.rows: row.ms.estimate for row in regular if row.ms.is_known}
+    drafting: dict[str, list[_Row]] = {}
+    for row in rows:
+        if row.width == 1:
+            continue
+        speedup = step_ms.get(row.rows, NAN) * (row.tokens or NAN) / row.ms.estimate
+        if speedup < _LEAST_SPEEDUP:
+            place = f"{row.draft or path} at K={row.width - 1} with {row.rows} in flight"
+            notes.append(f"{place} is {speedup:.1g} times as fast as without: the row is left out")
+        else:
+            drafting.setdefault(row.draft, []).append(row)
     for draft, members in drafting.items():
         if any(row.ms.is_known for row in members):
             points = [
@@ -180,11 +193,13 @@ def _table(rows: Sequence[_Row], path: str) -> Table:
             if not lengths:
                 continue
             yields.setdefault(draft, {})[k] = Interval(fmean(lengths))
-            if max(lengths) / min(lengths) - 1 > _SAME:
-                several = f"{min(lengths):g} to {max(lengths):g} tokens per iteration"
-                notes.append(f"{draft or path} yields {several} at K={k}: the mean counts")
-            for row in same:
-                if row.tokens and draft in costs and k in costs[draft].ks(row.rows):
-                    steps = costs[draft].point(k, row.rows).steps.estimate
-                    measured[draft, k, row.rows] = row.tokens / steps
-    return Table(costs, yields, measured=measured, notes=notes)
+            for load, alike in grouped(same, attrgetter("rows")).items():
+                tokens = [row.tokens for row in alike if row.tokens]
+                if not tokens:
+                    continue
+                yields_at.setdefault((draft, load), {})[k] = Interval(fmean(tokens))
+                if draft not in costs or k not in costs[draft].ks(load):
+                    continue
+                steps = costs[draft].point(k, load).steps.estimate
+                measured[draft, k, load] = fmean(tokens) / steps
+    return Table(costs, yields, yields_at, measured=measured, notes=notes)
