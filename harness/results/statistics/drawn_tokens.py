@@ -5,11 +5,11 @@ a random part of its own mass. With masses 0.5, 0.3 and 0.2 the second token's q
 each token is drawn from the exact distribution after the text before it, quantiles are independent and uniform in
 [0, 1), in any text and with any sampling setting (Rosenblatt 1952; with the random part, Brockwell 2007).
 
-Bettors share a capital of 1. Some bet on the cell of a quantile: which half, which tenth for its sampling setting,
-which fifth after that of the token before. Some bet on the token itself where many texts go on after the same one.
-Some bet that all tokens are drawn colder or hotter than they should be, which shows in the rarest, and some that tokens
-come which cannot be drawn at all. Wrong temperatures, residuals, truncations and caches move tokens in one of these
-ways.
+Bettors share a capital of 1. Some bet on the cell of a quantile: which of 2, 4, 8, 10 or 16 equal ones, which tenth for
+its sampling setting, which quarter after that of the token before. Some bet on the token itself where many texts go on
+after the same one. Some bet that all tokens are drawn colder or hotter than they should be, which shows in the rarest,
+and some that tokens come which cannot be drawn at all. Wrong temperatures, residuals, truncations and caches move
+tokens in one of these ways.
 """
 
 from __future__ import annotations
@@ -23,16 +23,14 @@ import numpy as np
 
 from harness.results.statistics.arrays import Floats
 from harness.results.statistics.bets import (
-    HALF_LEARNERS,
     LEARNERS,
     SHARES_OUTSIDE,
     bets_on_cells,
     bets_on_outcomes,
     bets_on_support,
-    draws_needed,
     evidence,
-    power_of_halves,
-    visible_shift,
+    learner_on_cells,
+    power_on_cells,
 )
 
 Finding = Literal["lossless", "lossy", "undecided"]
@@ -46,14 +44,17 @@ _ROUNDING_ALLOWANCE = 2.0
 # hotter than they should be below 1, colder above. The shares, by exponent.
 _TILTS = {0.0: (0.02, 0.3), 0.5: (0.1, 1.0), 0.85: (1.0,), 1.2: (1.0,), 2.5: (0.1, 1.0)}
 _NUM_TILTS = sum(map(len, _TILTS.values()))
-# Halves; tenths by setting, fifths after fifths, and texts; tilts; the support.
-NUM_BETTORS = len(HALF_LEARNERS) + 3 * len(LEARNERS) + _NUM_TILTS + len(SHARES_OUTSIDE)
+# Numbers of equal cells of quantiles between which a shift is found, whatever its form; and as many as divide them all.
+SCALES = (2, 4, 8, 10, 16)
+_NUM_FINE = math.lcm(*SCALES)
+# Scales; tenths by setting, quarters after quarters, and texts; tilts; the support.
+NUM_BETTORS = len(SCALES) + 3 * len(LEARNERS) + _NUM_TILTS + len(SHARES_OUTSIDE)
 # The least share of tokens outside the support that is tolerated.
 _LEAST_OUTSIDE = 1e-4
 # Never bet everything: zero capital cannot recover.
 _LEAST_LEFT = -30.0
-_NUM_CELLS = 10
-_NUM_FIFTHS = 5
+# The numbers of draws that `needed` tries are 3 % apart.
+_NUMBERS = np.geomspace(10, 4_000_000, 437)
 # A quantile is below 1.
 _LARGEST_QUANTILE = np.nextafter(1.0, 0.0)
 
@@ -63,7 +64,7 @@ class Rounding:
     """How far two routes to the distributions of tokens are apart, which differ by rounding alone.
 
     Attributes:
-        cells: [10], of the masses of equal cells of quantiles, on average.
+        cells: of the masses of equal cells of quantiles, on average; of each of `SCALES`, one after the other.
         tilts: [t], of what the bettors on tilted distributions win on average.
         total: of the masses of single tokens, in total variation.
     """
@@ -75,8 +76,9 @@ class Rounding:
     @classmethod
     def between(cls, exact: Floats, again: Floats) -> Self:
         """Between distributions [n, V] by two routes."""
-        edges = np.linspace(0, 1, _NUM_CELLS + 1)
-        cells = np.abs(cell_masses(exact, again, edges) / len(exact) - 1 / _NUM_CELLS)
+        edges = np.linspace(0, 1, _NUM_FINE + 1)
+        fine = cell_masses(exact, again, edges) / len(exact) - 1 / _NUM_FINE
+        cells = [np.abs(fine.reshape(scale, -1).sum(-1)) for scale in SCALES]
         moved = again - exact
         tilts = []
         for exponent, shares in _TILTS.items():
@@ -84,7 +86,7 @@ class Rounding:
             mean = abs(float((moved * won).sum(-1).mean()))
             tilts += [share * mean for share in shares]
         total = float(np.abs(moved).sum(-1).mean()) / 2
-        return cls(cells=cells, tilts=np.array(tilts), total=total)
+        return cls(cells=np.concatenate(cells), tilts=np.array(tilts), total=total)
 
     @classmethod
     def combined(cls, several: Sequence[Rounding], combine: Callable[..., Any]) -> Self:
@@ -96,7 +98,7 @@ class Rounding:
         )
 
 
-NO_ROUNDING = Rounding(cells=np.zeros(_NUM_CELLS), tilts=np.zeros(_NUM_TILTS), total=0.0)
+NO_ROUNDING = Rounding(cells=np.zeros(sum(SCALES)), tilts=np.zeros(_NUM_TILTS), total=0.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,9 +186,9 @@ class TokenResult:
         evidence: the most that bets on them had won, as a power of 10; at least 0.
         num_draws_until: tokens until that was enough; None where it never was.
         p_value: the chance that so much is ever won by luck, at most; None without a token.
-        power: the chance to see the stated shift.
-        visible_shift: the smallest shift that is seen with `REQUIRED_POWER`; None where none is.
-        rounding: the mass that two routes to the same distributions move between halves of quantiles.
+        power: the chance, at least, to see the stated shift between equal cells of quantiles, by any of `SCALES`.
+        visible_shift: the smallest such shift that is seen with `REQUIRED_POWER`; None where none is.
+        rounding: the largest one that rounding explains, by how far two routes to the same distributions are apart.
     """
 
     verdict: Finding
@@ -206,7 +208,7 @@ class TokenTest:
 
     Attributes:
         level: the chance that an honest arm is called lossy, at most.
-        shift: the change of a token's distribution that must be found, as total variation.
+        shift: the change of quantiles' distribution that must be found, as total variation between equal cells.
     """
 
     level: float
@@ -226,7 +228,10 @@ class TokenTest:
         def tolerated(per_text: Sequence[Floats | float]) -> Floats:
             return _ROUNDING_ALLOWANCE * np.repeat(np.array(per_text), lengths, axis=0)
 
-        moved = tolerated([rounding.cells for rounding in roundings])
+        cell_moves = tolerated([rounding.cells for rounding in roundings])
+        moves = dict(
+            zip(SCALES, np.split(cell_moves, np.cumsum(SCALES)[:-1], axis=-1), strict=True)
+        )
         quantiles = np.concatenate([text.quantiles for text in texts])
         widths = np.concatenate([text.widths for text in texts])
         tilts = np.concatenate([text.tilts for text in texts])
@@ -241,41 +246,69 @@ class TokenTest:
         is_first = places == 0
         # Each token is in one pair.
         is_second = places % 2 == 1
-        fifths = (_NUM_FIFTHS * quantiles).astype(int)
-        fifths_before = np.where(is_second, np.roll(fifths, 1), -1).tolist()
-        half_moves = moved.reshape(len(ranks), 2, -1).sum(-1)
-        fifth_moves = moved.reshape(len(ranks), _NUM_FIFTHS, -1).sum(-1)
-        in_pairs = bets_on_cells(fifths, _NUM_FIFTHS, fifths_before, LEARNERS, fifth_moves)
+        quarters = (4 * quantiles).astype(int)
+        quarters_before = np.where(is_second, np.roll(quarters, 1), -1).tolist()
+        in_pairs = bets_on_cells(quarters, 4, quarters_before, LEARNERS, moves[4])
         total = tolerated([rounding.total for rounding in roundings])
         # The first token of a text is the target's own.
         is_decided = ~is_first
-        on_halves = bets_on_cells(2 * quantiles, 2, is_first, HALF_LEARNERS, half_moves)
+        on_cells = [
+            bets_on_cells(
+                scale * quantiles,
+                scale,
+                is_first,
+                [learner_on_cells(scale, self.shift)],
+                moves[scale],
+            )
+            for scale in SCALES
+        ]
         is_outside = widths == 0
         # At the one place a single tie at the edge of a truncation would count in every text.
         at_place = np.repeat([text.is_at_place for text in texts], lengths)
         on_support = bets_on_support(is_outside, np.maximum(total, _LEAST_OUTSIDE))
         bettors = [
-            np.where(is_decided, on_halves, 0.0),
-            bets_on_cells(_NUM_CELLS * quantiles, _NUM_CELLS, settings, LEARNERS, moved),
+            np.where(is_decided, np.concatenate(on_cells), 0.0),
+            bets_on_cells(10 * quantiles, 10, settings, LEARNERS, moves[10]),
             np.where(is_second, in_pairs, 0.0),
             bets_on_outcomes(ranks, widths, contexts, LEARNERS, total),
             (tilts - np.log1p(tolerated([rounding.tilts for rounding in roundings]))).T,
             np.where(at_place, 0.0, on_support),
         ]
         num_decided = int(is_decided.sum())
-        off = float(half_moves[is_decided].sum(-1).mean()) if num_decided else 0.0
-        visible = visible_shift(num_decided, self._log_wanted, NUM_BETTORS, REQUIRED_POWER, off)
-        power = self.power(num_decided, off)
-        num_impossible = int(is_outside.sum())
-        return self._result(np.concatenate(bettors), power, off, visible, num_impossible)
+        off = 0.0
+        if num_decided:
+            # A shift of all cells alike loses as much by rounding as one of the cell that rounding moves most.
+            off = max(
+                scale / 2 * float(moved[is_decided].mean(0).max()) for scale, moved in moves.items()
+            )
+        shifts = np.arange(1, 501) / 1000
+        visible = shifts[self.power(num_decided, off, shifts) >= REQUIRED_POWER]
+        return self._result(
+            np.concatenate(bettors),
+            float(self.power(num_decided, off)),
+            off,
+            float(visible[0]) if len(visible) else None,
+            int(is_outside.sum()),
+        )
 
-    def power(self, num_draws: int, rounding: float) -> float:
-        """The chance to see the shift in `num_draws` tokens that speculation decides."""
-        return power_of_halves(num_draws, self.shift, self._log_wanted, NUM_BETTORS, rounding)
+    def power(
+        self, num_draws: Floats | int, rounding: float, shift: Floats | None = None
+    ) -> Floats:
+        """The chance, at least, to see a shift in so many tokens that speculation decides; without one, the test's own.
+
+        That is by the bettor on the finest cells alone: those on coarser ones find shifts between theirs sooner.
+        """
+        finest = SCALES[-1]
+        concentration = learner_on_cells(finest, self.shift).concentration
+        log_wanted = self._log_wanted + math.log(NUM_BETTORS)
+        looked_for = self.shift if shift is None else shift
+        num_draws = np.maximum(num_draws, 1)
+        return power_on_cells(num_draws, looked_for, log_wanted, finest, concentration, rounding)
 
     def needed(self, rounding: float = 0.0) -> int | None:
         """The fewest tokens that speculation decides, nearly, which are enough; None where no number is."""
-        return draws_needed(self.shift, self._log_wanted, NUM_BETTORS, REQUIRED_POWER, rounding)
+        enough = _NUMBERS[self.power(_NUMBERS, rounding) >= REQUIRED_POWER]
+        return math.ceil(enough[0]) if len(enough) else None
 
     def _result(
         self,
