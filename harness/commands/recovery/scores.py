@@ -154,8 +154,6 @@ class Scores:
         self.num_together = min(asking.settings.batch_size, _TOGETHER)
         self._reference = reference
         self._asking = asking
-        # Of the random parts of quantiles.
-        self._generator = np.random.default_rng(asking.settings.seed)
         # Of some texts, by sampling setting and prompt: rounding differs by prompt. Of those at the one place, where
         # tokens after the same text come often, by the text.
         self._roundings: dict[str, dict[tuple[int, ...], Rounding]] = defaultdict(dict)
@@ -228,7 +226,6 @@ class Scores:
             drawn = DrawnText.of(
                 exact,
                 answer.record.token_ids,
-                self._generator,
                 prompt=request.prompt,
                 setting=sampling.name,
                 is_at_place=answer.request.is_at_place,

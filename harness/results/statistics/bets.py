@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.results.statistics.arrays import Flags, Floats
+from harness.results.statistics.arrays import Flags, Floats, Ints
 
 
 class Learner(NamedTuple):
@@ -39,31 +39,35 @@ LEARNERS = (Learner(10.0), Learner(100.0, 0.3), Learner(300.0, 0.5), Learner(100
 SHARES_OUTSIDE = (0.002, 0.01)
 
 
-def bets_on_cells(
-    cells: Sequence[int] | Floats,
-    num_cells: int,
+def bets_on_parts(
+    parts: Sequence[int] | Ints,
+    masses: Floats,
     keys: Sequence[Hashable],
     learners: Sequence[Learner],
     tolerated: Floats,
 ) -> Floats:
-    """Bets on which of equally likely cells each draw is in, from the earlier draws with the same key.
+    """Bets on which of k parts each draw is in, by how often each came among the earlier draws with the same key.
 
     Args:
-        cells: [n], from 0 to `num_cells` - 1.
+        parts: [n], from 0 to k - 1.
+        masses: [n, k], of the parts in each draw's distribution; a draw from one without mass is no bet.
         keys: [n].
-        tolerated: [n, num_cells], by how much each cell's mass may be off at each draw.
+        tolerated: [n, k], by how much each part's mass may be off at each draw.
     """
-    factors = np.zeros((len(learners), len(cells)))
+    num_parts = masses.shape[-1]
+    factors = np.zeros((len(learners), len(parts)))
     places: dict[Hashable, list[int]] = defaultdict(list)
     for index, key in enumerate(keys):
         places[key].append(index)
     for at in places.values():
-        drawn = np.eye(num_cells)[np.asarray(cells)[at].astype(int)]
+        mass = masses[at]
+        drawn = np.eye(num_parts)[np.asarray(parts)[at]] * (mass > 0)
         before = drawn.cumsum(0) - drawn
-        total = np.arange(len(at))[:, np.newaxis]
+        expected = mass.cumsum(0) - mass
         for row, (concentration, share) in zip(factors, learners, strict=True):
-            expected = (before + concentration / num_cells) / (total + concentration)
-            won = share * (num_cells * expected - 1)
+            prior = concentration / num_parts
+            ratios = (before + prior) / (expected + prior)
+            won = share * (ratios / (ratios * mass).sum(-1, keepdims=True) - 1)
             lost = np.log1p((np.abs(won) * tolerated[at]).sum(-1))
             row[at] = np.log1p((won * drawn).sum(-1)) - lost
     return factors
@@ -123,30 +127,30 @@ def evidence(bettors: Floats) -> Floats:
     return np.asarray(np.logaddexp.reduce(bettors.cumsum(-1)) - math.log(len(bettors)))
 
 
-def learner_on_cells(num_cells: int, shift: float) -> Learner:
-    """The learner that finds a shift between equal cells soonest, nearly: it expects as much spread as the shift has.
+def learner_on_parts(num_parts: int, shift: float) -> Learner:
+    """The learner that finds a shift between parts soonest, nearly: it expects as much spread as the shift has.
 
-    Dirichlet shares of k cells, of concentration c, have a chi-squared distance of (k - 1) / c from equal ones, in the
-    mean and nearly. A shift with this total variation has at least (2 shift)^2.
+    Dirichlet shares of k equal parts, of concentration c, have a chi-squared distance of (k - 1) / c from equal ones in
+    the mean, nearly. A shift with this total variation has at least (2 shift)^2.
     """
-    return Learner((num_cells - 1) / (2 * shift) ** 2)
+    return Learner((num_parts - 1) / (2 * shift) ** 2)
 
 
-def power_on_cells(
+def power_on_parts(
     num_draws: Floats | int,
     shift: Floats | float,
     log_wanted: float,
-    num_cells: int,
+    num_parts: int,
     concentration: float,
     tolerated: float = 0.0,
 ) -> Floats:
-    """The chance, at least, that a bettor on equal cells (`bets_on_cells`) has won enough after the last draw.
+    """The chance, at least, that a bettor on parts (`bets_on_parts`) has won enough after the last draw.
 
-    It holds for any shift between k cells with a total variation of d. Its chi-squared distance from equal masses is at
-    least 4 d^2, and as little where every cell gains or loses the same (Cauchy-Schwarz). So Pearson's X^2 of n draws is
-    noncentral chi-squared with k - 1 degrees of freedom and at least 4 d^2 n. A bettor of concentration c wins
-    X^2 / 2 * n / (n + c) - (k - 1) / 2 * log(1 + n / c), by Laplace's approximation of the Dirichlet-multinomial. The
-    tests compare it with the exact one.
+    It holds for any shift between k parts with a total variation of d. Its chi-squared distance is at least 4 d^2, and
+    as little where the mass of every part grows or falls by the same factor (Cauchy-Schwarz). So Pearson's X^2 of n
+    draws is noncentral chi-squared with k - 1 degrees of freedom and at least 4 d^2 n. A bettor of concentration c wins
+    X^2 / 2 * n / (n + c) - (k - 1) / 2 * log(1 + n / c), by Laplace's approximation of the Dirichlet-multinomial, and
+    from unequal parts no less.
 
     Args:
         shift: total variation, in mass.
@@ -155,7 +159,7 @@ def power_on_cells(
     """
     from scipy import stats
 
-    learned = np.log1p(num_draws / concentration) * (num_cells - 1) / 2
+    learned = np.log1p(num_draws / concentration) * (num_parts - 1) / 2
     rounded = num_draws * np.log1p(4 * shift * tolerated)
     least = 2 * (1 + concentration / num_draws) * (log_wanted + learned + rounded)
-    return np.asarray(stats.ncx2.sf(least, num_cells - 1, num_draws * (2 * shift) ** 2))
+    return np.asarray(stats.ncx2.sf(least, num_parts - 1, num_draws * (2 * shift) ** 2))
