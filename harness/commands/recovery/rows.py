@@ -27,8 +27,9 @@ class RecoveryRow(PromptedRow):
         "of `sampled`: the sampling settings that tokens were drawn with; of `kind` the kind of request"
     )
     verdict: MaybeText = figure(
-        "`lossless`, `lossy` or `undecided`; of `logprobs` `right` or `wrong`; of `kind` `drafts`, `some drafts`,"
-        " `none accepted`, `no drafts`, `ignored`, `refused`, `not asked`, `failed`, `no answer` or `unknown`"
+        "`lossless` (never of a rule that is lossy by definition), `lossy` or `undecided`; of `logprobs` `right` or"
+        " `wrong`; of `kind` `drafts`, `some drafts`, `none accepted`, `no drafts`, `ignored`, `refused`, `not asked`,"
+        " `failed`, `no answer` or `unknown`"
     )
     finding: MaybeText = figure(
         "of `logprobs`: what came; of `reference`: why there is none; of `kind`: by what it shows"
