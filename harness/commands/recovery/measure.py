@@ -9,7 +9,9 @@ drawn ones are undecided. Each check becomes a row.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import dataclasses
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from harness.commands.command import Experiment
@@ -102,7 +104,8 @@ class Recovery(Experiment[RecoverySettings, RecoveryRow]):
                 shown = f"top_logprobs={settings.top_logprobs}"
                 say(f"not tested, because {shown} is not enough: {names}")
             samplings = [sampling for sampling in samplings if sampling not in unknown]
-        asking = Asking(settings, prompts, samplings, session.end_tokens())
+        ends = session.end_tokens()
+        asking = Asking(settings, prompts, samplings, ends, _ends(engine.arms, prompts, ends))
         regular = engine.arms[0] if len(engine.arms) > 1 else None
         if engine.servers is not None and settings.by_kind:
             yield from kind_checks(asking, arm, regular)
@@ -184,12 +187,29 @@ class Recovery(Experiment[RecoverySettings, RecoveryRow]):
             return None
 
 
+def _ends(
+    arms: Sequence[Arm], prompts: Sequence[Sequence[int]], end_tokens: Collection[int]
+) -> frozenset[int]:
+    """The tokens at which some requests are to end; none where an arm does not end texts at given tokens.
+
+    Few models end a text within so few tokens. So the commonest token of the prompts ends some, too.
+    """
+    if not all(arm.traits.stops_at_tokens for arm in arms):
+        return frozenset()
+    counts = Counter(token for prompt in prompts for token in prompt[1:])
+    return frozenset(end_tokens).union(token for token, _ in counts.most_common(1))
+
+
 def greedy_check(asking: Asking, arm: Arm, regular: Arm | None, references: References) -> Columns:
     """The check of an arm's greedy texts by those that the weights write, else by a regular arm's, asked one at a time.
 
     So it is where no log-probabilities of texts are known: of some servers, of chats, and with a grammar.
     """
     num_in_flight = asking.settings.batch_size
+    has_weights = references.for_texts() is not None
+    if has_weights:
+        # Servers differ in whether the text has the token that ends it.
+        asking = dataclasses.replace(asking, ends=frozenset())
     # Drawn ones are in flight beside them, and are not tested.
     requests = Workload(asking).first_turns(len(asking.prompts))
     say(f"testing the {arm.name} arm: {len(requests):,} requests, {num_in_flight} in flight")
@@ -199,16 +219,16 @@ def greedy_check(asking: Asking, arm: Arm, regular: Arm | None, references: Refe
         if answer.request.is_greedy and answer.request.is_compared
     ]
     texts = GreedyTexts(asking.end_tokens)
-    if references.for_texts() is not None:
+    if has_weights:
         for planned, record in answers:
             parting = references.text_divergence(planned.prompt, record.text, planned.num_tokens)
             # A text that the model would go on with parts from it at its end.
-            texts.add(parting, 0, record)
+            texts.add(parting, dataclasses.replace(planned, num_tokens=0), record)
     elif regular is not None:
         doing = f"asking the {regular.name} arm"
         expected = asking.ask(regular, [answer.request for answer in answers], 1, doing)
         for (planned, record), (_, wanted) in zip(answers, expected, strict=True):
             # Nothing here knows the margin of their tokens.
             parting = first_divergence(None, planned.prompt, wanted.token_ids, record.token_ids)
-            texts.add(parting, planned.num_tokens, wanted, record)
+            texts.add(parting, planned, wanted, record)
     return texts.columns() | acceptance_of([answer.record for answer in answers])

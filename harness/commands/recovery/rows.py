@@ -43,6 +43,9 @@ class RecoveryRow(PromptedRow):
     num_cut_short: MaybeInt = figure(
         "greedy: prompts with a text that ended, without an end token, before the length asked for"
     )
+    num_past_end: MaybeInt = figure(
+        "greedy: texts with tokens behind one that was to end them, as end tokens and another end half of the texts"
+    )
     identical_prompts: MaybeInt = figure("greedy texts equal to the regular arm's")
     divergence_position: MaybeInt = figure(
         "first differing token of the greedy texts that differ most beyond rounding"

@@ -17,7 +17,7 @@ import numpy as np
 from scipy.special import entr
 
 from harness.commands.recovery.sampling import Sampling
-from harness.commands.recovery.workload import Answer, Asking, Columns
+from harness.commands.recovery.workload import Answer, Asking, Columns, PlannedRequest
 from harness.config.errors import RunError
 from harness.engines.divergence import Divergence, check_known, first_divergence
 from harness.engines.door.reference import Reference
@@ -55,19 +55,24 @@ class GreedyTexts:
         divergences: one per prompt, None where nothing differs.
         num_tokens: compared: those behind the first difference of a text are not.
         num_cut_short: prompts with a text that is cut short, so that its end was not compared.
+        num_past_end: texts with tokens behind one that ends them.
     """
 
     end_tokens: frozenset[int]
     divergences: list[Divergence | None] = field(default_factory=list)
     num_tokens: int = 0
     num_cut_short: int = 0
+    num_past_end: int = 0
 
-    def add(self, divergence: Divergence | None, num_asked: int, *texts: RequestRecord) -> None:
-        """Add the comparison of two texts, or of one with the model's own.
+    def add(
+        self, divergence: Divergence | None, request: PlannedRequest, *texts: RequestRecord
+    ) -> None:
+        """Add the comparison of an answer, the last text, with another one, or with the model's own.
 
-        Args:
-            num_asked: tokens that each was to have.
+        Where a text may end early it is not known where it should: a server may know more tokens that end one.
         """
+        self.num_past_end += Answer(request, texts[-1]).num_past_end > 0
+        num_asked = 0 if request.ends else request.num_tokens
         shortest = min(text.num_tokens for text in texts)
         self.divergences.append(divergence)
         self.num_tokens += shortest if divergence is None else min(shortest, divergence.position)
@@ -80,9 +85,9 @@ class GreedyTexts:
     def judged(self) -> tuple[Finding, Divergence | None]:
         """Whether the texts are those that were expected, and the difference that decides it.
 
-        `lossy` if a difference is known to be beyond rounding (an `excess` above 1): the largest one
-        decides. Else `undecided` if the margin of one is unknown (there is no reference, or a text
-        ended earlier), or if a text is cut short. Else `lossless`.
+        `lossy` if a difference is known to be beyond rounding (an `excess` above 1), of which the largest one
+        decides, or if a text goes on behind its end. Else `undecided` if the margin of one is unknown (there is no
+        reference, or a text ended earlier), or if a text is cut short. Else `lossless`.
         """
         differing = [divergence for divergence in self.divergences if divergence is not None]
         measured = [divergence for divergence in differing if divergence.logit_margin is not None]
@@ -90,6 +95,8 @@ class GreedyTexts:
         worst = max(measured, key=operator.attrgetter("excess"), default=None)
         if worst is not None and worst.excess > 1:
             return "lossy", worst
+        if self.num_past_end:
+            return "lossy", None
         if unknown:
             return "undecided", unknown[0]
         return "undecided" if self.num_cut_short else "lossless", worst
@@ -103,6 +110,7 @@ class GreedyTexts:
             "num_prompts": len(self.divergences),
             "num_tokens": self.num_tokens,
             "num_cut_short": self.num_cut_short,
+            "num_past_end": self.num_past_end,
             "identical_prompts": self.divergences.count(None),
         }
         if worst is not None:
@@ -174,10 +182,10 @@ class Scores:
             tokens = tuple(answer.record.token_ids)
             if tokens:
                 check_known([*request.prompt, *tokens], self._reference.vocabulary_size)
-                context = (request.prompt, request.sampling.name, tokens[:-1])
+                context = (request.prompt, request.sampling.name, request.ends, tokens[:-1])
                 by_context[context].append(answer)
             elif request.is_greedy:
-                self.greedy.add(None, request.num_tokens, answer.record)
+                self.greedy.add(None, request, answer.record)
         # A prompt is read once for all texts of a batch. Longer texts come first: they say most about rounding.
         distinct = sorted(by_context.values(), key=_prompt_and_length, reverse=True)
         longest = max((len(alike[0].record.token_ids) for alike in distinct), default=1)
@@ -204,7 +212,7 @@ class Scores:
         likeliest = logits.argmax(-1).tolist()
         for request, record in alike:
             parting = first_divergence(self._reference, request.prompt, likeliest, record.token_ids)
-            self.greedy.add(parting, request.num_tokens, record)
+            self.greedy.add(parting, request, record)
 
     def _add_drawn(self, alike: Sequence[Answer], logits: Floats) -> None:
         """Add texts of one context, by the reference's logits [n, V] before each of their tokens."""
@@ -221,6 +229,9 @@ class Scores:
             if again is not None:
                 other = sampling.probabilities_along(again, request.prompt, tokens)
                 roundings[text] = Rounding.between(exact, other)
+        if num_past_end := alike[0].num_past_end:
+            # Behind its end nothing but the end can be drawn.
+            exact[-num_past_end:] = np.eye(exact.shape[-1])[tokens[-num_past_end - 1]]
         entropies = entr(exact).sum(-1)
         for answer in alike:
             drawn = DrawnText.of(
@@ -260,7 +271,11 @@ class Scores:
             if roundings
         }
         at_place = self._roundings[_AT_PLACE].values()
-        texts = [scored.text for scored in self.drawn]
+        drawn = self.drawn
+        if any(answer.hides_its_end for answer in self.answers if answer.request.is_compared):
+            # Without the tokens that end texts the others come too often.
+            drawn = [scored for scored in drawn if not scored.answer.request.ends]
+        texts = [scored.text for scored in drawn]
         allowed = []
         for text in texts:
             rounding = means.get(text.setting, NO_ROUNDING)

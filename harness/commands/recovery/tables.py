@@ -235,6 +235,8 @@ def _identical(row: RecoveryRow | None) -> str | None:
 
 def _greedy_findings(row: RecoveryRow) -> str:
     text = f"{_identical(row)} greedy texts identical"
+    if row.num_past_end:
+        text += f", {row.num_past_end} go on behind a token that ends them"
     if row.logit_margin is None or row.logit_tolerance is None:
         return text
     explained = "within" if abs(row.logit_margin) <= row.logit_tolerance else "beyond"

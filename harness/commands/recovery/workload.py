@@ -68,6 +68,7 @@ class PlannedRequest:
         leave_after: tokens after which nobody waits for the rest, so that the text is not compared;
             None to wait for all.
         is_at_place: whether it is one of the many that continue one place.
+        ends: the first of these tokens ends its text; none where it has its length.
     """
 
     prompt: tuple[int, ...]
@@ -76,6 +77,7 @@ class PlannedRequest:
     index: int
     leave_after: int | None = None
     is_at_place: bool = False
+    ends: frozenset[int] = frozenset()
 
     @property
     def is_compared(self) -> bool:
@@ -86,15 +88,16 @@ class PlannedRequest:
         return self.sampling.decoding.temperature == 0
 
     def request(self, seed: int) -> Request:
-        """The request as an arm takes it; no token ends it, so that every text has its length."""
+        """The request as an arm takes it."""
         decoding = dataclasses.replace(
-            self.sampling.decoding, max_new_tokens=self.num_tokens, ignore_eos=True
+            self.sampling.decoding, max_new_tokens=self.num_tokens, ignore_eos=not self.ends
         )
         return Request(
             self.prompt,
             decoding,
             seed,
             self.index,
+            self.ends,
             parameters=self.sampling.parameters,
             leave_after=self.leave_after,
             # It is judged like any other text.
@@ -107,6 +110,20 @@ class Answer(NamedTuple):
 
     request: PlannedRequest
     record: RequestRecord
+
+    @property
+    def num_past_end(self) -> int:
+        """Tokens behind the first one that ends the text."""
+        tokens = self.record.token_ids
+        ended = [index for index, token in enumerate(tokens) if token in self.request.ends]
+        return len(tokens) - 1 - ended[0] if ended else 0
+
+    @property
+    def hides_its_end(self) -> bool:
+        """Whether it ended early, and its last token is none that ends a text."""
+        tokens = self.record.token_ids
+        is_short = bool(self.request.ends) and len(tokens) < self.request.num_tokens
+        return is_short and self.request.ends.isdisjoint(tokens[-1:])
 
 
 def acceptance_of(records: Sequence[RequestRecord]) -> Columns:
@@ -184,6 +201,7 @@ class Workload:
         self._prompts = [tuple(prompt) for prompt in asking.prompts]
         self._decoding = decoding
         self._samplings = asking.samplings
+        self._ends = asking.ends
         self._greedy = Sampling("greedy", dataclasses.replace(decoding, temperature=0.0))
         self._most = decoding.max_new_tokens
         self._generator = np.random.default_rng(asking.settings.seed)
@@ -252,7 +270,7 @@ class Workload:
         return [mixed[number] for number in self._generator.permutation(len(mixed))]
 
     def _mixed(self, prompts: Sequence[tuple[int, ...]], num_drawn: int) -> list[PlannedRequest]:
-        """A greedy request for each prompt, and drawn ones for any."""
+        """A greedy request for each prompt, and drawn ones for any; half of them end at tokens that end texts."""
         requests = []
         for prompt in prompts:
             length = self._length(self._most)
@@ -262,7 +280,12 @@ class Workload:
             sampling = self._samplings[number % len(self._samplings)]
             length = self._length(most_drawn(self._most))
             requests.append(self._plan(self._any(prompts), sampling, length))
-        return requests
+        return [
+            dataclasses.replace(request, ends=self._ends)
+            if self._generator.integers(2)
+            else request
+            for request in requests
+        ]
 
     def _plan(self, prompt: tuple[int, ...], sampling: Sampling, num_tokens: int) -> PlannedRequest:
         self._num_made += 1
@@ -283,12 +306,14 @@ class Asking:
         prompts: token ids of each, none empty.
         samplings: the sampling settings that are tested; the run's own one is the first.
         end_tokens: those at which the target ends a text.
+        ends: those at which half of the requests are to end; none where the engine ends texts in ways of its own.
     """
 
     settings: RecoverySettings
     prompts: Sequence[Sequence[int]]
     samplings: Sequence[Sampling]
     end_tokens: frozenset[int]
+    ends: frozenset[int] = frozenset()
 
     @property
     def token_test(self) -> TokenTest:
