@@ -10,8 +10,7 @@ drawn ones are undecided. Each check becomes a row.
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from harness.commands.command import Experiment
@@ -19,7 +18,7 @@ from harness.commands.recovery.kinds import kind_checks
 from harness.commands.recovery.record import RecoverySettings
 from harness.commands.recovery.rows import RecoveryRow
 from harness.commands.recovery.scored import scored_checks
-from harness.commands.recovery.scores import GreedyTexts
+from harness.commands.recovery.scores import GreedyTexts, with_ends
 from harness.commands.recovery.workload import (
     FOLLOW_UP,
     Asking,
@@ -104,8 +103,8 @@ class Recovery(Experiment[RecoverySettings, RecoveryRow]):
                 shown = f"top_logprobs={settings.top_logprobs}"
                 say(f"not tested, because {shown} is not enough: {names}")
             samplings = [sampling for sampling in samplings if sampling not in unknown]
-        ends = session.end_tokens()
-        asking = Asking(settings, prompts, samplings, ends, _ends(engine.arms, prompts, ends))
+        can_end = all(each.traits.stops_at_tokens for each in engine.arms)
+        asking = Asking(settings, prompts, samplings, session.end_tokens(), can_end)
         regular = engine.arms[0] if len(engine.arms) > 1 else None
         if engine.servers is not None and settings.by_kind:
             yield from kind_checks(asking, arm, regular)
@@ -187,19 +186,6 @@ class Recovery(Experiment[RecoverySettings, RecoveryRow]):
             return None
 
 
-def _ends(
-    arms: Sequence[Arm], prompts: Sequence[Sequence[int]], end_tokens: Collection[int]
-) -> frozenset[int]:
-    """The tokens at which some requests are to end; none where an arm does not end texts at given tokens.
-
-    Few models end a text within so few tokens. So the commonest token of the prompts ends some, too.
-    """
-    if not all(arm.traits.stops_at_tokens for arm in arms):
-        return frozenset()
-    counts = Counter(token for prompt in prompts for token in prompt[1:])
-    return frozenset(end_tokens).union(token for token, _ in counts.most_common(1))
-
-
 def greedy_check(asking: Asking, arm: Arm, regular: Arm | None, references: References) -> Columns:
     """The check of an arm's greedy texts by those that the weights write, else by a regular arm's, asked one at a time.
 
@@ -209,7 +195,7 @@ def greedy_check(asking: Asking, arm: Arm, regular: Arm | None, references: Refe
     has_weights = references.for_texts() is not None
     if has_weights:
         # Servers differ in whether the text has the token that ends it.
-        asking = dataclasses.replace(asking, ends=frozenset())
+        asking = dataclasses.replace(asking, can_end=False)
     # Drawn ones are in flight beside them, and are not tested.
     requests = Workload(asking).first_turns(len(asking.prompts))
     say(f"testing the {arm.name} arm: {len(requests):,} requests, {num_in_flight} in flight")
@@ -231,4 +217,6 @@ def greedy_check(asking: Asking, arm: Arm, regular: Arm | None, references: Refe
             # Nothing here knows the margin of their tokens.
             parting = first_divergence(None, planned.prompt, wanted.token_ids, record.token_ids)
             texts.add(parting, planned, wanted, record)
-    return texts.columns() | acceptance_of([answer.record for answer in answers])
+    return with_ends(texts.columns(), answers) | acceptance_of(
+        [answer.record for answer in answers]
+    )

@@ -44,7 +44,7 @@ class RecoveryRow(PromptedRow):
         "greedy: prompts with a text that ended, without an end token, before the length asked for"
     )
     num_past_end: MaybeInt = figure(
-        "greedy: texts with tokens behind one that was to end them, as end tokens and another end half of the texts"
+        "texts with tokens behind one that was to end them: end tokens, and another, end half of the texts"
     )
     identical_prompts: MaybeInt = figure("greedy texts equal to the regular arm's")
     divergence_position: MaybeInt = figure(

@@ -55,23 +55,20 @@ class GreedyTexts:
         divergences: one per prompt, None where nothing differs.
         num_tokens: compared: those behind the first difference of a text are not.
         num_cut_short: prompts with a text that is cut short, so that its end was not compared.
-        num_past_end: texts with tokens behind one that ends them.
     """
 
     end_tokens: frozenset[int]
     divergences: list[Divergence | None] = field(default_factory=list)
     num_tokens: int = 0
     num_cut_short: int = 0
-    num_past_end: int = 0
 
     def add(
         self, divergence: Divergence | None, request: PlannedRequest, *texts: RequestRecord
     ) -> None:
-        """Add the comparison of an answer, the last text, with another one, or with the model's own.
+        """Add the comparison of two texts, or of one with the model's own.
 
         Where a text may end early it is not known where it should: a server may know more tokens that end one.
         """
-        self.num_past_end += Answer(request, texts[-1]).num_past_end > 0
         num_asked = 0 if request.ends else request.num_tokens
         shortest = min(text.num_tokens for text in texts)
         self.divergences.append(divergence)
@@ -86,8 +83,8 @@ class GreedyTexts:
         """Whether the texts are those that were expected, and the difference that decides it.
 
         `lossy` if a difference is known to be beyond rounding (an `excess` above 1), of which the largest one
-        decides, or if a text goes on behind its end. Else `undecided` if the margin of one is unknown (there is no
-        reference, or a text ended earlier), or if a text is cut short. Else `lossless`.
+        decides. Else `undecided` if the margin of one is unknown (there is no reference, or a text ended earlier), or
+        if a text is cut short. Else `lossless`.
         """
         differing = [divergence for divergence in self.divergences if divergence is not None]
         measured = [divergence for divergence in differing if divergence.logit_margin is not None]
@@ -95,8 +92,6 @@ class GreedyTexts:
         worst = max(measured, key=operator.attrgetter("excess"), default=None)
         if worst is not None and worst.excess > 1:
             return "lossy", worst
-        if self.num_past_end:
-            return "lossy", None
         if unknown:
             return "undecided", unknown[0]
         return "undecided" if self.num_cut_short else "lossless", worst
@@ -110,7 +105,6 @@ class GreedyTexts:
             "num_prompts": len(self.divergences),
             "num_tokens": self.num_tokens,
             "num_cut_short": self.num_cut_short,
-            "num_past_end": self.num_past_end,
             "identical_prompts": self.divergences.count(None),
         }
         if worst is not None:
@@ -182,7 +176,7 @@ class Scores:
             tokens = tuple(answer.record.token_ids)
             if tokens:
                 check_known([*request.prompt, *tokens], self._reference.vocabulary_size)
-                context = (request.prompt, request.sampling.name, request.ends, tokens[:-1])
+                context = (request.prompt, request.sampling.name, tokens[:-1])
                 by_context[context].append(answer)
             elif request.is_greedy:
                 self.greedy.add(None, request, answer.record)
@@ -229,9 +223,6 @@ class Scores:
             if again is not None:
                 other = sampling.probabilities_along(again, request.prompt, tokens)
                 roundings[text] = Rounding.between(exact, other)
-        if num_past_end := alike[0].num_past_end:
-            # Behind its end nothing but the end can be drawn.
-            exact[-num_past_end:] = np.eye(exact.shape[-1])[tokens[-num_past_end - 1]]
         entropies = entr(exact).sum(-1)
         for answer in alike:
             drawn = DrawnText.of(
@@ -286,11 +277,21 @@ class Scores:
 
     def look(self) -> None:
         """Take the checks of what was added: that of greedy texts, and that of drawn tokens if any were asked for."""
-        checks = [self.greedy.columns()]
+        checks = [
+            with_ends(self.greedy.columns(), [a for a in self.answers if a.request.is_greedy])
+        ]
         if self._asking.samplings:
             records = [answer.record for answer in self.answers]
-            checks.append(self._asking.sampled_check(self.sampled(), records))
+            check = self._asking.sampled_check(self.sampled(), records)
+            checks.append(with_ends(check, [a for a in self.answers if not a.request.is_greedy]))
         self.so_far = checks
+
+
+def with_ends(check: Columns, answers: Sequence[Answer]) -> Columns:
+    """The check of texts that may end: one that goes on behind its end is a loss."""
+    num_past_end = sum(answer.passes_its_end for answer in answers if answer.request.is_compared)
+    found = check | {"num_past_end": num_past_end}
+    return found | {"verdict": "lossy"} if num_past_end else found
 
 
 def _prompt_and_length(alike: Sequence[Answer]) -> tuple[tuple[int, ...], int]:

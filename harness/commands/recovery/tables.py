@@ -234,9 +234,7 @@ def _identical(row: RecoveryRow | None) -> str | None:
 
 
 def _greedy_findings(row: RecoveryRow) -> str:
-    text = f"{_identical(row)} greedy texts identical"
-    if row.num_past_end:
-        text += f", {row.num_past_end} go on behind a token that ends them"
+    text = f"{_identical(row)} greedy texts identical{_past_ends(row)}"
     if row.logit_margin is None or row.logit_tolerance is None:
         return text
     explained = "within" if abs(row.logit_margin) <= row.logit_tolerance else "beyond"
@@ -256,7 +254,15 @@ def _sampled_findings(row: RecoveryRow) -> str:
     found = f"{agree} the target's distribution"
     if row.num_draws_until is not None:
         found = f"fail, after {row.num_draws_until:,}"
-    return f"{draws} {found} (p-value {p_value_in_words(row.p_value)})"
+    return f"{draws} {found} (p-value {p_value_in_words(row.p_value)}){_past_ends(row)}"
+
+
+def _past_ends(row: RecoveryRow) -> str:
+    return (
+        f", {row.num_past_end} texts go on behind a token that ends them"
+        if row.num_past_end
+        else ""
+    )
 
 
 def p_value_in_words(value: float | None) -> str:

@@ -112,11 +112,9 @@ class Answer(NamedTuple):
     record: RequestRecord
 
     @property
-    def num_past_end(self) -> int:
-        """Tokens behind the first one that ends the text."""
-        tokens = self.record.token_ids
-        ended = [index for index, token in enumerate(tokens) if token in self.request.ends]
-        return len(tokens) - 1 - ended[0] if ended else 0
+    def passes_its_end(self) -> bool:
+        """Whether a token before the last one should have ended the text."""
+        return not self.request.ends.isdisjoint(self.record.token_ids[:-1])
 
     @property
     def hides_its_end(self) -> bool:
@@ -201,7 +199,7 @@ class Workload:
         self._prompts = [tuple(prompt) for prompt in asking.prompts]
         self._decoding = decoding
         self._samplings = asking.samplings
-        self._ends = asking.ends
+        self._asking = asking
         self._greedy = Sampling("greedy", dataclasses.replace(decoding, temperature=0.0))
         self._most = decoding.max_new_tokens
         self._generator = np.random.default_rng(asking.settings.seed)
@@ -220,7 +218,7 @@ class Workload:
             # The first token stays: many tokenizers put it before every text.
             without_second = (prompt[0], *prompt[2:])
             texts += [prompt, half, half_of_each, without_second]
-        return self._shuffled(self._mixed(texts, num_drawn))
+        return self._shuffled(self._mixed(texts, num_drawn, self._prompts))
 
     def second_turns(
         self,
@@ -246,7 +244,8 @@ class Workload:
                 next_turn = self._prompts[request.index % len(self._prompts)]
                 text = answer.record.token_ids
                 texts.append((*request.prompt, *text, *next_turn[-FOLLOW_UP:]))
-        others = self._shuffled(self._mixed(texts, num_drawn))
+        answered = [answer.record.token_ids for answer in answers]
+        others = self._shuffled(self._mixed(texts, num_drawn, answered))
         groups = [[request] for request in others] + in_batches(at_place, num_in_flight)
         order = self._generator.permutation(len(groups))
         return [request for number in order for request in groups[number]]
@@ -269,8 +268,17 @@ class Workload:
             mixed.append(dataclasses.replace(whole, leave_after=leave_after))
         return [mixed[number] for number in self._generator.permutation(len(mixed))]
 
-    def _mixed(self, prompts: Sequence[tuple[int, ...]], num_drawn: int) -> list[PlannedRequest]:
-        """A greedy request for each prompt, and drawn ones for any; half of them end at tokens that end texts."""
+    def _mixed(
+        self,
+        prompts: Sequence[tuple[int, ...]],
+        num_drawn: int,
+        known_texts: Sequence[Sequence[int]],
+    ) -> list[PlannedRequest]:
+        """A greedy request for each prompt, and drawn ones for any.
+
+        Half of them end at end tokens. Few models write one so early, and so each of these ends at a token of the known
+        texts, too.
+        """
         requests = []
         for prompt in prompts:
             length = self._length(self._most)
@@ -280,12 +288,12 @@ class Workload:
             sampling = self._samplings[number % len(self._samplings)]
             length = self._length(most_drawn(self._most))
             requests.append(self._plan(self._any(prompts), sampling, length))
-        return [
-            dataclasses.replace(request, ends=self._ends)
-            if self._generator.integers(2)
-            else request
-            for request in requests
-        ]
+        if self._asking.can_end:
+            known = [token for text in known_texts for token in text]
+            for number in np.flatnonzero(self._generator.integers(2, size=len(requests))).tolist():
+                ends = self._asking.end_tokens | {known[self._generator.integers(len(known))]}
+                requests[number] = dataclasses.replace(requests[number], ends=ends)
+        return requests
 
     def _plan(self, prompt: tuple[int, ...], sampling: Sampling, num_tokens: int) -> PlannedRequest:
         self._num_made += 1
@@ -306,14 +314,14 @@ class Asking:
         prompts: token ids of each, none empty.
         samplings: the sampling settings that are tested; the run's own one is the first.
         end_tokens: those at which the target ends a text.
-        ends: those at which half of the requests are to end; none where the engine ends texts in ways of its own.
+        can_end: whether the engine ends texts at given tokens, so that half of the requests have some.
     """
 
     settings: RecoverySettings
     prompts: Sequence[Sequence[int]]
     samplings: Sequence[Sampling]
     end_tokens: frozenset[int]
-    ends: frozenset[int] = frozenset()
+    can_end: bool = False
 
     @property
     def token_test(self) -> TokenTest:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -286,6 +287,34 @@ def test_rounding_at_the_place_where_most_tokens_are_drawn_is_no_loss(seed: int)
     texts = [scored.text for scored in scores.drawn]
     found = asking.token_test.check(texts, [NO_ROUNDING] * len(texts))
     assert found.verdict == "lossy"
+
+
+def test_a_server_that_leaves_out_the_tokens_that_end_texts_is_not_accused() -> None:
+    """Without them the others come too often: texts that may end do not count then, and the others still do."""
+    sampling = Sampling("any", DecodingSettings(temperature=1.0))
+    logits = np.log(np.linspace(1, 2, VOCABULARY_SIZE))
+    exact = exact_probabilities(logits, sampling.decoding)
+    reference = SimpleNamespace(
+        vocabulary_size=VOCABULARY_SIZE,
+        logits_along=lambda _, texts: np.tile(logits, (len(texts), 9, 1)),
+        logits_again=lambda *_: None,
+    )
+    settings = settings_of(RecoverySettings, false_alarm_rate=1e-9, shift=0.2, batch_size=8)
+    end = VOCABULARY_SIZE - 1
+    drawn_texts = np.random.default_rng(0).choice(len(exact), (1600, 9), p=exact).tolist()
+    for num_shown, verdict in ((0, "lossless"), (1, "lossless"), (2, "lossy")):
+        scores = Scores(reference, Asking(settings, [], [sampling], frozenset()))  # type: ignore[arg-type]
+        answers = []
+        for index, text in enumerate(drawn_texts):
+            ends = frozenset({end} if index % 4 else ())
+            tokens = text[: text.index(end) + num_shown] if end in text and ends else text
+            request = PlannedRequest((0,), sampling, 9, index, ends=ends)
+            record = RequestRecord(index, 1, token_ids=tokens, num_tokens=len(tokens))
+            answers.append(Answer(request, record))
+        scores.add(answers)
+        scores.look()
+        assert scores.so_far[-1]["verdict"] == verdict
+        assert (scores.so_far[-1]["num_draws"] == 400 * 9) == (num_shown != 1)
 
 
 @pytest.mark.parametrize("exponent", [0.0, 0.5, 2.5])
