@@ -63,17 +63,20 @@ class RecoveryRow(PromptedRow):
         "sampled tokens until that was enough to call it lossy", "tokens"
     )
     p_value: MaybeFloat = figure("chance that bets ever win so much by luck, at most")
-    power: MaybeFloat = figure("chance that the test sees a change as large as `shift`")
-    visible_shift: MaybeFloat = figure("smallest shift that the test sees with a chance of 99 %")
+    power: MaybeFloat = figure(
+        "chance, at least, that the test sees any change as large as `shift` between 2, 4, 8, 10 or 16 equal parts of"
+        " the tokens, sorted from the likeliest down"
+    )
+    visible_shift: MaybeFloat = figure(
+        "smallest such shift that the test sees with a chance of at least 99 %"
+    )
     num_draws_needed: MaybeInt = figure("of an undecided check: a `num_draws` that would be enough")
     refused: MaybeText = figure(
         "sampling settings that the engine refused, or that may end it, which were not tested"
     )
-    rounding: MaybeFloat = figure(
-        "mass that rounding may move between likelier and less likely tokens"
-    )
+    rounding: MaybeFloat = figure("largest such shift that rounding explains")
     shift: MaybeFloat = setting(
-        "total variation of a token's distribution that must be seen", "shift"
+        "total variation between parts of the tokens' distribution that must be seen", "shift"
     )
     false_alarm_rate: MaybeFloat = setting(
         "chance that a lossless pair is called lossy", "false_alarm_rate"

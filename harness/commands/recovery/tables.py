@@ -148,9 +148,10 @@ def _notes(checks: Checks) -> list[str]:
         smallest = f", one of {percent(sampled.visible_shift, 1)} with 99 %"
     notes.append(
         f"The sampled tests call a lossless pair lossy in at most {sampled.false_alarm_rate:.0e} of such runs,"
-        f" however often one looks; a shift of {percent(sampled.shift or 0.0)} towards likelier"
-        f" or less likely tokens is seen within {sampled.num_draws:,} tokens with a chance of"
-        f" {_share(sampled.power)}{smallest}. They attribute shifts of up to {sampled.rounding or 0.0:.2g} to rounding."
+        f" however often one looks; any shift of {percent(sampled.shift or 0.0)} between 2, 4, 8, 10 or 16 equal parts"
+        f" of the tokens, sorted from the likeliest down, is seen within {sampled.num_draws:,} tokens with a chance of"
+        f" {_share(sampled.power)}{smallest}. They attribute shifts of up to {sampled.rounding or 0.0:.2g} to"
+        " rounding."
     )
     return notes
 
@@ -180,7 +181,7 @@ def pairs_table(every: Sequence[Checks]) -> Table:
             "power",
             _share,
             "sampled.power",
-            meaning="chance of seeing a change of `shift` in a token's distribution",
+            meaning="chance, at least, of seeing any change of `shift` between parts of the tokens' distribution",
         ),
     )
     return Table.of(
