@@ -79,7 +79,7 @@ class RequestForm:
             extensions: dict[str, Any] = {
                 "min_p": 0.0,
                 "repetition_penalty": 1.0,
-                "ignore_eos": not request.stop_tokens if self.knows_tokens else decoding.ignore_eos,
+                "ignore_eos": decoding.ignore_eos,
                 "stop_token_ids": sorted(request.stop_tokens),
             }
             # Some servers refuse every number that would mean all.
@@ -108,14 +108,10 @@ class RequestForm:
         return body | extra
 
     @property
-    def knows_tokens(self) -> bool:
-        """Whether the ids of tokens are known here."""
-        return not isinstance(self.tokenizer, TextTokenizer)
-
-    @property
     def stops_at_tokens(self) -> bool:
         """Whether the server ends answers at any of a request's `stop_tokens`."""
-        return self.takes_extensions and self.knows_tokens and self.dialect.stops_at_tokens
+        knows_tokens = not isinstance(self.tokenizer, TextTokenizer)
+        return self.takes_extensions and knows_tokens and self.dialect.stops_at_tokens
 
     @property
     def salts(self) -> bool:

@@ -30,8 +30,8 @@ from harness.results.statistics.drawn_tokens import (
     NO_ROUNDING,
     DrawnText,
     Finding,
-    Rounding,
     TokenResult,
+    rounding_between,
 )
 
 # Texts that are scored together.
@@ -158,7 +158,7 @@ class Scores:
         self._asking = asking
         # Of some texts, by sampling setting and prompt: rounding differs by prompt. Of those at the one place, where
         # tokens after the same text come often, by the text.
-        self._roundings: dict[str, dict[tuple[int, ...], Rounding]] = defaultdict(dict)
+        self._roundings: dict[str, dict[tuple[int, ...], Floats]] = defaultdict(dict)
 
     def add(self, answers: Sequence[Answer]) -> None:
         """Score the answers that somebody waited for.
@@ -222,7 +222,7 @@ class Scores:
             again = self._reference.logits_again(request.prompt, tokens)
             if again is not None:
                 other = sampling.probabilities_along(again, request.prompt, tokens)
-                roundings[text] = Rounding.between(exact, other)
+                roundings[text] = rounding_between(exact, other)
         entropies = entr(exact).sum(-1)
         for answer in alike:
             drawn = DrawnText.of(
@@ -257,21 +257,17 @@ class Scores:
         routes: many texts in one pass, and a text again (`logits_again`).
         """
         means = {
-            name: Rounding.combined([*roundings.values()], np.mean)
+            name: np.mean([*roundings.values()], axis=0)
             for name, roundings in self._roundings.items()
             if roundings
         }
         at_place = self._roundings[_AT_PLACE].values()
-        drawn = self.drawn
-        if any(answer.hides_its_end for answer in self.answers if answer.request.is_compared):
-            # Without the tokens that end texts the others come too often.
-            drawn = [scored for scored in drawn if not scored.answer.request.ends]
-        texts = [scored.text for scored in drawn]
+        texts = [scored.text for scored in self.drawn]
         allowed = []
         for text in texts:
             rounding = means.get(text.setting, NO_ROUNDING)
             if text.is_at_place:
-                rounding = Rounding.combined([rounding, *at_place], np.max)
+                rounding = np.max([rounding, *at_place], axis=0)
             allowed.append(rounding)
         return self._asking.token_test.check(texts, allowed)
 

@@ -116,13 +116,6 @@ class Answer(NamedTuple):
         """Whether a token before the last one should have ended the text."""
         return not self.request.ends.isdisjoint(self.record.token_ids[:-1])
 
-    @property
-    def hides_its_end(self) -> bool:
-        """Whether it ended early, and its last token is none that ends a text."""
-        tokens = self.record.token_ids
-        is_short = bool(self.request.ends) and len(tokens) < self.request.num_tokens
-        return is_short and self.request.ends.isdisjoint(tokens[-1:])
-
 
 def acceptance_of(records: Sequence[RequestRecord]) -> Columns:
     """Columns about acceptance: without rejections much of the algorithm never ran."""

@@ -15,9 +15,9 @@ tokens in one of these ways.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import numpy as np
 
@@ -57,45 +57,20 @@ _LEAST_LEFT = -30.0
 _NUMBERS = np.geomspace(10, 4_000_000, 437)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rounding:
-    """How far two routes to the distributions of tokens are apart, which differ by rounding alone.
-
-    Attributes:
-        parts: of the masses of parts, on average; of each of `SCALES`, one after the other.
-        tilts: [t], of what the bettors on tilted distributions win on average.
-        total: of the masses of single tokens, in total variation.
-    """
-
-    parts: Floats
-    tilts: Floats
-    total: float
-
-    @classmethod
-    def between(cls, exact: Floats, again: Floats) -> Self:
-        """Between distributions [n, V] by two routes."""
-        moved = again - exact
-        fine = masses_of_parts(moved, parts_of(exact)).mean(0)
-        parts = [np.abs(coarser(fine, scale)) for scale in SCALES]
-        tilts = []
-        for exponent, shares in _TILTS.items():
-            won = np.exp(tilted(exact, exact, exponent))
-            mean = abs(float((moved * won).sum(-1).mean()))
-            tilts += [share * mean for share in shares]
-        total = float(np.abs(moved).sum(-1).mean()) / 2
-        return cls(parts=np.concatenate(parts), tilts=np.array(tilts), total=total)
-
-    @classmethod
-    def combined(cls, several: Sequence[Rounding], combine: Callable[..., Any]) -> Self:
-        """Several as one, such as by `np.mean`, value by value."""
-        return cls(
-            parts=combine([rounding.parts for rounding in several], axis=0),
-            tilts=combine([rounding.tilts for rounding in several], axis=0),
-            total=float(combine([rounding.total for rounding in several])),
-        )
+# How far two routes to the distributions of tokens are apart, which differ by rounding alone, on average: the masses of
+# parts, by `SCALES`; what bettors on tilted distributions win; single tokens, in total variation.
+NO_ROUNDING = np.zeros(sum(SCALES) + _NUM_TILTS + 1)
 
 
-NO_ROUNDING = Rounding(parts=np.zeros(sum(SCALES)), tilts=np.zeros(_NUM_TILTS), total=0.0)
+def rounding_between(exact: Floats, again: Floats) -> Floats:
+    """Rounding, as in `NO_ROUNDING`, between distributions [n, V] by two routes."""
+    moved = again - exact
+    fine = masses_of_parts(moved, parts_of(exact)).mean(0)
+    apart = [np.abs(coarser(fine, scale)) for scale in SCALES]
+    for exponent, shares in _TILTS.items():
+        won = np.exp(tilted(exact, exact, exponent))
+        apart.append(np.array(shares) * abs((moved * won).sum(-1).mean()))
+    return np.concatenate([*apart, [np.abs(moved).sum(-1).mean() / 2]])
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,17 +186,16 @@ class TokenTest:
         """The logarithm of what bettors must win for an arm to be called lossy."""
         return -math.log(self.level)
 
-    def check(self, texts: Sequence[DrawnText], roundings: Sequence[Rounding]) -> TokenResult:
+    def check(self, texts: Sequence[DrawnText], roundings: Sequence[Floats]) -> TokenResult:
         """Test texts, in the order in which they were answered, each with its rounding."""
         if not texts:
             return self._result(np.zeros((1, 0)))
         lengths = [len(text.tokens) for text in texts]
-
-        def tolerated(per_text: Sequence[Floats | float]) -> Floats:
-            return _ROUNDING_ALLOWANCE * np.repeat(np.array(per_text), lengths, axis=0)
-
-        split = np.cumsum(SCALES)[:-1]
-        part_moves = np.split(tolerated([rounding.parts for rounding in roundings]), split, axis=-1)
+        tolerated = _ROUNDING_ALLOWANCE * np.repeat(np.array(roundings), lengths, axis=0)
+        *part_moves, tilt_moves, total = np.split(
+            tolerated, np.cumsum([*SCALES, _NUM_TILTS]), axis=-1
+        )
+        total = total[:, 0]
         moves = dict(zip(SCALES, part_moves, strict=True))
         fine_masses = np.concatenate([text.part_masses for text in texts])
         masses = {scale: coarser(fine_masses, scale) for scale in SCALES}
@@ -242,7 +216,6 @@ class TokenTest:
         is_second = places % 2 == 1
         quarters_before = np.where(is_second, np.roll(parts[4], 1), -1).tolist()
         in_pairs = bets_on_parts(parts[4], masses[4], quarters_before, LEARNERS, moves[4])
-        total = tolerated([rounding.total for rounding in roundings])
         # The first token of a text is the target's own.
         is_decided = ~is_first
         on_parts = []
@@ -260,7 +233,7 @@ class TokenTest:
             bets_on_parts(parts[10], masses[10], settings, LEARNERS, moves[10]),
             np.where(is_second, in_pairs, 0.0),
             bets_on_outcomes(ranks, widths, contexts, LEARNERS, total),
-            (tilts - np.log1p(tolerated([rounding.tilts for rounding in roundings]))).T,
+            (tilts - np.log1p(tilt_moves)).T,
             np.where(at_place, 0.0, on_support),
         ]
         num_decided = int(is_decided.sum())
