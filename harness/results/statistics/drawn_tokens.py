@@ -255,12 +255,14 @@ class TokenTest:
 
         That is by the bettor on the finest parts alone: those on coarser ones find shifts between theirs sooner.
         """
-        finest = SCALES[-1]
-        concentration = learner_on_parts(finest, self.shift).concentration
-        log_wanted = self._log_wanted + math.log(NUM_BETTORS)
-        looked_for = self.shift if shift is None else shift
-        num_draws = np.maximum(num_draws, 1)
-        return power_on_parts(num_draws, looked_for, log_wanted, finest, concentration, rounding)
+        return power_on_parts(
+            np.maximum(num_draws, 1),
+            self.shift if shift is None else shift,
+            self._log_wanted + math.log(NUM_BETTORS),
+            SCALES[-1],
+            learner_on_parts(SCALES[-1], self.shift).concentration,
+            rounding,
+        )
 
     def needed(self, rounding: float = 0.0) -> int | None:
         """The fewest tokens that speculation decides, nearly, which are enough; None where no number is."""
