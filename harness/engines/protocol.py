@@ -137,6 +137,7 @@ class Traits:
         reports_token_ids: whether its tokens are those that the model drew, and not read from text.
         reports_drafts: whether its records hold what was proposed, and the origin of each token. A
             server's hold tokens alone.
+        stops_at_tokens: whether it ends an answer at any of `Request.stop_tokens`.
         never_drawn: tokens that it never draws where texts go on after their end.
         salts: whether its prefix cache heeds `Question.salts`; None where there is no such cache between
             questions.
@@ -148,6 +149,7 @@ class Traits:
 
     reports_token_ids: bool = True
     reports_drafts: bool = False
+    stops_at_tokens: bool = True
     never_drawn: frozenset[int] = frozenset()
     salts: bool | None = None
     penalises_prompts: bool = False

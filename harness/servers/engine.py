@@ -571,6 +571,7 @@ class ServerArm(Arm):
                 reads_as_known = takes_ids or chat
                 self.traits = Traits(
                     reports_token_ids=reads_as_known and not request.from_text,
+                    stops_at_tokens=self.form.stops_at_tokens,
                     never_drawn=request.never_drawn,
                     salts=self.form.salts,
                     penalises_prompts=self.dialect.penalised_tokens is not None,

@@ -305,8 +305,10 @@ RECOVERIES: dict[str, list[list[Changes]]] = {
     "a margin without a tolerance": [[GREEDY | {"logit_margin": 0.31, "num_skipped": 2}]],
     "planted and missed": [[GREEDY | PLANTED | {"weights": "random"}, SAMPLED]],
     "planted and found": [[GREEDY | PLANTED, SAMPLED | LOSS]],
-    "a coin": [[GREEDY | {"lossy": True, "synthetic_acceptance": 0.8}, SAMPLED]],
-    "a lossy rule": [[GREEDY | {"lossy": True, "rule": "typical", "lenience": 0.9}, SAMPLED]],
+    "a coin": [[GREEDY | {"lossy": True, "synthetic_acceptance": 0.8}, SAMPLED | {"num_past_end": 2}]],
+    "a lossy rule": [[
+        GREEDY | {"lossy": True, "rule": "typical", "lenience": 0.9, "verdict": "undecided"}, SAMPLED | WEAK,
+    ]],
     "too few draws": [[GREEDY, SAMPLED | WEAK, SAMPLED | WEAK | {"power": None}]],
     "cut short": [[GREEDY | {"num_cut_short": 2, "verdict": "undecided"}, SAMPLED | WEAK]],
     "no reference": [[GREEDY, {"check": "reference", "verdict": "undecided", "finding": "no reference"}, SAMPLED]],
