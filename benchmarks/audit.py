@@ -1,11 +1,16 @@
-"""`audit` on tables of real runs: does it accuse an honest one, and does it find what was changed?
+"""`audit` on honest tables: does it accuse one, and does it find what was changed?
 
-Runs of `latency` give the rows. For each table their prompts are drawn again with replacement, alike for both arms and
-every K, and its figures are computed as `latency` computes them, and printed with the decimals that people print. In
-half of the tables answers end after 0.2 to 1 of their tokens, so that means of prompts differ from ratios of sums.
+Without a directory, simulated decoding fills 5,000 tables of 12 layouts, as people print them: means, medians or ratios
+of sums, an answer's first token counted or not, decoding alone or whole requests, 0 to 3 decimals.
+
+With directories, runs of `latency` give the rows. For each table their prompts are drawn again with replacement, alike
+for both arms and every K, and its figures are computed as `latency` computes them, and printed with the decimals that
+people print. In half of the tables answers end after 0.2 to 1 of their tokens, so that means of prompts differ from
+ratios of sums.
 
     harness latency -m draft=tiny_draft,tiny_eagle3,tiny_dflash,lookup K=2,4,6 temperature=0,1 num_prompts=10 tokens=128
     python benchmarks/audit.py multirun/latency/DAY/TIME
+    python benchmarks/audit.py
 """
 
 from __future__ import annotations
@@ -17,12 +22,13 @@ import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean, median
 
 import numpy
 import pandas as pd
 
-from harness.commands.audit.judge import judge
-from harness.commands.audit.rows import Row
+from harness.commands.audit.judge import VERDICTS, judge
+from harness.commands.audit.rows import Row, computed_speedups
 from harness.commands.audit.tables import read_text
 
 COLUMNS = (
@@ -92,6 +98,127 @@ def runs_below(directory: Path) -> list[Run]:
     return runs
 
 
+def decoded(
+    rng: random.Random, k: int, chance: float, length: float, tokens: int, cost: float
+) -> dict[str, float]:
+    """Counts and times (ms) of one prompt: a draft of up to K tokens, each accepted with a chance.
+
+    Args:
+        length: mean tokens of a draft that varies; 0 for K.
+        cost: of an iteration, in regular steps.
+    """
+    step = rng.uniform(9.8, 10.2)
+    left, iterations, drafting, proposed, tested, accepted = tokens - 1, 0, 0, 0, 0, 0
+    while left > 0:
+        drafted = min(k, int(rng.expovariate(1 / length)) if length else k, left - 1)
+        right = next((place for place in range(drafted) if rng.random() > chance), drafted)
+        iterations += 1
+        drafting += drafted > 0
+        proposed += drafted
+        tested += min(right + 1, drafted)
+        accepted += right
+        left -= right + 1
+    return {
+        "tokens": tokens,
+        "ms": iterations * step * cost * rng.uniform(0.97, 1.03),
+        "regular_ms": (tokens - 1) * step,
+        "iterations": iterations,
+        "drafting": drafting,
+        "accepted": accepted,
+        "proposed": proposed,
+        "tested": tested,
+    }
+
+
+def simulated_table(rng: random.Random, layout: int) -> str:
+    """A table as somebody would print it of decoding that was simulated."""
+    mean, num_prompts = rng.uniform(0.05, 0.97), rng.choice([1, 5, 10, 40])
+    chances = [min(0.99, max(0.02, rng.gauss(mean, 0.1))) for _ in range(num_prompts)]
+    answers = [rng.randint(16, 400) for _ in range(num_prompts)]
+    fixed, per_token = rng.uniform(1, 1.4), rng.uniform(0.01, 0.3)
+    reading_ms = rng.choice([0, 0, 60, 250])
+    counts_first = rng.random() < 0.5
+    pools = {name: rng.choice(["sum", "mean", "median"]) for name in ("length", "rate", "speed")}
+    decimals, digits = rng.choice([1, 2, 3]), rng.choice([0, 1, 2])
+
+    def pooled(name: str, top: list[float], bottom: list[float]) -> float:
+        ratios = [one / other for one, other in zip(top, bottom, strict=True)]
+        if pools[name] == "sum":
+            return sum(top) / sum(bottom)
+        return fmean(ratios) if pools[name] == "mean" else median(ratios)
+
+    rows = []
+    for k in sorted(rng.sample(range(1, 13), rng.randint(1, 4))):
+        length = rng.uniform(1, 4) if layout == 6 else 0
+        cost = fixed + per_token * k
+        runs = [
+            decoded(rng, k, chance, length, tokens, cost)
+            for chance, tokens in zip(chances, answers, strict=True)
+        ]
+        column = {name: [run[name] for run in runs] for name in runs[0]}
+        tokens = [count - (not counts_first) for count in column["tokens"]]
+        ours, regular = ([ms + reading_ms for ms in column[name]] for name in ("ms", "regular_ms"))
+        proposed = [max(1, count) for count in column["proposed"]]
+        rate = pooled("rate", column["accepted"], proposed)
+        gain, change = pooled("speed", regular, ours), fmean(ours) / fmean(regular) - 1
+        rows.append(
+            {
+                "k": k,
+                "al": f"{pooled('length', tokens, column['iterations']):.{decimals}f}",
+                "own": f"{pooled('length', column['accepted'], column['iterations']):.{decimals}f}",
+                "rate": f"{100 * rate:.{digits}f}%",
+                "share": f"{rate:.{decimals}f}",
+                "tps": f"{1000 * pooled('speed', tokens, ours):.{digits}f}",
+                "base": f"{1000 * pooled('speed', tokens, regular):.{digits}f}",
+                "tpot": f"{pooled('speed', ours, tokens):.{decimals}f}",
+                "base_tpot": f"{pooled('speed', regular, tokens):.{decimals}f}",
+                "speedup": f"{gain:.{decimals}f}x",
+                "gain": f"{100 * (gain - 1):+.{digits}f}%",
+                "s": f"{fmean(ours) / 1000:.{decimals}f}",
+                "base_s": f"{fmean(regular) / 1000:.{decimals}f}",
+                "fewer": f"{100 * change:+.{digits}f}%",
+            }
+        )
+    heading, regular_row, row = _LAYOUTS[layout]
+    lines = [heading, regular_row.format(**rows[0]), *(row.format(**cells) for cells in rows)]
+    return "\n".join(line for line in lines if line)
+
+
+# Heading, the row of the regular arm if there is one, and a row of K.
+_LAYOUTS = (
+    ("n-max,mean tps,accept", "0,{base},", "{k},{tps},{rate}"),
+    ("γ,acceptance rate,τ,speed-up", "", "{k},{rate},{al},{speedup}"),
+    ("steps,topk,num_draft_tokens,throughput,accept_length", "0,0,0,{base},1.0", "{k},2,16,{tps},{al}"),
+    ("category,K,baseline tok/s,tok/s,speedup,mean accepted tokens", "", "code,{k},{base},{tps},{speedup},{al}"),
+    ("mode,tok/s,gain", "plain,{base},", "MTP n={k},{tps},{gain}"),
+    ("n_max,p_min,tok/s,accept", "0,,{base},", "{k},0.75,{tps},{share}"),
+    ("draft,K,AL,tok/s", "none,,,{base}", "ngram,{k},{al},{tps}"),
+    ("config,K,acceptance,latency (s),vs baseline", "baseline,0,,{base_s},", "EAGLE-3,{k},{rate},{s},{fewer}"),
+    ("K   accept rate   base tok/s   spec tok/s", "", "{k}   {rate}   {base}   {tps}"),
+    ("K,mean accepted length,acceptance rate,speedup", "", "{k},{own},{rate},{speedup}"),
+    ("draft,K,AL,TPOT ms", "vanilla,,,{base_tpot}", "EAGLE,{k},{al},{tpot}"),
+    ("in flight,K,output tok/s,baseline tok/s,accept rate,tokens/step", "", "1,{k},{tps},{base},{rate},{al}"),
+)  # fmt: skip
+
+
+def judged_tables(number: int, seed: int = 0) -> tuple[Counter[str], list[str]]:
+    """The worst verdict on each of a number of simulated tables, and what was said of accused ones."""
+    rng = random.Random(seed)
+    verdicts: Counter[str] = Counter()
+    accused = []
+    for place in range(number):
+        text = simulated_table(rng, place % len(_LAYOUTS))
+        reading = read_text(text, {}, Row(""), "table")
+        claims = [claim for row in reading.rows for claim in judge(row)]
+        verdicts["computed"] += bool(computed_speedups(reading.tables))
+        worst = max((VERDICTS.index(claim.verdict) for claim in claims), default=0)
+        verdicts[VERDICTS[worst]] += 1
+        if VERDICTS[worst] in ("unlikely", "impossible"):
+            told = next(str(claim) for claim in claims if claim.verdict == VERDICTS[worst])
+            accused.append(f"layout {place % len(_LAYOUTS)}: {VERDICTS[worst]}: {told}")
+    return verdicts, accused
+
+
 def table_of(runs: list[Run], drawn: list[int], lengths: numpy.ndarray) -> list[dict[str, str]]:
     """The rows of a table, one per K, with `tested`, the rate of the other definition."""
     rows = []
@@ -132,7 +259,7 @@ def accusations(rows: list[dict[str, str]], columns: tuple[str, ...]) -> list[st
     for one in (claim for row in table for claim in judge(row)):
         if one.verdict in ("impossible", "unlikely"):
             accused.append(f"{one.verdict}: {one}")
-        elif one.figure == "acceptance_rate" and "÷ tested" in one.reason:
+        elif one.claim.startswith("acceptance rate") and "÷ tested" in one.reason:
             # The columns are printed as accepted ÷ proposed.
             accused.append(f"{NAMED}: {one}")
     return accused
@@ -192,10 +319,18 @@ EDITS = (swapped, k_off_by_one, other_rate, too_fast)
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("directories", type=Path, nargs="+", help="of sweeps")
+    parser.add_argument("directories", type=Path, nargs="*", help="of sweeps")
+    parser.add_argument("--tables", type=int, default=5000, help="that are simulated")
     parser.add_argument("--honest", type=int, default=200)
     parser.add_argument("--edits", type=int, default=25, help="of each kind")
     arguments = parser.parse_args()
+    if not arguments.directories:
+        verdicts, lines = judged_tables(arguments.tables)
+        print(f"{arguments.tables} honest tables: {dict(verdicts)}")
+        by_layout = Counter(line.partition(":")[0] for line in lines)
+        print(f"accused: {dict(by_layout)}")
+        print(*lines[:10], sep="\n")
+        return
     rng = random.Random(0)
     curves = defaultdict(list)
     for directory in arguments.directories:

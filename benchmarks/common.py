@@ -198,8 +198,8 @@ def versions() -> str:
 
 
 def ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Interval:
-    """The ratio of total times, with its paired bootstrap interval."""
-    return ratio_of_totals(numerators, denominators, 10_000, 0)
+    """The ratio of total times, with its interval."""
+    return ratio_of_totals([numerators], [denominators])
 
 
 def bounds(ratio: Interval) -> dict[str, float]:

@@ -1,161 +1,220 @@
-"""How often 95 % intervals hold the long-run speed-up, in simulated measurements whose truth is known.
+"""How often intervals of 95 % hold, in simulated measurements whose truth is known.
 
-    python benchmarks/intervals.py [--repetitions 1000] [--runs 5] [--prompts 15] [--resamples 400]
+    python benchmarks/intervals.py [--repetitions 1000]
 
-Runs, prompts, and a prompt within a run vary by the standard deviations given, in percent. Three
-intervals are compared: over the prompts of one run (`repeats=1`), the obvious two-level percentile
-bootstrap (runs, then prompts in each), and ours over runs and prompts. Then false alarms and finds
-of comparisons of two measurements, and the best of several. Needs no model.
+Each line is a world, each column a number of prompts. Speed-ups: noise, prompts unlike each other, drift, stalls, and
+answers of unequal length that are accepted more or less often the longer they are. Tokens per iteration: iterations are
+drawn, of answers of one length and of answers that end by themselves. `repeats=`: over runs and prompts. `precision=`:
+of runs that stopped by themselves. Then what comparisons of two measurements find, and how many tables of equal
+alternatives have a difference. Needs no model.
 """
 
 from __future__ import annotations
 
 import argparse
-from typing import NamedTuple
+import math
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from multiprocessing import Pool
+from multiprocessing.pool import Pool as ProcessPool
 
 import numpy as np
 from numpy.typing import NDArray
 
 from harness.results.judging.change import Figure, judged_change
 from harness.results.statistics.comparisons import compare
+from harness.results.statistics.interval import Interval
 from harness.results.statistics.multiplicity import relative_to
 from harness.results.statistics.ratios import ratio_of_totals
 from harness.results.statistics.runs import ratio_over_runs
+from harness.results.statistics.stopping import CONFIDENCE_OF_LOOKS, is_precise, looks
 
 Floats = NDArray[np.float64]
+# Times of both arms, [2, num_prompts], or tokens and iterations.
+Draw = Callable[[np.random.Generator, int], Floats]
 
-SLOWDOWNS = (0.0, 0.02, 0.05, 0.1)
-NUM_ALTERNATIVES = 6
+# Whether each of so many simulated measurements, of so many prompts, is as it is to be.
+Each = Callable[[int, int], Iterator[bool]]
+
+NUM_PROMPTS = (8, 15, 30)
+# Draws for a truth that has no formula.
+MANY = 200_000
 _TIME = Figure("ms per token", "lower", ("faster", "slower"), timed=True)
 
 
-class Spread(NamedTuple):
-    """Standard deviations of the log of the speed-up, and of which kind their tails are."""
-
-    runs: float
-    prompts: float
-    rest: float
-    tails: str = "normal"
+def noisy(rng: np.random.Generator, size: int, *, noise: float, hardness: float = 0.0) -> Floats:
+    """Both arms vary, and prompts are hard or easy in both alike."""
+    return np.exp(rng.normal(0, noise, (2, size)) + rng.normal(0, hardness, size))
 
 
-SPREADS = (
-    Spread(0.0, 0.1, 0.02),
-    Spread(0.013, 0.1, 0.02),
-    Spread(0.013, 0.03, 0.01),
-    Spread(0.05, 0.05, 0.05),
-    Spread(0.05, 0.0, 0.01),
-    Spread(0.0, 0.0, 0.05),
-    Spread(0.013, 0.1, 0.02, "heavy, skewed"),
-    Spread(0.05, 0.05, 0.05, "heavy, skewed"),
-)
+def drifting(rng: np.random.Generator, size: int) -> Floats:
+    """A machine that slows down by 30 % within the run."""
+    return noisy(rng, size, noise=0.05) * np.linspace(1, 1.3, size)
+
+
+def stalling(rng: np.random.Generator, size: int, *, share: float, factor: float) -> Floats:
+    """Answers of both arms that take many times as long now and then."""
+    return noisy(rng, size, noise=0.02) * np.where(rng.random((2, size)) < share, factor, 1)
+
+
+def unequal(rng: np.random.Generator, size: int, *, spread: float, correlation: float) -> Floats:
+    """Lengths are log-normal, and long answers gain more; a prompt's own speed-up varies by 25 %."""
+    length, rest = rng.normal(size=(2, size))
+    own = correlation * length + math.sqrt(1 - correlation**2) * rest
+    return noisy(rng, size, noise=0.05) * np.exp(
+        [spread * length, spread * length - 0.25 * own - math.log(2)]
+    )
+
+
+def iterations(
+    rng: np.random.Generator, size: int, *, spread: float, ends: bool, num_draft_tokens: int = 4
+) -> Floats:
+    """Tokens and iterations of answers of 40 tokens, or of as many on average that end by themselves. A draft token is
+    accepted with a chance of 80 %, and with log-odds that vary by prompt.
+    """
+    accepted = 1 / (1 + np.exp(-math.log(4) - rng.normal(0, spread, size)))
+    tokens = rng.geometric(1 / 39, size) if ends else np.full(size, 39)
+    decoded, number = np.zeros(size), np.zeros(size)
+    while (decoded < tokens).any():
+        is_accepted = rng.random((num_draft_tokens, size)) < accepted
+        gained = 1 + np.cumprod(is_accepted, axis=0).sum(axis=0)
+        number += decoded < tokens
+        decoded = np.minimum(decoded + gained, tokens)
+    return np.stack([tokens, number])
+
+
+WORLDS: dict[str, Draw] = {
+    "noise 2 %": partial(noisy, noise=0.02),
+    "noise 15 %, prompts differ by 40 %": partial(noisy, noise=0.15, hardness=0.4),
+    "drift of 30 %": drifting,
+    "1 of 20 stalls, 4 times": partial(stalling, share=0.05, factor=4),
+    "1 of 10 stalls, 11 times": partial(stalling, share=0.1, factor=11),
+    **{
+        f"lengths {spread}, correlation {correlation}": partial(
+            unequal, spread=spread, correlation=correlation
+        )
+        for spread, correlation in ((0.5, 0.5), (0.8, 0.0), (0.8, 0.5), (0.8, 0.8), (0.8, -0.5))
+    },
+    **{
+        f"tokens per iteration, log-odds {spread}{', own ends' if ends else ''}": partial(
+            iterations, spread=spread, ends=ends
+        )
+        for ends in (False, True)
+        for spread in (0.3, 0.6, 1.0)
+    },
+}
+
+
+def held(draw: Draw, num_repetitions: int, num_prompts: int) -> Iterator[bool]:
+    """Whether the interval of each simulated run holds the ratio of the long run."""
+    rng = np.random.default_rng(num_prompts)
+    tops, bottoms = draw(np.random.default_rng(99), MANY)
+    truth = tops.sum() / bottoms.sum()
+    for _ in range(num_repetitions):
+        top, bottom = draw(rng, num_prompts)
+        yield holds(ratio_of_totals([top], [bottom]), truth)
+
+
+def held_over_runs(
+    lengths: float, runs: float, num_runs: int, num_repetitions: int, num_prompts: int
+) -> Iterator[bool]:
+    """The same over runs, which differ by a share of their times; what is left differs by 2 %."""
+    rng = np.random.default_rng(num_prompts)
+    draw = partial(unequal, spread=lengths, correlation=0.6)
+    tops, bottoms = draw(np.random.default_rng(99), MANY)
+    truth = tops.sum() / bottoms.sum()
+    for _ in range(num_repetitions):
+        top, bottom = draw(rng, num_prompts)
+        rest = rng.normal(0, 0.02, (num_runs, num_prompts)) + rng.normal(0, runs, (num_runs, 1))
+        yield holds(
+            ratio_over_runs(top * np.exp(rest), np.tile(bottom, (num_runs, 1))).interval(), truth
+        )
+
+
+def held_when_precise(lengths: float, num_repetitions: int, precision: float) -> Iterator[bool]:
+    """The same of runs that stop when they are this precise, at the latest after 1,000 prompts."""
+    rng = np.random.default_rng(0)
+    draw = partial(unequal, spread=lengths, correlation=0.6)
+    tops, bottoms = draw(np.random.default_rng(99), MANY)
+    truth = tops.sum() / bottoms.sum()
+    for _ in range(num_repetitions):
+        top, bottom = draw(rng, 1000)
+        for size in looks(1000):
+            arms = [top[:size]], [bottom[:size]]
+            interval = ratio_of_totals(*arms, confidence=CONFIDENCE_OF_LOOKS)
+            if is_precise(interval, precision):
+                break
+        yield holds(interval, truth)
+
+
+def holds(interval: Interval, truth: float) -> bool:
+    return interval.low <= truth <= interval.high
+
+
+def report_comparisons(num_repetitions: int) -> None:
+    """Five runs of 15 prompts before a change and after it, runs that differ by 1.3 %."""
+    print(f"\n{'slower by':50}{'worse':>8}{'better':>8}{'no worse than 2 %':>20}")
+    rng = np.random.default_rng(1)
+    for slowdown in (0.0, 0.02, 0.05, 0.1):
+        worse, better, no_worse = 0, 0, 0
+        for _ in range(num_repetitions):
+            before, after = np.exp(
+                rng.normal(0, 0.02, (2, 5, 15)) + rng.normal(0, 0.013, (2, 5, 1))
+            )
+            found = compare(before, (1 + slowdown) * after)
+            worse += found.change.low > 1
+            better += found.change.high < 1
+            statement = judged_change(_TIME, found, margin=0.02)
+            no_worse += statement.relation in ("better", "no worse")
+        shares = [count / num_repetitions for count in (worse, better, no_worse)]
+        print(f"{slowdown:<50.0%}{shares[0]:8.1%}{shares[1]:8.1%}{shares[2]:20.1%}")
+
+
+def false_table(lengths: float, num_repetitions: int, num_prompts: int) -> Iterator[bool]:
+    """Whether a table of six equal alternatives has one that gains less than the highest."""
+    rng = np.random.default_rng(num_prompts)
+    for _ in range(num_repetitions):
+        hardness = rng.lognormal(0, lengths, num_prompts)
+        bottoms = hardness * np.exp(-rng.normal(0, 0.1, (6, num_prompts)))
+        best = int(np.argmin(bottoms.sum(axis=1)))
+        shares = relative_to(best, np.tile(hardness, (6, 1)), bottoms)
+        yield any(share.high < 1 for share in shares)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    for name, default in (("repetitions", 1000), ("runs", 5), ("prompts", 15), ("resamples", 400)):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    options = parser.parse_args()
-    print(f"{options.repetitions} repetitions, {options.runs} runs of {options.prompts} prompts\n")
-    report_coverage(options)
-    report_comparisons(options)
-    report_best(options)
+    parser.add_argument("--repetitions", type=int, default=1000)
+    number = parser.parse_args().repetitions
+    lines: dict[str, Each] = {name: partial(held, draw) for name, draw in WORLDS.items()}
+    for lengths, runs, num_runs in ((0, 0.013, 2), (0, 0.05, 5), (0.8, 0.013, 2), (0.8, 0.05, 5)):
+        name = f"{num_runs} runs that differ by {runs:.1%}, lengths {lengths}"
+        lines[name] = partial(held_over_runs, lengths, runs, num_runs)
+    print(f"{'95 % intervals hold, prompts:':50}{''.join(f'{size:8}' for size in NUM_PROMPTS)}")
+    with Pool() as pool:
+        show(pool, lines, number)
+        print("\ntables of six equal alternatives that have a difference (5 % are allowed)")
+        tables = {
+            f"lengths {lengths}": partial(false_table, lengths) for lengths in (0.0, 0.5, 0.8)
+        }
+        show(pool, tables, number)
+    print("\nruns that stop at ±10 % (95 % are to hold)")
+    for lengths in (0.0, 0.8):
+        share = np.mean([*held_when_precise(lengths, number // 5, 0.1)])
+        print(f"{f'lengths {lengths}':50}{share:8.1%}")
+    report_comparisons(number)
 
 
-def report_coverage(options: argparse.Namespace) -> None:
-    show("runs %", "prompts %", "rest %", "tails", "one run", "two-level percentile", "ours")
-    rng = np.random.default_rng(0)
-    for spread in SPREADS:
-        held = np.zeros(3)
-        for _ in range(options.repetitions):
-            tops, bottoms = measurement(rng, spread, options.runs, options.prompts)
-            one_run = ratio_of_totals(tops[0], bottoms[0], options.resamples, seed=0)
-            ours = ratio_over_runs(tops, bottoms).interval()
-            low, high = two_level_percentile(rng, tops, bottoms, options.resamples)
-            held += [one_run.low <= 2 <= one_run.high, low <= 2 <= high, ours.low <= 2 <= ours.high]
-        shares = [f"{100 * value / options.repetitions:.1f}" for value in held]
-        show(*(f"{100 * value:g}" for value in spread[:3]), spread.tails, *shares)
-    print()
+def show(pool: ProcessPool, lines: Mapping[str, Each], number: int) -> None:
+    """A line for each world, with the share for each number of prompts."""
+    for name, each in lines.items():
+        shares = pool.starmap(mean_of, [(each, number, size) for size in NUM_PROMPTS])
+        print(f"{name:50}{''.join(f'{share:8.1%}' for share in shares)}", flush=True)
 
 
-def report_comparisons(options: argparse.Namespace) -> None:
-    show("slow-down %", "worse %", "better %", "no worse than 2 %")
-    rng = np.random.default_rng(1)
-    spread = Spread(0.013, 0.0, 0.02)
-    for slowdown in SLOWDOWNS:
-        worse, better, no_worse = 0, 0, 0
-        for _ in range(options.repetitions):
-            before, _ = measurement(rng, spread, options.runs, options.prompts)
-            after, _ = measurement(rng, spread, options.runs, options.prompts)
-            found = compare(before, (1 + slowdown) * after)
-            worse += found.change.low > 1
-            better += found.change.high < 1
-            statement = judged_change(_TIME, found, margin=0.02)
-            no_worse += statement.relation in ("better", "no worse")
-        counts = (worse, better, no_worse)
-        shares = [f"{100 * count / options.repetitions:.1f}" for count in counts]
-        show(f"{100 * slowdown:g}", *shares)
-    print()
-
-
-def report_best(options: argparse.Namespace) -> None:
-    rng = np.random.default_rng(2)
-    naive, false_alarms = [], 0
-    for _ in range(options.repetitions):
-        hardness = rng.lognormal(0, 0.5, options.prompts)
-        own = rng.normal(0.005, 0.1, (NUM_ALTERNATIVES, options.prompts))
-        tops = np.broadcast_to(2 * hardness, own.shape)
-        bottoms = hardness * np.exp(-own)
-        ratios = tops.sum(axis=1) / bottoms.sum(axis=1)
-        best = int(np.argmax(ratios))
-        naive.append(ratios[best])
-        false_alarms += any(share.high < 1 for share in relative_to(best, tops, bottoms))
-    show("best of 6 equal ones", "its own figure", "false difference %")
-    show("2.000", f"{np.mean(naive):.3f}", f"{100 * false_alarms / options.repetitions:.1f}")
-
-
-def measurement(
-    rng: np.random.Generator, spread: Spread, num_runs: int, num_prompts: int
-) -> tuple[Floats, Floats]:
-    """Times of both arms, [num_runs, num_prompts]; in the long run the first is twice the second.
-
-    Prompts are also hard or easy, in both arms alike: the same ones in each measurement where
-    their speed-ups do not vary.
-    """
-    run_noise = rng.normal(size=(num_runs, 1))
-    prompt_noise = rng.normal(size=num_prompts)
-    mean_of_prompts = np.exp(spread.prompts**2 / 2)
-    if spread.tails != "normal":
-        # Student's t on 3 degrees of freedom, and a gamma distribution of shape 2.
-        run_noise = rng.standard_t(3, (num_runs, 1)) / np.sqrt(3)
-        prompt_noise = (rng.gamma(2, size=num_prompts) - 2) / np.sqrt(2)
-        scale = spread.prompts / np.sqrt(2)
-        mean_of_prompts = np.exp(-2 * scale) / (1 - scale) ** 2
-    hardness = rng.lognormal(0, 0.5, num_prompts)
-    if not spread.prompts:
-        hardness = np.geomspace(0.5, 2, num_prompts)
-    rest = rng.normal(-(spread.rest**2) / 2, spread.rest, (num_runs, num_prompts))
-    tops = 2 * hardness * np.exp(spread.runs * run_noise + rest)
-    bottoms = hardness * np.exp(spread.prompts * prompt_noise) / mean_of_prompts
-    return tops, np.broadcast_to(bottoms, tops.shape)
-
-
-def two_level_percentile(
-    rng: np.random.Generator, tops: Floats, bottoms: Floats, num_resamples: int
-) -> tuple[float, float]:
-    """Resample runs and then, in each of them, prompts; the middle 95 % of the ratios."""
-    num_runs, num_prompts = tops.shape
-    runs = rng.integers(0, num_runs, (num_resamples, num_runs, 1))
-    prompts = rng.integers(0, num_prompts, (num_resamples, num_runs, num_prompts))
-    ratios = tops[runs, prompts].sum(axis=(1, 2)) / bottoms[runs, prompts].sum(axis=(1, 2))
-    low, high = np.quantile(ratios, [0.025, 0.975])
-    return float(low), float(high)
-
-
-def show(*cells: str) -> None:
-    """A line of a table."""
-    print(f"| {' | '.join(cells)} |")
+def mean_of(each: Each, number: int, size: int) -> float:
+    return float(np.mean([*each(number, size)]))
 
 
 if __name__ == "__main__":

@@ -48,12 +48,12 @@ def precise_runs(regular: Floats, speculative: Floats, num_runs: int, most: int)
     for precision in (0.1, 0.05, 0.03, 0.02):
         covered = 0
         asked = []
-        for run in range(num_runs):
+        for _ in range(num_runs):
             drawn = rng.integers(len(regular), size=most)
             for units in looks(most):
                 chosen = drawn[:units]
                 interval = ratio_of_totals(
-                    regular[chosen], speculative[chosen], 1000, run, CONFIDENCE_OF_LOOKS
+                    [regular[chosen]], [speculative[chosen]], confidence=CONFIDENCE_OF_LOOKS
                 )
                 if is_precise(interval, precision):
                     break

@@ -25,6 +25,7 @@ import contextlib
 import math
 import os
 import random
+import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,7 +46,8 @@ from harness.commands.regress.comparisons import compared_runs
 from harness.config.errors import VerdictError
 from harness.engines.simulated.settings import SimulatedSettings
 from harness.results.files import rows_in
-from harness.results.judging.grid import points_of, schedule_of
+from harness.results.judging.grid import cells_of, schedule_of
+from harness.results.judging.series import judged_at_once
 from harness.results.judging.statement import Statement
 from harness.results.runs import Run
 from harness.results.statistics.proportions import (
@@ -146,11 +148,11 @@ class Found:
         self.check(statement.relation, is_false=sides.get(statement.relation, False))
         self._count(statement, truth, rounding)
 
-    def check_share(self, statement: Statement, truth: float) -> None:
+    def check_share(self, statement: Statement, truth: float, rounding: float) -> None:
         """Hold a statement about the ratio of two speed-ups against the planted one."""
-        sides = {"gains less": truth >= 1 - _ROUNDING, "gains more": truth <= 1 + _ROUNDING}
+        sides = {"gains less": truth >= 1 - rounding, "gains more": truth <= 1 + rounding}
         self.check(statement.relation, is_false=sides.get(statement.relation, False))
-        self._count(statement, truth, _ROUNDING)
+        self._count(statement, truth, rounding)
 
     def check_difference(self, statement: Statement, truth: float) -> None:
         """Hold a statement about two proportions against their planted difference."""
@@ -213,20 +215,26 @@ def _page_of_results(command: str = "latency") -> Sequence[Statement]:
 
 def _check_series(found: Found, truths: Mapping[str, float]) -> None:
     """Hold the statements of a page about several runs against the planted speed-up of each run."""
+
+    def planted(row: Any) -> float:
+        # It may be that of several runs.
+        return truths[str((row.pooled_runs or [row.run])[0])]
+
     for statement in _page_of_results():
-        assert statement.subject is not None
-        truth = _planted(statement.subject, truths)
-        if statement.relation in ("faster", "slower", "cannot tell"):
-            found.check_speedup(statement, truth, _ROUNDING)
-        elif statement.reference is not None:
-            found.check_share(statement, truth / _planted(statement.reference, truths))
-        else:
-            found.check(statement.relation, is_false=False)
+        _check(found, statement, planted, _ROUNDING)
 
 
-def _planted(row: Any, truths: Mapping[str, float]) -> float:
-    """The planted speed-up of a row, which may be that of several runs."""
-    return truths[str((row.pooled_runs or [row.run])[0])]
+def _check(
+    found: Found, statement: Statement, planted: Callable[[Any], float], rounding: float
+) -> None:
+    """Hold what is said of one of several runs against the planted speed-up of a row."""
+    truth = planted(statement.subject)
+    if statement.relation in ("faster", "slower", "cannot tell"):
+        found.check_speedup(statement, truth, rounding)
+    elif statement.reference is not None:
+        found.check_share(statement, truth / planted(statement.reference), rounding)
+    else:
+        found.check(statement.relation, is_false=False)
 
 
 def _run(*typed: str) -> str:
@@ -272,11 +280,27 @@ def sweep_over_drafts(rng: random.Random) -> Found:
     return found
 
 
+def _damage(rng: random.Random, run: str) -> str:
+    """Make of a run one that was interrupted, that shared its cores, or whose times of prompts are gone; which."""
+    damage = rng.choice(["interrupted", "starved", "without prompts"])
+    rows = pd.read_csv("results/latency.csv", dtype=str)
+    its_own = rows["run"] == run
+    if damage == "interrupted":
+        rows.loc[its_own, ["status", "error"]] = ["interrupted", "Ctrl-C"]
+    elif damage == "starved":
+        rows.loc[its_own, ["processor_share", "num_threads"]] = ["0.2", "4"]
+    else:
+        shutil.rmtree(rows.loc[its_own, "directory"].iloc[0])
+    rows.to_csv("results/latency.csv", index=False)
+    return damage
+
+
 def mixed_report(rng: random.Random) -> Found:
-    """A directory of unlike runs: several K, loads, numbers of prompts, seeds, and repetitions."""
+    """A directory of unlike runs: several K, loads, numbers of prompts, seeds, repetitions, and damaged ones."""
     found = Found("report")
     world = drawn_world(rng)
     truths = {}
+    interrupted: set[str] = set()
     for _ in range(rng.choice([4, 6, 8])):
         k = rng.choice([1, 2, 4, 8])
         typed = [*world.typed(), f"K={k}", f"seed={world.seed + rng.choice([0, 0, 1])}"]
@@ -284,8 +308,14 @@ def mixed_report(rng: random.Random) -> Found:
             typed.append(f"num_prompts={rng.choice([4, 12, 20])}")
         # A measurement that is made again is the same with another noise.
         for repeat in range(1, rng.choice([2, 2, 4])):
-            truths[_run(*typed, f"repeat={repeat}")] = world.speedup(k)
+            run = _run(*typed, f"repeat={repeat}")
+            truths[run] = world.speedup(k)
+            if rng.random() < 0.2 and _damage(rng, run) == "interrupted":
+                interrupted.add(run)
     _check_series(found, truths)
+    for statement in _page_of_results():
+        is_whole = statement.subject is None or statement.subject.run not in interrupted
+        found.check("of a whole run", is_false=not is_whole)
     return found
 
 
@@ -301,12 +331,15 @@ def one_map(rng: random.Random) -> Found:
     (run,) = read([Path("results")]).runs_of(record.row)
     page = record.page([run])
     assert page is not None
+
+    def planted(row: Any) -> float:
+        return world.speedup(int(row.num_draft_tokens), int(row.batch_size))
+
     for statement in page.statements:
-        row: Any = statement.subject
-        truth = world.speedup(int(row.num_draft_tokens), int(row.batch_size))
-        rounding = _ROUNDING if row.batch_size == 1 else _ROUNDING_AT_LOADS
-        found.check_speedup(statement, truth, rounding)
-    schedule, _ = schedule_of(points_of(run.rows))
+        assert statement.subject is not None
+        at_one = statement.subject.batch_size == 1
+        _check(found, statement, planted, _ROUNDING if at_one else _ROUNDING_AT_LOADS)
+    schedule, _ = schedule_of(judged_at_once(cells_of(run.rows)))
     if schedule:
         used = {size: k for first, last, k in schedule for size in sizes if first <= size <= last}
         gains = [world.speedup(k, size) for size, k in used.items() if k]
@@ -390,7 +423,8 @@ def one_plan(rng: random.Random) -> Found:
             found.check_speedup(statement, truth, _ROUNDING)
         elif statement.reference is not None:
             k = statement.reference.num_draft_tokens
-            found.check_share(statement, truth / world.speedup(k, acceptance=acceptance))
+            planted = world.speedup(k, acceptance=acceptance)
+            found.check_share(statement, truth / planted, _ROUNDING)
         else:
             found.check(statement.relation, is_false=False)
     return found

@@ -10,7 +10,7 @@ class Audit(PathCommand):
 
     name = "audit"
     summary = "what an iteration costs by published figures, and whether they are possible: exit code 0 yes, 1 no"
-    example = "speedup=1.05 K=3 acceptance=0.85"
+    example = "baseline=22.7 speed=40.6 acceptance=73.9% K=3"
     help_order = 11
     program = "harness.commands.audit.command"
 

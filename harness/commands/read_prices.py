@@ -24,6 +24,7 @@ from harness.measuring.rows import LatencyRow
 from harness.results.files import read_kind
 from harness.results.price.table import Table, read_table
 from harness.results.price.value import COSTS_FILE, IterationCost
+from harness.results.printed.cells import tables_of
 from harness.results.rows.acceptance import AcceptanceRow
 from harness.results.runs import Run, grouped
 from harness.results.statistics.interval import Interval
@@ -206,10 +207,14 @@ def _read_json(setting: str, file: Path) -> IterationCost | None:
 
 
 def _holds_runs(file: Path) -> bool:
-    """Whether it is a directory, or a file with rows of a command, by the columns that only these have."""
-    if file.is_dir() or file.suffix == ".json":
+    """Whether it is a directory, or a file with rows of a command, by the columns that only these have; a JSON file
+    that is no result file of a benchmark counts as one.
+    """
+    if file.is_dir():
         return True
     try:
+        if file.suffix == ".json":
+            return not tables_of(file.read_text(encoding="utf-8-sig"))
         return read_kind(file, (LatencyRow, AcceptanceRow)) is not None
-    except OSError:
-        return False
+    except (OSError, UnicodeDecodeError):
+        return file.suffix == ".json"

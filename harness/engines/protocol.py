@@ -121,6 +121,7 @@ class Traits:
         reports_drafts: whether its records hold what was proposed, and the origin of each token. A
             server's hold tokens alone.
         takes_token_ids: whether it reads the token ids of a prompt. Otherwise it gets their text, and may read others.
+        stops_at_tokens: whether it ends an answer at any of `Request.stop_tokens`.
         never_drawn: tokens that it never draws where texts go on after their end.
         salts: whether its prefix cache heeds `Request.salt`; None where there is no such cache between
             questions.
@@ -133,6 +134,7 @@ class Traits:
     reports_token_ids: bool = True
     reports_drafts: bool = False
     takes_token_ids: bool = True
+    stops_at_tokens: bool = True
     never_drawn: frozenset[int] = frozenset()
     salts: bool | None = None
     penalises_prompts: bool = False

@@ -23,7 +23,7 @@ from harness.results.prompt_times import Unit, rows_by_unit
 from harness.results.rows.prompts import LatencyPromptRow, decoded_and_iterations
 from harness.results.runs import Run, grouped
 from harness.results.statistics.interval import Coverage, Interval
-from harness.results.statistics.ratios import log_ratio
+from harness.results.statistics.ratios import ratio_of_totals
 
 # Iterations that draft fewer than this share of K cost what the text lets them draft.
 _LEAST_DRAFTED = 0.75
@@ -120,7 +120,7 @@ def points_of(run: Run[LatencyRow]) -> list[Point]:
     common = sorted(iteration_times.keys() & step_times.keys())
     if common:
         both = np.array([[*iteration_times[key], *step_times[key]] for key in common]).T
-        steps = log_ratio([both[0], both[3]], [both[1], both[2]], unit)
+        steps = ratio_of_totals([both[0], both[3]], [both[1], both[2]], unit)
     if steps.estimate < _LEAST_STEPS:
         return points
     ms = _time(iteration_times, unit, iteration_ms)
@@ -247,7 +247,7 @@ def tokens_by_k(runs: Sequence[Run[LatencyRow]]) -> dict[int, Interval]:
             # Answers of one token have no iteration.
             tokens, iterations = np.array([total for total in totals if total and total[1]]).T
             unit_name = coverage.unit if coverage else "prompt"
-            yields[k] = log_ratio([tokens], [iterations], unit_name, skewed=True)
+            yields[k] = ratio_of_totals([tokens], [iterations], unit_name)
         else:
             means = [run.last.tokens_per_iteration for run in runs_of_k]
             if all(means):
@@ -312,7 +312,7 @@ def _time(spent: Mapping[Unit, _Spent], unit: str, mean_ms: float) -> Interval:
     if not spent:
         return Interval(mean_ms)
     ms, iterations = np.array([*spent.values()]).T
-    return log_ratio([ms], [iterations], unit)
+    return ratio_of_totals([ms], [iterations], unit)
 
 
 def _load(row: LatencyRow) -> int | None:

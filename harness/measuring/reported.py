@@ -1,9 +1,8 @@
 """Log-probabilities that servers report: of given texts, in place of the weights, and of new tokens, to be checked.
 
 Servers show the n likeliest tokens at each place. What they leave out is treated as tokens that are
-equally likely, so that a token among them has a quantile at random in all of their mass: quantiles
-are then uniform as before, and shifts within the rest are invisible. That is exact at temperature 1.
-At another one the mass of the rest also depends on how it is spread: least if it is even and
+equally likely, which count as one with all of their mass: shifts within the rest are invisible. That is
+exact at temperature 1. At another one the mass of the rest also depends on how it is spread: least if it is even and
 temperatures are below 1. `logits_by_another_route` has the other extreme, tokens that are as likely as the n-th,
 and the difference counts as rounding.
 """

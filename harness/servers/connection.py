@@ -154,6 +154,7 @@ def _traits(form: RequestForm, record: RequestRecord) -> Traits:
     return Traits(
         reports_token_ids=reads_as_known and not record.from_text,
         takes_token_ids=form.takes_ids,
+        stops_at_tokens=form.stops_at_tokens,
         never_drawn=record.never_drawn,
         salts=form.salts,
         penalises_prompts=dialect.penalised_tokens is not None,

@@ -71,9 +71,7 @@ class RequestForm:
         # 1 is the default of OpenAI's API, and Text Generation Inference refuses it.
         if self.takes_extensions or decoding.top_p < 1:
             body["top_p"] = decoding.top_p
-        knows_tokens = not isinstance(self.tokenizer, TextTokenizer)
-        stops_at_tokens = self.takes_extensions and knows_tokens and dialect.stops_at_tokens
-        if request.ends and not stops_at_tokens:
+        if request.ends and not self.stops_at_tokens:
             body["stop"] = list(request.ends[:_MOST_STOPS])
         extra = {**self.extra, **request.parameters}
         if self.takes_extensions:
@@ -81,7 +79,7 @@ class RequestForm:
             extensions: dict[str, Any] = {
                 "min_p": 0.0,
                 "repetition_penalty": 1.0,
-                "ignore_eos": not request.stop_tokens if knows_tokens else decoding.ignore_eos,
+                "ignore_eos": decoding.ignore_eos,
                 "stop_token_ids": sorted(request.stop_tokens),
             }
             # Some servers refuse every number that would mean all.
@@ -108,6 +106,12 @@ class RequestForm:
         if extra.get("stream") is False:
             del body["stream_options"]
         return body | extra
+
+    @property
+    def stops_at_tokens(self) -> bool:
+        """Whether the server ends answers at any of a request's `stop_tokens`."""
+        knows_tokens = not isinstance(self.tokenizer, TextTokenizer)
+        return self.takes_extensions and knows_tokens and self.dialect.stops_at_tokens
 
     @property
     def salts(self) -> bool:

@@ -78,14 +78,17 @@ def map_run(
             for size in sizes:
                 speedup = (1.5 + k / 4) / (1 + size * k / 40)
                 interval = Interval(speedup, speedup - 0.05, speedup + 0.05, Coverage(8, "batch"))
-                cell = MapRow(
-                    arm="speculative",
+                regular = MapRow(
+                    **{"batch_size": size} | changes | {"num_draft_tokens": None, "speedup": None},
+                    arm="regular",
                     model="13B",
                     draft="7B",
                     context=context or None,
-                    speedup=interval,
+                    ms_per_token=20.0,
                 )
-                rows.append(replace(cell, **{"batch_size": size, "num_draft_tokens": k} | changes))
+                changed = {"num_draft_tokens": k, "speedup": interval} | changes
+                ms = {"ms_per_token": 20 / speedup}
+                rows += [regular, replace(regular, arm="speculative", **changed | ms)]
     return Run(rows)
 
 
@@ -93,7 +96,7 @@ MAPS = {
     "one": [map_run()],
     "two, one interrupted": [
         map_run(contexts=(512, 4096), temperature=0.0),
-        Run([*map_run((1,), temperature=1.0).rows, *map_run((4,), temperature=1.0, status="interrupted").rows[:1],
+        Run([*map_run((1,), temperature=1.0).rows, *map_run((4,), temperature=1.0, status="interrupted").rows[:2],
              *map_run((16,), temperature=1.0, status="interrupted", speedup=None).rows]),
     ],
     "contexts": [map_run((1, 4), (512, 4096))],
@@ -302,8 +305,10 @@ RECOVERIES: dict[str, list[list[Changes]]] = {
     "a margin without a tolerance": [[GREEDY | {"logit_margin": 0.31, "num_skipped": 2}]],
     "planted and missed": [[GREEDY | PLANTED | {"weights": "random"}, SAMPLED]],
     "planted and found": [[GREEDY | PLANTED, SAMPLED | LOSS]],
-    "a coin": [[GREEDY | {"lossy": True, "synthetic_acceptance": 0.8}, SAMPLED]],
-    "a lossy rule": [[GREEDY | {"lossy": True, "rule": "typical", "lenience": 0.9}, SAMPLED]],
+    "a coin": [[GREEDY | {"lossy": True, "synthetic_acceptance": 0.8}, SAMPLED | {"num_past_end": 2}]],
+    "a lossy rule": [[
+        GREEDY | {"lossy": True, "rule": "typical", "lenience": 0.9, "verdict": "undecided"}, SAMPLED | WEAK,
+    ]],
     "too few draws": [[GREEDY, SAMPLED | WEAK, SAMPLED | WEAK | {"power": None}]],
     "cut short": [[GREEDY | {"num_cut_short": 2, "verdict": "undecided"}, SAMPLED | WEAK]],
     "no reference": [[GREEDY, {"check": "reference", "verdict": "undecided", "finding": "no reference"}, SAMPLED]],

@@ -239,6 +239,8 @@ class EchoServer:
         width = 1 if is_silent else 1 + (self.num_draft_tokens or 0) // 2
         last = prompt[-1] if isinstance(prompt, list) else len(prompt)
         tokens = _stopped(continuation(last, count, self.stride), body.get("stop", ()))
+        stop_ids = body.get("stop_token_ids", ())
+        tokens = tokens[: next((at for at, t in enumerate(tokens, 1) if t in stop_ids), None)]
         count = len(tokens)
         number = len(self.bodies)
         is_slow = self.slow_every and number % self.slow_every == 0

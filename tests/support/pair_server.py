@@ -76,13 +76,13 @@ class PairServer(EchoServer):
 
     def _generate(self, bodies: list[dict[str, Any]]) -> Tokens:
         assert self.arm is not None
-        temperature, max_new_tokens = _settings(bodies[0])
+        temperature, max_new_tokens, stop_tokens = _settings(bodies[0])
         decoding = DecodingSettings(
             temperature=temperature * self.temperature_factor, max_new_tokens=max_new_tokens
         )
         prompts = [body["prompt"] for body in bodies]
         indices = [self._index(tuple(prompt)) for prompt in prompts]
-        question = question_of(prompts, decoding, 0, indices)
+        question = question_of(prompts, decoding, 0, indices, stop_tokens=stop_tokens)
         return self.spoil(self.arm.answer(question.requests, len(prompts)).tokens)
 
     def _index(self, prompt: tuple[int, ...]) -> int:
@@ -91,8 +91,8 @@ class PairServer(EchoServer):
         return zlib.crc32(bytes(str(prompt), "ascii")) + self._num_asked[prompt]
 
 
-def _settings(body: dict[str, Any]) -> tuple[float, int]:
-    return body["temperature"], body["max_tokens"]
+def _settings(body: dict[str, Any]) -> tuple[float, int, frozenset[int]]:
+    return body["temperature"], body["max_tokens"], frozenset(body.get("stop_token_ids", ()))
 
 
 def shipped_pair(*names: str) -> Pair:

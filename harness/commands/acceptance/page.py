@@ -13,7 +13,7 @@ from harness.config.amounts import counted, percent
 from harness.reporting.names import Named, named_runs
 from harness.reporting.page import Page, Step, heading, title_of_many
 from harness.reporting.table import Column, Line, Table, TableRow, number, times
-from harness.reporting.words import typed_again
+from harness.reporting.words import in_words, typed_again
 from harness.results.judging.expected import (
     best_row,
     judged_drafts,
@@ -143,8 +143,7 @@ def _page_of_draft(draft: Draft) -> Page:
         why.append(("Where", categories))
     read = f"{counted(len(texts), 'turn' if parts else 'text')} " if texts else ""
     settings = [f"{read}{best.text_source}", f"{best.num_tokens or 0:,} tokens"]
-    if best.temperature is not None:
-        settings.append(f"temperature {best.temperature:g}")
+    settings += filter(None, (in_words(best, name) for name in ("temperature", "top_k", "top_p")))
     finding = Line(summary(rows).partition(",")[0], "strong", about)
     return Page(heading(best, " · ".join(settings)), [finding], (), tables, why)
 

@@ -6,59 +6,62 @@ another average, definition or run may explain it, it is unlikely.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import Literal, NamedTuple, get_args
 
-from harness.commands.audit.figures import CLAIMS, Figure
-from harness.commands.audit.rows import NOISE, Row
+from harness.commands.audit.rows import ANSWER, NOISE, PRINTED, Row
+from harness.results.printed.figures import UNKNOWN, Figure
 
 Verdict = Literal["not stated", "consistent", "unlikely", "impossible"]
 Finding = tuple[Verdict, str]
 # From the best to the worst.
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
-# Tokens of an answer, as few as may be: its last iterations propose less than K.
-_ANSWER = 16
-# Draft tokens that the ends of few answers may lose, by those that they lose on average.
-_WORST_ENDS = 1.5
-# How far a mean of prompts' ratios may be from the ratio of means.
-_TOLERANCE = 0.2
+# How far a mean of prompts' ratios may be from the ratio of sums: a part of it, and of small ones this much.
+_TOLERANCE, _POINTS = 0.2, 0.03
 _UNCHECKED: Finding = "not stated", "cannot be checked: the row lacks what it could be held against"
 
 
 class Judged(NamedTuple):
-    """A claim with its verdict, and the reason in one sentence that follows the figure."""
+    """A claim, `speed-up 1.95×`, with its verdict, and the reason in one sentence that follows the figure."""
 
     row: Row
-    figure: str
+    claim: str
     verdict: Verdict
     reason: str
 
     def __str__(self) -> str:
-        printed = self.row.figures[self.figure].text
-        return f"{self.row.label}: {CLAIMS[self.figure]} {printed} {self.reason}"
+        return f"{self.row.label}: {self.claim} {self.reason}"
 
 
 def judge(row: Row, computed: Collection[str] = ()) -> list[Judged]:
-    """Every claim of a row, held against its columns: a K in the words of a cell is none.
+    """Every claim of a row, held against its columns: a K in the words of a cell is none. The ratio of two printed
+    speeds is a claim where it can be checked.
 
     Args:
         computed: places of rows whose speed-up was computed from the acceptance.
     """
     columns = row
     if row.k_is_in_words:
-        others = {name: row.figures[name] for name in row.figures if name != "num_draft_tokens"}
-        columns = replace(row, figures=others)
+        columns = replace(row, figures={**row.figures, "num_draft_tokens": UNKNOWN})
+    claims: list[tuple[str, list[Finding]]] = []
+    if length := row.figures.get("tokens_per_iteration"):
+        claims.append((f"tokens per iteration {length.text}", [*_length(columns, length)]))
+    if rate := row.figures.get("acceptance_rate"):
+        claims.append((f"acceptance rate {rate.text}", [*_rate(columns, rate)]))
+    for what, speedup in row.speedups.items():
+        if what == PRINTED:
+            findings = [*_speedup(columns, speedup), *_ratios(row, speedup)]
+            if row.place in computed:
+                reason = "is what the acceptance gives, to the last digit: computed, not measured"
+                findings = [("not stated", reason)]
+            claims.append((f"speed-up {row.figures['speedup'].text}", findings))
+        elif not row.is_apart and (findings := [*_speedup(columns, speedup)]):
+            claims.append((f"speed-up {speedup}× by {what}", findings))
     judged = []
-    for figure in CLAIMS:
-        if figure not in row.figures:
-            continue
-        findings: list[Finding] = [_UNCHECKED, *_CHECKS[figure](columns, row.figures[figure])]
-        if figure == "speedup" and row.place in computed:
-            reason = "is what the acceptance gives, to the last digit: computed, not measured"
-            findings = [("not stated", reason)]
-        worst = max(reversed(findings), key=lambda finding: VERDICTS.index(finding[0]))
-        judged.append(Judged(row, figure, *worst))
+    for claim, findings in claims:
+        worst = max(reversed([_UNCHECKED, *findings]), key=lambda found: VERDICTS.index(found[0]))
+        judged.append(Judged(row, claim, *worst))
     return judged
 
 
@@ -72,7 +75,7 @@ def _length(row: Row, length: Figure) -> Iterator[Finding]:
         yield "not stated", "is below 1, so that it leaves out the target's own token"
     elif length.low <= most:
         yield "consistent", "is between 1 and K + 1"
-    elif length.low <= most * _ANSWER / (_ANSWER - 1):
+    elif length.low <= most * ANSWER / (ANSWER - 1):
         first = "an answer's first token, which comes from reading the prompt"
         yield "unlikely", f"is above {most:g}: it may count {first}"
     else:
@@ -81,15 +84,13 @@ def _length(row: Row, length: Figure) -> Iterator[Finding]:
 
 def _rate(row: Row, rate: Figure) -> Iterator[Finding]:
     """A rate is accepted ÷ proposed, or by another definition what the tokens per iteration give."""
-    tokens = row.figures.get("tokens_per_iteration")
-    drafted = row.figures.get("mean_num_draft_tokens")
-    is_chain = row.proposes_k and not row.drafts_blocks
+    tokens, drafted = row.figures.get("tokens_per_iteration"), row.drafted
+    is_mean = "mean_num_draft_tokens" in row.figures
     if rate.low > 1:
         yield "impossible", "is no share"
-    elif tokens and (drafted or is_chain):
-        drafted = drafted or Figure(_least_proposed(row.k), row.k)
+    elif tokens and drafted.is_known and (is_mean or not row.drafts_blocks):
         accepted = tokens.plus(-1)
-        without_first = Figure(tokens.low * (1 - 1 / _ANSWER) - 1, accepted.high)
+        without_first = Figure(tokens.low * (1 - 1 / ANSWER) - 1, accepted.high)
         proposed = accepted.over(drafted)
         definitions = {
             "is accepted ÷ proposed": proposed,
@@ -102,11 +103,17 @@ def _rate(row: Row, rate: Figure) -> Iterator[Finding]:
             " nor accepted ÷ tested: it may be of first draft tokens, or a mean of prompts"
         )
         fitting = [name for name, limits in definitions.items() if rate.overlaps(limits)]
-        yield ("consistent", fitting[0]) if fitting else ("unlikely", neither)
+        is_near = rate.overlaps(_near(proposed)) or rate.overlaps(_near(tokens.over(drafted)))
+        if fitting:
+            yield "consistent", fitting[0]
+        elif is_near and not is_mean:
+            yield "consistent", "is near accepted ÷ proposed, as means over prompts are"
+        else:
+            yield "unlikely", neither
 
 
 def _speedup(row: Row, speedup: Figure) -> Iterator[Finding]:
-    """A speed-up is at most what an iteration yields, and the ratio of both arms' speeds."""
+    """A speed-up is at most what an iteration yields."""
     most = row.k + 1
     if not row.varies_by_text and speedup.low > most:
         verdict: Verdict = "impossible" if speedup.low > (1 + NOISE) * most else "unlikely"
@@ -128,35 +135,26 @@ def _speedup(row: Row, speedup: Figure) -> Iterator[Finding]:
                 "more than speculation differs between the arms, or one figure is of another kind"
             )
             yield verdict, f"is above {yields}, in no less than a regular step: {differs}"
+
+
+def _ratios(row: Row, speedup: Figure) -> Iterator[Finding]:
+    """A printed speed-up is the ratio of both arms' speeds."""
     if row.load > 1 and row.is_apart:
         return
     for what, ratio in row.speedups.items():
-        if what == "as printed":
+        if what == PRINTED:
             continue
-        near = Figure((1 - _TOLERANCE) * ratio.low, (1 + _TOLERANCE) * ratio.high)
-        if speedup.overlaps(near):
-            yield (
-                "consistent",
-                f"is the ratio of {what}, {ratio}, or near it as means over prompts are",
-            )
+        if speedup.overlaps(_near(ratio)):
+            means = f"is the ratio of {what}, {ratio}, or near it as means over prompts are"
+            yield "consistent", means
         else:
             other = "one of them is of other requests, counts the prompt's time, or is a mean over few prompts"
             yield "unlikely", f"is not the ratio of {what}, {ratio}, unless {other}"
 
 
-_CHECKS: dict[str, Callable[[Row, Figure], Iterator[Finding]]] = {
-    "tokens_per_iteration": _length,
-    "acceptance_rate": _rate,
-    "speedup": _speedup,
-}
-
-
-def _least_proposed(k: float) -> float:
-    """The fewest draft tokens per iteration: the last K tokens of an answer leave room for fewer.
-
-    If iterations begin anywhere, those of an answer lose K (K + 1) / (2 tokens) together; few answers may end badly.
-    """
-    return max(k - _WORST_ENDS * k * (k + 1) / 2 / (_ANSWER - 1), k / 4)
+def _near(figure: Figure) -> Figure:
+    """How far a mean of prompts' ratios may be from this ratio of sums."""
+    return Figure((1 - _TOLERANCE) * figure.low - _POINTS, (1 + _TOLERANCE) * figure.high + _POINTS)
 
 
 def _tested_share(accepted: Figure, drafted: Figure) -> Figure:

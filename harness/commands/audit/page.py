@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
-from operator import attrgetter
+from collections.abc import Callable, Collection, Sequence
 
 from harness.commands.audit.judge import Judged
 from harness.commands.audit.rows import Row
-from harness.commands.audit.tables import Reading
+from harness.commands.audit.tables import Reading, typed_line
 from harness.config.amounts import counted, percent
 from harness.reporting.page import Page, Step
 from harness.reporting.table import Column, Line, Table, times
@@ -19,7 +18,7 @@ from harness.results.statistics.interval import Interval
 
 # Rows that get a sentence; more are in the table.
 _MOST_SENTENCES = 4
-_MOST_LINES = 3
+_MOST_LINES = 12
 # Costs that are tried where no other row has a lower one.
 _ROUND_STEPS = (1.5, 1.2, 1)
 # An iteration that costs this many steps or fewer has nothing left to gain.
@@ -44,11 +43,13 @@ _COLUMNS = (
 )
 
 
-def audit_page(title: str, reading: Reading, judged: Sequence[Judged]) -> Page:
+def audit_page(
+    title: str, reading: Reading, computed: Collection[str], judged: Sequence[Judged]
+) -> Page:
     """The page: first what was read, then what iterations cost, then the verdicts."""
     excluded = {claim.row.place for claim in judged if claim.verdict == "impossible"}
-    computed = reading.computed
-    rows = [row for row in reading.rows if row.place not in {*excluded, *computed}]
+    excluded |= {*computed}
+    rows = [row for row in reading.rows if row.place not in excluded]
     finding = [Line(note, "dim") for note in reading.notes]
     if computed:
         measured = "computed, not measured, so that no cost follows"
@@ -59,39 +60,53 @@ def audit_page(title: str, reading: Reading, judged: Sequence[Judged]) -> Page:
     if counts:
         verdicts = ", ".join(f"{number} {verdict}" for verdict, number in counts.items())
         checked = f"{counts.total()} of {counted(len(judged), 'figure')}"
-        finding.append(Line(f"checked against each other: {checked}, {verdicts}", "strong"))
+        unseen = "a raised rate or length mostly passes"
+        finding.append(
+            Line(f"checked against each other: {checked}, {verdicts}; {unseen}", "strong")
+        )
     for verdict in ("impossible", "unlikely"):
         accused = [claim for claim in judged if claim.verdict == verdict]
         finding += [Line(f"{verdict}: {claim}") for claim in accused]
     table = Table.of("costs", "", rows, _COLUMNS, look="bare")
     heading = f"{title} · {counted(len(reading.rows), 'row')}"
-    return Page(heading, finding, tables=[table] if rows else (), next=[_ON_SERVER])
+    steps = [_ON_SERVER]
+    if rows and not any(row.steps.is_known for row in rows):
+        steps.insert(0, Step("with what is missing", command=typed_line(rows)))
+    return Page(heading, finding, tables=[table] if rows else (), next=steps)
 
 
 def _lines_of_costs(rows: Sequence[Row]) -> list[Line]:
     """Lines about what an iteration costs, what holds the speed-up back, and what other values would give."""
-    apart = []
+    lines = []
     for row in rows:
         if row.is_apart:
             gains = ", ".join(
                 f"{gain.middle:.2f}× by {what}" for what, gain in row.speedups.items()
             )
             queues = "so far apart, requests queue or runs differ, and no cost follows"
-            apart.append(Line(f"{row.label}: {gains}: {queues}"))
+            lines.append(Line(f"{row.label}: {gains}: {queues}"))
     priced = [row for row in rows if row.steps.is_known]
     if not priced:
-        return [*apart, Line(_without_cost(rows), "strong")] if rows else []
-    costs = sorted((row.steps for row in priced), key=lambda steps: steps.middle)
-    headline = f"An iteration costs {costs[0]} regular steps"
-    if len(priced) > 1:
-        span = f"{costs[0].middle:.2f} to {costs[-1].middle:.2f}"
-        headline = f"An iteration costs {span} regular steps, in {len(priced)} rows"
+        lacking = []
+        if not any(row.speedup.is_known for row in rows):
+            lacking.append("a speed-up or the regular arm's speed (baseline=)")
+        if not any(row.tokens.is_known for row in rows):
+            lacking.append("a length, or K and an acceptance rate")
+        text = f"no cost of an iteration follows: that needs {' and '.join(lacking)}"
+        return [*lines, Line(text, "strong")] if rows else []
+    by_load = grouped(priced, lambda row: row.circumstances["load"])
+    for load, of_load in by_load.items():
+        costs = sorted((row.steps for row in of_load), key=lambda steps: steps.middle)
+        span = f"{costs[0].middle:.2f} to {costs[-1].middle:.2f}" if costs[1:] else str(costs[0])
+        where = f" with {load} in flight" if load else ""
+        where += f", in {len(costs)} rows" if len(costs) > 1 else ""
+        lines.append(Line(f"An iteration costs {span} regular steps{where}", "strong"))
     chosen = priced
     if len(priced) > _MOST_SENTENCES:
         slowest_first = sorted(priced, key=lambda row: row.speedup.middle)
         chosen = [slowest_first[0], slowest_first[-1]]
-    sentences = [Line(_sentence(row, priced)) for row in chosen]
-    lines = [Line(headline, "strong"), *sentences, *apart, *_lines_over_k(priced)]
+    lines += [Line(_sentence(row, by_load[row.circumstances["load"]])) for row in chosen]
+    lines += _lines_over_k(priced)
     if any("tokens_per_iteration" not in row.figures and row.proposes_k for row in priced):
         assumed = (
             "K tokens are drafted in every iteration, and the first token of an answer is left out"
@@ -135,10 +150,10 @@ def _sentence(row: Row, others: Sequence[Row]) -> str:
 
 
 def _lines_over_k(priced: Sequence[Row]) -> list[Line]:
-    """The fixed part and the part of each draft token, where a curve has several K."""
+    """The fixed part and the part of each draft token, where a curve of one load has several K."""
     chains = [row for row in priced if row.k >= 1 and not row.is_tree]
     lines = []
-    for curve in grouped(chains, attrgetter("name", "circumstances")).values():
+    for curve in grouped(chains, lambda row: (row.name, str(row.circumstances))).values():
         by_k = {row.k: row.steps for row in curve}
         if len(by_k) < max(3, len(curve)) or by_k[max(by_k)].middle <= by_k[min(by_k)].middle:
             continue
@@ -153,15 +168,7 @@ def _lines_over_k(priced: Sequence[Row]) -> list[Line]:
             per_token = f"{shape.per_token.estimate:.2f} for each draft token"
             text = f"{shape.fixed.estimate:.2f} steps and {per_token}, a line within noise"
         whose = f" of {curve[0].name}" if len(curve) < len(priced) else ""
-        lines.append(Line(f"over K{whose}: {text}"))
+        load = curve[0].circumstances["load"]
+        with_load = f" with {load} in flight" if load else ""
+        lines.append(Line(f"over K{whose}{with_load}: {text}"))
     return lines[:_MOST_LINES]
-
-
-def _without_cost(rows: Sequence[Row]) -> str:
-    """The figures that are missing, where no cost follows."""
-    lacking = []
-    if not any(row.speedup.is_known for row in rows):
-        lacking.append("a speed-up or the regular arm's speed (baseline=)")
-    if not any(row.tokens.is_known for row in rows):
-        lacking.append("a length, or K and an acceptance rate")
-    return f"no cost of an iteration follows: that needs {' and '.join(lacking)}"

@@ -1,4 +1,4 @@
-"""The rows of a table, and what an iteration costs by their figures: tokens per iteration ÷ speed-up, in regular steps.
+"""What the figures of a row imply about an iteration: it costs tokens per iteration ÷ speed-up, in regular steps.
 
 An iteration of K draft tokens yields 1 + K × rate tokens on average, if all K are drafted in every iteration and an
 answer's first token, which comes from reading the prompt, is left out. If that makes decoding s times as fast, an
@@ -9,15 +9,22 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from harness.commands.audit.figures import SPEEDS, UNKNOWN, Figure, is_regular_arm
+from harness.results.printed.figures import SPEEDS, UNKNOWN, Figure, is_regular_arm
+from harness.results.printed.reader import PrintedRow
 
 # Noise of single runs, in which an iteration that costs a step may seem to cost less.
 NOISE = 0.05
+# Tokens of an answer, as few as may be: its last iterations propose less than K.
+ANSWER = 16
+# Draft tokens that the ends of few answers may lose, by those that they lose on average.
+_WORST_ENDS = 1.5
 # How far the speed-ups of one row may be apart before no cost follows from them.
 _APART = 1.25
+# How far the lengths of prompts and answers of two arms may be apart.
+_SAME_LENGTH = 1.1
 # Rows in which a speed-up is what its acceptance gives, to the last digit, before it counts as computed.
 _FEWEST_COMPUTED = 3
 _EXACT = 0.02
@@ -29,30 +36,19 @@ _VARYING = re.compile(
     re.IGNORECASE,
 )
 _BLOCKS = re.compile(r"flash|dspark|p-?eagle|pard|medusa|domino|jetspec|block", re.IGNORECASE)
+PRINTED = "as printed"
 _SPEEDUPS = (
     ("ms/token", "regular_ms_per_token", "ms_per_token"),
     ("tokens/s per user", "user_tokens_per_second", "regular_user_tokens_per_second"),
-    ("as printed", "speedup", "itself"),
+    (PRINTED, "speedup", "itself"),
     ("tokens/s", "tokens_per_second", "regular_tokens_per_second"),
     ("latency", "regular_latency_s", "latency_s"),
 )
 
 
 @dataclass(frozen=True)
-class Row:
-    """The figures that a row of a table states, and what they imply about an iteration; `UNKNOWN` or NaN for nothing.
-
-    Attributes:
-        place: of the row in its file: `row 3`.
-        settings: by the names of `SETTINGS`, without empty ones.
-        figures: by the names of `NUMBERS`, as far as they are stated.
-        k_is_in_words: whether K stands in the words of its arm, `MTP n=3`, and in no column.
-    """
-
-    place: str
-    settings: Mapping[str, str] = field(default_factory=dict)
-    figures: Mapping[str, Figure] = field(default_factory=dict)
-    k_is_in_words: bool = False
+class Row(PrintedRow):
+    """The figures that a row states, and what they imply; `UNKNOWN` or NaN for nothing."""
 
     def figure(self, name: str) -> Figure:
         """The figure of this name, where it is stated."""
@@ -67,12 +63,12 @@ class Row:
         return (self.k == 0 or called) and not (length.low > 1 or rate.low > 0.01)
 
     @property
-    def circumstances(self) -> tuple[tuple[str, str], ...]:
-        """The settings that it shares with the row of its regular arm."""
+    def circumstances(self) -> dict[str, str]:
+        """The settings that it shares with the row of its regular arm, and the load."""
         # Without a column of arms, the first one has their names.
         arms = ("draft",) if "draft" in self.settings else _ARMS
         texts = {name: text for name, text in self.settings.items() if name not in arms}
-        return (*sorted(texts.items()), ("load", self.figure("batch_size").text))
+        return {**texts, "load": self.figure("batch_size").text}
 
     @property
     def k(self) -> float:
@@ -91,8 +87,9 @@ class Row:
 
     @property
     def label(self) -> str:
-        """`row 7 (DSpark, code, K=7)`."""
-        about = ", ".join(filter(None, [self.name, f"K={self.k:g}" if self.k >= 1 else ""]))
+        """`row 7 (DSpark, code, K=7, 8 in flight)`."""
+        k, load = f"K={self.k:g}" * (self.k >= 1), f"{self.load:g} in flight" * (self.load > 1)
+        about = ", ".join(filter(None, [self.name, k, load]))
         return f"{self.place} ({about})" if about else self.place
 
     @property
@@ -124,18 +121,26 @@ class Row:
     @property
     def tokens(self) -> Figure:
         """Tokens per iteration: those that are stated, or what the acceptance gives."""
-        rate, drafted = self.figure("acceptance_rate"), self.figure("mean_num_draft_tokens")
-        if self.proposes_k:
-            drafted = Figure(self.k, self.k)
-        tokens = UNKNOWN
+        rate, drafted = self.figure("acceptance_rate"), self.drafted
+        stated = self.figure("tokens_per_iteration")
+        accepted = UNKNOWN
         if rate.low <= 1:
-            tokens = Figure(1 + drafted.low * rate.low, 1 + drafted.high * min(rate.high, 1))
-        if "tokens_per_iteration" not in self.figures:
-            return tokens
-        stated = self.figures["tokens_per_iteration"]
+            accepted = Figure(drafted.middle * rate.low, drafted.high * min(rate.high, 1))
+        if not stated.is_known:
+            fewest = drafted.high if self.proposes_k else drafted.low
+            return Figure(1 + fewest * rate.low, 1 + accepted.high)
         # Some lengths are of accepted draft tokens, without the target's own.
-        agrees = stated.high >= 0.99 * (tokens.low - 1) and 1.01 * (tokens.high - 1) >= stated.low
-        return stated.plus(1 if stated.high < 1 or agrees else 0)
+        is_short = stated.overlaps(accepted) and not stated.overlaps(accepted.plus(1))
+        return stated.plus(1 if stated.high < 1 or is_short else 0)
+
+    @property
+    def drafted(self) -> Figure:
+        """Draft tokens per iteration: if iterations begin anywhere, those at the end of an answer lose K (K + 1) / 2
+        together; few answers may end badly.
+        """
+        lost = _WORST_ENDS * self.k * (self.k + 1) / 2 / (ANSWER - 1)
+        chain = Figure(max(self.k - lost, self.k / 4), self.k) if self.proposes_k else UNKNOWN
+        return self.figures.get("mean_num_draft_tokens", chain)
 
     @property
     def speedups(self) -> dict[str, Figure]:
@@ -194,6 +199,20 @@ class Row:
         return (1 + (self.most_tokens - 1) * rate) / self.steps.middle
 
 
+def difference(row: Row, arm: Row) -> str | None:
+    """What differs between a row and one of the regular arm, with both names: then they are not two arms of one
+    comparison. What only one of them states does not differ.
+    """
+    for name, text in row.circumstances.items():
+        if arm.circumstances.get(name, text) != text:
+            return f"{name} {text or 'unknown'} and {arm.circumstances[name] or 'unknown'}"
+    for name in ("input_tokens", "output_tokens"):
+        shorter, longer = sorted((row.figure(name).middle, arm.figure(name).middle))
+        if longer > _SAME_LENGTH * shorter:
+            return f"{name} {row.figures[name].text} and {arm.figures[name].text}"
+    return None
+
+
 def speculative_rows(rows: Sequence[Row]) -> list[Row]:
     """The rows with speculation, with the speeds of the regular arm where it has one row of the same circumstances."""
     regular = [row for row in rows if row.is_regular]
@@ -201,13 +220,10 @@ def speculative_rows(rows: Sequence[Row]) -> list[Row]:
     for row in rows:
         if row.is_regular:
             continue
-        arms = [arm for arm in regular if arm.circumstances == row.circumstances]
-        if not arms and len(regular) == 1 and {*regular[0].circumstances} <= {*row.circumstances}:
-            # The only regular row leaves open what the others state.
-            arms = regular
+        arms = [arm for arm in regular if arm.circumstances == row.circumstances] or regular
         figures = dict(row.figures)
-        for name in SPEEDS:
-            if len(arms) == 1 and name in arms[0].figures:
+        if len(arms) == 1 and not difference(row, arms[0]):
+            for name in {*SPEEDS} & arms[0].figures.keys():
                 figures.setdefault(f"regular_{name}", arms[0].figures[name])
         joined.append(replace(row, figures=figures))
     return joined
@@ -217,14 +233,15 @@ def computed_speedups(tables: Sequence[Sequence[Row]]) -> set[str]:
     """Places of rows whose speed-up is what the acceptance gives, to the last digit, in all rows of their table."""
     places: set[str] = set()
     for rows in tables:
-        with_both = {}
-        for row in rows:
-            speedup, tokens = row.figures.get("speedup"), row.tokens
-            if speedup and tokens.is_known:
-                # Small ones, and few digits, may be alike by chance.
-                widths = [figure.high - figure.low for figure in (speedup, tokens)]
-                is_exact = max(widths) < _EXACT * (min(speedup.middle, tokens.middle) - 1)
-                with_both[row.place] = is_exact and speedup.overlaps(tokens)
-        if all(with_both.values()):
-            places |= with_both.keys()
+        with_both = [row for row in rows if "speedup" in row.figures and row.tokens.is_known]
+        if all(map(_is_computed, with_both)):
+            places |= {row.place for row in with_both}
     return places if len(places) >= _FEWEST_COMPUTED else set()
+
+
+def _is_computed(row: Row) -> bool:
+    speedup, tokens = row.figures["speedup"], row.tokens
+    # Small ones, and few digits, may be alike by chance.
+    width = max(figure.high - figure.low for figure in (speedup, tokens))
+    is_exact = width < _EXACT * (min(speedup.middle, tokens.middle) - 1)
+    return is_exact and speedup.overlaps(tokens)

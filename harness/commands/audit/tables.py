@@ -1,40 +1,44 @@
-"""From the cells of a text, or typed figures, to rows with our names."""
+"""From a text, or typed figures, to rows; and the line to type in place of a table that is not read."""
 
 from __future__ import annotations
 
 import json
 import re
 import shlex
-from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from harness.commands.audit.figures import (
-    CLAIMS,
-    MARKS,
-    NAMES,
-    SETTINGS,
-    SPEEDS,
-    Figure,
-    is_regular_arm,
+from harness.commands.audit.rows import (
+    Row,
+    difference,
+    speculative_rows,
 )
-from harness.commands.audit.formats import Cells, tables_of
-from harness.commands.audit.headings import is_in_percent, is_turned, names_of_columns, plain
-from harness.commands.audit.rows import Row, computed_speedups, speculative_rows
-from harness.config.errors import SettingError, nearest
+from harness.config.errors import SettingError
+from harness.results.printed.columns import Column
+from harness.results.printed.figures import NUMBERS, SETTINGS
+from harness.results.printed.reader import PrintedTable, read_tables, row_of
 
+NAMES = (*NUMBERS, *SETTINGS)
+SHORT_NAMES = {
+    "baseline": "regular_tokens_per_second",
+    "speed": "tokens_per_second",
+    "speedup": "speedup",
+    "acceptance": "acceptance_rate",
+    "length": "tokens_per_iteration",
+    "K": "num_draft_tokens",
+}
 # What to type in place of a text that is not read.
 FORMS = (
-    "reads a table (audit table.md; CSV, TSV, columns by spaces), a result file of vllm bench serve, SGLang's"
-    " bench_serving, AIPerf or guidellm (audit with.json baseline=without.json), or bare figures"
-    " (audit speedup=1.4 K=3 acceptance=0.7)"
+    "a table with a row for each arm and a column for each figure (audit table.md; CSV, TSV, columns by spaces), a"
+    " result file of vllm bench serve, SGLang's bench_serving, AIPerf or guidellm (audit with.json"
+    " baseline=without.json), or figures (audit baseline=22.7 speed=40.6 acceptance=73.9% K=3)"
 )
-# K inside the words of an arm: `MTP n=3`, `draft-max 8`, `MTP, block 4`, `5 draft tokens`.
-_K_IN_WORDS = re.compile(
-    r"[\s,(`]*(?:(?<![\w-])(?:(?:k|n|γ|gamma|mtp)\s*=|(?:n[-_ ]?max|spec-draft-n-max|draft[-_ ]?max|depth|block"
-    r"|num_speculative_tokens)\s*[=:\s])\s*(\d{1,2})\b|\b(\d{1,2}) (?:draft|speculative) tokens)[)`]?",
-    re.IGNORECASE,
-)
+# Figures of a cell that holds several, `22.7 → 40.6` or `161.2 t/s @ 73.9%`, by their short name: for a line to type.
+_IN_CELLS = {
+    "baseline": r"([\d.]+)\S* (?:→|->)",
+    "speed": r"((?<=→ )[\d.]+|[\d.]+(?= ?t\w*/s\S* @))",
+    "acceptance": r"@ ([\d.]+ ?%)",
+}
 # Columns and cells of a note.
 _MOST_NAMED = 8
 
@@ -54,146 +58,123 @@ class Reading(NamedTuple):
     def rows(self) -> list[Row]:
         return [row for table in self.tables for row in table]
 
-    @property
-    def computed(self) -> set[str]:
-        """Places of rows whose speed-up was computed from the acceptance."""
-        return computed_speedups(self.tables)
 
-
-def stated_row(cells: Cells) -> Row:
-    """A row by arguments.
+def stated_rows(typed: Mapping[str, str]) -> list[Row]:
+    """Rows by arguments, whose values are apart by commas; one value holds for all rows.
 
     Raises:
-        SettingError: one is no such number.
+        SettingError: one is no such number, or they are of different numbers of rows.
     """
-    row, unread = _row("the figure", cells, Row(""))
-    for name, text in unread.items():
-        raise SettingError(name, "must be a number, with its unit, or a range", text[:40])
-    return row
+    columns = {name: Column(SHORT_NAMES.get(name, name)) for name in typed}
+    values = {name: text.split(",") for name, text in typed.items()}
+    number = max(map(len, values.values()), default=1)
+    rows = []
+    for place in range(number):
+        cells = {name: texts[min(place, len(texts) - 1)] for name, texts in values.items()}
+        row = row_of("the figure" if number == 1 else f"row {place + 1}", cells, columns, Row(""))
+        for name, text in row.unread.items():
+            rule = "must be a number, with its unit, or a range"
+            if name == "speedup" and "%" in text:
+                rule = f"may be a part: write +{text} for a gain"
+            raise SettingError(name, rule, text[:40])
+        rows.append(row)
+    for name, texts in values.items():
+        if len(texts) not in (1, number):
+            raise SettingError(
+                name, f"must have one value, or one for each of {number} rows", typed[name]
+            )
+    return rows
 
 
 def read_text(
-    text: str, columns: Cells, everywhere: Row, title: str, regular: Sequence[Row] = ()
+    text: str, known: Mapping[str, str], everywhere: Row, title: str, regular: Sequence[Row] = ()
 ) -> Reading:
     """The tables of a text, or the runs of a result file.
 
     Args:
-        columns: our names of what columns hold, by heading, for headings that are not known.
+        known: our names of what columns hold, by heading, for headings that are not known.
         everywhere: what holds for all rows.
         title: of the text.
         regular: rows of the regular arm, from another text.
 
     Raises:
-        SettingError: there is none, or none has a figure.
+        SettingError: there is none, or none has a figure, or the regular arm is another model's.
     """
-    raw = tables_of(text)
-    headings = [heading for table in raw for heading in table[0] if heading]
-    for heading, name in columns.items():
-        if heading not in headings:
-            rule = f"no table has this column{nearest(heading, headings)}; there are {', '.join(headings)}"
-            raise SettingError("columns", rule, heading)
-        if name not in NAMES:
-            raise SettingError("columns", f"no such NAME{nearest(name, NAMES)} (--help)", name)
     reading = Reading([], [])
-    for number, table in enumerate(raw, start=1):
-        typed = [name for heading, name in columns.items() if heading in table[0]]
-        if len(set(typed)) < len(typed):
-            raise SettingError("columns", f"must give each NAME to one column: {', '.join(typed)}")
-        where = f"table {number}, row" if len(raw) > 1 else "row"
-        rows, notes = rows_of_table(table, columns, everywhere, where)
-        joined = speculative_rows([*regular, *rows])
-        if any(map(_has_figures, joined)):
-            reading.tables.append(joined)
-            reading.notes.extend(notes)
-    if reading.tables:
-        return reading
-    rule = f"has no table that is read; audit {FORMS}"
-    if any(map(is_turned, raw)):
-        rule = "has a row for each figure: turn it, so that each arm has a row and each figure a column"
-    elif headings:
-        figures = "acceptance, length, speed-up or speed of both arms"
-        rule = f"has no {figures} in columns that are known: {_unread(headings)}"
-    raise SettingError(title, rule)
+    tables = read_tables(text, NAMES, known, everywhere)
+    all_rows: list[Row] = []
+    for table in tables:
+        rows = speculative_rows([*regular, *table.rows])
+        all_rows += rows
+        if any(map(has_figures, rows)):
+            reading.tables.append(rows)
+            reading.notes.extend(_notes(table))
+    if regular and all_rows and not any(row.speedup.is_known for row in all_rows):
+        different = filter(None, (difference(row, arm) for row in all_rows for arm in regular))
+        raise SettingError(
+            "baseline", f"is no arm of the same runs: {next(different, 'several fit')}"
+        )
+    if not tables:
+        raise SettingError(title, f"has no table that is read; audit reads {FORMS}")
+    if not reading.tables:
+        table = max(tables, key=lambda table: len(table.columns))
+        lacks = "has no acceptance, length, speed-up or speed of both arms in a row for each arm"
+        notes = "; ".join(_notes(table))
+        raise SettingError(title, f"{lacks}; {notes}; type them: {typed_line(table.rows)}")
+    return reading
 
 
-def rows_of_table(
-    rows: Sequence[Cells], columns: Cells, everywhere: Row, where: str = "row"
-) -> tuple[list[Row], list[str]]:
-    """The rows of a table, and sentences about what was read of it and what was not."""
-    names = names_of_columns(rows, columns)
-    in_percent = {
-        name
-        for heading, name in names.items()
-        if is_in_percent(name, plain(heading), [row[heading].strip(MARKS) for row in rows])
-    }
-    stated = []
-    odd: dict[str, list[str]] = defaultdict(list)
-    for number, cells in enumerate(rows, start=1):
-        named = {name: cells[heading] for heading, name in names.items()}
-        row, unread = _row(f"{where} {number}", named, everywhere, in_percent)
-        stated.append(row)
-        for name, text in unread.items():
-            odd[name].append(text)
-    meant = [f"{heading} → {name}" for heading, name in names.items() if name != "name"]
-    if any(row.k_is_in_words for row in stated):
-        meant.append("words of an arm → num_draft_tokens")
-    notes = [f"read: {' · '.join(meant)}"]
-    if others := [heading for heading in rows[0] if heading not in names and heading]:
-        notes.append(f"not read: {_unread(others)}")
-    notes += [f"no {name} that is read: {_listed(texts)}" for name, texts in odd.items()]
-    gains = [row.figures["speedup"].text for row in stated if "speedup" in row.figures]
-    if any("slower" in gain or gain.startswith("-") for gain in gains):
-        notes.append("50 % slower is read as 0.50× the tokens/s; in time it would be 0.67×")
-    return stated, notes
+def typed_line(rows: Sequence[Row]) -> str:
+    """The command line with the figures of the first row that states most, and NUMBER for what it lacks."""
+    row = max(rows, key=lambda row: (not row.is_regular, len(row.figures)))
+    numbers = {short: number for short in SHORT_NAMES if (number := _number(row, short))}
+    for short, pattern in _IN_CELLS.items():
+        if match := re.search(pattern, " ".join(row.cells.values())):
+            numbers.setdefault(short, match[1])
+    arms = [arm for arm in rows if arm.is_regular and not difference(row, arm)]
+    if speeds := [speed for arm in arms if (speed := _number(arm, "speed"))]:
+        numbers.setdefault("baseline", ",".join(speeds))
+    needed = {"K", "length" if "length" in numbers else "acceptance"}
+    if "baseline" in numbers or "speedup" not in numbers:
+        numbers.pop("speedup", None)
+        needed |= {"baseline", "speed"}
+    words = [
+        f"{short}={numbers.get(short, 'NUMBER')}"
+        for short in SHORT_NAMES
+        if short in needed | numbers.keys()
+    ]
+    return f"harness audit {' '.join(words)}"
 
 
-def _has_figures(row: Row) -> bool:
+def _number(row: Row, short: str) -> str:
+    figure = row.figure(SHORT_NAMES[short])
+    return f"{figure.middle:.5g}" if figure.is_known else ""
+
+
+def has_figures(row: Row) -> bool:
     """Whether it has a figure of speculation, or the speeds of both arms."""
-    both = any({name, f"regular_{name}"} <= row.figures.keys() for name in SPEEDS)
-    return both or not CLAIMS.keys().isdisjoint(row.figures)
+    claims = ("tokens_per_iteration", "acceptance_rate")
+    return row.speedup.is_known or any(name in row.figures for name in claims)
+
+
+def _notes(table: PrintedTable) -> list[str]:
+    """What columns were read as, the others, and cells that are not read."""
+    columns = table.columns
+    meant = [
+        f"{heading} → {column}" for heading, column in columns.items() if column.name != "name"
+    ]
+    if any(row.k_is_in_words for row in table.rows):
+        meant.append("words of an arm → num_draft_tokens")
+    notes = [f"read: {' · '.join(meant) or 'no column'}"]
+    if others := [heading for heading in table.rows[0].cells if heading and heading not in columns]:
+        argument = f"columns={json.dumps({others[0]: 'NAME'}, ensure_ascii=False)}"
+        notes.append(f"not read: {_listed(others)} ({shlex.quote(argument)} reads one)")
+    for name in dict.fromkeys(column.name for column in columns.values()):
+        if odd := [row.unread[name] for row in table.rows if name in row.unread]:
+            notes.append(f"no {name} that is read: {_listed(odd)}")
+    return notes
 
 
 def _listed(texts: Sequence[str]) -> str:
     more = f", {len(texts) - _MOST_NAMED} more" if len(texts) > _MOST_NAMED else ""
     return ", ".join(text[:40] for text in texts[:_MOST_NAMED]) + more
-
-
-def _unread(headings: Sequence[str]) -> str:
-    """The headings, and the argument that names the first column."""
-    argument = f"columns={json.dumps({headings[0]: 'NAME'}, ensure_ascii=False)}"
-    return f"{_listed(headings)} ({shlex.quote(argument)} reads one)"
-
-
-def _row(
-    place: str, cells: Cells, everywhere: Row, in_percent: Collection[str] = ()
-) -> tuple[Row, dict[str, str]]:
-    """A row by cells with our names, and those cells that are no such number."""
-    settings, figures = dict(everywhere.settings), dict(everywhere.figures)
-    unread = {}
-    for name, text in cells.items():
-        is_none = text.strip(MARKS).lower() == "n/a"
-        if name in SETTINGS:
-            if text:
-                settings[name] = "none" if name == "draft" and is_none else text
-        elif name == "num_draft_tokens" and (is_none or is_regular_arm(text)):
-            figures[name] = Figure(0, 0, text)
-        else:
-            try:
-                figure = Figure.read(name, text, name in in_percent)
-            except ValueError:
-                unread[name] = text
-                continue
-            if figure is not None:
-                figures[name] = figure
-    row = Row(place, settings, figures)
-    for name in ("draft", "name"):
-        text = settings.get(name, "")
-        matches = [*_K_IN_WORDS.finditer(text)]
-        # `K=5 / K=3` is ambiguous.
-        if len(matches) == 1 and "num_draft_tokens" not in figures and not row.is_regular:
-            match = matches[0]
-            settings[name] = f"{text[: match.start()]}{text[match.end() :]}".strip()
-            k = float(match[1] or match[2])
-            figures["num_draft_tokens"] = Figure(k, k, f"{k:g}")
-            row = Row(place, settings, figures, k_is_in_words=True)
-    return row, unread

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from dataclasses import replace
 
 from harness.commands.compare.rows import CompareRow
 from harness.config.amounts import percent
@@ -21,7 +22,10 @@ from harness.reporting.table import (
 )
 from harness.reporting.words import explained_by_rounding, labels, lossy_warning
 from harness.results.acceptance import Rejection
+from harness.results.judging.statement import Statement
 from harness.results.runs import Run
+from harness.results.statistics.interval import Interval
+from harness.results.verdict import judge
 
 
 def verdict(row: CompareRow) -> Document:
@@ -104,7 +108,14 @@ def races_page(runs: Sequence[Run[CompareRow]]) -> Page | None:
     )
     doubt = "Single prompts, timed once each: an impression, not a measurement."
     table = Table.of("races", "Prompts raced in compare", races, columns)
-    return Page(title_of_many(rows), doubts=[doubt], tables=[table])
+    statements = [_statement(row) for row in rows]
+    return Page(title_of_many(rows), doubts=[doubt], tables=[table], statements=statements)
+
+
+def _statement(row: CompareRow) -> Statement:
+    speedup = Interval() if row.speedup is None else Interval(row.speedup)
+    why = row.why_no_verdict or "a single prompt, timed once"
+    return replace(judge(speedup, why), subject=row)
 
 
 def _quoted(token: str) -> str:

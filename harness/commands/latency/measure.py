@@ -264,7 +264,7 @@ def _why_stop(run: MeasuredRun, settings: LatencySettings, seconds: float) -> St
     num_units = len(set(regular.units))
     if num_units not in looks(num_units, FIRST_LOOK_AT_BLOCKS if run.in_blocks else FIRST_LOOK):
         return None
-    speedup = paired_times(run, regular, speculative).speedup(settings.seed, run.confidence)
+    speedup = paired_times(run, regular, speculative).speedup(run.confidence)
     return "precision" if is_precise(speedup, settings.half_width) else None
 
 

@@ -25,6 +25,7 @@ from harness.commands.latency.tables.ranking import (
     answers,
     iteration_lines,
     ranked_runs,
+    shared_details,
 )
 from harness.measuring.rows import LatencyRow
 from harness.reporting.page import Page, heading, title_of_many
@@ -121,10 +122,7 @@ def _part(group: Sequence[RankedRun], noun: str = "run") -> Page:
     """
     pairs = among_themselves(group)
     title = title_of_many([pair.row for pair in pairs], noun).split(" · ")
-    # Names of the group distinguish it from others on the page.
-    title += [
-        text for text in group[0].name.details if all(text in pair.name.details for pair in group)
-    ]
+    title += shared_details(group)
     iterations = iteration_lines(pairs)
     doubts = {f"{pair.model}: {pair.series.why_not}" for pair in pairs if pair.series.why_not}
     # At their best K, and targets alone.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from operator import attrgetter
 
 from harness.commands.latency.tables.costs import measured_over_k
-from harness.commands.latency.tables.ranking import RankedRun, ranked_runs
+from harness.commands.latency.tables.ranking import RankedRun, ranked_runs, shared_details
 from harness.measuring.rows import LatencyRow
 from harness.reporting.drawing import (
     Curves,
@@ -30,13 +30,14 @@ def latency_plots(pairs: Sequence[RankedRun]) -> dict[str, list[Plot]]:
     costs = []
     for group in targets:
         numbered = [pair for pair in group if isinstance(pair.k, int) and pair.k > 0]
-        by_k.append((group[0].model, _curves(numbered, "name.group", "name.k_order")))
-        costs.append((group[0].model, _costs(group)))
+        title = " · ".join([group[0].model, *shared_details(group)])
+        by_k.append((title, _curves(numbered, "name.group", "name.k_order")))
+        costs.append((title, _costs(group)))
     # A damaged file may hold any number.
     loaded = [pair for pair in complete if pair.load > 0]
     by_load: list[Plot] = []
     for unit, pairs_of_unit in grouped(loaded, attrgetter("unit_of_load")).items():
-        panel = ("", _curves(pairs_of_unit, "curve", "load"))
+        panel = ("", _curves(pairs_of_unit, "curve_of_k", "load"))
         by_load += curve_plots([panel], unit, doubling=True)
     steps = "what it costs, regular steps"
     return {
@@ -47,17 +48,16 @@ def latency_plots(pairs: Sequence[RankedRun]) -> dict[str, list[Plot]]:
 
 
 def _curves(pairs: Sequence[RankedRun], series: str, x: str) -> Curves:
-    """The speed-ups of each series that has several x; at one x that of the fastest.
+    """The speed-ups of each series that has several x; at one x that of the last.
 
     Args:
         series, x: paths of attributes of a pair.
     """
     curves: dict[str, Sequence[tuple[float, Interval]]] = {}
     for names, members in grouped(pairs, attrgetter(series)).items():
-        by_x = grouped(members, attrgetter(x))
+        by_x = {attrgetter(x)(pair): pair.interval for pair in members}
         if len(by_x) > 1:
-            best = {at: max(several, key=attrgetter("speedup")) for at, several in by_x.items()}
-            curves[" · ".join(names)] = [(at, pair.interval) for at, pair in best.items()]
+            curves[" · ".join(names)] = [*by_x.items()]
     return curves
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from harness.commands.command import Experiment
 from harness.commands.latency.measure import Latency
 from harness.commands.latency.record import LatencySettings
-from harness.commands.map.grid import for_vllm
+from harness.commands.map.page import for_vllm
 from harness.commands.map.record import DRAFT_TOKENS, MapSettings
 from harness.commands.map.rows import MapRow
 from harness.config.errors import RunError, SettingError
@@ -21,7 +21,8 @@ from harness.measuring.prices import iteration_cost
 from harness.measuring.progress import note, say
 from harness.measuring.session import Session
 from harness.reporting.names import name_of
-from harness.results.judging.grid import points_of, schedule_of
+from harness.results.judging.grid import cells_of, schedule_of
+from harness.results.judging.series import judged_at_once
 from harness.results.locked_files import replace_file
 from harness.results.price.value import write_costs
 from harness.results.runs import Run
@@ -110,8 +111,7 @@ class Map(Experiment[MapSettings, MapRow]):
             run = Run([*cell.rows(session)])
             run.prompt_rows = cell.prompt_rows
             self.measured.insert(0, run)
-        rows = self.rows(session)
-        schedule, _ = schedule_of(points_of(rows))
+        schedule, _ = schedule_of(judged_at_once(cells_of(self.rows(session))))
         if schedule:
             replace_file(session.directory / "schedule_vllm.json", for_vllm(schedule).encode())
         cost = iteration_cost(self.measured, str(session.run_id))

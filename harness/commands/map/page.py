@@ -1,144 +1,194 @@
-"""The page of `map`, about one run or many: speed-ups by batch size, context and K, and a schedule."""
+"""The page of `map`, about one run or many: latency's figures of every cell, the grid of their speed-ups, and a
+schedule.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from harness.commands.latency.tables.doubts import shared_doubts
-from harness.commands.map.grid import load_of, named_grids, shared_row
+from harness.commands.latency.tables.figures import arms_table, reasons_table
+from harness.commands.latency.tables.ranking import RankedRun, ranked_runs
 from harness.commands.map.rows import MapRow
 from harness.config.amounts import counted
-from harness.reporting.page import Page, Step, heading, title_of_many
+from harness.reporting.names import Name, distinct_names
+from harness.reporting.page import Page, Step, title_of_many
 from harness.reporting.table import Column, Line, Style, Table, TableRow
-from harness.reporting.words import disturbed_runs, settings_line
-from harness.results.judging.grid import Point, highest, schedule_of
+from harness.reporting.words import disturbed_runs
+from harness.results.judging.grid import Schedule, cells_of, highest, schedule_of
+from harness.results.judging.series import Member
 from harness.results.runs import Run, grouped
 from harness.results.schema import NO_VERDICT
 
 if TYPE_CHECKING:
     from harness.reporting.drawing import Plot
 
-PAYS = "pays"
-DOES_NOT_PAY = "does not pay"
-# No interval, or one that includes 1.
-CANNOT_TELL = "cannot tell"
 # By what is said of a speed-up; of several K at one load the first of these counts.
 _WORDS: dict[str, tuple[str, Style]] = {
-    "faster": (PAYS, "good"),
-    "cannot tell": (CANNOT_TELL, "strong"),
-    "slower": (DOES_NOT_PAY, "bad"),
+    "faster": ("pays", "good"),
+    "cannot tell": ("cannot tell", "strong"),
+    "slower": ("does not pay", "bad"),
 }
+# Columns of which cells of one grid may have different values.
+_SIDES = ("context", "batch_size")
 
 
 def map_page(runs: Sequence[Run[MapRow]]) -> Page | None:
-    """Where it pays, for each grid; None where nothing was measured."""
+    """Where it pays, for each grid; None where nothing was measured.
 
-    def plots() -> dict[str, list[Plot]]:
-        from harness.commands.map.plots import map_plots
-
-        return map_plots(runs)
-
-    grids = [points for _, points in named_grids(runs)]
+    Runs that differ in nothing but their cells are one grid, of which the newest run of a cell counts.
+    """
+    ended_by_cell = {
+        cell: run.status for run in runs for cell in cells_of(run.rows) if cell.has_figures
+    }
+    names = distinct_names([cell.last for cell in ended_by_cell])
+    grids = []
+    for named in grouped(zip(names, ended_by_cell, strict=True), _grid_of).values():
+        newest = {_place_of(cell): cell for _, cell in named}
+        pairs = ranked_runs([*newest.values()], at_once=True)
+        known = [pair for pair in pairs if pair.interval.is_known or pair.run.status == NO_VERDICT]
+        if known:
+            ended = {ended_by_cell[pair.run] for pair in known} - {"ok", NO_VERDICT}
+            grids.append((known, _page_of_grid(known, ended, has_file=len(runs) == 1)))
     if not grids:
         return None
-    parts = [_page_of_grid(points, has_file=len(runs) == 1) for points in grids]
+    all_pairs = [pair for pairs, _ in grids for pair in pairs]
+
+    def plots() -> dict[str, list[Plot]]:
+        from harness.commands.latency.plots import latency_plots
+
+        return latency_plots(all_pairs)
+
+    parts = [part for _, part in grids]
     page = parts[0]
     if len(parts) > 1:
         statements = [statement for part in parts for statement in part.statements]
-        title = title_of_many([shared_row(points) for points in grids])
+        title = title_of_many([pair.row for pair in all_pairs], "cell")
         page = Page(title, statements=statements, parts=parts)
     return replace(page, plots=plots)
 
 
-def _page_of_grid(points: Sequence[Point], *, has_file: bool) -> Page:
+def _grid_of(named: tuple[Name, Run[MapRow]]) -> Sequence[str]:
+    """Equal for cells of one grid."""
+    name, _ = named
+    return name.pair, *(text for column, text in name.settings.items() if column not in _SIDES)
+
+
+def _place_of(cell: Run[MapRow]) -> tuple[int | str | None, ...]:
+    row = cell.last
+    return row.context, row.batch_size, row.num_draft_tokens
+
+
+def _page_of_grid(pairs: Sequence[RankedRun], ended: set[str], *, has_file: bool) -> Page:
     """Where it pays in one grid.
 
     Args:
+        ended: how runs ended that did not measure all of their cells.
         has_file: whether its schedule is in a file.
     """
-    shared = shared_row(points)
-    contexts = grouped(points, attrgetter("context")).values()
-    cells = [Run([point.row]) for point in points]
-    ended = {point.row.status for point in points} - {None, "ok", NO_VERDICT}
+    cells = [pair.member for pair in pairs]
+    runs = [pair.run for pair in pairs]
     # Where no cell can tell, the finding says why.
-    undecided = _undecided(points) if highest(points) else None
-    disturbed = disturbed_runs(cells, "cell")
-    measured = counted(len(points), "cell")
+    undecided = _undecided(cells) if highest(cells) else None
+    disturbed = disturbed_runs(runs, "cell")
+    measured = counted(len(cells), "cell")
     doubts = [
-        ended and f"{', '.join(map(str, ended))} with {measured} of the grid measured.",
+        ended and f"{', '.join(ended)} with {measured} of the grid measured.",
         undecided,
         disturbed and f"{disturbed}.",
-        *shared_doubts(cells),
+        *shared_doubts(runs),
     ]
-    largest = max(point.size for point in points)
+    largest = max(size for _, size, _ in map(attrgetter("sides"), cells))
     steps = []
-    if not ended and any(point.at_once.pays and point.size == largest for point in points):
+    if not ended and any(cell.at_once.pays and cell.sides[1] == largest for cell in cells):
         sizes = f"{largest},{2 * largest},{4 * largest}"
         steps.append(Step(f"beyond {largest}", f"'batch_sizes=[{sizes}]'"))
+    contexts = grouped(cells, lambda cell: cell.sides[0]).values()
     return Page(
-        heading(shared, settings_line([shared])),
+        title_of_many([pair.row for pair in pairs]),
         [_finding(with_context) for with_context in contexts],
         [doubt for doubt in doubts if doubt],
-        [_table(points)],
-        [] if ended else [("Use", _schedule_in_words(points, has_file=has_file))],
+        [_grid(cells), reasons_table(pairs), arms_table(pairs)],
+        [] if ended else [("Use", _schedule_in_words(cells, has_file=has_file))],
         steps,
-        [point.at_once for point in points],
+        [
+            statement
+            for cell in cells
+            for statement in (cell.at_once, cell.standing)
+            if statement is not None
+        ],
     )
 
 
-def _finding(points: Sequence[Point]) -> Line:
+def _load(cells: Sequence[Member]) -> str:
+    """The name of the load: `batch size`, or `concurrency` for the requests in flight of a server."""
+    return "concurrency" if cells[0].run.last.is_elsewhere else "batch size"
+
+
+def _finding(cells: Sequence[Member]) -> Line:
     """`pays at batch size 1, 4; not at 16`, and the highest speed-up.
 
     Args:
-        points: with one context.
+        cells: with one context.
     """
-    context = points[0].context
+    context, _, _ = cells[0].sides
     prefix = f"context of {context} tokens: " if context else ""
-    up_to = highest_in_words(points)
+    up_to = highest_in_words(cells)
     if not up_to:
-        return Line(f"{prefix}{CANNOT_TELL}", "strong", _undecided(points) or "")
+        return Line(f"{prefix}cannot tell", "strong", _undecided(cells) or "")
     # By what the best K says there.
     sizes: dict[str, list[str]] = {relation: [] for relation in _WORDS}
-    for size, at_size in grouped(points, attrgetter("size")).items():
-        relations = {point.at_once.relation for point in at_size}
+    for size, at_size in grouped(cells, lambda cell: cell.sides[1]).items():
+        relations = {cell.at_once.relation for cell in at_size}
         relation = next(relation for relation in _WORDS if relation in relations)
         sizes[relation].append(str(size))
     relation = next(name for name in ("faster", "slower", "cannot tell") if sizes[name])
     word, style = _WORDS[relation]
-    text = f"{prefix}{word} at {load_of(points)} {', '.join(sizes[relation])}"
+    text = f"{prefix}{word} at {_load(cells)} {', '.join(sizes[relation])}"
     if relation == "faster" and sizes["slower"]:
         text += f"; not at {', '.join(sizes['slower'])}"
     return Line(text, style, up_to)
 
 
-def highest_in_words(points: Sequence[Point]) -> str:
+def highest_in_words(cells: Sequence[Member]) -> str:
     """`up to 2.44× (2.39 to 2.49): K=5, batch size 1, by intervals for 9 cells at once`; empty without intervals."""
-    point = highest(points)
-    if point is None:
+    cell = highest(cells)
+    if cell is None:
         return ""
-    k = f"K={point.k}, " if point.k else ""
-    text = f"up to {point.at_once.interval:×}: {k}{load_of(points)} {point.size}"
-    family = point.at_once.family
+    _, size, k = cell.sides
+    with_k = f"K={k}, " if k else ""
+    text = f"up to {cell.at_once.interval:×}: {with_k}{_load(cells)} {size}"
+    family = cell.at_once.family
     return f"{text}, by intervals for {family} cells at once" if family > 1 else text
 
 
-def _undecided(points: Sequence[Point]) -> str | None:
+def _undecided(cells: Sequence[Member]) -> str | None:
     """How many measured cells have no verdict, and why; None where all have one."""
-    reasons = [point.alone.why for point in points if not point.alone.has_interval]
+    reasons = [cell.alone.why for cell in cells if not cell.alone.has_interval]
     if not reasons:
         return None
     first, *others = dict.fromkeys(reasons)
     others_too = " (others for other reasons)" if others else ""
-    number = f"{len(reasons)} of {len(points)} measured cells"
+    number = f"{len(reasons)} of {len(cells)} measured cells"
     return f"{number} cannot tell whether it pays: {first}{others_too}."
 
 
-def _schedule_in_words(points: Sequence[Point], *, has_file: bool) -> str:
+def for_vllm(schedule: Schedule) -> str:
+    """The entries of vLLM's `--speculative-config` for a schedule, without those of the draft."""
+    config = {
+        "num_speculative_tokens": max(k for _, _, k in schedule),
+        "num_speculative_tokens_per_batch_size": [list(entry) for entry in schedule],
+    }
+    return json.dumps(config, indent=2) + "\n"
+
+
+def _schedule_in_words(cells: Sequence[Member], *, has_file: bool) -> str:
     """`by batch size: K=5 at 1 to 15, K=0 at 16 (schedule_vllm.json)`."""
-    schedule, why_none = schedule_of(points)
+    schedule, why_none = schedule_of(cells)
     if not schedule:
         return f"no schedule: {why_none}"
     ranges = []
@@ -146,26 +196,27 @@ def _schedule_in_words(points: Sequence[Point], *, has_file: bool) -> str:
         sizes = " to ".join(dict.fromkeys([str(first), str(last)]))
         ranges.append(f"K={k} at {sizes}")
     file = " (schedule_vllm.json)" if has_file else ""
-    return f"by {load_of(points)}: {', '.join(ranges)}{file}"
+    return f"by {_load(cells)}: {', '.join(ranges)}{file}"
 
 
-def _table(points: Sequence[Point]) -> Table:
+def _grid(cells: Sequence[Member]) -> Table:
     """A row for each context and batch size, a column for each K."""
-    all_k = sorted({point.k for point in points})
-    rows = []
-    for sides, with_sides in grouped(points, attrgetter("context", "size")).items():
-        by_k = {point.k: point for point in with_sides}
-        rows.append(TableRow((*sides, *map(by_k.get, all_k))))
+    all_k = sorted({k for _, _, k in map(attrgetter("sides"), cells)})
+    by_row: dict[tuple[int, int], dict[int, Member]] = {}
+    for cell in sorted(cells, key=attrgetter("sides")):
+        context, size, k = cell.sides
+        by_row.setdefault((context, size), {})[k] = cell
+    rows = [TableRow((*sides, *map(by_k.get, all_k))) for sides, by_k in by_row.items()]
     columns = (
         Column("context", once=True, varies=True, identifies_row=True),
-        Column(load_of(points), identifies_row=True),
+        Column(_load(cells), identifies_row=True),
         *(Column(f"K={k}" if k else "its own K", _cell) for k in all_k),
     )
-    title = f"Speed-up with 95 % intervals, by {load_of(points)} and K"
+    title = f"Speed-up with 95 % intervals, by {_load(cells)} and K"
     # All of its columns, below each other where they have no room.
     return Table("map", title, columns, tuple(rows), look="plain")
 
 
-def _cell(point: Point) -> str:
+def _cell(cell: Member) -> str:
     """`2.50× (2.40 to 2.60)`, or `1.04× cannot tell` where no interval may be stated."""
-    return f"{point.alone.interval:×}" + ("" if point.alone.has_interval else f" {CANNOT_TELL}")
+    return f"{cell.alone.interval:×}" + ("" if cell.alone.has_interval else " cannot tell")

@@ -93,6 +93,7 @@ class Map(Command[MapSettings, MapRow]):
     def line(self, rows: Sequence[MapRow]) -> str:
         """The highest speed-up."""
         from harness.commands.map.page import highest_in_words
-        from harness.results.judging.grid import points_of
+        from harness.results.judging.grid import cells_of
+        from harness.results.judging.series import judged_at_once
 
-        return highest_in_words(points_of(rows))
+        return highest_in_words(judged_at_once(cells_of(rows)))

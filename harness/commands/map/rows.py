@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from harness.measuring.rows import LatencyRow
-from harness.results.row import figure
+from harness.results.row import figure, setting
 from harness.results.schema import MaybeInt
 
 
@@ -16,6 +17,13 @@ class MapRow(LatencyRow):
     kind = "map"
     recognised_by = ("context", "arm", "ms_per_token", "speedup")
 
-    context: MaybeInt = figure(
-        "length to which the prompts of a cell were cut; empty where they were not", "tokens"
+    context: MaybeInt = setting(
+        "length to which the prompts of a cell were cut; empty where they were not", unit="tokens"
     )
+    # It follows from the load.
+    laps: int | Literal["auto"] | None = figure("how often the arms of the cell took turns")
+
+    @property
+    def questions_in_words(self) -> str | None:
+        """Their number follows from the load, too."""
+        return f"prompts ({self.prompts})" if self.prompts else ""

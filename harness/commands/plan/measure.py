@@ -95,7 +95,9 @@ class Plan(Experiment[PlanSettings, PlanRow]):
         load = in_flight if in_flight > 1 else None
         typed_length = self.settings.decoding.max_new_tokens
         length = None if typed_length == DecodingSettings.max_new_tokens else typed_length
-        self.predictions, notes = predictions(costs, accepted, load, length)
+        self.predictions, notes = predictions(
+            costs, accepted, load, length, other_texts=typed.path != path
+        )
         model = ModelSettings(name=costs.origin.get("model") or Path(path).stem, repository=SERVED)
         self.settings = replace(self.settings, model=model, draft=None)
         # Settings that nothing was measured with.

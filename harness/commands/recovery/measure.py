@@ -9,6 +9,7 @@ drawn ones are undecided. Each check becomes a row.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from harness.commands.recovery.kinds import kind_checks
 from harness.commands.recovery.record import RecoverySettings
 from harness.commands.recovery.rows import RecoveryRow
 from harness.commands.recovery.scored import scored_checks
-from harness.commands.recovery.scores import GreedyTexts
+from harness.commands.recovery.scores import GreedyTexts, with_ends
 from harness.commands.recovery.workload import (
     FOLLOW_UP,
     Asking,
@@ -54,6 +55,9 @@ class Recovery(Experiment[RecoverySettings, RecoveryRow]):
     def measure(self, session: Session) -> None:
         # What was checked before an error has its rows.
         for check in self._checks(session):
+            if self.settings.decoding.lossy and check["verdict"] == "lossless":
+                # The output may differ by definition, although the check does not show it.
+                check["verdict"] = "undecided"
             self.checks.append(check)
 
     def rows(self, session: Session) -> list[RecoveryRow]:
@@ -99,7 +103,8 @@ class Recovery(Experiment[RecoverySettings, RecoveryRow]):
                 shown = f"top_logprobs={settings.top_logprobs}"
                 say(f"not tested, because {shown} is not enough: {names}")
             samplings = [sampling for sampling in samplings if sampling not in unknown]
-        asking = Asking(settings, prompts, samplings, session.end_tokens())
+        can_end = all(each.traits.stops_at_tokens for each in engine.arms)
+        asking = Asking(settings, prompts, samplings, session.end_tokens(), can_end)
         regular = engine.arms[0] if len(engine.arms) > 1 else None
         if engine.servers is not None and settings.by_kind:
             yield from kind_checks(asking, arm, regular)
@@ -187,6 +192,10 @@ def greedy_check(asking: Asking, arm: Arm, regular: Arm | None, references: Refe
     So it is where no log-probabilities of texts are known: of some servers, of chats, and with a grammar.
     """
     num_in_flight = asking.settings.batch_size
+    has_weights = references.for_texts() is not None
+    if has_weights:
+        # Servers differ in whether the text has the token that ends it.
+        asking = dataclasses.replace(asking, can_end=False)
     # Drawn ones are in flight beside them, and are not tested.
     requests = Workload(asking).first_turns(len(asking.prompts))
     say(f"testing the {arm.name} arm: {len(requests):,} requests, {num_in_flight} in flight")
@@ -196,16 +205,18 @@ def greedy_check(asking: Asking, arm: Arm, regular: Arm | None, references: Refe
         if answer.request.is_greedy and answer.request.is_compared
     ]
     texts = GreedyTexts(asking.end_tokens)
-    if references.for_texts() is not None:
+    if has_weights:
         for planned, record in answers:
             parting = references.text_divergence(planned.prompt, record.text, planned.num_tokens)
             # A text that the model would go on with parts from it at its end.
-            texts.add(parting, 0, record)
+            texts.add(parting, dataclasses.replace(planned, num_tokens=0), record)
     elif regular is not None:
         doing = f"asking the {regular.name} arm"
         expected = asking.ask(regular, [answer.request for answer in answers], 1, doing)
         for (planned, record), (_, wanted) in zip(answers, expected, strict=True):
             # Nothing here knows the margin of their tokens.
             parting = first_divergence(None, planned.prompt, wanted.token_ids, record.token_ids)
-            texts.add(parting, planned.num_tokens, wanted, record)
-    return texts.columns() | acceptance_of([answer.record for answer in answers])
+            texts.add(parting, planned, wanted, record)
+    return with_ends(texts.columns(), answers) | acceptance_of(
+        [answer.record for answer in answers]
+    )

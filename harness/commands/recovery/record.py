@@ -48,7 +48,7 @@ class RecoverySettings(PromptedSettings):
         num_draws: sampled tokens, over all sampling settings; `auto` takes as many as a verdict
             needs, and at least 2,000. Half of them follow one place, where a proposal was rejected and much is open.
         false_alarm_rate: chance that the sampled tests of one run call a lossless pair lossy.
-        shift: change of a token's distribution, in total variation, for which the power of the tests is stated.
+        shift: change of the tokens' distribution, as total variation between parts of them, which the tests must see.
         fault: a mistake planted on purpose, which the same tests must catch.
         samplings: the sampling settings of drawn requests; `as_asked` is the run's own.
             `logprobs` is the run's own with log-probabilities asked for, `logprobs_whole` without a

@@ -27,8 +27,9 @@ class RecoveryRow(PromptedRow):
         "of `sampled`: the sampling settings that tokens were drawn with; of `kind` the kind of request"
     )
     verdict: MaybeText = figure(
-        "`lossless`, `lossy` or `undecided`; of `logprobs` `right` or `wrong`; of `kind` `drafts`, `some drafts`,"
-        " `none accepted`, `no drafts`, `ignored`, `refused`, `not asked`, `failed`, `no answer` or `unknown`"
+        "`lossless` (never of a rule that is lossy by definition), `lossy` or `undecided`; of `logprobs` `right` or"
+        " `wrong`; of `kind` `drafts`, `some drafts`, `none accepted`, `no drafts`, `ignored`, `refused`, `not asked`,"
+        " `failed`, `no answer` or `unknown`"
     )
     finding: MaybeText = figure(
         "of `logprobs`: what came; of `reference`: why there is none; of `kind`: by what it shows"
@@ -41,6 +42,9 @@ class RecoveryRow(PromptedRow):
     )
     num_cut_short: MaybeInt = figure(
         "greedy: prompts with a text that ended, without an end token, before the length asked for"
+    )
+    num_past_end: MaybeInt = figure(
+        "texts with tokens behind one that was to end them: end tokens, and another, end half of the texts"
     )
     identical_prompts: MaybeInt = figure("greedy texts equal to the regular arm's")
     divergence_position: MaybeInt = figure(
@@ -59,17 +63,20 @@ class RecoveryRow(PromptedRow):
         "sampled tokens until that was enough to call it lossy", "tokens"
     )
     p_value: MaybeFloat = figure("chance that bets ever win so much by luck, at most")
-    power: MaybeFloat = figure("chance that the test sees a change as large as `shift`")
-    visible_shift: MaybeFloat = figure("smallest shift that the test sees with a chance of 99 %")
+    power: MaybeFloat = figure(
+        "chance, at least, that the test sees any change as large as `shift` between 2, 4, 8, 10 or 16 equal parts of"
+        " the tokens, sorted from the likeliest down"
+    )
+    visible_shift: MaybeFloat = figure(
+        "smallest such shift that the test sees with a chance of at least 99 %"
+    )
     num_draws_needed: MaybeInt = figure("of an undecided check: a `num_draws` that would be enough")
     refused: MaybeText = figure(
         "sampling settings that the engine refused, or that may end it, which were not tested"
     )
-    rounding: MaybeFloat = figure(
-        "mass that rounding may move between likelier and less likely tokens"
-    )
+    rounding: MaybeFloat = figure("largest such shift that rounding explains")
     shift: MaybeFloat = setting(
-        "total variation of a token's distribution that must be seen", "shift"
+        "total variation between parts of the tokens' distribution that must be seen", "shift"
     )
     false_alarm_rate: MaybeFloat = setting(
         "chance that a lossless pair is called lossy", "false_alarm_rate"

@@ -49,7 +49,7 @@ class Sampling:
             values = self._penalised(values, prompt, text)
         probabilities = exact_probabilities(values, self.decoding)
         # A reference gives tokens that it does not know the same logit, the lowest one. What
-        # truncation leaves of their mass is theirs together, as their quantiles are.
+        # truncation leaves of their mass is theirs together.
         lowest = np.where(np.isinf(values), np.inf, values).min(-1, keepdims=True)
         alike = values == lowest
         mass = (probabilities * alike).sum(-1, keepdims=True)

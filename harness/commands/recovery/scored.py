@@ -115,7 +115,9 @@ def _ask(asking: Asking, arm: Arm, reference: Reference, scores: Scores) -> None
     drawn = [text for text in scores.drawn if text.answer.request.sampling in asking.samplings[:1]]
     if drawn:
         place = choose_place(drawn, reference, scores.num_together)
-        num_at_place = math.ceil(_SHARE_AT_PLACE * num_tokens / length_at_place)
+        # As many as the others leave, of which some end early.
+        num_left = num_tokens - 2 * sum(len(scored.text.tokens) for scored in scores.drawn)
+        num_at_place = math.ceil(num_left / length_at_place)
         at_place = workload.at_place(place, num_at_place)
     second = workload.second_turns(first, num_mixed, at_place, num_in_flight)
     for requests in in_batches(second, max(1, math.ceil(len(second) / _NUM_LOOKS))):

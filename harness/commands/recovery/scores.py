@@ -17,7 +17,7 @@ import numpy as np
 from scipy.special import entr
 
 from harness.commands.recovery.sampling import Sampling
-from harness.commands.recovery.workload import Answer, Asking, Columns
+from harness.commands.recovery.workload import Answer, Asking, Columns, PlannedRequest
 from harness.config.errors import RunError
 from harness.engines.divergence import Divergence, check_known, first_divergence
 from harness.engines.door.reference import Reference
@@ -30,8 +30,8 @@ from harness.results.statistics.drawn_tokens import (
     NO_ROUNDING,
     DrawnText,
     Finding,
-    Rounding,
     TokenResult,
+    rounding_between,
 )
 
 # Texts that are scored together.
@@ -62,12 +62,14 @@ class GreedyTexts:
     num_tokens: int = 0
     num_cut_short: int = 0
 
-    def add(self, divergence: Divergence | None, num_asked: int, *texts: RequestRecord) -> None:
+    def add(
+        self, divergence: Divergence | None, request: PlannedRequest, *texts: RequestRecord
+    ) -> None:
         """Add the comparison of two texts, or of one with the model's own.
 
-        Args:
-            num_asked: tokens that each was to have.
+        Where a text may end early it is not known where it should: a server may know more tokens that end one.
         """
+        num_asked = 0 if request.ends else request.num_tokens
         shortest = min(text.num_tokens for text in texts)
         self.divergences.append(divergence)
         self.num_tokens += shortest if divergence is None else min(shortest, divergence.position)
@@ -80,9 +82,9 @@ class GreedyTexts:
     def judged(self) -> tuple[Finding, Divergence | None]:
         """Whether the texts are those that were expected, and the difference that decides it.
 
-        `lossy` if a difference is known to be beyond rounding (an `excess` above 1): the largest one
-        decides. Else `undecided` if the margin of one is unknown (there is no reference, or a text
-        ended earlier), or if a text is cut short. Else `lossless`.
+        `lossy` if a difference is known to be beyond rounding (an `excess` above 1), of which the largest one
+        decides. Else `undecided` if the margin of one is unknown (there is no reference, or a text ended earlier), or
+        if a text is cut short. Else `lossless`.
         """
         differing = [divergence for divergence in self.divergences if divergence is not None]
         measured = [divergence for divergence in differing if divergence.logit_margin is not None]
@@ -154,11 +156,9 @@ class Scores:
         self.num_together = min(asking.settings.batch_size, _TOGETHER)
         self._reference = reference
         self._asking = asking
-        # Of the random parts of quantiles.
-        self._generator = np.random.default_rng(asking.settings.seed)
         # Of some texts, by sampling setting and prompt: rounding differs by prompt. Of those at the one place, where
         # tokens after the same text come often, by the text.
-        self._roundings: dict[str, dict[tuple[int, ...], Rounding]] = defaultdict(dict)
+        self._roundings: dict[str, dict[tuple[int, ...], Floats]] = defaultdict(dict)
 
     def add(self, answers: Sequence[Answer]) -> None:
         """Score the answers that somebody waited for.
@@ -179,7 +179,7 @@ class Scores:
                 context = (request.prompt, request.sampling.name, tokens[:-1])
                 by_context[context].append(answer)
             elif request.is_greedy:
-                self.greedy.add(None, request.num_tokens, answer.record)
+                self.greedy.add(None, request, answer.record)
         # A prompt is read once for all texts of a batch. Longer texts come first: they say most about rounding.
         distinct = sorted(by_context.values(), key=_prompt_and_length, reverse=True)
         longest = max((len(alike[0].record.token_ids) for alike in distinct), default=1)
@@ -206,7 +206,7 @@ class Scores:
         likeliest = logits.argmax(-1).tolist()
         for request, record in alike:
             parting = first_divergence(self._reference, request.prompt, likeliest, record.token_ids)
-            self.greedy.add(parting, request.num_tokens, record)
+            self.greedy.add(parting, request, record)
 
     def _add_drawn(self, alike: Sequence[Answer], logits: Floats) -> None:
         """Add texts of one context, by the reference's logits [n, V] before each of their tokens."""
@@ -222,13 +222,12 @@ class Scores:
             again = self._reference.logits_by_another_route(request.prompt, tokens)
             if again is not None:
                 other = sampling.probabilities_along(again, request.prompt, tokens)
-                roundings[text] = Rounding.between(exact, other)
+                roundings[text] = rounding_between(exact, other)
         entropies = entr(exact).sum(-1)
         for answer in alike:
             drawn = DrawnText.of(
                 exact,
                 answer.record.token_ids,
-                self._generator,
                 prompt=request.prompt,
                 setting=sampling.name,
                 is_at_place=answer.request.is_at_place,
@@ -258,7 +257,7 @@ class Scores:
         routes: many texts in one pass, and a text again (`logits_by_another_route`).
         """
         means = {
-            name: Rounding.combined([*roundings.values()], np.mean)
+            name: np.mean([*roundings.values()], axis=0)
             for name, roundings in self._roundings.items()
             if roundings
         }
@@ -268,17 +267,27 @@ class Scores:
         for text in texts:
             rounding = means.get(text.setting, NO_ROUNDING)
             if text.is_at_place:
-                rounding = Rounding.combined([rounding, *at_place], np.max)
+                rounding = np.max([rounding, *at_place], axis=0)
             allowed.append(rounding)
         return self._asking.token_test.check(texts, allowed)
 
     def look(self) -> None:
         """Take the checks of what was added: that of greedy texts, and that of drawn tokens if any were asked for."""
-        checks = [self.greedy.columns()]
+        checks = [
+            with_ends(self.greedy.columns(), [a for a in self.answers if a.request.is_greedy])
+        ]
         if self._asking.samplings:
             records = [answer.record for answer in self.answers]
-            checks.append(self._asking.sampled_check(self.sampled(), records))
+            check = self._asking.sampled_check(self.sampled(), records)
+            checks.append(with_ends(check, [a for a in self.answers if not a.request.is_greedy]))
         self.so_far = checks
+
+
+def with_ends(check: Columns, answers: Sequence[Answer]) -> Columns:
+    """The check of texts that may end: one that goes on behind its end is a loss."""
+    num_past_end = sum(answer.passes_its_end for answer in answers if answer.request.is_compared)
+    found = check | {"num_past_end": num_past_end}
+    return found | {"verdict": "lossy"} if num_past_end else found
 
 
 def _prompt_and_length(alike: Sequence[Answer]) -> tuple[tuple[int, ...], int]:

@@ -148,9 +148,10 @@ def _notes(checks: Checks) -> list[str]:
         smallest = f", one of {percent(sampled.visible_shift, 1)} with 99 %"
     notes.append(
         f"The sampled tests call a lossless pair lossy in at most {sampled.false_alarm_rate:.0e} of such runs,"
-        f" however often one looks; a shift of {percent(sampled.shift or 0.0)} towards likelier"
-        f" or less likely tokens is seen within {sampled.num_draws:,} tokens with a chance of"
-        f" {_share(sampled.power)}{smallest}. They attribute shifts of up to {sampled.rounding or 0.0:.2g} to rounding."
+        f" however often one looks; any shift of {percent(sampled.shift or 0.0)} between 2, 4, 8, 10 or 16 equal parts"
+        f" of the tokens, sorted from the likeliest down, is seen within {sampled.num_draws:,} tokens with a chance of"
+        f" {_share(sampled.power)}{smallest}. They attribute shifts of up to {sampled.rounding or 0.0:.2g} to"
+        " rounding."
     )
     return notes
 
@@ -180,7 +181,7 @@ def pairs_table(every: Sequence[Checks]) -> Table:
             "power",
             _share,
             "sampled.power",
-            meaning="chance of seeing a change of `shift` in a token's distribution",
+            meaning="chance, at least, of seeing any change of `shift` between parts of the tokens' distribution",
         ),
     )
     return Table.of(
@@ -234,7 +235,7 @@ def _identical(row: RecoveryRow | None) -> str | None:
 
 
 def _greedy_findings(row: RecoveryRow) -> str:
-    text = f"{_identical(row)} greedy texts identical"
+    text = f"{_identical(row)} greedy texts identical{_past_ends(row)}"
     if row.logit_margin is None or row.logit_tolerance is None:
         return text
     explained = "within" if abs(row.logit_margin) <= row.logit_tolerance else "beyond"
@@ -254,7 +255,15 @@ def _sampled_findings(row: RecoveryRow) -> str:
     found = f"{agree} the target's distribution"
     if row.num_draws_until is not None:
         found = f"fail, after {row.num_draws_until:,}"
-    return f"{draws} {found} (p-value {p_value_in_words(row.p_value)})"
+    return f"{draws} {found} (p-value {p_value_in_words(row.p_value)}){_past_ends(row)}"
+
+
+def _past_ends(row: RecoveryRow) -> str:
+    return (
+        f", {row.num_past_end} texts go on behind a token that ends them"
+        if row.num_past_end
+        else ""
+    )
 
 
 def p_value_in_words(value: float | None) -> str:

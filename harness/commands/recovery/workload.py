@@ -68,6 +68,7 @@ class PlannedRequest:
         leave_after: tokens after which nobody waits for the rest, so that the text is not compared;
             None to wait for all.
         is_at_place: whether it is one of the many that continue one place.
+        ends: the first of these tokens ends its text; none where it has its length.
     """
 
     prompt: tuple[int, ...]
@@ -76,6 +77,7 @@ class PlannedRequest:
     index: int
     leave_after: int | None = None
     is_at_place: bool = False
+    ends: frozenset[int] = frozenset()
 
     @property
     def is_compared(self) -> bool:
@@ -86,15 +88,16 @@ class PlannedRequest:
         return self.sampling.decoding.temperature == 0
 
     def request(self, seed: int) -> Request:
-        """The request as an arm takes it; no token ends it, so that every text has its length."""
+        """The request as an arm takes it."""
         decoding = dataclasses.replace(
-            self.sampling.decoding, max_new_tokens=self.num_tokens, ignore_eos=True
+            self.sampling.decoding, max_new_tokens=self.num_tokens, ignore_eos=not self.ends
         )
         return Request(
             self.prompt,
             decoding,
             seed,
             self.index,
+            self.ends,
             parameters=self.sampling.parameters,
             leave_after=self.leave_after,
             # It is judged like any other text.
@@ -107,6 +110,11 @@ class Answer(NamedTuple):
 
     request: PlannedRequest
     record: RequestRecord
+
+    @property
+    def passes_its_end(self) -> bool:
+        """Whether a token before the last one should have ended the text."""
+        return not self.request.ends.isdisjoint(self.record.token_ids[:-1])
 
 
 def acceptance_of(records: Sequence[RequestRecord]) -> Columns:
@@ -184,6 +192,7 @@ class Workload:
         self._prompts = [tuple(prompt) for prompt in asking.prompts]
         self._decoding = decoding
         self._samplings = asking.samplings
+        self._asking = asking
         self._greedy = Sampling("greedy", dataclasses.replace(decoding, temperature=0.0))
         self._most = decoding.max_new_tokens
         self._generator = np.random.default_rng(asking.settings.seed)
@@ -202,7 +211,7 @@ class Workload:
             # The first token stays: many tokenizers put it before every text.
             without_second = (prompt[0], *prompt[2:])
             texts += [prompt, half, half_of_each, without_second]
-        return self._shuffled(self._mixed(texts, num_drawn))
+        return self._shuffled(self._mixed(texts, num_drawn, self._prompts))
 
     def second_turns(
         self,
@@ -228,7 +237,8 @@ class Workload:
                 next_turn = self._prompts[request.index % len(self._prompts)]
                 text = answer.record.token_ids
                 texts.append((*request.prompt, *text, *next_turn[-FOLLOW_UP:]))
-        others = self._shuffled(self._mixed(texts, num_drawn))
+        answered = [answer.record.token_ids for answer in answers]
+        others = self._shuffled(self._mixed(texts, num_drawn, answered))
         groups = [[request] for request in others] + in_batches(at_place, num_in_flight)
         order = self._generator.permutation(len(groups))
         return [request for number in order for request in groups[number]]
@@ -251,8 +261,17 @@ class Workload:
             mixed.append(dataclasses.replace(whole, leave_after=leave_after))
         return [mixed[number] for number in self._generator.permutation(len(mixed))]
 
-    def _mixed(self, prompts: Sequence[tuple[int, ...]], num_drawn: int) -> list[PlannedRequest]:
-        """A greedy request for each prompt, and drawn ones for any."""
+    def _mixed(
+        self,
+        prompts: Sequence[tuple[int, ...]],
+        num_drawn: int,
+        known_texts: Sequence[Sequence[int]],
+    ) -> list[PlannedRequest]:
+        """A greedy request for each prompt, and drawn ones for any.
+
+        Half of them end at end tokens. Few models write one so early, and so each of these ends at a token of the known
+        texts, too.
+        """
         requests = []
         for prompt in prompts:
             length = self._length(self._most)
@@ -262,6 +281,11 @@ class Workload:
             sampling = self._samplings[number % len(self._samplings)]
             length = self._length(most_drawn(self._most))
             requests.append(self._plan(self._any(prompts), sampling, length))
+        if self._asking.can_end:
+            known = [token for text in known_texts for token in text]
+            for number in np.flatnonzero(self._generator.integers(2, size=len(requests))).tolist():
+                ends = self._asking.end_tokens | {known[self._generator.integers(len(known))]}
+                requests[number] = dataclasses.replace(requests[number], ends=ends)
         return requests
 
     def _plan(self, prompt: tuple[int, ...], sampling: Sampling, num_tokens: int) -> PlannedRequest:
@@ -283,12 +307,14 @@ class Asking:
         prompts: token ids of each, none empty.
         samplings: the sampling settings that are tested; the run's own one is the first.
         end_tokens: those at which the target ends a text.
+        can_end: whether the engine ends texts at given tokens, so that half of the requests have some.
     """
 
     settings: RecoverySettings
     prompts: Sequence[Sequence[int]]
     samplings: Sequence[Sampling]
     end_tokens: frozenset[int]
+    can_end: bool = False
 
     @property
     def token_test(self) -> TokenTest:

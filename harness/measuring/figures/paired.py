@@ -61,11 +61,10 @@ class Speedup(Group, WithSpeedup):
         pair = run.pair(arm)
         if pair is None:
             return cls()
-        from harness.results.statistics.ratios import drift, drift_matters
-        from harness.results.statistics.runs import ratio_over_runs
+        from harness.results.statistics.ratios import drift, drift_matters, ratio_estimate
 
         times = paired_times(run, *pair)
-        speedup = times.speedup(run.settings.seed, run.confidence)
+        speedup = times.speedup(run.confidence)
         places: dict[int, set[int]] = {}
         for generation, unit in zip(pair[0].generations, pair[0].units, strict=True):
             occurrences = [
@@ -76,18 +75,14 @@ class Speedup(Group, WithSpeedup):
             # Units with the same prompts do not allow for other texts.
             covers = dataclasses.replace(speedup.covers, same_texts=True)
             speedup = dataclasses.replace(speedup, covers=covers)
-        visible = None
-        if times.regular.size:
-            estimate = ratio_over_runs(times.regular[None], times.speculative[None], times.unit)
-            visible = estimate.visible_difference
         in_time = paired_times(run, *pair, by="moment")
         change = drift(in_time.regular, in_time.speculative, unit=in_time.unit)
         decode_times = paired_times(run, *pair, decode_only=True)
         return cls(
             speedup=speedup,
             stopped_by=run.stopped_by,
-            decode_speedup=decode_times.speedup(run.settings.seed, run.confidence),
-            visible_difference=visible,
+            decode_speedup=decode_times.speedup(run.confidence),
+            visible_difference=ratio_estimate(*times.arms, times.unit).visible_difference,
             rare_units=times.rare_in_words(),
             drift=change,
             drifted=drift_matters(change),
@@ -141,17 +136,16 @@ class PairedTimes(NamedTuple):
     unit: str
     lengths: Floats
 
-    def speedup(self, seed: int, confidence: float = CONFIDENCE) -> Interval:
-        """The ratio of both arms' total times, with an interval over units, or
-        Student's t over blocks.
-        """
-        from harness.results.statistics.ratios import log_ratio, ratio_of_totals
+    @property
+    def arms(self) -> tuple[list[Floats], list[Floats]]:
+        """As numerators and denominators."""
+        return [self.regular], [self.speculative]
 
-        if self.unit == "block":
-            return log_ratio([self.regular], [self.speculative], "block", confidence)
-        return ratio_of_totals(
-            self.regular, self.speculative, seed=seed, confidence=confidence, unit=self.unit
-        )
+    def speedup(self, confidence: float = CONFIDENCE) -> Interval:
+        """The ratio of both arms' total times, with an interval over units."""
+        from harness.results.statistics.ratios import ratio_of_totals
+
+        return ratio_of_totals(*self.arms, self.unit, confidence)
 
     def rare_in_words(self) -> str | None:
         """`1 of 8 prompts took 5.1 times as long as the others in the regular arm`; None where none hold most of the

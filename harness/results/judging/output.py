@@ -55,6 +55,6 @@ def _judged(rows: Sequence[Any], lossy_by: str) -> tuple[Relation, str]:
     if num_needed := max(row.num_draws_needed or 0 for row in rows):
         advice = f"num_draws={num_needed} would be enough"
     return "undecided", (
-        f"{weakest.num_draws or 0:,} drawn tokens would see a shift of {percent(weakest.shift or 0.0)} in a token's"
-        f" distribution with a chance of only {percent(weakest.power or 0.0, 1)}; {advice}"
+        f"{weakest.num_draws or 0:,} drawn tokens would see a shift of {percent(weakest.shift or 0.0)} between parts"
+        f" of their distribution with a chance of only {percent(weakest.power or 0.0, 1)}; {advice}"
     )

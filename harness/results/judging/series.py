@@ -10,7 +10,7 @@ pairs were wrong over 30 prompts, by intervals 1.5 % (measured by `git show 4b11
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 
@@ -26,7 +26,7 @@ from harness.results.verdict import verdict_of, why_no_ranking
 # Columns of a regular measurement. A method may need another runner, placement and rule.
 _CONDITIONS = (
     "model quantization dtype devices engine server regular_url temperature top_k top_p batch_size request_rate"
-    " context max_new_tokens ignore_eos prompts prompts_digest chat_template weights num_threads runner"
+    " context max_new_tokens ignore_eos prompts prompts_digest chat_template seed weights num_threads runner"
 ).split()
 # Settings without a column that belong to the draft, or that the regular command shows.
 _OF_THE_DRAFT = (
@@ -59,6 +59,15 @@ class Member:
     alone: Statement
     at_once: Statement
     standing: Statement | None = None
+
+    @property
+    def sides(self) -> tuple[int, int, int]:
+        """Its place in a grid: context, batch size (of a server requests in flight) and K; 0 for prompts as they are,
+        and for a K that a server does not report.
+        """
+        row = self.run.last
+        context = getattr(row, "context", None)
+        return context or 0, row.batch_size or 1, int(row.num_draft_tokens or 0)
 
     @property
     def is_partial(self) -> bool:
@@ -132,13 +141,24 @@ class Series:
         return alone if member.standing is None else [*alone, member.standing]
 
 
-def series_of(runs: Sequence[Run[Any]], family: int | None = None) -> list[Series]:
+def judged_at_once(runs: Sequence[Run[Any]]) -> list[Member]:
+    """These runs, each by itself and by an interval that holds for all of them at once."""
+    alone = [Member(run, *[verdict_of(run.last)] * 2) for run in runs]
+    family = max(1, sum(member.has_interval for member in alone))
+    return [replace(member, at_once=verdict_of(member.run.last, family)) for member in alone]
+
+
+def series_of(runs: Sequence[Run[Any]], *, at_once: bool = False) -> list[Series]:
     """The series of these runs, in their order.
 
     Args:
-        family: how many intervals a reader sees together; None for those of each series.
+        at_once: whether a reader sees all of them together, as the cells of a grid, so that intervals hold for all at
+            once; else they do for each series.
     """
-    return [_judged(alike, family) for alike in grouped(runs, regular_measurement).values()]
+    groups = grouped(runs, regular_measurement).values()
+    families = [runs] if at_once else groups
+    member_of = {member.run: member for family in families for member in judged_at_once(family)}
+    return [_ranked([member_of[run] for run in alike]) for alike in groups]
 
 
 def regular_measurement(run: Run[Any]) -> Hashable:
@@ -162,15 +182,8 @@ def _hashable(value: Any) -> Hashable:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _judged(runs: Sequence[Run[Any]], family: int | None) -> Series:
+def _ranked(members: list[Member]) -> Series:
     """One series: its reference, and how every other run compares with that."""
-    members = []
-    for run in runs:
-        alone = verdict_of(run.last)
-        members.append(Member(run, alone, at_once=alone))
-    family = family or max(1, sum(member.has_interval for member in members))
-    for member in members:
-        member.at_once = verdict_of(member.run.last, family)
     times = [member.run.row("regular") for member in members if not member.is_partial]
     why_not = why_no_ranking([row.ms_per_token for row in times if row is not None])
     compared = [member for member in members if member.speedup is not None]
@@ -178,11 +191,11 @@ def _judged(runs: Sequence[Run[Any]], family: int | None) -> Series:
     if compared:
         series.reference = max(compared, key=attrgetter("rank"))
     if len(compared) > 1:
-        _rank(series, compared, family)
+        _rank(series, compared)
     return series
 
 
-def _rank(series: Series, compared: Sequence[Member], family: int) -> None:
+def _rank(series: Series, compared: Sequence[Member]) -> None:
     """Set the standing of each member with a speed-up."""
     first = series.reference
     assert first is not None
@@ -195,9 +208,7 @@ def _rank(series: Series, compared: Sequence[Member], family: int) -> None:
         else:
             why = "no interval" if not member.has_interval else "a busy machine"
             member.standing = Statement("not ranked", why=why, subject=member.run.last)
-    first.standing = Statement(
-        "best", first.at_once.interval, first.alone.why, first.run.last, family=family
-    )
+    first.standing = replace(first.at_once, relation="best", why=first.alone.why)
     is_fair = not series.why_not and all(member.run.last.was_quiet for member in ranked)
     times = _common_times(ranked) if is_fair else None
     shares = [Interval()] * len(ranked) if times is None else relative_to(0, *times)

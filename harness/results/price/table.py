@@ -1,14 +1,12 @@
-"""Cost and acceptance tables supplied by the user, as CSV: `width,rows,ms`, or the figures of a published sweep.
+"""Cost and acceptance tables supplied by the user: `width,rows,ms`, or the figures of a published sweep.
 
 A row is an iteration at a width (or K) and a number of rows in flight: its `ms`, or the ms per token after the first
 and the tokens per iteration, whose product that is. A row with width 1, or without K, is a regular step. What else a
-row says, such as the data set, selects rows: `FILE@HumanEval`. Lines that begin with `#` say where a table is from.
+row says, such as the data set, selects rows: `FILE@HumanEval`. Headings and forms are those that `audit` reads.
 """
 
 from __future__ import annotations
 
-import csv
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
@@ -16,28 +14,20 @@ from pathlib import Path
 from statistics import fmean
 
 from harness.config.errors import SettingError
-from harness.config.settings import LARGEST_K
 from harness.results.price.value import IterationCost, why_queued
+from harness.results.printed.columns import are_numbers, meaning, spelled
+from harness.results.printed.figures import COSTS
+from harness.results.printed.reader import PrintedRow, read_tables
 from harness.results.runs import grouped
-from harness.results.statistics.interval import Interval
+from harness.results.statistics.interval import NAN, Interval
 
-# Lengths that differ by less between loads are the same but for noise.
-_SAME = 0.05
-# What a number may be: of times and speeds, and by column.
-_TIMES = (1e-6, 1e9)
-_BOUNDS = {"k": (0, LARGEST_K), "width": (1, LARGEST_K + 1), "rows": (1, 1e6)}
-# Names of columns, the first of which is ours. What has none of them is text, by which rows are selected.
-_COLUMNS: Mapping[str, Sequence[str]] = {
-    "width": ("width", "tokens", "verified"),
-    "k": ("k", "num_draft_tokens", "draft_tokens", "num_speculative_tokens"),
-    "rows": ("rows", "in_flight", "num_in_flight", "batch_size", "concurrency", "batch"),
-    "ms": ("ms", "iteration_ms", "milliseconds"),
-    "low": ("ms_low", "low"),
-    "high": ("ms_high", "high"),
-    "ms_per_token": ("ms_per_token", "ms_per_token_after_the_first", "tpot_ms", "itl_ms", "tpot"),
-    "tokens": ("tokens_per_iteration", "acceptance_length", "mean_acceptance_length"),
-    "speed": ("tokens_per_second_per_user", "tokens_per_second"),
-}  # fmt: skip
+# A slower row is no measurement of decoding.
+_LEAST_SPEEDUP = 0.02
+_NUMBERS = (
+    *COSTS,
+    *("num_draft_tokens", "batch_size", "tokens_per_iteration", "ms_per_token"),
+    *("tokens_per_second", "user_tokens_per_second"),
+)
 
 
 @dataclass(frozen=True)
@@ -46,7 +36,8 @@ class Table:
 
     Attributes:
         costs: of an iteration.
-        yields: tokens per iteration by K, over all loads: what is accepted depends on none.
+        yields: tokens per iteration by K, over all loads.
+        yields_at: the same at one load, by draft and rows in flight, where the table has it.
         lengths: mean tokens of the answers that yields are of, by draft.
         rates: of acceptance by position, the last of which holds for further ones, where yields follow from these.
         measured: speed-ups of decoding by draft, K and rows in flight.
@@ -56,6 +47,7 @@ class Table:
 
     costs: Mapping[str, IterationCost] = field(default_factory=dict)
     yields: Mapping[str, Mapping[int, Interval]] = field(default_factory=dict)
+    yields_at: Mapping[tuple[str, int], Mapping[int, Interval]] = field(default_factory=dict)
     lengths: Mapping[str, float] = field(default_factory=dict)
     rates: Sequence[float] = ()
     measured: Mapping[tuple[str, int, int], float] = field(default_factory=dict)
@@ -68,13 +60,11 @@ class Table:
         Raises:
             SettingError: it has none of that name.
         """
-        costs = {name: cost for name, cost in self.costs.items() if name == draft}
-        yields = {
-            name: yields_of_draft for name, yields_of_draft in self.yields.items() if name == draft
-        }
-        if not costs and not yields:
-            names = ", ".join([*self.costs, *self.yields])
+        if draft not in {*self.costs, *self.yields}:
+            names = ", ".join(dict.fromkeys([*self.costs, *self.yields]))
             raise SettingError(setting, f"has no draft {draft}, but {names}", path)
+        costs = {draft: self.costs[draft]} if draft in self.costs else {}
+        yields = {draft: self.yields[draft]} if draft in self.yields else {}
         return replace(self, costs=costs, yields=yields)
 
 
@@ -100,137 +90,116 @@ def read_table(setting: str, path: str) -> Table:
     """
     name, *words = [path] if Path(path).is_file() else path.split("@")
     try:
-        lines = Path(name).expanduser().read_text(encoding="utf-8-sig").splitlines()
+        text = Path(name).expanduser().read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise SettingError(setting, "cannot be read as text", path) from error
-    written = (line for line in lines if line.strip() and not line.startswith("#"))
-    table = csv.DictReader(written, skipinitialspace=True, restval="")
-    names = {column.strip().lower(): column for column in table.fieldnames or []}
-    columns = {
-        ours: next((names[alias] for alias in aliases if alias in names), None)
-        for ours, aliases in _COLUMNS.items()
-    }
-    if columns["k"] is None and columns["width"] is None:
+    tables = read_tables(text, (*_NUMBERS, "draft"), {}, PrintedRow(""))
+    headings: dict[str, str] = {}
+    for table in tables:
+        headings = {column.name: heading for heading, column in table.columns.items()}
+        if not {"num_draft_tokens", "width"}.isdisjoint(headings):
+            break
+    else:
         rule = "must have a column k or width (and rows, ms), or be a run of harness"
         raise SettingError(setting, rule, path)
-    if columns["k"] and columns["width"]:
-        rule = f"has two columns for what an iteration verifies, {columns['k']} and {columns['width']}: leave one out"
-        raise SettingError(setting, rule, path)
-    drafts = names.get("draft")
-    texts = [column for column in names.values() if column not in (*columns.values(), drafts)]
-    rows = list(table)
+    rows = [*table.rows]
     for word in words:
-        marked = {column for row in rows for column, cell in row.items() if cell == word}
+        marked = {heading for row in rows for heading, cell in row.cells.items() if cell == word}
         if not marked:
             raise SettingError(setting, f"has no row with {word}", path)
         # A regular step is of every draft, and of all data where it names none.
-        is_of_all = drafts in marked
+        if headings.get("draft") in marked:
+            marked = set()
         rows = [
             row
             for row in rows
-            if word in row.values()
-            or (_is_regular(row, columns) and (is_of_all or not any(map(row.get, marked))))
+            if word in row.cells.values()
+            or (_width(row) == 1 and not any(map(row.cells.get, marked)))
         ]
-    for column in texts:
-        values = [value for value in dict.fromkeys(row[column] for row in rows) if value]
-        if len(values) > 1 and not all(map(_is_number, values)):
-            rule = f"has several {column}: {', '.join(values[:4])}; name one: {name}@{values[0]}"
+    for heading in [heading for heading in rows[0].cells if heading not in headings.values()]:
+        values = [value for value in dict.fromkeys(row.cells[heading] for row in rows) if value]
+        if values and meaning({*spelled(heading).split()}) in {*_NUMBERS} - headings.keys():
+            raise SettingError(setting, f"a row is not understood: {heading} is {values[0]}", path)
+        if len(values) > 1 and not are_numbers(values):
+            rule = f"has several {heading}: {', '.join(values[:4])}; name one: {name}@{values[0]}"
             raise SettingError(setting, rule, path)
-    read = []
-    for number, row in enumerate(rows, start=1):
-        try:
-            read.append(_row(row, columns, row[drafts] if drafts else ""))
-        except (ValueError, TypeError) as error:
-            raise SettingError(setting, f"row {number} is not understood: {error}", path) from error
-    return _table(read, path)
+    return _table([_row(setting, path, row) for row in rows], path)
 
 
-def _is_regular(row: Mapping[str, str], columns: Mapping[str, str | None]) -> bool:
-    k, width = columns["k"], columns["width"]
-    return row[k] in ("", "0", "0.0") if k else row[width or ""] in ("1", "1.0")
+def _width(row: PrintedRow) -> int:
+    k, width = (row.figures.get(name) for name in ("num_draft_tokens", "width"))
+    return int(width.low if width else 1 + (k.low if k else 0))
 
 
-def _row(row: Mapping[str, str], columns: Mapping[str, str | None], draft: str) -> _Row:
-    def number(name: str) -> float | None:
-        column = columns[name]
-        text = (row[column] or "").strip() if column else ""
-        if not text:
-            return None
-        value = float(text)
-        least, most = _BOUNDS.get(name, _TIMES)
-        if not least <= value <= most:
-            raise ValueError(f"{column} is {text}")
-        return value
-
-    width = number("width")
-    width = 1 + (number("k") or 0) if width is None else width
-    rows = number("rows") or 1
-    if (width, rows) != (int(width), int(rows)):
-        raise ValueError(f"a width of {width:g} with {rows:g} in flight")
-    ms, low, high = (number(name) for name in ("ms", "low", "high"))
-    ms_per_token, tokens, speed = (number(name) for name in ("ms_per_token", "tokens", "speed"))
+def _row(setting: str, path: str, row: PrintedRow) -> _Row:
+    values = {name: figure.middle for name, figure in row.figures.items()}
+    width, tokens, ms = _width(row), values.get("tokens_per_iteration"), values.get("ms")
+    ms_per_token = values.get("ms_per_token")
+    if ms is None and ms_per_token and (tokens or width == 1):
+        ms = ms_per_token * (tokens or 1)
+    bounds = [values[name] for name in ("ms_low", "ms_high") if name in values]
+    wrong = [f"{name} is {text}" for name, text in row.unread.items()]
     if tokens and not 1 <= tokens <= width:
-        raise ValueError(f"{tokens:g} tokens per iteration of {width:g}")
-    if ms is None and ms_per_token is not None:
-        ms = ms_per_token * (tokens or (1 if width == 1 else math.nan))
-    time = Interval() if not ms else Interval(ms)
-    if ms and (low or high):
-        # One alone is no interval.
-        if low is None or high is None or not low <= ms <= high:
-            raise ValueError(f"{ms:g} ms is not between {low} and {high}")
+        wrong.append(f"{tokens:g} tokens per iteration of {width}")
+    # One bound alone is no interval.
+    if ms and bounds and not (len(bounds) == 2 and bounds[0] <= ms <= bounds[1]):
+        wrong.append(f"{ms:g} ms is not between {' and '.join(map(str, bounds))}")
+    if wrong:
+        raise SettingError(setting, f"{row.place} is not understood: {wrong[0]}", path)
+    time = Interval()
+    if ms:
+        low, high = bounds or (NAN, NAN)
         time = Interval(ms, low, high)
+    speed = values.get("user_tokens_per_second", values.get("tokens_per_second"))
     waits = 1000 / speed / ms_per_token if speed and ms_per_token else None
-    is_regular = width == 1
-    return _Row("" if is_regular else draft, int(width), int(rows), time, tokens, waits)
+    draft = row.settings.get("draft", "") if width > 1 else ""
+    return _Row(draft, width, int(values.get("batch_size", 1)), time, tokens, waits)
 
 
 def _table(rows: Sequence[_Row], path: str) -> Table:
-    regular = [row for row in rows if row.width == 1]
-    costs = {}
+    costs: dict[str, IterationCost] = {}
     yields: dict[str, dict[int, Interval]] = {}
+    yields_at: dict[tuple[str, int], dict[int, Interval]] = {}
     measured = {}
-    notes: list[str] = []
-    for draft, members in grouped(
-        [row for row in rows if row.width > 1], attrgetter("draft")
-    ).items():
-        timed = [row for row in (*regular, *members) if row.ms.is_known]
-        if any(row.width > 1 for row in timed):
-            refused = _refused(regular, members)
-            points = [(row.width, row.rows, row.ms) for row in timed]
+    notes = []
+    regular = [row for row in rows if row.width == 1]
+    waits = {row.rows: row.waits for row in regular if row.waits}
+    step_ms = {row.rows: row.ms.estimate for row in regular if row.ms.is_known}
+    drafting: dict[str, list[_Row]] = {}
+    for row in rows:
+        if row.width == 1:
+            continue
+        speedup = step_ms.get(row.rows, NAN) * (row.tokens or NAN) / row.ms.estimate
+        if speedup < _LEAST_SPEEDUP:
+            place = f"{row.draft or path} at K={row.width - 1} with {row.rows} in flight"
+            notes.append(f"{place} is {speedup:.1g} times as fast as without: the row is left out")
+        else:
+            drafting.setdefault(row.draft, []).append(row)
+    for draft, members in drafting.items():
+        if any(row.ms.is_known for row in members):
+            points = [
+                (row.width, row.rows, row.ms) for row in (*regular, *members) if row.ms.is_known
+            ]
+            # Loads at which answers waited much longer than regular ones.
+            reasons = [
+                (row.rows, why_queued(row.rows, row.waits / waits[row.rows]))
+                for row in members
+                if row.waits and row.rows in waits
+            ]
+            refused = {load: reason for load, reason in reasons if reason}
             costs[draft] = IterationCost.from_points(points, path, refused)
-        for width, same in grouped(
-            [row for row in members if row.tokens], attrgetter("width")
-        ).items():
-            lengths = [row.tokens or 0.0 for row in same]
-            yields.setdefault(draft, {})[width - 1] = Interval(fmean(lengths))
-            spread = max(lengths) / min(lengths) - 1
-            if spread > _SAME:
-                several = f"{min(lengths):g} to {max(lengths):g} tokens per iteration"
-                notes.append(f"{draft or path} yields {several} at K={width - 1}: the mean counts")
-        if draft in costs:
-            for row in members:
-                k = row.width - 1
-                if row.tokens and k in costs[draft].ks(row.rows):
-                    speedup = row.tokens / costs[draft].point(k, row.rows).steps.estimate
-                    measured[draft, k, row.rows] = speedup
-    return Table(costs, yields, measured=measured, notes=notes)
-
-
-def _refused(regular: Sequence[_Row], members: Sequence[_Row]) -> dict[int, str]:
-    """Loads at which answers waited much longer than regular ones."""
-    alone = {row.rows: row.waits for row in regular}
-    refused = {}
-    for row in members:
-        beside = alone.get(row.rows)
-        reason = why_queued(row.rows, row.waits / beside) if row.waits and beside else None
-        if reason:
-            refused[row.rows] = reason
-    return refused
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text or "0")
-    except ValueError:
-        return False
-    return True
+        for k, same in grouped(members, lambda row: row.width - 1).items():
+            lengths = [row.tokens for row in same if row.tokens]
+            if not lengths:
+                continue
+            yields.setdefault(draft, {})[k] = Interval(fmean(lengths))
+            for load, alike in grouped(same, attrgetter("rows")).items():
+                tokens = [row.tokens for row in alike if row.tokens]
+                if not tokens:
+                    continue
+                yields_at.setdefault((draft, load), {})[k] = Interval(fmean(tokens))
+                if draft not in costs or k not in costs[draft].ks(load):
+                    continue
+                steps = costs[draft].point(k, load).steps.estimate
+                measured[draft, k, load] = fmean(tokens) / steps
+    return Table(costs, yields, yields_at, measured=measured, notes=notes)

@@ -31,6 +31,10 @@ from harness.results.statistics.interval import CONFIDENCE, Coverage, Interval
 # In the directory of a run of `latency`; `costs.schema.json` beside this file describes it.
 COSTS_FILE = "costs.json"
 _VERSION = 1
+# What an iteration costs with other texts of a sweep, over what it costs with those that it was measured with: 19 of 20
+# were within this factor, of so many public sweeps (`benchmarks/transfer.py`).
+OTHER_TEXTS = Interval(1.0, 1 / 1.21, 1.21)
+NUM_SWEEPS = 13
 # Answers that take this many times as long as decoding alone, compared with the regular ones, have waited in a queue.
 _QUEUED = 1.5
 

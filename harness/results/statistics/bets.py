@@ -12,14 +12,13 @@ Results are logarithms of these factors, [b, n] of b bettors over n draws, 0 whe
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from harness.results.statistics.arrays import Flags, Floats
+from harness.results.statistics.arrays import Flags, Floats, Ints
 
 
 class Learner(NamedTuple):
@@ -35,40 +34,40 @@ class Learner(NamedTuple):
     share: float = 1.0
 
 
-# Of two cells there is little to learn: by these `power_of_halves` is known exactly.
-HALF_LEARNERS = (Learner(10.0), Learner(100.0), Learner(1000.0))
 LEARNERS = (Learner(10.0), Learner(100.0, 0.3), Learner(300.0, 0.5), Learner(1000.0))
 # The shares of draws that bettors on the support expect where there is no mass.
 SHARES_OUTSIDE = (0.002, 0.01)
-# The most draws that `draws_needed` tries.
-_MOST_DRAWS = 4_000_000
 
 
-def bets_on_cells(
-    cells: Sequence[int] | Floats,
-    num_cells: int,
+def bets_on_parts(
+    parts: Sequence[int] | Ints,
+    masses: Floats,
     keys: Sequence[Hashable],
     learners: Sequence[Learner],
     tolerated: Floats,
 ) -> Floats:
-    """Bets on which of equally likely cells each draw is in, from the earlier draws with the same key.
+    """Bets on which of k parts each draw is in, by how often each came among the earlier draws with the same key.
 
     Args:
-        cells: [n], from 0 to `num_cells` - 1.
+        parts: [n], from 0 to k - 1.
+        masses: [n, k], of the parts in each draw's distribution; a draw from one without mass is no bet.
         keys: [n].
-        tolerated: [n, num_cells], by how much each cell's mass may be off at each draw.
+        tolerated: [n, k], by how much each part's mass may be off at each draw.
     """
-    factors = np.zeros((len(learners), len(cells)))
+    num_parts = masses.shape[-1]
+    factors = np.zeros((len(learners), len(parts)))
     places: dict[Hashable, list[int]] = defaultdict(list)
     for index, key in enumerate(keys):
         places[key].append(index)
     for at in places.values():
-        drawn = np.eye(num_cells)[np.asarray(cells)[at].astype(int)]
+        mass = masses[at]
+        drawn = np.eye(num_parts)[np.asarray(parts)[at]] * (mass > 0)
         before = drawn.cumsum(0) - drawn
-        total = np.arange(len(at))[:, np.newaxis]
+        expected = mass.cumsum(0) - mass
         for row, (concentration, share) in zip(factors, learners, strict=True):
-            expected = (before + concentration / num_cells) / (total + concentration)
-            won = share * (num_cells * expected - 1)
+            prior = concentration / num_parts
+            ratios = (before + prior) / (expected + prior)
+            won = share * (ratios / (ratios * mass).sum(-1, keepdims=True) - 1)
             lost = np.log1p((np.abs(won) * tolerated[at]).sum(-1))
             row[at] = np.log1p((won * drawn).sum(-1)) - lost
     return factors
@@ -128,59 +127,39 @@ def evidence(bettors: Floats) -> Floats:
     return np.asarray(np.logaddexp.reduce(bettors.cumsum(-1)) - math.log(len(bettors)))
 
 
-def power_of_halves(
-    num_draws: int, shift: float, log_wanted: float, num_bettors: int, tolerated: float = 0.0
-) -> float:
-    """The chance that draws with `shift` more in one of two halves yield enough evidence by their end.
+def learner_on_parts(num_parts: int, shift: float) -> Learner:
+    """The learner that finds a shift between parts soonest, nearly: it expects as much spread as the shift has.
 
-    That is by those bettors alone who bet on halves (`bets_on_cells`, two cells): the others add to it.
+    Dirichlet shares of k equal parts, of concentration c, have a chi-squared distance of (k - 1) / c from equal ones in
+    the mean, nearly. A shift with this total variation has at least (2 shift)^2.
+    """
+    return Learner((num_parts - 1) / (2 * shift) ** 2)
+
+
+def power_on_parts(
+    num_draws: Floats | int,
+    shift: Floats | float,
+    log_wanted: float,
+    num_parts: int,
+    concentration: float,
+    tolerated: float = 0.0,
+) -> Floats:
+    """The chance, at least, that a bettor on parts (`bets_on_parts`) has won enough after the last draw.
+
+    It holds for any shift between k parts with a total variation of d. Its chi-squared distance is at least 4 d^2, and
+    as little where the mass of every part grows or falls by the same factor (Cauchy-Schwarz). So Pearson's X^2 of n
+    draws is noncentral chi-squared with k - 1 degrees of freedom and at least 4 d^2 n. A bettor of concentration c wins
+    X^2 / 2 * n / (n + c) - (k - 1) / 2 * log(1 + n / c), by Laplace's approximation of the Dirichlet-multinomial, and
+    from unequal parts no less.
 
     Args:
-        shift: of the mass, in total variation.
-        log_wanted: the logarithm of the evidence that is enough.
-        num_bettors: that share the capital.
-        tolerated: by how much the mass of both halves together may be off.
+        shift: total variation, in mass.
+        log_wanted: the logarithm of what this bettor must win.
+        tolerated: the total variation that rounding explains.
     """
-    from scipy import special, stats
+    from scipy import stats
 
-    lost = num_draws * math.log1p(2 * shift * tolerated)
-
-    def is_enough(num_in_half: int) -> bool:
-        won = [
-            special.betaln(num_in_half + each / 2, num_draws - num_in_half + each / 2)
-            - special.betaln(each / 2, each / 2)
-            for each, _ in HALF_LEARNERS
-        ]
-        capital = np.logaddexp.reduce(won) + num_draws * math.log(2) - math.log(num_bettors)
-        return bool(capital - lost >= log_wanted)
-
-    numbers = range(num_draws // 2, num_draws + 1)
-    fewest = numbers.start + bisect_left(numbers, True, key=is_enough)
-    return float(stats.binom.sf(fewest - 1, num_draws, min(1.0, 0.5 + shift)))
-
-
-def draws_needed(
-    shift: float, log_wanted: float, num_bettors: int, power: float, tolerated: float = 0.0
-) -> int | None:
-    """The fewest draws, nearly, with which `power_of_halves` is enough; None where no number is."""
-    number = 10
-    while number <= _MOST_DRAWS:
-        if power_of_halves(number, shift, log_wanted, num_bettors, tolerated) >= power:
-            return number
-        number = math.ceil(1.03 * number)
-    return None
-
-
-def visible_shift(
-    num_draws: int, log_wanted: float, num_bettors: int, power: float, tolerated: float = 0.0
-) -> float | None:
-    """The smallest shift, to a thousandth, for which `power_of_halves` is enough; None where none up to a half is."""
-
-    def is_visible(thousandths: int) -> bool:
-        shift = thousandths / 1000
-        return power_of_halves(num_draws, shift, log_wanted, num_bettors, tolerated) >= power
-
-    if not is_visible(500):
-        return None
-    smallest = 1 + bisect_left(range(1, 500), True, key=is_visible)
-    return smallest / 1000
+    learned = np.log1p(num_draws / concentration) * (num_parts - 1) / 2
+    rounded = num_draws * np.log1p(4 * shift * tolerated)
+    least = 2 * (1 + concentration / num_draws) * (log_wanted + learned + rounded)
+    return np.asarray(stats.ncx2.sf(least, num_parts - 1, num_draws * (2 * shift) ** 2))

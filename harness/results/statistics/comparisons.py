@@ -15,12 +15,13 @@ from numpy.typing import ArrayLike
 
 from harness.results.statistics.arrays import Floats
 from harness.results.statistics.distributions import t_quantile
-from harness.results.statistics.interval import CONFIDENCE, NAN, Coverage, Interval
+from harness.results.statistics.interval import CONFIDENCE, NAN, Coverage, Interval, fewest_units
 from harness.results.statistics.proportions import (
     difference_of_paired_proportions,
     p_value_of_difference,
 )
-from harness.results.statistics.runs import MeanSquares, RatioEstimate
+from harness.results.statistics.ratios import RatioEstimate
+from harness.results.statistics.runs import MeanSquares
 
 Direction = Literal["lower", "higher"]
 
@@ -155,13 +156,15 @@ def change_between(
         squares_of_means += noise.degrees_of_freedom * noise.deviation**2 / 2
         degrees_of_freedom += noise.degrees_of_freedom
     variance_of_means = squares_of_means / degrees_of_freedom if degrees_of_freedom else 0.0
-    variance_of_changes = float(changes.var(ddof=1)) if num_units > 1 else NAN
+    variance_of_changes = NAN if num_units < fewest_units(unit) else float(changes.var(ddof=1))
     # Both parts contain the residual, and one of them must not. With one run on each side it is not known, so that the
     # interval is up to √2 too wide.
+    unit_variance = variance_of_changes - residual_variance * inverse_runs
     return RatioEstimate(
         float(changes.mean()),
         covers,
-        unit_variance=max(variance_of_changes - residual_variance * inverse_runs, 0.0) / num_units,
+        unit_variance=0.0 if unit_variance < 0 else unit_variance / num_units,
+        unit_degrees_of_freedom=max(num_units - 1, 1),
         run_variance=variance_of_means * inverse_runs,
         run_degrees_of_freedom=degrees_of_freedom,
     )

@@ -1,38 +1,36 @@
 """Do drawn tokens follow the distribution that they should? Bets on them (`bets`), valid at any time.
 
-The tokens after a text are sorted from the likeliest down. A token's quantile is the mass of the tokens above it, plus
-a random part of its own mass. With masses 0.5, 0.3 and 0.2 the second token's quantile is drawn from 0.5 to 0.8. If
-each token is drawn from the exact distribution after the text before it, quantiles are independent and uniform in
-[0, 1), in any text and with any sampling setting (Rosenblatt 1952; with the random part, Brockwell 2007).
+The tokens after a text are sorted from the likeliest down, and each lies where the middle of its mass does: with masses
+0.5, 0.3 and 0.2 at 0.25, 0.65 and 0.9. If each token is drawn from the exact distribution after the text before it, one
+comes from the first half, or from any other part of [0, 1], as often as the masses of the tokens there say, in any text
+and with any sampling setting.
 
-Bettors share a capital of 1. Some bet on the cell of a quantile: which half, which tenth for its sampling setting,
-which fifth after that of the token before. Some bet on the token itself where many texts go on after the same one.
-Some bet that all tokens are drawn colder or hotter than they should be, which shows in the rarest, and some that tokens
-come which cannot be drawn at all. Wrong temperatures, residuals, truncations and caches move tokens in one of these
-ways.
+Bettors share a capital of 1. Some bet on the part that a token is from: which of 2, 4, 8, 10 or 16, which tenth for its
+sampling setting, which quarter after that of the token before. Some bet on the token itself where many texts go on
+after the same one. Some bet that all tokens are drawn colder or hotter than they should be, which shows in the rarest,
+and some that tokens come which cannot be drawn at all. Wrong temperatures, residuals, truncations and caches move
+tokens in one of these ways.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import numpy as np
 
-from harness.results.statistics.arrays import Floats
+from harness.results.statistics.arrays import Floats, Ints
 from harness.results.statistics.bets import (
-    HALF_LEARNERS,
     LEARNERS,
     SHARES_OUTSIDE,
-    bets_on_cells,
     bets_on_outcomes,
+    bets_on_parts,
     bets_on_support,
-    draws_needed,
     evidence,
-    power_of_halves,
-    visible_shift,
+    learner_on_parts,
+    power_on_parts,
 )
 
 Finding = Literal["lossless", "lossy", "undecided"]
@@ -46,57 +44,33 @@ _ROUNDING_ALLOWANCE = 2.0
 # hotter than they should be below 1, colder above. The shares, by exponent.
 _TILTS = {0.0: (0.02, 0.3), 0.5: (0.1, 1.0), 0.85: (1.0,), 1.2: (1.0,), 2.5: (0.1, 1.0)}
 _NUM_TILTS = sum(map(len, _TILTS.values()))
-# Halves; tenths by setting, fifths after fifths, and texts; tilts; the support.
-NUM_BETTORS = len(HALF_LEARNERS) + 3 * len(LEARNERS) + _NUM_TILTS + len(SHARES_OUTSIDE)
+# Numbers of parts between which a shift is found, whatever its form; and as many parts as make up any of these.
+SCALES = (2, 4, 8, 10, 16)
+NUM_FINE = math.lcm(*SCALES)
+# Scales; tenths by setting, quarters after quarters, and texts; tilts; the support.
+NUM_BETTORS = len(SCALES) + 3 * len(LEARNERS) + _NUM_TILTS + len(SHARES_OUTSIDE)
 # The least share of tokens outside the support that is tolerated.
 _LEAST_OUTSIDE = 1e-4
 # Never bet everything: zero capital cannot recover.
 _LEAST_LEFT = -30.0
-_NUM_CELLS = 10
-_NUM_FIFTHS = 5
-# A quantile is below 1.
-_LARGEST_QUANTILE = np.nextafter(1.0, 0.0)
+# The numbers of draws that `needed` tries are 3 % apart.
+_NUMBERS = np.geomspace(10, 4_000_000, 437)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rounding:
-    """How far two routes to the distributions of tokens are apart, which differ by rounding alone.
-
-    Attributes:
-        cells: [10], of the masses of equal cells of quantiles, on average.
-        tilts: [t], of what the bettors on tilted distributions win on average.
-        total: of the masses of single tokens, in total variation.
-    """
-
-    cells: Floats
-    tilts: Floats
-    total: float
-
-    @classmethod
-    def between(cls, exact: Floats, again: Floats) -> Self:
-        """Between distributions [n, V] by two routes."""
-        edges = np.linspace(0, 1, _NUM_CELLS + 1)
-        cells = np.abs(cell_masses(exact, again, edges) / len(exact) - 1 / _NUM_CELLS)
-        moved = again - exact
-        tilts = []
-        for exponent, shares in _TILTS.items():
-            won = np.exp(tilted(exact, exact, exponent))
-            mean = abs(float((moved * won).sum(-1).mean()))
-            tilts += [share * mean for share in shares]
-        total = float(np.abs(moved).sum(-1).mean()) / 2
-        return cls(cells=cells, tilts=np.array(tilts), total=total)
-
-    @classmethod
-    def combined(cls, several: Sequence[Rounding], combine: Callable[..., Any]) -> Self:
-        """Several as one, such as by `np.mean`, value by value."""
-        return cls(
-            cells=combine([rounding.cells for rounding in several], axis=0),
-            tilts=combine([rounding.tilts for rounding in several], axis=0),
-            total=float(combine([rounding.total for rounding in several])),
-        )
+# How far two routes to the distributions of tokens are apart, which differ by rounding alone, on average: the masses of
+# parts, by `SCALES`; what bettors on tilted distributions win; single tokens, in total variation.
+NO_ROUNDING = np.zeros(sum(SCALES) + _NUM_TILTS + 1)
 
 
-NO_ROUNDING = Rounding(cells=np.zeros(_NUM_CELLS), tilts=np.zeros(_NUM_TILTS), total=0.0)
+def rounding_between(exact: Floats, again: Floats) -> Floats:
+    """Rounding, as in `NO_ROUNDING`, between distributions [n, V] by two routes."""
+    moved = again - exact
+    fine = masses_of_parts(moved, parts_of(exact)).mean(0)
+    apart = [np.abs(coarser(fine, scale)) for scale in SCALES]
+    for exponent, shares in _TILTS.items():
+        won = np.exp(tilted(exact, exact, exponent))
+        apart.append(np.array(shares) * abs((moved * won).sum(-1).mean()))
+    return np.concatenate([*apart, [np.abs(moved).sum(-1).mean() / 2]])
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +82,8 @@ class DrawnText:
         setting: the name of its sampling setting.
         is_at_place: whether it is one of many after the same prompt, which bettors tell from the others.
         widths: [n], the masses of the tokens; of equally likely ones together.
-        quantiles: [n], of the tokens.
+        parts: [n], that the tokens are from, of `NUM_FINE`.
+        part_masses: [n, `NUM_FINE`], of all parts.
         ranks: [n], how many tokens are likelier.
         tilts: [n, t], the logarithms of what bettors on tilted distributions win with each token.
     """
@@ -118,7 +93,8 @@ class DrawnText:
     is_at_place: bool
     tokens: tuple[int, ...]
     widths: Floats
-    quantiles: Floats
+    parts: Ints
+    part_masses: Floats
     ranks: Sequence[int]
     tilts: Floats
 
@@ -127,23 +103,15 @@ class DrawnText:
         cls,
         exact: Floats,
         tokens: Sequence[int],
-        generator: np.random.Generator,
         *,
         prompt: tuple[int, ...],
         setting: str,
         is_at_place: bool = False,
     ) -> Self:
-        """A text by the exact distributions [n, V] before its tokens.
-
-        Args:
-            generator: of the random parts of quantiles.
-        """
+        """A text by the exact distributions [n, V] before its tokens."""
         rows = range(len(tokens))
         drawn = exact[rows, tokens][:, np.newaxis]
-        # Equally likely tokens have their quantiles at random in all of their mass.
-        widths = (exact * (exact == drawn)).sum(-1)
-        is_likelier = exact > drawn
-        quantiles = (exact * is_likelier).sum(-1) + generator.random(len(tokens)) * widths
+        parts = parts_of(exact)
         tilts = []
         for exponent, shares in _TILTS.items():
             won = np.expm1(tilted(drawn, exact, exponent)[:, 0])
@@ -153,9 +121,10 @@ class DrawnText:
             setting=setting,
             is_at_place=is_at_place,
             tokens=tuple(tokens),
-            widths=widths,
-            quantiles=np.minimum(quantiles, _LARGEST_QUANTILE),
-            ranks=is_likelier.sum(-1).tolist(),
+            widths=(exact * (exact == drawn)).sum(-1),
+            parts=parts[rows, tokens],
+            part_masses=masses_of_parts(exact, parts),
+            ranks=(exact > drawn).sum(-1).tolist(),
             tilts=np.stack(tilts, axis=-1),
         )
 
@@ -184,9 +153,9 @@ class TokenResult:
         evidence: the most that bets on them had won, as a power of 10; at least 0.
         num_draws_until: tokens until that was enough; None where it never was.
         p_value: the chance that so much is ever won by luck, at most; None without a token.
-        power: the chance to see the stated shift.
-        visible_shift: the smallest shift that is seen with `REQUIRED_POWER`; None where none is.
-        rounding: the mass that two routes to the same distributions move between halves of quantiles.
+        power: the chance, at least, to see the stated shift between parts, any of `SCALES`.
+        visible_shift: the smallest such shift that is seen with `REQUIRED_POWER`; None where none is.
+        rounding: the largest one that rounding explains, by how far two routes to the same distributions are apart.
     """
 
     verdict: Finding
@@ -206,7 +175,7 @@ class TokenTest:
 
     Attributes:
         level: the chance that an honest arm is called lossy, at most.
-        shift: the change of a token's distribution that must be found, as total variation.
+        shift: the change of tokens' distribution that must be found, as total variation between parts, any of `SCALES`.
     """
 
     level: float
@@ -217,17 +186,21 @@ class TokenTest:
         """The logarithm of what bettors must win for an arm to be called lossy."""
         return -math.log(self.level)
 
-    def check(self, texts: Sequence[DrawnText], roundings: Sequence[Rounding]) -> TokenResult:
+    def check(self, texts: Sequence[DrawnText], roundings: Sequence[Floats]) -> TokenResult:
         """Test texts, in the order in which they were answered, each with its rounding."""
         if not texts:
             return self._result(np.zeros((1, 0)))
         lengths = [len(text.tokens) for text in texts]
-
-        def tolerated(per_text: Sequence[Floats | float]) -> Floats:
-            return _ROUNDING_ALLOWANCE * np.repeat(np.array(per_text), lengths, axis=0)
-
-        moved = tolerated([rounding.cells for rounding in roundings])
-        quantiles = np.concatenate([text.quantiles for text in texts])
+        tolerated = _ROUNDING_ALLOWANCE * np.repeat(np.array(roundings), lengths, axis=0)
+        *part_moves, tilt_moves, total = np.split(
+            tolerated, np.cumsum([*SCALES, _NUM_TILTS]), axis=-1
+        )
+        total = total[:, 0]
+        moves = dict(zip(SCALES, part_moves, strict=True))
+        fine_masses = np.concatenate([text.part_masses for text in texts])
+        masses = {scale: coarser(fine_masses, scale) for scale in SCALES}
+        fine = np.concatenate([text.parts for text in texts])
+        parts = {scale: fine * scale // NUM_FINE for scale in SCALES}
         widths = np.concatenate([text.widths for text in texts])
         tilts = np.concatenate([text.tilts for text in texts])
         ranks = [rank for text in texts for rank in text.ranks]
@@ -241,41 +214,60 @@ class TokenTest:
         is_first = places == 0
         # Each token is in one pair.
         is_second = places % 2 == 1
-        fifths = (_NUM_FIFTHS * quantiles).astype(int)
-        fifths_before = np.where(is_second, np.roll(fifths, 1), -1).tolist()
-        half_moves = moved.reshape(len(ranks), 2, -1).sum(-1)
-        fifth_moves = moved.reshape(len(ranks), _NUM_FIFTHS, -1).sum(-1)
-        in_pairs = bets_on_cells(fifths, _NUM_FIFTHS, fifths_before, LEARNERS, fifth_moves)
-        total = tolerated([rounding.total for rounding in roundings])
+        quarters_before = np.where(is_second, np.roll(parts[4], 1), -1).tolist()
+        in_pairs = bets_on_parts(parts[4], masses[4], quarters_before, LEARNERS, moves[4])
         # The first token of a text is the target's own.
         is_decided = ~is_first
-        on_halves = bets_on_cells(2 * quantiles, 2, is_first, HALF_LEARNERS, half_moves)
+        on_parts = []
+        for scale in SCALES:
+            learner = learner_on_parts(scale, self.shift)
+            on_parts.append(
+                bets_on_parts(parts[scale], masses[scale], is_first, [learner], moves[scale])
+            )
         is_outside = widths == 0
         # At the one place a single tie at the edge of a truncation would count in every text.
         at_place = np.repeat([text.is_at_place for text in texts], lengths)
         on_support = bets_on_support(is_outside, np.maximum(total, _LEAST_OUTSIDE))
         bettors = [
-            np.where(is_decided, on_halves, 0.0),
-            bets_on_cells(_NUM_CELLS * quantiles, _NUM_CELLS, settings, LEARNERS, moved),
+            np.where(is_decided, np.concatenate(on_parts), 0.0),
+            bets_on_parts(parts[10], masses[10], settings, LEARNERS, moves[10]),
             np.where(is_second, in_pairs, 0.0),
             bets_on_outcomes(ranks, widths, contexts, LEARNERS, total),
-            (tilts - np.log1p(tolerated([rounding.tilts for rounding in roundings]))).T,
+            (tilts - np.log1p(tilt_moves)).T,
             np.where(at_place, 0.0, on_support),
         ]
         num_decided = int(is_decided.sum())
-        off = float(half_moves[is_decided].sum(-1).mean()) if num_decided else 0.0
-        visible = visible_shift(num_decided, self._log_wanted, NUM_BETTORS, REQUIRED_POWER, off)
-        power = self.power(num_decided, off)
-        num_impossible = int(is_outside.sum())
-        return self._result(np.concatenate(bettors), power, off, visible, num_impossible)
+        off = float(moves[SCALES[-1]][is_decided].sum(-1).mean()) / 2 if num_decided else 0.0
+        shifts = np.arange(1, 501) / 1000
+        visible = shifts[self.power(num_decided, off, shifts) >= REQUIRED_POWER]
+        return self._result(
+            np.concatenate(bettors),
+            float(self.power(num_decided, off)),
+            off,
+            float(visible[0]) if len(visible) else None,
+            int(is_outside.sum()),
+        )
 
-    def power(self, num_draws: int, rounding: float) -> float:
-        """The chance to see the shift in `num_draws` tokens that speculation decides."""
-        return power_of_halves(num_draws, self.shift, self._log_wanted, NUM_BETTORS, rounding)
+    def power(
+        self, num_draws: Floats | int, rounding: float, shift: Floats | None = None
+    ) -> Floats:
+        """The chance, at least, to see a shift in so many tokens that speculation decides; without one, the test's own.
+
+        That is by the bettor on the finest parts alone: those on coarser ones find shifts between theirs sooner.
+        """
+        return power_on_parts(
+            np.maximum(num_draws, 1),
+            self.shift if shift is None else shift,
+            self._log_wanted + math.log(NUM_BETTORS),
+            SCALES[-1],
+            learner_on_parts(SCALES[-1], self.shift).concentration,
+            rounding,
+        )
 
     def needed(self, rounding: float = 0.0) -> int | None:
         """The fewest tokens that speculation decides, nearly, which are enough; None where no number is."""
-        return draws_needed(self.shift, self._log_wanted, NUM_BETTORS, REQUIRED_POWER, rounding)
+        enough = _NUMBERS[self.power(_NUMBERS, rounding) >= REQUIRED_POWER]
+        return math.ceil(enough[0]) if len(enough) else None
 
     def _result(
         self,
@@ -304,17 +296,31 @@ class TokenTest:
         )
 
 
-def cell_masses(exact: Floats, other: Floats, edges: Floats) -> Floats:
-    """The mass of quantiles in each cell, if tokens are drawn from `other`, summed over rows.
+def parts_of(exact: Floats) -> Ints:
+    """The part of `NUM_FINE` in which each token [n, V] lies, by the middle of its mass among the likelier ones'.
 
-    Both distributions are [n, V]; quantiles are those in the exact one. With exact [[0.5, 0.3, 0.2]],
-    other [[0.6, 0.2, 0.2]] and edges [0, 0.5, 1] the masses are [0.6, 0.4].
+    Equally likely tokens lie in the middle of all their mass. With [0.5, 0.3, 0.2] these are 0.25, 0.65 and 0.9.
     """
-    masses = np.zeros(len(edges) - 1)
-    for exact_row, other_row in zip(exact, other, strict=True):
-        # Equally likely tokens have their quantiles at random in all of their mass.
-        _, groups = np.unique(-exact_row, return_inverse=True)
-        exact_sums = np.concatenate([[0], np.bincount(groups, exact_row).cumsum()])
-        other_sums = np.concatenate([[0], np.bincount(groups, other_row).cumsum()])
-        masses += np.diff(np.interp(edges, exact_sums, other_sums))
-    return masses
+    order = np.argsort(-exact, axis=-1)
+    mass = np.take_along_axis(exact, order, -1)
+    end = mass.cumsum(-1)
+    first = np.where(np.diff(mass, prepend=2.0) != 0, end - mass, 0)
+    last = np.where(np.diff(mass, append=-1.0) != 0, end, np.inf)
+    start = np.maximum.accumulate(first, -1)
+    end = np.minimum.accumulate(last[:, ::-1], -1)[:, ::-1]
+    middles = np.minimum(NUM_FINE * (start + end) / 2, NUM_FINE - 1)
+    parts = np.empty(exact.shape, dtype=np.int64)
+    np.put_along_axis(parts, order, middles.astype(np.int64), -1)
+    return parts
+
+
+def masses_of_parts(masses: Floats, parts: Ints) -> Floats:
+    """The masses [n, `NUM_FINE`] in each part, of tokens [n, V]."""
+    places = parts + NUM_FINE * np.arange(len(parts))[:, np.newaxis]
+    sums = np.bincount(places.ravel(), masses.ravel(), minlength=NUM_FINE * len(parts))
+    return np.asarray(sums.reshape(-1, NUM_FINE), dtype=np.float64)
+
+
+def coarser(masses: Floats, scale: int) -> Floats:
+    """Masses [..., `scale`] of so many parts, by those of the fine ones."""
+    return np.asarray(masses.reshape(*masses.shape[:-1], scale, -1).sum(-1))

@@ -40,7 +40,7 @@ from numpy.typing import ArrayLike
 
 from harness.results.statistics.arrays import Floats
 from harness.results.statistics.interval import Interval
-from harness.results.statistics.ratios import log_ratio, totals_by_unit
+from harness.results.statistics.ratios import ratio_of_totals, totals_by_unit
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ def tokens_per_iteration(
     tokens = totals_by_unit([text.num_tokens for text in cuts], prompts)
     iterations = np.stack([text.iterations for text in cuts])
     return [
-        log_ratio([tokens], [totals_by_unit(iterations_at_k, prompts)], unit, skewed=True)
+        ratio_of_totals([tokens], [totals_by_unit(iterations_at_k, prompts)], unit)
         for iterations_at_k in iterations.T
     ]
 

@@ -54,7 +54,7 @@ def audit(
             "mode,K,t/s,acceptance rate,mean accepted len\nnone,,14.5,,\nMTP,1,11.1,55.6%,0.56\n",
             "K=1): 1.56 tokens per iteration of 2.04 steps, 0.77×: slower even with all accepted (0.98×)",
         ),
-        ("n-max,tok/s,accept rate\n0,14.20,\n2,47.30,79.8%\n", "less than one step, so more than speculation differs"),
+        ("n-max,tok/s,accept rate\n0,14.20,\n2,38.30,75.8%\n", "less than one step, so more than speculation differs"),
         # A user's gain, not the server's.
         (
             "mode,in flight,tok/s per user,accept len\nno speculation,8,50.0,\nDSpark,8,100.0,3.00\n",
@@ -77,8 +77,34 @@ def audit(
         ("K,acceptance rate,speedup\n4,63.9%,3.56x\n4,69.4%,3.78x\n4,80.6%,4.22x\n", "speed-ups of 3 rows are what"),
         (
             "mode,in flight,tok/s per user,tok/s,AL\nplain,8,50.0,400,\nMTP,8,150.0,600,3.00\n",
-            "(MTP): 3.00× by tokens/s per user, 1.50× by tokens/s: so far apart, requests queue",
+            "(MTP, 8 in flight): 3.00× by tokens/s per user, 1.50× by tokens/s: so far apart, requests queue",
         ),
+        # A change is of the speed beside it, in its direction: 41.0 / 24.6 s, 20.0 / 12.5 ms.
+        (
+            "config,K,accept,latency (s),vs baseline\nbaseline,0,,41.0,—\nEAGLE-3,3,62 %,24.6,-40 %\n",
+            "of 1.72 steps, 1.67×. Its acceptance holds it back more: with all accepted 2.33×",
+        ),
+        ("config,K,accept,TPOT,Δ\nMTP,3,70 %,12.5,−37.5%\n", "3.10 tokens per iteration of 1.94 steps, 1.60×"),
+        ("K,accept,Δ tok/s\n3,70 %,+50 %\n", "3.10 tokens per iteration of 2.07 steps, 1.50×"),
+        (
+            "Config,K,Peak VRAM (GB),Δ,tok/s\nbase,0,20.1,—,41.6\ndflash,7,23.9,+18.9 %,63.2\n",
+            "not read: Peak VRAM (GB), Δ ('columns={\"Peak VRAM (GB)\": \"NAME\"}' reads one) no cost",
+        ),
+        # By time per token 2.80×, while the server's gain is 1.02×.
+        (
+            "cell,c,TTFT ms,TPOT ms,tok/s\ndspark,16,71292,38.09,1157\noff,16,21650,106.51,1129\n",
+            "row 1 (dspark, 16 in flight): 2.80× by ms/token, 1.02× by tokens/s: so far apart, requests queue",
+        ),
+        # Words in any order; a remark behind a row; the unit of a column in its first cell.
+        ("n_max,tok/s mean,baseline tok/s,AL\n2,59.0,38.0,2.42\n", "2.42 tokens per iteration of 1.56 steps, 1.55×"),
+        (
+            "  --draft-tokens  decode      vs none\n  (none)     37.7 tok/s   --\n  4    59.1    +56.5%  <- best\n",
+            "vs none → speedup (of tokens_per_second) no cost of an iteration follows",
+        ),
+        ("Run,Best n_max,Accept rate,Mean accept len,Speedup\nHTP,3,83.3%,3.50,2.19x\n", "with all accepted 2.50×"),
+        ("arm,decode,accept-len\nno spec,26.51 tok/s,—\nDFlash `k=7`,12.20 tok/s,3.21\n", "of 6.98 steps, 0.46×"),
+        # A length without the target's own token: 0.64 of 3 draft tokens, less at the ends of answers.
+        ("K,mean accepted length,acceptance rate,speedup\n3,1.81,64.0%,2.15\n", "2.81 tokens per iteration of 1.31"),
         ("mode,in flight,tok/s per user,tok/s,AL\nno,1,50.0,400,\nMTP,1,150.0,600,3.60\n", "of 1.20 steps, 3.00×"),
     ],
 )  # fmt: skip
@@ -121,7 +147,12 @@ def test_planted_lines_are_found_and_steps_are_named(audit: Audit, seed: int) ->
         ("speedup=2.40 length=2.60 K=4", 0, "with all accepted 4.62×, at one step 2.60×"),
         ("speedup=3.1 length=3.0 K=3", 0, "3.10×: drafting and verifying must be almost free"),
         ("speedup=2.0 K=3 acceptance=0.70", 0, "3.10 tokens per iteration of"),
-        ("length=6.2 K=4", 1, "tokens per iteration 6.2 is above 5"),
+        ("length=6.2 k=4", 1, "tokens per iteration 6.2 is above 5"),
+        ("baseline=22.7 speed=40.6 acceptance=73.9% K=3", 0, "3.22 tokens per iteration of 1.80 steps, 1.79×"),
+        ("baseline=18.05 speed=29.66 K=5", 0, "harness audit baseline=18.05 speed=29.66 acceptance=NUMBER K=5"),
+        ("speedup=+34% length=1.90", 0, "1.90 tokens per iteration of 1.42 steps, 1.34×"),
+        ("baseline=22.7,88.9 speed=40.6,116.8 acceptance=73.9% K=3", 0, "row 2 (K=3): 3.22 tokens per"),
+        ("baseline=95 speed=600 K=4 acceptance=0.55", 1, "speed-up 6.32× by tokens/s is above 5: K=4 draft tokens"),
         # It yields 2.6 tokens, and nothing takes less than a step.
         ("speedup=5 K=4 acceptance=0.4", 3, "is above the 2.60 tokens per iteration, in no less than a regular step"),
     ],
@@ -175,12 +206,55 @@ def test_result_files_are_read_by_their_keys(audit: Audit, tmp_path: Path) -> No
         loads = [run | {"max_concurrency": load} for load in (1, 8) if load == 8 or run is vllm]
         Path(f"{name}.json").write_text(json.dumps(loads))
     _, printed = audit("sweep.json", "baseline=regular.json")
-    assert "row 2 (K=3): 2.65 tokens per iteration of 1.26 steps, 2.10×" in printed
+    assert "row 2 (K=3, 8 in flight): 2.65 tokens per iteration of 1.26 steps, 2.10×" in printed
     assert "row 1 (K=3): " not in printed
-    assert "no run under the load of these" in audit("vllm.json", "baseline=regular.json")[1]
+    assert (
+        "is no arm of the same runs: load unknown and 8"
+        in audit("vllm.json", "baseline=regular.json")[1]
+    )
 
 
-FORMS = ("table.md", "baseline=without.json", "speedup=1.4 K=3 acceptance=0.7")
+def test_costs_lines_and_advice_are_of_one_load(audit: Audit) -> None:
+    """Planted: 1.1 steps and 0.1 for each draft token at 8 in flight, 1.2 and 0.3 at 32; each K has one rate."""
+    lines = ["method,K,batch,tok/s,tokens/step", "none,0,8,1000.0,", "none,0,32,2000.0,"]
+    for load, regular, fixed, per_token in ((8, 1000, 1.1, 0.1), (32, 2000, 1.2, 0.3)):
+        for k in (2, 4, 6):
+            speed = regular * (1 + 0.6 * k) / (fixed + per_token * k)
+            lines.append(f"eagle,{k},{load},{speed:.1f},{1 + 0.6 * k:.2f}")
+    _, printed = audit(pasted="\n".join(lines))
+    for load, costs in ((8, "1.10 steps and 0.10"), (32, "1.20 steps and 0.30")):
+        assert f"over K of eagle with {load} in flight: {costs} for each draft token" in printed
+    assert "An iteration costs 1.80 to 3.00 regular steps with 32 in flight, in 3 rows" in printed
+    # The cost of K=2 at 8 in flight is no advice for 32.
+    assert "K=2, 32 in flight): 2.20 tokens per iteration of 1.80 steps, 1.22×" in printed
+    assert "at 1.5 steps 1.47×" in printed
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "named"),
+    [
+        ("model_id", "org/B-7B", "model org/A-8B and org/B-7B"),
+        ("dataset_name", "random", "prompts sharegpt and random"),
+        ("total_output_tokens", 24000, "output_tokens 150.00 and 300.00"),
+        ("total_input_tokens", 12000, "input_tokens 75.000 and 150.00"),
+        ("max_concurrency", 8, "load 1 and 8"),
+    ],
+)
+def test_files_of_other_runs_are_no_two_arms(
+    audit: Audit, tmp_path: Path, key: str, value: object, named: str
+) -> None:
+    runs = {"completed": 80, "total_input_tokens": 6000, "total_output_tokens": 12000}
+    runs |= {"model_id": "org/A-8B", "dataset_name": "sharegpt", "max_concurrency": 1}
+    Path("with.json").write_text(json.dumps(runs | {"mean_tpot_ms": 8.0, "accept_length": 2.0}))
+    for other, expected in (
+        (runs, "2.00 tokens per iteration of 1.43 steps, 1.40×"),
+        ({key: value}, named),
+    ):
+        Path("without.json").write_text(json.dumps(runs | {"mean_tpot_ms": 11.2} | other))
+        assert expected in audit("with.json", "baseline=without.json")[1]
+
+
+FORMS = ("table.md", "baseline=without.json", "baseline=22.7 speed=40.6 acceptance=73.9% K=3")
 
 
 @pytest.mark.parametrize(
@@ -208,12 +282,25 @@ def test_other_texts_are_refused_in_one_line_that_shows_what_is_read(
     ("text", "expected"),
     [
         ("model,score\nx,1\n", "no acceptance, length, speed-up or speed of both arms"),
-        ("name,b,c,d,e,f,g,h,i\nx,1,2,3,4,5,6,7,8\n", "known: name, b, c, d, e, f, g, h, 1 more ("),
-        ("Metric,MTP 1,MTP 8,Δ\nAccept length,1.84,4.40,+139.1%\n", "has a row for each figure: turn it"),
+        ("name,b,bb,d,e,f,g,h,i,j\nx,1,2,3,4,5,6,7,8,9\n", "not read: b, bb, d, e, f, g, h, i, 1 more ("),
+        ("Metric,MTP 1,MTP 8,Δ\nAccept length,1.84,4.40,+139.1%\n", "read: no column; not read: MTP 1, MTP 8, Δ ("),
+        # The line to type, with what is known of the first row.
+        (
+            "Model,n_max,Decode Δ\nA,2,22.7 → 40.6 (+79%)\n",
+            "harness audit baseline=22.7 speed=40.6 acceptance=NUMBER K=2",
+        ),
+        (
+            "Model,Baseline,MTP\nA,130.9 t/s,161.2 t/s @ 73.9%\n",
+            "harness audit baseline=130.9 speed=161.2 acceptance=73.9% K=NUMBER",
+        ),
+        (
+            "Setup,Avg tok/s\nllama-server (no spec),92.5\ndflash (no draft),73.1\ndflash + drafter,121.4\n",
+            "harness audit baseline=92.5,73.1 speed=121.4 acceptance=NUMBER K=NUMBER",
+        ),
         ("K,AL\n4,2.5\n5,2.6,7\n", "no table that is read"),
         ("| K | AL |\n|---|---|\n", "no table that is read"),
         ("<table><tr><td>4</td></tr></table>", "no table that is read"),
-        ("| M | GSM8K | | code | |\n|---|---|---|---|---|\n| | tok/s | τ | tok/s | τ |", "known: M, GSM8K, code"),
+        ("| M | GSM8K | | code | |\n|---|---|---|---|---|\n| | tok/s | τ | tok/s | τ |", "not read: M, GSM8K, code"),
     ],
 )  # fmt: skip
 def test_a_bad_table_ends_in_one_line(audit: Audit, text: str, expected: str) -> None:
@@ -226,18 +313,20 @@ def test_a_bad_argument_ends_in_one_line(audit: Audit, tmp_path: Path) -> None:
     Path("a.csv").write_text("K,AL\n4,2.5\n")
     Path("b.csv").write_bytes("K,AL\n4,2.5\n".encode("utf-16"))
     for arguments, expected in (
-        ([], "takes one file, not 0"),
+        ([], "takes one file with one value of each NAME, or figures"),
         (["none.csv"], "No such file"),
         ([""], "directory"),
         (["b.csv"], "is no text in UTF-8"),
         (["a.csv", "bach_size=3"], "did you mean batch_size?"),
         (["a.csv", "batch_size=many"], "batch_size=many: must be a number"),
         (["K=-1", "speedup=2"], "num_draft_tokens=-1: must be a number"),
+        (["speedup=34%"], "speedup=34%: may be a part: write +34% for a gain"),
+        (["speedup=2,3,4", "K=3,4"], "K=3,4: must have one value, or one for each of 3 rows"),
+        (["a.csv", "K=3,4"], "takes one file with one value of each NAME"),
         (["a.csv", "columns={AL"], "must be {HEADING: NAME, ...}"),
         (["a.csv", "columns={AL}"], "no such NAME"),
         (["a.csv", "columns={LA: speedup}"], "no table has this column (did you mean AL?)"),
         (["a.csv", "columns={AL: speed_up}"], "did you mean speedup?"),
-        (["a.csv", "columns={K: speedup, AL: speedup}"], "must give each NAME to one column"),
         (["a.csv", "baseline=none.json"], "No such file"),
     ):
         code, message = audit(*arguments)

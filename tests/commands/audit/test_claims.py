@@ -57,6 +57,13 @@ def test_a_table_is_read_in_every_form(text: str) -> None:
         ("Draft Tokens Accepted", "acceptance_rate"),
         ("in flight", "batch_size"),
         ("tokens/step", "tokens_per_iteration"),
+        ("emitted per verify", "tokens_per_iteration"),
+        ("tok/s mean", "tokens_per_second"),
+        ("w/ Spec. (tok/s)", "tokens_per_second"),
+        ("w/o Spec. (tok/s)", "regular_tokens_per_second"),
+        ("length (accepted, mean)†", "tokens_per_iteration"),
+        ("K (draft tokens)", "num_draft_tokens"),
+        ("users", "batch_size"),
         ("accept-len", "tokens_per_iteration"),
         ("baseline_tok_s", "regular_tokens_per_second"),
         ("proposed per iteration", "mean_num_draft_tokens"),
@@ -64,7 +71,7 @@ def test_a_table_is_read_in_every_form(text: str) -> None:
         *((heading, None) for heading in (
             "prompt t/s", "total tok/s", "req/s", "8 concurrent", "GPU Alloc @ 40K", "wall tokens", "Drafts", "run",
             "n", "steps", "ITL", "baseline accept rate", "TTFT", "PPL ratio", "draft cost", "MT-bench speed",
-            "Speedup (%)", "vs baseline",
+            "Speedup (%)", "vs baseline", "draft tok/s", "target backend", "tok/J dec", "Δ latency",
         )),
     ],
 )  # fmt: skip
@@ -177,7 +184,7 @@ def test_a_rate_is_a_share_or_in_percent_by_its_column(cells: str, expected: lis
 
 @pytest.mark.parametrize(
     "cell",
-    ["2.1x†", "up to 2.1x", ">2x", "1.2k", "failed", r"$2.1\times$", "1e99999999999", "45%", "0x"],
+    ["up to 2.1x", ">2x", "1.2k", "failed", r"$2.1\times$", "1e99999999999", "45%", "0x"],
 )
 def test_an_odd_cell_leaves_its_claim_out_and_is_named(cell: str) -> None:
     reading = read(f"K,AL,speedup\n4,2.5,1.9x\n4,2.6,{cell}\n")
@@ -185,11 +192,3 @@ def test_an_odd_cell_leaves_its_claim_out_and_is_named(cell: str) -> None:
     assert [row.figures.keys() >= {"speedup"} for row in rows] == [True, False]
     assert "tokens_per_iteration" in rows[1].figures
     assert reading.notes[1:] == [f"no speedup that is read: {cell}"]
-
-
-def test_how_slower_is_read_is_said() -> None:
-    reading = read("draft,change\neagle,50 % slower\n", {"change": "speedup"})
-    assert reading.tables[0][0].figures["speedup"].middle == pytest.approx(0.5)
-    assert reading.notes[1:] == [
-        "50 % slower is read as 0.50× the tokens/s; in time it would be 0.67×"
-    ]

@@ -341,17 +341,17 @@ def test_the_interval_of_a_run_that_may_stop_is_wider(harness: Harness) -> None:
     times = pd.read_csv(file).pivot_table(
         index="prompt_index", columns="arm", values="time_ms", sort=False
     )
-    arms = times["regular"], times["speculative"]
-    wide = ratio_of_totals(*arms, 10_000, 0, CONFIDENCE_OF_LOOKS)
-    plain = ratio_of_totals(*arms, 10_000, 0)
+    arms = [times["regular"]], [times["speculative"]]
+    wide = ratio_of_totals(*arms, confidence=CONFIDENCE_OF_LOOKS)
+    plain = ratio_of_totals(*arms)
     assert [row["speedup_low"], row["speedup_high"]] == pytest.approx([wide.low, wide.high])
     assert wide.low < plain.low < plain.high < wide.high
     # The same without the first tokens.
     first = pd.read_csv(file).pivot_table(
         index="prompt_index", columns="arm", values="time_to_first_token_ms", sort=False
     )
-    decoding = [(times - first)[arm] for arm in ("regular", "speculative")]
-    wide = ratio_of_totals(*decoding, 10_000, 0, CONFIDENCE_OF_LOOKS)
+    decoding = [[(times - first)[arm]] for arm in ("regular", "speculative")]
+    wide = ratio_of_totals(*decoding, confidence=CONFIDENCE_OF_LOOKS)
     found = [row["decode_speedup_low"], row["decode_speedup_high"]]
     assert found == pytest.approx([wide.low, wide.high])
 

@@ -12,13 +12,12 @@ import pandas as pd
 import pytest
 
 from echo_server import EchoServer, serving
-from harness.commands.map.grid import for_vllm
 from harness.commands.map.measure import Cell, own_k
-from harness.commands.map.page import map_page
-from harness.commands.map.plots import map_plots
+from harness.commands.map.page import for_vllm, map_page
 from harness.commands.map.rows import MapRow
 from harness.measuring.session import Session
-from harness.results.judging.grid import Schedule, points_of, schedule_of
+from harness.results.judging.grid import Schedule, cells_of, schedule_of
+from harness.results.judging.series import judged_at_once
 from harness.results.runs import Run
 from harness.results.schema import NO_VERDICT
 from harness.results.statistics.interval import Coverage, Interval
@@ -34,13 +33,13 @@ SERVER += ["engine.regular_url=http://localhost:1/v1", "engine.url=http://localh
 
 def row(batch_size: int, k: int, speedup: float, spread: float = 0.1) -> MapRow:
     return MapRow(
-        arm="speculative", model="13B", draft="7B", batch_size=batch_size, num_draft_tokens=k,
+        arm="speculative", model="13B", draft="7B", batch_size=batch_size, num_draft_tokens=k, ms_per_token=9.0,
         speedup=Interval(speedup, speedup - spread, speedup + spread, Coverage(15, "prompt")),
     )  # fmt: skip
 
 
 def schedule(rows: list[MapRow]) -> tuple[Schedule, str]:
-    return schedule_of(points_of(rows))
+    return schedule_of(judged_at_once(cells_of(rows)))
 
 
 ROWS = [
@@ -66,7 +65,7 @@ def test_a_map_of_the_tiny_pair(harness: Harness) -> None:
     assert rows["speedup_low"].gt(0).all()
     assert list(map(covered, rows["speedup_covers"])) == ["8 prompts", "8 batches"] * 2
     harness("report")
-    _, drawing = Path("results/report.html").read_text().split("kind-map", 1)
+    _, drawing = Path("results/report.html").read_text().split("kind-load", 1)
     assert all(f"K={k}" in drawing[: drawing.index("</figure>")] for k in (1, 2))
     assert ("no schedule" in outcome.stdout) == (not list(Path().rglob("schedule_vllm.json")))
     prices = json.loads(only("costs.json").read_text())["points"]
@@ -110,8 +109,8 @@ def test_a_map_of_servers_is_over_requests_in_flight(harness: Harness) -> None:
     assert list(map(covered, rows["speedup_covers"])) == ["8 prompts", "8 laps", "8 laps"]
     assert rows["mean_acceptance_length"].gt(2).all()
     harness("report")
-    _, drawing = Path("results/report.html").read_text().split("kind-map", 1)
-    assert "concurrency" in drawing[: drawing.index("</figure>")]
+    _, drawing = Path("results/report.html").read_text().split("kind-load", 1)
+    assert "requests in flight" in drawing[: drawing.index("</figure>")]
     for server in servers:
         # Without the requests that ask what the server can do.
         asked_of = [body for body in server.bodies if len(body["prompt"]) > 1]
@@ -187,12 +186,14 @@ def test_it_says_that_the_machine_was_busy() -> None:
 @pytest.mark.parametrize("weights", ["stored", "random"])
 def test_the_drawing_has_a_curve_for_each_k(weights: str) -> None:
     cells = [replace(cell, weights=weights) for cell in ROWS]
-    relations = [point.alone.relation for point in points_of(cells)]
-    stored = [*["faster"] * 4, "cannot tell", "slower"]
+    relations = [cell.alone.relation for cell in judged_at_once(cells_of(cells))]
+    stored = ["faster", "faster", "cannot tell", "faster", "faster", "slower"]
     assert relations == (stored if weights == "stored" else ["cannot tell"] * 6)
-    ((_, figure),) = map_plots([Run(cells)])["map"]
+    page = map_page([Run(cells)])
+    assert page is not None
+    ((_, figure),) = page.plots()["load"]
     handles, names = figure.axes[0].get_legend_handles_labels()
-    assert names == ["K=1", "K=5"]
+    assert [name.rpartition(" · ")[2] for name in names] == ["K=1", "K=5"]
     assert [*handles[0].lines[0].get_ydata()] == [1.5, 1.2, 1.05]
 
 

@@ -28,11 +28,14 @@ from harness.local.decoding.warp import Warp
 from harness.results.statistics.arrays import Floats
 from harness.results.statistics.drawn_tokens import (
     NO_ROUNDING,
+    NUM_FINE,
     DrawnText,
-    Rounding,
     TokenResult,
     TokenTest,
-    cell_masses,
+    coarser,
+    masses_of_parts,
+    parts_of,
+    rounding_between,
     tilted,
 )
 from some_settings import settings_of
@@ -56,15 +59,13 @@ def drawn(probabilities: Floats, seed: int = 1) -> list[int]:
 
 
 def texts_of(
-    exact: Floats, tokens: Sequence[int], length: int, seed: int = 2, prompt: int | None = None
+    exact: Floats, tokens: Sequence[int], length: int, prompt: int | None = None
 ) -> list[DrawnText]:
     """Tokens [n] of distributions [n, V] as texts of this length, after the same prompt or one each."""
-    generator = np.random.default_rng(seed)
     return [
         DrawnText.of(
             exact[first : first + length],
             tokens[first : first + length],
-            generator,
             prompt=(first if prompt is None else prompt,),
             setting="any",
         )
@@ -145,15 +146,21 @@ def test_so_many_likeliest_tokens_determine_what_is_drawn(parameter: str, enough
 EVEN = np.full((2000, VOCABULARY_SIZE), 1 / VOCABULARY_SIZE)
 
 
-def test_reused_random_numbers_show_in_pairs() -> None:
-    texts = texts_of(EVEN, [0] * 2000, 2)
-    numbers = np.random.default_rng(3).random((1000, 2))
-    fresh = [
-        dataclasses.replace(text, quantiles=own) for text, own in zip(texts, numbers, strict=True)
+def drawn_at(quantiles: Floats) -> list[DrawnText]:
+    """Texts [n, length] of tokens that are many and equally likely, each after a prompt of its own."""
+    length = quantiles.shape[-1]
+    [text] = texts_of(EVEN[:length], [0] * length, length)
+    text = dataclasses.replace(text, part_masses=np.full((length, NUM_FINE), 1 / NUM_FINE))
+    return [
+        dataclasses.replace(text, prompt=(prompt,), parts=parts)
+        for prompt, parts in enumerate((NUM_FINE * quantiles).astype(np.int64))
     ]
-    assert exactly_checked(fresh).verdict == "lossless"
-    reused = [dataclasses.replace(text, quantiles=text.quantiles[[0, 0]]) for text in fresh]
-    assert exactly_checked(reused).verdict == "lossy"
+
+
+def test_reused_random_numbers_show_in_pairs() -> None:
+    numbers = np.random.default_rng(3).random((1000, 2))
+    assert exactly_checked(drawn_at(numbers)).verdict == "lossless"
+    assert exactly_checked(drawn_at(numbers[:, [0, 0]])).verdict == "lossy"
 
 
 def continuations(second: list[list[float]], seed: int = 0) -> list[DrawnText]:
@@ -190,23 +197,37 @@ def test_a_few_tokens_that_cannot_be_drawn_are_a_loss() -> None:
     assert found.verdict == "lossy"
 
 
-def test_the_power_is_no_more_than_what_tests_find() -> None:
+@pytest.mark.parametrize("num_parts", [2, 10, 16])
+def test_the_power_is_no_more_than_what_tests_find(num_parts: int) -> None:
     """Of texts of three tokens, whose first one speculation does not decide and a fault does not move."""
     number = TEST.needed()
     assert number is not None
     generator = np.random.default_rng(0)
+    chances = (1 + 2 * TEST.shift * (-1) ** np.arange(num_parts)) / num_parts
     num_runs = 75
     num_found = 0
     for _ in range(num_runs):
-        texts = texts_of(EVEN[: 3 * (number // 2)], [0] * (3 * (number // 2)), 3, prompt=0)
-        for place, text in enumerate(texts):
-            quantiles = generator.random(3) / 2
-            quantiles += 0.5 * (generator.random(3) < [0.5, 0.3, 0.3])
-            # No two have a text before them, and none a rank, that tells more.
-            text = dataclasses.replace(text, prompt=(place,), quantiles=quantiles)
-            texts[place] = dataclasses.replace(text, tilts=np.zeros_like(text.tilts))
-        num_found += exactly_checked(texts).verdict == "lossy"
+        parts = generator.choice(num_parts, (number // 2, 3), p=chances)
+        parts[:, 0] = generator.integers(num_parts, size=number // 2)
+        quantiles = (parts + generator.random(parts.shape)) / num_parts
+        num_found += exactly_checked(drawn_at(quantiles)).verdict == "lossy"
     assert num_found >= 0.97 * num_runs
+
+
+def test_as_many_draws_are_needed_as_have_the_power() -> None:
+    number = TEST.needed()
+    with_rounding = TEST.needed(rounding=0.02)
+    assert number is not None
+    assert with_rounding is not None
+    for enough, rounding in ((number, 0.0), (with_rounding, 0.02)):
+        powers = TEST.power(np.array([enough, 0.9 * enough]), rounding)
+        assert powers == pytest.approx([0.99, 0.97], abs=0.01)
+    assert with_rounding > 1.2 * number
+    assert TokenTest(level=1e-9, shift=1e-6).needed() is None
+    # The other way round, to a thousandth.
+    whole, short = (texts_of(EVEN, [0] * length, length) for length in (number + 1, 2))
+    assert exactly_checked(whole).visible_shift == pytest.approx(0.2, abs=0.002)
+    assert exactly_checked(short).visible_shift is None
 
 
 class Rounded:
@@ -281,25 +302,30 @@ def test_tilted_probabilities_are_those_of_another_temperature(exponent: float) 
     assert (won[~possible] == 0).all()
 
 
+def test_a_token_is_from_the_part_in_which_its_middle_lies() -> None:
+    exact = np.array([[0.2, 0.5, 0.3], [0.25, 0.5, 0.25], [0.0, 1.0, 0.0]])
+    parts = parts_of(exact)
+    # Of eighty: equally likely tokens are in the middle of both, those without mass in the last one.
+    assert parts.tolist() == [[72, 20, 52], [60, 20, 60], [79, 40, 79]]
+    halves = coarser(masses_of_parts(exact, parts), 2)
+    assert halves == pytest.approx(np.array([[0.5, 0.5], [0.5, 0.5], [0, 1]]))
+
+
 def test_rounding_moves_masses_a_little_and_is_allowed_for() -> None:
     logits = torch.from_numpy(random_logits(50))
     exact = logits.softmax(-1).numpy()
-    edges = np.linspace(0, 1, 11)
-    assert cell_masses(exact, exact, edges) == pytest.approx(np.full(10, 5))
     other = logits.bfloat16().double().softmax(-1).numpy()
-    moved = cell_masses(exact, other, edges)
-    assert 0 < np.abs(moved / 50 - 0.1).max() < 1e-2
-    rounding = Rounding.between(exact, other)
-    assert rounding.cells == pytest.approx(np.abs(moved / 50 - 0.1))
-    assert 0 < rounding.total < 0.01
-    assert (rounding.tilts < 0.01).all()
+    rounding = rounding_between(exact, other)
+    # Of halves the first two, each of which gains what the other loses.
+    assert 0 < rounding[0] < rounding.max() < 1e-2
+    assert rounding[1] == pytest.approx(rounding[0])
     # An arm that is off by no more than two routes are is not accused, however many tokens there are.
     shifted = exact * np.where(exact > np.median(exact, -1, keepdims=True), 1.3, 0.1)
     shifted /= shifted.sum(-1, keepdims=True)
     tokens = drawn(np.tile(shifted, (100, 1)), 4)
     texts = texts_of(np.tile(exact, (100, 1)), tokens, 50)
     assert exactly_checked(texts).verdict == "lossy"
-    allowed = TEST.check(texts, [Rounding.between(exact, shifted)] * len(texts))
+    allowed = TEST.check(texts, [rounding_between(exact, shifted)] * len(texts))
     assert allowed.verdict != "lossy"
     assert 0.01 < allowed.rounding < 0.3
 

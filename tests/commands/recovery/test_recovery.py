@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import signal
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ import pytest
 
 from forked import start
 from halting import HALTED, halting
+from harness.local.decoding.loop import Row
 from harness.local.serving import LocalService
 from in_process import Harness, results
 from own_service import own_service
@@ -70,17 +72,40 @@ def test_faults_are_found(harness: Harness, pair: list[str], fault: str) -> None
 
 
 @pytest.mark.slow
+def test_a_text_that_goes_on_behind_its_end_is_lossy(
+    harness: Harness, pair: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in transformers #47912: only the last token of an iteration ends a text."""
+    take = Row.take
+
+    def take_whole(row: Row, tokens: list[int]) -> list[int]:
+        request = row.request
+        row.request = dataclasses.replace(request, stop_tokens=request.stop_tokens & {tokens[-1]})
+        taken = take(row, tokens)
+        row.request = request
+        return taken
+
+    monkeypatch.setattr(Row, "take", take_whole)
+    itself = pair[0].replace("model=", "draft=")
+    outcome = harness("recovery", *pair, *SMALL, itself, code=1)
+    assert "texts go on behind a token that ends them" in outcome.complaint
+    assert results("recovery")["num_past_end"].iloc[-1] > 0
+
+
+@pytest.mark.slow
 def test_greedy_alone_and_a_failed_run(harness: Harness, pair: list[str]) -> None:
     asked = [*pair, *SMALL]
     harness("recovery", *asked, "decoding.temperature=0")
+    # Its greedy texts are the target's: the check does not show that it is lossy by definition.
+    harness("recovery", *asked, "decoding.temperature=0", "decoding.rule=typical", code=1)
     too_long = harness("recovery", *asked, "decoding.max_new_tokens=1000", code=2)
     assert "two answers of decoding.max_new_tokens=1000 and the question" in too_long.stderr
     too_many = harness("recovery", *asked, "batch_size=100000000", code=1)
     assert "what would fit: batch_size=" in too_many.stderr
     rows = results("recovery")
     # A wrong setting leaves no row.
-    assert list(rows["status"]) == ["ok", "failed"]
-    assert rows["verdict"].isna().tolist() == [False, True]
+    assert list(rows["status"]) == ["ok", "ok", "failed"]
+    assert rows["verdict"].fillna("none").tolist() == ["lossless", "undecided", "none"]
 
 
 @pytest.mark.parametrize("asked", [1, 0])

@@ -76,7 +76,7 @@ def test_wrong_texts_are_found_and_a_server_that_writes_them_is_no_reference(
 @pytest.mark.slow
 def test_an_honest_pair_is_lossless(harness: Harness, tmp_path: Path) -> None:
     with served(tmp_path, *SERVED) as url:
-        harness("recovery", *QUICK, *arms(url))
+        harness("recovery", *QUICK, "num_draws=900", *arms(url))
     rows = results("recovery")
     assert {"reference", "greedy", "sampled", "logprobs"} <= set(rows["check"])
     assert set(rows["arm"]) == {"regular", "speculative"}

@@ -10,7 +10,9 @@ import pytest
 
 from echo_server import EchoServer, serving
 from harness.commands.recovery.kinds import Answers, kinds
-from harness.commands.recovery.scores import GreedyTexts
+from harness.commands.recovery.sampling import Sampling
+from harness.commands.recovery.scores import GreedyTexts, with_ends
+from harness.commands.recovery.workload import Answer, PlannedRequest
 from harness.config.errors import RunError
 from harness.config.settings import DecodingSettings
 from harness.engines.requests import RequestRecord
@@ -153,10 +155,15 @@ def test_one_server_without_a_reference_says_how_to_give_one(
 def test_a_text_that_ends_with_an_end_token_is_whole() -> None:
     """A server may end a text there although ignore_eos was asked of it."""
     ended = RequestRecord(0, 1, token_ids=[5, 6, 2], num_tokens=3)
+    greedy = Sampling("greedy", DecodingSettings(temperature=0.0))
     for num_asked, end_tokens, num_cut_short in ((8, (), 1), (8, (2,), 0), (3, (), 0)):
         texts = GreedyTexts(frozenset(end_tokens))
-        texts.add(None, num_asked, ended)
+        texts.add(None, PlannedRequest((1,), greedy, num_asked, 0), ended)
         assert texts.num_cut_short == num_cut_short
+    # Where it may end, it must not go on.
+    for ends, verdict in (({2}, "lossless"), ({6}, "lossy")):
+        planned = PlannedRequest((1,), greedy, 8, 0, ends=frozenset(ends))
+        assert with_ends({"verdict": "lossless"}, [Answer(planned, ended)])["verdict"] == verdict
 
 
 ASKED = ["recovery", "engine=server", "model=tiny_draft", "decoding=greedy"]

@@ -87,7 +87,8 @@ def drawn_text(
         is_at_place=False,
         tokens=tokens,
         widths=np.array(widths),
-        quantiles=zeros,
+        parts=zeros.astype(int),
+        part_masses=zeros,
         ranks=[0] * len(widths),
         tilts=zeros,
     )

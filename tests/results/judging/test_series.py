@@ -25,7 +25,7 @@ NUM_PROMPTS = 15
 
 def timed_run(draft: str, regular: Floats, speculative: Floats, **changes: Any) -> Run[LatencyRow]:
     """A run with these milliseconds of each prompt, one token each."""
-    speedup = ratio_of_totals(regular, speculative, 2000, 0)
+    speedup = ratio_of_totals([regular], [speculative])
     columns = {"speedup_low": speedup.low, "speedup_high": speedup.high, **changes}
     columns["speedup_covers"] = {"num_units": NUM_PROMPTS, "unit": "prompt"}
     run = Run(latency_run(draft=draft, speedup=speedup.estimate, **columns))

@@ -10,27 +10,25 @@ import pytest
 from scipy import stats
 
 from harness.results.statistics.bets import (
-    HALF_LEARNERS,
     LEARNERS,
     Learner,
-    bets_on_cells,
     bets_on_outcomes,
-    draws_needed,
+    bets_on_parts,
     evidence,
-    power_of_halves,
-    visible_shift,
+    learner_on_parts,
+    power_on_parts,
 )
 
 
 @pytest.mark.parametrize("concentration", [10.0, 1000.0])
-def test_what_is_won_on_cells_is_the_dirichlet_multinomial_likelihood_ratio(
+def test_what_is_won_on_parts_is_the_dirichlet_multinomial_likelihood_ratio(
     concentration: float,
 ) -> None:
-    cells = [0, 2, 2, 1, 2, 2, 0, 2]
-    won = bets_on_cells(cells, 3, [None] * 8, [Learner(concentration)], np.zeros((8, 3))).sum()
-    counts = np.bincount(cells, minlength=3)
-    learned = stats.dirichlet_multinomial.logpmf(counts, np.full(3, concentration / 3), len(cells))
-    tested = stats.multinomial.logpmf(counts, len(cells), np.full(3, 1 / 3))
+    parts, even = [0, 2, 2, 1, 2, 2, 0, 2], np.full((8, 3), 1 / 3)
+    won = bets_on_parts(parts, even, [None] * 8, [Learner(concentration)], np.zeros((8, 3))).sum()
+    counts = np.bincount(parts, minlength=3)
+    learned = stats.dirichlet_multinomial.logpmf(counts, np.full(3, concentration / 3), len(parts))
+    tested = stats.multinomial.logpmf(counts, len(parts), even[0])
     assert won == pytest.approx(learned - tested)
 
 
@@ -51,14 +49,16 @@ def test_what_is_won_on_outcomes_is_so_too_and_in_each_context_by_itself() -> No
 def test_every_bet_is_fair(learner: Learner) -> None:
     """Over all streams of four draws, weighted by their chances, a capital of 1 stays 1."""
     masses = np.array([0.5, 0.3, 0.2])
-    on_cells = on_outcomes = 0.0
+    # Parts have other masses in each distribution, and sometimes none.
+    uneven = np.array([[0.1, 0.3, 0.6], [0.5, 0.0, 0.5], [0.2, 0.2, 0.6], [0.9, 0.1, 0.0]])
+    on_parts = on_outcomes = 0.0
     for stream in itertools.product(range(3), repeat=4):
         draws = list(stream)
-        won = bets_on_cells(draws, 3, [None] * 4, [learner], np.zeros((4, 3))).sum()
-        on_cells += math.exp(won) / 3**4
+        won = bets_on_parts(draws, uneven, [None] * 4, [learner], np.zeros((4, 3))).sum()
+        on_parts += math.exp(won) * uneven[range(4), draws].prod()
         won = bets_on_outcomes(draws, masses[draws], ["same"] * 4, [learner], np.zeros(4)).sum()
         on_outcomes += math.exp(won) * masses[draws].prod()
-    assert [on_cells, on_outcomes] == pytest.approx([1.0, 1.0])
+    assert [on_parts, on_outcomes] == pytest.approx([1.0, 1.0])
 
 
 @pytest.mark.parametrize("learner", LEARNERS)
@@ -68,8 +68,10 @@ def test_what_rounding_may_move_wins_nothing(learner: Learner) -> None:
     off = 0.02
     tolerated = np.tile([off, off], (31, 1))
     last = [
-        bets_on_cells([*before, cell], 2, [None] * 31, [learner], tolerated)[0, -1]
-        for cell in range(2)
+        bets_on_parts([*before, part], np.full((31, 2), 0.5), [None] * 31, [learner], tolerated)[
+            0, -1
+        ]
+        for part in range(2)
     ]
     assert (0.5 + off) * math.exp(last[0]) + (0.5 - off) * math.exp(last[1]) == pytest.approx(1.0)
     masses = np.full(31, 0.5)
@@ -88,35 +90,24 @@ def test_the_capital_is_shared_equally() -> None:
     assert np.exp(evidence(bettors)) == pytest.approx([(2 + 1) / 2, (2 * 3 + 1 * 0.5) / 2])
 
 
-def test_as_many_draws_are_needed_as_have_the_power() -> None:
-    wanted = math.log(1e6)
-    number = draws_needed(0.1, wanted, 12, 0.99)
-    assert number is not None
-    assert power_of_halves(number, 0.1, wanted, 12) >= 0.99
-    assert power_of_halves(int(0.9 * number), 0.1, wanted, 12) < 0.99
-    assert draws_needed(1e-6, wanted, 12, 0.99) is None
-    with_rounding = draws_needed(0.1, wanted, 12, 0.99, tolerated=0.02)
-    assert with_rounding is not None
-    assert power_of_halves(with_rounding, 0.1, wanted, 12, tolerated=0.02) >= 0.99
-    # The other way round, to a thousandth.
-    assert visible_shift(number, wanted, 12, 0.99) == 0.1
-    assert visible_shift(5, wanted, 12, 0.99) is None
-
-
-@pytest.mark.parametrize("num_draws", range(290, 300))
-def test_the_power_is_the_mass_of_all_counts_with_enough_evidence(num_draws: int) -> None:
-    """By scipy's likelihoods of each count; three of twelve bettors bet on halves, and each draw has its price."""
-    wanted, tolerated = math.log(1000), 0.05
-    counts = np.arange(num_draws // 2, num_draws + 1)
-    fair = stats.binom.logpmf(counts, num_draws, 0.5)
-    won = [
-        stats.betabinom.logpmf(counts, num_draws, each / 2, each / 2) - fair
-        for each, _ in HALF_LEARNERS
-    ]
-    capital = np.logaddexp.reduce(won) - math.log(12)
-    for shift in (0.05, 0.1, 0.15):
-        # What is bet on a draw is 1 + 2 shift to 1 - 2 shift.
-        enough = capital - num_draws * math.log1p(2 * shift * tolerated) >= wanted
-        expected = stats.binom.pmf(counts[enough], num_draws, 0.5 + shift).sum()
-        found = power_of_halves(num_draws, shift, wanted, 12, tolerated)
-        assert found == pytest.approx(expected)
+@pytest.mark.parametrize("num_parts", [2, 16])
+@pytest.mark.parametrize(("shift", "num_draws"), [(0.05, 7000), (0.05, 10_000), (0.2, 600)])
+def test_no_shift_between_parts_is_seen_less_often_than_the_power_says(
+    num_parts: int, shift: float, num_draws: int
+) -> None:
+    """Of 20,000 streams each, with exact likelihoods by scipy. Where all parts move alike it is nearly the power."""
+    wanted, (concentration, _) = math.log(1e9), learner_on_parts(num_parts, shift)
+    power = power_on_parts(num_draws, shift, wanted, num_parts, concentration)
+    alike = np.where(np.arange(num_parts) % 2, -1.0, 1.0)
+    one_up = np.append(num_parts - 1.0, np.full(num_parts - 1, -1.0))
+    generator = np.random.default_rng(0)
+    for moved in (alike, one_up):
+        masses = 1 / num_parts + 2 * shift * moved / np.abs(moved).sum()
+        counts = generator.multinomial(num_draws, masses, size=20_000)
+        prior = np.full(num_parts, concentration / num_parts)
+        won = stats.dirichlet_multinomial.logpmf(counts, prior, num_draws)
+        won -= stats.multinomial.logpmf(counts, num_draws, np.full(num_parts, 1 / num_parts))
+        seen = float((won >= wanted).mean())
+        assert seen > power - 6 * 0.5 / math.sqrt(20_000)
+        if moved is alike:
+            assert seen < power + 0.12

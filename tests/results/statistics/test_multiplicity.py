@@ -78,8 +78,8 @@ def test_a_pair_alone_has_the_interval_of_students_t() -> None:
     shares = relative_to_best([np.ones(400), ratios], np.ones((2, 400)))
     found = min(shares, key=lambda share: share.estimate)
     half_width = stats.t.ppf(0.975, 399) * stats.sem(ratios / ratios.mean())
-    assert math.log(found.high / found.estimate) == pytest.approx(half_width, rel=0.005)
-    assert math.log(found.estimate / found.low) == pytest.approx(half_width, rel=0.005)
+    assert math.log(found.high / found.estimate) == pytest.approx(half_width, rel=0.05)
+    assert math.log(found.estimate / found.low) == pytest.approx(half_width, rel=0.05)
 
 
 def test_adjusted_p_values_are_benjamini_and_hochbergs() -> None:

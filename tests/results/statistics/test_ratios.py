@@ -7,19 +7,17 @@ import math
 
 import numpy as np
 import pytest
-from scipy import optimize, stats
+from scipy import stats
 
+from harness.results.statistics.arrays import Floats
 from harness.results.statistics.interval import Interval
 from harness.results.statistics.ratios import (
     Rare,
-    _bounds_over_subsets,
-    _expanded,
     at_equal_lengths,
-    bootstrapped,
     drift,
     drift_matters,
-    log_ratio,
     rare_units,
+    ratio_estimate,
     ratio_of_totals,
     totals_by_unit,
 )
@@ -28,26 +26,98 @@ from harness.results.statistics.stopping import half_width
 
 def test_ratio_of_a_handful_has_no_interval_and_of_nothing_no_value() -> None:
     for number in (1, 7):
-        few = ratio_of_totals([3.0] * number, [2.0] * number, num_resamples=200, seed=0)
+        few = ratio_of_totals([[3.0] * number], [[2.0] * number])
         assert few.estimate == pytest.approx(1.5)
         assert math.isnan(few.low)
         assert math.isnan(few.high)
-    enough = ratio_of_totals(range(1, 9), range(2, 10), num_resamples=200, seed=0)
+    enough = ratio_of_totals([range(1, 9)], [range(2, 10)])
     assert enough.low < 36 / 44 < enough.high
-    assert math.isnan(ratio_of_totals([], [], num_resamples=200, seed=0).estimate)
+    assert math.isnan(ratio_of_totals([[]], [[]]).estimate)
 
 
-def test_an_interval_allows_for_rare_units_that_it_has_not_seen() -> None:
-    """Its ends are at the t whose transform by Hall's cubic is Student's quantile, found here by bisection."""
-    tops = np.array([1.0, 1.1, 0.9, 1.0, 1.2, 0.8, 1.0, 1.1, 0.9, 1.4])
-    found = log_ratio([tops], [np.ones(10)], skewed=True)
-    a = stats.skew(tops, bias=False) / (6 * math.sqrt(10))
-    for quantile, end in ((0.975, found.low), (0.025, found.high)):
-        wanted = stats.t.ppf(quantile, 9)
-        t = optimize.brentq(
-            lambda t, wanted=wanted: t + a * (2 * t**2 + 1) + 4 / 3 * a**2 * t**3 - wanted, -9, 9
-        )
-        assert end == pytest.approx(tops.mean() * math.exp(-t * stats.sem(tops / tops.mean())))
+def test_no_bound_is_beyond_what_a_unit_has_shown() -> None:
+    """Tokens of 3 iterations with K=4: 5 each are the most."""
+    found = ratio_of_totals([[11, 11, 15, 15, 15, 15, 15, 15]], [[3] * 8])
+    assert 11 / 3 < found.low < 14 / 3
+    assert found.high == pytest.approx(5)
+    assert ratio_estimate([[11, 11, 15, 15, 15, 15, 15, 15]], [[3] * 8]).interval().high > 5
+
+
+@pytest.mark.filterwarnings("error")
+def test_ratio_of_constant_times_is_a_point() -> None:
+    interval = ratio_of_totals([[3.0] * 15], [[2.0] * 15])
+    assert (interval.low, interval.high) == pytest.approx((1.5, 1.5))
+    # Prompts differ a hundredfold, and the ratio not at all.
+    interval = ratio_of_totals([2 * np.geomspace(1, 100, 15)], [np.geomspace(1, 100, 15)])
+    assert (interval.low, interval.high) == pytest.approx((2, 2))
+
+
+def test_blocks_have_students_interval() -> None:
+    one = ratio_of_totals([[3.0]], [[2.0]], "block")
+    assert (one.estimate, str(one.covers)) == (pytest.approx(1.5), "1 block")
+    assert math.isnan(one.low)
+    # Of two blocks each is left out once.
+    two = ratio_of_totals([[3.0, 3.3]], [[2.0, 2.1]], "block")
+    half_width = stats.t.ppf(0.975, 1) * math.log((3.3 / 2.1) / (3.0 / 2.0)) / 2
+    assert [two.low, two.high] == pytest.approx(
+        [6.3 / 4.1 * math.exp(sign * half_width) for sign in (-1, 1)]
+    )
+
+
+def test_an_interval_is_found_over_all_subsets() -> None:
+    """255 ratios cut the line into 256 parts: 6 of them, 2.3 %, are below the sixth ratio."""
+    tops, bottoms = np.random.default_rng(0).gamma(4, 1, (2, 8))
+    subsets = (list(s) for size in range(1, 9) for s in itertools.combinations(range(8), size))
+    ratios = sorted(tops[units].sum() / bottoms[units].sum() for units in subsets)
+    ratio = tops.sum() / bottoms.sum()
+    distance = max(math.log(ratio / ratios[5]), math.log(ratios[-6] / ratio))
+    effective = bottoms.sum() ** 2 / (bottoms**2).sum()
+    assert 6 < effective < 7.5
+    for confidence in (0.95, 0.97):
+        widening = stats.t.ppf((1 + confidence) / 2, effective - 1) / stats.t.ppf(0.975, 7)
+        found = ratio_estimate([tops], [bottoms]).interval(confidence)
+        assert math.log(found.high / ratio) == pytest.approx(widening * distance)
+        assert math.log(ratio / found.low) == pytest.approx(widening * distance)
+    # Of more units, as many subsets as there are, but drawn.
+    tops, bottoms = np.random.default_rng(0).gamma(4, 1, (2, 1, 14))
+    every = [ratio_estimate(tops, bottoms).standard_error]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("harness.results.statistics.ratios._NUM_SUBSETS", 2**14)
+        every.append(ratio_estimate(tops, bottoms).standard_error)
+    assert every[0] != every[1]
+    assert every[0] == pytest.approx(every[1], rel=0.02)
+
+
+def test_a_ratio_of_two_ratios_is_one_of_products() -> None:
+    """Units of which each factor varies alone have the sum of its variances."""
+    rng = np.random.default_rng(0)
+    values = np.exp(rng.normal(0, 0.1, (4, 400)))
+    found = ratio_estimate(values[:2], values[2:])
+    assert found.log_ratio == pytest.approx(
+        math.log(values[0].mean() * values[1].mean() / values[2].mean() / values[3].mean())
+    )
+    assert found.standard_error == pytest.approx(2 * 0.1 / math.sqrt(400), rel=0.1)
+
+
+@pytest.mark.parametrize(("num_prompts", "correlation"), [(8, 0.5), (15, 0.8), (30, -0.5)])
+def test_intervals_hold_where_long_answers_are_accepted_more_often(
+    num_prompts: int, correlation: float
+) -> None:
+    """Lengths vary 2.2-fold. Over 500 runs, of which those that hold have a standard error of 1 %: a bootstrap held in
+    84 to 91 %.
+    """
+    rng = np.random.default_rng(1)
+
+    def times(number: int) -> tuple[Floats, Floats]:
+        z, rest = rng.normal(0, 1, (2, number))
+        own = correlation * z + math.sqrt(1 - correlation**2) * rest
+        return np.exp(0.8 * z), np.exp(0.8 * z - 0.25 * own)
+
+    tops, bottoms = times(10**6)
+    truth = tops.mean() / bottoms.mean()
+    intervals = [ratio_of_totals(*([arm] for arm in times(num_prompts))) for _ in range(500)]
+    held = [interval.low <= truth <= interval.high for interval in intervals]
+    assert np.mean(held) > 0.92
 
 
 def test_units_that_hold_most_of_the_variance_are_found() -> None:
@@ -64,77 +134,8 @@ def test_units_that_hold_most_of_the_variance_are_found() -> None:
     assert rare_units(usual[:7], one[:7]) is None
 
 
-def test_no_bound_is_beyond_what_a_unit_has_shown() -> None:
-    """Tokens of 3 iterations with K=4: 5 each are the most, and no prompt is below 11 / 3."""
-    found = log_ratio([[11, 11, 15, 15, 15, 15, 15, 15]], [[3] * 8], skewed=True)
-    assert found.low == pytest.approx(11 / 3)
-    assert found.high == pytest.approx(5)
-
-
-@pytest.mark.parametrize("skewed", [True, False])
-def test_without_skewness_the_interval_is_students(skewed: bool) -> None:
-    changes = np.array([-3.0, -2, -1, 0, 0, 1, 2, 3]) / 10
-    found = log_ratio([2 * (1 + changes)], [1 - changes], skewed=skewed)
-    half_width = stats.t.ppf(0.975, 7) * 2 * changes.std(ddof=1) / math.sqrt(8)
-    expected = [2, 2 * math.exp(-half_width), 2 * math.exp(half_width)]
-    assert [found.estimate, found.low, found.high] == pytest.approx(expected)
-
-
-@pytest.mark.filterwarnings("error")
-def test_ratio_of_constant_times_is_a_point() -> None:
-    interval = ratio_of_totals([3.0] * 15, [2.0] * 15, num_resamples=200, seed=0)
-    assert (interval.low, interval.high) == pytest.approx((1.5, 1.5))
-    interval = log_ratio([[3.0] * 15], [[2.0] * 15], skewed=True)
-    assert (interval.low, interval.high) == pytest.approx((1.5, 1.5))
-    # Prompts differ a hundredfold, and the ratio not at all.
-    interval = ratio_of_totals(2 * np.geomspace(1, 100, 15), np.geomspace(1, 100, 15), 200)
-    assert (interval.low, interval.high) == pytest.approx((2, 2))
-    assert math.isnan(log_ratio([[3.0] * 7], [[2.0] * 7], skewed=True).low)
-    assert math.isnan(log_ratio([[]], [[]], skewed=True).estimate)
-
-
 def test_half_of_a_width_is_a_share_of_the_estimate() -> None:
     assert half_width(Interval(2.0, 1.9, 2.2)) == pytest.approx(0.075)
-
-
-def test_one_block_has_no_interval() -> None:
-    one = log_ratio([[3.0]], [[2.0]], "block")
-    assert (one.estimate, str(one.covers)) == (1.5, "1 block")
-    assert math.isnan(one.low)
-    assert log_ratio([[3.0, 3.3]], [[2.0, 2.1]], "block").has_bounds
-
-
-@pytest.mark.parametrize("size", [8, 15, 200])
-def test_the_percentile_interval_of_a_mean_is_expanded_to_students(size: int) -> None:
-    """A bootstrap's standard deviation of a mean is smaller by √((n - 1) / n), and its quantiles are normal ones."""
-    normal = stats.norm.ppf((1 + _expanded(0.95, size)) / 2)
-    assert normal * math.sqrt((size - 1) / size) == pytest.approx(stats.t.ppf(0.975, size - 1))
-    values = stats.norm.ppf((np.arange(size) + 0.5) / size)
-    bounds = bootstrapped([values], np.mean, 10_000, 0, 0.95)
-    half_width = stats.t.ppf(0.975, size - 1) * stats.sem(values)
-    assert bounds == pytest.approx((-half_width, half_width), rel=0.07)
-
-
-def test_bounds_over_all_subsets() -> None:
-    """255 ratios cut the line into 256 parts: 6 of them, 2.3 %, are below the sixth ratio."""
-    tops, bottoms = np.random.default_rng(0).gamma(4, 1, (2, 8))
-    subsets = (list(s) for size in range(1, 9) for s in itertools.combinations(range(8), size))
-    ratios = sorted(tops[units].sum() / bottoms[units].sum() for units in subsets)
-    expected = ratios[5], ratios[-6]
-    assert _bounds_over_subsets(tops, bottoms, 255, 0, 0.95) == pytest.approx(expected)
-    # An interval reaches as far as these bounds, and those of a bootstrap.
-    low, high = bootstrapped(
-        (tops, bottoms), lambda x, y, axis: x.sum(axis) / y.sum(axis), 255, 0, 0.95
-    )
-    assert expected[0] < low < expected[1] < high
-    found = ratio_of_totals(tops, bottoms, num_resamples=255)
-    assert (found.low, found.high) == pytest.approx((expected[0], high))
-    # Of more units, as many subsets as there are, but drawn.
-    tops, bottoms = np.random.default_rng(0).gamma(4, 1, (2, 14))
-    every = _bounds_over_subsets(tops, bottoms, 2**14 - 1, 0, 0.95)
-    drawn = _bounds_over_subsets(tops, bottoms, 2**14 - 2, 0, 0.95)
-    assert drawn != every
-    assert drawn == pytest.approx(every, rel=0.02)
 
 
 def test_requests_of_a_lap_are_one_unit() -> None:
@@ -157,7 +158,9 @@ def test_halves_of_different_variances_are_compared_by_welch() -> None:
     second = np.array([0.9, 1.1] * 4 + [1.0])
     found = drift([1.0] * 8 + second.tolist(), np.ones(17))
     half_width = stats.t.ppf(0.975, 8) * second.std(ddof=1) / 3
-    assert [found.low, found.high] == pytest.approx([math.exp(-half_width), math.exp(half_width)])
+    assert [found.low, found.high] == pytest.approx(
+        [math.exp(-half_width), math.exp(half_width)], rel=1e-4
+    )
     assert drift_matters(drift([1.0] * 8 + (1.2 * second).tolist(), np.ones(17)))
     # Answers that are longer take longer, and nothing differs.
     lengths = np.geomspace(15, 400, 40)[np.random.default_rng(0).permutation(40)]
@@ -198,24 +201,8 @@ def test_the_interval_over_blocks_covers_what_differs_from_start_to_start(num_bl
     for _ in range(2_000):
         prompts = rng.gamma(20, 1, num_blocks)
         regular, speculative = (prompts * np.exp(rng.normal(0, 0.03, num_blocks)) for _ in range(2))
-        num_excluded += log_ratio([regular], [speculative], "block").excludes(1)
-    assert 0.035 < num_excluded / 2_000 < 0.065
-
-
-@pytest.mark.parametrize(("num_prompts", "least"), [(15, 0.92), (60, 0.925)])
-def test_bootstrap_interval_covers_the_truth(num_prompts: int, least: float) -> None:
-    """Over 1000 simulated runs, whose count of covered ones has a standard error of 0.8 %.
-
-    With 15 prompts the expanded interval covers 93.8 % of these; the plain one, 90.9 %, fails here.
-    """
-    rng = np.random.default_rng(1)
-    covered = 0
-    for run in range(1000):
-        speculative = rng.gamma(20, 1 / 20, num_prompts)
-        regular = 2 * rng.normal(1, 0.02, num_prompts)
-        interval = ratio_of_totals(regular, speculative, num_resamples=400, seed=run)
-        covered += interval.low <= 2.0 <= interval.high
-    assert least <= covered / 1000 <= 0.97
+        num_excluded += ratio_of_totals([regular], [speculative], "block").excludes(1)
+    assert 0.03 < num_excluded / 2_000 < 0.065
 
 
 @pytest.mark.parametrize(("size", "least", "most"), [(0.0, 0.0, 0.08), (0.1, 0.9, 1.0)])

@@ -90,7 +90,7 @@ def parts_of(run: Run[LatencyRow], name_of: Callable[[LatencyPromptRow], object]
             regular_times, speculative_times = common_times([waits])
             # Requests that were in flight together share a lap's conditions; turns and repetitions of a prompt are one.
             unit = "lap" if any(len(places) > 1 for places in waits) else "prompt"
-            speedup = ratio_of_totals(regular_times[0], speculative_times[0], unit=unit)
+            speedup = ratio_of_totals(regular_times, speculative_times, unit)
         num_proposed = 0.0
         num_accepted = 0
         for prompt in drafted:

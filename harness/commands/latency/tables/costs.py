@@ -131,8 +131,16 @@ def iteration_line(runs: Sequence[Run[LatencyRow]]) -> str | None:
         return f"An iteration takes {_ms(fixed)}, and no measurable time per draft token; {step}."
     unit = f" (95 % intervals over {slope.covers})" if slope.has_bounds else ""
     costs = f"{_ms(fixed)} + {_ms(slope)} per draft token{unit}"
-    share = f"{percent(slope.estimate / step_ms.estimate)} of a regular step"
-    follows = f"a draft token costs {share}: accepted less often than that, it never pays"
+    share = slope.estimate / step_ms.estimate
+    follows = f"a draft token costs {percent(share)} of a regular step"
+    speedups = [run.last.speedup.estimate for run in runs if run.last.speedup is not None]
+    if speedups:
+        # One more token adds its chance to the yield of an iteration, and its share to the steps.
+        highest = max(speedups)
+        least = percent(min(1.0, share * highest))
+        follows += (
+            f": at {highest:.2f}× one more gains only if over {least} of iterations accept it"
+        )
     return f"An iteration takes {costs}; {step}: {follows}."
 
 

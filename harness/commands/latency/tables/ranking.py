@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
+from typing import Any
 
 from harness.commands.latency.tables.answer import headline
 from harness.commands.latency.tables.costs import iteration_line
@@ -23,7 +24,7 @@ _STANDINGS = {
     "gains more": "Gains significantly more, but is not shown to pay",
     "as good": "Cannot be told apart from it",
     "gains less": "Gains significantly less",
-    "not ranked": "Not ranked (a busy machine)",
+    "not ranked": "Not ranked",
 }
 
 
@@ -119,18 +120,23 @@ class RankedRun:
         settings = self.name.settings.items()
         return self.name.pair, *(text for column, text in settings if column != "batch_size")
 
+    @property
+    def curve_of_k(self) -> Sequence[str]:
+        """Equal for runs that differ only in `load`."""
+        return *self.curve, *([f"K={self.k}"] if self.k else [])
 
-def ranked_runs(runs: Sequence[Run[LatencyRow]], family: int | None = None) -> list[RankedRun]:
+
+def ranked_runs(runs: Sequence[Run[Any]], *, at_once: bool = False) -> list[RankedRun]:
     """The runs, each in its series, named and ordered by `among_themselves`.
 
     Runs without figures, or of which an arm is missing, are left out.
 
     Args:
-        family: see `series_of`.
+        at_once: see `series_of`.
     """
     shown = [run for run in runs if run.has_figures and run.status != "incomplete"]
     pairs = []
-    for series in series_of(shown, family):
+    for series in series_of(shown, at_once=at_once):
         pairs += [RankedRun(member, series, name_of(member.run.last)) for member in series.members]
     return among_themselves(pairs)
 
@@ -157,6 +163,14 @@ def among_themselves(pairs: Sequence[RankedRun]) -> list[RankedRun]:
     return ordered
 
 
+def shared_details(pairs: Sequence[RankedRun]) -> list[str]:
+    """What the names of all these have in common, which tells them from others on the page."""
+    first, *others = pairs
+    return [
+        text for text in first.name.details if all(text in pair.name.details for pair in others)
+    ]
+
+
 def answers(pairs: Sequence[RankedRun]) -> list[Line]:
     """The sentences about one series: its reference, bold if it has a conclusion, and how the others compare with it;
     none of single runs.
@@ -166,18 +180,19 @@ def answers(pairs: Sequence[RankedRun]) -> list[Line]:
     if first is None or not others:
         return []
     others.sort(key=lambda pair: -(pair.speedup or 0.0))
+    by_relation = grouped(others, attrgetter("member.standing.relation"))
     beginning = "None is shown to pay; the highest"
     if first.member.is_shown:
-        is_highest = first.series.is_reference_highest
-        beginning = "Fastest" if is_highest else "Fastest shown to pay"
+        is_fastest = first.series.is_reference_highest and "not ranked" not in by_relation
+        beginning = "Fastest" if is_fastest else "Fastest shown to pay"
     answer = headline(first.member.at_once)
     style = answer.style if answer.style in ("good", "bad") else "plain"
     lines = [Line(f"{beginning}: {first.name.label(', ')}: {answer.text}", style, answer.more)]
-    by_relation = grouped(others, attrgetter("member.standing.relation"))
     for relation, words in _STANDINGS.items():
-        rivals = by_relation.get(relation, [])
-        if rivals:
-            lines.append(Line(f"{words}: {_named(rivals, first)}."))
+        by_reason = grouped(by_relation.get(relation, []), attrgetter("member.standing.why"))
+        for why, rivals in by_reason.items():
+            because = f" ({why})" if why else ""
+            lines.append(Line(f"{words}{because}: {_named(rivals, first)}."))
     return lines
 
 

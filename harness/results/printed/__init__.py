@@ -1,0 +1,1 @@
+"""Tables that others printed: their cells, our names of their columns, and their numbers."""
