@@ -73,17 +73,20 @@ class LeavingOffByOne(Fault):
 
 
 class NeighbourTemperature(Fault):
-    """From the second iteration of a batch on, each row is drawn with the settings of the next one."""
+    """Once rows have left a batch or joined it, each row is drawn with the settings of the next one."""
 
     def __init__(self) -> None:
-        self._shifted: Sequence[Warp] = ()
+        self._set_rows: Callable[[Sequence[Warp]], None] | None = None
 
     def verdict(self, rule: Callable[[Offer], Verdict], warp: BatchWarp, offer: Offer) -> Verdict:
-        # The loop sets them anew when rows leave or join.
-        if warp.rows is not self._shifted:
-            self._shifted = [*warp.rows[1:], warp.rows[0]]
-            warp.set_rows(self._shifted)
+        if self._set_rows is None:
+            self._set_rows = warp.set_rows
+            warp.set_rows = self._shift  # type: ignore[method-assign]
         return rule(offer)
+
+    def _shift(self, rows: Sequence[Warp]) -> None:
+        assert self._set_rows is not None
+        self._set_rows([*rows[1:], rows[0]])
 
 
 class _SwappingRunner(Proxy):
