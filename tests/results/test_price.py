@@ -12,6 +12,7 @@ import pytest
 from scipy import stats
 
 from harness.config.errors import SettingError
+from harness.results.judging.expected import best_k
 from harness.results.price.shape import Point, StartNoise, shape_of
 from harness.results.price.table import read_table
 from harness.results.price.value import IterationCost, mean_time
@@ -50,7 +51,7 @@ def test_a_prediction_is_tokens_over_regular_steps() -> None:
     assert cost.speedup(Interval(3.0), 4).estimate == pytest.approx(2)
     assert not cost.speedup(Interval(3.0), 4).has_bounds
     assert cost.speedup(Interval(0.0, 0.0, 0.1), 4).estimate == 0
-    best = cost.best_k({4: Interval(3.0), 8: Interval(4.0), 16: Interval(17.0)})
+    best = best_k(cost, {4: Interval(3.0), 8: Interval(4.0), 16: Interval(17.0)})
     assert (best.k, best.speedup.estimate, best.alike) == (4, pytest.approx(2), [])
 
 
@@ -82,12 +83,12 @@ def test_a_k_that_cannot_be_told_from_the_best_is_named() -> None:
     cost = cost_of(
         [(width, rows, Interval(ms, 0.97 * ms, 1.03 * ms, covers)) for width, rows, ms in points]
     )
-    assert cost.best_k({2: Interval(2.5), 4: Interval(3.05)}).alike == [2]
-    assert cost.best_k({2: Interval(2.0), 4: Interval(3.05)}).alike == []
+    assert best_k(cost, {2: Interval(2.5), 4: Interval(3.05)}).alike == [2]
+    assert best_k(cost, {2: Interval(2.0), 4: Interval(3.05)}).alike == []
     with pytest.raises(SettingError, match="has no price of K=3, but of K=2, 4"):
-        cost.best_k({3: Interval(2.0)})
+        best_k(cost, {3: Interval(2.0)})
     with pytest.raises(SettingError, match="queued"):
-        replace(cost, refused={1: "queued"}).best_k({4: Interval(3.05)})
+        best_k(replace(cost, refused={1: "queued"}), {4: Interval(3.05)})
 
 
 def test_a_regular_step_that_they_share_moves_no_k_against_another() -> None:
@@ -95,10 +96,10 @@ def test_a_regular_step_that_they_share_moves_no_k_against_another() -> None:
     step = Interval(20, 16, 24, covers)
     times = [Interval(ms, 0.99 * ms, 1.01 * ms, covers) for ms in (25.0, 30.0)]
     cost = cost_of([(1, 1, step), (3, 1, times[0]), (5, 1, times[1])])
-    best = cost.best_k({2: Interval(2.4), 4: Interval(3.05)})
+    best = best_k(cost, {2: Interval(2.4), 4: Interval(3.05)})
     assert (best.k, best.alike) == (4, [])
     assert best.speedup.low < 0.9 * best.speedup.estimate
-    assert replace(cost, one_step=False).best_k({2: Interval(2.4), 4: Interval(3.05)}).alike == [2]
+    assert best_k(replace(cost, one_step=False), {2: Interval(2.4), 4: Interval(3.05)}).alike == [2]
 
 
 @pytest.mark.parametrize(

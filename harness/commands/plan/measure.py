@@ -25,6 +25,7 @@ from harness.config.settings import LARGEST_K, DecodingSettings, ModelSettings, 
 from harness.engines.door import local
 from harness.engines.door.plans import Machine, ModelPlan, PairPlan, PassBytes, PretendedGpus
 from harness.measuring.session import Session
+from harness.results.judging.expected import best_k
 from harness.results.price.table import Table
 from harness.results.price.value import IterationCost, write_costs
 from harness.results.rows.acceptance import AcceptanceRow
@@ -226,7 +227,7 @@ def _prediction(reads: PassBytes, accepted: Mapping[int, Interval]) -> dict[str,
     if not accepted:
         return {}
     steps = {k: reads.iteration_steps(k) for k in accepted}
-    best = IterationCost.from_steps(steps).best_k(accepted)
+    best = best_k(IterationCost.from_steps(steps), accepted)
     return {
         "predicted_speedup": best.speedup,
         "predicted_tokens_per_iteration": accepted[best.k].estimate,

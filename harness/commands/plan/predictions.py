@@ -15,7 +15,7 @@ from harness.config.errors import SettingError
 from harness.reporting.page import Page, Step, heading, title_of_many
 from harness.reporting.table import Column, Line, Style, Table, number, times, with_bounds
 from harness.reporting.words import latency_of
-from harness.results.judging.expected import highest, judged_predictions
+from harness.results.judging.expected import best_k, highest, judged_predictions
 from harness.results.judging.statement import Statement
 from harness.results.price.table import Table as PriceTable
 from harness.results.price.value import NUM_SWEEPS, OTHER_TEXTS, IterationCost, ratio
@@ -75,7 +75,7 @@ def predictions(
             }
             try:
                 # With none in common it says why.
-                best = cost.best_k(tokens or yields, rows)
+                best = best_k(cost, tokens or yields, rows)
             except SettingError as error:
                 problems.append((draft or name or error.setting, error))
                 continue

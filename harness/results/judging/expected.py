@@ -4,17 +4,18 @@ at a load; and whether an engine accepts what its weights say.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter, itemgetter
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from harness.config.errors import SettingError
 from harness.results.files import rows_in
 from harness.results.judging.statement import Relation, Statement, standing
-from harness.results.price.value import ratio
+from harness.results.price.value import IterationCost, ratio
 from harness.results.rows.acceptance import AcceptancePartRow, AcceptanceRow, AcceptanceTextRow
 from harness.results.runs import Run, grouped
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Interval
@@ -25,6 +26,14 @@ _EXPECTED = "expected speed-up"
 _PREDICTED = "predicted speed-up"
 
 AnyRow = TypeVar("AnyRow", AcceptanceTextRow, AcceptancePartRow)
+
+
+class Best(NamedTuple):
+    """The K with the highest predicted speed-up, and those that are indistinguishable from it."""
+
+    k: int
+    speedup: Interval
+    alike: Sequence[int]
 
 
 def health_of(
@@ -134,6 +143,33 @@ def _relative_to_first(drafts: Sequence[Run[AcceptanceRow]]) -> dict[str, Interv
     # [num_runs, num_prompts, tokens or steps]
     tokens, steps = np.moveaxis(np.array(totals), -1, 0)
     return dict(zip(waits, relative_to(0, tokens, steps), strict=True))
+
+
+def best_k(cost: IterationCost, yields: Mapping[int, Interval], rows: int = 1) -> Best:
+    """The best of the K that have both a price and a yield.
+
+    K is indistinguishable from it where the difference may be 0, with the bounds of cost and yield taken as
+    independent, but for a regular step that they share: yields of the same texts are not, so that more K are named
+    than need be.
+
+    Raises:
+        SettingError: no K has both.
+    """
+    common = [k for k in cost.ks(rows) if k in yields]
+    # One without a price says why.
+    speedups = {k: cost.speedup(yields[k], k, rows) for k in common or yields}
+    if not common:
+        raise SettingError("acceptance", "has no K")
+    best = max(common, key=lambda k: speedups[k].estimate)
+    speeds = speedups
+    if cost.one_step:
+        speeds = {k: ratio(yields[k], cost.at(k, rows).ms) for k in common}
+    alike = []
+    for k in common:
+        share = ratio(speeds[k], speeds[best])
+        if k != best and share.has_bounds and not share.excludes(1):
+            alike.append(k)
+    return Best(best, speedups[best], alike)
 
 
 def highest(rows: Sequence[Any]) -> Any:

@@ -17,7 +17,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from pydantic import TypeAdapter
@@ -54,14 +54,6 @@ def why_queued(rows: int, waits: float) -> str | None:
 
 
 _POINT = TypeAdapter(Point)
-
-
-class Best(NamedTuple):
-    """The K with the highest predicted speed-up, and those that are indistinguishable from it."""
-
-    k: int
-    speedup: Interval
-    alike: Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -175,32 +167,6 @@ class IterationCost:
     def speedup(self, tokens_per_iteration: Interval, k: int, rows: int = 1) -> Interval:
         """The speed-up of decoding at this yield; its interval has those of cost and yield."""
         return ratio(tokens_per_iteration, self.at(k, rows).steps)
-
-    def best_k(self, yields: Mapping[int, Interval], rows: int = 1) -> Best:
-        """The best of the K that have both a price and a yield.
-
-        K is indistinguishable from it where the difference may be 0, with the bounds of cost and yield taken as
-        independent, but for a regular step that they share: yields of the same texts are not, so that more K are named
-        than need be.
-
-        Raises:
-            SettingError: no K has both.
-        """
-        common = [k for k in self.ks(rows) if k in yields]
-        # One without a price says why.
-        speedups = {k: self.speedup(yields[k], k, rows) for k in common or yields}
-        if not common:
-            raise SettingError("acceptance", "has no K")
-        best = max(common, key=lambda k: speedups[k].estimate)
-        speeds = speedups
-        if self.one_step:
-            speeds = {k: ratio(yields[k], self.at(k, rows).ms) for k in common}
-        alike = []
-        for k in common:
-            share = ratio(speeds[k], speeds[best])
-            if k != best and share.has_bounds and not share.excludes(1):
-                alike.append(k)
-        return Best(best, speedups[best], alike)
 
     def as_json(self) -> dict[str, Any]:
         """For `costs.json`, which `from_json` reads."""
