@@ -76,7 +76,8 @@ def stated_rows(typed: Mapping[str, str]) -> list[Row]:
             rule = "must be a number, with its unit, or a range"
             if name == "speedup" and "%" in text:
                 rule = f"may be a part: write +{text} for a gain"
-            raise SettingError(name, rule, text[:40])
+            as_typed = next(each for each, column in columns.items() if column.name == name)
+            raise SettingError(as_typed, rule, text[:40])
         rows.append(row)
     for name, texts in values.items():
         if len(texts) not in (1, number):
