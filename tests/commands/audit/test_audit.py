@@ -319,7 +319,7 @@ def test_a_bad_argument_ends_in_one_line(audit: Audit, tmp_path: Path) -> None:
         (["b.csv"], "is no text in UTF-8"),
         (["a.csv", "bach_size=3"], "did you mean batch_size?"),
         (["a.csv", "batch_size=many"], "batch_size=many: must be a number"),
-        (["K=-1", "speedup=2"], "num_draft_tokens=-1: must be a number"),
+        (["K=-1", "speedup=2"], "K=-1: must be a number"),
         (["speedup=34%"], "speedup=34%: may be a part: write +34% for a gain"),
         (["speedup=2,3,4", "K=3,4"], "K=3,4: must have one value, or one for each of 3 rows"),
         (["a.csv", "K=3,4"], "takes one file with one value of each NAME"),
