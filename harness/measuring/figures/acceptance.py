@@ -36,7 +36,7 @@ class AcceptanceFigures(Group, Accepted):
         " answers",
         "tokens",
     )
-    mean_proposed: MaybeFloat = pooled("mean", "draft tokens per iteration", "tokens")
+    mean_proposed: MaybeFloat = pooled("mean", "draft tokens per iteration that drafted", "tokens")
     mean_num_draft_tokens: MaybeFloat = pooled(
         "mean", "the same over all iterations: K of `auto`", "tokens"
     )
