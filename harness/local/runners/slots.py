@@ -12,6 +12,7 @@ import copy
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -63,11 +64,11 @@ class Slots:
             buffers.append(state.new_zeros(num_rows, num_heads, num_slots, size))
         return cls(buffers)
 
-    @property
+    @cached_property
     def num_rows(self) -> int:
         return self.buffers[0].shape[0] if self.buffers else 0
 
-    @property
+    @cached_property
     def num_slots(self) -> int:
         return self.buffers[0].shape[2] if self.buffers else 0
 
@@ -84,6 +85,8 @@ class Slots:
 
     def first_rows(self, num_rows: int) -> Slots:
         """Return the first rows, in the same memory."""
+        if num_rows == self.num_rows:
+            return self
         return Slots([buffer[:num_rows] for buffer in self.buffers])
 
     def write(self, states: Sequence[Tensor], first_row: int = 0) -> None:
