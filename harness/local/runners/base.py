@@ -80,7 +80,8 @@ def _logits_after(model: PreTrainedModel, indices: Tensor | None) -> Iterator[No
     `logits_to_keep` has indices for all rows in common: of B rows with different ends, B logits for
     each.
     """
-    matrix: Any = model.get_output_embeddings()
+    # Which looks through all modules.
+    matrix: Any = None if indices is None else model.get_output_embeddings()
     if indices is None or matrix is None:
         yield
         return
