@@ -202,8 +202,9 @@ class HeadPacking:
 
     def _set_attention(self, name: str) -> None:
         for config in self._configs:
-            # The property would also set it for configurations inside, which may have other users.
-            config._attn_implementation_internal = name
+            # The property would also set it for configurations inside, which may have other users, and
+            # huggingface_hub's attributes check each value.
+            vars(config)["_attn_implementation_internal"] = name
 
 
 def packed_attention(
