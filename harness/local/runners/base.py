@@ -137,9 +137,9 @@ def context_of(model: PreTrainedModel) -> int | None:
     return context if isinstance(context, int) and context > 0 else None
 
 
-def clamp_positions(positions: Tensor, context: int | None) -> Tensor:
-    """Give positions behind the context its last one."""
-    return positions if context is None else positions.clamp(max=context - 1)
+def clamp_positions(positions: Tensor, end: int, context: int | None) -> Tensor:
+    """Give positions behind the context its last one. All are below `end`."""
+    return positions if context is None or end <= context else positions.clamp(max=context - 1)
 
 
 @contextmanager

@@ -297,7 +297,7 @@ class SlotForward:
             tokens,
             Cache(layers=layers),
             attention_mask=self._masks(written, width, layers[0].keys) if needs_masks else None,
-            position_ids=clamp_positions(written, self._context),
+            position_ids=clamp_positions(written, width, self._context),
         )
 
     def _masks(self, written: Tensor, width: int, keys: Tensor) -> Tensor | dict[str, Tensor]:
