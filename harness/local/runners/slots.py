@@ -116,15 +116,16 @@ class _SlotLayer(CacheLayerMixin):
 
     is_compileable = False  # if it were, transformers would make a mask where none is needed
     is_sliding = False
+    is_initialized = True
+    keys: Tensor
+    values: Tensor
 
     def __init__(self, keys: Tensor, values: Tensor, targets: _Targets, width: int) -> None:
-        super().__init__()
+        # Not the base class's: each pass makes as many as the model has layers.
         self.keys = keys
         self.values = values
-        self._buffers = (keys, values)
         self._targets = targets
         self._width = width
-        self.is_initialized = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing to do: the buffers exist."""
@@ -135,8 +136,7 @@ class _SlotLayer(CacheLayerMixin):
         """Write states [B, heads, n, D] of new tokens -> the states of all slots that are seen, [B,
         heads, S, D].
         """
-        keys, values = self._buffers
-        return self._write(keys, key_states), self._write(values, value_states)
+        return self._write(self.keys, key_states), self._write(self.values, value_states)
 
     def _write(self, buffer: Tensor, states: Tensor) -> Tensor:
         if isinstance(self._targets, int):
