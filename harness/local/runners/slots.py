@@ -291,31 +291,43 @@ class SlotForward:
             needs_masks = True
         pairs = zip(slots.buffers[::2], slots.buffers[1::2], strict=True)
         layers: list[Any] = [_SlotLayer(keys, values, targets, width) for keys, values in pairs]
+        masks = None
+        if needs_masks:
+            masks = self._masks(starts, written, width, layers[0].keys.dtype)
         return run_model(
             self._model,
             self._options,
             tokens,
             Cache(layers=layers),
-            attention_mask=self._masks(written, width, layers[0].keys) if needs_masks else None,
+            attention_mask=masks,
             position_ids=clamp_positions(written, width, self._context),
         )
 
-    def _masks(self, written: Tensor, width: int, keys: Tensor) -> Tensor | dict[str, Tensor]:
+    def _masks(
+        self, starts: Tensor | int, written: Tensor, width: int, dtype: torch.dtype
+    ) -> Tensor | dict[str, Tensor]:
         """Make masks [1 or B, 1, n, S] that are added to scores, for tokens in slots written [1 or
         B, n]: one for each type of layer, or a single one where all layers share it.
 
         Where heads are packed (`HeadPacking`), each token is as many queries as heads share a key.
         """
-        hidden = torch.finfo(keys.dtype).min
+        hidden = torch.finfo(dtype).min
+        num_heads = self.packing.heads_per_key
+        if isinstance(starts, int) and not any(self._windows.values()):
+            # As below, with a third of the host's work.
+            shape = (num_heads, written.shape[1], width)
+            mask = torch.full(shape, hidden, dtype=dtype, device=written.device).triu_(starts + 1)
+            masks = dict.fromkeys(self._windows, mask.view(1, 1, -1, width))
+            return masks.get("", masks)
         # A token's slot is its position, so slots are compared as positions.
-        queries = written.repeat(1, self.packing.heads_per_key).unsqueeze(2)
+        queries = written.repeat(1, num_heads).unsqueeze(2)
         positions = torch.arange(width, device=written.device)
         seen = positions <= queries
-        masks: dict[str, Tensor] = {}
+        masks = {}
         for name, window in self._windows.items():
             visible = seen if window is None else seen & (positions > queries - window)
-            masks[name] = torch.where(visible.unsqueeze(1), 0.0, hidden).to(keys.dtype)
-        return masks.pop("") if "" in masks else masks
+            masks[name] = torch.where(visible.unsqueeze(1), 0.0, hidden).to(dtype)
+        return masks.get("", masks)
 
 
 def _indices(written: Tensor, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:
