@@ -7,7 +7,9 @@ Every arm runs on every prompt before the next prompt begins, in an order that r
 of total times, with its paired bootstrap interval. Beside it stands the ratio without the prompt, which is of the times
 of a token after the first ones: a short run hides in its total what a long one would show. The bare forwards are those
 that the decoding loop made, of the same shapes at the same cache lengths in transformers' own cache, and nothing else:
-no sampling, no verification, no roll-back, no records.
+no sampling, no verification, no roll-back, no records. The time inside its passes is the loop's own, of the same
+answer: all else is the harness. Beside the wall clock stands the CPU time of all threads, which other processes disturb
+less; OMP_NUM_THREADS=1 leaves one.
 
 With --runner compiled our arms also run compiled models, which are loaded a second time, because compiling changes how
 weights are stored. Compiling happens before the clock starts and is reported. --best names what drafts in one more
@@ -24,6 +26,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import common
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
@@ -49,6 +52,12 @@ RATIOS = [
     ("regular over generate", "generate", "static regular"),
     ("regular over its bare forwards", "static regular", "bare regular"),
     ("speculative over its bare forwards", "static speculative", "bare speculative"),
+    ("regular over the time inside its passes", "static regular", "passes of regular"),
+    (
+        "speculative over the time inside its passes",
+        "static speculative",
+        "passes of speculative",
+    ),
     ("static regular over eager regular", "eager regular", "static regular"),
     (
         "static speculative over eager speculative",
@@ -86,11 +95,15 @@ class Seconds(NamedTuple):
     """What one answer took: in all, and for each token after those that the prompt's pass decided.
 
     Attributes:
+        cpu: the CPU time of all threads.
         each_later_token: None of bare forwards, which decide nothing.
+        passes: the part inside the models' forward passes, where it was asked for.
     """
 
     total: float
+    cpu: float
     each_later_token: float | None = None
+    passes: Seconds | None = None
 
 
 class FirstTokens(BaseStreamer):
@@ -115,21 +128,57 @@ class FirstTokens(BaseStreamer):
         return (end - self.decided_at) / num_later
 
 
-def ours(engine: LocalEngine, arm: Arm, question: Question) -> Seconds:
-    """Answer a question with our loop."""
-    generation = timed_answer(engine, arm, question)
+def now() -> Any:
+    """The wall clock and the CPU time of all threads, in seconds [2]."""
+    return np.array([time.perf_counter(), time.process_time()])
+
+
+@contextmanager
+def stopwatch(models: Sequence[PreTrainedModel]) -> Iterator[list[float]]:
+    """The time inside the models' forward passes within the block, by both clocks as in `now`.
+
+    Not by hooks, of which torch's own work would count as the harness's.
+    """
+    inside = [0.0, 0.0]
+
+    def timed(forward: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        wall, cpu = time.perf_counter(), time.process_time()
+        output = forward(*arguments, **named)
+        inside[0] += time.perf_counter() - wall
+        inside[1] += time.process_time() - cpu
+        return output
+
+    with ExitStack() as undo:
+        for model in models:
+            undo.callback(setattr, model, "forward", model.forward)
+            model.forward = partial(timed, model.forward)
+        yield inside
+
+
+def ours(
+    engine: LocalEngine, arm: Arm, question: Question, models: Sequence[PreTrainedModel] = ()
+) -> Seconds:
+    """Answer a question with our loop; of models given, the passes are timed."""
+    with without_garbage_collection(), stopwatch(models) as inside:
+        started = now()
+        generation = timed_answer(engine, arm, question)
+        _, cpu = now() - started
     (tokens,) = generation.tokens
     assert generation.batch is not None
     num_later = len(tokens) - generation.batch.num_first
     seconds_later = generation.seconds - generation.batch.first_s
-    return Seconds(generation.seconds, seconds_later / num_later)
+    return Seconds(generation.seconds, cpu, seconds_later / num_later, Seconds(*inside))
 
 
 def hugging_face(decode: Callable[..., float], question: Question) -> Seconds:
     """Answer a question with one of Hugging Face's decoders."""
     first_tokens = FirstTokens()
-    total = decode(question, streamer=first_tokens)
-    return Seconds(total, first_tokens.seconds_each_later(time.perf_counter()))
+    with without_garbage_collection():
+        started = now()
+        total = decode(question, streamer=first_tokens)
+        ended = now()
+    _, cpu = ended - started
+    return Seconds(total, cpu, first_tokens.seconds_each_later(ended[0]))
 
 
 @contextmanager
@@ -148,23 +197,23 @@ def recorded(models: Sequence[PreTrainedModel]) -> Iterator[list[Call]]:
         yield calls
 
 
-def bare_forwards(calls: Sequence[Call]) -> float:
-    """Seconds that the forward passes alone take, in their order, the clock stopped while a cache gets its length."""
+def bare_forwards(calls: Sequence[Call]) -> Seconds:
+    """What the forward passes alone take, in their order, the clock stopped while a cache gets its length."""
     caches = {model: DynamicCache() for model, _, _ in calls}
-    seconds = 0.0
+    seconds = np.zeros(2)
     with torch.inference_mode(), without_garbage_collection():
         for model, num_slots, num_tokens in calls:
             cache = caches[model]
             if cache.get_seq_length() > num_slots:
                 cache.crop(num_slots - cache.get_seq_length())
             tokens = torch.ones(1, num_tokens, dtype=torch.long)
-            started = time.perf_counter()
+            started = now()
             # As in the loop, only the last position's logits of a prompt are needed.
             num_logits = 0 if num_slots else 1
             arguments: dict[str, Any] = {cache_name(model): cache, "logits_to_keep": num_logits}
             model(input_ids=tokens, use_cache=True, **arguments)
-            seconds += time.perf_counter() - started
-    return seconds
+            seconds += now() - started
+    return Seconds(*seconds.tolist())
 
 
 def main() -> None:
@@ -192,7 +241,7 @@ def main() -> None:
     def bare(engine: LocalEngine, arm: Arm, question: Question) -> Seconds:
         with recorded(models) as calls:
             timed_answer(engine, arm, question)
-        return Seconds(bare_forwards(calls))
+        return bare_forwards(calls)
 
     preparation = Preparation(
         decoding=decoding, runner=options.runner, longest_prompt=max(map(len, token_ids)), say=print
@@ -204,7 +253,9 @@ def main() -> None:
             contenders[f"bare {arm.name}"] = partial(bare, engine, arm)
     if options.runner == "static":
         static = LocalEngine(pair, preparation)
-        contenders |= {f"static {arm.name}": partial(ours, static, arm) for arm in static.arms}
+        contenders |= {
+            f"static {arm.name}": partial(ours, static, arm, models=models) for arm in static.arms
+        }
     if options.runner == "compiled":
         compiled = LocalEngine(common.load(settings), preparation)
         print(f"compiled in {compiled.setup_seconds:.0f} s")
@@ -221,10 +272,14 @@ def main() -> None:
     }
 
     seconds = common.take_turns(contenders, questions)
+    if options.runner == "static":
+        for arm in static.arms:
+            passes = [answer.passes for answer in seconds[f"static {arm.name}"] if answer.passes]
+            seconds[f"passes of {arm.name}"] = passes
     common.show(
         f"K={decoding.num_draft_tokens}, temperature {decoding.temperature:g}, {len(questions)} prompts ×"
         f" {decoding.max_new_tokens} tokens, {common.versions()}",
-        ["times as fast", "of total times", "95 % interval", "without the prompt", "95 % interval"],
+        ["times as fast", "of total times", "of CPU times", "without the prompt"],
         [
             (label, *ratio_cells(seconds[numerator], seconds[denominator]))
             for label, numerator, denominator in RATIOS
@@ -234,17 +289,17 @@ def main() -> None:
 
 
 def ratio_cells(numerators: Sequence[Seconds], denominators: Sequence[Seconds]) -> list[str]:
-    """The ratio of total times and the one without the prompt, each with its interval."""
-    total = common.ratio(
-        [seconds.total for seconds in numerators], [seconds.total for seconds in denominators]
-    )
-    cells = [f"{total.estimate:.3f}", common.interval(total)]
-    above = [seconds.each_later_token for seconds in numerators]
-    below = [seconds.each_later_token for seconds in denominators]
-    if None in above or None in below:
-        return [*cells, "", ""]
-    without_prompt = common.ratio(above, below)
-    return [*cells, f"{without_prompt.estimate:.3f}", common.interval(without_prompt)]
+    """The ratios of total times, of CPU times, and of times without the prompt, each with its interval."""
+    cells = []
+    for name in ("total", "cpu", "each_later_token"):
+        above = [getattr(seconds, name) for seconds in numerators]
+        below = [getattr(seconds, name) for seconds in denominators]
+        if None in above or None in below:
+            cells.append("")
+        else:
+            ratio = common.ratio(above, below)
+            cells.append(f"{ratio.estimate:.3f} ({common.interval(ratio)})")
+    return cells
 
 
 if __name__ == "__main__":

@@ -80,7 +80,8 @@ def _logits_after(model: PreTrainedModel, indices: Tensor | None) -> Iterator[No
     `logits_to_keep` has indices for all rows in common: of B rows with different ends, B logits for
     each.
     """
-    matrix: Any = model.get_output_embeddings()
+    # Which looks through all modules.
+    matrix: Any = None if indices is None else model.get_output_embeddings()
     if indices is None or matrix is None:
         yield
         return
@@ -136,9 +137,9 @@ def context_of(model: PreTrainedModel) -> int | None:
     return context if isinstance(context, int) and context > 0 else None
 
 
-def clamp_positions(positions: Tensor, context: int | None) -> Tensor:
-    """Give positions behind the context its last one."""
-    return positions if context is None else positions.clamp(max=context - 1)
+def clamp_positions(positions: Tensor, end: int, context: int | None) -> Tensor:
+    """Give positions behind the context its last one. All are below `end`."""
+    return positions if context is None or end <= context else positions.clamp(max=context - 1)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import copy
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -63,11 +64,11 @@ class Slots:
             buffers.append(state.new_zeros(num_rows, num_heads, num_slots, size))
         return cls(buffers)
 
-    @property
+    @cached_property
     def num_rows(self) -> int:
         return self.buffers[0].shape[0] if self.buffers else 0
 
-    @property
+    @cached_property
     def num_slots(self) -> int:
         return self.buffers[0].shape[2] if self.buffers else 0
 
@@ -84,6 +85,8 @@ class Slots:
 
     def first_rows(self, num_rows: int) -> Slots:
         """Return the first rows, in the same memory."""
+        if num_rows == self.num_rows:
+            return self
         return Slots([buffer[:num_rows] for buffer in self.buffers])
 
     def write(self, states: Sequence[Tensor], first_row: int = 0) -> None:
@@ -113,15 +116,16 @@ class _SlotLayer(CacheLayerMixin):
 
     is_compileable = False  # if it were, transformers would make a mask where none is needed
     is_sliding = False
+    is_initialized = True
+    keys: Tensor
+    values: Tensor
 
     def __init__(self, keys: Tensor, values: Tensor, targets: _Targets, width: int) -> None:
-        super().__init__()
+        # Not the base class's: each pass makes as many as the model has layers.
         self.keys = keys
         self.values = values
-        self._buffers = (keys, values)
         self._targets = targets
         self._width = width
-        self.is_initialized = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing to do: the buffers exist."""
@@ -132,8 +136,7 @@ class _SlotLayer(CacheLayerMixin):
         """Write states [B, heads, n, D] of new tokens -> the states of all slots that are seen, [B,
         heads, S, D].
         """
-        keys, values = self._buffers
-        return self._write(keys, key_states), self._write(values, value_states)
+        return self._write(self.keys, key_states), self._write(self.values, value_states)
 
     def _write(self, buffer: Tensor, states: Tensor) -> Tensor:
         if isinstance(self._targets, int):
@@ -199,8 +202,9 @@ class HeadPacking:
 
     def _set_attention(self, name: str) -> None:
         for config in self._configs:
-            # The property would also set it for configurations inside, which may have other users.
-            config._attn_implementation_internal = name
+            # The property would also set it for configurations inside, which may have other users, and
+            # huggingface_hub's attributes check each value.
+            vars(config)["_attn_implementation_internal"] = name
 
 
 def packed_attention(
@@ -287,31 +291,43 @@ class SlotForward:
             needs_masks = True
         pairs = zip(slots.buffers[::2], slots.buffers[1::2], strict=True)
         layers: list[Any] = [_SlotLayer(keys, values, targets, width) for keys, values in pairs]
+        masks = None
+        if needs_masks:
+            masks = self._masks(starts, written, width, layers[0].keys.dtype)
         return run_model(
             self._model,
             self._options,
             tokens,
             Cache(layers=layers),
-            attention_mask=self._masks(written, width, layers[0].keys) if needs_masks else None,
-            position_ids=clamp_positions(written, self._context),
+            attention_mask=masks,
+            position_ids=clamp_positions(written, width, self._context),
         )
 
-    def _masks(self, written: Tensor, width: int, keys: Tensor) -> Tensor | dict[str, Tensor]:
+    def _masks(
+        self, starts: Tensor | int, written: Tensor, width: int, dtype: torch.dtype
+    ) -> Tensor | dict[str, Tensor]:
         """Make masks [1 or B, 1, n, S] that are added to scores, for tokens in slots written [1 or
         B, n]: one for each type of layer, or a single one where all layers share it.
 
         Where heads are packed (`HeadPacking`), each token is as many queries as heads share a key.
         """
-        hidden = torch.finfo(keys.dtype).min
+        hidden = torch.finfo(dtype).min
+        num_heads = self.packing.heads_per_key
+        if isinstance(starts, int) and not any(self._windows.values()):
+            # As below, with a third of the host's work.
+            shape = (num_heads, written.shape[1], width)
+            mask = torch.full(shape, hidden, dtype=dtype, device=written.device).triu_(starts + 1)
+            masks = dict.fromkeys(self._windows, mask.view(1, 1, -1, width))
+            return masks.get("", masks)
         # A token's slot is its position, so slots are compared as positions.
-        queries = written.repeat(1, self.packing.heads_per_key).unsqueeze(2)
+        queries = written.repeat(1, num_heads).unsqueeze(2)
         positions = torch.arange(width, device=written.device)
         seen = positions <= queries
-        masks: dict[str, Tensor] = {}
+        masks = {}
         for name, window in self._windows.items():
             visible = seen if window is None else seen & (positions > queries - window)
-            masks[name] = torch.where(visible.unsqueeze(1), 0.0, hidden).to(keys.dtype)
-        return masks.pop("") if "" in masks else masks
+            masks[name] = torch.where(visible.unsqueeze(1), 0.0, hidden).to(dtype)
+        return masks.get("", masks)
 
 
 def _indices(written: Tensor, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:

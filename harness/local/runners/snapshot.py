@@ -261,7 +261,7 @@ class SnapshotRunner(Runner):
             arguments["attention_mask"] = (slots >= padding).long()
         if "position_ids" in self._parameters:  # Bamba would begin at 0 in every pass
             arguments["position_ids"] = clamp_positions(
-                (positions - padding).clamp(min=0), self._context
+                (positions - padding).clamp(min=0), len(slots), self._context
             )
         if only_last:
             arguments |= logits_to_keep(self._model)
