@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from harness.config.amounts import counted
 from harness.config.errors import SettingError
-from harness.config.packages import INSTALL_LOCAL
+from harness.config.packages import INSTALL_LOCAL, missing_local
 from harness.config.run import PromptedSettings, RunSettings
 from harness.config.settings import PromptSettings, require
 from harness.engines.chat import Chat
@@ -110,7 +110,8 @@ class Encoder:
         """
         is_cut = any(prompt.num_tokens is not None for prompt in prompts)
         if is_cut and isinstance(self.planned.tokenizer, TextTokenizer):
-            rule = f"needs the model's tokenizer to cut texts by tokens: {INSTALL_LOCAL}"
+            remedy = f": {INSTALL_LOCAL}" if missing_local() else ", and there is none of this model"
+            rule = f"needs the model's tokenizer to cut texts by tokens{remedy}"
             raise SettingError("prompts.lengths", rule)
         chats = [prompt.chat() for prompt in prompts]
         if not self.settings.engine.asks_chats:
