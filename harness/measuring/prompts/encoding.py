@@ -110,7 +110,9 @@ class Encoder:
         """
         is_cut = any(prompt.num_tokens is not None for prompt in prompts)
         if is_cut and isinstance(self.planned.tokenizer, TextTokenizer):
-            remedy = f": {INSTALL_LOCAL}" if missing_local() else ", and there is none of this model"
+            remedy = (
+                f": {INSTALL_LOCAL}" if missing_local() else ", and there is none of this model"
+            )
             rule = f"needs the model's tokenizer to cut texts by tokens{remedy}"
             raise SettingError("prompts.lengths", rule)
         chats = [prompt.chat() for prompt in prompts]
