@@ -213,15 +213,17 @@ def _page_of_results(command: str = "latency") -> Sequence[Statement]:
     return () if page is None else page.statements
 
 
-def _check_series(found: Found, truths: Mapping[str, float]) -> None:
-    """Hold the statements of a page about several runs against the planted speed-up of each run."""
+def _check_series(found: Found, truths: Mapping[str, float]) -> Sequence[Statement]:
+    """Hold the statements of a page about several runs against the planted speed-up of each run; return them."""
 
     def planted(row: Any) -> float:
         # It may be that of several runs.
         return truths[str((row.pooled_runs or [row.run])[0])]
 
-    for statement in _page_of_results():
+    statements = _page_of_results()
+    for statement in statements:
         _check(found, statement, planted, _ROUNDING)
+    return statements
 
 
 def _check(
@@ -312,8 +314,7 @@ def mixed_report(rng: random.Random) -> Found:
             truths[run] = world.speedup(k)
             if rng.random() < 0.2 and _damage(rng, run) == "interrupted":
                 interrupted.add(run)
-    _check_series(found, truths)
-    for statement in _page_of_results():
+    for statement in _check_series(found, truths):
         is_whole = statement.subject is None or statement.subject.run not in interrupted
         found.check("of a whole run", is_false=not is_whole)
     return found

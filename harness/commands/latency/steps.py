@@ -10,7 +10,6 @@ from operator import attrgetter
 
 from harness.commands.latency.tables.answer import has_verdict
 from harness.commands.latency.tables.costs import (
-    best_of,
     choice_of_k,
     predicted_by_k,
     still_rises,
@@ -20,6 +19,7 @@ from harness.config.amounts import percent
 from harness.measuring.rows import LatencyRow
 from harness.reporting.page import Step
 from harness.reporting.words import typed_again
+from harness.results.judging.expected import best_of
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Coverage
 from harness.results.verdict import verdict_of
 

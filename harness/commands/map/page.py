@@ -20,7 +20,7 @@ from harness.reporting.page import Page, Step, title_of_many
 from harness.reporting.table import Column, Line, Style, Table, TableRow
 from harness.reporting.words import disturbed_runs
 from harness.results.judging.grid import Schedule, cells_of, highest, schedule_of
-from harness.results.judging.series import Member
+from harness.results.judging.series import Member, Sides
 from harness.results.runs import Run, grouped
 from harness.results.schema import NO_VERDICT
 
@@ -48,7 +48,7 @@ def map_page(runs: Sequence[Run[MapRow]]) -> Page | None:
     names = distinct_names([cell.last for cell in ended_by_cell])
     grids = []
     for named in grouped(zip(names, ended_by_cell, strict=True), _grid_of).values():
-        newest = {_place_of(cell): cell for _, cell in named}
+        newest = {Sides.of(cell.last): cell for _, cell in named}
         pairs = ranked_runs([*newest.values()], at_once=True)
         known = [pair for pair in pairs if pair.interval.is_known or pair.run.status == NO_VERDICT]
         if known:
@@ -78,11 +78,6 @@ def _grid_of(named: tuple[Name, Run[MapRow]]) -> Sequence[str]:
     return name.pair, *(text for column, text in name.settings.items() if column not in _SIDES)
 
 
-def _place_of(cell: Run[MapRow]) -> tuple[int | str | None, ...]:
-    row = cell.last
-    return row.context, row.batch_size, row.num_draft_tokens
-
-
 def _page_of_grid(pairs: Sequence[RankedRun], ended: set[str], *, has_file: bool) -> Page:
     """Where it pays in one grid.
 
@@ -102,12 +97,12 @@ def _page_of_grid(pairs: Sequence[RankedRun], ended: set[str], *, has_file: bool
         disturbed and f"{disturbed}.",
         *shared_doubts(runs),
     ]
-    largest = max(size for _, size, _ in map(attrgetter("sides"), cells))
+    largest = max(cell.sides.size for cell in cells)
     steps = []
-    if not ended and any(cell.at_once.pays and cell.sides[1] == largest for cell in cells):
+    if not ended and any(cell.at_once.pays and cell.sides.size == largest for cell in cells):
         sizes = f"{largest},{2 * largest},{4 * largest}"
         steps.append(Step(f"beyond {largest}", f"'batch_sizes=[{sizes}]'"))
-    contexts = grouped(cells, lambda cell: cell.sides[0]).values()
+    contexts = grouped(cells, attrgetter("sides.context")).values()
     return Page(
         title_of_many([pair.row for pair in pairs]),
         [_finding(with_context) for with_context in contexts],
@@ -135,14 +130,14 @@ def _finding(cells: Sequence[Member]) -> Line:
     Args:
         cells: with one context.
     """
-    context, _, _ = cells[0].sides
+    context = cells[0].sides.context
     prefix = f"context of {context} tokens: " if context else ""
     up_to = highest_in_words(cells)
     if not up_to:
         return Line(f"{prefix}cannot tell", "strong", _undecided(cells) or "")
     # By what the best K says there.
     sizes: dict[str, list[str]] = {relation: [] for relation in _WORDS}
-    for size, at_size in grouped(cells, lambda cell: cell.sides[1]).items():
+    for size, at_size in grouped(cells, attrgetter("sides.size")).items():
         relations = {cell.at_once.relation for cell in at_size}
         relation = next(relation for relation in _WORDS if relation in relations)
         sizes[relation].append(str(size))
@@ -201,12 +196,12 @@ def _schedule_in_words(cells: Sequence[Member], *, has_file: bool) -> str:
 
 def _grid(cells: Sequence[Member]) -> Table:
     """A row for each context and batch size, a column for each K."""
-    all_k = sorted({k for _, _, k in map(attrgetter("sides"), cells)})
-    by_row: dict[tuple[int, int], dict[int, Member]] = {}
-    for cell in sorted(cells, key=attrgetter("sides")):
-        context, size, k = cell.sides
-        by_row.setdefault((context, size), {})[k] = cell
-    rows = [TableRow((*sides, *map(by_k.get, all_k))) for sides, by_k in by_row.items()]
+    all_k = sorted({cell.sides.k for cell in cells})
+    rows = []
+    ordered = sorted(cells, key=attrgetter("sides"))
+    for sides, in_row in grouped(ordered, attrgetter("sides.context", "sides.size")).items():
+        by_k = {cell.sides.k: cell for cell in in_row}
+        rows.append(TableRow((*sides, *map(by_k.get, all_k))))
     columns = (
         Column("context", once=True, varies=True, identifies_row=True),
         Column(_load(cells), identifies_row=True),

@@ -145,6 +145,11 @@ def _relative_to_first(drafts: Sequence[Run[AcceptanceRow]]) -> dict[str, Interv
     return dict(zip(waits, relative_to(0, tokens, steps), strict=True))
 
 
+def best_of(predictions: Mapping[int, Interval]) -> int:
+    """The K for which most is predicted."""
+    return max(predictions, key=lambda k: predictions[k].estimate)
+
+
 def best_k(cost: IterationCost, yields: Mapping[int, Interval], rows: int = 1) -> Best:
     """The best of the K that have both a price and a yield.
 
@@ -160,7 +165,7 @@ def best_k(cost: IterationCost, yields: Mapping[int, Interval], rows: int = 1) -
     speedups = {k: cost.speedup(yields[k], k, rows) for k in common or yields}
     if not common:
         raise SettingError("acceptance", "has no K")
-    best = max(common, key=lambda k: speedups[k].estimate)
+    best = best_of(speedups)
     speeds = speedups
     if cost.one_step:
         speeds = {k: ratio(yields[k], cost.at(k, rows).ms) for k in common}

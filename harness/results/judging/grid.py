@@ -6,11 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from operator import attrgetter
 from statistics import fmean
 from typing import Any
 
 from harness.results.judging.series import Member
-from harness.results.runs import Run
+from harness.results.runs import Run, grouped
 from harness.results.schema import NO_VERDICT
 
 # First and last batch size of each range, and its K. The ranges are adjacent, and the first begins at 1.
@@ -48,23 +49,20 @@ def schedule_of(cells: Sequence[Member]) -> tuple[Schedule, str]:
 
     With K=5 best at batch size 1, K=2 at 16 and none at 64: [(1, 15, 5), (16, 63, 2), (64, 64, 0)].
     """
-    by_size: dict[int, dict[int, list[Member]]] = {}
-    for cell in sorted(cells, key=lambda cell: cell.sides):
-        _, size, k = cell.sides
-        by_size.setdefault(size, {}).setdefault(k, []).append(cell)
-    if not any(k for by_k in by_size.values() for k in by_k):
+    if not any(cell.sides.k for cell in cells):
         return [], "the server does not report its K"
+    ordered = sorted(cells, key=attrgetter("sides.size", "sides.k"))
     chosen: dict[int, int] = {}
-    for size, by_k in sorted(by_size.items()):
+    for size, at_size in grouped(ordered, attrgetter("sides.size")).items():
         # Logarithms, so that twice as fast and half as fast cancel out.
         gains = {
             k: fmean(math.log(cell.alone.interval.estimate) for cell in with_k)
-            for k, with_k in by_k.items()
+            for k, with_k in grouped(at_size, attrgetter("sides.k")).items()
             if all(cell.at_once.pays for cell in with_k)
         }
         if gains:
             chosen[size] = max(gains, key=lambda k: gains[k])
-        elif any(cell.at_once.has_interval for with_k in by_k.values() for cell in with_k):
+        elif any(cell.at_once.has_interval for cell in at_size):
             chosen[size] = 0
         elif not chosen:
             return [], f"no cell has an interval at the smallest load, {size}"

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 from harness.results.judging.statement import Statement, standing
 from harness.results.prompt_times import common_times, waits_of_both_arms
@@ -44,6 +44,25 @@ _PLANTED_DRAFT = (
 )
 
 
+class Sides(NamedTuple):
+    """The place of a run in a grid.
+
+    Attributes:
+        context: to which prompts were cut, in tokens; 0 for prompts as they are.
+        size: of a batch; of a server, requests in flight.
+        k: the number of draft tokens; 0 where a server does not report its own.
+    """
+
+    context: int
+    size: int
+    k: int
+
+    @classmethod
+    def of(cls, row: Any) -> Self:
+        context = getattr(row, "context", None)
+        return cls(context or 0, row.batch_size or 1, int(row.num_draft_tokens or 0))
+
+
 @dataclass(eq=False)
 class Member:
     """A run of a series.
@@ -61,13 +80,8 @@ class Member:
     standing: Statement | None = None
 
     @property
-    def sides(self) -> tuple[int, int, int]:
-        """Its place in a grid: context, batch size (of a server requests in flight) and K; 0 for prompts as they are,
-        and for a K that a server does not report.
-        """
-        row = self.run.last
-        context = getattr(row, "context", None)
-        return context or 0, row.batch_size or 1, int(row.num_draft_tokens or 0)
+    def sides(self) -> Sides:
+        return Sides.of(self.run.last)
 
     @property
     def is_partial(self) -> bool:

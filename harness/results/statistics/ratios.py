@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -167,17 +167,16 @@ def ratio_estimate(
         numerators, denominators: [num_totals, num_units], not negative; denominators positive.
     """
     tops, bottoms = np.array([numerators, denominators], dtype=np.float64)
-    by_jackknife = jackknife_estimate(tops, bottoms, unit)
     size = tops.shape[1]
     if size < FEWEST_FOR_INTERVAL:
-        return by_jackknife
+        return jackknife_estimate(tops, bottoms, unit)
     logs = np.sort(_over_subsets(tops, bottoms))
     # N ratios cut the line into N + 1 parts, in each of which the truth is equally often.
     beyond = max(1, int((logs.size + 1) * (1 - CONFIDENCE) / 2))
-    log_ratio = by_jackknife.log_ratio
+    log_ratio = _log_ratio(tops, bottoms)
     distance = max(log_ratio - logs[beyond - 1], logs[-beyond] - log_ratio)
     error = float(distance) / t_quantile((1 - CONFIDENCE) / 2, size - 1)
-    return replace(by_jackknife, unit_variance=error**2)
+    return RatioEstimate(log_ratio, Coverage(size, unit), error**2, _freedom(bottoms))
 
 
 def jackknife_estimate(
@@ -189,11 +188,20 @@ def jackknife_estimate(
     covers = Coverage(size, unit)
     if not size:
         return RatioEstimate(NAN, covers)
-    log_ratio = float(_log_ratios(np.ones((1, size)), tops, bottoms)[0])
+    log_ratio = _log_ratio(tops, bottoms)
     if size < fewest_units(unit):
         return RatioEstimate(log_ratio, covers)
     variance = float(influences(tops, bottoms).var(ddof=1)) / size
-    return RatioEstimate(log_ratio, covers, variance, max(effective_units(bottoms[0]) - 1, 1))
+    return RatioEstimate(log_ratio, covers, variance, _freedom(bottoms))
+
+
+def _log_ratio(tops: Floats, bottoms: Floats) -> float:
+    return float(_log_ratios(np.ones((1, tops.shape[1])), tops, bottoms)[0])
+
+
+def _freedom(bottoms: Floats) -> float:
+    """Degrees of freedom over effective units."""
+    return max(effective_units(bottoms[0]) - 1, 1)
 
 
 def effective_units(lengths: Floats) -> float:
@@ -211,9 +219,9 @@ def influences(numerators: ArrayLike, denominators: ArrayLike) -> Floats:
         numerators, denominators: [num_totals, num_units], see `ratio_estimate`; at least two units.
     """
     tops, bottoms = np.asarray(numerators, float), np.asarray(denominators, float)
-    size = tops.shape[-1]
-    without = _log_ratios(1 - np.eye(size), tops, bottoms)
-    return np.asarray((size - 1) * (without.mean() - without))
+    without = np.log(tops.sum(axis=1, keepdims=True) - tops).sum(axis=0)
+    without -= np.log(bottoms.sum(axis=1, keepdims=True) - bottoms).sum(axis=0)
+    return np.asarray((without.size - 1) * (without.mean() - without))
 
 
 def _over_subsets(tops: Floats, bottoms: Floats) -> Floats:

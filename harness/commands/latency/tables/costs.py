@@ -19,6 +19,7 @@ from harness.measuring.prices import (
 )
 from harness.measuring.rows import LatencyRow
 from harness.reporting.table import Table
+from harness.results.judging.expected import best_of
 from harness.results.runs import Run
 from harness.results.statistics.interval import Interval
 
@@ -56,11 +57,6 @@ def predicted_by_k(regular: LatencyRow | None, row: LatencyRow) -> dict[int, Int
     if costs is None or row.was_starved or len(lengths) != row.num_draft_tokens:
         return {}
     return {k: lengths[k].scaled(1 / steps) for k, steps in steps_by_k(row, costs).items()}
-
-
-def best_of(predictions: Mapping[int, Interval]) -> int:
-    """The K for which most is predicted."""
-    return max(predictions, key=lambda k: predictions[k].estimate)
 
 
 def still_rises(predictions: Mapping[int, Interval]) -> bool:
