@@ -198,7 +198,7 @@ def recorded(models: Sequence[PreTrainedModel]) -> Iterator[list[Call]]:
 
 
 def bare_forwards(calls: Sequence[Call]) -> Seconds:
-    """What the forward passes alone take, in their order, the clock stopped while a cache gets its length."""
+    """How long the same forward passes take, in the same order. The clock stops while a cache is set to its length."""
     caches = {model: DynamicCache() for model, _, _ in calls}
     seconds = np.zeros(2)
     with torch.inference_mode(), without_garbage_collection():
