@@ -12,6 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from harness.commands.read_runs import Findings, every_run
+from harness.config.acceptance_rules import PARAMETERS
 from harness.config.errors import SettingError
 from harness.config.settings import check_address
 from harness.measuring.prices import (
@@ -39,7 +40,7 @@ _ORIGIN = ("model", "engine", "devices")
 # And what it yields.
 _YIELD_CONDITIONS = (
     *("model", "quantization", "prompts", "prompts_digest", "temperature", "top_k", "top_p"),
-    *("rule", "lenience"),
+    *("rule", *PARAMETERS),
 )
 # Runs of one draft differ in K and load alone.
 _DRAFT_CONDITIONS = (

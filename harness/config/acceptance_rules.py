@@ -1,15 +1,20 @@
 """Rules of acceptance by name: which draft tokens are kept. The built-in ones, and those in files of the user's own.
 
-What needs torch is named by its path, and imported when a run decodes.
+What needs torch is named by its path, and imported when a run decodes. What is said of a rule anywhere follows from
+its record: a new one is a class here and a function in `harness/local/decoding/verify.py`. A setting of its own is a
+field of `DecodingSettings` too.
 """
 
 from __future__ import annotations
 
+import functools
 import pkgutil
-from collections.abc import Callable
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal
 
 from harness.config.registry import Record, Registry
+
+Temperatures = Literal["always", "greedily", "never"]
 
 
 class AcceptanceRule(Record):
@@ -25,27 +30,35 @@ class AcceptanceRule(Record):
         tests_each_token: whether a token's acceptance depends only on its test and those before it, so that the number
             accepted of fewer than K tokens follows from that of K.
         redraws: whether each iteration takes new random numbers for its draft tokens.
-        takes_lenience: whether it divides the ratio target / draft by `decoding.lenience`.
+        closed_form: at which temperatures the acceptance of a given text follows from the text's probabilities.
+        parameters: settings in `decoding` that it has, each with its default, at which a `lossless` rule is lossless.
     """
 
     lossless: ClassVar[bool] = False
     lossless_greedily: ClassVar[bool | None] = None
     tests_each_token: ClassVar[bool] = False
     redraws: ClassVar[bool] = False
-    takes_lenience: ClassVar[bool] = False
+    closed_form: ClassVar[Temperatures] = "never"
+    parameters: ClassVar[Mapping[str, float]] = {}
 
     def is_lossless(self, temperature: float) -> bool:
-        """Whether the output follows the target's distribution with these settings, at lenience 1."""
+        """Whether the output follows the target's distribution at this temperature, with the default parameters."""
         if temperature == 0 and self.lossless_greedily is not None:
             return self.lossless_greedily
         return self.lossless
 
     def verify(self, offer: Any) -> Any:
-        """Return the `Verdict` over an `Offer` (`harness/local/decoding/verify.py`): a pure function."""
+        """Return the `Verdict` over an `Offer` (`harness/local/decoding/verify.py`): a pure function, which takes the
+        rule's parameters by name.
+        """
         raise NotImplementedError
 
-    def verification(self) -> Callable[[Any], Any]:
-        """The function that judges proposals, the same one at every call."""
+    def verification(self, chosen: Any) -> Callable[[Any], Any]:
+        """The function that judges proposals, with the parameters of these `DecodingSettings`."""
+        parameters = {name: getattr(chosen, name) for name in self.parameters}
+        return functools.partial(self._function(), **parameters) if parameters else self._function()
+
+    def _function(self) -> Callable[..., Any]:
         return self.verify
 
 
@@ -54,17 +67,18 @@ class _Plain(AcceptanceRule):
 
     lossless = True
     tests_each_token = True
+    closed_form: ClassVar[Temperatures] = "always"
     path = "harness.local.decoding.verify:verify"
 
-    def verification(self) -> Callable[[Any], Any]:
-        function: Callable[[Any], Any] = pkgutil.resolve_name(self.path)
+    def _function(self) -> Callable[..., Any]:
+        function: Callable[..., Any] = pkgutil.resolve_name(self.path)
         return function
 
 
 class _Google(_Plain):
     """The same with the lenience of Leviathan et al., appendix A.5."""
 
-    takes_lenience = True
+    parameters: ClassVar[Mapping[str, float]] = {"lenience": 1.0}
 
 
 class _Block(_Plain):
@@ -79,6 +93,7 @@ class _Typical(_Plain):
     """Typical acceptance of Medusa. Greedily it changes nothing, and is called lossy all the same."""
 
     lossless = False
+    closed_form = "greedily"
     path = "harness.local.decoding.verify:verify_typical"
 
 
@@ -92,6 +107,22 @@ RULES = Registry(
         "typical": _Typical,
     },
 )
+
+
+# The parameters of all rules, with their defaults.
+PARAMETERS = {
+    name: default for rule in RULES.all().values() for name, default in rule.parameters.items()
+}
+
+
+def changed_parameters(chosen: Any) -> dict[str, Any]:
+    """The parameters of rules that are not at their defaults, of settings or of a row."""
+    further = getattr(chosen, "settings", None) or {}
+    values = {
+        name: getattr(chosen, name, further.get(f"decoding.{name}", default))
+        for name, default in PARAMETERS.items()
+    }
+    return {name: value for name, value in values.items() if value not in (None, PARAMETERS[name])}
 
 
 def tests_each_token(rule: str | None) -> bool:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
+from harness.config.acceptance_rules import RULES, changed_parameters
 from harness.config.run import RunSettings
 from harness.config.settings import require
-
-# Rules whose acceptance of a given text is known at any temperature, and those for greedy decoding alone.
-_RULES = ("deepmind", "google", "block")
-_GREEDY_RULES = ("typical",)
 
 
 def require_closed_form(settings: RunSettings) -> None:
@@ -20,12 +17,15 @@ def require_closed_form(settings: RunSettings) -> None:
     rates = decoding.synthetic_acceptance
     rule = "must be null: a coin accepts as often on any text"
     require(rates is None, "decoding.synthetic_acceptance", rule, rates)
-    rule = "below 1 has no closed form: its texts are not the target's, and how likely they are depends on K"
-    plain = decoding.lenience == 1 or decoding.temperature == 0
-    require(plain, "decoding.lenience", rule, decoding.lenience)
-    # Greedily the lossy rules keep the same tokens.
-    known_rules = [*_RULES, *(_GREEDY_RULES if decoding.temperature == 0 else ())]
+    is_greedy = decoding.temperature == 0
+    for name, value in changed_parameters(decoding).items():
+        rule = (
+            "has no closed form: texts are not the target's, and how likely they are depends on K"
+        )
+        require(is_greedy, f"decoding.{name}", rule, value)
+    known_at = ("always", "greedily") if is_greedy else ("always",)
+    known_rules = [name for name, record in RULES.all().items() if record.closed_form in known_at]
     rule = f"must be one of {', '.join(known_rules)}: of others no closed form is known at this temperature"
-    require(decoding.rule in known_rules, "decoding.rule", rule, decoding.rule)
+    require(RULES[decoding.rule].closed_form in known_at, "decoding.rule", rule, decoding.rule)
     rule = "must be stored: how often random weights agree means nothing"
     require(settings.weights == "stored", "weights", rule, settings.weights)

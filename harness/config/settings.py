@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from harness.config.acceptance_rules import RULES
+from harness.config.acceptance_rules import PARAMETERS, RULES, changed_parameters
 from harness.config.errors import SettingError
 from harness.config.secrets import note_key
 
@@ -248,7 +248,7 @@ class DecodingSettings:
     top_p: float = 1.0
     max_new_tokens: int = 64
     rule: str = field(default="deepmind", metadata={"choices": RULES.names})
-    lenience: float = 1.0
+    lenience: float = PARAMETERS["lenience"]
     synthetic_acceptance: float | tuple[float, ...] | None = None
     ignore_eos: bool | Literal["auto"] = True
 
@@ -267,16 +267,19 @@ class DecodingSettings:
         require(0 < self.top_p <= 1, "top_p", "must be in (0, 1]", self.top_p)
         require_at_least(self, max_new_tokens=1)
         require(0 < self.lenience <= 1, "lenience", "must be in (0, 1]", self.lenience)
-        rule = "below 1 needs decoding.rule=google; the other rules have no lenience"
-        takes_lenience = RULES[self.rule].takes_lenience
-        require(self.lenience == 1 or takes_lenience, "lenience", rule, self.lenience)
+        changed = changed_parameters(self)
+        for name, value in changed.items():
+            owners = [rule for rule, record in RULES.all().items() if name in record.parameters]
+            rule = f"needs decoding.rule={' or '.join(owners)}; the other rules have no {name}"
+            require(name in RULES[self.rule].parameters, name, rule, value)
         asked = self.synthetic_acceptance
         if asked is not None:
             rates = self.synthetic_rates or ()
             is_possible = bool(rates) and all(0 <= rate <= 1 for rate in rates)
             require(is_possible, "synthetic_acceptance", "must be in [0, 1]", asked)
-            rule = "replaces the acceptance rule, so that lenience has no effect: leave one of them out"
-            require(self.lenience == 1, "synthetic_acceptance", rule, asked)
+            names = " and ".join(changed)
+            rule = f"replaces the acceptance rule, so that {names} has no effect: leave one of them out"
+            require(not changed, "synthetic_acceptance", rule, asked)
 
     @property
     def synthetic_rates(self) -> tuple[float, ...] | None:
@@ -292,7 +295,7 @@ class DecodingSettings:
     @property
     def lossy(self) -> bool:
         """Whether the output may differ in distribution from the target's own."""
-        if self.synthetic_acceptance is not None or self.lenience < 1:
+        if self.synthetic_acceptance is not None or changed_parameters(self):
             return True
         return not RULES[self.rule].is_lossless(self.temperature)
 

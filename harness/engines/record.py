@@ -146,7 +146,6 @@ class EngineRecord(RecordWithSettings, Abilities):
         rule = "needs engine=local"
         require(run.runner in ("auto", "eager"), "runner", rule, run.runner)
         require(decoding.rule == "deepmind", "decoding.rule", rule, decoding.rule)
-        require(decoding.lenience == 1, "decoding.lenience", rule, decoding.lenience)
         rates = decoding.synthetic_acceptance
         require(rates is None, "decoding.synthetic_acceptance", rule, rates)
         rule = f"must be stored with engine={self.name}"

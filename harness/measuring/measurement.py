@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from harness.config.acceptance_rules import RULES
+from harness.config.acceptance_rules import PARAMETERS, RULES
 from harness.config.machine import cpu_name, gpu_names, num_usable_cores, other_gpus
 from harness.config.methods import METHODS
 from harness.config.run import RunSettings
@@ -42,7 +42,7 @@ _NOT_MEASURED = (
     "force",
 )
 # Without a draft these have no effect: one measurement serves all their values.
-_DRAFT_SETTINGS = ("num_draft_tokens", "rule", "lenience", "synthetic_acceptance")
+_DRAFT_SETTINGS = ("num_draft_tokens", "rule", *PARAMETERS, "synthetic_acceptance")
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _SOURCES = (".py", ".csv")

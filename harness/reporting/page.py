@@ -11,7 +11,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from harness.config.acceptance_rules import changed_parameters
 from harness.config.amounts import counted
+from harness.config.settings import DecodingSettings
 from harness.reporting.table import Document, Line, Table
 from harness.reporting.words import (
     called,
@@ -120,12 +122,13 @@ def lossless_again(row: Any) -> Step | None:
     """The step of measuring again with a lossless rule; None where the rule is lossless already.
 
     Args:
-        row: of any kind with the columns `rule` and `lenience`.
+        row: of any kind with the columns `rule` and those of its parameters.
     """
-    if lossy_rule(row) is None:
+    if lossy_rule(row) is None or row.is_elsewhere:
         return None
-    changes = ["rule=deepmind"] if row.rule not in (None, "deepmind") else []
-    changes += ["lenience=1"] if row.lenience not in (None, 1) else []
+    plain = DecodingSettings()
+    changes = [f"rule={plain.rule}"] if row.rule not in (None, plain.rule) else []
+    changes += [f"{name}={getattr(plain, name):g}" for name in changed_parameters(row)]
     return Step("lossless", " ".join(changes))
 
 

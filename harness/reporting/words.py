@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import shlex
@@ -9,12 +10,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from harness.config.acceptance_rules import RULES
+from harness.config.acceptance_rules import PARAMETERS, RULES, changed_parameters
 from harness.config.amounts import counted
 from harness.config.command_line import Words
-from harness.config.engines import EngineSettings
 from harness.config.model_names import SECOND_COMMAND
-from harness.config.settings import DecodingSettings, ModelSettings
+from harness.config.settings import DecodingSettings
 from harness.config.synonyms import SYNONYMS
 from harness.results.runs import Run
 from harness.results.schema import RunRow
@@ -168,12 +168,15 @@ def arm_name(row: Any) -> str:
 
 
 def lossy_rule(row: Any) -> str | None:
-    """`rule typical` or `lenience 0.8`; None for a lossless rule."""
+    """`rule typical`, `lenience 0.8`, or what the command of a server says; None for a lossless rule."""
+    if row.is_elsewhere:
+        return str(row.rule) if row.lossy else None
     record = None if row.rule is None else RULES.loaded(row.rule)
     is_lossless = record is not None and record.is_lossless(row.temperature)
     if row.lossy and row.rule and not is_lossless:
         return f"rule {row.rule}"
-    return None if row.lenience in (None, 1) else f"lenience {row.lenience:g}"
+    changed = changed_parameters(row).items()
+    return ", ".join(f"{name} {value:g}" for name, value in changed) or None
 
 
 def lossy_warning(row: Any) -> str | None:
@@ -246,12 +249,10 @@ def in_words(row: RunRow, column: str) -> str | None:
     value = getattr(row, column, None)
     if entry:
         value = (value or {}).get(entry)
-    if column in _PLACES:
-        # Of a path its last part: checkouts of one model are at different places.
-        return None if value is None else _PHRASES[column].format(called(f"./{value}"))
     if value is None:
-        return ""
-    text = _as_text(value)
+        return None if column in _PLACES else ""
+    # Of a path its last part: checkouts of one model are at different places.
+    text = called(f"./{value}") if column in _PLACES else _as_text(value)
     if entry.startswith("vary."):
         return f"{entry.removeprefix('vary.')}={text}"
     if entry and isinstance(value, list):
@@ -259,10 +260,11 @@ def in_words(row: RunRow, column: str) -> str | None:
         return f"{entry}=[{','.join(map(str, value))}]"
     if entry:
         return f"{entry} {text}"
-    if value in _UNSAID.get(column, ()):
-        return ""
-    phrase = _PHRASES.get(column, f"{column} {{}}").format(text)
-    return _PHRASES_OF_VALUES.get(f"{column}={text}", phrase)
+    described = type(row).columns()[column]
+    for single, words in described.said_as.items():
+        if value == single:
+            return words
+    return (described.phrase or f"{column} {{}}").format(text)
 
 
 def _as_text(value: Any) -> str:
@@ -303,53 +305,40 @@ def _batch(row: RunRow) -> str:
     return "" if size in (None, 1) else f"batches of {size}"
 
 
+def _rule(row: RunRow) -> str:
+    rule = getattr(row, "rule", None)
+    if rule in (None, DecodingSettings.rule):
+        return ""
+    by = lossy_rule(row)
+    return f"{by} (lossy)" if by in (rule, f"rule {rule}") else f"rule {rule}"
+
+
+def _parameter(name: str, row: RunRow) -> str:
+    value = changed_parameters(row).get(name)
+    if value is None:
+        return ""
+    # A lossless rule is so at the defaults alone; the name of a lossy one says so already.
+    is_lossy = lossy_rule(row) != f"rule {getattr(row, 'rule', None)}"
+    return f"{name} {_as_text(value)}" + (" (lossy)" if is_lossy else "")
+
+
 # The line of settings of one run.
-_LINE = (
-    "prompts max_new_tokens batch_size num_draft_tokens temperature top_k top_p rule lenience draft_sampling"
-    " shared quantization dtype engine runner"
-).split()
+_LINE = [
+    *(
+        "prompts",
+        "max_new_tokens",
+        "batch_size",
+        "num_draft_tokens",
+        "temperature",
+        "top_k",
+        "top_p",
+    ),
+    *("rule", *PARAMETERS, "draft_sampling", "shared", "quantization", "dtype", "engine", "runner"),
+]
 # Settings that readers look at first among many runs; K has a column of its own in their tables.
 FIRST_SETTINGS = [name for name in [*_LINE, "devices", "fault"] if name != "num_draft_tokens"]
 # Columns with a directory or a hub repository.
 _PLACES = ("repository", "draft_repository")
-# How a column's value reads; that of any other column reads `name value`.
-_PHRASES = {
-    "repository": "weights of {}",
-    "draft_repository": "draft weights of {}",
-    "quantization": "{}",
-    "dtype": "{}",
-    "draft_quantization": "{} draft",
-    "draft_method": "drafts by {}",
-    "max_new_tokens": "{} new tokens",
-    "lenience": "lenience {} (lossy)",
-    "devices": "on {}",
-    "draft_layers": "layers {}",
-    "max_ngram": "n-grams of up to {}",
-}
-# Values with words of their own.
-_PHRASES_OF_VALUES = {
-    "temperature=0": "greedy",
-    "ignore_eos=true": "ends at max_new_tokens",
-    "ignore_eos=false": "ends where the model does",
-    "rule=typical": "rule typical (lossy)",
-    "draft_sampling=greedy": "drafts by argmax",
-}
-# Values that go without saying: defaults, and runners that need no choice.
-_UNSAID: Mapping[str, Collection[object]] = {
-    "rule": (DecodingSettings.rule,),
-    "lenience": (DecodingSettings.lenience,),
-    "top_k": (DecodingSettings.top_k,),
-    "top_p": (DecodingSettings.top_p,),
-    "draft_sampling": ("target",),
-    "quantization": (ModelSettings.quantization,),
-    "draft_quantization": (ModelSettings.quantization,),
-    "draft_method": ("model",),
-    "engine": (EngineSettings.name,),
-    "runner": ("static", "generate"),
-    "fault": ("none",),
-    "chat_template": ("auto",),
-    "placement": ("auto",),
-}
 # What is said of a row by more than the value of one column.
 _COMPOSED: Mapping[str, Callable[[Any], str | None]] = {
     "prompts": _prompts,
@@ -360,4 +349,6 @@ _COMPOSED: Mapping[str, Callable[[Any], str | None]] = {
     "weight_bytes": lambda row: f"target on {', '.join(row.weight_bytes or ())}",
     "draft_weight_bytes": lambda row: f"draft on {', '.join(row.draft_weight_bytes or ())}",
     "commit": lambda row: f"commit {short_commit(row.commit)}" if row.commit else "",
+    "rule": _rule,
+    **{name: functools.partial(_parameter, name) for name in PARAMETERS},
 }

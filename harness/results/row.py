@@ -18,6 +18,7 @@ import typing
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import Field, dataclass, field, fields, replace
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -59,6 +60,8 @@ class ColumnDescription:
         pools: how a figure of several runs becomes one, for rows that are pooled (`pooling.py`). Of an interval the
             estimate alone is pooled: means of ends would be no interval over several runs.
         path: of a setting in the command's settings, `decoding.top_k`; empty where the command fills it in.
+        phrase: how a value reads, `{} new tokens`; empty for its name and the value.
+        said_as: single values that read otherwise; `""` is of one that goes without saying.
         type: of its values: str, int, float, bool, list or dict.
         hint: the same with the types of entries.
         words: texts that may stand in place of a number.
@@ -72,6 +75,8 @@ class ColumnDescription:
     unit: str
     path: str
     pools: Pooling | None
+    phrase: str
+    said_as: Mapping[Any, str]
     type: Any
     hint: Any
     words: tuple[str, ...]
@@ -84,15 +89,23 @@ class ColumnDescription:
 
 
 def _column(
-    kind: str, text: str, unit: str = "", path: str = "", pools: Pooling | None = None
+    kind: str,
+    text: str,
+    unit: str = "",
+    path: str = "",
+    pools: Pooling | None = None,
+    phrase: str = "",
+    said_as: Mapping[Any, str] = MappingProxyType({}),
 ) -> Any:
-    metadata = {"kind": kind, "text": text, "unit": unit, "path": path, "pools": pools}
-    return field(default=None, metadata=metadata)
+    described = {"kind": kind, "text": text, "unit": unit, "path": path, "pools": pools}
+    return field(default=None, metadata=described | {"phrase": phrase, "said_as": said_as})
 
 
-def setting(text: str, path: str = "", unit: str = "") -> Any:
-    """A column that repeats a setting; `path` is where the command's settings have it. See `ColumnDescription`."""
-    return _column("setting", text, unit, path)
+def setting(text: str, path: str = "", unit: str = "", **words: Any) -> Any:
+    """A column that repeats a setting; `path` is where the command's settings have it, and `words` are `phrase` and
+    `said_as` of `ColumnDescription`.
+    """
+    return _column("setting", text, unit, path, **words)
 
 
 def pooled(pools: Pooling, text: str, unit: str = "") -> Any:

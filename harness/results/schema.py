@@ -13,6 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from harness.config.acceptance_rules import PARAMETERS
+from harness.config.engines import EngineSettings
+from harness.config.settings import DecodingSettings, ModelSettings
 from harness.results.row import Row, circumstance, pooled, setting
 from harness.results.statistics.interval import Interval
 
@@ -49,7 +52,7 @@ LOCAL_PAIR_COLUMNS = (
     "max_ngram",
     "placement",
     "rule",
-    "lenience",
+    *PARAMETERS,
     "lossy",
     "num_threads",
     "torch_version",
@@ -95,34 +98,61 @@ class RunRow(Row):
         "K, draft tokens per iteration, or `auto`", "decoding.num_draft_tokens", "tokens"
     )
     max_new_tokens: MaybeInt = setting(
-        "new tokens per prompt, at most", "decoding.max_new_tokens", "tokens"
+        "new tokens per prompt, at most",
+        "decoding.max_new_tokens",
+        "tokens",
+        phrase="{} new tokens",
     )
     weights: MaybeText = setting(
         "`stored`, or `random` where only the architecture is real", "weights"
     )
-    repository: MaybeText = setting("directory or hub repository of the target", "model.repository")
+    repository: MaybeText = setting(
+        "directory or hub repository of the target", "model.repository", phrase="weights of {}"
+    )
     draft_repository: MaybeText = setting(
-        "directory or hub repository of the draft", "draft.repository"
+        "directory or hub repository of the draft",
+        "draft.repository",
+        phrase="draft weights of {}",
     )
     quantization: MaybeText = setting(
-        "quantization of the target: `none`, `8bit` or `4bit`", "model.quantization"
+        "quantization of the target: `none`, `8bit` or `4bit`",
+        "model.quantization",
+        phrase="{}",
+        said_as={ModelSettings.quantization: ""},
     )
-    draft_quantization: MaybeText = setting("quantization of the draft", "draft.quantization")
+    draft_quantization: MaybeText = setting(
+        "quantization of the draft",
+        "draft.quantization",
+        phrase="{} draft",
+        said_as={ModelSettings.quantization: ""},
+    )
     draft_method: MaybeText = setting(
-        "`model` for a model or a head, else the method's name", "draft.method"
+        "`model` for a model or a head, else the method's name",
+        "draft.method",
+        phrase="drafts by {}",
+        said_as={"model": ""},
     )
     draft_sampling: MaybeText = setting(
-        "how draft tokens are drawn: `target` or `greedy`", "draft.sampling"
+        "how draft tokens are drawn: `target` or `greedy`",
+        "draft.sampling",
+        said_as={"target": "", "greedy": "drafts by argmax"},
     )
     draft_layers: list[int] | None = setting(
-        "how many layers `early_exit` has, or those a head reads", "draft.layers"
+        "how many layers `early_exit` has, or those a head reads",
+        "draft.layers",
+        phrase="layers {}",
     )
     max_ngram: MaybeInt = setting(
-        "longest sequence that `lookup` searches for", "draft.max_ngram", "tokens"
+        "longest sequence that `lookup` searches for",
+        "draft.max_ngram",
+        "tokens",
+        phrase="n-grams of up to {}",
     )
-    placement: MaybeText = setting("strategy by which the target was placed", "placement.strategy")
+    placement: MaybeText = setting(
+        "strategy by which the target was placed", "placement.strategy", said_as={"auto": ""}
+    )
     chat_template: MaybeText = setting(
-        "whether prompts went through the chat template", "chat_template"
+        "whether prompts went through the chat template", "chat_template", said_as={"auto": ""}
     )
     settings: dict[str, Any] | None = setting(
         "settings that differ from their defaults and have no column, as JSON"
@@ -132,7 +162,9 @@ class RunRow(Row):
         " names, sizes and sampled contents of its files"
     )
     draft_weights_identity: MaybeText = circumstance("the same for the draft")
-    dtype: MaybeText = circumstance("number format of what is not quantized in the target")
+    dtype: MaybeText = circumstance(
+        "number format of what is not quantized in the target", phrase="{}"
+    )
     draft_dtype: MaybeText = circumstance("number format of what is not quantized in the draft")
     weight_bytes: dict[str, int] | None = circumstance(
         "the target's weights, bytes by device, as JSON", "bytes"
@@ -143,6 +175,7 @@ class RunRow(Row):
     engine: MaybeText = setting(
         "who generated: `local`, `huggingface`, `server`, or another engine by its name",
         "engine.name",
+        said_as={EngineSettings.name: ""},
     )
     url: MaybeText = setting(
         "address of the server, of the one that speculates if there are two", "engine.url"
@@ -163,11 +196,13 @@ class RunRow(Row):
         "name under which the server was asked for the model, and where its weights are; of both, where they differ"
     )
     server_started: MaybeText = circumstance("start times reported by the servers, verbatim")
-    runner: MaybeText = circumstance("what ran the target, or both models")
+    runner: MaybeText = circumstance(
+        "what ran the target, or both models", said_as={"static": "", "generate": ""}
+    )
     draft_runner: MaybeText = circumstance("what ran the draft, where that is another runner")
     setup_s: MaybeFloat = circumstance("time to compile", "s")
     timestamp: MaybeText = circumstance("when the row was written, UTC")
-    devices: MaybeText = circumstance("names of the devices that computed")
+    devices: MaybeText = circumstance("names of the devices that computed", phrase="on {}")
     num_threads: MaybeInt = circumstance("threads that computed on the CPU")
     harness_version: MaybeText = circumstance("version of harness")
     commit: MaybeText = circumstance("commit of harness; `-dirty` with uncommitted changes")
@@ -276,12 +311,22 @@ class Accepted:
 class DecodedRow(Accepted, RunRow):
     """A row of a command that decodes."""
 
-    temperature: MaybeFloat = setting("temperature; 0 is greedy", "decoding.temperature")
-    top_k: MaybeInt = setting("the k likeliest tokens are kept; 0 keeps all", "decoding.top_k")
-    top_p: MaybeFloat = setting(
-        "the likeliest tokens up to this mass are kept; 1 keeps all", "decoding.top_p"
+    temperature: MaybeFloat = setting(
+        "temperature; 0 is greedy", "decoding.temperature", said_as={0: "greedy"}
     )
-    rule: MaybeText = setting("acceptance rule", "decoding.rule")
+    top_k: MaybeInt = setting(
+        "the k likeliest tokens are kept; 0 keeps all",
+        "decoding.top_k",
+        said_as={DecodingSettings.top_k: ""},
+    )
+    top_p: MaybeFloat = setting(
+        "the likeliest tokens up to this mass are kept; 1 keeps all",
+        "decoding.top_p",
+        said_as={DecodingSettings.top_p: ""},
+    )
+    rule: MaybeText = setting(
+        "acceptance rule; of a server what its command says of a lossy one", "decoding.rule"
+    )
     lenience: MaybeFloat = setting(
         "lenience of the acceptance rule; below 1 is lossy", "decoding.lenience"
     )
@@ -290,11 +335,13 @@ class DecodedRow(Accepted, RunRow):
         "decoding.synthetic_acceptance",
     )
     lossy: MaybeBool = setting(
-        "whether the speculative output may differ from the target's", "decoding.lossy"
+        "whether the speculative output may differ from the target's; of a server true where its command says so",
+        "decoding.lossy",
     )
     ignore_eos: bool | Literal["auto"] | None = setting(
         "whether texts went on past the end of sequence; `auto` in a run that ended before that was decided",
         "decoding.ignore_eos",
+        said_as={True: "ends at max_new_tokens", False: "ends where the model does"},
     )
 
 

@@ -201,6 +201,16 @@ class ServerCommand:
                 return None if self._variables() else default
         return None
 
+    @property
+    def lossy_by(self) -> str | None:
+        """What in it lets the output differ from the target's, as it is typed; None where nothing says so."""
+        lossy = self.startup.lossy
+        for name, value in self.values(tuple(lossy)).items():
+            if name in lossy and _as_number(value) not in lossy[name]:
+                return f"{name} {value}"
+        beginnings = tuple(name for name in lossy if name[0].isupper())
+        return next((name for name in self._variables() if name.startswith(beginnings)), None)
+
     def _number_at(self, place: str) -> str | None:
         """The value of a flag, or at `--spec-type:n_max` the 3 of its value `mtp:n_max=3,p_min=0.0`."""
         flag, _, key = place.partition(":")
@@ -385,8 +395,18 @@ def _locate_program(words: Sequence[str], dialects: Sequence[Dialect]) -> Server
     return ServerCommand(tuple(words))
 
 
+def _as_number(value: str) -> str:
+    """`1` for `1.0`; what is no number stays."""
+    try:
+        return f"{float(value):g}"
+    except ValueError:
+        return value
+
+
 def _canonical_flag(typed: str, names: Sequence[str], startup: Startup) -> str | None:
     """The one of these flags that was typed, with the key of an entry behind it; None for none."""
+    if typed in names:
+        return typed
     root, dot, key = typed.partition(".")
     if root.startswith("--"):
         root = root.replace("_", "-")

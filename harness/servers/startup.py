@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from harness.config.acceptance_rules import PARAMETERS, RULES
+
 
 @dataclass(frozen=True, kw_only=True)
 class Startup:
@@ -48,6 +50,7 @@ class Startup:
             have one.
         beside_another: variables, `NAME=value`, with which two of these servers share a CPU. Without them both would
             bind their threads to the same cores, and wait for each other.
+        lossy: flags and variables by which the output no longer follows the target, with the values at which it does.
         note: what else differs between a server with speculation and one without; a line for the user.
         example: flags that would make it speculate, for errors.
     """
@@ -78,6 +81,7 @@ class Startup:
     served_name: tuple[str, ...] = ("--served-model-name",)
     sized_by: tuple[str, ...] = ()
     without_core_binding: tuple[str, ...] = ()
+    lossy: Mapping[str, Sequence[str]] = field(default_factory=dict)
     note: str = ""
     example: str = ""
 
@@ -183,6 +187,7 @@ LLAMA_CPP = Startup(
     pools=("ngram-mod", "ngram-cache"),
     model=("-m", "--model", "-hf", "-hfr", "--hf-repo", "-mu", "--model-url"),
     served_name=("-a", "--alias"),
+    lossy={"--spec-synth-len": (), "--spec-synth-rates": ()},
     sized_by=("-ngl", "--gpu-layers", "--n-gpu-layers"),
     note=(
         "llama-server chooses layers on the GPU (-ngl) and the context (-c) by the memory that is free,"
@@ -223,6 +228,7 @@ VLLM = Startup(
     pools=("suffix",),
     model_follows=True,
     sized_by=("--gpu-memory-utilization", "--kv-cache-memory-bytes", "--kv-cache-memory"),
+    lossy={"--speculative-config.rejection_sample_method": ("standard", "strict", "probabilistic")},
     without_core_binding=("VLLM_CPU_OMP_THREADS_BIND=nobind",),
     note=(
         "with a draft vLLM has fewer blocks for keys and values, and with some methods (ngram, medusa, suffix)"
@@ -290,6 +296,11 @@ SGLANG = Startup(
     pools=("NGRAM",),
     model=("--model-path", "--model"),
     sized_by=("--mem-fraction-static",),
+    lossy={
+        "--speculative-accept-threshold-single": ("1",),
+        "--speculative-accept-threshold-acc": ("1",),
+        "SGLANG_SIMULATE_ACC_": (),
+    },
     example="--speculative-algorithm EAGLE3 --speculative-draft-model-path DRAFT",
 )
 
@@ -305,10 +316,22 @@ MLX_LM = Startup(
     example="--draft-model DRAFT",
 )
 
+# Settings of `harness serve` that say what is accepted, with the values at which the output follows the target.
+_RULES_OF_OURS = {
+    prefix + name: exact
+    for prefix in ("", "decoding.")
+    for name, exact in {
+        "rule": [rule for rule, record in RULES.all().items() if record.lossless],
+        "synthetic_acceptance": ["null"],
+        **{parameter: [f"{default:g}"] for parameter, default in PARAMETERS.items()},
+    }.items()
+}
+
 HARNESS = Startup(
     programs=("harness serve", "specharness serve", "-m harness serve"),
-    speculation=tuple(
-        "draft --draft K k -K --K num_draft_tokens decoding.num_draft_tokens decoding.rule".split()
+    speculation=(
+        *"draft --draft K k -K --K num_draft_tokens decoding.num_draft_tokens".split(),
+        *_RULES_OF_OURS,
     ),
     drafts_by=("draft", "--draft"),
     drafts_always=True,
@@ -320,4 +343,5 @@ HARNESS = Startup(
     draft=("draft", "--draft"),
     model=("model", "--model"),
     served_name=(),
+    lossy=_RULES_OF_OURS,
 )

@@ -19,6 +19,7 @@ from harness.commands.plan.record import PlanSettings
 from harness.commands.plan.rows import PlanRow
 from harness.commands.read_prices import read_prices, yields_of
 from harness.commands.read_runs import runs_of_pair
+from harness.config.acceptance_rules import PARAMETERS
 from harness.config.errors import SettingError
 from harness.config.model_names import SERVED
 from harness.config.settings import LARGEST_K, DecodingSettings, ModelSettings, api_key
@@ -69,7 +70,7 @@ class Plan(Experiment[PlanSettings, PlanRow]):
         if settings.costs is not None:
             self._predict(settings.costs)
         elif settings.accepted.path is not None:
-            names = ["top_k", "top_p", "rule", "lenience"] if settings.decoding.temperature else []
+            names = ["top_k", "top_p", "rule", *PARAMETERS] if settings.decoding.temperature else []
             drawn = {name: getattr(settings.decoding, name) for name in ("temperature", *names)}
             runs = runs_of_pair("acceptance", AcceptanceRow, settings, drawn)
             self.accepted = yields_of(runs[-1])

@@ -55,9 +55,6 @@ class Recovery(Experiment[RecoverySettings, RecoveryRow]):
     def measure(self, session: Session) -> None:
         # What was checked before an error has its rows.
         for check in self._checks(session):
-            if self.settings.decoding.lossy and check["verdict"] == "lossless":
-                # The output may differ by definition, although the check does not show it.
-                check["verdict"] = "undecided"
             self.checks.append(check)
 
     def rows(self, session: Session) -> list[RecoveryRow]:
@@ -71,7 +68,12 @@ class Recovery(Experiment[RecoverySettings, RecoveryRow]):
             "refused": ", ".join(self.refused) or None,
             **self.too_long,
         }
-        return [session.row(RecoveryRow, **common | check) for check in self.checks or [{}]]
+        rows = [session.row(RecoveryRow, **common | check) for check in self.checks or [{}]]
+        # By definition the output may differ, although the check does not show it.
+        unseen = [row for row in rows if row.lossy and row.verdict == "lossless"]
+        return [
+            dataclasses.replace(row, verdict="undecided") if row in unseen else row for row in rows
+        ]
 
     def _checks(self, session: Session) -> Iterator[Columns]:
         """Open the engine, look for a reference, and yield each check."""

@@ -144,7 +144,7 @@ class Loop:
         target: the runner of the model that decides.
         drafter: proposes tokens; None for regular decoding, one token per row and forward pass.
         num_draft_tokens: K, or what chooses it before every iteration; 0 is regular decoding.
-        lenience, verification: the rule of acceptance, called where a row is offered a token.
+        verification: the rule of acceptance, called where a row is offered a token.
         redraw: propose and accept with numbers that no other iteration takes, for a rule by which a
             rejection depends on later tokens (block verification): a position that is drafted again
             must not meet the numbers by which it was rejected, see `randomness`. With
@@ -158,7 +158,6 @@ class Loop:
         target: Runner,
         drafter: Drafter | None = None,
         num_draft_tokens: int | DraftLength = 0,
-        lenience: float = 1.0,
         verification: Callable[[Offer], Verdict] = verify,
         redraw: bool = False,
         warp: BatchWarp | None = None,
@@ -168,7 +167,6 @@ class Loop:
         if isinstance(num_draft_tokens, int):
             num_draft_tokens = DraftLength(num_draft_tokens)
         self._draft_length = num_draft_tokens
-        self._lenience = lenience
         self._verification = verification
         self._redraw = redraw
         self._warp = warp or BatchWarp()
@@ -261,7 +259,6 @@ class Loop:
                         draft_probabilities=draft_probabilities,
                         accept_uniforms=drafting[:, :width, Purpose.ACCEPT],
                         next_uniforms=by_position[:, : width + 1, Purpose.TARGET],
-                        lenience=self._lenience,
                         lengths=to_device(lengths, device) if is_ragged else None,
                     )
                 )

@@ -31,7 +31,6 @@ class Offer:
             the target's; None for a deterministic drafter.
         accept_uniforms: [B, K] in [0, 1), one for each test.
         next_uniforms: [B, K + 1] in [0, 1), one for each position the next token may have.
-        lenience: in (0, 1]; 1 is exact.
         lengths: [B] from 0 to K, how many draft tokens each row was offered; the others only fill
             the batch up and do not count. None for K in every row.
     """
@@ -41,7 +40,6 @@ class Offer:
     draft_probabilities: Tensor | None
     accept_uniforms: Tensor
     next_uniforms: Tensor
-    lenience: float = 1.0
     lengths: Tensor | None = None
 
     @property
@@ -80,15 +78,15 @@ class Verdict:
     draft_probability: Tensor
 
 
-def verify(offer: Offer) -> Verdict:
-    """Keep a prefix of the draft tokens and draw the token after it: the rows follow the target's
-    distribution.
+def verify(offer: Offer, *, lenience: float = 1.0) -> Verdict:
+    """Keep a prefix of the draft tokens and draw the token after it: at lenience 1 the rows follow
+    the target's distribution.
     """
     target_probability = offer.target_probability
     draft_probability = offer.draft_probability
     # u < target / draft, without the division: a uniform is below 1, so equal probabilities always
     # accept.
-    accepted = offer.accept_uniforms * (offer.lenience * draft_probability) < target_probability
+    accepted = offer.accept_uniforms * (lenience * draft_probability) < target_probability
     return Verdict(*accepted_prefix(accepted, offer), target_probability, draft_probability)
 
 
@@ -134,7 +132,7 @@ def verify_block(offer: Offer) -> Verdict:
     probability s_i / (s_i + 1 - p_i), where s_i is the mass of max(0, p_i target - draft) after it,
     and the whole block with p_K. The longest prefix that passes is kept, even if a shorter one did
     not. The token after it is drawn from that residual. Deterministic proposals are accepted as
-    often as by `verify`. It takes no lenience.
+    often as by `verify`.
     """
     target_probability = offer.target_probability
     draft_probability = offer.draft_probability
@@ -193,7 +191,7 @@ def verify_typical(offer: Offer, *, epsilon: float = 0.09, delta: float = 0.3) -
     defaults are the values of Medusa's code. The token
     after them is the target's likeliest at any temperature, as in that code (`generate_candidates`
     begins with the argmax). A row that is offered nothing draws from the target, as it would in a
-    batch of its own, where no rule is asked. Lenience is ignored.
+    batch of its own, where no rule is asked.
     """
     target = offer.target_probabilities
     target_probability = offer.target_probability

@@ -167,7 +167,7 @@ class LocalArm(Arm):
             drafter = self.timer.watch("drafting", drafter, "propose")
         number = decoding.num_draft_tokens
         rates = decoding.synthetic_rates
-        rule = RULES[decoding.rule].verification() if rates is None else AcceptByCoin(rates)
+        rule = RULES[decoding.rule].verification(decoding) if rates is None else AcceptByCoin(rates)
         if rates is None and not RULES.is_built_in(decoding.rule):
             rule = checked_rule(rule, decoding.rule)
         if self.fault is not NONE:
@@ -176,7 +176,6 @@ class LocalArm(Arm):
             target,
             drafter,
             self.policy if number == "auto" else number,
-            lenience=decoding.lenience,
             verification=rule,
             redraw=RULES[decoding.rule].redraws,
             warp=warp,

@@ -47,7 +47,10 @@ def test_settings_change_together_and_the_rest_stays(settings: CompareSettings) 
         ("temperature 1", "temperature: cannot be read as setting=value"),
         ("temperature=", "decoding.temperature=: has a value that cannot be read"),
         ("temperature={", "decoding.temperature={: has a value that cannot be read"),
-        ("lenience=0.5", "decoding.lenience=0.5: below 1 needs decoding.rule=google"),
+        (
+            "lenience=0.5",
+            "decoding.lenience=0.5: needs decoding.rule=google; the other rules have no lenience",
+        ),
     ],
 )
 def test_a_wrong_change_is_one_line_and_changes_nothing(
