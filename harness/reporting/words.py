@@ -253,6 +253,9 @@ def in_words(row: RunRow, column: str) -> str | None:
         return None if column in _PLACES else ""
     # Of a path its last part: checkouts of one model are at different places.
     text = called(f"./{value}") if column in _PLACES else _as_text(value)
+    if entry.removeprefix("decoding.") in PARAMETERS:
+        # Said where its rule is.
+        return ""
     if entry.startswith("vary."):
         return f"{entry.removeprefix('vary.')}={text}"
     if entry and isinstance(value, list):
