@@ -22,35 +22,22 @@ from harness.engines.door import local
 ROOT = Path(__file__).parents[1]
 PACKAGE = "harness"
 
-# Rooms that a room may import, apart from itself. A file next to the rooms is a room too, and so is each folder of
-# `local`, the wing with the models. `engines.arrivals` is one file of a room.
-MAY_IMPORT: dict[str, set[str]] = {
-    "__init__": {"config", "cli"},
-    "__main__": {"cli"},
-    "config": set(),
-    "results": {"config"},
-    "reporting": {"config", "results"},
-    "engines": {"config", "results"},
-    "servers": {"config", "engines"},
-    "measuring": {"config", "results", "reporting", "engines"},
-    "commands": {"config", "results", "reporting", "engines", "servers", "measuring"},
-    "cli": {"config", "results", "reporting", "engines", "measuring", "commands"},
-    "local": set(),
-    "local.decoding": {"engines.arrivals"},
-    "local.runners": {"config", "local.decoding", "local.models.cache_names"},
-    "local.models": {"config"},
-    "local.drafting": {"config", "local.decoding", "local.runners", "local.models"},
-    "local.engine": {
-        "config",
-        "results",
-        "engines",
-        "local.decoding",
-        "local.runners",
-        "local.models",
-        "local.drafting",
-    },
-    "local.serving": {"config", "results", "engines", "local.decoding", "local.engine"},
-}  # fmt: skip
+
+def _table() -> dict[str, set[str]]:
+    """Rooms that a room may import, apart from itself, by the table of ARCHITECTURE.md. A file next to the rooms is a
+    room too, and so is each folder of `local`, the wing with the models.
+    """
+    page = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    _, _, table = page.partition("| room | may import |")
+    allowed: dict[str, set[str]] = {}
+    for line in table.partition("\n\n")[0].splitlines()[2:]:
+        _, rooms, others, _ = line.split("|")
+        for room in re.findall("`(.+?)`", rooms):
+            allowed[room] = set(re.findall("`(.+?)`", others))
+    return allowed
+
+
+MAY_IMPORT = _table()
 # Rooms that name types of the wing with the models. What they call there is imported by name (`engines.door.local`).
 NAME_TYPES = {"engines", "measuring", "commands"}
 # Only that wing imports these, in functions and for types too.

@@ -169,12 +169,13 @@ def arm_name(row: Any) -> str:
 
 def lossy_rule(row: Any) -> str | None:
     """`rule typical`, `lenience 0.8`, or what the command of a server says; None for a lossless rule."""
+    rule = getattr(row, "rule", None)
     if row.is_elsewhere:
-        return str(row.rule) if row.lossy else None
-    record = None if row.rule is None else RULES.loaded(row.rule)
+        return str(rule) if rule and row.lossy else None
+    record = None if rule is None else RULES.loaded(rule)
     is_lossless = record is not None and record.is_lossless(row.temperature)
-    if row.lossy and row.rule and not is_lossless:
-        return f"rule {row.rule}"
+    if rule and row.lossy and not is_lossless:
+        return f"rule {rule}"
     changed = changed_parameters(row).items()
     return ", ".join(f"{name} {value:g}" for name, value in changed) or None
 

@@ -19,10 +19,12 @@ from documented import ROOT, typed_lines, words_of
 from harness.cli.manifest import Manifest, SweepCallback
 from harness.cli.menu import documentation
 from harness.cli.menu.names import CONF
-from harness.commands.registry import with_settings
+from harness.commands.registry import COMMANDS, with_settings
 from recipes.reference_pages import departures
 
 # model/ has its own test, launchers are tried in tests/cli/test_launchers.py; hydra/ is no menu for users.
+# What may stand in place of a command.
+NO_COMMANDS = ("help", "SETTINGS")
 CHOICES = [
     f"{group.name}={preset.stem}"
     for group in sorted(CONF.iterdir())
@@ -55,6 +57,9 @@ def test_every_documented_command_line_is_right(
     wrong = []
     for line in lines:
         command, *words = words_of(line)
+        is_known = command in NO_COMMANDS or command.startswith(("-", "./"))
+        if not is_known and command not in COMMANDS.names():
+            wrong.append(f"{line}: no such command")
         # Other commands take paths, or stand for one in a file. Presets alone have a test of their own.
         presets_alone = len(words) == 1 and words[0].startswith("+experiment=")
         # tests/test_cli.py runs those with presets of one's own.

@@ -116,6 +116,29 @@ def test_a_command_says_what_it_runs(
 
 
 @pytest.mark.parametrize(
+    ("typed", "lossy_by"),
+    [
+        ("sglang serve --model A --speculative-algorithm EAGLE --speculative-accept-threshold-single 0.5",
+            "--speculative-accept-threshold-single 0.5"),
+        ("sglang serve --model A --speculative-algorithm EAGLE --speculative-accept-threshold-acc=1.0", None),
+        ("SGLANG_SIMULATE_ACC_LEN=3 sglang serve --model A --speculative-algorithm EAGLE", "SGLANG_SIMULATE_ACC_LEN"),
+        ("vllm serve A -sc.method=ngram -sc.rejection_sample_method=synthetic",
+            "--speculative-config.rejection_sample_method synthetic"),
+        ("vllm serve A -sc.method=ngram", None),
+        ("harness serve model=7B draft=68m decoding.rule=google lenience=0.5", "lenience 0.5"),
+        ("harness serve model=7B draft=68m rule=typical", "rule typical"),
+        ("harness serve model=7B draft=68m decoding.rule=block decoding.lenience=1", None),
+        ("llama-server -m X --spec-type draft-mtp", None),
+    ],
+)  # fmt: skip
+def test_a_command_says_what_makes_it_lossy(typed: str, lossy_by: str | None) -> None:
+    command = read(typed)
+    assert command.lossy_by == lossy_by
+    # The regular server has none of it.
+    assert command.regular().lossy_by is None
+
+
+@pytest.mark.parametrize(
     ("typed", "said"),
     [
         ("vllm serve A", "nothing in it makes vLLM speculate: add --speculative-config"),

@@ -24,7 +24,11 @@ def typed_lines() -> list[str]:
     text = re.sub(r"\\\n\s*", "", text)
     names = "|".join(command.name for command in commands())
     typed = re.findall("-m harness ([^`\n]*)", text)
-    typed += re.findall(rf"(?:^|[`$ ])harness ((?:{names})\b[^`\n]*)", text, re.MULTILINE)
+    # Any word behind it in code, so that the name of a command that is gone, or mistyped, is found too.
+    fences = re.findall(r"^```(?!text)\w+\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    remarks = re.findall(r"^ *(?:[#$]|Next) .*|^    .*", text, re.MULTILINE)
+    code = "\n".join([*fences, *re.findall("`[^`\n]+`", text), *remarks])
+    typed += re.findall("(?:^|[`$ ])harness ([a-z-][^`\n]*)", code, re.MULTILINE)
     typed += re.findall(f"`((?:{names}) [^`]*=[^`]*)`", text)
     for command in commands():
         examples = [(command.example, ""), *command.examples]

@@ -211,7 +211,7 @@ class PlacedPair(PlannedPair):
             how = method_of(draft_settings).describe(draft_settings)
             if self.head is not None:
                 size = amount(self.sketches[-1].weight_bytes)
-                how = f"{self.head.kind.name} head, {size}"
+                how = f"{self.head.kind.title} head, {size}"
             lines.append(f"draft {draft_settings.name}: {how}")
         lines += [sketch.about_cache for sketch in self.sketches]
         if any(checkpoint.random for checkpoint in self.checkpoints):

@@ -125,7 +125,7 @@ def test_an_mtp_head_drafts_for_latency_recovery_and_plan(
 ) -> None:
     pair = [f"model={mtp_directory}", "draft=mtp"]
     prompts = f"prompts={mtp_directory}/prompts.txt"
-    assert "draft mtp: mtp head, 0.1 MB" in harness("latency", *pair, prompts, *MTP_GREEDY).stderr
+    assert "draft mtp: MTP head, 0.1 MB" in harness("latency", *pair, prompts, *MTP_GREEDY).stderr
     row = results().iloc[-1]
     assert (row["draft_method"], row["runner"], row["identical_prompts"]) == ("mtp", "static", 2)
     # A loss would be found and end with 1; these few draws cannot rule out a small one.

@@ -81,6 +81,7 @@ class DFlash(LayeredHead):
     """
 
     name = "dflash"
+    title = "DFlash"
     config_type: ClassVar[type[HeadConfig]] = DFlashConfig
     config: DFlashConfig
     # What configurations leave out.
@@ -191,6 +192,7 @@ class JetSpec(DFlash):
     """
 
     name = "jetspec"
+    title = "JetSpec"
 
 
 class CorrectedBlock(DFlash):
@@ -245,6 +247,7 @@ class DSpark(CorrectedBlock):
     """
 
     name = "dspark"
+    title = "DSpark"
     config_type = DSparkConfig
     config: DSparkConfig
     usually_from_anchor = True
@@ -326,6 +329,7 @@ class DFlash2(CorrectedBlock):
     """
 
     name = "dflash2"
+    title = "DFlash 2"
     config_type = DFlash2Config
     config: DFlash2Config
     usually_causal_windows = False
@@ -454,6 +458,7 @@ class Domino(CorrectedBlock):
     """
 
     name = "domino"
+    title = "Domino"
     config_type = DominoConfig
     config: DominoConfig
 

@@ -200,7 +200,7 @@ def read_head(
             # "Error(s) in loading state_dict for Eagle3:", and a line for each.
             _, _, causes = str(error).partition("\n")
             causes = " ".join(causes.split())[:300]
-            raise stored.refused(f"holds no {kind.name} head: {causes}") from None
+            raise stored.refused(f"holds no {kind.title} head: {causes}") from None
     return head
 
 

@@ -52,6 +52,7 @@ class Eagle3(LayeredHead):
     """
 
     name = "eagle3"
+    title = "EAGLE-3"
     config_type: ClassVar[type[HeadConfig]] = EagleConfig
     config: EagleConfig
     one_pass = False
@@ -171,6 +172,7 @@ class PEagle(Eagle3):
     """
 
     name = "peagle"
+    title = "P-EAGLE"
     config_type = PEagleConfig
     config: PEagleConfig
     one_pass = True

@@ -110,6 +110,7 @@ class Head(nn.Module):
 
     Class attributes:
         name: of its kind, as speculators and vLLM call it.
+        title: its name in tables and documents.
         one_pass: whether one forward pass drafts all tokens.
         config_type: of `config`, whose fields `fields` reads.
         weight_files: names of files with its weights, in the order in which they are looked for.
@@ -120,6 +121,7 @@ class Head(nn.Module):
     """
 
     name: ClassVar[str]
+    title: ClassVar[str]
     one_pass: bool = True
     config_type: ClassVar[type[HeadConfig]] = HeadConfig
     weight_files: ClassVar[tuple[str, ...]] = ("model.safetensors", "pytorch_model.bin")

@@ -42,6 +42,7 @@ class Medusa(Head):
     """
 
     name = "medusa"
+    title = "Medusa-1"
     config_type = MedusaConfig
     config: MedusaConfig
     weight_files = (*Head.weight_files, "medusa_lm_head.safetensors", "medusa_lm_head.pt")

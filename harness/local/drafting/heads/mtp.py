@@ -59,6 +59,7 @@ class Mtp(Eagle3):
     """
 
     name = "mtp"
+    title = "MTP"
     config_type = HeadConfig
 
     def __init__(self, config: HeadConfig, model: MtpModel) -> None:

@@ -1,0 +1,89 @@
+"""Documents, settings and pages name every record of a registry, and say of it what the record says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.cli.menu.conversion import setting_hints
+from harness.cli.menu.typed import settings_meant_by
+from harness.commands.registry import COMMANDS, configured, with_settings
+from harness.config.acceptance_rules import PARAMETERS, RULES
+from harness.config.faults import FAULTS
+from harness.config.methods import METHODS
+from harness.config.settings import DecodingSettings
+from harness.engines.registry import ENGINES
+from harness.local.drafting.heads.checkpoint import KINDS
+from harness.reporting.page import lossless_again
+from harness.reporting.words import arm_name, in_words, lossy_warning
+from harness.servers.dialects import DIALECTS
+from report_files import latency_run
+
+DOCS = Path(__file__).parents[1] / "docs"
+DRAFTED_BY = [f"`{name}`" for name, record in METHODS.all().items() if record.named]
+STARTED = [dialect for dialect in DIALECTS.all().values() if dialect.startup is not None]
+
+# Below a heading of a page each of these has a row of a table, or stands in a sentence.
+NAMED = {
+    "commands": ("commands.md", "Commands", [f"`{name}`" for name in COMMANDS.names()]),
+    "faults": ("losslessness.md", "Planted faults", [f"`{name}`" for name in FAULTS.names()]),
+    "rules": ("settings.md", "decoding", [f"`{name}`" for name in RULES.names()]),
+    "engines": ("settings.md", "Engines", [f"engine={name}" for name in ENGINES.names()]),
+    "ways to draft": ("drafting.md", "What drafts", DRAFTED_BY),
+    "heads": ("drafting.md", "What drafts", [kind.title for kind in KINDS.values()]),
+    "servers": ("served-pairs.md", "Commands", [dialect.title for dialect in STARTED]),
+    "programs": ("served-pairs.md", "Commands", [one.startup.programs[0] for one in STARTED]),
+}
+
+
+def section(page: str, heading: str) -> str:
+    """What stands below a heading, up to the next one."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    _, found, rest = text.partition(f"# {heading}\n")
+    assert found, (page, heading)
+    return rest.partition("\n## ")[0]
+
+
+@pytest.mark.parametrize("records", NAMED)
+def test_a_page_names_each(records: str) -> None:
+    page, heading, names = NAMED[records]
+    text = section(page, heading)
+    assert [name for name in names if name not in text] == []
+
+
+@pytest.mark.parametrize("name", RULES.names())
+def test_what_is_said_of_a_rule_is_what_its_record_says(name: str) -> None:
+    rule = RULES[name]
+    settings = DecodingSettings(rule=name)
+    assert settings.lossy != rule.lossless
+    row = latency_run(rule=name, temperature=0.5, lossy=settings.lossy)[-1]
+    assert ("(lossy)" in arm_name(row)) == settings.lossy
+    assert ("(lossy)" in (in_words(row, "rule") or "")) == settings.lossy
+    assert (lossy_warning(row) is not None) == settings.lossy
+    again = lossless_again(row)
+    assert (again.changes if again else None) == ("rule=deepmind" if settings.lossy else None)
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_a_parameter_is_a_setting_of_its_rules_alone(name: str) -> None:
+    assert DecodingSettings.__dataclass_fields__[name].default == PARAMETERS[name]
+    assert any(name in rule.parameters for rule in RULES.all().values())
+
+
+# Words that several settings end with: these are typed with their group.
+AMBIGUOUS = set(
+    "architecture file gguf_file gpus lengths name quantization repository revision tokenizer trust_remote_code".split()
+)
+
+
+def test_no_new_setting_takes_the_short_name_of_another() -> None:
+    """`threshold=0.2` means `draft.threshold` as long as no other setting ends so."""
+    for command in with_settings():
+        names = setting_hints(configured(command).settings)
+        words = {name.rpartition(".")[2] for name in names}
+        several = {word for word in words if len(settings_meant_by(word, names)) > 1}
+        assert several <= AMBIGUOUS, (
+            f"these could be typed alone with {command}, until a setting was added that ends so too: give it another"
+            " name, or list the word in AMBIGUOUS and in the changelog"
+        )
