@@ -196,6 +196,16 @@ def test_no_command_is_imported_by_another_one_or_by_any_room() -> None:
     assert found == []
 
 
+def test_no_measurement_imports_a_page() -> None:
+    found = [
+        f"{file.parent.name} {statement.module}"
+        for file in (ROOT / PACKAGE / "commands").rglob("measure.py")
+        for statement in imports(file, ROOT)
+        if "page" in statement.module.split(".")
+    ]
+    assert found == []
+
+
 def test_no_files_import_each_other() -> None:
     assert circle(ROOT) == []
 

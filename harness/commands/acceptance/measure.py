@@ -15,7 +15,6 @@ from harness.commands.acceptance.health import (
     health_columns,
     likelihood_columns,
 )
-from harness.commands.acceptance.page import turn_range
 from harness.commands.acceptance.record import AcceptanceSettings
 from harness.commands.command import Experiment
 from harness.config.amounts import counted
@@ -293,7 +292,9 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
         by_turn = sorted(
             zip(self.texts, self.read, strict=True), key=lambda answer: answer[0].turn or 1
         )
-        for name, turns in grouped(by_turn, lambda answer: turn_range(answer[0].turn or 1)).items():
+        for name, turns in grouped(
+            by_turn, lambda answer: _turn_range(answer[0].turn or 1)
+        ).items():
             cuts = [read.cut for _, read in turns]
             conversations = [text.prompt_index for text, _ in turns]
             intervals = iterations.tokens_per_iteration(cuts, conversations, "conversation")
@@ -375,3 +376,9 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
 
 def _of_one_answer(prompt: Prompt, asked: Sequence[int], answer: Sequence[int]) -> Reading:
     return Reading(prompt, Transcript.of(asked, answer), [None])
+
+
+def _turn_range(turn: int) -> str:
+    """The range that a turn is in: `1`, `2 to 3`, `4 to 7` and so on."""
+    first = 2 ** (turn.bit_length() - 1)
+    return f"{first:,} to {2 * first - 1:,}" if turn > 1 else "1"

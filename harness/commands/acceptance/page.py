@@ -229,9 +229,3 @@ def _page_of_drafts(
     table = Table.of("acceptance", "Expected of drafts", drafts, columns)
     title = title_of_many([_asked(draft.row) for draft in drafts])
     return Page(title, findings, (), [table], [("Note", note) for note in notes])
-
-
-def turn_range(turn: int) -> str:
-    """The range that a turn is in: `1`, `2 to 3`, `4 to 7` and so on."""
-    first = 2 ** (turn.bit_length() - 1)
-    return f"{first:,} to {2 * first - 1:,}" if turn > 1 else "1"

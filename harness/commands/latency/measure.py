@@ -9,11 +9,10 @@ import time
 from collections.abc import Mapping, Sequence
 
 from harness.commands.command import Experiment
-from harness.commands.latency.conversations import Conversations
+from harness.commands.latency.figures import profile_table
 from harness.commands.latency.own_texts import tokens_of_smaller_ks
-from harness.commands.latency.questions import asks_again, questions_to_ask
+from harness.commands.latency.questions import Conversations, asks_again, questions_to_ask
 from harness.commands.latency.record import LatencySettings
-from harness.commands.latency.tables.figures import profile_table
 from harness.config.errors import RunError
 from harness.config.settings import require
 from harness.engines.door import local

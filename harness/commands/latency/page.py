@@ -7,19 +7,18 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from harness.commands.latency.steps import steps_after_run, steps_after_runs
-from harness.commands.latency.tables.answer import checked, end, has_verdict, headline, reasons
-from harness.commands.latency.tables.categories import divided_tables
-from harness.commands.latency.tables.costs import times_table
-from harness.commands.latency.tables.doubts import doubts
-from harness.commands.latency.tables.figures import (
+from harness.commands.latency.answer import checked, end, has_verdict, headline, reasons
+from harness.commands.latency.costs import times_table
+from harness.commands.latency.doubts import doubts
+from harness.commands.latency.figures import (
     arms_table,
+    divided_tables,
     pairs_table,
+    published_table,
     reasons_table,
     requests_table,
 )
-from harness.commands.latency.tables.published import published_table
-from harness.commands.latency.tables.ranking import (
+from harness.commands.latency.ranking import (
     RankedRun,
     among_themselves,
     answers,
@@ -27,6 +26,7 @@ from harness.commands.latency.tables.ranking import (
     ranked_runs,
     shared_details,
 )
+from harness.commands.latency.steps import steps_after_run, steps_after_runs
 from harness.measuring.rows import LatencyRow
 from harness.reporting.page import Page, heading, title_of_many
 from harness.reporting.table import Column, Line, Table, number

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from operator import attrgetter
 
-from harness.commands.latency.tables.costs import measured_over_k
-from harness.commands.latency.tables.ranking import RankedRun, ranked_runs, shared_details
+from harness.commands.latency.costs import measured_over_k
+from harness.commands.latency.ranking import RankedRun, ranked_runs, shared_details
 from harness.measuring.rows import LatencyRow
 from harness.reporting.drawing import (
     Curves,

@@ -167,7 +167,7 @@ class Latency(Command[LatencySettings, LatencyRow]):
 
     def line(self, rows: Sequence[LatencyRow]) -> str:
         """The speed-up; the speculative arm's row is the last."""
-        from harness.commands.latency.tables.answer import result_line
+        from harness.commands.latency.answer import result_line
 
         return result_line(rows[-1])
 
@@ -177,7 +177,7 @@ class Latency(Command[LatencySettings, LatencyRow]):
         return speedup_bars(runs)
 
     def table_rows(self, runs: Sequence[Run[LatencyRow]]) -> Sequence[str]:
-        from harness.commands.latency.tables.table_row import table_rows
+        from harness.commands.latency.table_row import table_rows
 
         return [*table_rows(runs)]
 

@@ -8,13 +8,13 @@ import shlex
 from collections.abc import Sequence
 from operator import attrgetter
 
-from harness.commands.latency.tables.answer import has_verdict
-from harness.commands.latency.tables.costs import (
+from harness.commands.latency.answer import has_verdict
+from harness.commands.latency.costs import (
     choice_of_k,
     predicted_by_k,
     still_rises,
 )
-from harness.commands.latency.tables.ranking import RankedRun
+from harness.commands.latency.ranking import RankedRun
 from harness.config.amounts import percent
 from harness.measuring.rows import LatencyRow
 from harness.reporting.page import Step

@@ -10,7 +10,6 @@ from typing import Any
 from harness.commands.command import Experiment
 from harness.commands.latency.measure import Latency
 from harness.commands.latency.record import LatencySettings
-from harness.commands.map.page import for_vllm
 from harness.commands.map.record import DRAFT_TOKENS, MapSettings
 from harness.commands.map.rows import MapRow
 from harness.config.errors import RunError, SettingError
@@ -21,7 +20,7 @@ from harness.measuring.prices import iteration_cost
 from harness.measuring.progress import note, say
 from harness.measuring.session import Session
 from harness.reporting.names import name_of
-from harness.results.judging.grid import cells_of, schedule_of
+from harness.results.judging.grid import cells_of, for_vllm, schedule_of
 from harness.results.judging.series import judged_at_once
 from harness.results.locked_files import replace_file
 from harness.results.price.value import write_costs

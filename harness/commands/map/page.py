@@ -4,22 +4,21 @@ schedule.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from harness.commands.latency.tables.doubts import shared_doubts
-from harness.commands.latency.tables.figures import arms_table, reasons_table
-from harness.commands.latency.tables.ranking import RankedRun, ranked_runs
+from harness.commands.latency.doubts import shared_doubts
+from harness.commands.latency.figures import arms_table, reasons_table
+from harness.commands.latency.ranking import RankedRun, ranked_runs
 from harness.commands.map.rows import MapRow
 from harness.config.amounts import counted
 from harness.reporting.names import Name, distinct_names
 from harness.reporting.page import Page, Step, title_of_many
 from harness.reporting.table import Column, Line, Style, Table, TableRow
 from harness.reporting.words import disturbed_runs
-from harness.results.judging.grid import Schedule, cells_of, highest, schedule_of
+from harness.results.judging.grid import cells_of, highest, schedule_of
 from harness.results.judging.series import Member, Sides
 from harness.results.runs import Run, grouped
 from harness.results.schema import NO_VERDICT
@@ -170,15 +169,6 @@ def _undecided(cells: Sequence[Member]) -> str | None:
     others_too = " (others for other reasons)" if others else ""
     number = f"{len(reasons)} of {len(cells)} measured cells"
     return f"{number} cannot tell whether it pays: {first}{others_too}."
-
-
-def for_vllm(schedule: Schedule) -> str:
-    """The entries of vLLM's `--speculative-config` for a schedule, without those of the draft."""
-    config = {
-        "num_speculative_tokens": max(k for _, _, k in schedule),
-        "num_speculative_tokens_per_batch_size": [list(entry) for entry in schedule],
-    }
-    return json.dumps(config, indent=2) + "\n"
 
 
 def _schedule_in_words(cells: Sequence[Member], *, has_file: bool) -> str:

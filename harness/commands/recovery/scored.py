@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Sequence
 
 from harness.commands.recovery.scores import Scores, choose_place, is_lossy
-from harness.commands.recovery.tables import p_value_in_words
 from harness.commands.recovery.workload import (
     Asking,
     Columns,
@@ -21,6 +20,7 @@ from harness.engines.door.reference import Reference
 from harness.engines.protocol import Arm, in_batches
 from harness.measuring.progress import say
 from harness.measuring.reported import ReportedReference, ReturnedLogprobs
+from harness.results.statistics.drawn_tokens import p_value_in_words
 
 # The share of drawn tokens that follow the one place.
 _SHARE_AT_PLACE = 0.5

@@ -20,7 +20,7 @@ from harness.reporting.words import (
 )
 from harness.results.judging.output import judged_output
 from harness.results.runs import Run
-from harness.results.statistics.interval import UNKNOWN
+from harness.results.statistics.drawn_tokens import p_value_in_words
 
 _TITLE = "Is it lossless?"
 _STYLES: dict[str, Style] = {"lossless": "good", "lossy": "bad", "undecided": "warning"}
@@ -264,12 +264,6 @@ def _past_ends(row: RecoveryRow) -> str:
         if row.num_past_end
         else ""
     )
-
-
-def p_value_in_words(value: float | None) -> str:
-    if value is None:
-        return UNKNOWN
-    return f"{value:.2g}" if value else "< 1e-300"
 
 
 def _share(value: float | None) -> str:

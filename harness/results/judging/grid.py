@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -77,3 +78,12 @@ def schedule_of(cells: Sequence[Member]) -> tuple[Schedule, str]:
         for index, (first, last) in enumerate(zip(firsts, lasts, strict=True))
     ]
     return schedule, ""
+
+
+def for_vllm(schedule: Schedule) -> str:
+    """The entries of vLLM's `--speculative-config` for a schedule, without those of the draft."""
+    config = {
+        "num_speculative_tokens": max(k for _, _, k in schedule),
+        "num_speculative_tokens_per_batch_size": [list(entry) for entry in schedule],
+    }
+    return json.dumps(config, indent=2) + "\n"

@@ -32,6 +32,7 @@ from harness.results.statistics.bets import (
     learner_on_parts,
     power_on_parts,
 )
+from harness.results.statistics.interval import UNKNOWN
 
 Finding = Literal["lossless", "lossy", "undecided"]
 
@@ -324,3 +325,10 @@ def masses_of_parts(masses: Floats, parts: Ints) -> Floats:
 def coarser(masses: Floats, scale: int) -> Floats:
     """Masses [..., `scale`] of so many parts, by those of the fine ones."""
     return np.asarray(masses.reshape(*masses.shape[:-1], scale, -1).sum(-1))
+
+
+def p_value_in_words(value: float | None) -> str:
+    """`0.032`, or `< 1e-300`."""
+    if value is None:
+        return UNKNOWN
+    return f"{value:.2g}" if value else "< 1e-300"

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from harness.commands.latency.costs import main_limit
 from harness.commands.latency.page import latency_page
-from harness.commands.latency.tables.costs import main_limit
-from harness.commands.latency.tables.table_row import table_rows
+from harness.commands.latency.table_row import table_rows
 from harness.config.command_line import Words
 from harness.measuring.prices import StepCosts
 from harness.measuring.rows import LatencyRow

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from harness.commands.latency.tables.doubts import DOUBTS, doubts, notes
+from harness.commands.latency.doubts import DOUBTS, doubts, notes
 from harness.results.runs import Run
 from report_files import latency_run, prompt_rows
 from wording import mentions

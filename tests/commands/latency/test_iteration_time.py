@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from harness.commands.latency.costs import iteration_line, predicted_by_k, times_table
 from harness.commands.latency.page import latency_page
 from harness.commands.latency.plots import latency_plots
-from harness.commands.latency.tables.costs import iteration_line, predicted_by_k, times_table
-from harness.commands.latency.tables.ranking import ranked_runs
+from harness.commands.latency.ranking import ranked_runs
 from harness.measuring.rows import LatencyRow
 from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.runs import Run

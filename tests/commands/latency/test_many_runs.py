@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.commands.latency.tables.categories import Category, parts_of
-from harness.commands.latency.tables.figures import pairs_table
-from harness.commands.latency.tables.ranking import ranked_runs
+from harness.commands.latency.figures import Category, pairs_table, parts_of
+from harness.commands.latency.ranking import ranked_runs
 from harness.commands.report.command import build
 from harness.measuring.rows import LatencyRow
 from harness.reporting.table import legend

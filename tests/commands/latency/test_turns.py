@@ -11,8 +11,7 @@ import pandas as pd
 import pytest
 
 from echo_server import EchoServer, serving
-from harness.commands.latency.conversations import Conversations
-from harness.commands.latency.questions import choose_num_laps
+from harness.commands.latency.questions import Conversations, choose_num_laps
 from harness.engines.protocol import Answered
 from harness.measuring.asking import Part, batches_to_ask, in_laps, laps_to_ask
 from harness.measuring.prompts.sets import Occurrence, Prompt, PromptSet

@@ -13,10 +13,10 @@ import pytest
 
 from echo_server import EchoServer, serving
 from harness.commands.map.measure import Cell, own_k
-from harness.commands.map.page import for_vllm, map_page
+from harness.commands.map.page import map_page
 from harness.commands.map.rows import MapRow
 from harness.measuring.session import Session
-from harness.results.judging.grid import Schedule, cells_of, schedule_of
+from harness.results.judging.grid import Schedule, cells_of, for_vllm, schedule_of
 from harness.results.judging.series import judged_at_once
 from harness.results.runs import Run
 from harness.results.schema import NO_VERDICT

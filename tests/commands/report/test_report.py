@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from harness.commands.latency.tables.ranking import RankedRun, ranked_runs
+from harness.commands.latency.ranking import RankedRun, ranked_runs
 from harness.commands.report.command import build
 from harness.reporting.files import Report
 from in_process import Harness

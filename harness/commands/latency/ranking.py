@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 
-from harness.commands.latency.tables.answer import headline
-from harness.commands.latency.tables.costs import iteration_line
+from harness.commands.latency.answer import headline
+from harness.commands.latency.costs import iteration_line
 from harness.measuring.rows import LatencyRow
 from harness.reporting.names import Name, distinct_names, name_of
 from harness.reporting.table import Line

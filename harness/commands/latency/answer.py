@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.commands.latency.tables.costs import held_back, share_of_iteration
+from harness.commands.latency.costs import held_back, share_of_iteration
 from harness.config.amounts import counted, percent
 from harness.config.model_names import SECOND_COMMAND
 from harness.measuring.prices import costs_in_steps

@@ -1,4 +1,5 @@
-"""The tables of `latency`, with every column that they have: pairs, why they are as fast, arms, requests, kernels.
+"""The tables of `latency`, with every column that they have: pairs, why they are as fast, arms, requests, kernels,
+categories of prompts, turns of conversations, and published figures next to ours.
 
 `row.acceptance_rate` of a `RankedRun` reads the row of the speculative arm (of a run without a draft the regular one),
 `regular.ms_per_token` that of the regular one.
@@ -6,14 +7,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+import itertools
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import NamedTuple
 
-from harness.commands.latency.tables.answer import stated_speedup
-from harness.commands.latency.tables.costs import auto_gave_up, held_back, share_of_predicted
-from harness.commands.latency.tables.doubts import caveats, notes
-from harness.commands.latency.tables.ranking import RankedRun
+from harness.commands.latency.answer import stated_speedup
+from harness.commands.latency.costs import auto_gave_up, held_back, share_of_predicted
+from harness.commands.latency.doubts import caveats, notes
+from harness.commands.latency.ranking import RankedRun
 from harness.config.acceptance_rules import tests_each_token
 from harness.config.amounts import percent
 from harness.engines.door.profiles import Profile
@@ -22,8 +25,12 @@ from harness.measuring.prices import StepCosts, costs_in_steps
 from harness.measuring.rows import LatencyRow
 from harness.reporting.table import Column, Table, TableRow, number, share, times, with_bounds
 from harness.reporting.words import arm_name
-from harness.results.runs import Run
-from harness.results.statistics.interval import UNKNOWN
+from harness.results.prompt_times import common_times, waits_of_both_arms
+from harness.results.published import DIFFERENCES, Published, published_for
+from harness.results.rows.prompts import LatencyPromptRow, tokens_per_iteration
+from harness.results.runs import Run, grouped
+from harness.results.statistics.interval import UNKNOWN, Interval
+from harness.results.statistics.ratios import ratio_of_totals
 
 
 def _time(row: LatencyRow) -> str | None:
@@ -246,3 +253,148 @@ def profile_table(profile: Profile) -> Table:
         notes=(f"trace for https://ui.perfetto.dev: {profile.trace}",),
         look="plain",
     )
+
+
+# The speed-up of fewer prompts is noise.
+_FEWEST_PROMPTS = 4
+
+
+@dataclass(frozen=True)
+class Category:
+    """The prompts of one category, or of one turn, that the speculative arm finished.
+
+    Attributes:
+        num_prompts: different ones; a prompt that was asked again counts once.
+        speedup: over those that both arms finished; None for fewer than four prompts.
+        pair: its name among several.
+    """
+
+    name: str
+    num_prompts: int
+    speedup: Interval | None
+    acceptance_rate: float | None
+    tokens_per_iteration: float | None
+    pair: str = ""
+
+
+def divided_tables(pairs: Sequence[RankedRun]) -> list[Table]:
+    """Pairs at their best K by category of prompts, and by turn."""
+    return [
+        _divided("categories", "category", "With which prompts?", pairs),
+        _divided("turns", "turn", "In which turn?", pairs),
+    ]
+
+
+def _divided(key: str, column: str, title: str, pairs: Sequence[RankedRun]) -> Table:
+    """A table with a row for each value that a column of prompts has, and each pair."""
+    parts = []
+    for pair in pairs:
+        if pair.is_best_of_draft:
+            name = pair.name.label() if len(pairs) > 1 else ""
+            for part in parts_of(pair.run, attrgetter(column)):
+                parts.append(replace(part, pair=name))
+    by_name = grouped(parts, attrgetter("name"))
+    columns = (
+        Column(column, text=True, of="name", once=True),
+        Column("pair", text=True, of="pair", optional=True),
+        Column("prompts", of="num_prompts"),
+        Column("speed-up\n(95 % interval)", with_bounds, "speedup", optional=True),
+        Column("acceptance", share, "acceptance_rate", optional=True),
+        Column("tokens/iteration", number(), "tokens_per_iteration", optional=True),
+    )
+    # A single one says nothing new.
+    shown = itertools.chain(*by_name.values()) if len(by_name) > 1 else []
+    about = "Speed-ups are of four prompts or more, intervals of eight."
+    return Table.of(key, title, shown, columns, about=about)
+
+
+def parts_of(run: Run[LatencyRow], name_of: Callable[[LatencyPromptRow], object]) -> list[Category]:
+    """Speed-up and acceptance of parts of a run's prompts; [] for batches, which time all their prompts together.
+
+    Args:
+        name_of: the name of the part that a prompt belongs to; None for a prompt of none.
+    """
+    row = run.last
+    each_is_timed = row.batch_size == 1 or row.was_served
+    if row.arm == "regular" or not each_is_timed:
+        return []
+    named = [prompt for prompt in run.prompt_rows if name_of(prompt)]
+    parts = []
+    for name, prompts in grouped(named, name_of).items():
+        drafted = [prompt for prompt in prompts if prompt.arm == row.arm and prompt.is_timed]
+        num_prompts = len({prompt.place for prompt in drafted})
+        waits = waits_of_both_arms(prompts)
+        speedup = None
+        if waits and num_prompts >= _FEWEST_PROMPTS:
+            regular_times, speculative_times = common_times([waits])
+            # Requests that were in flight together share a lap's conditions; turns and repetitions of a prompt are one.
+            unit = "lap" if any(len(places) > 1 for places in waits) else "prompt"
+            speedup = ratio_of_totals(regular_times, speculative_times, unit)
+        num_proposed = 0.0
+        num_accepted = 0
+        for prompt in drafted:
+            histogram = prompt.acceptance_histogram or []
+            num_proposed += sum(histogram) * (prompt.mean_proposed or 0)
+            num_accepted += sum(accepted * times for accepted, times in enumerate(histogram))
+        part = Category(
+            str(name),
+            num_prompts,
+            speedup,
+            acceptance_rate=num_accepted / num_proposed if num_proposed else None,
+            tokens_per_iteration=tokens_per_iteration(drafted),
+        )
+        parts.append(part)
+    return parts
+
+
+class _Counterparts(NamedTuple):
+    """A published figure, and the row of our measurement of the same pair."""
+
+    name: str
+    theirs: Published
+    ours: LatencyRow
+
+
+def published_table(pairs: Sequence[RankedRun]) -> Table:
+    """Published figures next to those of the pairs, or of the targets alone, that we measured.
+
+    A figure of a pair is in the table once, next to the first of ours; one of a target once per device.
+    """
+    counterparts: dict[Hashable, _Counterparts] = {}
+    for pair in pairs:
+        for figure in published_for(pair.row):
+            name, ours, device = pair.name.label(), pair.run.row("speculative"), None
+            if not figure.drafts:
+                name, ours, device = pair.model, pair.regular, pair.row.devices
+            if ours is not None:
+                key = (id(figure), device)
+                counterparts.setdefault(key, _Counterparts(name, figure, ours))
+    sources = dict.fromkeys(item.theirs.source for item in counterparts.values())
+    return Table.of(
+        "published",
+        "Next to published figures",
+        counterparts.values(),
+        _PUBLISHED,
+        about="Hardware, prompts and code differ: compare speed-ups rather than times.",
+        notes=[f"{name}: {DIFFERENCES[name]}." for name in sources if name in DIFFERENCES],
+    )
+
+
+def _our_length(item: _Counterparts) -> float | None:
+    """Our tokens per iteration, where theirs are known."""
+    return item.ours.tokens_per_iteration if item.theirs.mean_acceptance_length else None
+
+
+_PUBLISHED = (
+    Column("pair", text=True, of="name"),
+    Column("prompts", text=True, of="theirs.prompts_text", optional=True),
+    Column("published by", text=True, of="theirs.source"),
+    Column("their hardware", text=True, of=lambda item: item.theirs.hardware or "not stated"),
+    Column("our hardware", text=True, of="ours.devices", optional=True),
+    Column("their\nms/token", "{:.3g}".format, "theirs.ms_per_token"),
+    Column("our\nms/token", number(), "ours.ms_per_token", optional=True),
+    Column("their\nspeed-up", of="theirs.speedup_text"),
+    replace(SPEEDUP.at("ours"), heading="our\nspeed-up", optional=True, reference=None),
+    Column("their tokens\nper iteration", number(), "theirs.mean_acceptance_length", optional=True),
+    Column("our tokens\nper iteration", number(), _our_length, optional=True),
+)

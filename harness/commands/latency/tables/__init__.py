@@ -1,1 +1,0 @@
-"""Everything that `latency` prints: verdicts, reasons, doubts and tables."""
