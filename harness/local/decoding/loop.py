@@ -17,6 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from harness.engines.arrivals import Origin, origins
 from harness.local.decoding.adaptive import DraftLength
+from harness.local.decoding.inference import inference
 from harness.local.decoding.protocols import Drafter, NonFiniteError, Runner, Step
 from harness.local.decoding.randomness import Purpose, inverse_cdf
 from harness.local.decoding.transfer import to_device
@@ -184,7 +185,7 @@ class Loop:
         """The rows that have not ended."""
         return sum(not row.has_ended for row in self._rows)
 
-    @torch.inference_mode()
+    @inference
     def add(self, requests: Sequence[Request]) -> Iteration:
         """Read the prompts of requests, whose rows join behind the others, and decide their first
         tokens. Their rows are numbered on from the last that was added.
@@ -212,7 +213,7 @@ class Loop:
         decisions = [Decision(0, token) for token in first_tokens]
         return self._apply_decisions(added, step, decisions, [0] * len(added), None)
 
-    @torch.inference_mode()
+    @inference
     def step(self) -> Iteration:
         """Decide further tokens of all rows, at least one of each."""
         self._settle()
