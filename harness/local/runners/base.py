@@ -112,7 +112,10 @@ def capturing(options: Options) -> dict[str, Any]:
 
 def captured(options: Options, output: Any) -> tuple[Tensor, ...]:
     """Take from a model's output what `run_model` returns."""
-    logits = output.logits[..., : options.get("vocabulary_size")]
+    logits = output.logits
+    size = options.get("vocabulary_size")
+    if size is not None and size < logits.shape[-1]:
+        logits = logits[..., :size]
     layers = options.get("hidden_layers", ())
     if not layers:
         return (logits,)

@@ -106,10 +106,11 @@ class StaticRunner(Runner):
         if not slots.have_room(num_rows, longest + num_tokens):
             self._make_room(slots.buffers, num_rows, 2 * (longest + num_tokens))
             slots = self._slots
-        width = next((width for width in self._passes if width >= num_tokens), 0)
-        is_compiled = width > 0 and slots is self._compiled_slots
+        width = 0
+        if self._passes and slots is self._compiled_slots:
+            width = next((width for width in self._passes if width >= num_tokens), 0)
         with self._forward.packing:
-            if is_compiled and slots.have_room(num_rows, longest + width):
+            if width and slots.have_room(num_rows, longest + width):
                 # Rows that have ended write from slot 0, unread.
                 starts = filled_up(self._starts(), slots.num_rows)
                 outputs = self._passes[width](filled_up(tokens, slots.num_rows, width), starts)
