@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from harness.config.settings import DecodingSettings
 from harness.engines import arrivals as arrivals_module
@@ -17,7 +16,6 @@ from harness.engines.phases import Phases
 from harness.engines.protocol import Answered, Request
 from harness.engines.requests import RequestRecord
 from harness.local.decoding.loop import Iteration, RowStep
-from harness.local.decoding.verify import Verdict
 from harness.local.engine import clock as clock_module
 from harness.local.engine.clock import LoopClock
 from harness.measuring import race
@@ -31,13 +29,14 @@ QUESTION = question_of([[1, 2]], DecodingSettings(temperature=0, max_new_tokens=
 
 def speculative(tokens: list[int], proposed: list[int], num_accepted: int) -> Arrival:
     """Draft tokens whose probabilities are 0.1, 0.2, ... by the target, and 0.5 more by the drafter."""
-    probabilities = torch.arange(1, len(proposed) + 1)[None] / 10
-    decided = torch.tensor([num_accepted]), torch.tensor([tokens[-1]])
-    verdict = Verdict(*decided, probabilities, probabilities + 0.5)
+    rejection = None
+    if num_accepted < len(proposed):
+        probability = (num_accepted + 1) / 10
+        rejection = (probability, probability + 0.5)
     seen: list[Arrival] = []
     clock = LoopClock(QUESTION.requests, Engine.weights, seen.extend)
     with clock.running():
-        clock.note(Iteration([RowStep(0, tokens, proposed, num_accepted)], verdict))
+        clock.note(Iteration([RowStep(0, tokens, proposed, num_accepted, rejection)]))
     [arrival] = seen
     return arrival
 

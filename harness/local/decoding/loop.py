@@ -7,6 +7,7 @@ once; `reference.py` has it for one row alone.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -17,9 +18,10 @@ from torch.nn.utils.rnn import pad_sequence
 
 from harness.engines.arrivals import Origin, origins
 from harness.local.decoding.adaptive import DraftLength
+from harness.local.decoding.inference import inference
 from harness.local.decoding.protocols import Drafter, NonFiniteError, Runner, Step
 from harness.local.decoding.randomness import Purpose, inverse_cdf
-from harness.local.decoding.transfer import to_device
+from harness.local.decoding.transfer import row_indices, to_device
 from harness.local.decoding.verify import Offer, Verdict, verify
 from harness.local.decoding.warp import BatchWarp, Warp
 
@@ -54,19 +56,16 @@ class Row:
 
     Attributes:
         number: rows are numbered in the order in which they joined, from 0.
-        last_token: decided, but not read by the target yet.
     """
 
     number: int
     request: Request
-    last_token: int = 0
     num_generated: int = 0
     num_iterations: int = 0
     has_ended: bool = False
 
     def take(self, tokens: list[int]) -> list[int]:
         """Add tokens that were decided, at least one; returns those up to the end of the row."""
-        self.last_token = tokens[-1]
         taken = tokens[: self.request.max_new_tokens - self.num_generated]
         for index, token in enumerate(taken):
             if token in self.request.stop_tokens:
@@ -89,6 +88,8 @@ class RowStep:
         tokens: the tokens it gained, at least one, cut after a stop token or at the length limit.
         proposed: the draft tokens verified; empty in regular decoding.
         num_accepted: how many of `proposed` were accepted.
+        rejection: the probability of the first rejected token under the target, and under the
+            drafter; None if no token was rejected. Two steps that differ in its rounding are equal.
         error: logits of the row that are not finite; it has ended, and its tokens mean nothing.
     """
 
@@ -96,6 +97,7 @@ class RowStep:
     tokens: list[int]
     proposed: list[int] = field(default_factory=list)
     num_accepted: int = 0
+    rejection: tuple[float, float] | None = field(default=None, compare=False)
     error: NonFiniteError | None = None
 
     @property
@@ -109,14 +111,12 @@ class Iteration:
     """The decisions of one iteration of a loop.
 
     Attributes:
-        gains: of the rows that had not ended before it.
-        verdict: the verification itself, on the device; None where no row was offered a token.
+        row_steps: of the rows that had not ended before it.
         logits: of rows whose request keeps them, by row number: the target's logits [n, V], on the device. logits[i]
             decided tokens[i]; n may be more than the number of tokens.
     """
 
     row_steps: list[RowStep]
-    verdict: Verdict | None = None
     logits: Mapping[int, Tensor] = field(default_factory=dict)
 
     def sound(self) -> Iteration:
@@ -128,13 +128,17 @@ class Iteration:
 
 
 class Decision(NamedTuple):
-    """All that the host must know of what was decided in one row."""
+    """All that the host must know of what was decided in one row.
+
+    Attributes:
+        target_probabilities, draft_probabilities: of the draft tokens under the two models.
+    """
 
     num_accepted: int
     next_token: int
-    num_finite: int = 0  # draft tokens before the first whose probability under the target is nan
-    num_finite_drafted: int = 0  # the same, under the drafter
     draft_tokens: Sequence[int] = ()
+    target_probabilities: Sequence[float] = ()
+    draft_probabilities: Sequence[float] = ()
 
 
 class Loop:
@@ -171,8 +175,12 @@ class Loop:
         self._redraw = redraw
         self._warp = warp or BatchWarp()
         self._rows: list[Row] = []
+        # [B, 1], decided, but not read by the target yet.
+        self._next_tokens = torch.empty(0, 1, dtype=torch.long)
         # [B, P, len(Purpose)]; a shorter request's numbers are filled up with zeros that decide nothing.
         self._uniforms = torch.empty(0)
+        # The same for each purpose, [B, P].
+        self._uniforms_for: Sequence[Tensor] = ()
         self._num_added = 0
         # Lets the drafter read prompts that only the target has read.
         self._begin_drafting: Callable[[], None] | None = None
@@ -182,7 +190,7 @@ class Loop:
         """The rows that have not ended."""
         return sum(not row.has_ended for row in self._rows)
 
-    @torch.inference_mode()
+    @inference
     def add(self, requests: Sequence[Request]) -> Iteration:
         """Read the prompts of requests, whose rows join behind the others, and decide their first
         tokens. Their rows are numbered on from the last that was added.
@@ -196,28 +204,28 @@ class Loop:
         streams = [request.uniforms for request in requests]
         warp = BatchWarp()
         warp.set_rows([request.warp for request in requests])
-        uniforms = torch.stack([stream[0, Purpose.TARGET] for stream in streams])
-        first_tokens = inverse_cdf(warp(step.logits), uniforms).tolist()
+        uniforms = torch.stack([stream[:1, Purpose.TARGET] for stream in streams])
+        drawn = inverse_cdf(warp(step.logits), uniforms)
+        first_tokens = drawn.flatten().tolist()
         if self._drafter is not None:
             begin = self._drafter.add if self._rows else self._drafter.start
             # With the next call, because a reader waits for the first tokens.
             self._begin_drafting = functools.partial(begin, prompts, first_tokens, step)
 
+        self._next_tokens = torch.cat([self._next_tokens, drawn]) if self._rows else drawn
         self._uniforms = pad_sequence([*self._uniforms, *streams], batch_first=True)
+        self._uniforms_for = self._uniforms.unbind(-1)
         self._rows = [*self._rows, *added]
         self._warp.set_rows([row.request.warp for row in self._rows])
         step = Step(step.logits.unsqueeze(1))
         decisions = [Decision(0, token) for token in first_tokens]
-        return self._apply_decisions(added, step, decisions, [0] * len(added), None)
+        return self._apply_decisions(added, step, decisions, [0] * len(added))
 
-    @torch.inference_mode()
+    @inference
     def step(self) -> Iteration:
         """Decide further tokens of all rows, at least one of each."""
         self._settle()
         rows = self._rows
-        device = self._uniforms.device
-        pending = to_device([row.last_token for row in rows], device).unsqueeze(1)
-
         # Draft: K tokens for each row, or as many as it may still take before its last one. Each row
         # has its own limit, whatever the others need: an answer must not depend on its batch. So the
         # cache never holds more than prompt and `max_new_tokens`.
@@ -225,17 +233,16 @@ class Loop:
         limits = [min(most, row.request.max_new_tokens - row.num_generated - 1) for row in rows]
         lengths = [0] * len(rows)
         width = max(limits)
+        positions = [row.num_generated for row in rows]
+        drafting = positions
+        if self._redraw:
+            # Behind those by position, the numbers that this iteration alone takes.
+            block = self._draft_length.most
+            drafting = [row.request.max_new_tokens + 1 + row.num_iterations * block for row in rows]
         if self._drafter is not None and width > 0:
-            by_position = self._uniforms_from([row.num_generated for row in rows], width + 1)
-            drafting = by_position[:, :width]
-            if self._redraw:
-                # Behind those by position, the numbers that this iteration alone takes.
-                block = self._draft_length.most
-                starts = [
-                    row.request.max_new_tokens + 1 + row.num_iterations * block for row in rows
-                ]
-                drafting = self._uniforms_from(starts, width)
-            proposal = self._drafter.propose(width, drafting[..., Purpose.DRAFT])
+            proposal = self._drafter.propose(
+                width, self._uniforms_from(drafting, width, Purpose.DRAFT)
+            )
             offered = proposal.lengths
             if offered is None:
                 offered = [proposal.tokens.shape[1]] * len(rows)
@@ -243,12 +250,13 @@ class Loop:
             width = max(lengths)
 
         # Verify: one pass of the target gives the probabilities after each token.
-        verdict: Verdict | None
-        if max(lengths):
+        next_uniforms = self._uniforms_from(positions, width + 1, Purpose.TARGET)
+        if width:
             draft_tokens = proposal.tokens[:, :width]
             draft_probabilities = proposal.probabilities
             if draft_probabilities is not None:
                 draft_probabilities = draft_probabilities[:, :width]
+            accept_uniforms = self._uniforms_from(drafting, width, Purpose.ACCEPT)
             is_ragged = min(lengths) < width
 
             def judge(logits: Tensor) -> Verdict:
@@ -257,30 +265,25 @@ class Loop:
                         target_probabilities=self._warp(logits),
                         draft_tokens=draft_tokens,
                         draft_probabilities=draft_probabilities,
-                        accept_uniforms=drafting[:, :width, Purpose.ACCEPT],
-                        next_uniforms=by_position[:, : width + 1, Purpose.TARGET],
-                        lengths=to_device(lengths, device) if is_ragged else None,
+                        accept_uniforms=accept_uniforms,
+                        next_uniforms=next_uniforms,
+                        lengths=to_device(lengths, logits.device) if is_ragged else None,
                     )
                 )
 
-            tokens = torch.cat([pending, draft_tokens], dim=1)
-            step, judged = self._target.decide(tokens, judge)
-            decisions = _read(judged, draft_tokens)
-            verdict = judged
+            tokens = torch.cat([self._next_tokens, draft_tokens], dim=1)
+            step, verdict = self._target.decide(tokens, judge)
+            self._next_tokens = verdict.next_token.unsqueeze(1)
+            decisions = _read(verdict, draft_tokens)
         else:
             # No row is offered a token: as in regular decoding, the target draws the next one.
-            uniforms = self._uniforms_from([row.num_generated for row in rows], 1)[
-                :, 0, Purpose.TARGET
-            ]
-
             def draw(logits: Tensor) -> Tensor:
-                return inverse_cdf(self._warp(logits[:, -1]), uniforms)
+                return inverse_cdf(self._warp(logits[:, -1]), next_uniforms)
 
-            step, drawn = self._target.decide(pending, draw)
-            decisions = [Decision(0, token) for token in drawn.tolist()]
-            verdict = None
+            step, self._next_tokens = self._target.decide(self._next_tokens, draw)
+            decisions = [Decision(0, token) for token in self._next_tokens.flatten().tolist()]
 
-        iteration = self._apply_decisions(rows, step, decisions, lengths, verdict)
+        iteration = self._apply_decisions(rows, step, decisions, lengths)
 
         # Roll back: the token before the proposal stays, and so do those accepted. The next one is
         # not read yet.
@@ -313,7 +316,10 @@ class Loop:
         if len(staying) == len(self._rows):
             return
         self._rows = [self._rows[index] for index in staying]
-        self._uniforms = self._uniforms[to_device(staying, self._uniforms.device)]
+        index = to_device(staying, self._uniforms.device)
+        self._next_tokens = self._next_tokens[index]
+        self._uniforms = self._uniforms[index]
+        self._uniforms_for = self._uniforms.unbind(-1)
         if staying:
             self._warp.set_rows([row.request.warp for row in self._rows])
             self._target.select(staying)
@@ -326,7 +332,6 @@ class Loop:
         step: Step,
         decisions: Sequence[Decision],
         lengths: Sequence[int],
-        verdict: Verdict | None,
     ) -> Iteration:
         """Give the rows their tokens. A row whose logits are not finite ends alone.
 
@@ -343,48 +348,75 @@ class Loop:
             # a shorter row's tokens counts, too.
             error = None
             position = row.num_generated
-            if decision.num_finite < width:
-                error = NonFiniteError("model", position + decision.num_finite)
-            elif decision.num_finite_drafted < width:
-                error = NonFiniteError("draft", position + decision.num_finite_drafted)
+            num_finite = _num_finite(decision.target_probabilities)
+            num_finite_drafted = _num_finite(decision.draft_probabilities)
+            if num_finite < width:
+                error = NonFiniteError("model", position + num_finite)
+            elif num_finite_drafted < width:
+                error = NonFiniteError("draft", position + num_finite_drafted)
             # `inverse_cdf` draws a token beyond the vocabulary from nan.
             elif decision.next_token >= vocabulary_size:
                 error = NonFiniteError("model", position + decision.num_accepted)
             if error is not None:
                 # A token that exists: until it leaves, the row is handled as the others are.
-                decision = Decision(0, row.last_token)
+                decision = Decision(0, 0)
                 row.has_ended = True
                 self._target.zero_nan()
                 if self._drafter is not None:
                     self._drafter.zero_nan()
-            accepted = decision.draft_tokens[: decision.num_accepted]
-            tokens = row.take([*accepted, decision.next_token])
+            num_accepted = decision.num_accepted
+            tokens = row.take([*decision.draft_tokens[:num_accepted], decision.next_token])
             proposed = list(decision.draft_tokens[: lengths[index]])
-            row_steps.append(RowStep(row.number, tokens, proposed, decision.num_accepted, error))
+            rejection = None
+            if num_accepted < len(proposed):
+                rejection = (
+                    decision.target_probabilities[num_accepted],
+                    decision.draft_probabilities[num_accepted],
+                )
+            row_steps.append(RowStep(row.number, tokens, proposed, num_accepted, rejection, error))
             if row.request.keeps_logits:
                 kept_logits[row.number] = step.logits[index]
-        return Iteration(row_steps, verdict, kept_logits)
+        return Iteration(row_steps, kept_logits)
 
-    def _uniforms_from(self, starts: Sequence[int], count: int) -> Tensor:
-        """Return `count` random numbers per row, from each row's own start: [B, count, len(Purpose)]."""
+    def _uniforms_from(self, starts: Sequence[int], count: int, purpose: Purpose) -> Tensor:
+        """Return `count` random numbers per row, from each row's own start: [B, count]."""
+        uniforms = self._uniforms_for[purpose]
         if len(set(starts)) == 1:
-            return self._uniforms[:, starts[0] : starts[0] + count]
-        device = self._uniforms.device
-        index = to_device(starts, device).unsqueeze(1) + torch.arange(count, device=device)
+            return uniforms[:, starts[0] : starts[0] + count]
+        device = uniforms.device
+        index = to_device(starts, device).unsqueeze(1) + row_indices(count, device)
         # A row near its end may not need them all; positions beyond the stream are never decided.
-        index = index.clamp(max=self._uniforms.shape[1] - 1)
-        rows = torch.arange(len(starts), device=device).unsqueeze(1)
-        return self._uniforms[rows, index]
+        return uniforms.gather(1, index.clamp(max=uniforms.shape[1] - 1))
 
 
 def _read(verdict: Verdict, draft_tokens: Tensor) -> list[Decision]:
     """Copy what was decided in all rows to the host, packed into one tensor: one copy brings it all."""
-    probabilities = torch.stack([verdict.target_probability, verdict.draft_probability], dim=1)
-    is_finite = probabilities == probabilities  # only nan differs from itself
-    num_finite = is_finite.cumprod(-1, dtype=torch.int64).sum(-1)
-    decided = torch.stack([verdict.num_accepted, verdict.next_token], dim=1)
-    packed = torch.cat([decided, num_finite, draft_tokens], dim=1)
+    # Of numbers of both kinds torch makes float32, in which tokens are exact, up to 2**24.
+    packed = torch.cat(
+        [
+            verdict.num_accepted.unsqueeze(1),
+            verdict.next_token.unsqueeze(1),
+            draft_tokens,
+            verdict.target_probability,
+            verdict.draft_probability,
+        ],
+        dim=1,
+    )
+    width = draft_tokens.shape[1]
     decisions = []
-    for num_accepted, next_token, finite, finite_drafted, *tokens in packed.tolist():
-        decisions.append(Decision(num_accepted, next_token, finite, finite_drafted, tokens))
+    for row in packed.tolist():
+        num_accepted, next_token, *tokens = map(int, row[: width + 2])
+        target_probabilities = row[width + 2 : 2 * width + 2]
+        draft_probabilities = row[2 * width + 2 :]
+        decisions.append(
+            Decision(num_accepted, next_token, tokens, target_probabilities, draft_probabilities)
+        )
     return decisions
+
+
+def _num_finite(probabilities: Sequence[float]) -> int:
+    """Count the probabilities before the first that is nan."""
+    for index, probability in enumerate(probabilities):
+        if math.isnan(probability):
+            return index
+    return len(probabilities)

@@ -49,19 +49,20 @@ def uniforms(
 
 
 def inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """Draw one index per row from unnormalised float32 weights [..., V] with uniforms [...] -> [...]
-    (int64).
+    """Draw from unnormalised float32 weights [..., V]: one index per row with uniforms [...] -> [...], or
+    n with uniforms [..., n] -> [..., n] (int64).
 
     The index is the first whose cumulative weight exceeds uniform * total, so a weight of zero is
     never drawn. Weights that are nan, or all zero, give V.
     """
+    if uniforms.dim() < weights.dim():
+        return inverse_cdf(weights, uniforms.unsqueeze(-1)).squeeze(-1)
     # In float64 a float32 uniform below 1 times the total stays below the total, and the sums of
     # more weights are never smaller.
     if weights.shape[-1] > _MOST_SCANNED:
         return _inverse_cdf_by_blocks(weights, uniforms)
     cumulative = weights.cumsum(-1, dtype=torch.float64)
-    wanted = uniforms.unsqueeze(-1) * cumulative[..., -1:]
-    return torch.searchsorted(cumulative, wanted, right=True).squeeze(-1)
+    return torch.searchsorted(cumulative, uniforms * cumulative[..., -1:], right=True)
 
 
 def _inverse_cdf_by_blocks(weights: Tensor, uniforms: Tensor) -> Tensor:
@@ -71,21 +72,21 @@ def _inverse_cdf_by_blocks(weights: Tensor, uniforms: Tensor) -> Tensor:
     """
     size = weights.shape[-1]
     cumulative = _block_sums(weights).cumsum(-1, dtype=torch.float64)
-    wanted = uniforms.unsqueeze(-1) * cumulative[..., -1:]
+    wanted = uniforms * cumulative[..., -1:]
     block = torch.searchsorted(cumulative, wanted, right=True)
     # Not so for weights that are nan, or all zero.
     has_block = block < cumulative.shape[-1]
     block = block.where(has_block, 0)
 
-    index = block * _BLOCK + torch.arange(_BLOCK, device=weights.device)
-    block_weights = weights.gather(-1, index.clamp(max=size - 1)).double()
-    within = block_weights.where(index < size, 0).cumsum(-1)
+    index = block.unsqueeze(-1) * _BLOCK + torch.arange(_BLOCK, device=weights.device)
+    block_weights = weights.gather(-1, index.clamp(max=size - 1).flatten(-2)).double()
+    within = block_weights.view(index.shape).where(index < size, 0).cumsum(-1)
     before = cumulative.gather(-1, (block - 1).clamp(min=0)).where(block > 0, 0)
-    index = torch.searchsorted(within, wanted - before, right=True)
+    index = torch.searchsorted(within, (wanted - before).unsqueeze(-1), right=True)
     # By rounding a block's scan may end below its sum; then it is the last weight that is not zero.
     last = torch.searchsorted(within, within[..., -1:].contiguous())
-    drawn = block * _BLOCK + torch.minimum(index, last)
-    return drawn.where(has_block, size).squeeze(-1)
+    drawn = block * _BLOCK + torch.minimum(index, last).squeeze(-1)
+    return drawn.where(has_block, size)
 
 
 def _block_sums(weights: Tensor) -> Tensor:
@@ -130,11 +131,10 @@ def draw(
     """
     drawn: list[Tensor] = []
     distributions: list[Tensor] = []
-    for numbers in uniforms.unbind(1):
+    for numbers in uniforms.unsqueeze(-1).unbind(1):
         logits = extend(tokens)
         probabilities = warp(logits[:, -1])
-        token = existing_index(probabilities, numbers)
+        tokens = existing_index(probabilities, numbers)
+        drawn.append(tokens)
         distributions.append(probabilities)
-        drawn.append(token)
-        tokens = token.unsqueeze(1)
-    return torch.stack(drawn, dim=1), torch.stack(distributions, dim=1)
+    return torch.cat(drawn, dim=1), torch.stack(distributions, dim=1)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from harness.local.decoding.randomness import inverse_cdf
+from harness.local.decoding.transfer import row_indices
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +87,14 @@ def verify(offer: Offer, *, lenience: float = 1.0) -> Verdict:
     draft_probability = offer.draft_probability
     # u < target / draft, without the division: a uniform is below 1, so equal probabilities always
     # accept.
-    accepted = offer.accept_uniforms * (lenience * draft_probability) < target_probability
+    bound = draft_probability if lenience == 1 else lenience * draft_probability
+    accepted = offer.accept_uniforms * bound < target_probability
     return Verdict(*accepted_prefix(accepted, offer), target_probability, draft_probability)
 
 
 def prefix_length(accepted: Tensor, lengths: Tensor | None) -> Tensor:
     """Count the tests [B, K] that pass before the first that fails, at most lengths [B]."""
-    num_accepted = accepted.cumprod(-1, dtype=torch.int64).sum(-1)
+    num_accepted = accepted.cumprod(-1).sum(-1)
     return num_accepted if lengths is None else torch.minimum(num_accepted, lengths)
 
 
@@ -107,7 +109,7 @@ def accepted_prefix(accepted: Tensor, offer: Offer) -> tuple[Tensor, Tensor]:
     """
     num_rows, num_draft_tokens = accepted.shape
     num_accepted = prefix_length(accepted, offer.lengths)
-    rows = torch.arange(num_rows, device=accepted.device)
+    rows = row_indices(num_rows, accepted.device)
     weights = offer.target_probabilities[rows, num_accepted]
     rejected = num_accepted < (num_draft_tokens if offer.lengths is None else offer.lengths)
     # The index of the rejected token, if there is one.
@@ -115,7 +117,7 @@ def accepted_prefix(accepted: Tensor, offer: Offer) -> tuple[Tensor, Tensor]:
     if offer.draft_probabilities is None:
         residual = weights.scatter(-1, offer.draft_tokens[rows, index].unsqueeze(-1), 0.0)
     else:
-        residual = (weights - offer.draft_probabilities[rows, index]).clamp(min=0)
+        residual = (weights - offer.draft_probabilities[rows, index]).clamp_(min=0)
     # A residual without mass means that the two distributions agree up to rounding: draw from
     # the target itself.
     recovered = rejected & (residual.sum(-1) > 0)
@@ -199,7 +201,7 @@ def verify_typical(offer: Offer, *, epsilon: float = 0.09, delta: float = 0.3) -
     threshold = (delta * (-entropy).exp()).clamp(max=epsilon)
     is_typical = target_probability > threshold
     num_accepted = prefix_length(is_typical, offer.lengths)
-    rows = torch.arange(len(num_accepted), device=num_accepted.device)
+    rows = row_indices(len(num_accepted), num_accepted.device)
     following = target[rows, num_accepted]
     # Behind the vocabulary for nan, as a draw would be.
     is_finite = following.sum(-1).isfinite()

@@ -103,7 +103,11 @@ class ModelDrafter(Drafter):
             self.runner.keep(num_before)
         self._fed = [tokens[-num_last:] for tokens in self._unread]
         self._unread = [[] for _ in self._fed]
-        last = to_device(self._fed, self._runner_device)
+        # Column by column, because a column of one row costs half of a copied table.
+        columns = [
+            to_device(column, self._runner_device) for column in zip(*self._fed, strict=True)
+        ]
+        last = torch.stack(columns, dim=1)
         self._num_drafted_fed = uniforms.shape[1] - 1
         return draw(lambda tokens: self.runner.extend(tokens).logits, last, uniforms, warp)
 

@@ -19,6 +19,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from harness.config.errors import SettingError
 from harness.config.settings import require
+from harness.local.decoding.inference import inference
 from harness.local.decoding.protocols import Proposal, Runner, Step, TokenRows
 from harness.local.decoding.randomness import are_tokens
 from harness.local.decoding.warp import AnyWarp
@@ -89,7 +90,7 @@ class TranslatedDrafter(ModelDrafter):
     def _own_tokens(self, decided: Sequence[int]) -> Sequence[int]:
         return self._translation.into_draft(decided)
 
-    @torch.inference_mode()
+    @inference
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
         uniforms = uniforms.to(self._runner_device)
         if are_tokens(uniforms):

@@ -103,16 +103,10 @@ class LoopClock:
         """Arrivals that the watcher has not seen."""
         arrivals = []
         for seconds, iteration in self._noted[self._num_shown :]:
-            for index, row_step in enumerate(iteration.row_steps):
-                accepted = row_step.num_accepted
-                probabilities = None
+            for row_step in iteration.row_steps:
                 # A text that ended with an accepted token never came to the rejection behind it.
-                was_rejected = accepted < len(row_step.proposed) and len(row_step.tokens) > accepted
-                if was_rejected and iteration.verdict is not None:
-                    probabilities = (
-                        float(iteration.verdict.target_probability[index, accepted]),
-                        float(iteration.verdict.draft_probability[index, accepted]),
-                    )
+                was_rejected = len(row_step.tokens) > row_step.num_accepted
+                probabilities = row_step.rejection if was_rejected else None
                 arrival = Arrival(
                     row_step.row,
                     seconds - self._joined[row_step.row],

@@ -87,7 +87,7 @@ class LocalArm(Arm):
         clock = LoopClock(requests, self.weights, watch)
         loop = self.loop(requests[0])
         waiting = deque(map(self.loop_request, requests))
-        with self.explained(), clock.running():
+        with self.explained(), torch.inference_mode(), clock.running():
             while waiting or loop.num_running:
                 room = min(in_flight - loop.num_running, len(waiting))
                 joining = [waiting.popleft() for _ in range(room)]

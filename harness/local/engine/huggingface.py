@@ -40,7 +40,7 @@ from harness.local.engine.reference import loaded_weights, open_reference
 from harness.local.models.checkpoints import recurrent_kind
 from harness.local.models.devices import release_memory
 from harness.local.models.tokenizers import vocabulary_size
-from harness.local.runners.base import without_cudnn
+from harness.local.runners.base import WithoutCudnn
 
 # Sampling parameters of a request that `GenerationConfig` has too.
 _PARAMETERS = ("min_p", "repetition_penalty")
@@ -193,7 +193,7 @@ class HuggingFaceArm(Arm):
 
         def generate() -> None:
             # The kernels of our own arms: a plan for every new length would count as decoding.
-            with ExitStack() as undo, without_cudnn():
+            with ExitStack() as undo, WithoutCudnn():
                 undo.enter_context(recorder.watching(target))
                 for model, its_own in configs.items():
                     before = model.generation_config

@@ -59,30 +59,25 @@ def run_model(
     Args:
         last_tokens: [B], the index in each row after which alone there are to be logits [B, V].
     """
+    arguments |= {cache_name(model): cache, **capturing(options)}
+    if last_tokens is None:
+        return captured(options, model(input_ids=tokens, use_cache=True, **arguments))
     with _logits_after(model, last_tokens):
-        output = model(
-            input_ids=tokens,
-            **{cache_name(model): cache},
-            use_cache=True,
-            **arguments,
-            **capturing(options),
-        )
+        output = model(input_ids=tokens, use_cache=True, **arguments)
     logits, *states = captured(options, output)
-    if last_tokens is not None:
-        logits = _gather_rows(logits, last_tokens) if logits.shape[1] > 1 else logits[:, 0]
+    logits = _gather_rows(logits, last_tokens) if logits.shape[1] > 1 else logits[:, 0]
     return logits, *states
 
 
 @contextmanager
-def _logits_after(model: PreTrainedModel, indices: Tensor | None) -> Iterator[None]:
+def _logits_after(model: PreTrainedModel, indices: Tensor) -> Iterator[None]:
     """Give the output matrix of a model the states at indices [B] alone within this block.
 
     `logits_to_keep` has indices for all rows in common: of B rows with different ends, B logits for
     each.
     """
-    # Which looks through all modules.
-    matrix: Any = None if indices is None else model.get_output_embeddings()
-    if indices is None or matrix is None:
+    matrix: Any = model.get_output_embeddings()
+    if matrix is None:
         yield
         return
 
@@ -117,7 +112,10 @@ def capturing(options: Options) -> dict[str, Any]:
 
 def captured(options: Options, output: Any) -> tuple[Tensor, ...]:
     """Take from a model's output what `run_model` returns."""
-    logits = output.logits[..., : options.get("vocabulary_size")]
+    logits = output.logits
+    size = options.get("vocabulary_size")
+    if size is not None and size < logits.shape[-1]:
+        logits = logits[..., :size]
     layers = options.get("hidden_layers", ())
     if not layers:
         return (logits,)
@@ -142,19 +140,20 @@ def clamp_positions(positions: Tensor, end: int, context: int | None) -> Tensor:
     return positions if context is None or end <= context else positions.clamp(max=context - 1)
 
 
-@contextmanager
-def without_cudnn() -> Iterator[None]:
-    """Compute attention with other kernels than cuDNN's within this block.
+class WithoutCudnn:
+    """Within its `with` block attention is computed with other kernels than cuDNN's.
 
     On Hopper and Blackwell torch 2.11 prefers cuDNN, which makes a plan for every size that it has
     not seen. That takes long where sizes change from pass to pass.
     """
-    enabled = cudnn_sdp_enabled()
-    enable_cudnn_sdp(False)
-    try:
-        yield
-    finally:
-        enable_cudnn_sdp(enabled)
+
+    # A class, because a generator would cost each pass of a small model several microseconds.
+    def __enter__(self) -> None:
+        self._was_enabled = cudnn_sdp_enabled()
+        enable_cudnn_sdp(False)
+
+    def __exit__(self, *_: object) -> None:
+        enable_cudnn_sdp(self._was_enabled)
 
 
 class Proxy:

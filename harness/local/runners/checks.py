@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from harness.local.decoding.protocols import Runner
-from harness.local.runners.base import Options, captured, capturing, logits_to_keep, without_cudnn
+from harness.local.runners.base import Options, WithoutCudnn, captured, capturing, logits_to_keep
 from harness.local.runners.slots import UnsupportedModelError
 
 # A larger relative difference from the plain outputs is more than rounding: float32, and all
@@ -138,7 +138,7 @@ def plain_outputs(
     """
     arguments: dict[str, Any] = capturing(options) | logits_to_keep(model, count)
     tokens = torch.tensor([sequence], device=model.device)
-    with without_cudnn():
+    with WithoutCudnn():
         outputs = captured(options, model(input_ids=tokens, use_cache=False, **arguments))
     return [output[:, -count:] for output in outputs]
 

@@ -44,6 +44,24 @@ class UnsupportedModelError(RuntimeError):
     """
 
 
+# Where the n new tokens of each row go. A number: into the n slots from there on, in every row.
+# Otherwise indices of rows, heads and slots, for each device and number of heads among the layers.
+_Targets = int | dict[tuple[torch.device, int], tuple[Tensor, Tensor, Tensor]]
+
+
+@dataclass
+class _Pass:
+    """A forward pass over slots, as all layers need to know it.
+
+    Attributes:
+        targets: where it writes.
+        width: how many slots of each row attention reads.
+    """
+
+    targets: _Targets = 0
+    width: int = 0
+
+
 @dataclass(frozen=True)
 class Slots:
     """Keys and values of B rows of S slots.
@@ -71,6 +89,23 @@ class Slots:
     @cached_property
     def num_slots(self) -> int:
         return self.buffers[0].shape[2] if self.buffers else 0
+
+    @cached_property
+    def positions(self) -> Tensor:
+        """The positions of all slots, [1, S]."""
+        return torch.arange(self.num_slots, device=self.buffers[0].device).unsqueeze(0)
+
+    @cached_property
+    def reused(self) -> tuple[Cache, _Pass]:
+        """A cache that eager passes share, one after the other, and the pass that it is set to."""
+        of_pass = _Pass()
+        return self.cache(of_pass), of_pass
+
+    def cache(self, of_pass: _Pass) -> Cache:
+        """Show the slots to transformers."""
+        pairs = zip(self.buffers[::2], self.buffers[1::2], strict=True)
+        layers: list[Any] = [_SlotLayer(keys, values, of_pass) for keys, values in pairs]
+        return Cache(layers=layers)
 
     def have_room(self, num_rows: int, num_slots: int) -> bool:
         return num_rows <= self.num_rows and num_slots <= self.num_slots
@@ -106,13 +141,8 @@ class Slots:
             used[: len(rows)] = used[rows.to(buffer.device)]
 
 
-# Where the n new tokens of each row go. A number: into the n slots from there on, in every row.
-# Otherwise indices of rows, heads and slots, for each device and number of heads among the layers.
-_Targets = int | dict[tuple[torch.device, int], tuple[Tensor, Tensor, Tensor]]
-
-
 class _SlotLayer(CacheLayerMixin):
-    """Shows one layer's buffers [B, heads, S, D] to transformers, for one forward pass."""
+    """Shows one layer's buffers [B, heads, S, D] to transformers."""
 
     is_compileable = False  # if it were, transformers would make a mask where none is needed
     is_sliding = False
@@ -120,12 +150,11 @@ class _SlotLayer(CacheLayerMixin):
     keys: Tensor
     values: Tensor
 
-    def __init__(self, keys: Tensor, values: Tensor, targets: _Targets, width: int) -> None:
-        # Not the base class's: each pass makes as many as the model has layers.
+    def __init__(self, keys: Tensor, values: Tensor, of_pass: _Pass) -> None:
+        # The base class would set them to None.
         self.keys = keys
         self.values = values
-        self._targets = targets
-        self._width = width
+        self._pass = of_pass
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing to do: the buffers exist."""
@@ -139,19 +168,20 @@ class _SlotLayer(CacheLayerMixin):
         return self._write(self.keys, key_states), self._write(self.values, value_states)
 
     def _write(self, buffer: Tensor, states: Tensor) -> Tensor:
-        if isinstance(self._targets, int):
-            buffer.narrow(2, self._targets, states.shape[2]).copy_(states)
+        targets = self._pass.targets
+        if isinstance(targets, int):
+            buffer.narrow(2, targets, states.shape[2]).copy_(states)
         else:
             # Not through a view: compiled by torch 2.11 that copies the whole buffer, and all of it
             # back.
-            buffer.index_put_(self._targets[buffer.device, buffer.shape[1]], states)
-        return buffer.narrow(2, 0, self._width)
+            buffer.index_put_(targets[buffer.device, buffer.shape[1]], states)
+        return buffer.narrow(2, 0, self._pass.width)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self._width, 0
+        return self._pass.width, 0
 
     def get_max_length(self) -> int:
-        return self._width
+        return self._pass.width
 
     get_max_cache_shape = get_max_length
 
@@ -159,7 +189,8 @@ class _SlotLayer(CacheLayerMixin):
         """Return the tokens before these, for models that make a mask. Where rows differ they are
         given one.
         """
-        return self._targets if isinstance(self._targets, int) else 0
+        targets = self._pass.targets
+        return targets if isinstance(targets, int) else 0
 
 
 class HeadPacking:
@@ -189,7 +220,7 @@ class HeadPacking:
             for module in model.modules():
                 config = getattr(module, "config", None)
                 if config is not None:
-                    configs[id(config)] = config
+                    configs[id(config)] = vars(config)
         self._configs = list(configs.values())
         ALL_ATTENTION_FUNCTIONS.register(_PACKED, packed_attention)
         ALL_MASK_ATTENTION_FUNCTIONS.register(_PACKED, ALL_MASK_ATTENTION_FUNCTIONS[_PLAIN])
@@ -204,7 +235,7 @@ class HeadPacking:
         for config in self._configs:
             # The property would also set it for configurations inside, which may have other users, and
             # huggingface_hub's attributes check each value.
-            vars(config)["_attn_implementation_internal"] = name
+            config["_attn_implementation_internal"] = name
 
 
 def packed_attention(
@@ -276,10 +307,11 @@ class SlotForward:
         # Kernels are faster without a mask. A single token needs none where all rows are equally
         # long: it sees all slots that attention reads.
         needs_masks = self._needs_masks or num_tokens > 1
-        targets: _Targets
         if isinstance(starts, int):
-            written = torch.arange(starts, starts + num_tokens, device=device).unsqueeze(0)
-            targets = starts
+            written = slots.positions[:, starts : starts + num_tokens].to(device)
+            cache, of_pass = slots.reused
+            of_pass.targets = starts
+            of_pass.width = width
         else:
             written = starts.unsqueeze(1) + torch.arange(num_tokens, device=device)
             # The layers of one model may be on several devices, and differ in their heads.
@@ -288,17 +320,16 @@ class SlotForward:
                 (device, num_heads): _indices(written.to(device), num_heads)
                 for device, num_heads in kinds
             }
+            cache = slots.cache(_Pass(targets, width))
             needs_masks = True
-        pairs = zip(slots.buffers[::2], slots.buffers[1::2], strict=True)
-        layers: list[Any] = [_SlotLayer(keys, values, targets, width) for keys, values in pairs]
         masks = None
         if needs_masks:
-            masks = self._masks(starts, written, width, layers[0].keys.dtype)
+            masks = self._masks(starts, written, width, slots.buffers[0].dtype)
         return run_model(
             self._model,
             self._options,
             tokens,
-            Cache(layers=layers),
+            cache,
             attention_mask=masks,
             position_ids=clamp_positions(written, width, self._context),
         )

@@ -26,17 +26,18 @@ from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from harness.config.run import RunnerName
+from harness.local.decoding.inference import inference
 from harness.local.decoding.protocols import Runner, Step, TokenRows
 from harness.local.decoding.transfer import to_device
 from harness.local.models.cache_names import CACHES
 from harness.local.runners.base import (
     Options,
+    WithoutCudnn,
     captured,
     capturing,
     clamp_positions,
     context_of,
     logits_to_keep,
-    without_cudnn,
 )
 from harness.local.runners.checks import check_runner
 from harness.local.runners.slots import UnsupportedModelError
@@ -112,7 +113,7 @@ class SnapshotRunner(Runner):
         self._state = None
         self._ahead = None
 
-    @torch.inference_mode()
+    @inference
     def start(self, prompts: TokenRows) -> Step:
         """Begin a new batch.
 
@@ -132,7 +133,7 @@ class SnapshotRunner(Runner):
         self._state = state
         return Step(logits[:, -1], *hidden)
 
-    @torch.inference_mode()
+    @inference
     def add(self, prompts: TokenRows) -> Step:
         old_state = self._state
         old_padding = self._padding
@@ -153,7 +154,7 @@ class SnapshotRunner(Runner):
         self._extended = self._extended.new_empty(len(self._padding), 0)
         return step
 
-    @torch.inference_mode()
+    @inference
     def extend(self, tokens: Tensor) -> Step:
         num_new = tokens.shape[1]
         if not self._takes_back and num_new > 1:
@@ -215,7 +216,7 @@ class SnapshotRunner(Runner):
         self._ahead = None
         self._extended = self._extended[:, :0]
 
-    @torch.inference_mode()
+    @inference
     def select(self, rows: Sequence[int]) -> None:
         if list(rows) == list(range(len(self._unread))):
             return
@@ -265,7 +266,7 @@ class SnapshotRunner(Runner):
             )
         if only_last:
             arguments |= logits_to_keep(self._model)
-        with without_cudnn():  # nearly every pass has another size
+        with WithoutCudnn():  # nearly every pass has another size
             output = self._model(input_ids=tokens, use_cache=True, **arguments)
         values: dict[str, Any] = {}
         for name in _STATE_NAMES:

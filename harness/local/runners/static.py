@@ -20,9 +20,10 @@ from transformers import DynamicCache, PreTrainedModel
 
 from harness.config.amounts import round_up
 from harness.config.run import RunnerName
+from harness.local.decoding.inference import inference
 from harness.local.decoding.protocols import Runner, Step, TokenRows
 from harness.local.decoding.transfer import padded, to_device
-from harness.local.runners.base import Options, run_model, without_cudnn
+from harness.local.runners.base import Options, WithoutCudnn, run_model
 from harness.local.runners.checks import check_runner
 from harness.local.runners.compiled import CompiledCall, filled_up
 from harness.local.runners.slots import SlotForward, Slots, UnsupportedModelError
@@ -68,7 +69,7 @@ class StaticRunner(Runner):
     def name(self) -> RunnerName:
         return "compiled" if self._passes else "static"
 
-    @torch.inference_mode()
+    @inference
     def start(self, prompts: TokenRows) -> Step:
         """Begin a new batch. Raises UnsupportedModelError for a model that fills no KV cache."""
         num_needed = max(map(len, prompts)) + 1
@@ -80,7 +81,7 @@ class StaticRunner(Runner):
         self._num_extended = 0
         return self.add(prompts)
 
-    @torch.inference_mode()
+    @inference
     def add(self, prompts: TokenRows) -> Step:
         # Many samples of one prompt: it is read once.
         distinct = list(dict.fromkeys(map(tuple, prompts)))
@@ -97,7 +98,7 @@ class StaticRunner(Runner):
         self._lengths = lengths
         return Step(*outputs)
 
-    @torch.inference_mode()
+    @inference
     def extend(self, tokens: Tensor) -> Step:
         num_rows, num_tokens = tokens.shape
         longest = max(self._lengths) + self._num_extended
@@ -105,10 +106,11 @@ class StaticRunner(Runner):
         if not slots.have_room(num_rows, longest + num_tokens):
             self._make_room(slots.buffers, num_rows, 2 * (longest + num_tokens))
             slots = self._slots
-        width = next((width for width in self._passes if width >= num_tokens), 0)
-        is_compiled = width > 0 and slots is self._compiled_slots
+        width = 0
+        if self._passes and slots is self._compiled_slots:
+            width = next((width for width in self._passes if width >= num_tokens), 0)
         with self._forward.packing:
-            if is_compiled and slots.have_room(num_rows, longest + width):
+            if width and slots.have_room(num_rows, longest + width):
                 # Rows that have ended write from slot 0, unread.
                 starts = filled_up(self._starts(), slots.num_rows)
                 outputs = self._passes[width](filled_up(tokens, slots.num_rows, width), starts)
@@ -126,7 +128,7 @@ class StaticRunner(Runner):
         self._lengths = [length + count for length, count in lengths]
         self._num_extended = 0
 
-    @torch.inference_mode()
+    @inference
     def select(self, rows: Sequence[int]) -> None:
         self._lengths = [self._lengths[row] for row in rows]
         self._make_room(self._slots.buffers, len(rows), 0)
@@ -151,7 +153,7 @@ class StaticRunner(Runner):
         self._reserved = reserved
         self._slots = _NO_SLOTS  # the batch may have fewer rows
 
-    @torch.inference_mode()
+    @inference
     def compile(self, batch_size: int, num_slots: int, widths: Sequence[int]) -> None:
         """Compile passes, and compare their outputs with the model's own.
 
@@ -196,7 +198,7 @@ class StaticRunner(Runner):
             raise
         self.setup_seconds = time.perf_counter() - started
 
-    @torch.inference_mode()
+    @inference
     def zero_nan(self) -> None:
         self._slots.zero_nan()
         self._compiled_slots.zero_nan()
@@ -216,7 +218,7 @@ class StaticRunner(Runner):
             # slots that this adds.
             num_seen = round_up(num_seen, _MASK_ALIGNMENT)
         starts = longest if are_equal else self._starts()
-        with without_cudnn():
+        with WithoutCudnn():
             return self._forward(self._slots.first_rows(num_rows), num_seen, tokens, starts)
 
     def _starts(self) -> Tensor:
@@ -246,7 +248,7 @@ class StaticRunner(Runner):
         # model's own.
         tokens = to_device(padded(prompts), self._device)
         last_tokens = to_device(lengths, self._device) - 1
-        with without_cudnn():
+        with WithoutCudnn():
             logits, *hidden = run_model(self._model, self._options, tokens, cache, last_tokens)
         outputs = [logits]
         for states in hidden:

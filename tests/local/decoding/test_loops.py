@@ -145,7 +145,7 @@ def test_without_an_offer_the_target_sees_the_pending_token_alone(
     assert {origin for row_step in row_steps(silent) for origin in row_step.origins} == {
         Origin.TARGET
     }
-    assert all(step.verdict is None for step in silent)
+    assert all(row_step.rejection is None for row_step in row_steps(silent))
 
 
 @pytest.mark.parametrize("warp", [GREEDY, Warp(temperature=1)], ids=["greedy", "sampled"])

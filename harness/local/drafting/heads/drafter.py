@@ -19,12 +19,13 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from harness.config.amounts import round_up
+from harness.local.decoding.inference import inference
 from harness.local.decoding.protocols import Drafter, Proposal, Step, TokenRows
 from harness.local.decoding.randomness import are_tokens, existing_index
 from harness.local.decoding.transfer import padded, to_device
 from harness.local.decoding.warp import AnyWarp, BatchWarp, Warp
 from harness.local.drafting.heads.head import Draft, Head, Unread
-from harness.local.runners.base import without_cudnn
+from harness.local.runners.base import WithoutCudnn
 from harness.local.runners.checks import require_close
 from harness.local.runners.compiled import CompiledCall, filled_up
 from harness.local.runners.slots import SlotCache
@@ -102,7 +103,7 @@ class HeadDrafter(Drafter):
             self._rows.append(_Row([states[-len(prompt) :]], [*prompt[1:], first]))
         self._reserve(self.cache.num_slots, len(self._rows))
 
-    @torch.inference_mode()
+    @inference
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
         uniforms = uniforms.to(self.device)
         compiled = self._compiled_for(num_draft_tokens)
@@ -112,7 +113,7 @@ class HeadDrafter(Drafter):
         else:
             num_ahead = self.head.num_ahead(num_draft_tokens)
             self._reserve(self._most_read + unread.features.shape[1] + num_ahead)
-            with without_cudnn():
+            with WithoutCudnn():
                 draft = self.head.draft(unread, uniforms, self.cache, self.draw)
         self._count_as_read()
         # A compiled proposal may have more tokens.
@@ -125,14 +126,14 @@ class HeadDrafter(Drafter):
         device = self._target_device
         return Proposal(tokens.to(device), probabilities.to(device), lengths)
 
-    @torch.inference_mode()
+    @inference
     def observe(self, num_accepted: Sequence[int], decided: TokenRows, step: Step) -> None:
         assert step.hidden is not None
         for row, states, tokens in zip(self._rows, step.hidden.unbind(), decided, strict=True):
             row.parts.append(states[: len(tokens)])
             row.following += tokens
 
-    @torch.inference_mode()
+    @inference
     def select(self, rows: Sequence[int]) -> None:
         self.cache.select(to_device(rows, self.device), max(rows) + 1)
         self._rows = [self._rows[row] for row in rows]
@@ -192,7 +193,7 @@ class HeadDrafter(Drafter):
         """
         unread = self._unread()
         self._reserve(self._most_read + unread.features.shape[1])
-        with without_cudnn():
+        with WithoutCudnn():
             self.head.read(unread, self.cache)
         self._count_as_read(num_again=1)
 
@@ -233,7 +234,7 @@ class CompiledDraft:
     Raises UnsupportedModelError if the head cannot be compiled, or then drafts otherwise.
     """
 
-    @torch.inference_mode()
+    @inference
     def __init__(
         self,
         drafter: HeadDrafter,
@@ -284,7 +285,7 @@ class CompiledDraft:
         """Whether it was compiled for this warp, and for `num_draft_tokens` or more."""
         return num_draft_tokens <= max(self._calls) and warp == self._warp
 
-    @torch.inference_mode()
+    @inference
     def __call__(self, unread: Unread, uniforms: Tensor) -> Draft:
         """Draft at least as many tokens for each row as it has uniforms."""
         number = next(number for number in self._calls if number >= uniforms.shape[1])
