@@ -130,11 +130,13 @@ def test_the_honest_arm_is_lossless(
 
 @pytest.mark.parametrize("fault", [*PLANTED.names(), LENIENCE])
 def test_every_planted_fault_is_caught(fault: str) -> None:
-    assert sample(fault, *NEEDED[fault]).verdict == "lossy"
+    check = sample(fault, *NEEDED[fault])
+    assert check.verdict == "lossy", check
 
 
 def test_half_precision_is_no_loss() -> None:
-    assert sample(dtype=torch.bfloat16).verdict == "lossless"
+    check = sample(dtype=torch.bfloat16)
+    assert check.verdict == "lossless", check
     assert judge_greedy(compare(dtype=torch.bfloat16))[0] == "lossless"
 
 
