@@ -202,19 +202,6 @@ def test_a_batch_needs_prompts_that_are_not_left_out(harness: Harness, pair: lis
     assert refused.complaint.startswith("batch_size=4: needs as many prompts")
 
 
-def test_prompts_that_are_too_long_are_cut(
-    harness: Harness, pair: list[str], tmp_path: Path
-) -> None:
-    (tmp_path / "prompts.txt").write_text("one\nfour four four four\n")
-    two = [*LONG, "num_prompts=2", "num_warmup=0", "decoding=greedy"]
-    harness("latency", *pair, *two, "prompts.too_long=truncate")
-    assert list(results()["num_truncated"]) == [1, 1]
-    cut = pd.read_csv(only("latency_prompts.csv"))["completion"].iloc[-1]
-    (tmp_path / "prompts.txt").write_text("four four four four"[-16:])
-    harness("latency", *pair, *two, "num_prompts=1", "hydra.run.dir=again")
-    assert pd.read_csv(tmp_path / "again" / "latency_prompts.csv")["completion"].iloc[-1] == cut
-
-
 def test_a_recurrent_target_is_measured_alone(harness: Harness, save_model: SaveModel) -> None:
     model = save_model("mamba", hidden_size=128, num_hidden_layers=6, state_size=16)
     harness("latency", f"model={model.name}", "draft=none", *QUICK)
@@ -261,7 +248,8 @@ GENERATE = ["engine=huggingface", "num_prompts=2", "decoding.max_new_tokens=8"]
 
 
 @pytest.mark.parametrize(
-    ("model", "draft"), [("tiny", "tiny_draft"), ("tiny_draft", "lookup"), ("tiny_draft", "none")]
+    ("model", "draft"),
+    [("tiny_draft", "tiny_draft"), ("tiny_draft", "lookup"), ("tiny_draft", "none")],
 )
 def test_generate_is_measured_as_our_loop_is(harness: Harness, model: str, draft: str) -> None:
     pair = [f"model={model}", f"draft={draft}"]

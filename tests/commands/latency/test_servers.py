@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -15,21 +14,11 @@ import transformers
 from packaging.version import Version
 
 import processes
-from documented import typed_lines, words_of
 from echo_server import EchoServer, serving
 from in_process import Harness, only, results
-from pair_server import PairServer, pair_servers, shipped_pair
 from wording import mentions
 
 QUICK = ["engine=server", "model=tiny", "num_prompts=9", "decoding.max_new_tokens=8"]
-
-# Documented lines about servers that run, but for those that need the hub, a log, a draw of tokens, or real time.
-ASKED = [
-    line
-    for line in typed_lines()
-    if "url=http" in line
-    and not re.search(r" (model|answers|minutes|engine.rate)=|response_format", line)
-]
 
 Serve = Callable[..., list[str]]
 
@@ -49,23 +38,15 @@ def serve() -> Iterator[Serve]:
         yield start
 
 
-@pytest.mark.parametrize("line", ASKED)
-def test_a_documented_line_about_running_servers_measures_them_as_it_is_written(
-    harness: Harness, line: str
+def test_a_line_with_addresses_alone_measures_the_model_that_they_serve(
+    harness: Harness, serve: Serve
 ) -> None:
-    names = dict.fromkeys(re.findall(r"model=(\S+)", line) or ["m"])
-    servers = EchoServer(models=names), EchoServer(models=names, num_draft_tokens=4)
-    with serving(servers[0]) as regular, serving(servers[1]) as drafting:
-        places = {"regular_url": regular, "url": drafting}
-        words = [
-            re.sub(r"(regular_url|url)=http\S+", lambda name: f"{name[1]}={places[name[1]]}", word)
-            for word in words_of(line)
-        ]
-        harness(*words)
-    assert set(results(words[0])["model"]) <= set(names)
+    """As it is documented: through the chat endpoint. That all documented lines are right is in tests/conf."""
+    servers = EchoServer(models={"m": None}), EchoServer(models={"m": None}, num_draft_tokens=4)
+    harness("latency", *(word.removeprefix("engine.") for word in serve(*servers)))
+    assert set(results()["model"]) == {"m"}
     for server in servers:
-        assert all(body["model"] in names for body in server.bodies)
-        assert all("messages" in body for body in server.bodies)
+        assert all(body["model"] == "m" and "messages" in body for body in server.bodies)
 
 
 @pytest.mark.skipif(
@@ -230,14 +211,10 @@ EVAL = ["eval", "engine=server", "model=tiny", "num_prompts=6", "batch_size=2", 
 EVAL += ["decoding=greedy"]
 
 
-@pytest.fixture(scope="module")
-def servers() -> tuple[PairServer, PairServer]:
-    return pair_servers(shipped_pair())
-
-
 def test_eval_keeps_what_it_has_and_goes_on_after_a_failed_request(
-    harness: Harness, serve: Serve, servers: tuple[PairServer, PairServer]
+    harness: Harness, serve: Serve
 ) -> None:
+    servers = EchoServer(version="1"), EchoServer(version="1", num_draft_tokens=4)
     urls = serve(*servers)
     # Answers of a server that may have been restarted with other flags are not taken up.
     for server in servers:
@@ -253,17 +230,11 @@ def test_eval_keeps_what_it_has_and_goes_on_after_a_failed_request(
     assert list(rows[rows["seed"] == "all"]["status"]) == ["failed"] * 2 + ["ok"] * 2
     assert list(rows[rows["seed"] == "all"]["num_prompts"]) == [4, 4, 6, 6]
     assert rows["identical_prompts"].iloc[-1] == 6
-    harness(*EVAL, "engine=local")
-    rows = results("eval")
-    assert rows["num_correct"].iloc[-1] == rows["num_correct"].iloc[-3]
 
 
-def test_compare_races_two_servers(
-    harness: Harness, serve: Serve, servers: tuple[PairServer, PairServer]
-) -> None:
+def test_compare_races_two_servers(harness: Harness, serve: Serve) -> None:
     settings = ["engine=server", "model=tiny", "decoding=greedy", "tokens=12", "prompt=Once upon"]
-    urls = serve(*servers)
-    harness("compare", *settings, *urls)
+    harness("compare", *settings, *serve(EchoServer(), EchoServer(num_draft_tokens=4)))
     race = results("compare").iloc[-1]
     assert race["regular_completion"] == race["speculative_completion"] != ""
     # What the server does not tell is not denied.
