@@ -75,7 +75,6 @@ class PairServer(EchoServer):
         self._busy = False
 
     def _generate(self, bodies: list[dict[str, Any]]) -> Tokens:
-        assert self.arm is not None
         temperature, max_new_tokens, stop_tokens = _settings(bodies[0])
         decoding = DecodingSettings(
             temperature=temperature * self.temperature_factor, max_new_tokens=max_new_tokens

@@ -150,7 +150,6 @@ def test_figures_are_those_that_the_servers_noted(harness: Harness, case: str) -
     assert ([*Path("outputs").rglob("costs.json")] != []) == (reports == "iterations")
 
     shown = re.search(r"([\d.]+) tokens per iteration", summary)
-    assert shown is not None
     assert float(shown[1]) == pytest.approx(truth.tokens_per_iteration, abs=0.051)
     # A regular step is one token's time, an iteration that of all that it yields.
     share = re.search(r"a regular step is (\d+) % of an iteration", summary)

@@ -156,12 +156,6 @@ def test_failed_requests_are_counted_and_the_key_is_nowhere(
     server = EchoServer(key="sk-s3cret", fail_every=4)
     asked = "engine.api_key_variable=A_KEY", "num_warmup=0"
     addresses = serve(server)
-    monkeypatch.setenv("A_KEY", "sk-s3cret\r")
-    why = harness.refused("latency", *QUICK, *addresses, *asked)
-    assert (
-        why
-        == "engine.api_key_variable=A_KEY: its value has a space, a line break, or a character that is not ASCII"
-    )
     monkeypatch.setenv("A_KEY", "sk-s3cret")
     outcome = harness("latency", *QUICK, *addresses, *asked, code=1)
     (row,) = results().to_dict("records")

@@ -181,10 +181,8 @@ def test_a_cell_without_an_interval_decides_nothing() -> None:
 def test_it_says_that_the_machine_was_busy() -> None:
     busy = [replace(cell, processor_share=0.04) for cell in ROWS[:2]]
     page = map_page([Run([*busy, *ROWS[2:]])])
-    assert page is not None
     assert any(doubt.startswith("2 of 6 cells") for doubt in page.doubts)
     quiet = map_page([Run(ROWS)])
-    assert quiet is not None
     assert quiet.doubts == []
 
 
@@ -195,7 +193,6 @@ def test_the_drawing_has_a_curve_for_each_k(weights: str) -> None:
     stored = ["faster", "faster", "cannot tell", "faster", "faster", "slower"]
     assert relations == (stored if weights == "stored" else ["cannot tell"] * 6)
     page = map_page([Run(cells)])
-    assert page is not None
     ((_, figure),) = page.plots()["load"]
     handles, names = figure.axes[0].get_legend_handles_labels()
     assert [name.rpartition(" · ")[2] for name in names] == ["K=1", "K=5"]

@@ -138,7 +138,6 @@ def test_a_warm_up_reads_short_prompts_that_are_not_measured(by_letters: Any) ->
     """At most four are looked at for each one that it takes."""
     prompts = [Prompt("a" * length) for length in (5, 6, 5, 3, 7, 1)]
     others = encode_set(by_letters(10), *prompts, num_measured=1, num_others=1).others
-    assert others is not None
     assert others.indices == [2, 3]
     assert [*map(len, others.token_ids)] == [5, 3]
 
