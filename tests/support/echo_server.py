@@ -323,6 +323,10 @@ def _stopped(tokens: list[int], stops: list[str]) -> list[int]:
     return tokens[: min(ends, default=len(tokens))]
 
 
+# The fixture `serve` of tests/commands.
+Serve = Callable[..., list[str]]
+
+
 @contextmanager
 def serving(server: EchoServer) -> Iterator[str]:
     """The address of `server`, which runs in a thread until the block ends."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from echo_server import EchoServer, serving
+from echo_server import EchoServer, Serve
 from harness.commands.latency.conversations import Conversations
 from harness.commands.latency.record import LatencySettings
 from harness.config.settings import DecodingSettings
@@ -51,16 +50,14 @@ def test_latency_answers_all_turns(harness: Harness) -> None:
     assert answers.groupby("unit").size().tolist() == [3, 1, 2]
 
 
-def test_each_arm_goes_on_from_its_own_answers(harness: Harness) -> None:
+def test_each_arm_goes_on_from_its_own_answers(harness: Harness, serve: Serve) -> None:
     """The chat endpoint of each server gets the messages so far; the two servers answer differently."""
     drafting = EchoServer(version="1", num_draft_tokens=2, stride=3)
     servers = {"regular": EchoServer(version="1"), "speculative": drafting}
-    with ExitStack() as stack:
-        urls = [stack.enter_context(serving(server)) for server in servers.values()]
-        addresses = [f"engine.regular_url={urls[0]}", f"engine.url={urls[1]}"]
-        asked = ["engine=server", "model=tiny", "engine.chat=true", "prompts.turns=all", *addresses]
-        # What two models say is not compared: no verdict.
-        harness(*(word for word in TALK if "chat_template" not in word), *asked, code=3)
+    asked = ["engine=server", "model=tiny", "engine.chat=true", "prompts.turns=all"]
+    plain = (word for word in TALK if "chat_template" not in word)
+    # What two models say is not compared: no verdict.
+    harness(*plain, *asked, *serve(*servers.values()), code=3)
     answers = pd.read_csv(only("latency_prompts.csv"))
     first, second, third = ROWS[0]["turns"]
     assistants = []

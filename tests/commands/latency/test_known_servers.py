@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from echo_server import serving
+from echo_server import Serve
 from in_process import Harness, only, results
 from known_server import KnownServer, NotedAnswer
 
@@ -82,7 +81,9 @@ TIMES = {"first_s": 0.01, "step_s": 0.001}
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_figures_are_those_that_the_servers_noted(harness: Harness, case: str) -> None:
+def test_figures_are_those_that_the_servers_noted(
+    harness: Harness, serve: Serve, case: str
+) -> None:
     behaviour, settings = TIMES | CASES[case][0], CASES[case][1]
     reports = behaviour.get("reports", "counters")
     servers = KnownServer(**{**behaviour, "drafts": ()}), KnownServer(**behaviour)
@@ -95,10 +96,7 @@ def test_figures_are_those_that_the_servers_noted(harness: Harness, case: str) -
         "decoding.max_new_tokens=30",
     ]
     asked += ["decoding.ignore_eos=false", "decoding=greedy", "resume=false", *settings]
-    with ExitStack() as stack:
-        urls = [stack.enter_context(serving(server)) for server in servers]
-        asked += [f"engine.regular_url={urls[0]}", f"engine.url={urls[1]}"]
-        summary = " ".join(harness("latency", *asked).summary.split())
+    summary = " ".join(harness("latency", *asked, *serve(*servers)).summary.split())
     arms = results().to_dict("records")
     prompts = pd.read_csv(only("latency_prompts.csv"))
 
@@ -160,76 +158,35 @@ def test_figures_are_those_that_the_servers_noted(harness: Harness, case: str) -
         assert float(share[1]) == pytest.approx(expected, abs=0.51)
 
 
-def halved(event: Any) -> Any:
-    """Half of the tokens are counted."""
-    if usage := event.get("usage"):
-        usage["completion_tokens"] //= 2
-    return event
-
-
-def since_the_start(event: Any) -> Any:
-    """The iterations of all answers are counted in each."""
-    for counts in event.get("metrics", {}).values():
-        counts |= {"num_draft_tokens": 1_048_576, "num_accepted_draft_tokens": 5}
-        counts["acceptance_histogram"] = [1_048_570, 5]
-    return event
-
-
 def without_a_reason(event: Any) -> Any:
     for choice in event["choices"]:
         choice["finish_reason"] = None
     return event
 
 
-OTHER_PROMPTS = (
-    "no verdict: the servers read different prompts, through another chat template or tokenizer:"
-    " regular 100 tokens, speculative 400"
-)
-# Of a server without a draft and of one with it, whether a tokenizer is here, and what the run says then.
-TROUBLES: dict[str, tuple[dict[str, Any], dict[str, Any], bool, str]] = {
+# Of a server without a draft and of one with it, and what the run says then; the rest is in tests/servers.
+TROUBLES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "other prompts": (
         {"num_read": 10},
         {"num_read": 40},
-        True,
-        OTHER_PROMPTS,
-    ),
-    "other prompts that nobody counts here": (
-        {"num_read": 10},
-        {"num_read": 40},
-        False,
-        OTHER_PROMPTS,
-    ),
-    "half of the tokens": (
-        {"twist": halved, "dialect": "sglang", "step_s": 0.01},
-        {},
-        False,
-        "engine.regular_url=URL: the server counts 4 tokens and sent text 8 times, one after the other",
-    ),
-    "counts since the start": (
-        {},
-        {"reports": "histogram", "twist": since_the_start},
-        False,
-        "engine.url=URL: the drafts that the server counts make 1048579 tokens, and its answer has 8",
+        "no verdict: the servers read different prompts, through another chat template or tokenizer:"
+        " regular 100 tokens, speculative 400",
     ),
     "no reason": (
         {"twist": without_a_reason},
         {},
-        True,
         "engine.regular_url=URL: the answer ended without a finish_reason",
     ),
 }
 
 
 @pytest.mark.parametrize("trouble", TROUBLES)
-def test_servers_in_trouble_get_no_verdict(harness: Harness, trouble: str) -> None:
-    regular, speculative, has_tokenizer, said = TROUBLES[trouble]
+def test_servers_in_trouble_get_no_verdict(harness: Harness, serve: Serve, trouble: str) -> None:
+    regular, speculative, said = TROUBLES[trouble]
     drafting = {"drafts": ALL_DRAFT, "reports": "iterations"}
     servers = KnownServer(**TIMES | regular), KnownServer(**TIMES | drafting | speculative)
-    asked = ["model=tiny"] if has_tokenizer else ["engine.chat=false", "engine.model=tiny"]
-    asked += [f"num_prompts={NUM_PROMPTS}", "decoding.max_new_tokens=8", "resume=false"]
-    with ExitStack() as stack:
-        urls = [stack.enter_context(serving(server)) for server in servers]
-        addresses = [f"engine.regular_url={urls[0]}", f"engine.url={urls[1]}"]
-        outcome = harness("latency", *asked, *addresses, code=3 if "verdict" in said else 1)
+    asked = ["engine.chat=false", "engine.model=tiny", f"num_prompts={NUM_PROMPTS}"]
+    code = 3 if "verdict" in said else 1
+    outcome = harness("latency", *asked, *serve(*servers), "tokens=8", code=code)
     assert re.sub(r"http://[^: ]+:\d+/v1", "URL", outcome.complaint) == said
     assert not [*Path("outputs").rglob("costs.json")]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -14,28 +12,11 @@ import transformers
 from packaging.version import Version
 
 import processes
-from echo_server import EchoServer, serving
+from echo_server import EchoServer, Serve, serving
 from in_process import Harness, only, results
 from wording import mentions
 
 QUICK = ["engine=server", "model=tiny", "num_prompts=9", "decoding.max_new_tokens=8"]
-
-Serve = Callable[..., list[str]]
-
-
-@pytest.fixture
-def serve() -> Iterator[Serve]:
-    """A function that starts servers, the one that speculates last, and gives the settings with their addresses."""
-    with ExitStack() as stack:
-
-        def start(*servers: EchoServer) -> list[str]:
-            names = ["engine.url", "engine.regular_url"][: len(servers)]
-            return [
-                f"{name}={stack.enter_context(serving(server))}"
-                for name, server in zip(names, reversed(servers), strict=True)
-            ]
-
-        yield start
 
 
 def test_a_line_with_addresses_alone_measures_the_model_that_they_serve(
@@ -94,7 +75,7 @@ def test_a_model_that_is_not_served_is_refused(harness: Harness, serve: Serve) -
     addresses = serve(*servers)
     refused = harness.refused("latency", *QUICK, *addresses)
     served = "tiny_draft.gguf, other (/x/tiny_draft)"
-    assert mentions(refused, "engine.model=tiny: must name", addresses[0], served)
+    assert mentions(refused, "engine.model=tiny: must name", addresses[-1], served)
     assert not any(server.bodies for server in servers)
     named = ["engine.model=other", "engine.regular_model=tiny"]
     harness("latency", *QUICK, *addresses, *named)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from echo_server import EchoServer, serving
+from echo_server import EchoServer, Serve
 from harness.commands.map.measure import Cell, own_k
 from harness.commands.map.page import for_vllm, map_page
 from harness.commands.map.rows import MapRow
@@ -97,16 +96,13 @@ def test_an_interrupted_map_has_only_what_was_measured(
     assert list(results("map")["status"]) == ["interrupted"] * 2
 
 
-def test_a_map_of_servers_is_over_requests_in_flight(harness: Harness) -> None:
+def test_a_map_of_servers_is_over_requests_in_flight(harness: Harness, serve: Serve) -> None:
     servers = [EchoServer(version="1", num_draft_tokens=k) for k in (None, 4)]
     for server in servers:
         # Of two requests that are in flight together one ends long before the other.
         server.slow_every, server.slow_s = 2, 0.01
-    with ExitStack() as stack:
-        urls = [stack.enter_context(serving(server)) for server in servers]
-        addresses = [f"engine.regular_url={urls[0]}", f"engine.url={urls[1]}"]
-        asked = ["num_prompts=8", "batch_sizes=[1,2]", "engine=server", "model=tiny"]
-        harness(*QUICK, *asked, *addresses)
+    asked = ["num_prompts=8", "batch_sizes=[1,2]", "engine=server", "model=tiny"]
+    harness(*QUICK, *asked, *serve(*servers))
     rows = cells()
     assert list(rows["batch_size"]) == [1, 2]
     # As the server tells by its counts.
