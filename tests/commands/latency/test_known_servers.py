@@ -14,7 +14,7 @@ from echo_server import Serve
 from in_process import Harness, only, results
 from known_server import KnownServer, NotedAnswer
 
-NUM_PROMPTS = 10
+NUM_PROMPTS = 8
 # The client sees what a server wrote a little later, on a busy machine more than a little. Figures are computed from
 # what the client saw, to the last digit.
 LATER = 1.5
@@ -170,7 +170,7 @@ TROUBLES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"num_read": 10},
         {"num_read": 40},
         "no verdict: the servers read different prompts, through another chat template or tokenizer:"
-        " regular 100 tokens, speculative 400",
+        " regular 80 tokens, speculative 320",
     ),
     "no reason": (
         {"twist": without_a_reason},

@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,12 @@ from harness.config.demand import Demand
 from harness.config.errors import RunError, SettingError
 from harness.config.faults import fault_names
 from harness.config.run import RunnerName
-from harness.config.settings import DecodingSettings, ModelSettings, PlacementSettings
+from harness.config.settings import (
+    DecodingSettings,
+    ModelSettings,
+    PlacementSettings,
+    PromptSettings,
+)
 from harness.engines.arrivals import Arrival
 from harness.engines.record import Preparation
 from harness.local.decoding.verify import Offer, Verdict, verify, verify_block
@@ -28,6 +34,7 @@ from harness.local.engine.records import Local
 from harness.local.engine.reference import not_finite
 from harness.local.models.fit import fit
 from harness.local.runners.static import StaticRunner
+from harness.measuring.prompts import sets
 from planted_faults import IN_BATCHES, planted
 from some_questions import question_of
 from tiny_checkpoints import as_draft, load, on_gpu, shipped
@@ -122,6 +129,23 @@ def test_what_cannot_be_compiled_runs_without_and_says_so(
     (said,) = [line for line in capsys.readouterr().out.splitlines() if "it runs with" in line]
     assert said.endswith("it runs with runner=static")
     assert texts_of(engine) == expected
+
+
+# With four draft tokens: far more than an untrained head, less than the model card says.
+@pytest.mark.parametrize(
+    ("head", "least"), [("tiny_eagle3", 3.5), ("tiny_dflash", 2.5), ("tiny_medusa", 2.5)]
+)
+def test_shipped_heads_draft_well_and_change_no_text(head: str, least: float) -> None:
+    target, draft = shipped("tiny", head)
+    pair = load(target, as_draft(draft))
+    decoding = DecodingSettings(max_new_tokens=16, num_draft_tokens=4, temperature=0)
+    file = Path(sets.__file__).with_name("prompt_sets") / "tiny.jsonl"
+    prompts = sets.load_prompts(PromptSettings(name="tiny", file=str(file))).take(3)
+    question = question_of([pair.tokenizer(one.text)["input_ids"] for one in prompts], decoding)
+    engine = LocalEngine(pair, Preparation(decoding=decoding, runner="eager", batch_size=3))
+    regular, speculative = (arm.answer(question.requests, 3) for arm in engine.arms)
+    assert speculative.tokens == regular.tokens
+    assert speculative.acceptance.mean_acceptance_length > least
 
 
 @pytest.mark.parametrize(("drafts", "widths"), [(False, [[1]]), (True, [[1, 4], [1, 2]])])
