@@ -117,7 +117,9 @@ def test_a_turn_that_is_too_long_goes_on_without_the_oldest_and_is_cut_at_last(
     for arm in ("regular", "speculative"):
         for question, answer in ((first, "x"), (second, "yy")):
             [index] = [request.index for request in question.requests]
-            record = RequestRecord(index, 1, token_ids=TOKENIZER.encode(answer))
+            # What ends a text is none of it.
+            token_ids = [*TOKENIZER.encode(answer), TOKENIZER.eos_token_id]
+            record = RequestRecord(index, 1, token_ids=token_ids)
             conversations.keep(Answered(arm=arm, requests=[record], seconds=1.0))
         [request] = conversations.for_arm(third, arm).requests
         assert TOKENIZER.decode(request.prompt) == asked

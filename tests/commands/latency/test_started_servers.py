@@ -224,6 +224,7 @@ def give_less_time(guard: Path) -> None:
     launch._GUARD = guard
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_no_process_is_left_however_the_harness_ends(tmp_path: Path, number: int) -> None:
     """Not of a server that ignores SIGTERM, nor what it has put into a session of its own.

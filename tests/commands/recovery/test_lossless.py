@@ -128,6 +128,7 @@ def test_the_honest_arm_is_lossless(
     assert check.rounding < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [*PLANTED.names(), LENIENCE])
 def test_every_planted_fault_is_caught(fault: str) -> None:
     check = sample(fault, *NEEDED[fault])
