@@ -89,3 +89,22 @@ def test_figures_are_those_of_what_the_server_did(
     if has_positions:
         first = sum(number > 0 for _, number in drafting) / len(drafting)
         assert found.acceptance_by_position[0] == pytest.approx(first, abs=1e-4)
+
+
+@pytest.mark.parametrize(("most", "tokens_per_iteration"), [(30, 29 / 10), (31, None)])
+def test_counters_without_a_number_of_drafts_count_the_iterations_of_whole_answers(
+    most: int, tokens_per_iteration: float | None
+) -> None:
+    """As those of `harness serve`: 30 tokens, of which 19 were drafted."""
+    request = RequestRecord(0, 3, num_tokens=30, max_new_tokens=most)
+
+    def found(**counts: float) -> AcceptanceFigures:
+        counted = Counts(generated=30, proposed=40, **counts)
+        return figures(
+            AcceptanceFigures, [Answered(requests=[request], seconds=1.0, counted=counted)]
+        )
+
+    known = found(accepted=19)
+    assert (known.acceptance_rate, known.mean_acceptance_length) == (19 / 40, None)
+    assert known.tokens_per_iteration == tokens_per_iteration
+    assert found().acceptance_rate is None
