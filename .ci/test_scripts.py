@@ -1,4 +1,4 @@
-"""setup.sh, machine-install.sh, collect_gpu_wheels.sh and .ci/tests.py, run for real in a copy of the tree.
+"""setup.sh, machine-install.sh and collect_gpu_wheels.sh, run for real in a copy of the tree.
 
 Nothing is fetched: where setup.sh would have pip install, a stand-in for pip writes down that it was called.
 """
@@ -536,41 +536,3 @@ def test_wheels_are_refused_in_one_line(
     assert said in shown.stderr
     assert len(shown.stderr.splitlines()) == 1
     assert not (tmp_path / "pip-calls").exists()
-
-
-# --- .ci/tests.py ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("at_second_try", "code", "last"),
-    [
-        ("passes", 0, "2 passed, 0 failed, 1 passed only at the second try"),
-        ("fails", 1, "1 passed, 1 failed, 0 passed only at the second try"),
-    ],
-)
-def test_what_passes_only_at_the_second_try_is_listed_and_counted(
-    tmp_path: Path, at_second_try: str, code: int, last: str
-) -> None:
-    (tmp_path / "test_it.py").write_text(
-        "from pathlib import Path\n"
-        "def test_steady(): pass\n"
-        "def test_by_chance():\n"
-        "    tried = Path('tried').exists()\n"
-        "    Path('tried').touch()\n"
-        f"    assert tried and {at_second_try == 'passes'}\n"
-    )
-    caches = tmp_path / "caches"
-    caches.mkdir()
-    done = run(sys.executable, ROOT / ".ci/tests.py", caches, "-q", cwd=tmp_path)
-    lines = done.stdout.splitlines()
-    assert (done.returncode, lines[-1]) == (code, last)
-    assert ("test_it.py::test_by_chance" in lines) == (at_second_try == "passes")
-
-
-def test_where_all_tests_pass_the_last_line_is_that_of_pytest(tmp_path: Path) -> None:
-    (tmp_path / "test_it.py").write_text("def test_steady(): pass\n")
-    caches = tmp_path / "caches"
-    caches.mkdir()
-    done = run(sys.executable, ROOT / ".ci/tests.py", caches, "-q", cwd=tmp_path)
-    assert done.returncode == 0
-    assert done.stdout.splitlines()[-1].startswith("1 passed in ")

@@ -104,6 +104,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     garbage.exempt_what_is_left()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[Any]:
+    """Show the page of the last command that a failed test ran: it has the reason for a verdict."""
+    report = yield
+    harness = getattr(item, "funcargs", {}).get("harness")
+    if report.failed and harness is not None and harness.last is not None:
+        report.sections.append(("Page of the last command", harness.last.stdout))
+    return report
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_handlecrashitem(crashitem: str) -> None:
     """Note a test that has ended its process. With the rest of its file it is given to another one."""

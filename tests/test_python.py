@@ -77,22 +77,6 @@ def test_runs_of_two_threads_have_their_own_rows() -> None:
     assert sys.stdout is stdout
 
 
-def test_settings_may_be_keywords() -> None:
-    rows = harness.run(
-        "latency",
-        *SHORT,
-        batch_size=2,
-        draft="lookup",
-        decoding={"num_draft_tokens": 3, "temperature": 0},
-        results={"file": Path("elsewhere.csv")},
-    )
-    assert set(rows["batch_size"]) == {2}
-    assert set(rows["num_draft_tokens"].dropna()) == {3}
-    assert set(rows["temperature"]) == {0}
-    assert set(rows["draft"].dropna()) == {"lookup"}
-    assert Path("elsewhere.csv").is_file()
-
-
 @pytest.mark.parametrize(
     ("arguments", "keywords", "message"),
     [

@@ -71,8 +71,6 @@ def test_a_session_ends_when_nobody_reads_its_output(tmp_path: Path) -> None:
     reading = subprocess.Popen(
         ["head", "-n", "1"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
-    assert typing.stdout is not None
-    assert reading.stdin is not None
     streams = {0: typing.stdout.fileno(), 1: reading.stdin.fileno()}
     process = forked.begin(*quick, cwd=tmp_path, streams=streams)
     # With the only copies in the process, each end of a pipe notices when the other one has gone.

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.truth import COMMANDS, page
 
-NUM_PAGES = 5
+NUM_PAGES = 3
 
 pytestmark = pytest.mark.slow
 

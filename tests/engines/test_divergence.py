@@ -29,7 +29,6 @@ ENGINE: Any = FakeEngine()
 
 def test_the_first_difference_comes_with_its_margin() -> None:
     found = first_divergence(ENGINE, [0], [1, 2, 0, 1], [1, 2, 1, 2])
-    assert found is not None
     assert found.position == 2
     assert found.logit_margin == pytest.approx(torch.tensor(0.5 / 0.25).log().item())
     assert found.logit_tolerance == 0.25
@@ -108,5 +107,4 @@ def test_behind_the_end_of_a_text_no_margin_is_told(text: str) -> None:
     """A server may keep the model from ending, and goes on in its own way then."""
     assert parted("bc", "bc") is None
     found = parted("bc", text)
-    assert found is not None
     assert found.logit_margin is None

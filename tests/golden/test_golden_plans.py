@@ -82,7 +82,6 @@ def test_plans(snapshot: SnapshotAssertion, case: str) -> None:
     Words.divide(["plan", "model=30B", "draft=7B", "T=0", "batch_size=4", "gpus=2"]).note()
     rows = [PlanRow(**ROW | changes) for changes in PLANS[case]]
     page = plan_page(rows)
-    assert page is not None
     text = full(page, 80 if len(rows) == 1 else 110)
     assert f"{page.finding[0].style}\n{text}" == snapshot
 

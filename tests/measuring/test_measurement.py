@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 
 import pytest
@@ -156,6 +157,28 @@ def test_figures_of_a_server_are_of_the_process_that_gave_them(
         server.version = "1.0"
         assert found(url, resume="always")
     assert not found(url, resume="always"), "a server that is down was not measured"
+
+
+def test_figures_of_a_started_server_are_of_the_files_that_its_command_names(
+    settings: LatencySettings, tmp_path: Path
+) -> None:
+    """Nobody can see which further files its program reads: they are not taken over unasked."""
+    program, model = tmp_path / "serve", tmp_path / "model.gguf"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    model.write_bytes(b"1")
+    words = (str(program), "--port", "{port}", f"--model={model}")
+    engine = ServerSettings(name="server", start_command=words)
+    started = dataclasses.replace(settings, draft=None, engine=engine)
+    always = dataclasses.replace(started, resume="always")
+    assert not identify(started).reusable
+    first = identify(always)
+    assert first.reusable
+    assert identify(always).digest == first.digest
+    model.write_bytes(b"22")
+    second = identify(always)
+    os.utime(program, (1, 1))
+    assert len({first.digest, second.digest, identify(always).digest}) == 3
 
 
 def test_weights_are_known_by_commit_or_by_their_contents(

@@ -36,9 +36,6 @@ def cost_of(
 def line_of(cost: IterationCost, rows: int = 1) -> tuple[float, float, float]:
     """Its beginning, its slope, and how far that may be off."""
     shape = cost.shape(rows)
-    assert shape is not None
-    assert shape.fixed is not None
-    assert shape.per_token is not None
     assert str(shape.fixed.covers) == str(shape.per_token.covers)
     slope = shape.per_token
     return shape.fixed.estimate, slope.estimate, slope.high - slope.estimate
@@ -154,8 +151,6 @@ def test_starts_that_differ_widen_the_slope_of_widths_that_were_started_once() -
             )
         )
         shape = shape_of([once, other], StartNoise(0.02, 4))
-        assert shape is not None
-        assert shape.per_token is not None
         assert shape.per_token.high == pytest.approx(stats.t.isf(0.025, 8.956) * error, rel=1e-3)
     assert StartNoise.of([20, 20 * math.exp(0.02)]) == pytest.approx((0.02 / math.sqrt(2), 1))
     assert StartNoise.of([20.0]).share == 0.02
@@ -176,7 +171,6 @@ def test_three_points_are_a_line_but_for_noise_or_two_percent(
         for width, ms in enumerate(times, start=2)
     ]
     shape = shape_of(points)
-    assert shape is not None
     assert (shape.fixed is not None, shape.tested) == (is_line, True)
 
 
@@ -184,7 +178,6 @@ def test_two_points_are_a_line_that_nobody_tested() -> None:
     covers = Coverage(15, "prompt")
     points = [(width, 1, Interval(ms, ms - 1, ms + 1, covers)) for width, ms in ((3, 25), (9, 40))]
     shape = cost_of(points).shape()
-    assert shape is not None
     assert (shape.fixed is not None, shape.tested) == (True, False)
     assert cost_of([(1, 1, 20.0), (5, 1, 30.0)]).shape() is None
 
@@ -276,7 +269,6 @@ def test_a_step_is_sought_by_what_was_measured_well(
             ms, half = ms + 9.0, 12.0
         points.append((k + 1, 1, Interval(ms, ms - half, ms + half, Coverage(15, "prompt"))))
     shape = cost_of(points).shape()
-    assert shape is not None
     (step,) = shape.steps
     assert step[:2] == (from_k, from_k + 1)
     assert step.change == pytest.approx(change, abs=0.003)
@@ -291,7 +283,6 @@ def test_times_without_decimals_are_known_to_their_rounding(off: float, is_line:
         ms = 3.0 + k + (off if k % 4 else -off)
         points.append((k + 1, 1, Interval(ms, ms - 0.5, ms + 0.5)))
     shape = cost_of(points).shape()
-    assert shape is not None
     assert (shape.fixed is not None, shape.tested) == (is_line, False)
 
 
@@ -411,7 +402,6 @@ def test_steps_that_leave_times_unexplained_are_not_named() -> None:
         for width, ms in times.items()
     ]
     shape = cost_of(points).shape()
-    assert shape is not None
     assert (shape.fixed, [*shape.steps], str(shape)) == (None, [], "no line")
 
 
@@ -445,8 +435,6 @@ def test_starts_that_differ_invent_no_steps(ks: Sequence[int], start_noise: floa
         points, steps_ms = swept(rng, ks, start_noise)
         shape = shape_of(points, StartNoise.of(steps_ms))
         twin = shape_of(points)
-        assert shape is not None
-        assert twin is not None
         false_alarms += shape.fixed is None
         twin_alarms += twin.fixed is None
         num_covered += shape.per_token is None or shape.per_token.low < 2.5 < shape.per_token.high

@@ -220,11 +220,9 @@ def test_counters_of_several_pages_are_added_up(tmp_path: Path) -> None:
     assert page.read() is None
     files[1].write_text(text)
     before = page.read()
-    assert before is not None
     assert (before.generated, before.running) == (14, 6)
     files[1].write_text("vllm:generation_tokens_total 9\nvllm:num_requests_running 0\n")
     after = page.read()
-    assert after is not None
     assert after.restarts == 0
     assert growth(after, before).generated == 2
 

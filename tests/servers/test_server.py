@@ -297,7 +297,6 @@ def test_requests_arrive_at_random_times(open_engine: Open) -> None:
     assert times[0] > 0
     engine = open_engine(EchoServer(), rate=200.0)
     load = timed_answer(engine, engine.arms[0], ask(4)).load
-    assert load is not None
     assert load.offered_s == arrival_times(ask(4).requests, rate=200.0)[-1]
     questions = ask(2000), later, other_seed
     assert len({arrival_times(question.requests, 200.0)[0] for question in questions}) == 3
@@ -318,7 +317,6 @@ def test_the_load_is_kept_up_until_the_last_answer(open_engine: Open) -> None:
     generation = timed_answer(engine, engine.arms[0], accompanied)
     assert generation.tokens == texts(accompanied)
     load = generation.load
-    assert load is not None
     assert server.most_in_flight == 3
     # They do not count, and are cancelled when the last one that does has ended.
     assert len(generation.requests) == 4

@@ -42,7 +42,6 @@ class EchoServer:
         stop_after: its answers end after so many tokens.
         metrics: it has a page of counters, by the names of its dialect, and its answers tell no acceptance.
         lost_pages: the reads of its page, from 1, that get status 500.
-        restart_at: its counters begin again with this request.
         stride: between the tokens that it counts up; another one than 1 is another model.
         delay_s: before each chunk.
         slow_every: each chunk of this request and of every so many after it takes `slow_s`.
@@ -75,7 +74,6 @@ class EchoServer:
     stop_after: int = 1_000_000
     metrics: bool = False
     lost_pages: Collection[int] = ()
-    restart_at: int = 0
     stride: int = 1
     delay_s: float = 0.0
     slow_every: int = 0
@@ -271,8 +269,6 @@ class EchoServer:
             last_chunk["__verbose"] = {"tokens": [], "generation_settings": settings}
         if self.num_draft_tokens is not None and not self.metrics and not is_silent:
             last_chunk |= self._acceptance([len(step) - 1 for step in steps[1:]])
-        if len(self.bodies) == self.restart_at:
-            self.num_tokens = self.num_drafts = self.num_accepted = 0
         self.num_tokens += count
         if self.num_draft_tokens is not None:
             self.num_drafts += len(steps) - 1
@@ -321,6 +317,10 @@ def _stopped(tokens: list[int], stops: list[str]) -> list[int]:
     text = _text(tokens)
     ends = [text.index(stop) for stop in stops if stop in text]
     return tokens[: min(ends, default=len(tokens))]
+
+
+# The fixture `serve` of tests/commands.
+Serve = Callable[..., list[str]]
 
 
 @contextmanager

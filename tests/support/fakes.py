@@ -70,7 +70,6 @@ class TableDrafter(Drafter):
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
     ) -> None:
         self.rows = [[*prompt, first] for prompt, first in zip(prompts, first_tokens, strict=True)]
-        assert step.hidden is not None
         for states, prompt in zip(step.hidden[:, :, 0].tolist(), prompts, strict=True):
             assert states[-len(prompt) :] == [list(pair) for pair in enumerate(prompt)]
 
@@ -92,7 +91,6 @@ class TableDrafter(Drafter):
     def observe(
         self, num_accepted: Sequence[int], decided: Sequence[Sequence[int]], step: Step
     ) -> None:
-        assert step.hidden is not None
         hidden = step.hidden[:, :, 0].tolist()
         for row, count, tokens, states in zip(
             self.rows, num_accepted, decided, hidden, strict=True

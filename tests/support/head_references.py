@@ -103,7 +103,6 @@ def check_saved(
     """A head that another implementation saved in a directory drafts as it does there."""
     checkpoint = Checkpoint("model", ModelSettings(name="target", repository="-"), target.config)
     head = read_head(ModelSettings(name="head", repository=str(directory)), checkpoint)
-    assert head is not None
     assert head.kind.name == kind
     own = head.load(torch.device("cpu"), torch.float32)
     checked = Checked(head_drafter(own, target, Warp()), target, expected)

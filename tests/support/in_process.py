@@ -43,17 +43,22 @@ class Outcome(NamedTuple):
 
 
 class Harness:
-    """Runs a command as `python -m harness` does; it must end with the exit code that is expected."""
+    """Runs a command as `python -m harness` does; it must end with the exit code that is expected.
+
+    Attributes:
+        last: of the last command.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         self._monkeypatch, self._capsys = monkeypatch, capsys
+        self.last: Outcome | None = None
 
     def __call__(self, *arguments: str, code: int | None = 0) -> Outcome:
         self._monkeypatch.setattr(sys, "argv", ["harness", *arguments])
         self._capsys.readouterr()
         with pytest.raises(SystemExit) as end:
             cli.main()
-        outcome = Outcome(int(end.value.code or 0), *self._capsys.readouterr())
+        self.last = outcome = Outcome(int(end.value.code or 0), *self._capsys.readouterr())
         assert code in (None, outcome.exit_code), outcome
         return outcome
 

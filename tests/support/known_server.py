@@ -30,6 +30,52 @@ class NotedAnswer:
     num_tokens: int = 0
 
 
+Outcomes = Sequence[tuple[int, int]]
+Reports = Literal["iterations", "histogram", "totals", "counters"]
+
+
+def iterations_of(drafts: Outcomes, num_tokens: int, known_end: int) -> list[tuple[int, int]]:
+    """(drafted, accepted) of an answer's iterations after its first token, (0, 0) of one that drafts nothing.
+
+    Args:
+        drafts: of the first iterations, which come again; none at all where it is empty.
+        known_end: the last iteration drafts no more than is lacking to these tokens.
+    """
+    outcomes = []
+    place = 1
+    while place < num_tokens:
+        drafted, accepted = drafts[len(outcomes) % len(drafts)] if drafts else (0, 0)
+        drafted = min(drafted, known_end - place - 1)
+        outcomes.append((drafted, min(accepted, drafted)))
+        place += 1 + outcomes[-1][1]
+    return outcomes
+
+
+def report_of(reports: Reports, outcomes: Outcomes) -> dict[str, Any]:
+    """What the last event of an answer has about its drafts; nothing where counters have it."""
+    drafting = [outcome for outcome in outcomes if outcome[0]]
+    num_drafted = sum(drafted for drafted, _ in drafting)
+    num_accepted = sum(accepted for _, accepted in drafting)
+    if reports == "counters":
+        return {}
+    if reports == "totals":
+        # llama.cpp leaves out zeros.
+        timings = {"draft_n": num_drafted, "draft_n_accepted": num_accepted}
+        return {"timings": timings} if num_drafted else {}
+    histogram = [0] * (1 + max((accepted for _, accepted in drafting), default=0))
+    for _, accepted in drafting:
+        histogram[accepted] += 1
+    found: dict[str, Any] = {
+        "num_draft_tokens": num_drafted,
+        "num_accepted_draft_tokens": num_accepted,
+        "acceptance_histogram": histogram,
+    }
+    if reports == "iterations":
+        found["per_step_drafted"] = [drafted for drafted, _ in drafting]
+        found["per_step_accepted"] = [accepted for _, accepted in drafting]
+    return {"metrics": {"speculative_decoding": found}}
+
+
 @dataclass
 class KnownServer(EchoServer):
     """The times that it takes, how it drafts, and how it reports that.
@@ -52,7 +98,7 @@ class KnownServer(EchoServer):
     step_s: float = 0.002
     lengths: Sequence[int] = ()
     drafts: Sequence[tuple[int, int]] = ()
-    reports: Literal["iterations", "histogram", "totals", "counters"] = "counters"
+    reports: Reports = "counters"
     counts_behind_ends: bool = False
     held_tokens: int = 1
     slots: int = 1
@@ -80,26 +126,20 @@ class KnownServer(EchoServer):
         if self._free is None:
             self._free = asyncio.Semaphore(self.slots)
         async with self._free:
+            # As engines do, which do not know it before, an answer may be drafted beyond its end.
+            known_end = body["max_tokens"] if self.counts_behind_ends else count
+            noted.outcomes = iterations_of(self.drafts, count, known_end)
             place = 0
             held: list[int] = []
-            while place < count:
-                is_first = place == 0
-                await asyncio.sleep(self.first_s if is_first else self.step_s)
-                drafted, accepted = 0, 0
-                if not is_first and self.drafts:
-                    drafted, accepted = self.drafts[len(noted.outcomes) % len(self.drafts)]
-                    # The last iteration of an answer drafts no more than it lacks.
-                    known_end = body["max_tokens"] if self.counts_behind_ends else count
-                    drafted = min(drafted, known_end - place - 1)
-                    accepted = min(accepted, drafted)
-                if not is_first:
-                    noted.outcomes.append((drafted, accepted))
-                    self.num_drafts += drafted > 0
-                    self.num_proposed += drafted
-                    self.num_accepted += accepted
-                held += tokens[place : place + 1 + accepted]
-                self.num_tokens += len(tokens[place : place + 1 + accepted])
-                place = min(count, place + 1 + accepted)
+            for drafted, accepted in [(0, 0), *noted.outcomes]:
+                await asyncio.sleep(self.step_s if place else self.first_s)
+                self.num_drafts += drafted > 0
+                self.num_proposed += drafted
+                self.num_accepted += accepted
+                new = tokens[place : place + 1 + accepted]
+                held += new
+                place += len(new)
+                self.num_tokens += len(new)
                 if place < min(self.held_tokens, count):
                     continue
                 step, held = held, []
@@ -115,33 +155,12 @@ class KnownServer(EchoServer):
                 noted.seconds.append(time.perf_counter() - received)
                 yield {"object": "text_completion", "choices": [choice]}
         self.noted.append(noted)
-        drafting = [outcome for outcome in noted.outcomes if outcome[0]]
         usage = {"completion_tokens": count, "prompt_tokens": self.num_read}
         last: dict[str, Any] = {"choices": [], "usage": usage}
-        if self.drafts and self.reports != "counters":
-            last |= self._report(drafting)
+        if self.drafts:
+            last |= report_of(self.reports, noted.outcomes)
         yield last
         yield None
-
-    def _report(self, drafting: Sequence[tuple[int, int]]) -> dict[str, Any]:
-        num_drafted = sum(drafted for drafted, _ in drafting)
-        num_accepted = sum(accepted for _, accepted in drafting)
-        if self.reports == "totals":
-            # llama.cpp leaves out zeros.
-            timings = {"draft_n": num_drafted, "draft_n_accepted": num_accepted}
-            return {"timings": timings} if num_drafted else {}
-        histogram = [0] * (1 + max((accepted for _, accepted in drafting), default=0))
-        for _, accepted in drafting:
-            histogram[accepted] += 1
-        found: dict[str, Any] = {
-            "num_draft_tokens": num_drafted,
-            "num_accepted_draft_tokens": num_accepted,
-            "acceptance_histogram": histogram,
-        }
-        if self.reports == "iterations":
-            found["per_step_drafted"] = [drafted for drafted, _ in drafting]
-            found["per_step_accepted"] = [accepted for _, accepted in drafting]
-        return {"metrics": {"speculative_decoding": found}}
 
     def _counters(self) -> str:
         page = super()._counters()

@@ -56,7 +56,6 @@ class AnswerLengths(Experiment[LengthsSettings, LengthsRow]):
         self.lengths: list[int] = []
 
     def measure(self, session: Session) -> None:
-        """See `Experiment.measure`."""
         from harness.engines.protocol import Question
         from harness.measuring.interleaving import ask_all
         from harness.measuring.prompts.sets import load_prompts
@@ -73,7 +72,6 @@ class AnswerLengths(Experiment[LengthsSettings, LengthsRow]):
             self.lengths += [len(tokens) for answer in answers.values() for tokens in answer.tokens]
 
     def rows(self, session: Session) -> Sequence[LengthsRow]:
-        """See `Experiment.rows`."""
         if not self.lengths:
             return [session.row(LengthsRow)]
         mean = sum(self.lengths) / len(self.lengths)
@@ -90,11 +88,9 @@ class Lengths(Command[LengthsSettings, LengthsRow]):
     row = LengthsRow
 
     def line(self, rows: Sequence[LengthsRow]) -> str:
-        """See `Command.line`."""
         return f"{rows[-1].mean_answer_length:.1f} {rows[-1].unit}"
 
     def page(self, runs: Sequence[Run[LengthsRow]]) -> Page | None:
-        """See `Command.page`."""
         rows = [run.last for run in runs if run.has_figures]
         columns = [
             Column("model", text=True, of="model"),

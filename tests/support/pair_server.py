@@ -7,11 +7,10 @@ import zlib
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-from echo_server import FIRST_LETTER, EchoServer, serving
+from echo_server import FIRST_LETTER, EchoServer
 from harness.config.demand import Demand
 from harness.config.settings import DecodingSettings, PlacementSettings
 from harness.engines.protocol import Arm
@@ -75,7 +74,6 @@ class PairServer(EchoServer):
         self._busy = False
 
     def _generate(self, bodies: list[dict[str, Any]]) -> Tokens:
-        assert self.arm is not None
         temperature, max_new_tokens, stop_tokens = _settings(bodies[0])
         decoding = DecodingSettings(
             temperature=temperature * self.temperature_factor, max_new_tokens=max_new_tokens
@@ -109,9 +107,3 @@ def pair_servers(pair: Pair, fault: str = "none", **changes: Any) -> tuple[PairS
     ).arms  # type: ignore[arg-type]
     shared = {name: value for name, value in changes.items() if name == "dialect"}
     return PairServer(arm=regular, **shared), PairServer(arm=speculative, **changes)
-
-
-def addresses(stack: ExitStack, regular: EchoServer, speculative: EchoServer) -> list[str]:
-    """Start both until the stack is left; gives the settings with their addresses."""
-    named = {"engine.regular_url": regular, "engine.url": speculative}
-    return [f"{name}={stack.enter_context(serving(server))}" for name, server in named.items()]

@@ -85,7 +85,6 @@ class NeighbourTemperature(Fault):
         return rule(offer)
 
     def _shift(self, rows: Sequence[Warp]) -> None:
-        assert self._set_rows is not None
         self._set_rows([*rows[1:], rows[0]])
 
 

@@ -55,7 +55,6 @@ def latency_run(k: int = 4, speedup: float | None = 2.0, **changes: Any) -> list
         ]
     if regular.draft is None:
         return [regular]
-    assert speedup is not None
     figures |= {
         "arm": "speculative", "num_draft_tokens": k, "ms_per_token": 100.0 / speedup, "speedup": speedup,
         "speedup_low": speedup - 0.1, "speedup_high": speedup + 0.1, "predicted_speedup": speedup + 0.2,

@@ -68,7 +68,6 @@ def test_a_number_stands_for_all_that_rounds_to_it(
     name: str, text: str, low: float, high: float
 ) -> None:
     read = Figure.read(name, text)
-    assert read is not None
     assert (read.low, read.high) == pytest.approx((low, high))
 
 

@@ -108,6 +108,7 @@ def test_a_session(open_terminal: Open, directory: Path) -> None:
     assert rows["speculative_completion"].tolist()[-1] == TEXT
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_a_generation_and_keeps_the_models(
     open_terminal: Open, directory: Path
 ) -> None:

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import json
-from contextlib import ExitStack
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pandas as pd
 import pytest
 
-from echo_server import EchoServer, serving
+from echo_server import EchoServer, Serve
+from harness.commands.latency.questions import Conversations
+from harness.commands.latency.record import LatencySettings
+from harness.config.settings import DecodingSettings
+from harness.engines.protocol import Answered
+from harness.engines.requests import RequestRecord
+from harness.measuring.prompts.sets import Prompt, PromptSet
 from in_process import QUICKEST_PAIR, Harness, only, results
-from wording import mentions
+from some_questions import question_of
+from some_settings import settings_of
+from tiny_checkpoints import make_tokenizer
 
 ROWS = [
     {"turns": ["Ann had a dog.", "It ran away.", "Bob found it."], "category": "dogs"},
@@ -38,26 +48,16 @@ def test_latency_answers_all_turns(harness: Harness) -> None:
     answers = pd.read_csv(only("latency_prompts.csv")).query("arm == 'regular'")
     assert sorted(answers.turn.dropna()) == [1, 1, 2, 2, 3]
     assert answers.groupby("unit").size().tolist() == [3, 1, 2]
-    # The same text as a single prompt has the same answer.
-    spoken = dict(zip(answers.prompt, answers.completion, strict=True))
-    dog, away = (spoken[text] for text in ROWS[0]["turns"][:2])
-    talk = f"user: Ann had a dog.\nassistant: {dog}\nuser: It ran away.\nassistant:"
-    Path("one.json").write_text(json.dumps([{"prompt": talk}]))
-    harness(*TALK, "prompts=./one.json", "num_prompts=1", "hydra.run.dir=again")
-    again = pd.read_csv("again/latency_prompts.csv")
-    assert set(again.completion) == {away}
 
 
-def test_each_arm_goes_on_from_its_own_answers(harness: Harness) -> None:
+def test_each_arm_goes_on_from_its_own_answers(harness: Harness, serve: Serve) -> None:
     """The chat endpoint of each server gets the messages so far; the two servers answer differently."""
     drafting = EchoServer(version="1", num_draft_tokens=2, stride=3)
     servers = {"regular": EchoServer(version="1"), "speculative": drafting}
-    with ExitStack() as stack:
-        urls = [stack.enter_context(serving(server)) for server in servers.values()]
-        addresses = [f"engine.regular_url={urls[0]}", f"engine.url={urls[1]}"]
-        asked = ["engine=server", "model=tiny", "engine.chat=true", "prompts.turns=all", *addresses]
-        # What two models say is not compared: no verdict.
-        harness(*(word for word in TALK if "chat_template" not in word), *asked, code=3)
+    asked = ["engine=server", "model=tiny", "engine.chat=true", "prompts.turns=all"]
+    plain = (word for word in TALK if "chat_template" not in word)
+    # What two models say is not compared: no verdict.
+    harness(*plain, *asked, *serve(*servers.values()), code=3)
     answers = pd.read_csv(only("latency_prompts.csv"))
     first, second, third = ROWS[0]["turns"]
     assistants = []
@@ -76,47 +76,53 @@ def test_each_arm_goes_on_from_its_own_answers(harness: Harness) -> None:
 
 
 def test_the_first_turn_alone_is_the_default(harness: Harness) -> None:
-    harness(*TALK, "hydra.run.dir=first")
+    planted = [word for word in TALK if word not in QUICKEST_PAIR]
+    harness(*planted, "engine=simulated", "hydra.run.dir=first")
     assert set(results().num_prompts) == {3}
     assert pd.read_csv("first/latency_prompts.csv").turn.isna().all()
     complaint = harness.refused("recovery", "prompts=./talks.jsonl", "prompts.turns=all")
     assert complaint.startswith("prompts.turns=all: all is for latency")
 
 
-def long_talk(**turns: str) -> None:
-    """The conversation of three turns has these in place of its own, by number."""
-    rows = [
-        dict(
-            ROWS[0],
-            turns=[turns.get(f"turn_{n}", text) for n, text in enumerate(ROWS[0]["turns"], 1)],
-        )
-    ]
-    Path("talks.jsonl").write_text("\n".join(map(json.dumps, [*rows, *ROWS[1:]])))
+TOKENIZER = make_tokenizer()
 
 
-def test_a_conversation_that_does_not_fit_is_left_out(harness: Harness) -> None:
-    long_talk(turn_3="Bob found it. " * 60)
-    whole = [*TALK, "prompts.turns=all"]
-    harness(*whole, "prompts.too_long=skip")
-    assert list(results()["num_skipped"]) == [1, 1]
-    assert set(pd.read_csv(only("latency_prompts.csv")).turn.dropna()) == {1, 2}
-    # A turn that is too long by itself is cut.
-    cut = harness(*whole, "prompts.too_long=truncate", "hydra.run.dir=cut")
-    assert mentions(cut.stderr, "turn 3", "line 1", "(2)")
-    assert list(pd.read_csv("cut/latency_prompts.csv").turn).count(3) == 2
+class ByLetters:
+    """An encoder for a model in this process; prompts have their messages, one after another."""
+
+    settings = settings_of(LatencySettings)
+    planned = SimpleNamespace(tokenizer=TOKENIZER)
+
+    def encode(self, prompts: Sequence[Prompt]) -> list[list[int]]:
+        messages = [prompt.chat().messages for prompt in prompts]
+        return [
+            TOKENIZER.encode("".join(message["content"] for message in chat)) for chat in messages
+        ]
 
 
-def test_whole_turns_are_cut_and_the_system_prompt_stays(harness: Harness) -> None:
-    """The third turn has room for the second one, not for both; the first two have room for all."""
-    long_talk(turn_1="Ann had a dog. " * 30, turn_3="Bob found it. " * 30)
-    whole = [*TALK, "prompts.turns=all", "prompts.system=Answer."]
-    outcome = harness(*whole, "prompts.too_long=truncate")
-    [line] = [line for line in outcome.stderr.splitlines() if "without its first turn" in line]
-    assert mentions(line, "turn 3", "line 1", "(1)")
-    assert list(results()["num_truncated"]) == [1, 1]
-    answers = pd.read_csv(only("latency_prompts.csv")).query("arm == 'regular'")
-    away, found = (answers.query(f"turn == {turn}").completion.iloc[0] for turn in (2, 3))
-    talk = f"user: It ran away.\nassistant: {away}\nuser: {'Bob found it. ' * 30}\nassistant:"
-    Path("one.json").write_text(json.dumps([{"prompt": f"system: Answer.\n{talk}"}]))
-    harness(*TALK, "prompts=./one.json", "num_prompts=1", "hydra.run.dir=again")
-    assert set(pd.read_csv("again/latency_prompts.csv").completion) == {found}
+@pytest.mark.parametrize(
+    ("longest", "asked", "num_left_out"),
+    [(10, "!abxcyyde", 0), (9, "!abxcyyde", 0), (8, "!cyyde", 1), (5, "!de", 2), (2, "de", 2)],
+)
+def test_a_turn_that_is_too_long_goes_on_without_the_oldest_and_is_cut_at_last(
+    longest: int, asked: str, num_left_out: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The system prompt, here `!`, stays as long as a whole turn does."""
+    messages = ({"role": "system", "content": "!"}, {"role": "user", "content": "ab"})
+    talk = Prompt("ab", messages=messages, turns=("ab", "c", "de"), line=7)
+    encoder: Any = ByLetters()
+    conversations = Conversations(encoder, PromptSet("talks", (talk,), ""), longest)
+    first = question_of([[1]], DecodingSettings())
+    second, third = conversations.follow_ups(first)
+    for arm in ("regular", "speculative"):
+        for question, answer in ((first, "x"), (second, "yy")):
+            [index] = [request.index for request in question.requests]
+            # What ends a text is none of it.
+            token_ids = [*TOKENIZER.encode(answer), TOKENIZER.eos_token_id]
+            record = RequestRecord(index, 1, token_ids=token_ids)
+            conversations.keep(Answered(arm=arm, requests=[record], seconds=1.0))
+        [request] = conversations.for_arm(third, arm).requests
+        assert TOKENIZER.decode(request.prompt) == asked
+    said = capsys.readouterr().err
+    assert said.count("turn 3 of the prompt in line 7") == bool(num_left_out)
+    assert not num_left_out or f"({num_left_out})" in said

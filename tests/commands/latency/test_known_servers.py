@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,11 +10,11 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from echo_server import serving
+from echo_server import Serve
 from in_process import Harness, only, results
 from known_server import KnownServer, NotedAnswer
 
-NUM_PROMPTS = 10
+NUM_PROMPTS = 8
 # The client sees what a server wrote a little later, on a busy machine more than a little. Figures are computed from
 # what the client saw, to the last digit.
 LATER = 1.5
@@ -42,10 +40,6 @@ class Truth:
         return [outcome for answer in self.answers for outcome in answer.outcomes]
 
     @property
-    def drafting(self) -> list[tuple[int, int]]:
-        return [outcome for outcome in self.outcomes if outcome[0]]
-
-    @property
     def tokens_per_iteration(self) -> float:
         return (self.num_tokens - len(self.answers)) / len(self.outcomes)
 
@@ -60,47 +54,36 @@ class Truth:
 
 ALL_DRAFT = ((4, 2), (4, 4), (4, 0))
 FEW_DRAFT = ((4, 4), *[(0, 0)] * 9)
-UNEQUAL = (3, 30)
-# Most answers end by themselves, in an iteration that accepts more than the answer has.
-EARLY_ENDS = {"lengths": (7, 30, 12), "counts_behind_ends": True, "drafts": ((4, 2), (4, 4))}
 IN_FLIGHT = ["batch_size=4", "num_prompts=15"]
-# A server's behaviour, and settings of the run.
+# A server's behaviour, and settings of the run; how acceptance is reported otherwise is in tests/measuring/figures.
 CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
-    "a histogram of one K": ({"reports": "histogram", "drafts": ((4, 2), (4, 4), (4, 1))}, []),
-    "a histogram that divides by chance": (
-        {"reports": "histogram", "drafts": ((8, 2), (2, 2), (2, 0)), "lengths": (15, 20)},
-        [],
-    ),
-    "totals, some answers without a draft, and few iterations": (
-        {"reports": "totals", "drafts": FEW_DRAFT, "lengths": (2, 30)},
-        [],
-    ),
-    "counters, few iterations draft, unequal answers": (
-        {"drafts": FEW_DRAFT, "lengths": UNEQUAL, "first_s": 0.02},
-        [],
-    ),
     "iterations, unequal answers": (
-        {"reports": "iterations", "drafts": ALL_DRAFT, "lengths": UNEQUAL, "first_s": 0.04},
+        {"reports": "iterations", "drafts": ALL_DRAFT, "lengths": (3, 30), "first_s": 0.04},
         [],
     ),
-    "several in flight, few iterations draft": ({"drafts": FEW_DRAFT, "slots": 4}, IN_FLIGHT),
-    "totals of several in flight": (
-        {"reports": "totals", "drafts": ALL_DRAFT, "slots": 4},
-        [*IN_FLIGHT],
+    "counters of several in flight, few iterations draft": (
+        {"drafts": FEW_DRAFT, "slots": 4},
+        IN_FLIGHT,
     ),
-    "early ends, counters": (EARLY_ENDS, []),
-    "early ends, iterations": ({"reports": "iterations", **EARLY_ENDS}, []),
-    "early ends, a histogram": ({"reports": "histogram", **EARLY_ENDS}, []),
-    "early ends, totals": ({"reports": "totals", **EARLY_ENDS}, []),
+    "totals of answers that end early": (
+        {
+            "reports": "totals",
+            "drafts": ALL_DRAFT,
+            "lengths": (7, 30, 12),
+            "counts_behind_ends": True,
+        },
+        [],
+    ),
     "most of a stream is held back": ({"drafts": ALL_DRAFT, "held_tokens": 24}, []),
-    "at a rate": ({"drafts": ALL_DRAFT, "slots": 2}, ["engine.rate=60", "num_prompts=15"]),
 }
 # Of the regular server, unless a case says otherwise.
 TIMES = {"first_s": 0.01, "step_s": 0.001}
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_figures_are_those_that_the_servers_noted(harness: Harness, case: str) -> None:
+def test_figures_are_those_that_the_servers_noted(
+    harness: Harness, serve: Serve, case: str
+) -> None:
     behaviour, settings = TIMES | CASES[case][0], CASES[case][1]
     reports = behaviour.get("reports", "counters")
     servers = KnownServer(**{**behaviour, "drafts": ()}), KnownServer(**behaviour)
@@ -113,10 +96,7 @@ def test_figures_are_those_that_the_servers_noted(harness: Harness, case: str) -
         "decoding.max_new_tokens=30",
     ]
     asked += ["decoding.ignore_eos=false", "decoding=greedy", "resume=false", *settings]
-    with ExitStack() as stack:
-        urls = [stack.enter_context(serving(server)) for server in servers]
-        asked += [f"engine.regular_url={urls[0]}", f"engine.url={urls[1]}"]
-        summary = " ".join(harness("latency", *asked).summary.split())
+    summary = " ".join(harness("latency", *asked, *serve(*servers)).summary.split())
     arms = results().to_dict("records")
     prompts = pd.read_csv(only("latency_prompts.csv"))
 
@@ -142,7 +122,6 @@ def test_figures_are_those_that_the_servers_noted(harness: Harness, case: str) -
         assert row["tokens_per_second"] == pytest.approx(1000 / row["ms_per_token"], rel=0.1)
 
     truth = Truth(servers[1].noted[-int(row["num_prompts"]) :])
-    num_drafting = len(truth.drafting)
     # A lap's counters are read while requests that only keep up the load are at work.
     near = 0.02 if settings else 1e-6
     accepted = truth.num_accepted / truth.num_drafted
@@ -160,36 +139,15 @@ def test_figures_are_those_that_the_servers_noted(harness: Harness, case: str) -
         answers = prompts[prompts.arm == "speculative"].itertuples()
         for answer, noted in zip(answers, truth.answers, strict=True):
             assert pd.isna(answer.num_iterations) or answer.num_iterations == len(noted.outcomes)
-    if reports == "totals":
-        assert pd.isna(row["mean_acceptance_length"])
-    else:
-        where_drafted = 1 + truth.num_accepted / num_drafting
-        assert row["mean_acceptance_length"] == pytest.approx(where_drafted, rel=near)
-        assert row["mean_proposed"] == pytest.approx(truth.num_drafted / num_drafting, rel=near)
-    if reports in ("iterations", "histogram"):
-        noted = [accepted for _, accepted in truth.drafting]
-        histogram = json.loads(row["acceptance_histogram"])
-        assert histogram[: max(noted) + 1] == [noted.count(n) for n in range(max(noted) + 1)]
-        assert sum(histogram) == num_drafting
-    # Of a histogram the positions, and so K, follow only where every iteration drafted as many tokens.
-    has_positions = reports == "iterations" or case == "a histogram of one K"
-    if has_positions:
-        tested = [accepted for drafted, accepted in truth.drafting if drafted and accepted >= 0]
-        first = sum(accepted > 0 for accepted in tested) / len(tested)
-        assert json.loads(row["acceptance_by_position"])[0] == pytest.approx(first, abs=1e-4)
-    else:
-        assert pd.isna(row["acceptance_by_position"])
-
     if not are_known:
         assert "tokens per iteration" not in summary
         return
     is_held_back = servers[1].held_tokens > 1
     assert ("when each was decoded is unknown" in summary) == is_held_back
     assert bool(pd.isna(row["time_per_output_token_p50_ms"])) == is_held_back
-    assert ([*Path("outputs").rglob("costs.json")] != []) == has_positions
+    assert ([*Path("outputs").rglob("costs.json")] != []) == (reports == "iterations")
 
     shown = re.search(r"([\d.]+) tokens per iteration", summary)
-    assert shown is not None
     assert float(shown[1]) == pytest.approx(truth.tokens_per_iteration, abs=0.051)
     # A regular step is one token's time, an iteration that of all that it yields.
     share = re.search(r"a regular step is (\d+) % of an iteration", summary)
@@ -200,99 +158,35 @@ def test_figures_are_those_that_the_servers_noted(harness: Harness, case: str) -
         assert float(share[1]) == pytest.approx(expected, abs=0.51)
 
 
-def halved(event: Any) -> Any:
-    """Half of the tokens are counted."""
-    if usage := event.get("usage"):
-        usage["completion_tokens"] //= 2
-    return event
-
-
-def since_the_start(event: Any) -> Any:
-    """The iterations of all answers are counted in each."""
-    for counts in event.get("metrics", {}).values():
-        counts |= {"num_draft_tokens": 1_048_576, "num_accepted_draft_tokens": 5}
-        counts["acceptance_histogram"] = [1_048_570, 5]
-    return event
-
-
 def without_a_reason(event: Any) -> Any:
     for choice in event["choices"]:
         choice["finish_reason"] = None
     return event
 
 
-OTHER_PROMPTS = (
-    "no verdict: the servers read different prompts, through another chat template or tokenizer:"
-    " regular 100 tokens, speculative 400"
-)
-# Of a server without a draft and of one with it, whether a tokenizer is here, and what the run says then.
-TROUBLES: dict[str, tuple[dict[str, Any], dict[str, Any], bool, str]] = {
+# Of a server without a draft and of one with it, and what the run says then; the rest is in tests/servers.
+TROUBLES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "other prompts": (
         {"num_read": 10},
         {"num_read": 40},
-        True,
-        OTHER_PROMPTS,
-    ),
-    "other prompts that nobody counts here": (
-        {"num_read": 10},
-        {"num_read": 40},
-        False,
-        OTHER_PROMPTS,
-    ),
-    "half of the tokens": (
-        {"twist": halved, "dialect": "sglang", "step_s": 0.01},
-        {},
-        False,
-        "engine.regular_url=URL: the server counts 4 tokens and sent text 8 times, one after the other",
-    ),
-    "counts since the start": (
-        {},
-        {"reports": "histogram", "twist": since_the_start},
-        False,
-        "engine.url=URL: the drafts that the server counts make 1048579 tokens, and its answer has 8",
+        "no verdict: the servers read different prompts, through another chat template or tokenizer:"
+        " regular 80 tokens, speculative 320",
     ),
     "no reason": (
         {"twist": without_a_reason},
         {},
-        True,
         "engine.regular_url=URL: the answer ended without a finish_reason",
     ),
 }
 
 
 @pytest.mark.parametrize("trouble", TROUBLES)
-def test_servers_in_trouble_get_no_verdict(harness: Harness, trouble: str) -> None:
-    regular, speculative, has_tokenizer, said = TROUBLES[trouble]
+def test_servers_in_trouble_get_no_verdict(harness: Harness, serve: Serve, trouble: str) -> None:
+    regular, speculative, said = TROUBLES[trouble]
     drafting = {"drafts": ALL_DRAFT, "reports": "iterations"}
     servers = KnownServer(**TIMES | regular), KnownServer(**TIMES | drafting | speculative)
-    asked = ["model=tiny"] if has_tokenizer else ["engine.chat=false", "engine.model=tiny"]
-    asked += [f"num_prompts={NUM_PROMPTS}", "decoding.max_new_tokens=30", "resume=false"]
-    with ExitStack() as stack:
-        urls = [stack.enter_context(serving(server)) for server in servers]
-        addresses = [f"engine.regular_url={urls[0]}", f"engine.url={urls[1]}"]
-        outcome = harness("latency", *asked, *addresses, code=3 if "verdict" in said else 1)
+    asked = ["engine.chat=false", "engine.model=tiny", f"num_prompts={NUM_PROMPTS}"]
+    code = 3 if "verdict" in said else 1
+    outcome = harness("latency", *asked, *serve(*servers), "tokens=8", code=code)
     assert re.sub(r"http://[^: ]+:\d+/v1", "URL", outcome.complaint) == said
-    assert not [*Path("outputs").rglob("costs.json")]
-
-
-@pytest.mark.parametrize("arm", ["regular", "speculative"])
-def test_an_arm_whose_answers_come_at_their_ends_has_no_price(harness: Harness, arm: str) -> None:
-    held = {"held_tokens": 30}
-    servers = [
-        KnownServer(**TIMES | (held if arm == "regular" else {})),
-        KnownServer(
-            **TIMES | (held if arm == "speculative" else {}), drafts=ALL_DRAFT, reports="iterations"
-        ),
-    ]
-    asked = ["model=tiny", "num_prompts=10", "decoding.max_new_tokens=30", "resume=false"]
-    with ExitStack() as stack:
-        urls = [stack.enter_context(serving(server)) for server in servers]
-        addresses = [f"engine.regular_url={urls[0]}", f"engine.url={urls[1]}"]
-        summary = harness("latency", *asked, *addresses, "engine=server", code=None).summary
-    assert f"at a time in the {arm} arm: when each was decoded is unknown" in " ".join(
-        summary.split()
-    )
-    rows = results().set_index("arm")
-    assert [name for name in rows.index if rows["held_back"][name]] == [arm]
-    assert pd.isna(rows["time_per_output_token_p50_ms"][arm])
     assert not [*Path("outputs").rglob("costs.json")]

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from echo_server import EchoServer, serving
+from echo_server import EchoServer, Serve
 from harness.commands.latency.questions import Conversations, choose_num_laps
 from harness.engines.protocol import Answered
 from harness.measuring.asking import Part, batches_to_ask, in_laps, laps_to_ask
@@ -101,14 +99,14 @@ def test_the_prompt_is_the_unit_however_often_it_is_asked(harness: Harness) -> N
 
 
 @pytest.mark.parametrize(("dialect", "salted"), [("vllm", True), ("openai", False)])
-def test_a_server_is_asked_past_its_cache(harness: Harness, dialect: str, salted: bool) -> None:
+def test_a_server_is_asked_past_its_cache(
+    harness: Harness, serve: Serve, dialect: str, salted: bool
+) -> None:
     Path("three.txt").write_text("one\ntwo\nthree")
     server, other = (EchoServer(dialect=dialect, version="1") for _ in range(2))  # type: ignore[arg-type]
-    with ExitStack() as stack:
-        urls = [stack.enter_context(serving(each)) for each in (server, other)]
-        asked = ["engine=server", "model=tiny", f"regular_url={urls[0]}", f"url={urls[1]}"]
-        load = ["batch_size=4", "num_prompts=32", "num_warmup=0", "prompts=./three.txt"]
-        harness(*QUICK, *asked, *load)
+    asked = ["engine=server", "model=tiny", *serve(server, other)]
+    load = ["batch_size=4", "num_prompts=32", "num_warmup=0", "prompts=./three.txt"]
+    harness(*QUICK, *asked, *load)
     row = results().iloc[-1]
     assert covered(row["speedup_covers"]) == "8 laps of the same texts"
     assert (row["salted"], row["num_different_prompts"]) == (salted, 3)
@@ -124,21 +122,6 @@ def test_a_server_is_asked_past_its_cache(harness: Harness, dialect: str, salted
 
 
 SERVED = ["latency", "engine=server", "model=tiny", "decoding.max_new_tokens=8", "decoding=greedy"]
-
-Serve = Callable[..., list[str]]
-
-
-@pytest.fixture
-def serve() -> Iterator[Serve]:
-    """A function that starts servers and gives the settings with their addresses; one server takes both."""
-    with ExitStack() as stack:
-
-        def start(regular: EchoServer, speculative: EchoServer | None = None) -> list[str]:
-            first = stack.enter_context(serving(regular))
-            second = first if speculative is None else stack.enter_context(serving(speculative))
-            return [f"engine.regular_url={first}", f"engine.url={second}"]
-
-        yield start
 
 
 @pytest.mark.parametrize(
@@ -167,7 +150,7 @@ def test_laps_are_long_where_there_are_many(
 def test_arms_take_turns_and_the_first_one_changes(harness: Harness, serve: Serve) -> None:
     """Two requests at a time: laps of two, in the order A B B A."""
     server = EchoServer(version="1")
-    harness(*SERVED, *serve(server), "num_prompts=16", "batch_size=2", "num_warmup=0")
+    harness(*SERVED, *serve(server, server), "num_prompts=16", "batch_size=2", "num_warmup=0")
     asked = [body for body in server.bodies[2:] if "extra" not in body["cache_salt"]]
     prompts = [tuple(body["prompt"]) for body in asked]
     laps = [frozenset(prompts[first : first + 2]) for first in range(0, len(prompts), 2)]
@@ -193,7 +176,8 @@ def test_a_run_that_ends_between_two_arms_writes_what_it_counts(
             raise KeyboardInterrupt
 
     monkeypatch.setattr(Conversations, "keep", keep_and_end)
-    harness(*SERVED, *serve(EchoServer()), "num_prompts=3", code=130)
+    server = EchoServer()
+    harness(*SERVED, *serve(server, server), "num_prompts=3", code=130)
     rows = results().set_index("arm")
     assert rows["num_prompts"].to_dict() == {"regular": 1, "speculative": 2}
     written = pd.read_csv(only("latency_prompts.csv"))
@@ -215,7 +199,7 @@ def test_laps_are_for_engines_that_queue(harness: Harness, serve: Serve) -> None
 def test_a_lap_of_a_server_alone_is_a_prompt_or_what_is_in_flight_together(
     harness: Harness, serve: Serve
 ) -> None:
-    (_, url) = serve(EchoServer())
+    [url] = serve(EchoServer())
     for load, units in (([], 9), (["batch_size=2"], 1), (["batch_size=3", "laps=3"], 3)):
         harness(*SERVED, url, "num_prompts=9", *load, f"hydra.run.dir=run{units}")
         rows = pd.read_csv(f"run{units}/latency_prompts.csv")

@@ -201,7 +201,6 @@ def test_a_few_tokens_that_cannot_be_drawn_are_a_loss() -> None:
 def test_the_power_is_no_more_than_what_tests_find(num_parts: int) -> None:
     """Of texts of three tokens, whose first one speculation does not decide and a fault does not move."""
     number = TEST.needed()
-    assert number is not None
     generator = np.random.default_rng(0)
     chances = (1 + 2 * TEST.shift * (-1) ** np.arange(num_parts)) / num_parts
     num_runs = 75
@@ -217,8 +216,6 @@ def test_the_power_is_no_more_than_what_tests_find(num_parts: int) -> None:
 def test_as_many_draws_are_needed_as_have_the_power() -> None:
     number = TEST.needed()
     with_rounding = TEST.needed(rounding=0.02)
-    assert number is not None
-    assert with_rounding is not None
     for enough, rounding in ((number, 0.0), (with_rounding, 0.02)):
         powers = TEST.power(np.array([enough, 0.9 * enough]), rounding)
         assert powers == pytest.approx([0.99, 0.97], abs=0.01)

@@ -55,7 +55,6 @@ def test_too_few_draws_say_how_many_are_enough(
 ) -> None:
     outcome = harness("recovery", *pair, *SMALL, "num_draws=200", code=3)
     said = re.search(r"; num_draws=(\d+) would be enough$", outcome.complaint)
-    assert said is not None
     assert int(said[1]) == pytest.approx(results("recovery")["num_draws_needed"][1], rel=0.1)
     # So many are taken by default.
     monkeypatch.setattr("harness.commands.recovery.scored._FEWEST_TOKENS", 100)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
-from echo_server import EchoServer, serving
+from echo_server import EchoServer, Serve, serving
 from harness.commands.recovery.kinds import Answers, kinds
 from harness.commands.recovery.sampling import Sampling
 from harness.commands.recovery.scores import GreedyTexts, with_ends
@@ -18,7 +16,7 @@ from harness.config.settings import DecodingSettings
 from harness.engines.requests import RequestRecord
 from harness.local.drafting.method import Pair
 from in_process import Harness, results
-from pair_server import addresses, pair_servers, shipped_pair
+from pair_server import pair_servers, shipped_pair
 
 QUICK = ["model=tiny_draft", "engine=server", "batch_size=16", "num_prompts=1", "tokens=8", "K=1"]
 QUICK += ["temperature=1", "shift=0.5", "false_alarm_rate=1e-6", "by_kind=false"]
@@ -29,17 +27,6 @@ QUICK += ["samplings=[as_asked]"]
 def pair() -> Pair:
     """A target that is its own draft: what the servers do is tested, and 2 layers do it 12 times as fast."""
     return shipped_pair("tiny_draft", "tiny_draft")
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
-
-
-def started(stack: ExitStack, pair: Pair, fault: str = "none", **changes: object) -> list[str]:
-    """Settings with the addresses of two servers of the pair; the changes are of the one that speculates."""
-    return addresses(stack, *pair_servers(pair, fault, **changes))
 
 
 def refuse(*_: Any, **__: Any) -> Any:
@@ -55,16 +42,16 @@ def refuse(*_: Any, **__: Any) -> Any:
     ids=["draws", "greedy texts"],
 )
 def test_a_fault_of_the_server_is_caught(
-    harness: Harness, stack: ExitStack, pair: Pair, changes: dict, check: list[str]
+    harness: Harness, serve: Serve, pair: Pair, changes: dict, check: list[str]
 ) -> None:
-    servers = started(stack, pair, **changes)
+    servers = serve(*pair_servers(pair, **changes))
     outcome = harness("recovery", *QUICK, *check, *servers, code=1)
     assert outcome.complaint.startswith("lossy: ")
 
 
 @pytest.mark.parametrize("is_ignored", [False, True], ids=["kept to", "ignored in bursts"])
 def test_texts_beside_a_grammar_are_the_regular_servers(
-    harness: Harness, stack: ExitStack, pair: Pair, is_ignored: bool
+    harness: Harness, serve: Serve, pair: Pair, is_ignored: bool
 ) -> None:
     """Even tokens stand for what a grammar allows: the model alone would have others."""
     regular, server = pair_servers(pair)
@@ -74,7 +61,7 @@ def test_texts_beside_a_grammar_are_the_regular_servers(
         # lmdeploy #4551: only the first token is decided outside of speculation.
         server.spoil = lambda rows: [[row[0] & ~1, *row[1:]] for row in rows]
     grammar = "engine.extra={response_format: {type: json_object}}"
-    servers = addresses(stack, regular, server)
+    servers = serve(regular, server)
     code = 3 if is_ignored else 0
     harness("recovery", *QUICK, "temperature=0", grammar, *servers, code=code)
     asked = regular.bodies + server.bodies
@@ -113,7 +100,7 @@ def test_texts_beside_a_grammar_are_the_regular_servers(
 )
 def test_drawn_texts_without_log_probabilities_are_undecided(
     harness: Harness,
-    stack: ExitStack,
+    serve: Serve,
     pair: Pair,
     monkeypatch: pytest.MonkeyPatch,
     dialect: str,
@@ -126,7 +113,7 @@ def test_drawn_texts_without_log_probabilities_are_undecided(
     if not has_weights:
         monkeypatch.setattr("harness.local.engine.pair.plan_pair", refuse)
     # A server like vLLM, here without log-probabilities of prompts.
-    servers = started(stack, pair, dialect=dialect)
+    servers = serve(*pair_servers(pair, dialect=dialect))
     code = 1 if greedy_verdict == "lossy" else 3
     outcome = harness("recovery", *QUICK, setting, *servers, code=code)
     greedy, reference = results("recovery").to_dict("records")
@@ -139,11 +126,11 @@ def test_drawn_texts_without_log_probabilities_are_undecided(
 
 @pytest.mark.parametrize("chat", [True, False])
 def test_one_server_without_a_reference_says_how_to_give_one(
-    harness: Harness, stack: ExitStack, monkeypatch: pytest.MonkeyPatch, chat: bool
+    harness: Harness, serve: Serve, monkeypatch: pytest.MonkeyPatch, chat: bool
 ) -> None:
     monkeypatch.setattr("harness.local.engine.pair.plan_pair", refuse)
-    url = stack.enter_context(serving(EchoServer(dialect="openai")))
-    asked = ["recovery", *QUICK, "temperature=0", f"engine.url={url}", f"engine.chat={chat}"]
+    [url] = serve(EchoServer(dialect="openai"))
+    asked = ["recovery", *QUICK, "temperature=0", url, f"engine.chat={chat}"]
     complaint = harness(*asked, code=3).complaint
     assert "give engine.regular_url=, a server of the same model" in complaint
     reason = "the weights know nothing of engine.chat=true" if chat else "whose weights load here"
@@ -170,17 +157,18 @@ ASKED = ["recovery", "engine=server", "model=tiny_draft", "decoding=greedy"]
 ASKED += ["decoding.max_new_tokens=8", "num_prompts=4", "batch_size=2"]
 
 
-def test_kinds_without_drafts_and_those_refused_or_ignored_are_named(harness: Harness) -> None:
+def test_kinds_without_drafts_and_those_refused_or_ignored_are_named(
+    harness: Harness, serve: Serve
+) -> None:
     server = EchoServer(
         version="0.32.0",
         num_draft_tokens=4,
         refuses=("grammar", "n"),
         silent=lambda body: len(body["prompt"]) > 100,
     )
-    with ExitStack() as opened:
-        servers = addresses(opened, EchoServer(version="0.32.0"), server)
-        # Its texts are no model's. By its name this server is one that top_k may end.
-        harness(*ASKED, *servers, "samplings=[as_asked,top_k]", code=None)
+    servers = serve(EchoServer(version="0.32.0"), server)
+    # Its texts are no model's. By its name this server is one that top_k may end.
+    harness(*ASKED, *servers, "samplings=[as_asked,top_k]", code=None)
     found = results("recovery").query("check == 'kind'").set_index("sampling")
     assert found.index[found.verdict == "no drafts"].tolist() == ["long cached prompt"]
     assert found.index[found.verdict == "refused"].tolist() == ["grammar", "n=2"]
@@ -236,13 +224,12 @@ def test_without_reports_tokens_that_arrive_together_tell() -> None:
     assert "1.0 tokens at a time" in found[1]["finding"]
 
 
-def test_a_kind_that_fails_ends_itself_alone(harness: Harness) -> None:
+def test_a_kind_that_fails_ends_itself_alone(harness: Harness, serve: Serve) -> None:
     server = EchoServer(
         version="0.32.0", num_draft_tokens=4, breaks=lambda body: "json_schema" in body
     )
-    with ExitStack() as opened:
-        servers = addresses(opened, EchoServer(version="0.32.0"), server)
-        outcome = harness(*ASKED, *servers, code=None)
+    servers = serve(EchoServer(version="0.32.0"), server)
+    outcome = harness(*ASKED, *servers, code=None)
     kinds_found = results("recovery").query("check == 'kind'").set_index("sampling")
     assert kinds_found.index[kinds_found.verdict == "failed"].tolist() == ["JSON schema"]
     assert "told to fail" in kinds_found.finding["JSON schema"]
@@ -262,22 +249,22 @@ def test_a_model_that_nobody_named_is_looked_up_nowhere(harness: Harness) -> Non
     assert "cannot be loaded here" not in outcome.stderr
 
 
-def test_a_server_that_takes_one_name_of_its_model(harness: Harness) -> None:
+def test_a_server_that_takes_one_name_of_its_model(harness: Harness, serve: Serve) -> None:
     """What is sent where no name is known is refused: the advice is to name the model."""
-    with ExitStack() as opened:
-        pinned = [EchoServer(models={}, refuses=("model",)) for _ in range(2)]
-        servers = addresses(opened, *pinned)
-        typed = [word for word in ASKED if not word.startswith("model=")]
-        outcome = harness(*typed, *servers, code=1)
+    pinned = [EchoServer(models={}, refuses=("model",)) for _ in range(2)]
+    servers = serve(*pinned)
+    typed = [word for word in ASKED if not word.startswith("model=")]
+    outcome = harness(*typed, *servers, code=1)
     assert "served is a placeholder: engine.model= sets the name" in outcome.stderr
 
 
-def test_kinds_before_one_that_ends_the_server_have_their_rows(harness: Harness) -> None:
+def test_kinds_before_one_that_ends_the_server_have_their_rows(
+    harness: Harness, serve: Serve
+) -> None:
     """Three kinds of four requests and one that finds out whether it is taken, after the question who it is."""
     server = EchoServer(version="0.32.0", num_draft_tokens=4, die_after=18)
-    with ExitStack() as opened:
-        servers = addresses(opened, EchoServer(version="0.32.0"), server)
-        harness(*ASKED, *servers, code=1)
+    servers = serve(EchoServer(version="0.32.0"), server)
+    harness(*ASKED, *servers, code=1)
     found = results("recovery").query("check == 'kind'").verdict.tolist()
     assert found[-1] == "no answer"
     assert set(found[:-1]) == {"drafts"}

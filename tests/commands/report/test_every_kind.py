@@ -133,7 +133,6 @@ def write_with_damage(damaged: Path, whole: Path, cells: Mapping[str, str]) -> N
     place_of_run = header.index("run")
     runs = [list(rows) for _, rows in itertools.groupby(lines, lambda row: row[place_of_run])]
     kind = read_kind(whole, row_kinds())
-    assert kind is not None
     columns = kind.columns()
     rows = []
     for place, name in enumerate(header):

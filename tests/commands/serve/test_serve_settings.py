@@ -90,6 +90,7 @@ harness.cli.main.main()
 """
 
 
+@pytest.mark.slow
 def test_a_service_that_still_loads_ends_quietly(tmp_path: Path) -> None:
     """All signals have one handler, which tests/cli/test_signals.py tries with each."""
     program = [sys.executable, "-c", PROGRAM]

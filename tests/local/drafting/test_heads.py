@@ -243,7 +243,6 @@ def test_every_format_is_recognised_loaded_and_sized(name: str, tmp_path: Path) 
     state: dict[str, Tensor] = {}
     head = read_head(write_head(name, tmp_path, lambda stored: state.update(stored)), target())
     _, kind, understood = FORMATS[name]
-    assert head is not None
     assert head.kind.name == kind
     assert [path.name for path in head.files] == [FILES.get(name, "model.safetensors")]
     assert {key: getattr(head.config, key) for key in understood} == understood
@@ -282,7 +281,6 @@ def test_layer_ids_can_be_overridden(tmp_path: Path) -> None:
 def test_shards_are_read_together(tmp_path: Path) -> None:
     where = write_head("DeepSpec dspark", tmp_path)
     whole = read_head(where, target())
-    assert whole is not None
     expected = whole.load(torch.device("cpu"), torch.float32).state_dict()
     names = sorted(expected)
     shards = {f"model-{i}.safetensors": names[i::2] for i in range(2)}
@@ -292,7 +290,6 @@ def test_shards_are_read_together(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     (tmp_path / "model.safetensors").unlink()
     sharded = read_head(where, target())
-    assert sharded is not None
     assert len(sharded.files) == 2
     loaded = sharded.load(torch.device("cpu"), torch.float32).state_dict()
     assert all(loaded[name].equal(expected[name]) for name in names)
@@ -308,7 +305,6 @@ def test_planning_needs_no_weights_and_random_ones_no_files(tmp_path: Path) -> N
     assert head.load(torch.device("cpu"), torch.float32).fc.weight.std() > 0
     preset = settings(tmp_path / "nowhere", architecture=FORMATS["z-lab dflash"][0])
     from_preset = read_head(preset, target(), weights=False)
-    assert from_preset is not None
     assert from_preset.kind.name == "dflash"
 
 
@@ -416,9 +412,7 @@ def test_the_weights_say_how_many_layers_there_are(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"num_hidden_layers": 40}))
     head = read_head(where, target())
-    assert head is not None
     without_weights = read_head(where, target(), weights=False)
-    assert without_weights is not None
     for config in (head.config, without_weights.config):
         assert config.transformer.num_hidden_layers == 1
 
@@ -427,7 +421,6 @@ def test_a_p_eagle_head_under_vllms_name_has_all_its_layers(tmp_path: Path) -> N
     where = write_head("P-EAGLE under vLLM's name", tmp_path)
     for weights in (True, False):
         head = read_head(where, target(), weights=weights)
-        assert head is not None
         assert head.config.transformer.num_hidden_layers == 4
 
 
@@ -465,7 +458,6 @@ def test_a_table_of_tokens_must_be_a_map_into_the_vocabulary(
     offsets: Tensor, tmp_path: Path
 ) -> None:
     head = read_head(write_head("speculators eagle3", tmp_path, put("d2t", offsets)), target())
-    assert head is not None
     with pytest.raises(RunError) as caught:
         head.load(torch.device("cpu"), torch.float32)
     check_line(caught.value, "no map into the target's vocabulary")

@@ -58,7 +58,6 @@ def test_the_layers_come_from_the_targets_own_checkpoint(tmp_path: Path, family:
     )
     assert pair.target.model.config.name_or_path == settings.repository
 
-    assert placed.head is not None
     sketch = placed.head.sketch(torch.float32)
     assert sketch.weight_bytes == sum(tensor.nbytes for tensor in expected.values())
     cache = DynamicCache(config=target.config)
@@ -80,8 +79,6 @@ def test_random_layers_need_no_files() -> None:
     )
     placed = plan_pair(settings, DRAFT, PlacementSettings(), weights="random").place(SMALL_DEMAND)
     first, second = (placed.load().head for _ in range(2))
-    assert first is not None
-    assert second is not None
     for name, tensor in first.state_dict().items():
         assert tensor.equal(second.state_dict()[name])
         assert (tensor.std() > 0.01) == (tensor.dim() > 1), name

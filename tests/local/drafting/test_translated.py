@@ -88,7 +88,6 @@ class Unmapped(TranslatedDrafter):
 
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
         proposal = super().propose(num_draft_tokens, uniforms)
-        assert proposal.probabilities is not None
         return Proposal(proposal.tokens, proposal.probabilities.roll(1, -1))
 
 
@@ -170,7 +169,6 @@ def test_a_draft_that_makes_more_of_a_text_needs_more_room(save_model: SaveModel
     excess = planned.excess([text], 64)
     assert excess is not None
     found = re.search(r"with decoding.max_new_tokens=64 \(about (\d+) tokens of the", str(excess))
-    assert found is not None
     assert int(found[1]) > 64
 
 
@@ -193,12 +191,10 @@ def test_probabilities_along_a_text_are_those_of_proposals() -> None:
     text = [1, 2, 11, 4, 8, 5, 3]
     drafter = TranslatedDrafter(MarkovRunner(own_chain(1)), toy(), Warp())
     found = draft_probabilities_by_replay(drafter, [1, 2, *text], range(2, 9), None, 2, SIZE)
-    assert found is not None
     assert found[3, 0] == 0
     for place in (0, 2, 4):
         drafter.start([[1, 2, *text[:place]]], text[place : place + 1], Step(torch.empty(0)))
         proposal = drafter.propose(1, torch.rand(1, 1))
-        assert proposal.probabilities is not None
         following = text[place + 1]
         assert found[place, 0] == pytest.approx(proposal.probabilities[0, 0, following].item())
     assert found[0, 1] == pytest.approx(found[1, 0].item())

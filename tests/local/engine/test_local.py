@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,12 @@ from harness.config.demand import Demand
 from harness.config.errors import RunError, SettingError
 from harness.config.faults import fault_names
 from harness.config.run import RunnerName
-from harness.config.settings import DecodingSettings, ModelSettings, PlacementSettings
+from harness.config.settings import (
+    DecodingSettings,
+    ModelSettings,
+    PlacementSettings,
+    PromptSettings,
+)
 from harness.engines.arrivals import Arrival
 from harness.engines.record import Preparation
 from harness.local.decoding.verify import Offer, Verdict, verify, verify_block
@@ -28,6 +34,7 @@ from harness.local.engine.records import Local
 from harness.local.engine.reference import not_finite
 from harness.local.models.fit import fit
 from harness.local.runners.static import StaticRunner
+from harness.measuring.prompts import sets
 from planted_faults import IN_BATCHES, planted
 from some_questions import question_of
 from tiny_checkpoints import as_draft, load, on_gpu, shipped
@@ -113,7 +120,6 @@ def test_what_cannot_be_compiled_runs_without_and_says_so(
     # A configuration that no other test compiles: the code of one serves all models of the same configuration.
     draft = save_model("gpt2", n_layer=1, vocab_size=320, layer_norm_epsilon=1e-3)
     pair = load(save_model(num_hidden_layers=1), draft)
-    assert pair.draft is not None
     expected = texts_of(open_engine(pair, "eager"))
     norm = pair.draft.model.transformer.ln_f
     original = norm.forward
@@ -123,6 +129,23 @@ def test_what_cannot_be_compiled_runs_without_and_says_so(
     (said,) = [line for line in capsys.readouterr().out.splitlines() if "it runs with" in line]
     assert said.endswith("it runs with runner=static")
     assert texts_of(engine) == expected
+
+
+# With four draft tokens: far more than an untrained head, less than the model card says.
+@pytest.mark.parametrize(
+    ("head", "least"), [("tiny_eagle3", 3.5), ("tiny_dflash", 2.5), ("tiny_medusa", 2.5)]
+)
+def test_shipped_heads_draft_well_and_change_no_text(head: str, least: float) -> None:
+    target, draft = shipped("tiny", head)
+    pair = load(target, as_draft(draft))
+    decoding = DecodingSettings(max_new_tokens=16, num_draft_tokens=4, temperature=0)
+    file = Path(sets.__file__).with_name("prompt_sets") / "tiny.jsonl"
+    prompts = sets.load_prompts(PromptSettings(name="tiny", file=str(file))).take(3)
+    question = question_of([pair.tokenizer(one.text)["input_ids"] for one in prompts], decoding)
+    engine = LocalEngine(pair, Preparation(decoding=decoding, runner="eager", batch_size=3))
+    regular, speculative = (arm.answer(question.requests, 3) for arm in engine.arms)
+    assert speculative.tokens == regular.tokens
+    assert speculative.acceptance.mean_acceptance_length > least
 
 
 @pytest.mark.parametrize(("drafts", "widths"), [(False, [[1]]), (True, [[1, 4], [1, 2]])])
@@ -172,7 +195,6 @@ def test_stopwatches_count_every_pass(pair: Pair) -> None:
 @pytest.mark.parametrize(("role", "value"), [("model", float("nan")), ("draft", float("inf"))])
 def test_logits_that_are_not_finite_are_an_error(pair: Pair, role: str, value: float) -> None:
     broken = pair.target if role == "model" else pair.draft
-    assert broken is not None
     with torch.no_grad():
         broken.model.get_output_embeddings().weight[7] = value
     engine = open_engine(pair, "eager")

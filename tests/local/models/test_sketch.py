@@ -96,7 +96,6 @@ def test_the_cache_is_as_large_as_predicted(model_type: str) -> None:
     runner = SnapshotRunner(model)
     runner.start([[5, 6, 7, 8]] * 3)
     runner.extend(torch.full((3, 3), 9))
-    assert runner._ahead is not None
     (cache,) = runner._ahead.values.values()
     held = [layer.keys.nbytes + layer.values.nbytes for layer in cache.layers]
     assert [3 * 7 * size for size in predicted.block_caches() if size] == held
@@ -110,7 +109,6 @@ def test_a_recurrent_model_is_held_before_and_after_what_is_drafted(name: str) -
     runner.start([[5, 6, 7, 8]] * 3)
     runner.extend(torch.full((3, 3), 9))
     for state in (runner._state, runner._ahead):
-        assert state is not None
         map_tensors(lambda _, tensor: sizes.append(tensor.nbytes) or tensor, state.values)
     assert sum(sizes) == sum(predicted.block_caches(num_tokens=3 * (4 + 7), num_states=3 * 2))
     assert predicted.state_bytes > 0

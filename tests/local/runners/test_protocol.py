@@ -66,7 +66,6 @@ def assert_transformers_own(runner: Runner, model: PreTrainedModel, batch: list[
         assert close(logits, wanted[-len(logits) :], tolerance), f"row {row} of {len(sequence)}"
 
     step = runner.start(batch)
-    assert step.hidden is not None
     assert step.hidden.shape[:3] == (len(batch), max(map(len, batch)), len(LAYERS))
     for row, sequence in enumerate(sequences):
         check(row, step.hidden[row, -len(sequence) :], step.logits[row : row + 1], sequence)
@@ -86,7 +85,6 @@ def assert_transformers_own(runner: Runner, model: PreTrainedModel, batch: list[
     if len(batch) > 1:
         runner.select([2, 0])
         step = runner.extend(torch.tensor([[7], [8]]))
-        assert step.hidden is not None
         check(2, step.hidden[0], step.logits[0], [*sequences[2], 7])
         check(0, step.hidden[1], step.logits[1], [*sequences[0], 8])
 

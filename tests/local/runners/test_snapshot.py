@@ -113,7 +113,6 @@ def test_keys_and_values_are_cut_and_no_token_is_read_again(counts: list[int]) -
     for row, (prompt, count) in enumerate(zip(PROMPTS[:2], counts, strict=True)):
         text = [*prompt, *[1] * 8 * count, 9]
         assert close(logits[row, 0], logits_without_cache(model, text)[-1])
-    assert runner._state is not None
     longest = max(
         len(prompt) + 8 * count for prompt, count in zip(PROMPTS[:2], counts, strict=True)
     )
@@ -131,12 +130,10 @@ def test_a_single_token_of_a_target_needs_no_copy() -> None:
     runner = SnapshotRunner(model, keeps_first=True)
     runner.start(PROMPTS[:1])
     state = runner._state
-    assert state is not None
     runner.extend(torch.tensor([[3]]))
     with pytest.raises(ValueError, match="cannot take tokens back"):
         runner.keep([0])
     runner.keep([1])
-    assert runner._state is not None
     [kept] = runner._state.values.values()
     assert kept is state.values[min(state.values)]
     runner.extend(torch.tensor([[3, 4]]))

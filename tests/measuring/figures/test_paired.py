@@ -11,6 +11,7 @@ from harness.engines.protocol import Answered, BatchTimes
 from harness.engines.requests import RequestError, RequestRecord
 from harness.measuring.figures import paired
 from harness.measuring.figures.paired import PairedTimes, Speedup
+from harness.results.statistics.stopping import CONFIDENCE_OF_LOOKS
 from measured_runs import figures, run_of
 
 
@@ -95,3 +96,22 @@ def test_the_regular_arm_is_compared_with_itself_by_turns() -> None:
     assert null.excludes(1)
     # Without an interval it would say how the prompts of both kinds of turns differ.
     assert figures(Speedup, answers[:10], answers[:10]).regular_against_itself is None
+
+
+def test_the_intervals_of_a_run_that_may_stop_are_wider() -> None:
+    """Of the whole answers, and without their first tokens."""
+    rng = np.random.default_rng(0)
+    arms: list[list[Answered]] = [[], []]
+    for index in range(12):
+        for arm_answers, step_s in zip(arms, (0.1, 0.05), strict=True):
+            seconds = 0.5 + 9 * step_s * rng.normal(1, 0.05)
+            batch = BatchTimes(0.5, 1, 9)
+            arm_answers.append(
+                Answered(requests=[request(index, seconds)], seconds=seconds, batch=batch)
+            )
+    plain, wide = (
+        figures(Speedup, *arms, confidence=confidence) for confidence in (0.95, CONFIDENCE_OF_LOOKS)
+    )
+    for name in ("speedup", "decode_speedup"):
+        one, other = getattr(plain, name), getattr(wide, name)
+        assert other.low < one.low < one.estimate == other.estimate < one.high < other.high

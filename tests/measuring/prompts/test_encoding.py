@@ -25,7 +25,7 @@ from tiny_checkpoints import make_tokenizer
 
 @pytest.fixture
 def by_letters(monkeypatch: pytest.MonkeyPatch) -> Callable[..., encoding.Encoder]:
-    """An encoder whose tokens are letters, for models that have room for so many before four new ones.
+    """An encoder whose tokens are the places of letters, for models that have room for so many before four new ones.
 
     Args:
         in_draft: what a draft with another tokenizer has too many of.
@@ -33,7 +33,7 @@ def by_letters(monkeypatch: pytest.MonkeyPatch) -> Callable[..., encoding.Encode
 
     def encode(_: object, prompts: Sequence[Prompt]) -> list[list[int]]:
         chats = [prompt.chat().messages for prompt in prompts]
-        return [[1] * sum(len(message["content"]) for message in chat) for chat in chats]
+        return [[*range(sum(len(message["content"]) for message in chat))] for chat in chats]
 
     def encoder(
         room: int, too_long: Any = None, in_draft: Excess | None = None, **changes: Any
@@ -83,6 +83,10 @@ def test_prompts_that_are_too_long_are_refused_left_out_or_cut(
     encoded = encode_set(by_letters(room, too_long), *prompts)
     assert (encoded.too_long, [*map(len, encoded.token_ids)]) == (counted, expected)
     assert (encoded.longest, encoded.longest_turn) == (max(expected), max(expected))
+    # The last tokens, behind the one that begins the text.
+    for prompt, ids in zip(encoded.prompts, encoded.token_ids, strict=True):
+        length = len(prompt.text)
+        assert ids == [0, *range(length - len(ids) + 1, length)]
 
 
 @pytest.mark.parametrize(
@@ -123,13 +127,17 @@ def test_a_conversation_needs_room_for_the_answers_before_its_last_turn(by_lette
     assert encode_set(by_letters(29), talk, Prompt("a")).longest_turn == 5 + 2 * (4 + 8)
     with pytest.raises(SettingError, match="has 29 tokens, with the answers before its last turn;"):
         encode_set(by_letters(28), talk)
+    skipped, cut = (
+        encode_set(by_letters(28, how), talk, Prompt("a")) for how in ("skip", "truncate")
+    )
+    assert (skipped.too_long, len(skipped.prompts)) == ({"num_skipped": 1}, 1)
+    assert (cut.too_long, len(cut.prompts), cut.longest_turn) == ({"num_truncated": 1}, 2, 28)
 
 
 def test_a_warm_up_reads_short_prompts_that_are_not_measured(by_letters: Any) -> None:
     """At most four are looked at for each one that it takes."""
     prompts = [Prompt("a" * length) for length in (5, 6, 5, 3, 7, 1)]
     others = encode_set(by_letters(10), *prompts, num_measured=1, num_others=1).others
-    assert others is not None
     assert others.indices == [2, 3]
     assert [*map(len, others.token_ids)] == [5, 3]
 

@@ -130,10 +130,8 @@ def test_a_transcript_ends_where_the_context_does() -> None:
     [reading] = read(conversation(ASKED, SAID, MORE, SAID), tokenizer)
     second = reading.transcript.answers[1]
     cut = reading.until(second.start + 3)
-    assert cut is not None
     whole = len(reading.transcript.answers[0])
     assert [len(answer) for answer in cut.transcript.answers] == [whole, 3]
     one = reading.until(second.start + 1)
-    assert one is not None
     assert len(one.turns) == 1
     assert reading.until(5) is None

@@ -46,7 +46,6 @@ def test_a_run_has_one_statement_with_its_reason(
 ) -> None:
     row = RecoveryRow.from_values({**GREEDY.values(), **changes})
     page = recovery_page([Run([row])])
-    assert page is not None
     (statement,) = page.statements
     assert (statement.relation, statement.why, statement.figure) == (relation, why, "output")
     bad_answer = Recovery().judge([row])

@@ -57,14 +57,9 @@ def test_others_are_said_relative_to_the_run_that_is_named() -> None:
         ]
     )
     best, rival, nothing = members["A"], members["B"], members["C"]
-    assert best.standing is not None
     assert best.standing.relation == "best"
-    assert rival.speedup is not None
-    assert best.speedup is not None
     assert rival.speedup > best.speedup
-    assert rival.standing is not None
     assert rival.standing.relation == "as good"
-    assert nothing.standing is not None
     assert nothing.standing.relation == "gains less"
     assert nothing.standing.reference is best.run.last
     assert nothing.standing.interval.estimate == pytest.approx(1 / 1.2, rel=0.01)
@@ -85,8 +80,6 @@ def test_a_run_that_gains_more_than_the_reference_is_said_to() -> None:
     }
     # Of both wild ones the second is 1.2 times as fast on every prompt.
     (first, second) = (members[name].standing for name in ("wild", "wilder"))
-    assert first is not None
-    assert second is not None
     assert second.interval.estimate > first.interval.estimate
 
 
@@ -98,9 +91,7 @@ def test_a_run_without_an_interval_is_not_ranked() -> None:
         {**vars(lucky.last), "speedup": 3.0, "speedup_low": None, "speedup_high": None}
     )
     members = standings([sound, lucky])
-    assert members["sound"].standing is not None
     assert members["sound"].standing.relation == "best"
-    assert members["lucky"].standing is not None
     assert members["lucky"].standing.relation == "not ranked"
 
 
@@ -196,7 +187,6 @@ def test_without_common_prompts_intervals_decide(
     rows = second.prompt_rows
     second.prompt_rows = [row for row in rows if (row.prompt_index or 0) < num_prompts]
     standing = standings([first, second])["second"].standing
-    assert standing is not None
     assert standing.relation == relation
 
 

@@ -37,19 +37,16 @@ def test_the_parts_of_the_variance_shrink_with_runs_and_units() -> None:
     of_both = of_run * np.array([1, -1] * 4)
     runs = np.exp(between * of_run + within * of_both)
     estimate = compare(runs, runs).estimate
-    assert estimate is not None
     # Sums of squares over their degrees of freedom; the mean of a side is over 4 runs and 8 units.
     assert estimate.unit_variance == 0
     assert estimate.run_variance == pytest.approx((4 * between**2 / 3) / 4 * 2)
     assert estimate.run_degrees_of_freedom == 6
     changes = 0.1 * np.array([1, -1] * 4)
     moved = compare(runs, runs * np.exp(changes)).estimate
-    assert moved is not None
     residual = (32 * within**2 / 21) * (1 / 4 + 1 / 4)
     assert moved.unit_variance == pytest.approx((changes.var(ddof=1) - residual) / 8)
     # Half of the variance between two identical runs is that of one, with four degrees of freedom more.
     noisy = compare(runs, runs, Noise(0.05, 4)).estimate
-    assert noisy is not None
     of_means = (6 * (4 * between**2 / 3) + 4 * 0.05**2 / 2) / (6 + 4)
     assert noisy.run_variance == pytest.approx(of_means / 4 * 2)
     assert noisy.run_degrees_of_freedom == 10
