@@ -232,7 +232,7 @@ def test_no_process_is_left_however_the_harness_ends(tmp_path: Path, number: int
     All other signals have one handler, which tests/cli/test_signals.py tries with each.
     """
     mark = f"{tmp_path}-{number}"
-    commands = [f"{STUBBORN} {mark} --port {{port}} --delay 0.05" for _ in range(2)]
+    commands = [f"{STUBBORN} {mark} --port {{port}} --delay 0.02" for _ in range(2)]
     before = partial(give_less_time, tmp_path / "guard.py")
     process = begin("latency", *QUICK, *behind(*commands), cwd=tmp_path, before=before)
     wait_for(process, tmp_path, "outputs/**/latency_prompts.csv")
