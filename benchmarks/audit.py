@@ -28,7 +28,7 @@ import numpy
 import pandas as pd
 
 from harness.commands.audit.judge import VERDICTS, judge
-from harness.commands.audit.rows import Row, computed_speedups
+from harness.commands.audit.rows import AuditRow, computed_speedups
 from harness.commands.audit.tables import read_text
 
 COLUMNS = (
@@ -208,7 +208,7 @@ def judged_tables(number: int, seed: int = 0) -> tuple[Counter[str], list[str]]:
     accused = []
     for place in range(number):
         text = simulated_table(rng, place % len(_LAYOUTS))
-        reading = read_text(text, {}, Row(""), "table")
+        reading = read_text(text, {}, AuditRow(""), "table")
         claims = [claim for row in reading.rows for claim in judge(row)]
         verdicts["computed"] += bool(computed_speedups(reading.tables))
         worst = max((VERDICTS.index(claim.verdict) for claim in claims), default=0)
@@ -254,7 +254,7 @@ def accusations(rows: list[dict[str, str]], columns: tuple[str, ...]) -> list[st
     """What `audit` says against a table, and rates that it calls accepted ÷ tested."""
     lines = [columns, ["---"] * len(columns), *([row[name] for name in columns] for row in rows)]
     text = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-    (table,) = read_text(text, {}, Row(""), "table").tables
+    (table,) = read_text(text, {}, AuditRow(""), "table").tables
     accused = []
     for one in (claim for row in table for claim in judge(row)):
         if one.verdict in ("impossible", "unlikely"):

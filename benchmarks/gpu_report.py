@@ -11,7 +11,7 @@ from typing import Any
 import common
 from gpu_pairs import table as pair_table
 
-from harness.reporting.files import Report, markdown
+from harness.reporting.files import ReportContents, markdown
 from harness.reporting.table import Table
 
 
@@ -127,7 +127,7 @@ def report(results: Mapping[str, Result]) -> str:
 def _markdown(
     title: str, tables: Sequence[Table], about: str = "", notes: Sequence[str] = ()
 ) -> str:
-    page = Report(title, about=[about], pages={}, sources=tables, notes=notes, runs=())
+    page = ReportContents(title, about=[about], pages={}, sources=tables, notes=notes, runs=())
     return markdown(page, note="")
 
 

@@ -20,7 +20,7 @@ from harness.results.schema import NO_VERDICT
 
 if TYPE_CHECKING:
     from harness.measuring.session import Session
-    from harness.reporting.changes import Compared, Sides
+    from harness.reporting.changes import BeforeAndAfter, Compared
     from harness.reporting.drawing import Plot
     from harness.reporting.page import Page
     from harness.reporting.table import Table
@@ -175,7 +175,7 @@ class Command(ConfiguredCommand[SomeSettings], Generic[SomeSettings, SomeRow]):
         """A plot of runs for a slide; None where there is none. Needs matplotlib."""
         return None
 
-    def changes(self, sides: Sides[SomeRow]) -> Sequence[Compared]:
+    def changes(self, sides: BeforeAndAfter[SomeRow]) -> Sequence[Compared]:
         """Each figure of a measurement before and after a change, for `regress`."""
         return []
 

@@ -23,7 +23,7 @@ from harness.measuring.prices import (
 )
 from harness.measuring.rows import LatencyRow
 from harness.results.files import read_kind
-from harness.results.price.table import Table, read_table
+from harness.results.price.table import PriceTable, read_table
 from harness.results.price.value import COSTS_FILE, IterationCost
 from harness.results.printed.cells import tables_of
 from harness.results.rows.acceptance import AcceptanceRow
@@ -49,7 +49,7 @@ _DRAFT_CONDITIONS = (
 )
 
 
-def read_prices(setting: str, path: str, context: int = 128, key: str | None = None) -> Table:
+def read_prices(setting: str, path: str, context: int = 128, key: str | None = None) -> PriceTable:
     """The costs and yields in a directory or a CSV file of results (`FILE@DRAFT` for those of one draft), a
     `costs.json`, a table (`FILE`, `FILE@WORD`), or by a server at an address.
 
@@ -66,10 +66,10 @@ def read_prices(setting: str, path: str, context: int = 128, key: str | None = N
 
         rounds = pass_times(path, context, key)
         cost = IterationCost.from_passes(rounds, path)
-        return Table({"": cost}, notes=[_ALONE])
+        return PriceTable({"": cost}, notes=[_ALONE])
     file = Path(path).expanduser()
     if file.suffix == ".json" and (costs := _read_json(setting, file)):
-        return Table({"": costs})
+        return PriceTable({"": costs})
     name, _, draft = path.rpartition("@")
     if name and not file.exists() and _holds_runs(Path(name).expanduser()):
         return read_prices(setting, name).for_draft(setting, draft, path)
@@ -94,7 +94,7 @@ def read_prices(setting: str, path: str, context: int = 128, key: str | None = N
     return _costs(latency, path) if setting == "costs" else _yields(latency, read, path)
 
 
-def _costs(runs: Sequence[Run[LatencyRow]], path: str) -> Table:
+def _costs(runs: Sequence[Run[LatencyRow]], path: str) -> PriceTable:
     _check_alike("costs", runs, _COST_CONDITIONS, path)
     costs = {}
     reasons = []
@@ -117,12 +117,12 @@ def _costs(runs: Sequence[Run[LatencyRow]], path: str) -> Table:
         raise SettingError("costs", rule, path)
     last = with_draft[-1].last
     origin = {name: value for name in _ORIGIN if (value := getattr(last, name, None))}
-    return Table(costs, origin=origin, notes=list(dict.fromkeys(reasons)))
+    return PriceTable(costs, origin=origin, notes=list(dict.fromkeys(reasons)))
 
 
 def _yields(
     runs: Sequence[Run[LatencyRow]], read: Sequence[Run[AcceptanceRow]], path: str
-) -> Table:
+) -> PriceTable:
     _check_alike("acceptance", [*runs, *read], _YIELD_CONDITIONS, path)
     yields: dict[str, Mapping[int, Interval]] = {}
     lengths: dict[str, float] = {}
@@ -146,7 +146,7 @@ def _yields(
             yields[_draft(run)] = read_yields
             # Of each text all tokens but the first are decided by iterations.
             lengths[_draft(run)] = 1 + (run.last.num_tokens or 0) / (run.last.num_texts or 1)
-    return Table(yields=yields, lengths=lengths, measured=measured)
+    return PriceTable(yields=yields, lengths=lengths, measured=measured)
 
 
 def yields_of(run: Run[AcceptanceRow]) -> dict[int, Interval]:

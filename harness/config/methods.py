@@ -68,7 +68,7 @@ METHODS = Methods(
         lookup="Lookup",
         model="ModelDraft",
         mtp="Mtp",
-        server="Server",
+        server="ServerDraft",
         suffix="Suffix",
     ),
     advice=" or TextMethod: docs/your-own-method.md",

@@ -17,7 +17,7 @@ class Engines(SettingsRegistry[EngineRecord]):
 _BUILT_IN = {
     "huggingface": "harness.local.engine.records:HuggingFace",
     "local": "harness.local.engine.records:Local",
-    "server": "harness.servers.record:Server",
+    "server": "harness.servers.record:ServerRecord",
     "simulated": "harness.engines.simulated.record:Simulated",
 }
 ENGINES = Engines("engine", EngineRecord, _BUILT_IN)

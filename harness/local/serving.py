@@ -1,8 +1,8 @@
 """Continuous batching: one thread owns the models; answers join and leave between iterations.
 
 `LocalService` has a queue, a list of what runs, and a thread that lets the queue join that list before each iteration.
-An `Answer` gets its tokens, iteration by iteration. It hands the pieces of text that become certain on to the request
-that waits for it, and ends where the text stops.
+A `ServedAnswer` gets its tokens, iteration by iteration. It hands the pieces of text that become certain on to the
+request that waits for it, and ends where the text stops.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(eq=False)
-class Answer:
+class ServedAnswer:
     """The answer to a request.
 
     Attributes:
@@ -204,7 +204,7 @@ class LocalService:
 
     @property
     def num_running(self) -> int:
-        return sum(isinstance(item, Answer) for item in self._running)
+        return sum(isinstance(item, ServedAnswer) for item in self._running)
 
     def is_running(self) -> bool:
         return not self._is_stopped
@@ -217,10 +217,10 @@ class LocalService:
         *,
         stops: Sequence[str] = (),
         num_prompt_logprobs: int | None = None,
-    ) -> list[Answer]:
+    ) -> list[ServedAnswer]:
         chosen = self._arms[arm]
         answers = [
-            Answer(chosen, request, self._tokenizer, put, choice, stops, num_prompt_logprobs)
+            ServedAnswer(chosen, request, self._tokenizer, put, choice, stops, num_prompt_logprobs)
             for choice, request in enumerate(requests)
         ]
         self._add(answers)
@@ -292,7 +292,7 @@ class LocalService:
             self._running.append(self._waiting.popleft())
         return bool(self._running)
 
-    def _iterate(self, running: Sequence[Answer], joining: Sequence[Answer]) -> None:
+    def _iterate(self, running: Sequence[ServedAnswer], joining: Sequence[ServedAnswer]) -> None:
         """Decide the first tokens of answers that join, or else the next ones of all."""
         arm = running[0].arm
         try:
@@ -338,7 +338,7 @@ class LocalService:
                 self._leave(answer)
             answer.put(piece)
 
-    def _fail(self, answer: Answer, error: Exception) -> None:
+    def _fail(self, answer: ServedAnswer, error: Exception) -> None:
         self._leave(answer)
         answer.fail(_reason(error))
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from harness.measuring.figures.acceptance import AcceptanceFigures
-from harness.measuring.figures.answers import Answers
-from harness.measuring.figures.costs import Costs
-from harness.measuring.figures.ends import Ends
-from harness.measuring.figures.machine import QUIET, Machine
-from harness.measuring.figures.paired import Speedup
-from harness.measuring.figures.requests import Requests
-from harness.measuring.figures.server import Server
-from harness.measuring.figures.texts import Texts
+from harness.measuring.figures.answers import AnswerFigures
+from harness.measuring.figures.costs import CostFigures
+from harness.measuring.figures.ends import EndFigures
+from harness.measuring.figures.machine import QUIET, MachineFigures
+from harness.measuring.figures.paired import SpeedupFigures
+from harness.measuring.figures.requests import RequestFigures
+from harness.measuring.figures.server import ServerFigures
+from harness.measuring.figures.texts import TextFigures
 from harness.results.row import pooled, setting
 from harness.results.schema import (
     ComparedRow,
@@ -45,15 +45,15 @@ class _Settings(PromptedRow, ComparedRow):
 
 @dataclass(frozen=True, kw_only=True)
 class LatencyRow(
-    Answers,
-    Requests,
-    Server,
-    Speedup,
-    Machine,
+    AnswerFigures,
+    RequestFigures,
+    ServerFigures,
+    SpeedupFigures,
+    MachineFigures,
     AcceptanceFigures,
-    Ends,
-    Costs,
-    Texts,
+    EndFigures,
+    CostFigures,
+    TextFigures,
     _Settings,
 ):
     """`latency.csv`: one row per arm."""

@@ -18,7 +18,7 @@ ONE_RUN = "one run on each side, which says nothing about noise: repeats=5, or n
 
 
 @dataclass(frozen=True)
-class Sides(Generic[AnyRunRow]):
+class BeforeAndAfter(Generic[AnyRunRow]):
     """Two measurements with the same settings.
 
     Attributes:

@@ -37,7 +37,7 @@ _MOST_ROWS = 1_000
 
 
 @dataclass(frozen=True)
-class Report:
+class ReportContents:
     """The contents of a report, for every medium.
 
     Attributes:
@@ -80,7 +80,7 @@ def said_by(page: Page) -> list[Line]:
     return [*sentences("warning", *page.doubts), *page.finding, *sentences("plain", *reasons)]
 
 
-def on_terminal(report: Report) -> Document:
+def on_terminal(report: ReportContents) -> Document:
     """Return each page in short, without its next steps: they follow the command that measured."""
 
     def short(page: Page) -> Document:
@@ -89,7 +89,9 @@ def on_terminal(report: Report) -> Document:
     return [*below_each_other(report.pages, short), *sentences("warning", *report.notes)]
 
 
-def html_page(report: Report, plots: Mapping[str, Mapping[str, Sequence[tuple[str, str]]]]) -> str:
+def html_page(
+    report: ReportContents, plots: Mapping[str, Mapping[str, Sequence[tuple[str, str]]]]
+) -> str:
     """Return a page that loads no font, picture or script from anywhere. Full tables open on a click.
 
     Args:
@@ -102,7 +104,7 @@ def html_page(report: Report, plots: Mapping[str, Mapping[str, Sequence[tuple[st
     return _render("page.html.j2", report=report, plots=plots, css=css, script=script)
 
 
-def markdown(report: Report, note: str) -> str:
+def markdown(report: ReportContents, note: str) -> str:
     """Return a page without plots: answers as a list, then tables and sentences.
 
     Args:

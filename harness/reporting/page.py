@@ -40,7 +40,7 @@ _WIDTH = 76
 
 
 @dataclass(frozen=True)
-class Step:
+class NextStep:
     """A step to take next.
 
     Attributes:
@@ -80,7 +80,7 @@ class Page:
     doubts: Sequence[str] = ()
     tables: Sequence[Table] = ()
     why: Sequence[tuple[str, str]] = ()
-    next: Sequence[Step] = ()
+    next: Sequence[NextStep] = ()
     statements: Sequence[Statement] = ()
     plots: Callable[[], Mapping[str, Sequence[Any]]] = dict
     parts: Sequence[Page] = ()
@@ -118,7 +118,7 @@ def title_of_many(rows: Sequence[RunRow], noun: str = "run") -> str:
     return " · ".join(filter(None, [what, planted, common_settings(rows)]))
 
 
-def lossless_again(row: Any) -> Step | None:
+def lossless_again(row: Any) -> NextStep | None:
     """The step of measuring again with a lossless rule; None where the rule is lossless already.
 
     Args:
@@ -129,7 +129,7 @@ def lossless_again(row: Any) -> Step | None:
     plain = DecodingSettings()
     changes = [f"rule={plain.rule}"] if row.rule not in (None, plain.rule) else []
     changes += [f"{name}={getattr(plain, name):g}" for name in changed_parameters(row)]
-    return Step("lossless", " ".join(changes))
+    return NextStep("lossless", " ".join(changes))
 
 
 def in_short(page: Page, *, is_sweep: bool = False, rest: str = "details=true") -> Document:
@@ -187,7 +187,7 @@ def _top(page: Page, show: Callable[[Page], Document]) -> list[Table | Line]:
 
 
 def _named(
-    why: Sequence[tuple[str, str]], steps: Sequence[Step], is_sweep: bool
+    why: Sequence[tuple[str, str]], steps: Sequence[NextStep], is_sweep: bool
 ) -> list[Table | Line]:
     """The reasons and the next steps, each name once."""
     typed = [(step.text, step.typed(is_sweep)) for step in steps]

@@ -55,7 +55,7 @@ class Fields(BaseModel):
     model_config = ConfigDict(strict=True)
 
 
-class ScoredToken(Fields):
+class ReportedToken(Fields):
     logprob: float | None = None
 
 
@@ -80,7 +80,7 @@ class Choice(Fields):
     tool_calls: list[ToolCall] | None = _at("delta tool_calls", "message tool_calls")
     token_ids: ListOfCounts = None
     logprobs: list[float | None] | None = _at("logprobs token_logprobs")
-    chat_logprobs: list[ScoredToken] | None = _at("logprobs content")
+    chat_logprobs: list[ReportedToken] | None = _at("logprobs content")
     finish_reason: Any = None
 
 

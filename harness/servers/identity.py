@@ -32,7 +32,7 @@ _GGUF = re.compile(r"([-._](ud|i?q\d\w*|b?f16|f32|mxfp4))*(-\d+-of-\d+)?\.gguf$"
 _MOST_NAMED = 8
 
 
-class ServedModel(NamedTuple):
+class ListedModel(NamedTuple):
     """A model in a server's list.
 
     Attributes:
@@ -67,7 +67,7 @@ class Identity(NamedTuple):
         server: its name and version as it reports them; None where it does not.
     """
 
-    model: ServedModel
+    model: ListedModel
     dialect: Dialect
     server: str | None
 
@@ -80,7 +80,7 @@ class ServerReport(ServerIdentity):
         models: that it lists; empty where it has no such list.
     """
 
-    models: Sequence[ServedModel] = ()
+    models: Sequence[ListedModel] = ()
 
 
 def server_report(url: str, key: str | None) -> ServerReport | None:
@@ -171,7 +171,7 @@ def _as_mapping(body: str | None) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _models(body: str | None) -> list[ServedModel]:
+def _models(body: str | None) -> list[ListedModel]:
     """The models in a list. `created` is left out: many servers put the time of the answer there."""
     listed = _as_mapping(body).get("data")
     models = []
@@ -182,7 +182,7 @@ def _models(body: str | None) -> list[ServedModel]:
         root, owner, parent = (text if isinstance(text, str) else None for text in texts)
         context = entry.get("max_model_len")
         is_number = isinstance(context, int) and context > 0
-        models.append(ServedModel(entry["id"], root, owner, context if is_number else None, parent))
+        models.append(ListedModel(entry["id"], root, owner, context if is_number else None, parent))
     return models
 
 
@@ -193,7 +193,7 @@ def choose_model(
     typed_model: str | None,
     model_setting: str,
     place: str,
-) -> ServedModel:
+) -> ListedModel:
     """The model that a server is asked for.
 
     Args:
@@ -224,14 +224,14 @@ def choose_model(
         return chosen[0]
     lists_all = bool(models) and models[0].owner in DIALECTS.names()
     if not models or (name is not None and not lists_all):
-        return ServedModel(name or model.repository, is_listed=False)
+        return ListedModel(name or model.repository, is_listed=False)
     names = ", ".join(str(served) for served in models[:_MOST_NAMED])
     rule = f"must name a model that {place} serves: {names}"
     wanted = model.name if name is None else name
     raise SettingError(model_setting, rule, *([] if is_any else [wanted]))
 
 
-def check_same_weights(models: Sequence[ServedModel]) -> None:
+def check_same_weights(models: Sequence[ListedModel]) -> None:
     """Raise a SettingError where servers, the regular one first, serve different weights.
 
     For runs in which the user named no served model. Of a server without a list nothing is known: it may be down.
@@ -245,7 +245,7 @@ def check_same_weights(models: Sequence[ServedModel]) -> None:
         raise SettingError("engine.model", f"{rule}; to compare these, set {names}")
 
 
-def _is_model(served: ServedModel, model: ModelSettings) -> bool:
+def _is_model(served: ListedModel, model: ModelSettings) -> bool:
     """Whether a served name or place is that of the model, wherever its files are there."""
     directory = Path(model.repository)
     places = [model.repository, model.name, model.gguf_file or model.name]

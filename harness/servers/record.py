@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _DEVICE_VARIABLES = ("CUDA_VISIBLE", "HIP_VISIBLE", "HF_HOME")
 
 
-class Server(EngineRecord):
+class ServerRecord(EngineRecord):
     """Two servers with the same model, where one speculates, or a single server."""
 
     name = "server"

@@ -7,7 +7,7 @@ from typing import Any
 
 from harness.commands.report.command import build
 from harness.measuring.rows import LatencyRow
-from harness.reporting.files import Report, html_page, markdown, on_terminal
+from harness.reporting.files import ReportContents, html_page, markdown, on_terminal
 from harness.reporting.table import Line, Table
 from harness.reporting.terminal import as_text
 from in_process import Harness
@@ -17,7 +17,7 @@ SURE = {"speedup_covers": over(15)}
 PLANTED = {"engine": "simulated", "model": "simulated", "devices": None, "dtype": None}
 
 
-def afternoon(directory: Path) -> Report:
+def afternoon(directory: Path) -> ReportContents:
     """Runs as somebody tries them: a sweep over K, other prompts and targets, two that ended early, made-up ones."""
     runs: list[list[LatencyRow]] = [
         *(latency_run(k, speedup, **SURE) for k, speedup in ((2, 1.5), (4, 2.0), (8, 1.8))),
@@ -36,7 +36,7 @@ def afternoon(directory: Path) -> Report:
     return build([write(directory / "latency.csv", *runs)])
 
 
-def bold(report: Report) -> list[str]:
+def bold(report: ReportContents) -> list[str]:
     """The sentences of a terminal's page in bold, without headings."""
     lines = [part for part in on_terminal(report) if isinstance(part, Line)]
     return [line.text for line in lines if line.style in ("good", "bad") or "cannot" in line.text]

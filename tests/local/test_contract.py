@@ -24,7 +24,7 @@ from architectures import (
 )
 from chains import GREEDY, autoregressive, requests, row_steps, speculative, texts
 from drafts import DRAFTS
-from harness.local.decoding.loop import Loop, Request
+from harness.local.decoding.loop import Loop, RowRequest
 from harness.local.decoding.protocols import Drafter, Runner
 from harness.local.decoding.randomness import uniforms
 from harness.local.decoding.verify import Verdict, verify, verify_block
@@ -120,19 +120,19 @@ WARPS = [Warp(0), Warp(0.8), Warp(1.0, top_k=20), Warp(0)]
 Texts = dict[int, list[tuple[int, str]]]
 
 
-def different_requests() -> list[Request]:
+def different_requests() -> list[RowRequest]:
     """Requests of several lengths, settings and places in the stream of random numbers."""
     asked = []
     for number, length in enumerate([18, 9, 1, 12, 12, 25, 7, 14]):
         generator = torch.Generator().manual_seed(number)
         prompt = torch.randint(40, (1 + 3 * number % 8,), generator=generator).tolist()
         numbers = uniforms(0, 10 * number, (length + 1) * (K + 1))
-        asked.append(Request(prompt, numbers, WARPS[number % len(WARPS)], length))
+        asked.append(RowRequest(prompt, numbers, WARPS[number % len(WARPS)], length))
     return asked
 
 
 def collect(
-    loop: Loop, first: Request, joining: dict[int, list[Request]], ended: dict[int, set[int]]
+    loop: Loop, first: RowRequest, joining: dict[int, list[RowRequest]], ended: dict[int, set[int]]
 ) -> Texts:
     """The tokens of each row with their origins; after each turn requests join, and rows end."""
     texts: Texts = {}

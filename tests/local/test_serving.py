@@ -18,13 +18,12 @@ from harness.config.errors import RunError, SettingError
 from harness.config.settings import DecodingSettings
 from harness.engines.door.serving import ENDING, Piece, Refusal, TokenLogprob
 from harness.engines.protocol import Engine, Request
-from harness.local.decoding.loop import Loop
-from harness.local.decoding.loop import Request as LoopRequest
+from harness.local.decoding.loop import Loop, RowRequest
 from harness.local.decoding.protocols import NonFiniteError, Step
 from harness.local.decoding.randomness import uniforms
 from harness.local.decoding.warp import BatchWarp, Warp
 from harness.local.drafting.model import ModelDrafter
-from harness.local.serving import Answer, LocalService
+from harness.local.serving import LocalService, ServedAnswer
 
 
 class Table(MarkovRunner):
@@ -47,12 +46,12 @@ class TableArm:
         self.gate = threading.Event()
         self.gate.set()
 
-    def loop_request(self, request: Request) -> LoopRequest:
+    def loop_request(self, request: Request) -> RowRequest:
         decoding = request.decoding
         most = decoding.max_new_tokens
         numbers = uniforms(request.seed, request.index, most + 1)
         warp = Warp(decoding.temperature)
-        return LoopRequest(request.prompt, numbers, warp, most, request.stop_tokens)
+        return RowRequest(request.prompt, numbers, warp, most, request.stop_tokens)
 
     @contextmanager
     def explained(self) -> Iterator[None]:
@@ -96,7 +95,7 @@ class Client:
         self.last: Piece | None = None
         self._most = most
         self._service = service
-        self.answer: Answer | None = None
+        self.answer: ServedAnswer | None = None
         [self.answer] = service.ask(
             arm, [request], self.put, num_prompt_logprobs=num_prompt_logprobs
         )
@@ -309,12 +308,12 @@ class Characters:
         return "".join(chr(token) for token in tokens if token != END_OF_TEXT)
 
 
-def answer(most: int = 100, **fields: Any) -> Answer:
+def answer(most: int = 100, **fields: Any) -> ServedAnswer:
     decoding = DecodingSettings(max_new_tokens=most)
     request = Request(ids("prompt"), decoding, 7, 0, frozenset([END_OF_TEXT]))
     tokenizer: Any = Characters()
     arm: Any = SimpleNamespace()
-    return Answer(arm, request, tokenizer, lambda piece: None, **fields)
+    return ServedAnswer(arm, request, tokenizer, lambda piece: None, **fields)
 
 
 def ids(text: str) -> list[int]:

@@ -15,7 +15,7 @@ from harness.engines.protocol import Answered
 from harness.engines.requests import Load, RequestError, RequestRecord
 from harness.measuring.acceptance import counted_acceptance
 from harness.measuring.figures.acceptance import AcceptanceFigures
-from harness.measuring.figures.server import Server, counter_columns, traffic_columns
+from harness.measuring.figures.server import ServerFigures, counter_columns, traffic_columns
 from harness.servers import counters
 from harness.servers.counters import CounterPage, read_counters
 from harness.servers.http import RequestFailed
@@ -110,13 +110,13 @@ def test_counted_acceptance_fills_in_what_answers_leave_out() -> None:
 
 
 def test_answers_come_before_counters_and_a_worker_of_several_counts_for_nothing() -> None:
-    found = figures(Server, lap(CANCELLED))
+    found = figures(ServerFigures, lap(CANCELLED))
     assert (found.num_preemptions, found.cached_tokens, found.drafted) == (1, 5, True)
     assert (found.server_tokens, found.foreign_tokens) == (16, 0)
     assert found.read_prompt_tokens is None
-    found = figures(Server, lap(CANCELLED, num_cached=3, num_read=7, num_drafted=0))
+    found = figures(ServerFigures, lap(CANCELLED, num_cached=3, num_read=7, num_drafted=0))
     assert (found.cached_tokens, found.read_prompt_tokens, found.drafted) == (3, 7, False)
-    found = figures(Server, lap(counted=replace(COUNTED, generated=5)) + lap(counted=None))
+    found = figures(ServerFigures, lap(counted=replace(COUNTED, generated=5)) + lap(counted=None))
     assert found.unseen_tokens == 6
     assert (found.num_preemptions, found.cached_tokens, found.drafted) == (None, None, None)
 
@@ -129,7 +129,7 @@ def test_tokens_cached_from_before_are_those_that_no_other_prompt_begins_with() 
     run = run_of([Answered(requests=requests, seconds=1.0)])
     [generation] = run.arms["regular"].generations
     generation.question = question_of(prompts, DecodingSettings())
-    found: Any = Server.measured(run, run.arms["regular"])
+    found: Any = ServerFigures.measured(run, run.arms["regular"])
     assert found.cached_from_before == (4 - 3) + 2 + (3 - 3)
 
 

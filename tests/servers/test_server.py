@@ -31,7 +31,7 @@ from harness.engines.rates import arrival_times
 from harness.engines.requests import Load, RequestError, RequestRecord
 from harness.engines.timing import timed_answer
 from harness.measuring.acceptance import acceptance_columns
-from harness.measuring.figures.requests import Requests
+from harness.measuring.figures.requests import RequestFigures
 from harness.measuring.quietness import Quietness
 from harness.servers import counters
 from harness.servers.counters import CounterPage
@@ -189,7 +189,7 @@ def test_tokens_of_an_iteration_that_come_one_by_one_are_one_burst() -> None:
     arrivals = [0.1, 0.3, 0.30003, 0.30005, 0.5, 0.50002, 0.7]
     request = RequestRecord(0, 3, arrivals=arrivals, seconds=0.7, num_tokens=7)
     request.num_drafted = 9
-    found = figures(Requests, [Answered(requests=[request], seconds=0.7)])
+    found = figures(RequestFigures, [Answered(requests=[request], seconds=0.7)])
     assert found.inter_token_latency_p50_ms == pytest.approx(200)
     assert found.time_per_output_token_p50_ms == pytest.approx(100)
     at_once = RequestRecord(0, 3, arrivals=[0.7], seconds=0.7, num_tokens=7)
@@ -227,7 +227,9 @@ def test_more_tokens_at_once_than_an_iteration_yields_were_held_back(
     answer = RequestRecord(0, 3, arrivals=arrivals, seconds=0.81, num_tokens=30, outcomes=outcomes)
     quietness = Quietness(())
     quietness.columns = lambda: {"processor_share": share}  # type: ignore[method-assign]
-    found = figures(Requests, [Answered(requests=[answer] * 3, seconds=0.81)], quietness=quietness)
+    found = figures(
+        RequestFigures, [Answered(requests=[answer] * 3, seconds=0.81)], quietness=quietness
+    )
     assert found.held_back == held_back
     assert (found.time_per_output_token_p50_ms is None) == held_back
 
@@ -237,7 +239,7 @@ def test_an_unknown_yield_is_below_the_whole_answer() -> None:
     for arrivals, held_back in ((STEADY[::15], False), (AT_THE_END, True)):
         answer = dataclasses.replace(regular, arrivals=arrivals)
         arms = [[Answered(requests=[each], seconds=0.81)] for each in (regular, answer)]
-        assert figures(Requests, *arms).held_back == held_back
+        assert figures(RequestFigures, *arms).held_back == held_back
 
 
 @pytest.mark.parametrize(("number", "fell_behind"), [(38, True), (39, False)])
@@ -248,7 +250,7 @@ def test_requests_are_counted_and_keep_up_with_their_rate(number: int, fell_behi
     load = Load(seconds=10.0, request_seconds=30.0, share=0.5, offered_s=4.0)
     lap = Answered(requests=[*failures, *answered], seconds=5.0, load=load)
     at_a_rate = {"engine": ServerSettings(url="http://a/v1", rate=10.0)}
-    found = figures(Requests, [lap], settings=at_a_rate)
+    found = figures(RequestFigures, [lap], settings=at_a_rate)
     assert found.num_failed == 2
     assert found.fell_behind == fell_behind
     assert (found.requests_per_second, found.offered_rate) == ((number - 2) / 5, number / 4)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from harness.engines import protocol
 from harness.local.decoding.adaptive import DraftLength
-from harness.local.decoding.loop import Iteration, Loop, Request, RowStep
+from harness.local.decoding.loop import Iteration, Loop, RowRequest, RowStep
 from harness.local.decoding.protocols import Drafter, Runner
 from harness.local.decoding.randomness import uniforms
 from harness.local.decoding.warp import Warp
@@ -52,9 +52,9 @@ def requests(
     stop: Iterable[int] = (),
     indices: Iterable[int] = (),
     num_positions: int = 0,
-) -> list[Request]:
+) -> list[RowRequest]:
     return [
-        Request(
+        RowRequest(
             prompt, uniforms(0, index, num_positions or length + 1), warp, length, frozenset(stop)
         )
         for prompt, index in zip(prompts, list(indices) or range(len(prompts)), strict=True)
@@ -73,21 +73,21 @@ def row_steps(iterations: Iterable[Iteration]) -> list[RowStep]:
     return [row_step for iteration in iterations for row_step in iteration.row_steps]
 
 
-def decoded(loop: Loop, requests: Sequence[Request]) -> Iterator[Iteration]:
+def decoded(loop: Loop, requests: Sequence[RowRequest]) -> Iterator[Iteration]:
     """Decode requests together, from their first tokens on, until all their rows have ended."""
     yield loop.add(requests).sound()
     while loop.num_running:
         yield loop.step().sound()
 
 
-def autoregressive(target: Runner, requests: Sequence[Request]) -> Iterator[Iteration]:
+def autoregressive(target: Runner, requests: Sequence[RowRequest]) -> Iterator[Iteration]:
     return decoded(Loop(target), requests)
 
 
 def speculative(
     target: Runner,
     drafter: Drafter,
-    requests: Sequence[Request],
+    requests: Sequence[RowRequest],
     num_draft_tokens: int | DraftLength,
     *options: Any,
     **named: Any,

@@ -11,28 +11,28 @@ from typing import Any
 
 from composing import composed_line, composing
 from harness.commands.registry import with_settings
-from harness.reporting.page import Step
+from harness.reporting.page import NextStep
 
 
 @contextmanager
-def collected() -> Iterator[list[Step]]:
+def collected() -> Iterator[list[NextStep]]:
     """Every step of the answers that are made within the block, with its command, room or not."""
-    steps: list[Step] = []
-    original = Step.typed
+    steps: list[NextStep] = []
+    original = NextStep.typed
 
-    def typed(self: Step, is_sweep: bool) -> str:
+    def typed(self: NextStep, is_sweep: bool) -> str:
         command = original(self, is_sweep)
-        steps.append(Step(self.text, command=command))
+        steps.append(NextStep(self.text, command=command))
         return command
 
-    Step.typed = typed  # type: ignore[method-assign]
+    NextStep.typed = typed  # type: ignore[method-assign]
     try:
         yield steps
     finally:
-        Step.typed = original  # type: ignore[method-assign]
+        NextStep.typed = original  # type: ignore[method-assign]
 
 
-def accepted(step: Step) -> Any:
+def accepted(step: NextStep) -> Any:
     """The settings to which the command of a step composes, of a sweep those of its last job; None for commands
     that have none.
 
@@ -53,7 +53,7 @@ def _accepted(line: str) -> Any:
         return composed_line(command, words)
 
 
-def all_accepted(steps: Iterable[Step]) -> None:
+def all_accepted(steps: Iterable[NextStep]) -> None:
     """Each has a command that composes, but for those that stand for a reader's own."""
     for step in steps:
         if not re.search("^the same with|FILE|YOUR_", step.command):

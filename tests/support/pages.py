@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html.parser import HTMLParser
 
-from harness.reporting.files import Report
+from harness.reporting.files import ReportContents
 from harness.reporting.page import Page, in_full, in_short
 from harness.reporting.table import Line
 from harness.reporting.terminal import PLAIN_WIDTH, as_text
@@ -20,7 +20,7 @@ def full(page: Page | None, width: int = PLAIN_WIDTH) -> str:
     return "" if page is None else as_text(in_full(page), width)
 
 
-def findings(report: Report) -> list[Line]:
+def findings(report: ReportContents) -> list[Line]:
     """The findings of all pages of a report, with what they rest on."""
     pages = [part for page in report.pages.values() for part in (page, *page.parts)]
     lines = [line for page in pages for line in page.finding]

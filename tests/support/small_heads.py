@@ -15,7 +15,7 @@ from harness.local.drafting.heads.drafter import HeadDrafter
 from harness.local.drafting.heads.eagle import Eagle3, PEagle
 from harness.local.drafting.heads.head import Head
 from harness.local.drafting.heads.medusa import Medusa
-from harness.local.drafting.heads.mtp import Mtp
+from harness.local.drafting.heads.mtp import MtpHead
 
 WINDOW = {
     "layer_types": ["full_attention", "sliding_attention"],
@@ -129,8 +129,8 @@ def medusa_head(own_outputs: bool, num_heads: int = 4, num_blocks: int = 2) -> M
     return head
 
 
-def mtp_head(layers: MtpModel) -> Mtp:
+def mtp_head(layers: MtpModel) -> MtpHead:
     own, size = layers.config, layers.config.vocab_size
     sizes = {"vocabulary_size": size, "draft_vocabulary_size": size}
-    head = Mtp(config(Mtp, layers=(2,), transformer=own, **sizes), layers)
+    head = MtpHead(config(MtpHead, layers=(2,), transformer=own, **sizes), layers)
     return head.eval().requires_grad_(False)

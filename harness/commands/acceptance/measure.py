@@ -57,7 +57,7 @@ GIVEN = 256
 Answer = tuple[Reading, range, int | None]
 
 
-class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
+class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
     """Texts, read by both models of a pair.
 
     Attributes:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from harness.commands.acceptance.health import health_in_words, off_policy
 from harness.config.amounts import counted, percent
 from harness.reporting.names import Named, named_runs
-from harness.reporting.page import Page, Step, heading, title_of_many
+from harness.reporting.page import NextStep, Page, heading, title_of_many
 from harness.reporting.table import Column, Line, Table, TableRow, number, times
 from harness.reporting.words import in_words, typed_again
 from harness.results.judging.expected import (
@@ -68,7 +68,7 @@ def acceptance_page(runs: Sequence[Run[AcceptanceRow]]) -> Page | None:
     steps = []
     if best.text_source != "served":
         command = typed_again(changes, command="latency", leaving_out=_OWN_SETTINGS)
-        steps.append(Step("measure it", command=command))
+        steps.append(NextStep("measure it", command=command))
     health = [judged_health(row) for draft in drafts for row in draft.run.rows if row.health]
     return replace(
         page,

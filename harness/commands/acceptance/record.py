@@ -82,7 +82,7 @@ class Acceptance(Command[AcceptanceSettings, AcceptanceRow]):
     question = "How often is a draft right?"
     help_order = 2
     settings = AcceptanceSettings
-    experiment = "harness.commands.acceptance.measure:AcceptanceOfTexts"
+    experiment = "harness.commands.acceptance.measure:AcceptanceExperiment"
     row = AcceptanceRow
     shown_by = "harness.commands.acceptance.page:acceptance_page"
     further_rows = (AcceptanceTextRow, AcceptancePartRow)

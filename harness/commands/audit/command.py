@@ -13,12 +13,12 @@ import yaml
 from harness.commands.arguments import read_arguments
 from harness.commands.audit.judge import judge
 from harness.commands.audit.page import audit_page
-from harness.commands.audit.rows import Row, computed_speedups
+from harness.commands.audit.rows import AuditRow, computed_speedups
 from harness.commands.audit.tables import (
     FORMS,
     NAMES,
     SHORT_NAMES,
-    Reading,
+    AuditedText,
     has_figures,
     read_text,
     stated_rows,
@@ -27,7 +27,7 @@ from harness.config.command_line import Words
 from harness.config.errors import SettingError, VerdictError
 from harness.reporting.page import in_full
 from harness.reporting.terminal import WIDE, plain_console, print_document
-from harness.results.printed.figures import NUMBERS, SETTINGS, Figure
+from harness.results.printed.figures import NUMBERS, SETTINGS, PrintedFigure
 from harness.results.printed.reader import read_tables
 
 _HELP = f"""\
@@ -76,7 +76,7 @@ def main(words: Words) -> None:
     if typed.get("baseline", "").endswith((".json", ".jsonl")):
         regular = _regular_rows(typed.pop("baseline"))
     stated = stated_rows(typed)
-    title, reading = "figures", Reading([stated], [])
+    title, reading = "figures", AuditedText([stated], [])
     if paths or not any(map(has_figures, stated)):
         if len(paths) != 1 or len(stated) > 1:
             raise SettingError(
@@ -105,9 +105,9 @@ def _columns(typed: str) -> Mapping[str, str]:
         raise SettingError("columns", rule) from error
 
 
-def _regular_rows(path: str) -> list[Row]:
+def _regular_rows(path: str) -> list[AuditRow]:
     """The runs of the regular arm's result file."""
-    plain = Row("", figures={"num_draft_tokens": Figure(0, 0)})
+    plain = AuditRow("", figures={"num_draft_tokens": PrintedFigure(0, 0)})
     tables = read_tables(_text_of(path), NAMES, {}, plain)
     rows = [row for table in tables for row in table.rows]
     if not rows or not all(row.is_regular for row in rows):

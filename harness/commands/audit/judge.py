@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import Literal, NamedTuple, get_args
 
-from harness.commands.audit.rows import ANSWER, NOISE, PRINTED, Row
-from harness.results.printed.figures import UNKNOWN, Figure
+from harness.commands.audit.rows import ANSWER, NOISE, PRINTED, AuditRow
+from harness.results.printed.figures import UNKNOWN, PrintedFigure
 
 Verdict = Literal["not stated", "consistent", "unlikely", "impossible"]
 Finding = tuple[Verdict, str]
@@ -25,7 +25,7 @@ _UNCHECKED: Finding = "not stated", "cannot be checked: the row lacks what it co
 class Judged(NamedTuple):
     """A claim, `speed-up 1.95×`, with its verdict, and the reason in one sentence that follows the figure."""
 
-    row: Row
+    row: AuditRow
     claim: str
     verdict: Verdict
     reason: str
@@ -34,7 +34,7 @@ class Judged(NamedTuple):
         return f"{self.row.label}: {self.claim} {self.reason}"
 
 
-def judge(row: Row, computed: Collection[str] = ()) -> list[Judged]:
+def judge(row: AuditRow, computed: Collection[str] = ()) -> list[Judged]:
     """Every claim of a row, held against its columns: a K in the words of a cell is none. The ratio of two printed
     speeds is a claim where it can be checked.
 
@@ -65,7 +65,7 @@ def judge(row: Row, computed: Collection[str] = ()) -> list[Judged]:
     return judged
 
 
-def _length(row: Row, length: Figure) -> Iterator[Finding]:
+def _length(row: AuditRow, length: PrintedFigure) -> Iterator[Finding]:
     """Tokens per iteration are at most K + 1, and one more where an answer's first token counts."""
     most = row.k + 1
     # Not a number where K is not stated.
@@ -82,7 +82,7 @@ def _length(row: Row, length: Figure) -> Iterator[Finding]:
         yield "impossible", f"is above {most:g}: K={row.k:g} draft tokens and the target's own"
 
 
-def _rate(row: Row, rate: Figure) -> Iterator[Finding]:
+def _rate(row: AuditRow, rate: PrintedFigure) -> Iterator[Finding]:
     """A rate is accepted ÷ proposed, or by another definition what the tokens per iteration give."""
     tokens, drafted = row.figures.get("tokens_per_iteration"), row.drafted
     is_mean = "mean_num_draft_tokens" in row.figures
@@ -90,7 +90,7 @@ def _rate(row: Row, rate: Figure) -> Iterator[Finding]:
         yield "impossible", "is no share"
     elif tokens and drafted.is_known and (is_mean or not row.drafts_blocks):
         accepted = tokens.plus(-1)
-        without_first = Figure(tokens.low * (1 - 1 / ANSWER) - 1, accepted.high)
+        without_first = PrintedFigure(tokens.low * (1 - 1 / ANSWER) - 1, accepted.high)
         proposed = accepted.over(drafted)
         definitions = {
             "is accepted ÷ proposed": proposed,
@@ -112,7 +112,7 @@ def _rate(row: Row, rate: Figure) -> Iterator[Finding]:
             yield "unlikely", neither
 
 
-def _speedup(row: Row, speedup: Figure) -> Iterator[Finding]:
+def _speedup(row: AuditRow, speedup: PrintedFigure) -> Iterator[Finding]:
     """A speed-up is at most what an iteration yields."""
     most = row.k + 1
     if not row.varies_by_text and speedup.low > most:
@@ -137,7 +137,7 @@ def _speedup(row: Row, speedup: Figure) -> Iterator[Finding]:
             yield verdict, f"is above {yields}, in no less than a regular step: {differs}"
 
 
-def _ratios(row: Row, speedup: Figure) -> Iterator[Finding]:
+def _ratios(row: AuditRow, speedup: PrintedFigure) -> Iterator[Finding]:
     """A printed speed-up is the ratio of both arms' speeds."""
     if row.load > 1 and row.is_apart:
         return
@@ -152,12 +152,14 @@ def _ratios(row: Row, speedup: Figure) -> Iterator[Finding]:
             yield "unlikely", f"is not the ratio of {what}, {ratio}, unless {other}"
 
 
-def _near(figure: Figure) -> Figure:
+def _near(figure: PrintedFigure) -> PrintedFigure:
     """How far a mean of prompts' ratios may be from this ratio of sums."""
-    return Figure((1 - _TOLERANCE) * figure.low - _POINTS, (1 + _TOLERANCE) * figure.high + _POINTS)
+    return PrintedFigure(
+        (1 - _TOLERANCE) * figure.low - _POINTS, (1 + _TOLERANCE) * figure.high + _POINTS
+    )
 
 
-def _tested_share(accepted: Figure, drafted: Figure) -> Figure:
+def _tested_share(accepted: PrintedFigure, drafted: PrintedFigure) -> PrintedFigure:
     """Accepted over tested draft tokens, whatever the share of iterations that accept all of them.
 
     At least max(0, A - K + 1) of them do for A accepted tokens per iteration of K, at most A / K.
@@ -165,4 +167,4 @@ def _tested_share(accepted: Figure, drafted: Figure) -> Figure:
     fewest, most = (min(max(end, 0), drafted.high) for end in (accepted.low, accepted.high))
     lowest = fewest / (fewest + 1 - max(0.0, fewest - drafted.high + 1))
     highest = most / (most + 1 - most / drafted.high)
-    return Figure(lowest, highest * drafted.high / drafted.low)
+    return PrintedFigure(lowest, highest * drafted.high / drafted.low)

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 
 from harness.commands.audit.judge import Judged
-from harness.commands.audit.rows import Row
-from harness.commands.audit.tables import Reading, typed_line
+from harness.commands.audit.rows import AuditRow
+from harness.commands.audit.tables import AuditedText, typed_line
 from harness.config.amounts import counted, percent
-from harness.reporting.page import Page, Step
+from harness.reporting.page import NextStep, Page
 from harness.reporting.table import Column, Line, Table, times
 from harness.results.price.shape import Point, shape_of
 from harness.results.runs import grouped
@@ -23,7 +23,7 @@ _MOST_LINES = 12
 _ROUND_STEPS = (1.5, 1.2, 1)
 # An iteration that costs this many steps or fewer has nothing left to gain.
 _ALMOST_FREE = 1.05
-_ON_SERVER = Step("on your server", command="harness latency -- YOUR_SERVER_COMMAND")
+_ON_SERVER = NextStep("on your server", command="harness latency -- YOUR_SERVER_COMMAND")
 
 
 def _known(form: Callable[[float], str]) -> Callable[[float], str]:
@@ -44,7 +44,7 @@ _COLUMNS = (
 
 
 def audit_page(
-    title: str, reading: Reading, computed: Collection[str], judged: Sequence[Judged]
+    title: str, reading: AuditedText, computed: Collection[str], judged: Sequence[Judged]
 ) -> Page:
     """The page: first what was read, then what iterations cost, then the verdicts."""
     excluded = {claim.row.place for claim in judged if claim.verdict == "impossible"}
@@ -71,11 +71,11 @@ def audit_page(
     heading = f"{title} · {counted(len(reading.rows), 'row')}"
     steps = [_ON_SERVER]
     if rows and not any(row.steps.is_known for row in rows):
-        steps.insert(0, Step("with what is missing", command=typed_line(rows)))
+        steps.insert(0, NextStep("with what is missing", command=typed_line(rows)))
     return Page(heading, finding, tables=[table] if rows else (), next=steps)
 
 
-def _lines_of_costs(rows: Sequence[Row]) -> list[Line]:
+def _lines_of_costs(rows: Sequence[AuditRow]) -> list[Line]:
     """Lines about what an iteration costs, what holds the speed-up back, and what other values would give."""
     lines = []
     for row in rows:
@@ -115,7 +115,7 @@ def _lines_of_costs(rows: Sequence[Row]) -> list[Line]:
     return lines
 
 
-def _sentence(row: Row, others: Sequence[Row]) -> str:
+def _sentence(row: AuditRow, others: Sequence[AuditRow]) -> str:
     """`row 1 (CUDA, K=6): 3.15 tokens per iteration of 4.63 steps, 0.68×. Its cost holds it back more: …`."""
     yields = f"{row.tokens.middle:.2f} tokens per iteration of {row.steps} steps"
     start = f"{row.label}: {yields}, {row.speedup.middle:.2f}×"
@@ -149,7 +149,7 @@ def _sentence(row: Row, others: Sequence[Row]) -> str:
     return f"{start}. Its {held_by} holds it back more: {ways}"
 
 
-def _lines_over_k(priced: Sequence[Row]) -> list[Line]:
+def _lines_over_k(priced: Sequence[AuditRow]) -> list[Line]:
     """The fixed part and the part of each draft token, where a curve of one load has several K."""
     chains = [row for row in priced if row.k >= 1 and not row.is_tree]
     lines = []

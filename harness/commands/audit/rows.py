@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from harness.results.printed.figures import SPEEDS, UNKNOWN, Figure, is_regular_arm
+from harness.results.printed.figures import SPEEDS, UNKNOWN, PrintedFigure, is_regular_arm
 from harness.results.printed.reader import PrintedRow
 
 # Noise of single runs, in which an iteration that costs a step may seem to cost less.
@@ -47,10 +47,10 @@ _SPEEDUPS = (
 
 
 @dataclass(frozen=True)
-class Row(PrintedRow):
+class AuditRow(PrintedRow):
     """The figures that a row states, and what they imply; `UNKNOWN` or NaN for nothing."""
 
-    def figure(self, name: str) -> Figure:
+    def figure(self, name: str) -> PrintedFigure:
         """The figure of this name, where it is stated."""
         return self.figures.get(name, UNKNOWN)
 
@@ -119,33 +119,35 @@ class Row(PrintedRow):
         return bool(_BLOCKS.search(self._draft_words))
 
     @property
-    def tokens(self) -> Figure:
+    def tokens(self) -> PrintedFigure:
         """Tokens per iteration: those that are stated, or what the acceptance gives."""
         rate, drafted = self.figure("acceptance_rate"), self.drafted
         stated = self.figure("tokens_per_iteration")
         accepted = UNKNOWN
         if rate.low <= 1:
-            accepted = Figure(drafted.middle * rate.low, drafted.high * min(rate.high, 1))
+            accepted = PrintedFigure(drafted.middle * rate.low, drafted.high * min(rate.high, 1))
         if not stated.is_known:
             fewest = drafted.high if self.proposes_k else drafted.low
-            return Figure(1 + fewest * rate.low, 1 + accepted.high)
+            return PrintedFigure(1 + fewest * rate.low, 1 + accepted.high)
         # Some lengths are of accepted draft tokens, without the target's own.
         is_short = stated.overlaps(accepted) and not stated.overlaps(accepted.plus(1))
         return stated.plus(1 if stated.high < 1 or is_short else 0)
 
     @property
-    def drafted(self) -> Figure:
+    def drafted(self) -> PrintedFigure:
         """Draft tokens per iteration: if iterations begin anywhere, those at the end of an answer lose K (K + 1) / 2
         together; few answers may end badly.
         """
         lost = _WORST_ENDS * self.k * (self.k + 1) / 2 / (ANSWER - 1)
-        chain = Figure(max(self.k - lost, self.k / 4), self.k) if self.proposes_k else UNKNOWN
+        chain = (
+            PrintedFigure(max(self.k - lost, self.k / 4), self.k) if self.proposes_k else UNKNOWN
+        )
         return self.figures.get("mean_num_draft_tokens", chain)
 
     @property
-    def speedups(self) -> dict[str, Figure]:
+    def speedups(self) -> dict[str, PrintedFigure]:
         """Each speed-up that it has, by what it is of: those of one user come first."""
-        figures = {**self.figures, "itself": Figure(1, 1)}
+        figures = {**self.figures, "itself": PrintedFigure(1, 1)}
         return {
             what: figures[above].over(figures[below])
             for what, above, below in _SPEEDUPS
@@ -153,12 +155,12 @@ class Row(PrintedRow):
         }
 
     @property
-    def speedup(self) -> Figure:
+    def speedup(self) -> PrintedFigure:
         """The speed-up of one user, narrowed to the values that all speed-ups in agreement with it allow."""
         speedup, *others = self.speedups.values() or [UNKNOWN]
         for other in others:
             if speedup.overlaps(other):
-                speedup = Figure(max(speedup.low, other.low), min(speedup.high, other.high))
+                speedup = PrintedFigure(max(speedup.low, other.low), min(speedup.high, other.high))
         return speedup
 
     @property
@@ -168,7 +170,7 @@ class Row(PrintedRow):
         return self.load != 1 and bool(gains) and max(gains) > _APART * min(gains)
 
     @property
-    def steps(self) -> Figure:
+    def steps(self) -> PrintedFigure:
         """The cost of an iteration, in regular steps."""
         return UNKNOWN if self.is_apart else self.tokens.over(self.speedup)
 
@@ -199,7 +201,7 @@ class Row(PrintedRow):
         return (1 + (self.most_tokens - 1) * rate) / self.steps.middle
 
 
-def difference(row: Row, arm: Row) -> str | None:
+def difference(row: AuditRow, arm: AuditRow) -> str | None:
     """What differs between a row and one of the regular arm, with both names: then they are not two arms of one
     comparison. What only one of them states does not differ.
     """
@@ -213,7 +215,7 @@ def difference(row: Row, arm: Row) -> str | None:
     return None
 
 
-def speculative_rows(rows: Sequence[Row]) -> list[Row]:
+def speculative_rows(rows: Sequence[AuditRow]) -> list[AuditRow]:
     """The rows with speculation, with the speeds of the regular arm where it has one row of the same circumstances."""
     regular = [row for row in rows if row.is_regular]
     joined = []
@@ -229,7 +231,7 @@ def speculative_rows(rows: Sequence[Row]) -> list[Row]:
     return joined
 
 
-def computed_speedups(tables: Sequence[Sequence[Row]]) -> set[str]:
+def computed_speedups(tables: Sequence[Sequence[AuditRow]]) -> set[str]:
     """Places of rows whose speed-up is what the acceptance gives, to the last digit, in all rows of their table."""
     places: set[str] = set()
     for rows in tables:
@@ -239,7 +241,7 @@ def computed_speedups(tables: Sequence[Sequence[Row]]) -> set[str]:
     return places if len(places) >= _FEWEST_COMPUTED else set()
 
 
-def _is_computed(row: Row) -> bool:
+def _is_computed(row: AuditRow) -> bool:
     speedup, tokens = row.figures["speedup"], row.tokens
     # Small ones, and few digits, may be alike by chance.
     width = max(figure.high - figure.low for figure in (speedup, tokens))

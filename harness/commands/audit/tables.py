@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from harness.commands.audit.rows import (
-    Row,
+    AuditRow,
     difference,
     speculative_rows,
 )
 from harness.config.errors import SettingError
-from harness.results.printed.columns import Column
+from harness.results.printed.columns import PrintedColumn
 from harness.results.printed.figures import NUMBERS, SETTINGS
 from harness.results.printed.reader import PrintedTable, read_tables, row_of
 
@@ -43,7 +43,7 @@ _IN_CELLS = {
 _MOST_NAMED = 8
 
 
-class Reading(NamedTuple):
+class AuditedText(NamedTuple):
     """The statements of a text.
 
     Attributes:
@@ -51,27 +51,29 @@ class Reading(NamedTuple):
         notes: what columns were read as, the others, and cells that are not read.
     """
 
-    tables: list[list[Row]]
+    tables: list[list[AuditRow]]
     notes: list[str]
 
     @property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[AuditRow]:
         return [row for table in self.tables for row in table]
 
 
-def stated_rows(typed: Mapping[str, str]) -> list[Row]:
+def stated_rows(typed: Mapping[str, str]) -> list[AuditRow]:
     """Rows by arguments, whose values are apart by commas; one value holds for all rows.
 
     Raises:
         SettingError: one is no such number, or they are of different numbers of rows.
     """
-    columns = {name: Column(SHORT_NAMES.get(name, name)) for name in typed}
+    columns = {name: PrintedColumn(SHORT_NAMES.get(name, name)) for name in typed}
     values = {name: text.split(",") for name, text in typed.items()}
     number = max(map(len, values.values()), default=1)
     rows = []
     for place in range(number):
         cells = {name: texts[min(place, len(texts) - 1)] for name, texts in values.items()}
-        row = row_of("the figure" if number == 1 else f"row {place + 1}", cells, columns, Row(""))
+        row = row_of(
+            "the figure" if number == 1 else f"row {place + 1}", cells, columns, AuditRow("")
+        )
         for name, text in row.unread.items():
             rule = "must be a number, with its unit, or a range"
             if name == "speedup" and "%" in text:
@@ -88,8 +90,12 @@ def stated_rows(typed: Mapping[str, str]) -> list[Row]:
 
 
 def read_text(
-    text: str, known: Mapping[str, str], everywhere: Row, title: str, regular: Sequence[Row] = ()
-) -> Reading:
+    text: str,
+    known: Mapping[str, str],
+    everywhere: AuditRow,
+    title: str,
+    regular: Sequence[AuditRow] = (),
+) -> AuditedText:
     """The tables of a text, or the runs of a result file.
 
     Args:
@@ -101,9 +107,9 @@ def read_text(
     Raises:
         SettingError: there is none, or none has a figure, or the regular arm is another model's.
     """
-    reading = Reading([], [])
+    reading = AuditedText([], [])
     tables = read_tables(text, NAMES, known, everywhere)
-    all_rows: list[Row] = []
+    all_rows: list[AuditRow] = []
     for table in tables:
         rows = speculative_rows([*regular, *table.rows])
         all_rows += rows
@@ -125,7 +131,7 @@ def read_text(
     return reading
 
 
-def typed_line(rows: Sequence[Row]) -> str:
+def typed_line(rows: Sequence[AuditRow]) -> str:
     """The command line with the figures of the first row that states most, and NUMBER for what it lacks."""
     row = max(rows, key=lambda row: (not row.is_regular, len(row.figures)))
     numbers = {short: number for short in SHORT_NAMES if (number := _number(row, short))}
@@ -147,12 +153,12 @@ def typed_line(rows: Sequence[Row]) -> str:
     return f"harness audit {' '.join(words)}"
 
 
-def _number(row: Row, short: str) -> str:
+def _number(row: AuditRow, short: str) -> str:
     figure = row.figure(SHORT_NAMES[short])
     return f"{figure.middle:.5g}" if figure.is_known else ""
 
 
-def has_figures(row: Row) -> bool:
+def has_figures(row: AuditRow) -> bool:
     """Whether it has a figure of speculation, or the speeds of both arms."""
     claims = ("tokens_per_iteration", "acceptance_rate")
     return row.speedup.is_known or any(name in row.figures for name in claims)

@@ -56,7 +56,7 @@ Anything else is a prompt; put a space before one that begins with a colon.
 Ctrl-C stops a generation. Ctrl-D, or Ctrl-C on an empty line, ends."""
 
 
-class Compare(Experiment[CompareSettings, CompareRow]):
+class CompareExperiment(Experiment[CompareSettings, CompareRow]):
     """Both decoders on one prompt after the other; a row is written after each race.
 
     Prompts come from the setting, or from a terminal or a pipe. There, lines that begin with a

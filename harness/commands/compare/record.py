@@ -62,7 +62,7 @@ class Compare(Command[CompareSettings, CompareRow]):
     question = "What did single races show?"
     help_order = 2
     settings = CompareSettings
-    experiment = "harness.commands.compare.measure:Compare"
+    experiment = "harness.commands.compare.measure:CompareExperiment"
     row = CompareRow
     shown_by = "harness.commands.compare.tables:races_page"
     sweeps = False

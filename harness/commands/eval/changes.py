@@ -7,13 +7,13 @@ from dataclasses import replace
 from statistics import fmean
 
 from harness.commands.eval.rows import EvalRow, read_answers
-from harness.reporting.changes import Compared, Sides
+from harness.reporting.changes import BeforeAndAfter, Compared
 from harness.results.judging.change import ACCURACY
 from harness.results.runs import Run
 from harness.results.statistics.comparisons import compare_proportions
 
 
-def change_of_accuracy(sides: Sides[EvalRow]) -> Compared:
+def change_of_accuracy(sides: BeforeAndAfter[EvalRow]) -> Compared:
     """Compare the accuracy over the questions that both sides were asked."""
     all_before, all_after = _correct(sides.before), _correct(sides.after)
     questions = all_before.keys() & all_after.keys()

@@ -50,7 +50,7 @@ _NOT_OF_AN_ANSWER = ("seed", "seeds", "num_prompts")
 StoredAnswers = dict[tuple[int, int], dict[str, AnswerRow]]
 
 
-class Evaluation(Experiment[EvalSettings, EvalRow]):
+class EvalExperiment(Experiment[EvalSettings, EvalRow]):
     """Both arms on the questions of each seed.
 
     Answers are appended batch by batch to a store, a CSV file named after a digest of everything

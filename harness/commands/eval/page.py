@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from harness.commands.eval.rows import EvalRow
 from harness.reporting.names import Named, named_runs
-from harness.reporting.page import Page, Step, heading, lossless_again, title_of_many
+from harness.reporting.page import NextStep, Page, heading, lossless_again, title_of_many
 from harness.reporting.table import (
     Column,
     Line,
@@ -94,14 +94,14 @@ def _doubts(row: EvalRow) -> list[str]:
     return doubts
 
 
-def _next_steps(rows: Sequence[EvalRow], statement: Statement) -> list[Step]:
+def _next_steps(rows: Sequence[EvalRow], statement: Statement) -> list[NextStep]:
     """Whether a difference is one of the texts, or more questions where none shows."""
     row = merged_rows(rows)[-1]
     if row.difference is None or row.status != "ok":
         return []
     if statement.relation != "cannot tell":
         recovery = typed_again("", command="recovery", leaving_out=_OWN_SETTINGS)
-        return [lossless_again(row) or Step("is it lossless?", command=recovery)]
+        return [lossless_again(row) or NextStep("is it lossless?", command=recovery)]
     # Drawn operands: no data set that may have no more, nor all that there are.
     operands = re.fullmatch(r"(\d{1,10})-(\d{1,10})", row.operands or "")
     if not operands or row.num_different_prompts not in (None, row.num_prompts):
@@ -110,7 +110,7 @@ def _next_steps(rows: Sequence[EvalRow], statement: Statement) -> list[Step]:
     num_asked = (row.num_prompts or 0) // max(1, len(seeds))
     low, high = map(int, operands.groups())
     number = min(4 * num_asked, (high - low + 1) ** 2, 10**6)
-    return [Step("more questions", f"num_prompts={number}")] if number > num_asked else []
+    return [NextStep("more questions", f"num_prompts={number}")] if number > num_asked else []
 
 
 def accuracy_table(runs: Sequence[Named[EvalRow]]) -> Table:

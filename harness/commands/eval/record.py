@@ -14,7 +14,7 @@ from harness.config.run import RunSettings
 from harness.config.settings import require
 
 if TYPE_CHECKING:
-    from harness.reporting.changes import Compared, Sides
+    from harness.reporting.changes import BeforeAndAfter, Compared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,7 @@ class Eval(Command[EvalSettings, EvalRow]):
     question = "Is it as accurate?"
     help_order = 3
     settings = EvalSettings
-    experiment = "harness.commands.eval.measure:Evaluation"
+    experiment = "harness.commands.eval.measure:EvalExperiment"
     row = EvalRow
     shown_by = "harness.commands.eval.page:eval_page"
     regresses = True
@@ -93,7 +93,7 @@ class Eval(Command[EvalSettings, EvalRow]):
         merged = [row for row in merged_rows(rows) if row.accuracy is not None]
         return ", ".join(f"{row.arm} {percent(row.accuracy or 0.0, 1)}" for row in merged)
 
-    def changes(self, sides: Sides[EvalRow]) -> Sequence[Compared]:
+    def changes(self, sides: BeforeAndAfter[EvalRow]) -> Sequence[Compared]:
         """Accuracy, question by question."""
         from harness.commands.eval.changes import change_of_accuracy
 

@@ -15,7 +15,7 @@ import numpy as np
 from harness.config.amounts import counted, percent
 from harness.measuring.prices import spent_by_unit
 from harness.measuring.rows import LatencyRow
-from harness.reporting.changes import ONE_RUN, Compared, Sides
+from harness.reporting.changes import ONE_RUN, BeforeAndAfter, Compared
 from harness.results.judging.change import Figure
 from harness.results.prompt_times import Unit, rows_by_unit, waits_by_unit, waits_of_both_arms
 from harness.results.rows.prompts import decoded_and_iterations
@@ -53,7 +53,7 @@ class PromptFigure(Figure):
     in_turns: bool = False
 
 
-def changes_by_prompt(sides: Sides[LatencyRow]) -> list[Compared]:
+def changes_by_prompt(sides: BeforeAndAfter[LatencyRow]) -> list[Compared]:
     """The figures of `latency` that both sides have; one row without figures where they cannot be compared."""
     reason = _why_not(sides)
     changes: list[Compared] = []
@@ -68,7 +68,7 @@ def changes_by_prompt(sides: Sides[LatencyRow]) -> list[Compared]:
     return [sides.compared(_FIGURES[0], why=reason or unread)]
 
 
-def _why_not(sides: Sides[LatencyRow]) -> str | None:
+def _why_not(sides: BeforeAndAfter[LatencyRow]) -> str | None:
     """Why both sides cannot be compared; None where nothing is known against it."""
     for side, runs in (("before", sides.before), ("after", sides.after)):
         for run in runs:
@@ -87,7 +87,7 @@ def _evidence(run: Run) -> ArmEvidence:
     )
 
 
-def _change(figure: PromptFigure, sides: Sides[LatencyRow]) -> Compared | None:
+def _change(figure: PromptFigure, sides: BeforeAndAfter[LatencyRow]) -> Compared | None:
     """One figure of a measurement; None where a side does not have it."""
     before = _values(figure, sides.before)
     after = _values(figure, sides.after)
@@ -124,7 +124,7 @@ def _change(figure: PromptFigure, sides: Sides[LatencyRow]) -> Compared | None:
     return replace(compared, mean_before=mean_before, mean_after=mean_after, noise=noise)
 
 
-def _why_open(figure: PromptFigure, sides: Sides[LatencyRow]) -> str:
+def _why_open(figure: PromptFigure, sides: BeforeAndAfter[LatencyRow]) -> str:
     """Why a figure of both sides cannot be compared; empty where nothing is known against it."""
     if not figure.timed:
         return _other_k(sides)
@@ -133,7 +133,7 @@ def _why_open(figure: PromptFigure, sides: Sides[LatencyRow]) -> str:
     return _other_load(sides)
 
 
-def _other_k(sides: Sides[LatencyRow]) -> str:
+def _other_k(sides: BeforeAndAfter[LatencyRow]) -> str:
     """Why tokens per iteration are no better or worse: a server proposed more or fewer, which its settings do not
     show. Empty where both sides proposed alike.
     """
@@ -146,7 +146,7 @@ def _other_k(sides: Sides[LatencyRow]) -> str:
     return f"{fmean(before):.3g} draft tokens per iteration before, {fmean(after):.3g} after"
 
 
-def _other_load(sides: Sides[LatencyRow]) -> str:
+def _other_load(sides: BeforeAndAfter[LatencyRow]) -> str:
     """Why times of both sides cannot be compared: other programs, or drift, disturbed one side more than the other.
     Empty where they did not.
 

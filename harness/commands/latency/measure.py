@@ -47,7 +47,7 @@ from harness.results.statistics.stopping import (
 from harness.results.verdict import ArmEvidence, judged, too_many_failures
 
 
-class Latency(Experiment[LatencySettings, LatencyRow]):
+class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
     """Both arms on the same prompts, in turns: batch by batch, or lap by lap where an engine keeps
     requests in flight (`Engine.queues`).
 

@@ -16,7 +16,7 @@ from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL
 
 if TYPE_CHECKING:
-    from harness.reporting.changes import Compared, Sides
+    from harness.reporting.changes import BeforeAndAfter, Compared
     from harness.reporting.drawing import Plot
     from harness.results.runs import Run
 
@@ -116,7 +116,7 @@ class LatencySettings(PromptedSettings, RepeatedSettings):
     def num_asked(self) -> int:
         """How many prompts are asked, repetitions included.
 
-        That `auto` means the whole set with `precision` is decided where the set is loaded (`Latency`).
+        That `auto` means the whole set with `precision` is decided where the set is loaded (`LatencyExperiment`).
         """
         if self.num_prompts != "auto":
             return self.num_prompts
@@ -159,7 +159,7 @@ class Latency(Command[LatencySettings, LatencyRow]):
     question = "Is it faster?"
     help_order = 1
     settings = LatencySettings
-    experiment = "harness.commands.latency.measure:Latency"
+    experiment = "harness.commands.latency.measure:LatencyExperiment"
     row = LatencyRow
     shown_by = "harness.commands.latency.page:latency_page"
     regresses = True
@@ -181,7 +181,7 @@ class Latency(Command[LatencySettings, LatencyRow]):
 
         return [*table_rows(runs)]
 
-    def changes(self, sides: Sides[LatencyRow]) -> Sequence[Compared]:
+    def changes(self, sides: BeforeAndAfter[LatencyRow]) -> Sequence[Compared]:
         """Times and acceptance, prompt by prompt."""
         from harness.commands.latency.changes import changes_by_prompt
 

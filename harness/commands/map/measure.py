@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from harness.commands.command import Experiment
-from harness.commands.latency.measure import Latency
+from harness.commands.latency.measure import LatencyExperiment
 from harness.commands.latency.record import LatencySettings
 from harness.commands.map.record import DRAFT_TOKENS, MapSettings
 from harness.commands.map.rows import MapRow
@@ -33,7 +33,7 @@ _ONE_AT_A_TIME = (
 )
 
 
-class Cell(Latency):
+class Cell(LatencyExperiment):
     """`latency` at one point of the grid: batch size, context (None for prompts as they are) and K (None for a
     server's own).
     """
@@ -78,7 +78,7 @@ class Cell(Latency):
         return [MapRow(**vars(row), context=self.context) for row in super().rows(session)]
 
 
-class Map(Experiment[MapSettings, MapRow]):
+class MapExperiment(Experiment[MapSettings, MapRow]):
     """Measures every cell of a grid.
 
     Attributes:

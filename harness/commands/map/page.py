@@ -15,7 +15,7 @@ from harness.commands.latency.ranking import RankedRun, ranked_runs
 from harness.commands.map.rows import MapRow
 from harness.config.amounts import counted
 from harness.reporting.names import Name, distinct_names
-from harness.reporting.page import Page, Step, title_of_many
+from harness.reporting.page import NextStep, Page, title_of_many
 from harness.reporting.table import Column, Line, Style, Table, TableRow
 from harness.reporting.words import disturbed_runs
 from harness.results.judging.grid import cells_of, highest, schedule_of
@@ -100,7 +100,7 @@ def _page_of_grid(pairs: Sequence[RankedRun], ended: set[str], *, has_file: bool
     steps = []
     if not ended and any(cell.at_once.pays and cell.sides.size == largest for cell in cells):
         sizes = f"{largest},{2 * largest},{4 * largest}"
-        steps.append(Step(f"beyond {largest}", f"'batch_sizes=[{sizes}]'"))
+        steps.append(NextStep(f"beyond {largest}", f"'batch_sizes=[{sizes}]'"))
     contexts = grouped(cells, attrgetter("sides.context")).values()
     return Page(
         title_of_many([pair.row for pair in pairs]),

@@ -86,7 +86,7 @@ class Map(Command[MapSettings, MapRow]):
     question = "Up to which load?"
     help_order = 2
     settings = MapSettings
-    experiment = "harness.commands.map.measure:Map"
+    experiment = "harness.commands.map.measure:MapExperiment"
     row = MapRow
     shown_by = "harness.commands.map.page:map_page"
 

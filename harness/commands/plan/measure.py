@@ -27,7 +27,7 @@ from harness.engines.door import local
 from harness.engines.door.plans import Machine, ModelPlan, PairPlan, PassBytes, PretendedGpus
 from harness.measuring.session import Session
 from harness.results.judging.expected import best_k
-from harness.results.price.table import Table
+from harness.results.price.table import PriceTable
 from harness.results.price.value import IterationCost, write_costs
 from harness.results.rows.acceptance import AcceptanceRow
 from harness.results.schema import LOCAL_PAIR_COLUMNS
@@ -50,7 +50,7 @@ _UNUSED = (
 )
 
 
-class Plan(Experiment[PlanSettings, PlanRow]):
+class PlanExperiment(Experiment[PlanSettings, PlanRow]):
     """Plans a pair on a real or pretended machine; decodes nothing.
 
     Attributes:
@@ -82,7 +82,7 @@ class Plan(Experiment[PlanSettings, PlanRow]):
         if "://" in path:
             self.timed = costs.costs[""]
         typed = self.settings.accepted
-        accepted = Table(yields={"": self.accepted}, rates=typed.rates)
+        accepted = PriceTable(yields={"": self.accepted}, rates=typed.rates)
         if typed.path is not None:
             accepted = read_prices("acceptance", typed.path)
             if typed.path == path:

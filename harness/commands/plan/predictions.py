@@ -12,12 +12,12 @@ from harness.commands.plan.tables import doubts_of_notes
 from harness.config.acceptance_math import at_length, length_in_answers
 from harness.config.amounts import percent
 from harness.config.errors import SettingError
-from harness.reporting.page import Page, Step, heading, title_of_many
+from harness.reporting.page import NextStep, Page, heading, title_of_many
 from harness.reporting.table import Column, Line, Style, Table, number, times, with_bounds
 from harness.reporting.words import latency_of
 from harness.results.judging.expected import best_k, highest, judged_predictions
 from harness.results.judging.statement import Statement
-from harness.results.price.table import Table as PriceTable
+from harness.results.price.table import PriceTable
 from harness.results.price.value import NUM_SWEEPS, OTHER_TEXTS, IterationCost, ratio
 from harness.results.statistics.interval import Interval
 
@@ -242,7 +242,7 @@ def _covers(rows: Sequence[PlanRow]) -> str:
     )
 
 
-def _next_step(rows: Sequence[PlanRow]) -> Step:
+def _next_step(rows: Sequence[PlanRow]) -> NextStep:
     best = highest(rows)
     ks = {row.num_draft_tokens or 0 for row in rows if row.draft == best.draft}
     largest = max(ks)
@@ -252,4 +252,4 @@ def _next_step(rows: Sequence[PlanRow]) -> Step:
         k = f"K={2 * largest}"
         text = f"try {k}: {largest} is the largest with a price and a yield"
     load = [f"batch_size={best.batch_size}"] if (best.batch_size or 1) > 1 else []
-    return Step(text, command=latency_of(best, k, *load))
+    return NextStep(text, command=latency_of(best, k, *load))

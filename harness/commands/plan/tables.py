@@ -13,7 +13,7 @@ from harness.commands.plan.rows import PlanRow
 from harness.config.amounts import amount
 from harness.config.demand import Remedy
 from harness.reporting.names import named_runs
-from harness.reporting.page import Page, Step, heading, title_of_many
+from harness.reporting.page import NextStep, Page, heading, title_of_many
 from harness.reporting.table import Column, Line, Table, TableRow, number, times
 from harness.reporting.words import typed_again
 from harness.results.judging.expected import judged_predictions
@@ -116,18 +116,18 @@ def _why(row: PlanRow) -> Iterator[tuple[str, str]]:
         yield "Gain", f"{_predicted(row)} predicted{interval}"
 
 
-def _measure(row: PlanRow, num_plans: int) -> Step:
+def _measure(row: PlanRow, num_plans: int) -> NextStep:
     changes = [f"model={row.model} draft={row.draft or 'none'}"] if num_plans > 1 else []
     if row.best_num_draft_tokens is not None:
         changes.append(f"K={row.best_num_draft_tokens}")
     command = typed_again(" ".join(changes), command="latency", leaving_out=_OWN_SETTINGS)
-    return Step("measure it", command=command)
+    return NextStep("measure it", command=command)
 
 
-def _would_fit(remedy: Remedy) -> Step:
+def _would_fit(remedy: Remedy) -> NextStep:
     # GPUs that are not here can be planned for.
     change = remedy.change if remedy.num_gpus is None else f"gpus={remedy.num_gpus}"
-    return Step("would fit", change)
+    return NextStep("would fit", change)
 
 
 def _remedies(row: PlanRow) -> list[Remedy]:

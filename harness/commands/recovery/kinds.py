@@ -139,7 +139,7 @@ def kind_checks(asking: Asking, arm: Arm, regular: Arm | None) -> Iterator[Colum
     settings = asking.settings
     every = kinds(settings.decoding, asking.prompts[0], settings.engine.asks_chats)
     say(f"{len(every)} kinds of requests: which of them get drafts?")
-    answered: list[Answers] = []
+    answered: list[AnswersOfKind] = []
     unanswered: list[Columns] = []
     arms = [arm] if regular is None else [arm, regular]
     try:
@@ -168,7 +168,7 @@ def kind_checks(asking: Asking, arm: Arm, regular: Arm | None) -> Iterator[Colum
                 continue
             records = [answer.record for answer in answers]
             regular_records = [answer.record for answer in expected]
-            answered.append(Answers(kind, records, regular_records))
+            answered.append(AnswersOfKind(kind, records, regular_records))
     finally:
         for kind_answers in answered:
             yield kind_answers.check(answered)
@@ -201,7 +201,7 @@ def _planned(kind: Kind, asking: Asking, first: int) -> list[PlannedRequest]:
 
 
 @dataclass(frozen=True)
-class Answers:
+class AnswersOfKind:
     """Answers to one kind of request.
 
     Attributes:
@@ -217,7 +217,7 @@ class Answers:
         """Draft tokens of each answer, as far as they are reported."""
         return [record.draft_tokens[0] for record in self.records]
 
-    def check(self, every: Sequence[Answers]) -> Columns:
+    def check(self, every: Sequence[AnswersOfKind]) -> Columns:
         """The verdict on this kind of request, compared with every kind."""
         verdict, finding = self._judged(every)
         sampling, wanted = self.kind.sampling, self.kind.wanted
@@ -236,7 +236,7 @@ class Answers:
             **acceptance_of(self.records),
         }
 
-    def _judged(self, every: Sequence[Answers]) -> tuple[KindVerdict, str]:
+    def _judged(self, every: Sequence[AnswersOfKind]) -> tuple[KindVerdict, str]:
         num_drafted = sum(self.drafted)
         if num_drafted:
             num_accepted = sum(record.draft_tokens[1] for record in self.records)

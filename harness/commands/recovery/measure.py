@@ -41,7 +41,7 @@ from harness.measuring.session import Session
 _REGULAR = "engine.regular_url=, a server of the same model that does not speculate"
 
 
-class Recovery(Experiment[RecoverySettings, RecoveryRow]):
+class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
     """Asks the last arm, and checks its answers against the reference that there is."""
 
     def __init__(self, settings: RecoverySettings) -> None:

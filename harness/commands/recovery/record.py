@@ -143,7 +143,7 @@ class Recovery(Command[RecoverySettings, RecoveryRow]):
     question = "Is it lossless?"
     help_order = 4
     settings = RecoverySettings
-    experiment = "harness.commands.recovery.measure:Recovery"
+    experiment = "harness.commands.recovery.measure:RecoveryExperiment"
     row = RecoveryRow
     shown_by = "harness.commands.recovery.tables:recovery_page"
 

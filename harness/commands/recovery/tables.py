@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from harness.commands.recovery.rows import RecoveryRow
 from harness.config.amounts import counted, percent
 from harness.reporting.names import Name, named_runs
-from harness.reporting.page import Page, Step, heading, lossless_again, title_of_many
+from harness.reporting.page import NextStep, Page, heading, lossless_again, title_of_many
 from harness.reporting.table import Column, Line, Style, Table
 from harness.reporting.words import (
     TOO_LONG,
@@ -156,16 +156,16 @@ def _notes(checks: Checks) -> list[str]:
     return notes
 
 
-def _next_steps(checks: Checks) -> list[Step]:
+def _next_steps(checks: Checks) -> list[NextStep]:
     row = checks.row
     if checks.verdict == "undecided" and checks.num_draws_needed:
-        return [Step("enough draws", f"num_draws={checks.num_draws_needed}")]
+        return [NextStep("enough draws", f"num_draws={checks.num_draws_needed}")]
     if checks.verdict != "lossy":
         return []
     if row.lossy:
         return [*filter(None, [lossless_again(row)])]
     is_suspect = not checks.is_control and row.runner not in (None, "eager")
-    return [Step("is the runner the cause?", "runner=eager")] if is_suspect else []
+    return [NextStep("is the runner the cause?", "runner=eager")] if is_suspect else []
 
 
 def pairs_table(every: Sequence[Checks]) -> Table:

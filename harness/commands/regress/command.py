@@ -24,7 +24,7 @@ from harness.config.amounts import counted, percent
 from harness.config.command_line import Words
 from harness.config.errors import CANNOT_TELL, SettingError, VerdictError
 from harness.config.settings import require
-from harness.reporting.page import Page, Step, heading, in_full, in_short
+from harness.reporting.page import NextStep, Page, heading, in_full, in_short
 from harness.reporting.table import Column, Line, Table, share
 from harness.reporting.terminal import WIDE, plain_console, print_document
 from harness.reporting.words import disturbed_runs, latency_of, short_commit
@@ -246,15 +246,15 @@ def _changes(compared: Sequence[Compared]) -> str:
     return ", ".join(figures[:_MOST_CHANGES])
 
 
-def _next_steps(compared: Sequence[Compared], settings: RegressSettings) -> list[Step]:
+def _next_steps(compared: Sequence[Compared], settings: RegressSettings) -> list[NextStep]:
     unsure = [row for row in compared if row.verdict == "cannot tell"]
     if not unsure or any(row.verdict == "worse" for row in compared):
         report = shlex.join(["harness", "report", settings.before, settings.after])
-        return [Step("what differs", command=report)]
+        return [NextStep("what differs", command=report)]
     is_latency = compared[0].after.kind == "latency"
     if is_latency and any(row.needs_runs for row in unsure):
         command = latency_of(compared[0].after, "repeats=5")
-        return [Step("more runs of both", command=command)]
+        return [NextStep("more runs of both", command=command)]
     return []
 
 

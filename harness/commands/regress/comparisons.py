@@ -1,6 +1,6 @@
 """Runs before a change and after it, paired by settings and prompts, and how each figure changed.
 
-Runs with the same settings are repetitions of one measurement; `Sides` has those before the change
+Runs with the same settings are repetitions of one measurement; `BeforeAndAfter` has those before the change
 and those after it. Each figure of it is compared over the units that all these runs have
 (`Compared`): prompts, or batches or laps of them.
 """
@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from harness.commands.registry import measurement
-from harness.reporting.changes import Compared, Sides
+from harness.reporting.changes import BeforeAndAfter, Compared
 from harness.reporting.names import STARTS_SERVERS, distinct_names
 from harness.results.judging.change import judged_together
 from harness.results.runs import Run, grouped
@@ -66,7 +66,7 @@ def compared_runs(
             devices = {run.last.devices for run in (*runs_before, *runs_after)}
             alike = [run for run in noise if settings_key(run) == key]
             here = [run for run in alike if {run.last.devices} == devices]
-            sides = Sides(runs_before, runs_after, margin, here)
+            sides = BeforeAndAfter(runs_before, runs_after, margin, here)
             compared += measurement(runs_before[0].command).changes(sides)
     # All that a reader sees is one family, whatever figures it has.
     p_values = [row.comparison.p_value for row in compared]

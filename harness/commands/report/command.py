@@ -21,7 +21,7 @@ from harness.config.amounts import counted
 from harness.config.command_line import Words
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import rule_of_paths
-from harness.reporting.files import Report, html_page, markdown, on_terminal
+from harness.reporting.files import ReportContents, html_page, markdown, on_terminal
 from harness.reporting.optional_plots import INSTALL_PLOTS, optional_plots
 from harness.reporting.overview import days_of, environment_table, files_table
 from harness.reporting.terminal import WIDE, plain_console, print_document
@@ -65,7 +65,7 @@ _MOST_NOTES = 20
 
 def build(
     paths: Sequence[str | Path], further: Sequence[CommandRecord] = (), ids: Sequence[str] = ()
-) -> Report:
+) -> ReportContents:
     """The report of files and directories.
 
     Args:
@@ -89,7 +89,7 @@ def build(
         title += f": {models[0] if len(models) == 1 else counted(len(models), 'model')}"
     about = [counted(len(rows), "measurement"), days_of(rows), *common_settings(rows).split(" · ")]
     sources = [environment_table(runs), files_table(findings.files)]
-    return Report(title, [*filter(None, about)], pages, sources, notes, findings.runs)
+    return ReportContents(title, [*filter(None, about)], pages, sources, notes, findings.runs)
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ def _print_rows(findings: Findings, path: Path) -> None:
     print("\n".join(command.table_rows(runs)))
 
 
-def _statements(report: Report) -> str:
+def _statements(report: ReportContents) -> str:
     """What each page says, as JSON."""
     said = {
         question: [statement.as_json() for statement in page.statements]
@@ -168,7 +168,7 @@ def _statements(report: Report) -> str:
     return json.dumps(said, indent=1)
 
 
-def _latex(report: Report) -> str:
+def _latex(report: ReportContents) -> str:
     """The first table of a report in LaTeX."""
     import pandas as pd
 
@@ -199,7 +199,7 @@ def _draw(findings: Findings, path: Path, file: Path) -> None:
     print(f"written to {file}", file=sys.stderr)
 
 
-def write(report: Report, output: Path) -> list[Path]:
+def write(report: ReportContents, output: Path) -> list[Path]:
     """Write a report's files into a directory. Raises as `_write`."""
     drawn: dict[str, dict[str, list[tuple[str, str]]]] = {}
     drawing = optional_plots()

@@ -40,7 +40,7 @@ from harness.engines.door.serving import ENDING, Piece, Refusal, ScoredToken, To
 from harness.results.acceptance import Acceptance
 
 if TYPE_CHECKING:
-    from harness.local.serving import Answer
+    from harness.local.serving import ServedAnswer
 
 _GONE = "the client went away"
 # The largest request has this much, or what its prompts need: a token may be many characters of text or JSON.
@@ -164,7 +164,9 @@ def _add_error_handlers(app: FastAPI) -> None:
         )
 
 
-def _generation(served: ServedModel, arm: str, note: Callable[[str, Answer], None]) -> APIRouter:
+def _generation(
+    served: ServedModel, arm: str, note: Callable[[str, ServedAnswer], None]
+) -> APIRouter:
     """The endpoints that generate with one arm, `regular` or `speculative`.
 
     Args:
@@ -232,7 +234,7 @@ class _Shape:
     """
 
     def __init__(
-        self, served: ServedModel, body: GenerationBody, answers: Sequence[Answer], chat: bool
+        self, served: ServedModel, body: GenerationBody, answers: Sequence[ServedAnswer], chat: bool
     ) -> None:
         self._served = served
         self._body = body
@@ -348,9 +350,9 @@ class _Shape:
 
 async def _pieces(
     request: Request,
-    answers: Sequence[Answer],
+    answers: Sequence[ServedAnswer],
     queue: asyncio.Queue[Piece],
-    note: Callable[[Answer], None],
+    note: Callable[[ServedAnswer], None],
 ) -> AsyncIterator[Piece]:
     """The pieces of all answers until each has ended. Left before that, it cancels them.
 
@@ -393,7 +395,9 @@ async def _events(contents: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]
     yield "data: [DONE]\n\n"
 
 
-def _noting(served: ServedModel, registry: CollectorRegistry) -> Callable[[str, Answer], None]:
+def _noting(
+    served: ServedModel, registry: CollectorRegistry
+) -> Callable[[str, ServedAnswer], None]:
     """A function that counts an answer that has ended in the metrics at `/metrics`."""
     tokens = Counter("harness_tokens", "Tokens generated.", ["arm"], registry=registry)
     drafted = Counter("harness_draft_tokens", "Draft tokens proposed.", registry=registry)
@@ -401,7 +405,7 @@ def _noting(served: ServedModel, registry: CollectorRegistry) -> Callable[[str, 
     running = Gauge("harness_answers_running", "Answers that are running.", registry=registry)
     running.set_function(lambda: served.service.num_running)
 
-    def note(arm: str, answer: Answer) -> None:
+    def note(arm: str, answer: ServedAnswer) -> None:
         tokens.labels(arm).inc(len(answer.token_ids))
         drafted.inc(sum(proposed for proposed, _ in answer.outcomes))
         accepted.inc(sum(accepted for _, accepted in answer.outcomes))
@@ -409,7 +413,7 @@ def _noting(served: ServedModel, registry: CollectorRegistry) -> Callable[[str, 
     return note
 
 
-def _metrics(answers: Sequence[Answer]) -> dict[str, Any] | None:
+def _metrics(answers: Sequence[ServedAnswer]) -> dict[str, Any] | None:
     """Acceptance over these answers with vLLM's names; None where nothing was drafted."""
     outcomes = [outcome for answer in answers for outcome in answer.outcomes]
     acceptance = Acceptance.of(outcomes)

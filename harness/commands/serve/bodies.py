@@ -88,7 +88,7 @@ class Body(BaseModel):
         return {name: value for name, value in body.items() if not _changes_nothing(name, value)}
 
 
-class Sampling(Body):
+class SamplingBody(Body):
     """The fields of every request to generate.
 
     Those left out have the values of the service's own settings, but `seed` is drawn at random
@@ -125,7 +125,7 @@ class StreamOptions(Body):
     continuous_usage_stats: bool = False
 
 
-class GenerationBody(Sampling):
+class GenerationBody(SamplingBody):
     """The fields that completions and chats share."""
 
     stop: Annotated[list[Stop], Field(max_length=16), BeforeValidator(_listed)] = []
@@ -164,7 +164,7 @@ class Completion(GenerationBody):
         return [prompt]
 
 
-class Race(Sampling):
+class Race(SamplingBody):
     """The body of `/race`: a prompt for both arms."""
 
     prompt: Text | list[TokenId]
@@ -176,14 +176,14 @@ class Prediction(Body):
     prompt: Text
 
 
-class Part(Body):
+class ContentPart(Body):
     type: Literal["text"]
     text: Text
 
 
 class ChatMessage(Body):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | list[Part] | None = None
+    content: Text | list[ContentPart] | None = None
     name: Text | None = None
     reasoning_content: Text | None = None
     tool_calls: list[dict[str, Any]] = []

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from harness.commands.serve.bodies import ChatBody, Completion, GenerationBody, Race, Sampling
+from harness.commands.serve.bodies import ChatBody, Completion, GenerationBody, Race, SamplingBody
 from harness.commands.serve.record import ServeSettings
 from harness.config.errors import SettingError
 from harness.config.failures import first_line
@@ -32,7 +32,7 @@ from harness.measuring.prompts.prompt_files import BadFile
 from harness.measuring.race import Lap, as_json, run_lap, token_text
 
 if TYPE_CHECKING:
-    from harness.local.serving import Answer, LocalService
+    from harness.local.serving import LocalService, ServedAnswer
 
 
 class ServedModel:
@@ -115,7 +115,7 @@ class ServedModel:
         prompts: Sequence[list[int]],
         body: GenerationBody,
         queue: asyncio.Queue[Piece],
-    ) -> Sequence[Answer]:
+    ) -> Sequence[ServedAnswer]:
         """Have the prompts answered; the pieces come in the queue.
 
         Raises:
@@ -187,7 +187,7 @@ class ServedModel:
 
         return self.service.alone(run)
 
-    def _request(self, prompt: list[int], body: Sampling, seed: int, index: int) -> Request:
+    def _request(self, prompt: list[int], body: SamplingBody, seed: int, index: int) -> Request:
         """The request for one prompt. Raises Refusal beyond a limit."""
         settings = self.settings
         default = settings.decoding

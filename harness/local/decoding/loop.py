@@ -27,7 +27,7 @@ from harness.local.decoding.warp import BatchWarp, Warp
 
 
 @dataclass(frozen=True)
-class Request:
+class RowRequest:
     """A prompt that is to be continued.
 
     Attributes:
@@ -51,7 +51,7 @@ class Request:
 
 
 @dataclass
-class Row:
+class BatchRow:
     """One sequence of a batch.
 
     Attributes:
@@ -59,7 +59,7 @@ class Row:
     """
 
     number: int
-    request: Request
+    request: RowRequest
     num_generated: int = 0
     num_iterations: int = 0
     has_ended: bool = False
@@ -174,7 +174,7 @@ class Loop:
         self._verification = verification
         self._redraw = redraw
         self._warp = warp or BatchWarp()
-        self._rows: list[Row] = []
+        self._rows: list[BatchRow] = []
         # [B, 1], decided, but not read by the target yet.
         self._next_tokens = torch.empty(0, 1, dtype=torch.long)
         # [B, P, len(Purpose)]; a shorter request's numbers are filled up with zeros that decide nothing.
@@ -191,12 +191,14 @@ class Loop:
         return sum(not row.has_ended for row in self._rows)
 
     @inference
-    def add(self, requests: Sequence[Request]) -> Iteration:
+    def add(self, requests: Sequence[RowRequest]) -> Iteration:
         """Read the prompts of requests, whose rows join behind the others, and decide their first
         tokens. Their rows are numbered on from the last that was added.
         """
         self._settle()
-        added = [Row(self._num_added + index, request) for index, request in enumerate(requests)]
+        added = [
+            BatchRow(self._num_added + index, request) for index, request in enumerate(requests)
+        ]
         self._num_added += len(added)
         prompts = [request.prompt for request in requests]
         step = self._target.add(prompts) if self._rows else self._target.start(prompts)
@@ -328,7 +330,7 @@ class Loop:
 
     def _apply_decisions(
         self,
-        rows: Sequence[Row],
+        rows: Sequence[BatchRow],
         step: Step,
         decisions: Sequence[Decision],
         lengths: Sequence[int],

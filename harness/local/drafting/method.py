@@ -492,7 +492,7 @@ class Suffix(TextMethod):
         return lambda: SuffixText(settings.max_depth, settings.threshold)
 
 
-class Server(Method):
+class ServerDraft(Method):
     """A server's own drafting, whatever that is."""
 
     name = "server"

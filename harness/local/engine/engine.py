@@ -25,8 +25,7 @@ from harness.engines.phases import Phases
 from harness.engines.protocol import Answered, Arm, Engine, Request, Traits, Weights
 from harness.engines.record import Preparation
 from harness.local.decoding.adaptive import Adaptive
-from harness.local.decoding.loop import Iteration, Loop, RowStep
-from harness.local.decoding.loop import Request as LoopRequest
+from harness.local.decoding.loop import Iteration, Loop, RowRequest, RowStep
 from harness.local.decoding.protocols import NonFiniteError
 from harness.local.decoding.randomness import uniforms
 from harness.local.decoding.verify import AcceptByCoin
@@ -99,7 +98,7 @@ class LocalArm(Arm):
         phases = self.timer.phases if self.timer is not None else Phases()
         return clock.answered(phases, as_batch=is_batch, drafts=self.drafts)
 
-    def loop_request(self, request: Request) -> LoopRequest:
+    def loop_request(self, request: Request) -> RowRequest:
         """A request as the loop takes it, with its random numbers: one for each position, and one that a
         verification reads past the end.
 
@@ -112,7 +111,7 @@ class LocalArm(Arm):
         if self.drafts and RULES[decoding.rule].redraws:
             num_numbers *= decoding.most_draft_tokens + 1
         device = self.pair.target.input_device
-        return LoopRequest(
+        return RowRequest(
             prompt=request.prompt,
             uniforms=uniforms(request.seed, request.index, num_numbers, device),
             warp=warp_of(decoding),

@@ -11,7 +11,7 @@ from harness.results.schema import MaybeBool, MaybeFloat, MaybeInt
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answers(Group):
+class AnswerFigures(Group):
     """How much was asked and answered, and how long that took."""
 
     num_prompts: MaybeInt = pooled("mean", "prompts measured; every turn of a conversation is one")

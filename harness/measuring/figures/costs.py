@@ -11,7 +11,7 @@ from harness.results.schema import MaybeFloat, MaybeInt
 
 
 @dataclass(frozen=True, kw_only=True)
-class Costs(Group):
+class CostFigures(Group):
     """Where the time of an iteration goes, what a step must read, and the speed-up that theory predicts from that."""
 
     predicted_speedup: MaybeFloat = pooled(

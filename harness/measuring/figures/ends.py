@@ -11,7 +11,7 @@ from harness.results.schema import MaybeFloat
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ends(Group):
+class EndFigures(Group):
     """How much of an arm's texts comes after their ends."""
 
     share_after_end: MaybeFloat = pooled(

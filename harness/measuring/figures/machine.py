@@ -13,7 +13,7 @@ QUIET = 0.9
 
 
 @dataclass(frozen=True, kw_only=True)
-class Machine(Group):
+class MachineFigures(Group):
     """Other work of the machine while a run was timed."""
 
     processor_share: MaybeFloat = pooled(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Speedup(Group, WithSpeedup):
+class SpeedupFigures(Group, WithSpeedup):
     """The speed-up, how small a difference would show, and doubts about the times, such as drift."""
 
     precision: MaybeFloat = setting(

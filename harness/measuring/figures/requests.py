@@ -22,7 +22,7 @@ _HELD_BACK = 1.5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Requests(Group):
+class RequestFigures(Group):
     """Requests to a server: when their tokens came, how many were in flight, and which failed."""
 
     time_to_first_token_p50_ms: MaybeFloat = pooled(

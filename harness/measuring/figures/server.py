@@ -25,7 +25,7 @@ _TOLERATED = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
-class Server(Group):
+class ServerFigures(Group):
     """Reports of servers about themselves: tokens of other clients, caches, restarts, whether anything was drafted."""
 
     salted: MaybeBool = pooled(

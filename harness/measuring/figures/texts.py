@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Texts(Group):
+class TextFigures(Group):
     """How far greedy texts of the speculative arm agree with the regular one's."""
 
     identical_prompts: MaybeInt = pooled("mean", "greedy texts equal to the regular arm's")

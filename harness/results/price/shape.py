@@ -72,7 +72,7 @@ class StartNoise(NamedTuple):
         return cls(float(np.std(np.log(steps_ms), ddof=1)), len(steps_ms) - 1)
 
 
-class Step(NamedTuple):
+class CostStep(NamedTuple):
     """A jump of the time between two neighbouring widths that were measured.
 
     Attributes:
@@ -101,7 +101,7 @@ class Shape:
     fixed: Interval | None
     per_token: Interval | None
     tested: bool
-    steps: Sequence[Step] = ()
+    steps: Sequence[CostStep] = ()
 
     def __str__(self) -> str:
         """The shape in words; not linear in K: `no line, from 8 to 9 tokens +41 %`."""
@@ -187,7 +187,7 @@ def _coefficients(design: Floats, ms: Floats, errors: Floats, freedom: float) ->
 
 def _steps(
     points: Sequence[Point], line: Floats, ms: Floats, errors: Floats, freedom: float
-) -> Sequence[Step]:
+) -> Sequence[CostStep]:
     """The fewest jumps between neighbours that, on top of a line, explain the times; () where none do.
 
     At each turn the jump is added that explains most. With fewer points than a line, a jump and one to test them with
@@ -213,7 +213,7 @@ def _steps(
     for index, jump in zip(indices, jumps, strict=True):
         change = float(jump / ms[index - 1])
         if abs(change) >= _LEAST_STEP:
-            steps.append(Step(points[index - 1].width, points[index].width, change))
+            steps.append(CostStep(points[index - 1].width, points[index].width, change))
     return sorted(steps)
 
 

@@ -31,7 +31,7 @@ _NUMBERS = (
 
 
 @dataclass(frozen=True)
-class Table:
+class PriceTable:
     """The contents of a table, by the name of the draft; `""` where it names none.
 
     Attributes:
@@ -54,7 +54,7 @@ class Table:
     origin: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
 
-    def for_draft(self, setting: str, draft: str, path: str) -> Table:
+    def for_draft(self, setting: str, draft: str, path: str) -> PriceTable:
         """The same with the costs and yields of one draft alone.
 
         Raises:
@@ -82,7 +82,7 @@ class _Row:
     waits: float | None
 
 
-def read_table(setting: str, path: str) -> Table:
+def read_table(setting: str, path: str) -> PriceTable:
     """Read `FILE`, or of its rows those with each of the words in `FILE@WORD@WORD`.
 
     Raises:
@@ -156,7 +156,7 @@ def _row(setting: str, path: str, row: PrintedRow) -> _Row:
     return _Row(draft, width, int(values.get("batch_size", 1)), time, tokens, waits)
 
 
-def _table(rows: Sequence[_Row], path: str) -> Table:
+def _table(rows: Sequence[_Row], path: str) -> PriceTable:
     costs: dict[str, IterationCost] = {}
     yields: dict[str, dict[int, Interval]] = {}
     yields_at: dict[tuple[str, int], dict[int, Interval]] = {}
@@ -202,4 +202,4 @@ def _table(rows: Sequence[_Row], path: str) -> Table:
                     continue
                 steps = costs[draft].point(k, load).steps.estimate
                 measured[draft, k, load] = fmean(tokens) / steps
-    return Table(costs, yields, yields_at, measured=measured, notes=notes)
+    return PriceTable(costs, yields, yields_at, measured=measured, notes=notes)

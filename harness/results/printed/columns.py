@@ -13,7 +13,7 @@ from harness.results.printed.figures import (
     RATES,
     SETTINGS,
     SPEEDS,
-    Figure,
+    PrintedFigure,
     is_regular_arm,
     is_stated,
     leading_numbers,
@@ -90,7 +90,7 @@ _MEANINGS = {
 _LONGEST = 20
 
 
-class Column(NamedTuple):
+class PrintedColumn(NamedTuple):
     """What a column holds, by our name.
 
     Attributes:
@@ -105,7 +105,7 @@ class Column(NamedTuple):
     def __str__(self) -> str:
         return f"{self.name} (of {self.of})" if self.of else self.name
 
-    def read(self, text: str) -> Figure | None:
+    def read(self, text: str) -> PrintedFigure | None:
         """The figure of a cell; None for `n/a`. A change of a time is turned round: `-40 %` is 1.67 times as fast.
 
         Raises:
@@ -115,8 +115,10 @@ class Column(NamedTuple):
         text = text.strip(MARKS)
         if self.of and is_stated(text) and not re.match("[-+−]" if is_time else ".*[-+−x×%]", text):
             raise ValueError(text)
-        figure = Figure.read(self.name, text, self.in_percent)
-        return Figure(1 / figure.high, 1 / figure.low, text) if figure and is_time else figure
+        figure = PrintedFigure.read(self.name, text, self.in_percent)
+        return (
+            PrintedFigure(1 / figure.high, 1 / figure.low, text) if figure and is_time else figure
+        )
 
     def reads(self, cells: Sequence[str]) -> bool:
         """Whether any of these cells is such a number, or none states anything."""
@@ -127,7 +129,9 @@ class Column(NamedTuple):
         return not stated
 
 
-def columns_of(rows: Sequence[Cells], known: Cells, names: Collection[str]) -> dict[str, Column]:
+def columns_of(
+    rows: Sequence[Cells], known: Cells, names: Collection[str]
+) -> dict[str, PrintedColumn]:
     """What each column holds, by heading; the first column names the rows if nothing else does.
 
     Args:
@@ -141,7 +145,7 @@ def columns_of(rows: Sequence[Cells], known: Cells, names: Collection[str]) -> d
         # SGLang's depth of a tree, and its nodes.
         of_trees = {"steps": "num_draft_tokens", "num_draft_tokens": "num_nodes"}
         guesses = {heading: of_trees.get(name, name) for heading, name in guesses.items()}
-    columns: dict[str, Column] = {}
+    columns: dict[str, PrintedColumn] = {}
     # Our name of the last column that is no change.
     left = ""
     for heading, guess in guesses.items():
@@ -162,14 +166,14 @@ def columns_of(rows: Sequence[Cells], known: Cells, names: Collection[str]) -> d
         and {*map(is_regular_arm, filter(None, cells[heading]))} == {True, False}
     ]
     if arms and "draft" not in {column.name for column in columns.values()}:
-        columns[arms[0]] = Column("draft")
+        columns[arms[0]] = PrintedColumn("draft")
     first = next(iter(rows[0]))
     if first not in columns and not are_numbers(cells[first]):
-        columns[first] = Column("name")
+        columns[first] = PrintedColumn("name")
     return columns
 
 
-def _column(name: str, words: set[str], cells: Sequence[str], left: str) -> Column | None:
+def _column(name: str, words: set[str], cells: Sequence[str], left: str) -> PrintedColumn | None:
     """A column with this meaning, where its cells are such figures.
 
     Args:
@@ -193,7 +197,7 @@ def _column(name: str, words: set[str], cells: Sequence[str], left: str) -> Colu
             return None
     if name.endswith("latency_s") and not re.search(r"\ds|\b(s|sec|seconds)\b", text):
         return None
-    column = Column(name, in_percent, of)
+    column = PrintedColumn(name, in_percent, of)
     is_text = name in SETTINGS and name != "temperature"
     return column if (not are_numbers(cells) if is_text else column.reads(cells)) else None
 
@@ -202,7 +206,7 @@ def _words(heading: str, cells: Sequence[str]) -> set[str]:
     """The words of a heading, each in one spelling, and the unit that all of its cells are in."""
     words = {*spelled(heading).split()}
     if words.isdisjoint(("tps", "tpot", "/iter")) and any("tps" in spelled(cell) for cell in cells):
-        are_speeds = all(Column("tokens_per_second").reads([cell]) for cell in cells)
+        are_speeds = all(PrintedColumn("tokens_per_second").reads([cell]) for cell in cells)
         words |= {"tps"} if are_speeds else set()
     return words
 

@@ -74,7 +74,7 @@ def _decimal(digits: str) -> Decimal:
     return Decimal(digits.replace(",", "" if is_whole else "."))
 
 
-class Figure(NamedTuple):
+class PrintedFigure(NamedTuple):
     """All values that a printed number stands for: 1.95 for 1.945 to 1.955."""
 
     low: float
@@ -94,17 +94,17 @@ class Figure(NamedTuple):
             return f"{self.middle:.2f}"
         return f"{self.low:.2f} to {self.high:.2f}" if self.is_known else ""
 
-    def over(self, other: Figure) -> Figure:
-        return Figure(self.low / other.high, self.high / other.low)
+    def over(self, other: PrintedFigure) -> PrintedFigure:
+        return PrintedFigure(self.low / other.high, self.high / other.low)
 
-    def plus(self, number: float) -> Figure:
-        return Figure(self.low + number, self.high + number)
+    def plus(self, number: float) -> PrintedFigure:
+        return PrintedFigure(self.low + number, self.high + number)
 
-    def overlaps(self, other: Figure) -> bool:
+    def overlaps(self, other: PrintedFigure) -> bool:
         return self.high >= other.low and other.high >= self.low
 
     @classmethod
-    def read(cls, name: str, text: str, in_percent: bool = False) -> Figure | None:
+    def read(cls, name: str, text: str, in_percent: bool = False) -> PrintedFigure | None:
         """`1.95×`, `80 %`, `1,234 tok/s`, `1.31× to 1.42×`, `2.26 (2.07 to 2.50)`, `+45 %`; None for `n/a`.
 
         Args:
@@ -140,7 +140,7 @@ class Figure(NamedTuple):
         return cls(scale * first.low, scale * last.high, text)
 
     @classmethod
-    def _rounded(cls, name: str, digits: str, is_share: bool = False) -> Figure:
+    def _rounded(cls, name: str, digits: str, is_share: bool = False) -> PrintedFigure:
         """Raises:
         ValueError: no such figure can have this value.
         """
@@ -157,4 +157,4 @@ class Figure(NamedTuple):
         return cls(max(float(number - half), _LEAST), float(number + half))
 
 
-UNKNOWN = Figure(math.nan, math.nan)
+UNKNOWN = PrintedFigure(math.nan, math.nan)

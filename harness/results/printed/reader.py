@@ -9,8 +9,8 @@ from typing import Generic, NamedTuple, TypeVar
 
 from harness.config.errors import SettingError, nearest
 from harness.results.printed.cells import Cells, tables_of
-from harness.results.printed.columns import Column, columns_of
-from harness.results.printed.figures import MARKS, SETTINGS, Figure, is_regular_arm
+from harness.results.printed.columns import PrintedColumn, columns_of
+from harness.results.printed.figures import MARKS, SETTINGS, PrintedFigure, is_regular_arm
 
 # K inside the words of an arm: `MTP n=3`, `draft-max 8`, `MTP, block 4`, `5 draft tokens`.
 _K_IN_WORDS = re.compile(
@@ -35,7 +35,7 @@ class PrintedRow:
 
     place: str
     settings: Mapping[str, str] = field(default_factory=dict)
-    figures: Mapping[str, Figure] = field(default_factory=dict)
+    figures: Mapping[str, PrintedFigure] = field(default_factory=dict)
     k_is_in_words: bool = False
     cells: Cells = field(default_factory=dict, repr=False)
     unread: Cells = field(default_factory=dict, repr=False)
@@ -48,7 +48,7 @@ class PrintedTable(NamedTuple, Generic[RowType]):
     """A table, and what its columns were read as, by heading."""
 
     rows: Sequence[RowType]
-    columns: Mapping[str, Column]
+    columns: Mapping[str, PrintedColumn]
 
 
 def read_tables(
@@ -84,7 +84,9 @@ def read_tables(
     return read
 
 
-def row_of(place: str, cells: Cells, columns: Mapping[str, Column], everywhere: RowType) -> RowType:
+def row_of(
+    place: str, cells: Cells, columns: Mapping[str, PrintedColumn], everywhere: RowType
+) -> RowType:
     """The figures and settings in the cells of a row."""
     settings, figures = dict(everywhere.settings), dict(everywhere.figures)
     unread = {}
@@ -94,7 +96,7 @@ def row_of(place: str, cells: Cells, columns: Mapping[str, Column], everywhere: 
         if name in SETTINGS and text:
             settings[name] = "none" if name == "draft" and is_none else text
         elif name == "num_draft_tokens" and (is_none or is_regular_arm(text)):
-            figures[name] = Figure(0, 0, text)
+            figures[name] = PrintedFigure(0, 0, text)
         elif name not in SETTINGS:
             try:
                 figure = column.read(text)
@@ -110,7 +112,7 @@ def row_of(place: str, cells: Cells, columns: Mapping[str, Column], everywhere: 
         if len(matches) == 1 and "num_draft_tokens" not in figures and not is_regular_arm(words):
             settings[name] = words.replace(matches[0][0], "").strip()
             k = float(matches[0][1] or matches[0][2])
-            figures["num_draft_tokens"] = Figure(k, k, f"{k:g}")
+            figures["num_draft_tokens"] = PrintedFigure(k, k, f"{k:g}")
             k_is_in_words = True
     return replace(
         everywhere,

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from harness.commands.audit.rows import Row
-from harness.commands.audit.tables import Reading, read_text
+from harness.commands.audit.rows import AuditRow
+from harness.commands.audit.tables import AuditedText, read_text
 from harness.config.errors import SettingError
 
 ARMS = "| quant | mode | tk/s |\n|---|---|---|\n"
 REGULAR = "regular_tokens_per_second"
 
 
-def read(text: str, columns: dict[str, str] | None = None, title: str = "a.csv") -> Reading:
-    return read_text(text, columns or {}, Row(""), title)
+def read(text: str, columns: dict[str, str] | None = None, title: str = "a.csv") -> AuditedText:
+    return read_text(text, columns or {}, AuditRow(""), title)
 
 
-def figures_of(row: Row) -> dict[str, str]:
+def figures_of(row: AuditRow) -> dict[str, str]:
     return {name: figure.text for name, figure in row.figures.items()}
 
 

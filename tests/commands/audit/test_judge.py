@@ -7,19 +7,19 @@ import re
 import pytest
 
 from harness.commands.audit.judge import Judged, judge
-from harness.commands.audit.rows import Row
-from harness.results.printed.figures import NUMBERS, Figure
+from harness.commands.audit.rows import AuditRow
+from harness.results.printed.figures import NUMBERS, PrintedFigure
 
 
-def row(**cells: object) -> Row:
+def row(**cells: object) -> AuditRow:
     figures = {}
     settings = {}
     for name, cell in cells.items():
         if name not in NUMBERS:
             settings[name] = str(cell)
-        elif (figure := Figure.read(name, str(cell))) is not None:
+        elif (figure := PrintedFigure.read(name, str(cell))) is not None:
             figures[name] = figure
-    return Row("row 1", settings, figures)
+    return AuditRow("row 1", settings, figures)
 
 
 def verdicts(**cells: object) -> dict[str, str]:
@@ -67,13 +67,13 @@ NUMBERS_READ = [
 def test_a_number_stands_for_all_that_rounds_to_it(
     name: str, text: str, low: float, high: float
 ) -> None:
-    read = Figure.read(name, text)
+    read = PrintedFigure.read(name, text)
     assert (read.low, read.high) == pytest.approx((low, high))
 
 
 @pytest.mark.parametrize("text", ["", "n/a", "–", "-", "None", "nan", " N/A "])
 def test_an_empty_cell_states_nothing(text: str) -> None:
-    assert Figure.read("speedup", text) is None
+    assert PrintedFigure.read("speedup", text) is None
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_an_empty_cell_states_nothing(text: str) -> None:
 )  # fmt: skip
 def test_anything_else_is_no_number(name: str, text: str) -> None:
     with pytest.raises(ValueError, match=r".*"):
-        Figure.read(name, text)
+        PrintedFigure.read(name, text)
 
 
 # Limits worked out by hand from the definitions: the last cell within each and the first beyond.
@@ -195,7 +195,7 @@ def test_limits_of_a_figure(figure: str, stated: dict[str, object], cells: dict[
 def test_nothing_is_held_against_a_k_in_words() -> None:
     cells = {"tokens_per_iteration": "4.3", "acceptance_rate": "10 %", "num_draft_tokens": 3}
     columns = row(**cells, speedup="6.0×")
-    words = Row(columns.place, columns.settings, columns.figures, k_is_in_words=True)
+    words = AuditRow(columns.place, columns.settings, columns.figures, k_is_in_words=True)
     assert {claim.verdict for claim in judge(columns)} == {"impossible", "unlikely"}
     # The speed-up is above the tokens per iteration, whatever K is.
     assert by_figure(judge(words)) == {

@@ -17,8 +17,8 @@ from benchmarks import audit as benchmark
 from benchmarks.audit import decoded
 from harness.commands.audit.command import main
 from harness.commands.audit.judge import judge
-from harness.commands.audit.rows import Row
-from harness.commands.audit.tables import Reading, read_text
+from harness.commands.audit.rows import AuditRow
+from harness.commands.audit.tables import AuditedText, read_text
 from harness.config.command_line import Words
 from harness.config.errors import VerdictError
 from harness.results.printed.cells import Cells
@@ -92,11 +92,11 @@ THREADS = sorted((ROOT / "benchmarks" / "published" / "threads").glob("*.md"))
 THEIR_COST = "iteration by its authors, steps"
 
 
-def reading(path: Path) -> Reading:
-    return read_text(path.read_text(encoding="utf-8"), {}, Row(""), path.name)
+def reading(path: Path) -> AuditedText:
+    return read_text(path.read_text(encoding="utf-8"), {}, AuditRow(""), path.name)
 
 
-def rows_with_costs(path: Path) -> list[Row]:
+def rows_with_costs(path: Path) -> list[AuditRow]:
     return [row for row in reading(path).rows if row.steps.is_known]
 
 

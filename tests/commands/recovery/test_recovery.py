@@ -14,7 +14,7 @@ import pytest
 
 from forked import start
 from halting import HALTED, halting
-from harness.local.decoding.loop import Row
+from harness.local.decoding.loop import BatchRow
 from harness.local.serving import LocalService
 from in_process import Harness, results
 from own_service import own_service
@@ -75,16 +75,16 @@ def test_a_text_that_goes_on_behind_its_end_is_lossy(
     harness: Harness, pair: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in transformers #47912: only the last token of an iteration ends a text."""
-    take = Row.take
+    take = BatchRow.take
 
-    def take_whole(row: Row, tokens: list[int]) -> list[int]:
+    def take_whole(row: BatchRow, tokens: list[int]) -> list[int]:
         request = row.request
         row.request = dataclasses.replace(request, stop_tokens=request.stop_tokens & {tokens[-1]})
         taken = take(row, tokens)
         row.request = request
         return taken
 
-    monkeypatch.setattr(Row, "take", take_whole)
+    monkeypatch.setattr(BatchRow, "take", take_whole)
     itself = pair[0].replace("model=", "draft=")
     outcome = harness("recovery", *pair, *SMALL, itself, code=1)
     assert "texts go on behind a token that ends them" in outcome.complaint

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from echo_server import EchoServer, Serve, serving
-from harness.commands.recovery.kinds import Answers, kinds
+from harness.commands.recovery.kinds import AnswersOfKind, kinds
 from harness.commands.recovery.sampling import Sampling
 from harness.commands.recovery.scores import GreedyTexts, with_ends
 from harness.commands.recovery.workload import Answer, PlannedRequest
@@ -186,10 +186,10 @@ def test_drafts_that_are_never_accepted_are_told_from_silence_and_so_is_a_part()
         return RequestRecord(0, 3, token_ids=[5] * 10, num_tokens=10, outcomes=list(outcomes))
 
     kind, *others = kinds(DecodingSettings(), [1, 2], chat=False)
-    good = Answers(kind, [record((4, 3), (4, 2))] * 4)
-    rejected = Answers(kind, [record((4, 0), (4, 0))] * 4)
-    partly = Answers(kind, [record((4, 3)), record(), record((4, 1)), record()])
-    silent = Answers(kind, [record()] * 4)
+    good = AnswersOfKind(kind, [record((4, 3), (4, 2))] * 4)
+    rejected = AnswersOfKind(kind, [record((4, 0), (4, 0))] * 4)
+    partly = AnswersOfKind(kind, [record((4, 3)), record(), record((4, 1)), record()])
+    silent = AnswersOfKind(kind, [record()] * 4)
     every = [good, rejected, partly, silent]
     found = [each.check(every) for each in every]
     assert [each["verdict"] for each in found] == [
@@ -202,11 +202,11 @@ def test_drafts_that_are_never_accepted_are_told_from_silence_and_so_is_a_part()
     # Two answers to a request come mixed.
     for other in others:
         name = other.sampling.name
-        identical = Answers(other, [record()], [record()]).check(every)["identical_prompts"]
+        identical = AnswersOfKind(other, [record()], [record()]).check(every)["identical_prompts"]
         assert (identical is None) == (name == "n=2" or other.sampling.decoding.temperature > 0)
 
 
-def answers(seconds: float, regular_s: float, num_together: int = 1) -> Answers:
+def answers(seconds: float, regular_s: float, num_together: int = 1) -> AnswersOfKind:
     """Of one request whose tokens come one by one, or several at once, at this speed."""
 
     def record(total: float) -> RequestRecord:
@@ -214,7 +214,7 @@ def answers(seconds: float, regular_s: float, num_together: int = 1) -> Answers:
         return RequestRecord(0, 3, arrivals, total, token_ids=[5] * 10, num_tokens=10)
 
     [kind, *_] = kinds(DecodingSettings(), [1, 2], chat=False)
-    return Answers(kind, [record(seconds)] * 3, [record(regular_s)] * 3)
+    return AnswersOfKind(kind, [record(seconds)] * 3, [record(regular_s)] * 3)
 
 
 def test_without_reports_tokens_that_arrive_together_tell() -> None:

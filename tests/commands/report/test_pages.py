@@ -11,7 +11,7 @@ import pytest
 
 from browser import CHROMIUM, browser, contrast
 from harness.commands.report.command import build
-from harness.reporting.files import Report, escape, html_page, markdown
+from harness.reporting.files import ReportContents, escape, html_page, markdown
 from pages import Elements
 from report_files import eval_run, latency_run, write
 
@@ -22,14 +22,14 @@ Plots = Mapping[str, Mapping[str, Sequence[tuple[str, str]]]]
 HOSTILE = '<script>alert(1)</script> | `a` $x$ _b_\n#030303 id="x" & &lt;'
 
 
-def plots(report: Report) -> dict[str, dict[str, list[tuple[str, str]]]]:
+def plots(report: ReportContents) -> dict[str, dict[str, list[tuple[str, str]]]]:
     """The plots of each page that has some."""
     drawn = {question: as_svgs(page.plots) for question, page in report.pages.items()}
     return {question: by_name for question, by_name in drawn.items() if by_name}
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
+def report(tmp_path_factory: pytest.TempPathFactory) -> ReportContents:
     tmp_path = tmp_path_factory.mktemp("report")
     write(
         tmp_path / "latency.csv",
@@ -42,12 +42,12 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
 
 
 @pytest.fixture(scope="module")
-def drawn(report: Report) -> Plots:
+def drawn(report: ReportContents) -> Plots:
     return plots(report)
 
 
 @pytest.fixture(scope="module")
-def html(report: Report, drawn: Plots) -> str:
+def html(report: ReportContents, drawn: Plots) -> str:
     return html_page(report, drawn)
 
 
@@ -99,12 +99,14 @@ def test_intervals_look_different_by_what_they_say(tmp_path: Path) -> None:
     assert Elements(html).text.count("▲ above 1") == 1
 
 
-def test_the_same_figures_give_the_same_page(report: Report, drawn: Plots, html: str) -> None:
+def test_the_same_figures_give_the_same_page(
+    report: ReportContents, drawn: Plots, html: str
+) -> None:
     assert plots(report) == drawn
     assert html_page(report, drawn) == html
 
 
-def test_markdown_has_as_many_cells_in_every_row(report: Report) -> None:
+def test_markdown_has_as_many_cells_in_every_row(report: ReportContents) -> None:
     text = markdown(report, "")
     tables = [block.splitlines() for block in text.split("\n\n") if block.startswith("|")]
     assert len(tables) == len(report.all_tables)
@@ -127,7 +129,7 @@ def test_markdown_interprets_nothing(text: str, expected: str) -> None:
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
-def test_no_table_runs_past_the_edge_of_a_telephone(report: Report, tmp_path: Path) -> None:
+def test_no_table_runs_past_the_edge_of_a_telephone(report: ReportContents, tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     page.write_text(html_page(report, {}), encoding="utf-8")
     with browser(tmp_path) as chromium:

@@ -7,23 +7,23 @@ from typing import Any
 
 from harness.commands.latency.ranking import RankedRun, ranked_runs
 from harness.commands.report.command import build
-from harness.reporting.files import Report
+from harness.reporting.files import ReportContents
 from in_process import Harness
 from report_files import latency_run, prompt_rows, write
 
 
-def cells(report: Report, key: str) -> list[tuple[str, ...]]:
+def cells(report: ReportContents, key: str) -> list[tuple[str, ...]]:
     """The rows of a table as shown, `[]` where the report has no such table."""
     tables = {table.key: table for table in report.all_tables}
     return tables[key].shown()[1] if key in tables else []
 
 
-def pairs_of(report: Report) -> list[RankedRun]:
+def pairs_of(report: ReportContents) -> list[RankedRun]:
     """The pairs of `latency` that the report shows."""
     return ranked_runs([run for run in report.runs if run.command == "latency"])
 
 
-def speedups(report: Report) -> list[float]:
+def speedups(report: ReportContents) -> list[float]:
     return [pair.interval.estimate for pair in pairs_of(report)]
 
 

@@ -26,7 +26,7 @@ from chains import (
 from fakes import MarkovRunner, TableDrafter
 from harness.engines.arrivals import Origin
 from harness.local.decoding import reference
-from harness.local.decoding.loop import Iteration, Loop, Request
+from harness.local.decoding.loop import Iteration, Loop, RowRequest
 from harness.local.decoding.protocols import NonFiniteError, Proposal, Step
 from harness.local.decoding.randomness import Purpose, inverse_cdf, uniforms
 from harness.local.decoding.reference import speculative_reference
@@ -43,7 +43,7 @@ from harness.local.drafting.model import ModelDrafter
 
 
 def run_speculative(
-    target: Tensor, draft: Tensor, what: list[Request], k: int = 4
+    target: Tensor, draft: Tensor, what: list[RowRequest], k: int = 4
 ) -> tuple[list[Iteration], MarkovRunner]:
     runner = MarkovRunner(target)
     drafter = ModelDrafter(MarkovRunner(draft), what[0].warp)
@@ -271,7 +271,7 @@ def test_an_iteration_may_have_numbers_that_no_other_and_no_position_has(
     drafter = Noting(dict.fromkeys(range(SIZE), 0))
     runner = MarkovRunner(torch.eye(SIZE).roll(1, dims=1).add(0.01).log().softmax(-1))
     loop = Loop(runner, drafter, 3, verification=reject, redraw=redraw)
-    loop.add([Request([1], stream, Warp(1.0), max_new_tokens=9)])
+    loop.add([RowRequest([1], stream, Warp(1.0), max_new_tokens=9)])
     for _ in range(3):
         loop.step()
     assert torch.equal(drafter.given, stream[None, begin : begin + 3, Purpose.DRAFT])

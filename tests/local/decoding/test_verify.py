@@ -180,7 +180,9 @@ def test_a_row_is_judged_by_its_own_offer(rule: Rule, deterministic: bool) -> No
 
 
 @pytest.mark.parametrize(
-    "rule", [verify, functools.partial(verify, lenience=0.6), verify_block], ids=str
+    "rule",
+    [verify, functools.partial(verify, lenience=0.6), verify_block],
+    ids=["plain", "lenient", "block"],
 )
 def test_a_deterministic_proposal_is_one_drawn_with_certainty(rule: Rule) -> None:
     target, _, _, *numbers = arguments(3000, 3)

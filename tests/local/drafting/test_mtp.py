@@ -13,7 +13,7 @@ from transformers.modeling_layers import MtpModel
 
 from harness.config.errors import SettingError
 from harness.config.settings import ModelSettings, PlacementSettings
-from harness.local.drafting.heads.mtp import Mtp, read_mtp
+from harness.local.drafting.heads.mtp import MtpHead, read_mtp
 from harness.local.drafting.method import SampledDraftSettings
 from harness.local.engine.pair import plan_pair
 from harness.local.models.cache_names import cache_name
@@ -48,7 +48,7 @@ def test_the_layers_come_from_the_targets_own_checkpoint(tmp_path: Path, family:
     settings = ModelSettings(name="target", repository=str(tmp_path))
     placed = plan_pair(settings, DRAFT, PlacementSettings()).place(SMALL_DEMAND)
     pair = placed.load()
-    assert isinstance(pair.head, Mtp)
+    assert isinstance(pair.head, MtpHead)
     loaded, expected = pair.head.layers.state_dict(), layers.layers.state_dict()
     assert loaded.keys() == expected.keys()
     assert all(tensor.equal(expected[name]) for name, tensor in loaded.items())

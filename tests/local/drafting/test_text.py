@@ -22,7 +22,7 @@ from chains import (
     texts,
 )
 from fakes import MarkovRunner
-from harness.local.decoding.loop import Iteration, Request
+from harness.local.decoding.loop import Iteration, RowRequest
 from harness.local.decoding.protocols import Proposal, Step
 from harness.local.decoding.verify import Verdict, verify
 from harness.local.decoding.warp import Warp
@@ -172,7 +172,9 @@ every_drafter = pytest.mark.parametrize(
 )
 
 
-def run(target: Tensor, drafter: TextDrafter, what: list[Request], k: int = 4) -> list[Iteration]:
+def run(
+    target: Tensor, drafter: TextDrafter, what: list[RowRequest], k: int = 4
+) -> list[Iteration]:
     return list(speculative(MarkovRunner(target), drafter, what, k))
 
 

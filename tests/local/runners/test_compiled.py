@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from architectures import PROMPTS, random_model, random_pair
 from chains import autoregressive, row_steps, speculative
 from harness.config.amounts import BUCKET
-from harness.local.decoding.loop import Request
+from harness.local.decoding.loop import RowRequest
 from harness.local.decoding.protocols import Runner
 from harness.local.decoding.randomness import uniforms
 from harness.local.decoding.warp import Warp
@@ -29,10 +29,10 @@ K = 3
 
 def requests(
     length: int = 20, prompts: list[list[int]] = PROMPTS, device: str = "cpu", stop: int = 50
-) -> list[Request]:
+) -> list[RowRequest]:
     """Rows end at different times: at a stop token, or at the length limit after different numbers of iterations."""
     return [
-        Request(prompt, uniforms(0, index, length + 1, device), WARP, length, frozenset({stop}))
+        RowRequest(prompt, uniforms(0, index, length + 1, device), WARP, length, frozenset({stop}))
         for index, prompt in enumerate(prompts)
     ]
 
@@ -43,7 +43,7 @@ def compiled(model: PreTrainedModel, widths: tuple[int, ...], batch_size: int = 
     return runner
 
 
-def written(target: Runner, draft: Runner, what: list[Request]) -> list[object]:
+def written(target: Runner, draft: Runner, what: list[RowRequest]) -> list[object]:
     """All that both decoders decide."""
     drafter = ModelDrafter(draft, WARP)
     return [
@@ -52,7 +52,7 @@ def written(target: Runner, draft: Runner, what: list[Request]) -> list[object]:
     ]
 
 
-def regular_tokens(runner: Runner, what: list[Request]) -> list[object]:
+def regular_tokens(runner: Runner, what: list[RowRequest]) -> list[object]:
     return [row_step.tokens for row_step in row_steps(autoregressive(runner, what))]
 
 

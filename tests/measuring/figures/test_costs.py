@@ -11,7 +11,7 @@ import pytest
 from harness.engines.phases import Phases
 from harness.engines.protocol import Answered, BatchTimes
 from harness.engines.requests import RequestRecord
-from harness.measuring.figures.costs import Costs
+from harness.measuring.figures.costs import CostFigures
 from measured_runs import run_of
 
 
@@ -29,14 +29,14 @@ def test_a_prediction_is_tokens_over_the_measured_cost() -> None:
     regular, speculative = run.arms.values()
     regular.phases.add(Phases(defaultdict(float, forward=0.1), Counter(forward=10)))
     speculative.phases.add(Phases(defaultdict(float, forward=0.12), Counter(forward=10)))
-    costs: Any = Costs.measured(run, speculative)
+    costs: Any = CostFigures.measured(run, speculative)
     assert costs.predicted_speedup is None, "drafting is unknown"
     speculative.phases.add(Phases(defaultdict(float, drafting=0.04), Counter(drafting=10)))
-    costs = Costs.measured(run, speculative)
+    costs = CostFigures.measured(run, speculative)
     assert (costs.draft_ms, costs.verify_ms, costs.target_step_ms) == (4.0, 12.0, None)
     assert costs.iteration_ms == pytest.approx(17.0)
     assert costs.predicted_speedup == pytest.approx(2 * 10 / 16)
     assert (costs.step_bytes, costs.draft_floor_ms) == (7, 3.0)
-    costs = Costs.measured(run, regular)
+    costs = CostFigures.measured(run, regular)
     assert (costs.target_step_ms, costs.predicted_speedup) == (10.0, None)
     assert (costs.step_bytes, costs.draft_floor_ms) == (7, None)

@@ -8,7 +8,7 @@ import pytest
 
 from harness.engines.protocol import Answered
 from harness.engines.requests import RequestRecord
-from harness.measuring.figures.ends import Ends
+from harness.measuring.figures.ends import EndFigures
 from measured_runs import figures
 
 END = 9
@@ -20,7 +20,7 @@ def answer(token_ids: list[int], **known: Any) -> RequestRecord:
 
 def share_after_end(request: RequestRecord) -> float | None:
     answered = [Answered(requests=[request], seconds=0.0)]
-    return figures(Ends, answered, end_tokens={END}).share_after_end
+    return figures(EndFigures, answered, end_tokens={END}).share_after_end
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from harness.engines.protocol import Answered, BatchTimes
 from harness.engines.requests import RequestError, RequestRecord
 from harness.measuring.figures import paired
-from harness.measuring.figures.paired import PairedTimes, Speedup
+from harness.measuring.figures.paired import PairedTimes, SpeedupFigures
 from harness.results.statistics.stopping import CONFIDENCE_OF_LOOKS
 from measured_runs import figures, run_of
 
@@ -63,16 +63,16 @@ def test_prompts_and_arms_that_are_missing() -> None:
 
 def test_how_small_a_difference_would_show() -> None:
     slow = [2.0 + (number % 3) / 10 for number in range(16)]
-    assert 0.02 < figures(Speedup, arm(slow), arm([1.0] * 16)).visible_difference < 0.06
-    assert figures(Speedup, arm([2.0] * 7), arm([1.0] * 7)).visible_difference is None
+    assert 0.02 < figures(SpeedupFigures, arm(slow), arm([1.0] * 16)).visible_difference < 0.06
+    assert figures(SpeedupFigures, arm([2.0] * 7), arm([1.0] * 7)).visible_difference is None
 
 
 def test_units_with_the_same_prompts_cover_no_others() -> None:
     """A prompt that is asked again in its own unit is no such case."""
     laps = [lap(request(place % 4, 1.0), request(4, 1.0)) for place in range(8)]
-    assert str(figures(Speedup, laps, laps).speedup.covers) == "8 laps of the same texts"
+    assert str(figures(SpeedupFigures, laps, laps).speedup.covers) == "8 laps of the same texts"
     again = [lap(request(place % 8, 1.0)) for place in range(16)]
-    assert str(figures(Speedup, again, again, [*range(8)] * 2).speedup.covers) == "8 prompts"
+    assert str(figures(SpeedupFigures, again, again, [*range(8)] * 2).speedup.covers) == "8 prompts"
 
 
 def decoded(index: int, step_s: float, first_s: float = 0.5, num_tokens: int = 10) -> Answered:
@@ -90,12 +90,12 @@ def test_the_regular_arm_is_compared_with_itself_by_turns() -> None:
         step_s = 0.1 * slower * rng.normal(1, 0.002)
         answers.append(decoded(index, step_s, first_s, num_tokens))
         others.append(decoded(index, 0.05, first_s, num_tokens))
-    null = figures(Speedup, answers, others).regular_against_itself
+    null = figures(SpeedupFigures, answers, others).regular_against_itself
     assert null.estimate == pytest.approx(1.02, abs=0.003)
     assert not null.excludes(1.02)
     assert null.excludes(1)
     # Without an interval it would say how the prompts of both kinds of turns differ.
-    assert figures(Speedup, answers[:10], answers[:10]).regular_against_itself is None
+    assert figures(SpeedupFigures, answers[:10], answers[:10]).regular_against_itself is None
 
 
 def test_the_intervals_of_a_run_that_may_stop_are_wider() -> None:
@@ -110,7 +110,8 @@ def test_the_intervals_of_a_run_that_may_stop_are_wider() -> None:
                 Answered(requests=[request(index, seconds)], seconds=seconds, batch=batch)
             )
     plain, wide = (
-        figures(Speedup, *arms, confidence=confidence) for confidence in (0.95, CONFIDENCE_OF_LOOKS)
+        figures(SpeedupFigures, *arms, confidence=confidence)
+        for confidence in (0.95, CONFIDENCE_OF_LOOKS)
     )
     for name in ("speedup", "decode_speedup"):
         one, other = getattr(plain, name), getattr(wide, name)

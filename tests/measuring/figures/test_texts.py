@@ -8,7 +8,7 @@ from harness.engines.divergence import Divergence
 from harness.engines.protocol import Answered, BatchTimes
 from harness.engines.requests import RequestRecord
 from harness.measuring.figures import texts
-from harness.measuring.figures.texts import Texts
+from harness.measuring.figures.texts import TextFigures
 from measured_runs import run_of
 
 # One beyond rounding, one within it, and one whose margin is unknown.
@@ -20,7 +20,7 @@ def found(batch: BatchTimes | None = None) -> Any:
     answered = [Answered(requests=requests, seconds=1.0, batch=batch)]
     run = run_of(answered, answered)
     run.arms["speculative"].divergences.update(DIVERGENCES)
-    return Texts.measured(run, run.arms["speculative"])
+    return TextFigures.measured(run, run.arms["speculative"])
 
 
 def test_differences_beyond_rounding_are_counted_per_token_that_agrees() -> None:

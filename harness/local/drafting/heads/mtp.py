@@ -50,7 +50,7 @@ _NUMBER_OF_LAYERS = {
 _FILES = ("model.safetensors.index.json", "model.safetensors")
 
 
-class Mtp(Eagle3):
+class MtpHead(Eagle3):
     """transformers' layer for multi-token prediction, in the place of an EAGLE head's: it drafts as
     EAGLE-3 does. The embedding and the output matrix are the target's.
 
@@ -141,12 +141,12 @@ class MtpCheckpoint(HeadCheckpoint):
 
     target: Checkpoint
 
-    def build(self) -> Mtp:
+    def build(self) -> MtpHead:
         bare = bare_model(self.target, torch.float32)
         # Other implementations of experts look at numbers, which meta tensors lack.
         bare.set_experts_implementation("batched_mm")
         with init_empty_weights(include_buffers=True):
-            return Mtp(self.config, MtpModel(bare, 1))
+            return MtpHead(self.config, MtpModel(bare, 1))
 
     def load(
         self, device: torch.device, dtype: torch.dtype, target: PreTrainedModel | None = None
@@ -165,7 +165,7 @@ class MtpCheckpoint(HeadCheckpoint):
         stand_in._keys_to_ignore_on_load_unexpected = self.patterns
         with reading(self.target.settings, "draft", "a file"):
             model = MtpModel.from_pretrained(stand_in, device_map={"": device})
-        return ready(Mtp(self.config, model), device, target)
+        return ready(MtpHead(self.config, model), device, target)
 
     @property
     def patterns(self) -> list[str]:
@@ -202,7 +202,7 @@ def read_mtp(draft: str, target: Checkpoint, *, weights: bool) -> MtpCheckpoint:
         transformer=_layers_config(draft, target),
     )
     settings = ModelSettings(name=draft, repository=target.settings.repository)
-    checkpoint = MtpCheckpoint(kind=Mtp, settings=settings, config=config, target=target)
+    checkpoint = MtpCheckpoint(kind=MtpHead, settings=settings, config=config, target=target)
     if not weights:
         return checkpoint
     model = f"model={target.settings.name}"
