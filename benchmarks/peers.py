@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from peer_tools import ARMS, NUM_TOKENS, TOOLS, Server, Tool, install, write_questions
+from peer_tools import ARMS, NUM_PROMPTS, NUM_TOKENS, TOOLS, Server, Tool, install, write_questions
 
 from harness.config.machine import cpu_name
 from recipes.tiny_gguf import write_pair
@@ -50,7 +50,7 @@ ROOT = Path(__file__).parents[1]
 DRAFTS = ((3, 0), (3, 3), (3, 1), (3, 2))
 # What is looked for in a tool's output where that trouble was made; of the interval in any.
 SAYS = {
-    "interval": r"\d ?± ?\d|interval",
+    "interval": r"\d ?± ?\d|% interval|confidence interval",
     "busy machine": r"quiet|busy|bottleneck|too long to run",
     "warm caches": r"prompt cache|from (a|the) cache|caches cold|cache hit",
     "unlike prompts": r"(prompt|input|template).*(differ|unlike|other|another|mismatch)|different.*prompt",
@@ -165,10 +165,12 @@ class Bench:
             true = {
                 f"true_{arm}": tool.true_ms(each) for arm, each in zip(ARMS, servers, strict=True)
             }
-        except (LookupError, OSError, RuntimeError) as error:
+        except (LookupError, OSError, ValueError) as error:
             print(f"{kind} {tool.name}: {error!r}; {tool.output[-500:]}", flush=True)
             return
-        tool.answers.append({"kind": kind, "minutes": minutes, **printed, **true})
+        lost = [max(0, NUM_PROMPTS - len(server.answered())) for server in servers]
+        about = {"kind": kind, "minutes": minutes, "lost": sum(lost)}
+        tool.answers.append({**about, **printed, **true})
         print(tool.name, tool.answers[-1], flush=True)
 
     def trouble(self, tool: Tool, name: str, servers: Sequence[Server], otherwise: str) -> None:
@@ -228,7 +230,9 @@ def print_tables(tools: Sequence[Tool]) -> None:
         pooled = alike.true_regular.sum() / alike.true_speculative.sum()
         cells = [tool.name, "1" if tool.asks_both else "2, divide", f"{real.minutes.mean():.1f}"]
         cells += ["all" if tool.with_first else "after the first"]
-        cells += [" / ".join(f"{real[arm].mean():.2f}" for arm in ARMS)]
+        lost = f" ({real.lost.sum()} of {len(real) * 2 * NUM_PROMPTS} requests lost)"
+        times = " / ".join(f"{real[arm].mean():.2f}" for arm in ARMS)
+        cells += [times + (lost if real.lost.any() else "")]
         for rows in (real, known):
             cells += [" / ".join(percents(rows[f"{arm}_error"]) for arm in ARMS)]
         cells += [", ".join(f"{speedup:.2f}" for speedup in real.speedup)]
