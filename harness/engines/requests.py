@@ -58,6 +58,7 @@ class RequestRecord:
             reports no more of them; empty where it reports each, or none.
         num_read: tokens of the prompt by the server's count; None where it does not report them.
         num_cached: of these, those that the server took from a cache; None where it does not report them.
+        prompt_ms: from the prompt's turn to the first token by the server's clock, without the wait in its queue.
         num_drafted, num_accepted: draft tokens of all iterations, as a server reports them; None where it does not.
         max_new_tokens: that it was to have at most; None where nothing bounds it.
         leave_after: tokens, or arrivals without token ids, after which nobody waits for the rest;
@@ -81,6 +82,7 @@ class RequestRecord:
     histogram: list[int] = field(default_factory=list)
     num_read: int | None = None
     num_cached: int | None = None
+    prompt_ms: float | None = None
     num_drafted: int | None = None
     num_accepted: int | None = None
     max_new_tokens: int | None = None

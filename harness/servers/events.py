@@ -29,6 +29,7 @@ _FEW_BURSTS = 2
 # No vocabulary or answer has more.
 Count = Annotated[int, Field(ge=0, lt=2**31)]
 ListOfCounts = list[Count] | None
+Milliseconds = Annotated[float, Field(ge=0, lt=1e9)]
 
 # Reasons for which a server ends an answer that is not whole: of vLLM and SGLang, LMDeploy, TensorRT-LLM, mistral.rs.
 _CUT_OFF = ("abort", "error", "cancelled", "timeout", "canceled")
@@ -97,6 +98,7 @@ class Event(Fields):
     Attributes:
         num_tokens: of the answer so far, by the server's count.
         num_read, num_cached: tokens of the prompt by the server's count, and those that it took from a cache.
+        prompt_ms: from the prompt's turn to the first token, by llama.cpp's clock.
         num_drafted, num_accepted: draft tokens of the whole answer, in the words of vLLM, SGLang or llama.cpp.
         num_right, num_wrong: accepted ones and others in OpenAI's words, as SGLang's gateway has them. Both are 0 where
             nothing is known.
@@ -112,6 +114,7 @@ class Event(Fields):
     num_tokens: Count | None = _at("usage completion_tokens")
     num_read: Count | None = _at("usage prompt_tokens")
     num_cached: Count | None = _at("usage prompt_tokens_details cached_tokens", "timings cache_n")
+    prompt_ms: Milliseconds | None = _at("timings prompt_ms")
     num_drafted: Count | None = _at(
         f"{_VLLM} num_draft_tokens", f"{_SGLANG} spec_num_proposed_drafts", "timings draft_n"
     )
@@ -201,6 +204,8 @@ def note_event(request: RequestRecord, event: Event, seconds: float) -> None:
         request.num_read = event.num_read
     if event.num_cached is not None:
         request.num_cached = event.num_cached
+    if event.prompt_ms is not None:
+        request.prompt_ms = event.prompt_ms
     note_drafts(request, event)
 
 

@@ -85,6 +85,7 @@ def map_run(
                     draft="7B",
                     context=context or None,
                     ms_per_token=20.0,
+                    time_to_first_token_ms=10 + context / 5 if context else None,
                 )
                 changed = {"num_draft_tokens": k, "speedup": interval} | changes
                 ms = {"ms_per_token": 20 / speedup}

@@ -94,14 +94,14 @@ def test_a_histogram_of_equal_drafts_has_the_outcome_of_each_iteration() -> None
     assert request.outcomes == [(4, 0), (4, 2), (4, 2)]
     assert (request.num_read, request.num_cached) == (5, 3)
     once = vllm(num_draft_tokens=4, num_accepted_draft_tokens=1, acceptance_histogram=[0, 1])
-    totals = {"draft_n": 6, "draft_n_accepted": 3, "cache_n": 2}  # llama.cpp's
+    totals = {"draft_n": 6, "draft_n_accepted": 3, "cache_n": 2, "prompt_ms": 7.5}  # llama.cpp's
     for counts, outcomes in (
         (once, [(4, 1)]),
         ({"timings": totals}, []),
     ):
         note_event(request, read_event(counts), 0.3)
         assert request.outcomes == outcomes
-    assert request.num_cached == 2
+    assert (request.num_cached, request.prompt_ms) == (2, 7.5)
 
 
 def test_openais_words_for_draft_tokens_count_where_a_gateway_fills_them() -> None:

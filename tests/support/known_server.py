@@ -114,6 +114,19 @@ class KnownServer(EchoServer):
         if self.reports == "totals":
             self.dialect = "llama.cpp"
 
+    async def _complete(
+        self, body: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> bool:
+        if body.get("stream"):
+            return await super()._complete(body, reader, writer)
+        chunks = [chunk async for chunk in self._chunks(body) if chunk]
+        choices = [choice for chunk in chunks for choice in chunk["choices"]]
+        texts = [choice.get("text") or choice["delta"]["content"] for choice in choices]
+        message = {"role": "assistant", "content": "".join(texts)}
+        choice = {"index": 0, "text": message["content"], "message": message}
+        self._send(writer, 200, {**chunks[-1], "choices": [choice | {"finish_reason": "length"}]})
+        return True
+
     async def _chunks(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any] | None]:
         received = time.perf_counter()
         prompt = body.get("prompt", body.get("messages"))

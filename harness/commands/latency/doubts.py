@@ -159,6 +159,22 @@ def _slow_here(row: LatencyRow) -> str | None:
     return f"{here:.0f} ms in the {row.arm} arm, {there:.0f} ms by the server's clock"
 
 
+def _outside(row: LatencyRow) -> str | None:
+    """The share of the mean first token that the server's clock leaves out."""
+    here = row.time_to_first_token_ms
+    there = row.server_time_to_first_token_ms
+    if not here or there is None or row.foreign_tokens:
+        return None
+    return f"{percent(max(0.0, 1 - there / here))} in the {row.arm} arm"
+
+
+def _cached(row: LatencyRow) -> str | None:
+    """The share of the prompts' tokens that came from a cache, where some did."""
+    if not row.cached_tokens or not row.read_prompt_tokens:
+        return None
+    return f"{percent(row.cached_tokens / row.read_prompt_tokens)} in the {row.arm} arm"
+
+
 def _foreign_tokens(row: LatencyRow) -> str | None:
     """The tokens that a server generated for others while it was measured."""
     if not row.foreign_tokens:
@@ -390,5 +406,15 @@ DOUBTS = (
         "note",
         _preempted,
         "The server's cache was too small: it interrupted requests and started them again, {found}.",
+    ),
+    Doubt(
+        "note",
+        lambda run: _each_arm(run, _outside),
+        "Of the mean first token this client and the network took {found}, the rest by the server's clock.",
+    ),
+    Doubt(
+        "note",
+        lambda run: _each_arm(run, _cached),
+        "Of the prompts' tokens the server took from a cache {found}.",
     ),
 )

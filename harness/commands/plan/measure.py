@@ -161,6 +161,8 @@ def _sizes(machine: Machine, plan: PairPlan) -> dict[str, Any]:
         "needed_bytes": None if plan.reads is None else needed,
         "devices_bytes": devices,
     }
+    if plan.capacity is not None:
+        figures["regular_most_requests"], figures["most_requests"] = plan.capacity
     if machine.num_gpus:
         figures["free_bytes"] = min(size for gpu, size in machine.free.items() if gpu != "cpu")
     target, *drafts = plan.models

@@ -34,6 +34,11 @@ class PlanRow(RunRow):
     cache_bytes: MaybeInt = figure("KV cache of the target", "bytes")
     draft_cache_bytes: MaybeInt = figure("KV cache of the draft", "bytes")
     needed_bytes: MaybeInt = figure("weights and caches of both", "bytes")
+    most_requests: MaybeInt = figure(
+        "requests of `prompt_length` and `max_new_tokens` whose caches fit beside the weights at once, on all GPUs"
+        " together"
+    )
+    regular_most_requests: MaybeInt = figure("the same without the draft")
     read_bytes: MaybeInt = figure("what one forward pass of the target must read", "bytes")
     speculative_read_bytes: MaybeInt = figure(
         "the same per token with the draft, all tokens accepted", "bytes"

@@ -92,6 +92,9 @@ def _why(row: PlanRow) -> Iterator[tuple[str, str]]:
     if row.read_bytes is None:
         yield "Time", f"what a forward of {row.model} must read is not known: its KV cache is not"
         return
+    if row.most_requests:
+        alone = f", {row.regular_most_requests:,} without the draft" if row.draft else ""
+        yield "Load", f"{row.most_requests:,} such requests fit beside the weights at once{alone}"
     batch = f" for the {row.batch_size} rows of a batch" if (row.batch_size or 1) > 1 else ""
     yield "Time", f"a forward must read {amount(row.read_bytes)}{batch}, by any implementation"
     for name, rate in _rates(row) or [("at bandwidth=100, as none is known", 100.0)]:

@@ -117,6 +117,8 @@ class PairPlan:
         remedies: changes that would make it fit.
         notes: further sentences for the user.
         reads: None if the size of a cache is not known.
+        capacity: requests whose caches fit beside the weights at once, of the target alone and of the pair; None
+            likewise.
     """
 
     models: tuple[ModelPlan, ...]
@@ -126,3 +128,4 @@ class PairPlan:
     remedies: tuple[Remedy, ...]
     notes: tuple[str, ...]
     reads: PassBytes | None
+    capacity: tuple[int, int] | None

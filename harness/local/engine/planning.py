@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import psutil
 import torch
@@ -151,7 +151,31 @@ def plan_on(
         remedies=tuple(advice),
         notes=tuple(_notes(problem)),
         reads=pass_bytes(pair, demand, draft_tokens),
+        capacity=capacity(problem),
     )
+
+
+def capacity(problem: PlacementProblem) -> tuple[int, int] | None:
+    """How many requests of this length fit beside the weights at once, of the target alone and of the pair; None if
+    the size of a cache is not known.
+
+    GPUs count together, and layers keep no more than their window: so servers do it, which page caches.
+    """
+    if not all(sketch.knows_cache for sketch in problem.models):
+        return None
+    demand = problem.demand
+    devices: Sequence[int | str] = problem.placement_gpus or ["cpu"]
+    room = sum(problem.room[device] for device in devices)
+    numbers = []
+    for sketches, num_draft_tokens in (
+        (problem.models[:1], 0),
+        (problem.models, demand.num_draft_tokens),
+    ):
+        row_tokens = demand.prompt_tokens + demand.new_tokens + num_draft_tokens
+        row_bytes = sum(sketch.row_bytes(row_tokens) for sketch in sketches)
+        left = room - sum(sketch.weight_bytes for sketch in sketches)
+        numbers.append(max(0, left // row_bytes))
+    return numbers[0], numbers[1]
 
 
 def _notes(problem: PlacementProblem) -> list[str]:

@@ -227,11 +227,15 @@ class Sketch:
             context: tokens of each row in the cache.
             num_tokens: of each row in the pass: 1 for a step, K + 1 for a verification.
         """
-        total = self.read_bytes(num_rows * num_tokens)
+        return self.read_bytes(num_rows * num_tokens) + num_rows * self.row_bytes(context)
+
+    def row_bytes(self, context: int) -> int:
+        """Return the bytes of one row's caches, of each layer within its window."""
+        total = 0
         for block in self.blocks:
             for cache in block.caches:
                 num_seen = context if cache.window is None else min(context, cache.window)
-                total += cache.nbytes(self.dtype, num_rows * num_seen, num_rows)
+                total += cache.nbytes(self.dtype, num_seen, 1)
         return total
 
 

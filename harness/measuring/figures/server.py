@@ -33,7 +33,9 @@ class ServerFigures(Group):
         "whether requests had a salt, so that a server's prefix cache does not know their prompts from before",
     )
     server_time_to_first_token_ms: MaybeFloat = pooled(
-        "mean", "mean time to the first token by the server's own clock and metrics", "ms"
+        "mean",
+        "mean time to the first token by the server's own clock: its metrics, or its answers to one request at a time",
+        "ms",
     )
     server_tokens: MaybeInt = pooled(
         "mean",
@@ -88,6 +90,10 @@ class ServerFigures(Group):
             columns["cached_tokens"] = sum(cached)
         if read and len(read) == len(answered):
             columns["read_prompt_tokens"] = sum(read)
+        first_ms = [request.prompt_ms for request in answered if request.prompt_ms is not None]
+        # Others wait in the server's queue, which answers leave out.
+        if first_ms and run.settings.batch_size == 1 and not run.settings.engine.rate:
+            columns["server_time_to_first_token_ms"] = sum(first_ms) / len(first_ms)
         if drafted:
             columns["drafted"] = any(drafted)
         if arm.counted is not None:

@@ -9,8 +9,13 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 import pytest
+import torch
 
-from harness.config.settings import ModelSettings
+from harness.config.demand import Demand
+from harness.config.settings import ModelSettings, PlacementSettings
+from harness.local.engine.planning import capacity
+from harness.local.models.fit import PlacementProblem
+from harness.local.models.sketch import Block, LayerCache, Sketch, TensorSketch
 from in_process import Harness
 from wording import mentions
 
@@ -176,3 +181,45 @@ def test_acceptance_predicts_the_speedup(harness: Harness, tmp_path: Path) -> No
         "plan", "model=tiny_draft", "draft=lookup", f"acceptance={tmp_path}/found"
     )
     assert "has no run of acceptance with model=tiny_draft draft=lookup" in complaint
+
+
+def test_requests_that_fit_beside_the_weights(plan: Plan) -> None:
+    """Llama 7B: 32 layers of 2 × 4,096 numbers in two bytes for each token, and a reserve of 2 GB on each GPU."""
+    asked = ["model=7B", "gpus=2", "gpu_memory=24GB", "prompt_length=1000"]
+    outcome = plan(*asked, "draft=7B_4bit", "K=4")
+    row = outcome.row
+    token = 32 * 2 * 4096 * 2
+    alone = (2 * (24e9 - 2e9) - row["model_bytes"]) // (1064 * token)
+    # Each request has both caches then, K tokens longer.
+    left = 2 * (24e9 - 2e9) - row["model_bytes"] - row["draft_bytes"]
+    assert row["model_bytes"] == pytest.approx(2 * 6.738e9, rel=1e-3)
+    assert (row["regular_most_requests"], row["most_requests"]) == (
+        alone,
+        left // (1068 * 2 * token),
+    )
+    said = (
+        f"{row['most_requests']} such requests fit beside the weights at once, {alone:.0f} without"
+    )
+    assert said in outcome.stdout
+
+
+def test_requests_of_a_published_server() -> None:
+    """Apertus 8B on one GH200 by vLLM (swiss-ai/apertus-speculative-decoding, docs/loadtest-8b.md, 2026-09-30): a pool
+    of 469,792 tokens, and at most 171 requests in flight; 129 with a DSpark head of 3.3 GiB, whose five layers have a
+    window of 2,048 tokens. vLLM pads groups of layers: 139 with a patch that does not. Bytes alone allow 144.
+    """
+    numbers = 2 * 8 * 128
+    weights = TensorSketch(count=int(17.23 * 2**30) // 2)
+    layers = (LayerCache(numbers),) * 32
+    settings = ModelSettings(name="apertus", repository="x/y")
+    target = Sketch("model", settings, torch.bfloat16, (Block(("",), (weights,), layers),))
+    head_layers = (LayerCache(numbers, window=2048),) * 5
+    head_weights = TensorSketch(count=int(3.3 * 2**30) // 2)
+    block = Block(("",), (head_weights,), head_layers)
+    head = Sketch("draft", settings, torch.bfloat16, (block,), spare_slots=0)
+    free = target.weight_bytes + 469_792 * 32 * numbers * 2
+    demand = Demand(1, 469_792 // 171 - 200, 200, 7, "eager")
+    placement = PlacementSettings(reserve_gb=0.0)
+    problem = PlacementProblem((target, head), placement, {0: free, "cpu": 0}, demand)
+    assert problem.reserve_bytes == 0
+    assert capacity(problem) == (171, 144)

@@ -263,6 +263,8 @@ def test_every_format_is_recognised_loaded_and_sized(name: str, tmp_path: Path) 
     assert sketch.weight_bytes == sum(tensor.nbytes for tensor in held)
     num_layers = 0 if name == "Medusa" else head.config.transformer.num_hidden_layers
     assert sketch.cache_bytes == num_layers * 2 * 2 * 16 * 2
+    seen = [1000 if window is None else window for window in getattr(loaded, "windows", [])]
+    assert sketch.row_bytes(1000) == sum(seen) * 2 * 2 * 16 * 2
     assert (
         dataclasses.replace(sketch, borrowed_tensors=()).read_bytes() < sketch.weight_bytes
         or name.split(",")[0] in ("Medusa", "z-lab dflash", "MiMo", "JetSpec", "Domino")

@@ -73,7 +73,10 @@ class HeadCheckpoint:
         config = self.config
         tensors = tuple(head.sketches())
         # One block without a name: a head is never split over devices.
-        block = Block(("",), tensors, (LayerCache(head.cached_numbers),))
+        windows: Sequence[int | None] = getattr(head, "windows", [None])
+        numbers = head.cached_numbers // len(windows)
+        caches = tuple(LayerCache(numbers, window=window) for window in windows)
+        block = Block(("",), tensors, caches)
         matrix_size = config.target_size * config.vocabulary_size
         num_missing = (not config.own_embedding) + (not config.own_output)
         copies = (TensorSketch(num_missing * matrix_size, read_per_token=0.0),)
