@@ -124,11 +124,11 @@ def test_answers_come_before_counters_and_a_worker_of_several_counts_for_nothing
 
 def test_an_answer_has_the_servers_first_token_where_nothing_waited_in_its_queue() -> None:
     """The counters of a server have such waits too, so they count under load."""
-    found = figures(Server, lap(prompt_ms=30.0) + lap(prompt_ms=10.0))
+    found = figures(ServerFigures, lap(prompt_ms=30.0) + lap(prompt_ms=10.0))
     assert found.server_time_to_first_token_ms == 20
     rated = {"engine": ServerSettings(url="http://a/v1", rate=3.0)}
     for settings in ({"batch_size": 2}, rated):
-        found = figures(Server, lap(prompt_ms=30.0), settings=settings)
+        found = figures(ServerFigures, lap(prompt_ms=30.0), settings=settings)
         assert found.server_time_to_first_token_ms is None
 
 
