@@ -51,7 +51,6 @@ def run_model(
     tokens: Tensor,
     cache: Cache,
     last_tokens: Tensor | None = None,
-    **arguments: Any,
 ) -> tuple[Tensor, ...]:
     """Append tokens [B, n] to the cache -> logits [B, n, V]; if layers are captured, also their
     states [B, n, L, D].
@@ -59,7 +58,7 @@ def run_model(
     Args:
         last_tokens: [B], the index in each row after which alone there are to be logits [B, V].
     """
-    arguments |= {cache_name(model): cache, **capturing(options)}
+    arguments: dict[str, Any] = {cache_name(model): cache, **capturing(options)}
     if last_tokens is None:
         return captured(options, model(input_ids=tokens, use_cache=True, **arguments))
     with _logits_after(model, last_tokens):

@@ -24,7 +24,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from harness.local.runners.base import Options, clamp_positions, context_of, run_model
+from harness.local.models.cache_names import cache_name
+from harness.local.runners.base import Options, captured, capturing, clamp_positions, context_of
 
 # Names of attention in transformers: torch's own, and `packed_attention`.
 _PLAIN = "sdpa"
@@ -289,13 +290,15 @@ class SlotForward:
         self._options = options
         self._windows = attention_windows(model)
         self._context = context_of(model)
+        self._cache_name = cache_name(model)
+        self._constant_arguments = {"use_cache": True, **capturing(options)}
         attention = model.config.get_text_config()._attn_implementation
         self._needs_masks = attention != _PLAIN or any(self._windows.values())
 
     def __call__(
         self, slots: Slots, width: int, tokens: Tensor, starts: Tensor | int
     ) -> tuple[Tensor, ...]:
-        """Write tokens [B, n] into the slots from starts [B] on; returns what `run_model` does.
+        """Write tokens [B, n] into the slots from starts [B] on; returns what `captured` does.
 
         Args:
             width: how many slots of each row attention reads.
@@ -325,14 +328,14 @@ class SlotForward:
         masks = None
         if needs_masks:
             masks = self._masks(starts, written, width, slots.buffers[0].dtype)
-        return run_model(
-            self._model,
-            self._options,
-            tokens,
-            cache,
+        output = self._model(
+            input_ids=tokens,
             attention_mask=masks,
             position_ids=clamp_positions(written, width, self._context),
+            **{self._cache_name: cache},
+            **self._constant_arguments,
         )
+        return captured(self._options, output)
 
     def _masks(
         self, starts: Tensor | int, written: Tensor, width: int, dtype: torch.dtype
