@@ -16,7 +16,7 @@ from harness.config.command_line import Words
 from harness.reporting import words
 from harness.results.runs import Run
 from in_process import QUICKEST_PAIR, Harness
-from next_steps import Step, accepted, all_accepted, collected
+from next_steps import NextStep, accepted, all_accepted, collected
 from pages import short
 from report_files import eval_run, latency_run, over
 
@@ -107,7 +107,7 @@ def test_the_next_command_of_a_prediction_measures_the_same_pair(harness: Harnes
 
 def test_the_command_of_a_row_measures_its_pair() -> None:
     [*_, row] = latency_run(engine="local", model="13B", draft="./my head")
-    settings = accepted(Step("", command=words.latency_of(row, "K=8", "batch_size=2")))
+    settings = accepted(NextStep("", command=words.latency_of(row, "K=8", "batch_size=2")))
     assert (settings.model.name, settings.draft.name) == ("13B", "./my head")
     assert (settings.decoding.num_draft_tokens, settings.batch_size) == (8, 2)
     served = dataclasses.replace(row, engine="server")

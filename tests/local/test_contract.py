@@ -89,7 +89,7 @@ def p_value(name: str, rule: Callable[..., Verdict], num_rows: int = 1500) -> fl
     target, drafter = DRAFTS[name](warp)
     runner = StaticRunner(target, num_slots=16, hidden_layers=drafter.layers)
     what = requests([REPETITIVE] * num_rows, warp, 3)
-    drawn = texts(speculative(runner, drafter, what, 2, 1.0, rule), num_rows)
+    drawn = texts(speculative(runner, drafter, what, 2, verification=rule), num_rows)
     exact: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(3):
         beginnings = torch.tensor([[*REPETITIVE, *text] for text in exact])
@@ -177,7 +177,7 @@ def test_a_row_gets_what_it_gets_alone_whoever_joins_and_leaves(
         target, drafter = DRAFTS[name](warp)
         runner = kind(target, hidden_layers=drafter.layers)
         rule = verify_block if block else verify
-        return Loop(runner, drafter, K, 1.0, rule, redraw=block, warp=warp)
+        return Loop(runner, drafter, K, verification=rule, redraw=block, warp=warp)
 
     first, *others = different_requests()
     alone = [collect(loop(), request, {}, {}) for request in [first, *others]]

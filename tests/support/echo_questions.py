@@ -57,7 +57,7 @@ def engine_of(batch_size: int = 1, **settings: object) -> ServerEngine:
         longest_prompt=0,
         say=lambda message: None,
     )
-    opened = server.Server().open(opening)
+    opened = server.ServerRecord().open(opening)
     assert isinstance(opened, ServerEngine)
     return opened
 

@@ -162,6 +162,7 @@ class Loop:
         target: Runner,
         drafter: Drafter | None = None,
         num_draft_tokens: int | DraftLength = 0,
+        *,
         verification: Callable[[Offer], Verdict] = verify,
         redraw: bool = False,
         warp: BatchWarp | None = None,

@@ -273,7 +273,10 @@ def test_the_loop_keeps_the_target_s_distribution(
         TableDrafter({0: 2, 2: 1}) if table else ModelDrafter(MarkovRunner(draft), what[0].warp)
     )
     drawn = texts(
-        speculative(MarkovRunner(target.float()), drafter, what, k, rule, redraw), num_rows
+        speculative(
+            MarkovRunner(target.float()), drafter, what, k, verification=rule, redraw=redraw
+        ),
+        num_rows,
     )
     assert (p_value_of_texts(drawn, target, 0) > FALSE_ALARM_RATE) == lossless
 
@@ -283,7 +286,7 @@ def test_greedy_output_is_the_regular_one(rule: Rule) -> None:
     target = chain(0)
     what = requests(RAGGED, length=40)
     drafter = ModelDrafter(MarkovRunner(0.5 * target + 0.5 * chain(1)), what[0].warp)
-    output = texts(speculative(MarkovRunner(target), drafter, what, 4, rule), 3)
+    output = texts(speculative(MarkovRunner(target), drafter, what, 4, verification=rule), 3)
     assert output == texts(autoregressive(MarkovRunner(target), what), 3)
 
 
