@@ -97,8 +97,16 @@ def _column(
     phrase: str = "",
     said_as: Mapping[Any, str] = MappingProxyType({}),
 ) -> Any:
-    described = {"kind": kind, "text": text, "unit": unit, "path": path, "pools": pools}
-    return field(default=None, metadata=described | {"phrase": phrase, "said_as": said_as})
+    metadata = {
+        "kind": kind,
+        "text": text,
+        "unit": unit,
+        "path": path,
+        "pools": pools,
+        "phrase": phrase,
+        "said_as": said_as,
+    }
+    return field(default=None, metadata=metadata)
 
 
 def setting(text: str, path: str = "", unit: str = "", **words: Any) -> Any:
