@@ -28,6 +28,7 @@ from harness.local.models.loading import LoadedModel
 
 VOCABULARY_SIZE = 320
 SHIPPED = PACKAGE / "local" / "models" / "shipped"
+_GPU = torch.device("cuda", 0)
 
 # Enough width that scales and tables of quantized weights are told apart from the weights themselves.
 ARCHITECTURES: dict[str, dict[str, Any]] = {
@@ -187,14 +188,16 @@ def load(model: ModelSettings, draft: ModelSettings | DraftSettings | None = Non
 
 def on_gpu(pair: Pair) -> Pair:
     """A copy of the pair on a GPU, or a pretended one."""
-    draft = None if pair.draft is None else _moved(pair.draft)
-    return dataclasses.replace(pair, target=_moved(pair.target), draft=draft)
+    # In one piece: a head refers to the target's embedding.
+    copied = copy.deepcopy(pair)
+    draft = None if copied.draft is None else _moved(copied.draft)
+    head = None if copied.head is None else copied.head.to(_GPU)
+    return dataclasses.replace(copied, target=_moved(copied.target), draft=draft, head=head)
 
 
 def _moved(loaded: LoadedModel) -> LoadedModel:
-    gpu = torch.device("cuda", 0)
-    model = copy.deepcopy(loaded.model).to(gpu)
-    return dataclasses.replace(loaded, model=model, devices=[gpu], input_device=gpu)
+    model = loaded.model.to(_GPU)
+    return dataclasses.replace(loaded, model=model, devices=[_GPU], input_device=_GPU)
 
 
 def shipped(*names: str) -> list[ModelSettings]:

@@ -65,18 +65,26 @@ class CompiledCall:
         call: returns new tensors, never an input.
         example: inputs of the shapes that all calls will have.
         model: whose layers the call runs.
+        written: tensors that the call writes to. They stay where they are, so that CUDA graphs may write to them.
 
     Raises UnsupportedModelError if it cannot be compiled.
     """
 
     def __init__(
-        self, call: Callable[..., Sequence[Tensor]], example: Sequence[Tensor], model: nn.Module
+        self,
+        call: Callable[..., Sequence[Tensor]],
+        example: Sequence[Tensor],
+        model: nn.Module,
+        written: Sequence[Tensor],
     ) -> None:
         self._on_gpu = example[0].device.type == "cuda"
         # What is compiled reads these very tensors. On a GPU an input of other strides would be compiled again.
         self._inputs = [tensor.clone(memory_format=torch.contiguous_format) for tensor in example]
         with as_unsupported("cannot be compiled"):
             if self._on_gpu:
+                # Without the mark torch runs the call without graphs, and logs a warning alone.
+                for tensor in written:
+                    torch._dynamo.mark_static_address(tensor)
                 self._call: Any = torch.compile(
                     call, mode="reduce-overhead", dynamic=False, fullgraph=True
                 )

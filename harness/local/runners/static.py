@@ -176,17 +176,13 @@ class StaticRunner(Runner):
         started = time.perf_counter()
         states, _ = self._read_prompts([[0]])
         slots = Slots.like(states, batch_size, round_up(num_slots))
-        if self._device.type == "cuda":
-            # Graphs may then write to them.
-            for buffer in slots.buffers:
-                torch._dynamo.mark_static_address(buffer)
         call = functools.partial(self._forward, slots, slots.num_slots)
         starts = torch.zeros(batch_size, dtype=torch.long, device=self._device)
         passes = {}
         with self._forward.packing:
             for width in sorted(set(widths)):
                 tokens = starts.unsqueeze(1).expand(-1, width)
-                passes[width] = CompiledCall(call, [tokens, starts], self._model)
+                passes[width] = CompiledCall(call, [tokens, starts], self._model, slots.buffers)
         self._passes = passes
         self._compiled_slots = slots
         try:

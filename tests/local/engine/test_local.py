@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
 from chains import records_of, row_steps, texts
 from harness.config.demand import Demand
@@ -38,7 +39,7 @@ from harness.measuring.prompts import sets
 from planted_faults import IN_BATCHES, planted
 from some_questions import question_of
 from tiny_checkpoints import as_draft, load, on_gpu, shipped
-from traced import run_as_traced
+from traced import assert_static, run_as_traced, run_by_dynamo
 from verifiers import arguments
 
 DECODING = DecodingSettings(max_new_tokens=12, num_draft_tokens=3)
@@ -296,6 +297,33 @@ def test_a_compiled_chain_of_k_tokens_costs_about_k_passes(
         engine.close()
     assert found[: len(widths)] == found[len(widths) :]
     assert {number: drafted[number] for number in widths} == widths
+
+
+@pytest.mark.parametrize("head", ["tiny_eagle3", "tiny_dflash"])
+def test_torch_compile_traces_a_head_s_proposal_whole(
+    head: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The way of GPUs."""
+    run_by_dynamo(monkeypatch)
+    pair = shallow_pair(head)
+    engine = open_engine(pair, "compiled")
+    assert engine.runners.compiled_draft is not None
+    assert_static(engine.runners.compiled_draft.cache.buffers)
+    assert texts_of(engine) == texts_of(open_engine(pair, "eager"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("head", ["tiny_eagle3", "tiny_dflash"])
+def test_a_gpu_records_graphs_of_a_pass_and_of_a_head_s_proposal(head: str) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    pair = on_gpu(shallow_pair(head))
+    eager = texts_of(open_engine(pair, "eager"))
+    counters.clear()
+    engine = open_engine(pair, "compiled")
+    assert engine.runners.compiled_draft is not None
+    assert texts_of(engine) == eager
+    assert counters["inductor"]["cudagraph_skips"] == 0
 
 
 def test_a_head_on_a_gpu_that_its_target_is_not_on(gpus: Any) -> None:

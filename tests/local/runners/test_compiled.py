@@ -21,7 +21,7 @@ from harness.local.runners.compiled import CompiledCall, end_part
 from harness.local.runners.slots import UnsupportedModelError
 from harness.local.runners.snapshot import SnapshotRunner
 from harness.local.runners.static import StaticRunner
-from traced import run_as_traced
+from traced import assert_static, run_as_traced, run_by_dynamo
 
 WARP = Warp(1.0)
 K = 3
@@ -150,21 +150,11 @@ def test_inductor_gives_the_plain_tokens() -> None:
 
 def test_torch_compile_traces_a_pass_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """The way of GPUs, with dynamo's graph run as it is."""
-    asked: dict[str, Any] = {}
-    original = torch.compile
-
-    def as_traced(call: Any, **options: Any) -> Any:
-        asked.update(options)
-        return original(call, backend="eager", fullgraph=options["fullgraph"], dynamic=False)
-
-    class OnGpu(CompiledCall):
-        _on_gpu = property(lambda self: True, lambda self, value: None)
-
-    monkeypatch.setattr("torch.compile", as_traced)
-    monkeypatch.setattr("harness.local.runners.static.CompiledCall", OnGpu)
+    asked = run_by_dynamo(monkeypatch)
     model = random_model("llama")
     fast = compiled(model, (1, 4))
     assert asked["mode"] == "reduce-overhead"
+    assert_static(fast._compiled_slots.buffers)
     what = requests()
     with torch._dynamo.config.patch(error_on_recompile=True):
         assert regular_tokens(fast, what) == regular_tokens(SnapshotRunner(model), what)

@@ -270,7 +270,7 @@ class CompiledDraft:
             uniforms = torch.full((batch_size, number), 0.5, device=drafter.device)
             example = [*unread, uniforms]
             expected = Draft(*propose(*example))
-            self._calls[number] = CompiledCall(propose, example, head)
+            self._calls[number] = CompiledCall(propose, example, head, self.cache.buffers)
             actual = Draft(*self._calls[number](*example))
             # The first token alone: rounding may draw another one, and after it nothing is equal.
             require_close(
