@@ -28,6 +28,7 @@ has run. Without a GPU there is a small plan over the shipped pair.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import os
@@ -58,6 +59,7 @@ ROOT = Path(__file__).resolve().parents[1]
 MOST_ATTEMPTS = 2
 # A case is stopped after so many times its guess, but not before so many minutes.
 _PATIENCE, _LEAST_PATIENCE = 3, 10
+_SECONDS_TO_SAVE = 15
 
 
 class Job(Protocol):
@@ -186,8 +188,8 @@ RANDOM = "weights=random decoding.synthetic_acceptance=0.8 dtype=bfloat16"
 MAIN = f"latency model=7B draft=llama_68m {RANDOM}"
 # A pass by its width and rows: is it a line, or has it steps? Not compiled: each shape would take seconds.
 PRICES = tuple(
-    f"map model={model} draft=llama_68m {RANDOM} runner=static batch_sizes=[1,4,32]"
-    " draft_tokens=[1,2,4,8,15] num_prompts=8 tokens=32"
+    f"map model={model} draft=llama_68m {RANDOM} runner=static batch_sizes=[1,32]"
+    " draft_tokens=[1,4,15] num_prompts=8 tokens=16"
     for model in ("7B", "7B_4bit")
 )
 EAGLE = f"latency model=llama3.1_8B-instruct draft=llama3.1_8B-eagle3 {RANDOM} num_prompts=4"
@@ -199,7 +201,7 @@ GPU_JOBS: list[Job] = [
     # Whether our loop is faster than transformers' own, with a draft and without, compiled in the same way.
     *(Case("7B", "llama_68m", 2, peer=name) for name in PEERS),
     # What a pass costs by its width from 1 to 16, in bfloat16 and in 4 bit.
-    Other("prices", 6, partial(run_commands, PRICES)),
+    Other("prices", 5, partial(run_commands, PRICES)),
     # What a head costs at the sizes of an 8B model.
     Other("eagle3", 5, partial(run_commands, [EAGLE])),
     # Whether quantized targets draft and verify as fast as planned.
@@ -302,7 +304,8 @@ def run_alone(job: Job, seconds: float, options: argparse.Namespace) -> None:
             stderr=subprocess.STDOUT,
             # What commands save goes home with the results.
             cwd=options.out,
-            env={"TORCHINDUCTOR_CACHE_DIR": str(inductor_cache(options.out))} | with_project(),
+            # torch has set the variable in this process already.
+            env=with_project() | {"TORCHINDUCTOR_CACHE_DIR": str(inductor_cache(options.out))},
         )
         try:
             code = process.wait(seconds)
@@ -311,7 +314,11 @@ def run_alone(job: Job, seconds: float, options: argparse.Namespace) -> None:
             print(f"{job.name}: stopped after {seconds / 60:.1f} min, see {log}", flush=True)
         finally:
             if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)  # with all that it has started
+                # With all that it has started. A command that is told to end saves what it has measured.
+                os.killpg(process.pid, signal.SIGTERM)
+                time.sleep(_SECONDS_TO_SAVE)
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
 
 
