@@ -57,9 +57,7 @@ _compiled: dict[str, Callable[..., Any]] = {}
 class CompiledCall:
     """A function of tensors of fixed shapes, compiled for the device of its inputs.
 
-    A GPU gets `torch.compile`, with CUDA graphs that torch records and owns. On a CPU that would
-    take minutes for a whole model, and layer by layer it would cost a small model a seventh of its
-    speed, so that `compile_call` compiles there.
+    A GPU gets `torch.compile`, with CUDA graphs that torch records and owns; a CPU `compile_call`.
 
     Args:
         call: returns new tensors, never an input.
@@ -93,6 +91,10 @@ class CompiledCall:
                 ):
                     self._call(*self._inputs)
             else:
+                # For the tiny pair `torch.compile`, without guards and with layers as
+                # `nested_compile_region`, answers at about 0.9 of this speed, but dynamo traces every
+                # layer of every pass: it compiles in 29 s instead of 20, with warm caches in 12 s
+                # instead of 4 (benchmarks/RESULTS.md).
                 self._call = compile_call(functools.partial(call, *self._inputs), model)
 
     def __call__(self, *inputs: Tensor) -> Sequence[Tensor]:
