@@ -46,7 +46,7 @@ _postponed: BaseException | None = None
 # Ends the process in mode ENDING; None where signals are postponed in its place.
 _end_process: Callable[[], NoReturn] | None = None
 
-# Whether `interrupting` has the signals, and whether for a program that has called `harness.run`.
+# Whether `interrupting` has the signals, and whether the process is of a program that has called `harness.run`.
 _is_interrupting = False
 _is_embedded = False
 
@@ -98,9 +98,11 @@ def interrupting(end_process: Callable[[], NoReturn] | None = None) -> Iterator[
     signals.
 
     Args:
-        end_process: of the command line: ends the process at once instead of postponing a signal.
+        end_process: of the command line: ends the process at once instead of postponing a signal. None for a program
+            that has called `harness.run`.
     """
-    global _terminals, _end_process, _is_interrupting
+    global _terminals, _end_process, _is_interrupting, _is_embedded
+    _is_embedded = end_process is None
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -161,18 +163,6 @@ def within_time_limit() -> Iterator[None]:
         raise RunError(str(limit)) from limit
     finally:
         signal.signal(signal.SIGUSR2, before)
-
-
-@contextmanager
-def embedded() -> Iterator[None]:
-    """Run a command in the process of a program that has garbage of its own (`harness.run`)."""
-    global _is_embedded
-    before = _is_embedded
-    _is_embedded = True
-    try:
-        yield
-    finally:
-        _is_embedded = before
 
 
 def _hold(*, must_go_on: bool = False) -> None:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Coroutine, Iterator, Sequence
 from concurrent.futures import wait
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
 from harness.config.amounts import counted
 from harness.config.errors import RunError, SettingError
@@ -29,8 +29,10 @@ from harness.engines.protocol import (
     Arm,
     Blocks,
     Engine,
+    Likeliest,
     Request,
     Servers,
+    Texts,
     TextScores,
 )
 from harness.engines.rates import arrival_times
@@ -41,7 +43,7 @@ from harness.servers.connection import Connection, connect
 from harness.servers.dialects import UNKNOWN, dialect_of
 from harness.servers.identity import Identity, check_same_weights, choose_model, server_report
 from harness.servers.launch import Served, StartedServer
-from harness.servers.logprobs import text_logprobs
+from harness.servers.logprobs import TextScorer
 from harness.servers.request_form import new_salt
 from harness.servers.sending import Outgoing, send_at_times, send_in_turn
 from harness.servers.settings import ServerSettings
@@ -55,6 +57,9 @@ _FEWEST_STARTS = 4
 # Seconds before each lap. File writes between laps differ before the two arms, and slow the next requests: without a
 # rest the first tokens of one of two identical arms came 0.25 ms later (`benchmarks/identical_arms.py`).
 _REST_S = 0.02
+
+
+Result = TypeVar("Result")
 
 
 class ServerEngine(Engine):
@@ -160,6 +165,14 @@ class ServerEngine(Engine):
             f" {(number - 1) * start_s:.0f} s more (engine.blocks=0 starts them once)"
         )
         return number
+
+    def run(self, asking: Coroutine[Any, Any, Result]) -> Result:
+        """What a coroutine returns that asks a server; it is cancelled if nobody waits any more."""
+        running = asyncio.run_coroutine_threadsafe(asking, self.loop)
+        try:
+            return running.result()
+        finally:
+            running.cancel()
 
     def ensure_running(self, arm: ServerArm) -> Connection:
         """Start the server of an arm if it does not run; where only one may, the others end."""
@@ -292,7 +305,7 @@ class ServerArm(Arm):
             context = f"{place} has a context of {model.context} tokens"
             rule = f"leaves too little room: {context}, and a prompt has {opening.longest_prompt}"
             raise SettingError("decoding.max_new_tokens", rule, max_new_tokens)
-        typed_dialect = (command and command.dialect) or UNKNOWN
+        typed_dialect = UNKNOWN if command is None else command.dialect
         dialect = dialect_of(model.owner or typed_dialect.name, self._settings.dialect)
         server = (report and dialect.named(report.about)) or None
         return Identity(model, dialect, server)
@@ -319,8 +332,7 @@ class ServerArm(Arm):
     def stop(self) -> None:
         """Close the connection, and end the server if it was started here."""
         if self.connection is not None:
-            closing = self.connection.client.aclose()
-            asyncio.run_coroutine_threadsafe(closing, self._engine.loop).result()
+            self._engine.run(self.connection.client.aclose())
             self.connection = None
         if self.process is not None:
             self.process.stop()
@@ -404,8 +416,7 @@ class ServerArm(Arm):
         for chat in (Chat(hello, offered.tools), Chat(hello)):
             probe = Request([0], decoding, seed=0, index=0, chat=chat)
             record = probe.record()
-            sending = connection.sender.send(Outgoing(connection.form.body(probe), record))
-            asyncio.run_coroutine_threadsafe(sending, self._engine.loop).result()
+            self._engine.run(connection.sender.send(Outgoing(connection.form.body(probe), record)))
             if record.error is not None:
                 rule = f"have tools, which the {self.name} server refuses: {record.error}"
                 raise SettingError("prompts", rule)
@@ -418,15 +429,17 @@ class ServerArm(Arm):
     @property
     def scores(self) -> TextScores | None:
         identity = self.identity
-        if identity is None or identity.dialect.scoring is None:
+        scoring = None if identity is None else identity.dialect.scoring
+        if identity is None or scoring is None:
             return None
-        return functools.partial(
-            text_logprobs,
-            lambda: self._engine.ensure_running(self).client,
-            self._engine.loop,
-            identity.model.name,
-            identity.dialect.scoring,
-        )
+        name = identity.model.name
+
+        def score(texts: Texts, num_top: int, num_in_flight: int) -> list[list[Likeliest]]:
+            connection = self._engine.ensure_running(self)
+            scorer = TextScorer(connection.client, name, scoring, num_top)
+            return self._engine.run(scorer.score_all(texts, num_in_flight))
+
+        return score
 
     def _wait_for(
         self,

@@ -44,7 +44,7 @@ def commands_of(run: RunSettings) -> list[ServerCommand]:
     typed = [words for words in (settings.first_command, settings.start_command) if words]
     *first, measured = [read_command(words, values, dialects).prepared() for words in typed]
     is_alone = run.draft is None or (run.JUDGES_DRAFT and not first)
-    if not is_alone and not first and measured.dialect is not None:
+    if not is_alone and not first and measured.is_known:
         # What is wrong with the flags of a known program is said wherever that program is.
         first = [measured.regular()]
     for command in (*first, measured):
