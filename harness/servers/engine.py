@@ -390,7 +390,7 @@ class ServerArm(Arm):
         else:
             times = arrival_times(requests, rate)
             asking = send_at_times(sender, outgoing, further, rate, times, self._say)
-        load = self._wait_for(connection, asking, arrivals, watch or _unseen)
+        load = self._wait_for(connection, asking, arrivals, watch)
         for request, sent in zip(requests, outgoing, strict=True):
             # A text may have ended it at once.
             may_be_empty = request.may_be_empty or "stop" in sent.body
@@ -446,7 +446,7 @@ class ServerArm(Arm):
         connection: Connection,
         asking: Coroutine[Any, Any, Load],
         arrivals: SimpleQueue[Arrival | None],
-        watch: Watch,
+        watch: Watch | None,
     ) -> Load:
         """Run what asks the server, and show the watcher what arrives; it is cancelled if nobody waits any more.
 
@@ -497,7 +497,3 @@ def _further(connection: Connection, requests: Sequence[Request]) -> Iterator[Ou
         number = next(connection.further_numbers)
         salted = dataclasses.replace(request, salt=f"{request.salt} {number}")
         yield Outgoing(connection.form.body(salted), salted.record())
-
-
-def _unseen(arrivals: Sequence[Arrival]) -> None:
-    """Nobody watches."""

@@ -202,7 +202,7 @@ LLAMA_CPP = Startup(
 VLLM = Startup(
     programs=("vllm serve", "-m vllm.entrypoints.openai.api_server"),
     environment=("VLLM_",),
-    images=("vllm/vllm-openai", "vllm-openai", "vllm/vllm"),
+    images=("vllm-openai", "vllm/vllm"),
     speculation=(
         "--speculative-config",
         "-sc",
