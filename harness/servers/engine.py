@@ -10,11 +10,10 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
-import itertools
 import math
 import threading
 import time
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import wait
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
@@ -44,7 +43,6 @@ from harness.servers.dialects import UNKNOWN, dialect_of
 from harness.servers.identity import Identity, check_same_weights, choose_model, server_report
 from harness.servers.launch import Served, StartedServer
 from harness.servers.logprobs import TextScorer
-from harness.servers.request_form import new_salt
 from harness.servers.sending import Outgoing, send_at_times, send_in_turn
 from harness.servers.settings import ServerSettings
 
@@ -68,9 +66,9 @@ class ServerEngine(Engine):
     Args:
         opening: the run, with its requests in flight (`batch_size`, without effect at a set `rate`).
         served: the server of each arm.
-        num_blocks: how often each server is started; 0 starts all of them once. A block has one
+        num_blocks: how often each server is started where they take turns; 0 where they never do. A block has one
             question for each arm, and one server at a time.
-        blocks_if_needed: as `num_blocks`, where the servers do not start side by side.
+        takes_turns: whether they take turns in any case. Otherwise they do where they do not start side by side.
         most_starts: how often both are started, side by side, where that takes little time: two processes of one
             program differ by some per cent, which an interval over the prompts of one start does not cover.
 
@@ -85,7 +83,7 @@ class ServerEngine(Engine):
         opening: Opening,
         served: Sequence[Served],
         num_blocks: int = 0,
-        blocks_if_needed: int = 0,
+        takes_turns: bool = False,
         most_starts: int = 0,
     ) -> None:
         if opening.settings.JUDGES_DRAFT:
@@ -102,9 +100,9 @@ class ServerEngine(Engine):
         self._thread = threading.Thread(target=self.loop.run_forever, name="requests", daemon=True)
         self._thread.start()
         self.arms: list[ServerArm] = [ServerArm(self, server) for server in served]
-        self._one_at_a_time = num_blocks > 0
+        self._takes_turns = takes_turns
         try:
-            self._start_first(num_blocks, blocks_if_needed, most_starts)
+            self._start_first(num_blocks, most_starts)
         except BaseException:
             self.close()
             raise
@@ -113,10 +111,10 @@ class ServerEngine(Engine):
             # A server alone is measured as it is.
             first.name = "speculative"
 
-    def _start_first(self, num_blocks: int, blocks_if_needed: int, most_starts: int) -> None:
-        """Start all servers, or with blocks the first, and decide how often they are started in all.
+    def _start_first(self, num_blocks: int, most_starts: int) -> None:
+        """Start all servers, or the first where they take turns, and decide how often they are started in all.
 
-        If one of two ends, often for lack of memory, it is started alone, and blocks are taken.
+        If one of two ends, often for lack of memory, it is started alone, and they take turns from then on.
         """
         began = time.perf_counter()
         try:
@@ -124,22 +122,22 @@ class ServerEngine(Engine):
         except RunError as error:
             failed = [arm for arm in self.arms if arm.ended is not None]
             is_one_of_two = len(self.arms) == 2 and len(failed) == 1
-            if not (blocks_if_needed and is_one_of_two):
+            if self._takes_turns or not num_blocks or not is_one_of_two:
                 raise
             self.say(f"{error}: it is started once more, alone")
             self._stop_all()
             for arm in self.arms:
                 arm.identity = None
-            self._one_at_a_time = True
-            num_blocks = blocks_if_needed
+            self._takes_turns = True
             began = time.perf_counter()
             self._start(failed[0])
-        if self.servers.commands:
-            self.setup_seconds = time.perf_counter() - began
-            if num_blocks:
-                self._announce_blocks(num_blocks, self.setup_seconds)
-            else:
-                num_blocks = self._quick_starts(most_starts, self.setup_seconds)
+        if not self.servers.commands:
+            return
+        self.setup_seconds = time.perf_counter() - began
+        if self._takes_turns:
+            self._announce_blocks(num_blocks, self.setup_seconds)
+        else:
+            num_blocks = self._quick_starts(most_starts, self.setup_seconds)
         if num_blocks:
             self.blocks = Blocks(num_blocks, self._restart_if_asked)
 
@@ -184,12 +182,12 @@ class ServerEngine(Engine):
 
     def _start(self, arm: ServerArm) -> None:
         """Start and connect the servers that run while this arm is asked, and describe all that are known by now."""
-        together = [arm] if self._one_at_a_time else self.arms
+        together = [arm] if self._takes_turns else self.arms
         for server in together:
             server.launch()
         for server in together:
             server.identity = server.identify()
-        # With blocks, the server of one arm alone is known at first.
+        # Where they take turns, the server of one arm alone is known at first.
         known = [server.identity for server in self.arms if server.identity is not None]
         models = [identity.model for identity in known]
         if all(server.served.model is None for server in self.arms):
@@ -221,7 +219,8 @@ class ServerEngine(Engine):
         fits = fits and longest_prompt <= opening.longest_prompt
         if fits:
             for arm in self.arms:
-                arm.renew_salts()
+                if arm.connection is not None:
+                    arm.connection.renew_salts()
         return fits
 
     def close(self) -> None:
@@ -260,12 +259,6 @@ class ServerArm(Arm):
     def url(self) -> str:
         """The address of the API."""
         return self.process.url if self.process is not None else self.served.url or ""
-
-    def renew_salts(self) -> None:
-        """Take no answer to an earlier question from the server's prefix cache."""
-        if self.connection is not None:
-            form = self.connection.form
-            self.connection.form = dataclasses.replace(form, salt=new_salt())
 
     def launch(self) -> None:
         """Start the server, if it is one that is started here."""
@@ -382,7 +375,7 @@ class ServerArm(Arm):
         for row, (request, record) in enumerate(zip(requests, self.requests, strict=True)):
             add = functools.partial(show, row)
             outgoing.append(Outgoing(connection.form.body(request), record, add))
-        further = _further(connection, extra) if extra else None
+        further = connection.further(extra) if extra else None
         sender = connection.sender
         rate = self._settings.rate
         if rate is None:
@@ -489,11 +482,3 @@ class ServerArm(Arm):
             running.cancel()
         frames.show(new)
         return running.result()
-
-
-def _further(connection: Connection, requests: Sequence[Request]) -> Iterator[Outgoing]:
-    """The same requests again and again, each with another salt."""
-    for request in itertools.cycle(requests):
-        number = next(connection.further_numbers)
-        salted = dataclasses.replace(request, salt=f"{request.salt} {number}")
-        yield Outgoing(connection.form.body(salted), salted.record())
