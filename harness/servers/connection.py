@@ -16,7 +16,7 @@ from harness.engines.record import Opening
 from harness.engines.requests import RequestError, RequestRecord
 from harness.engines.text_tokenizer import TextTokenizer
 from harness.servers.counters import AnswerCounters, CounterPage
-from harness.servers.http import new_client
+from harness.servers.http import KEY_REFUSED, new_client
 from harness.servers.identity import Identity
 from harness.servers.launch import Served
 from harness.servers.request_form import RequestForm, new_salt
@@ -175,7 +175,7 @@ def _traits(form: RequestForm, record: RequestRecord) -> Traits:
 
 def _advice(error: RequestError, identity: Identity, settings: ServerSettings) -> str:
     """What to set where a server takes no request; empty where nothing is known to help."""
-    if error.code in (401, 403):
+    if error.code in KEY_REFUSED:
         return "; engine.api_key_variable names the variable with its key"
     if error.code not in _FORM_ERRORS:
         return ""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from harness.config.amounts import round_up
 from harness.config.errors import RunError, SettingError, from_outside
 from harness.servers.events import read_event
-from harness.servers.http import client_settings
+from harness.servers.http import KEY_REFUSED, client_settings
 
 if TYPE_CHECKING:
     import httpx2
@@ -101,7 +101,7 @@ def pass_times(
     except httpx2.HTTPStatusError as error:
         code = error.response.status_code
         rule = f"refused a request with token ids: HTTP {code}"
-        if code in (401, 403):
+        if code in KEY_REFUSED:
             rule += "; api_key_variable=NAME names the variable with its key"
         raise SettingError("costs", rule, url) from error
     except (RunError, httpx2.HTTPError, ValueError, KeyError, IndexError, TypeError) as error:
