@@ -256,34 +256,37 @@ class ServerCommand:
             SettingError: it cannot be told where the port goes, or a flag rules the measurement out.
         """
         has_port = any("{port}" in word for word in self.words)
+        self._check_measurable(has_port)
+        command = self
+        if not has_port:
+            words = self._words_without(self.startup.address)
+            command = replace(self, words=(*words, *self.startup.listening))
+        return command._with_defaults(self.startup.for_all)
+
+    def _check_measurable(self, has_port: bool) -> None:
+        """Raise a SettingError for a command whose server cannot be measured, or where its port is not known to go."""
         startup = self.startup
         for word in self.words[self.start :]:
-            name = word.partition("=")[0].replace("_", "-")
+            name = _flag_name(word)
             if name in startup.refused:
                 raise SettingError(SETTING, f"{name}: {startup.refused[name]}")
-        if not self.is_known:
-            if has_port:
-                return self
+        if not self.is_known and not has_port:
             meant = nearest(PurePosixPath(self.program).name, known_programs())
             known = meant or f" ({', '.join(known_programs())})"
             rule = f"{self.program} is no server that is known here{known}"
             advice = "of any other program write {port} where its port goes"
             raise SettingError(SETTING, f"{rule}; {advice}")
-        # What is added below must not pass for a value that is missing.
+        # What is added must not pass for a value that is missing.
         self.flags([*startup.speculation, *startup.model, *startup.address])
-        command = self
-        is_contained = any(PurePosixPath(word).name in CONTAINERS for word in self.words[:2])
-        if is_contained and not has_port:
+        if not any(PurePosixPath(word).name in CONTAINERS for word in self.words[:2]):
+            return
+        if not has_port:
             rule = "write {port} where the container's port goes: docker run --rm -p {port}:8000"
             raise SettingError(SETTING, rule)
-        for word in self.words[: self.start] if is_contained else ():
+        for word in self.words[: self.start]:
             name = word.partition("=")[0]
             if name in _REFUSED_OF_CONTAINERS:
                 raise SettingError(SETTING, f"{name}: {_REFUSED_OF_CONTAINERS[name]}")
-        if not has_port:
-            words = self._words_without(startup.address)
-            command = replace(self, words=(*words, *startup.listening))
-        return command._with_defaults(startup.for_all)
 
     def without_core_binding(self) -> ServerCommand:
         """The command as it is started on a CPU where another server runs."""
@@ -305,11 +308,11 @@ class ServerCommand:
 
     def _with_defaults(self, flags: Sequence[str]) -> ServerCommand:
         """The command with each of these flags that it lacks."""
-        typed = {word.partition("=")[0].replace("_", "-") for word in self.words[self.start :]}
+        typed = set(map(_flag_name, self.words[self.start :]))
         words = list(self.words)
         for flag in flags:
             name, *value = flag.split()
-            if name.partition("=")[0] not in typed:
+            if _flag_name(name) not in typed:
                 words += [name, *value]
         return replace(self, words=tuple(words))
 
@@ -320,13 +323,10 @@ class ServerCommand:
         # What follows a flag is its value, whatever it looks like.
         values = {flag.first + 1 for flag in self.flags(speculating) if flag.last - flag.first == 2}
         for index in range(self.start, len(self.words)):
-            name = self.words[index].partition("=")[0].replace("_", "-")
-            is_similar = name.startswith(startup.prefixes)
-            if (
-                index not in values
-                and is_similar
-                and _canonical_flag(name, speculating, startup) is None
-            ):
+            name = _flag_name(self.words[index])
+            if index in values or not name.startswith(startup.prefixes):
+                continue
+            if _canonical_flag(name, speculating, startup) is None:
                 rule = f"{name} is not known here: the command without speculation cannot be told; {_BOTH}"
                 raise SettingError(SETTING, rule)
 
@@ -389,6 +389,11 @@ def _locate_program(words: Sequence[str], dialects: Sequence[Dialect]) -> Server
             if any(image in word for image in startup.images) and index > 0:
                 return ServerCommand(tuple(words), dialect, index + 1)
     return ServerCommand(tuple(words), UNKNOWN)
+
+
+def _flag_name(word: str) -> str:
+    """The flag that a word is or begins with, as tables have it: `--spec-type` of `--spec_type=none`."""
+    return word.partition("=")[0].replace("_", "-")
 
 
 def _json_entries(flag: Flag) -> dict[str, Any]:
