@@ -422,14 +422,12 @@ class ServerArm(Arm):
     @property
     def scores(self) -> TextScores | None:
         identity = self.identity
-        scoring = None if identity is None else identity.dialect.scoring
-        if identity is None or scoring is None:
+        if identity is None or identity.dialect.scoring is None:
             return None
-        name = identity.model.name
 
         def score(texts: Texts, num_top: int, num_in_flight: int) -> list[list[Likeliest]]:
             connection = self._engine.ensure_running(self)
-            scorer = TextScorer(connection.client, name, scoring, num_top)
+            scorer = TextScorer(connection.client, identity, num_top)
             return self._engine.run(scorer.score_all(texts, num_in_flight))
 
         return score

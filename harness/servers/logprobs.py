@@ -12,6 +12,7 @@ from harness.config.errors import RunError, from_outside
 from harness.engines.protocol import Likeliest, Texts
 from harness.servers.events import AnswerError
 from harness.servers.http import RequestFailed, answer_to, body_of
+from harness.servers.identity import Identity
 
 if TYPE_CHECKING:
     import httpx2
@@ -23,14 +24,12 @@ class TextScorer:
 
     Attributes:
         client: of its API.
-        model: the name by which the server knows it.
-        scoring: `Dialect.scoring`.
+        identity: of a server whose dialect has a way to ask for them.
         num_top: how many of the likeliest tokens are asked for; -1 for all.
     """
 
     client: httpx2.AsyncClient
-    model: str
-    scoring: str
+    identity: Identity
     num_top: int
 
     async def score_all(self, texts: Texts, num_in_flight: int) -> list[list[Likeliest]]:
@@ -74,7 +73,7 @@ class TextScorer:
 
     async def _score(self, prompt: Sequence[int], text: Sequence[int]) -> list[Likeliest]:
         whole = [*prompt, *text]
-        if self.scoring == "prompt_logprobs":
+        if self.identity.dialect.scoring == "prompt_logprobs":
             choice = await self._ask(whole, prompt_logprobs=self.num_top)
             entries = choice["prompt_logprobs"][len(prompt) :]
             return [
@@ -90,7 +89,12 @@ class TextScorer:
 
     async def _ask(self, token_ids: Sequence[int], **parameters: Any) -> Any:
         """The answer of one token behind these."""
-        body = {"model": self.model, "prompt": token_ids, "max_tokens": 1, "temperature": 0.0}
+        body = {
+            "model": self.identity.model.name,
+            "prompt": token_ids,
+            "max_tokens": 1,
+            "temperature": 0.0,
+        }
         async with answer_to(self.client, "completions", body | parameters) as response:
             answer = json.loads(await body_of(response))
         return answer["choices"][0]
