@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
@@ -79,14 +79,7 @@ def _remove_unused(directory: Path, typed: Path) -> None:
 
 def _run(config: Any, servers: Sequence[Sequence[str]]) -> Sequence[Any]:
     """Run a command, see `run`."""
-    try:
-        plain: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-    except MissingMandatoryValue as error:
-        raise SettingError(str(error.full_key), "must be set") from error
-    except OmegaConfBaseException as error:
-        raise SettingError(str(error.full_key or "settings"), str(error).splitlines()[0]) from error
-    # Presets and `${oc.env:NAME}` may have brought one.
-    check_settings_have_no_key([json.dumps(plain | dict.fromkeys(("prompt", "prompts")))])
+    plain = _resolved(config)
     command = configured(plain.pop("command"))
     server_words.attach(servers, plain)
     hydra = HydraConfig.get()
@@ -98,41 +91,26 @@ def _run(config: Any, servers: Sequence[Sequence[str]]) -> Sequence[Any]:
         _check_directory(command, OmegaConf.select(config, "results.file"), hydra, sweep)
     manifest = None if sweep is None else Manifest.read(sweep)
     settings = _settings(command, plain, manifest)
-    if command.needs_local(settings):
-        require_local(command.name)
-    elif command.measures:
-        engine_of(settings).check_installed()
-    command.check_installed()
+    _check_machine(command, settings)
     if sweep is None:
         # A job of a sweep is refused alone, and leaves a row.
         require_files(settings)
-    if command.measures and engine_of(settings).computes_here and not gpu_names():
-        from harness.measuring.quietness import crowding
-
-        crowded = crowding()
-        # In a sweep only before its first job.
-        if crowded is not None and (sweep is None or hydra.job.num == 0):
-            say(crowded)
-    is_known = settings.model.repository != SERVED and command.uses_models(settings)
-    needs_libraries = is_known and is_installed("transformers")
-    if sweep is None and "torch" not in sys.modules and needs_libraries:
-        # Before libraries are imported that take seconds.
-        draft = "" if settings.draft is None else f" with draft {settings.draft.name}"
-        computes_here = engine_of(settings).computes_here
-        libraries = "torch and transformers" if computes_here else "transformers"
-        note(f"{settings.model.name}{draft}: importing {libraries}")
+    # In a sweep only before its first job.
+    if sweep is None or hydra.job.num == 0:
+        _note_crowding(command, settings)
+    if sweep is None:
+        _note_imports(command, settings)
     # Slow to import: only for settings that are right.
     from harness.cli import jobs
 
     # A signal that came during the imports so far.
     signals.raise_postponed()
-    if sweep is None or manifest is None:
+    if sweep is None:
         share_cores(1)
         if isinstance(command, Service):
             signals.load(command.program).run(settings, signals.leaving)
             return []
-        job = jobs.Job(command.name, settings, directory)
-        return job.run()
+        return jobs.Job(command.name, settings, directory).run()
     if not command.sweeps:
         raise SettingError("-m", f"{command.name} has no sweeps")
     # Jobs of submitit's `LocalLauncher` run side by side here, `max_batch_size` at once. Ray limits the
@@ -143,6 +121,54 @@ def _run(config: Any, servers: Sequence[Sequence[str]]) -> Sequence[Any]:
     overrides = tuple(hydra.overrides.task)
     number = int(hydra.job.num)
     return jobs.run_job(jobs.Job(command.name, settings, directory, sweep, number, overrides))
+
+
+def _resolved(config: Any) -> dict[str, Any]:
+    """The composed configuration as dictionaries and lists.
+
+    Raises:
+        SettingError: a value is missing, cannot be looked up, or has a key in it.
+    """
+    try:
+        plain: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    except MissingMandatoryValue as error:
+        raise SettingError(str(error.full_key), "must be set") from error
+    except OmegaConfBaseException as error:
+        raise SettingError(str(error.full_key or "settings"), str(error).splitlines()[0]) from error
+    # Presets and `${oc.env:NAME}` may have brought one.
+    check_settings_have_no_key([json.dumps(plain | dict.fromkeys(("prompt", "prompts")))])
+    return cast(dict[str, Any], plain)
+
+
+def _check_machine(command: ConfiguredCommand[Any], settings: RunSettings) -> None:
+    """Raise a SettingError where a package is missing that the command, its engine or its models need."""
+    if command.needs_local(settings):
+        require_local(command.name)
+    elif command.measures:
+        engine_of(settings).check_installed()
+    command.check_installed()
+
+
+def _note_crowding(command: ConfiguredCommand[Any], settings: RunSettings) -> None:
+    """Show who else uses the cores of this machine, where a measurement computes on them."""
+    if not command.measures or not engine_of(settings).computes_here or gpu_names():
+        return
+    from harness.measuring.quietness import crowding
+
+    crowded = crowding()
+    if crowded is not None:
+        say(crowded)
+
+
+def _note_imports(command: ConfiguredCommand[Any], settings: RunSettings) -> None:
+    """Show what is going to be measured, before libraries are imported that take seconds."""
+    is_known = settings.model.repository != SERVED and command.uses_models(settings)
+    if not is_known or not is_installed("transformers") or "torch" in sys.modules:
+        return
+    draft = "" if settings.draft is None else f" with draft {settings.draft.name}"
+    computes_here = engine_of(settings).computes_here
+    libraries = "torch and transformers" if computes_here else "transformers"
+    note(f"{settings.model.name}{draft}: importing {libraries}")
 
 
 def _check_directory(

@@ -28,7 +28,7 @@ from harness.config.run import RepeatedSettings
 from harness.engines.registry import pair_of
 from harness.measuring.measurement import identify, measured_rows
 from harness.measuring.progress import say, show
-from harness.results.files import SUMMARY_FILE, write_rows
+from harness.results.files import write_rows
 from harness.results.rows.prompts import PROMPTS_FILE
 from harness.results.schema import ComparedRow, RunRow
 
@@ -174,7 +174,6 @@ def finish(
         manifest.num_jobs,
         pooled,
         is_refused=is_refused,
-        summary=directory / SUMMARY_FILE,
         details=manifest.details,
     )
     num_missing = manifest.num_jobs - len({row.job for row in rows})

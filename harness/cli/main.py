@@ -147,7 +147,7 @@ def run(command: str, *overrides: str, verbose: bool = False, **settings: Any) -
         divided = Words.divide([command, *words])
         divided.note()
         stdout = sys.stdout if verbose else io.StringIO()
-        with signals.embedded(), signals.interrupting(), redirect_stdout(stdout):
+        with signals.interrupting(), redirect_stdout(stdout):
             invocation.run_hydra(divided)
     if invocation.errors:
         raise invocation.errors[0]

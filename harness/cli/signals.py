@@ -1,16 +1,14 @@
 """Signals that end a run, raised as exceptions, and never lost.
 
-An exception from a signal may disappear during an import: extension modules and fallbacks of
-libraries swallow it. So a signal is not always raised at once:
+An exception from a signal may disappear during an import: extension modules and fallbacks of libraries swallow it. So a
+signal is not always raised at once. What it does depends on the mode of this process:
 
-    state        when                                      what a signal does
-    raising      while a run decodes                       raises KeyboardInterrupt in the main thread
-    postponing   during imports, and while rows are        nothing yet: `raise_postponed` raises it; a
+    RAISING      while a run decodes                       raises KeyboardInterrupt in the main thread
+    POSTPONING   during imports, and while rows are        nothing yet: `raise_postponed` raises it; a
                  written                                   second signal is raised at once
-    ending       instead of postponing where               ends the process without an exception
-                 `interrupting` was given `end_process`:
-                 during imports before there are rows
-                 to write, and in `leaving`
+    ENDING       on the command line, during imports       ends the process without an exception
+                 before there are rows to write, and in
+                 `leaving`
 
 An exception that disappears in a destructor is raised again.
 """
@@ -26,21 +24,35 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from enum import Enum
 from typing import Any, NoReturn
 
 from harness.config.errors import RunError
 
-# The error that the first postponed signal will raise, or [] before one came. None while signals
-# raise at once.
-_postponed: list[BaseException] | None = None
-# Ends the process, in place of postponing a signal; None to postpone it.
+
+class _Mode(Enum):
+    """What a signal does, see above."""
+
+    RAISING = "raising"
+    POSTPONING = "postponing"
+    ENDING = "ending"
+
+
+_mode = _Mode.RAISING
+
+# The error of a signal that was postponed, until it is raised.
+_postponed: BaseException | None = None
+
+# Ends the process in mode ENDING; None where signals are postponed in its place.
 _end_process: Callable[[], NoReturn] | None = None
-# Whether `interrupting` has the signals.
+
+# Whether `interrupting` has the signals, and whether the process is of a program that has called `harness.run`.
 _is_interrupting = False
+_is_embedded = False
+
 # Standard streams that were a terminal at first.
 _terminals: list[int] = []
-# Whether the process is of a program that has called `harness.run`.
-_is_embedded = False
+
 # The last signal, and the error that it raised.
 _last: tuple[int, BaseException] | None = None
 
@@ -61,17 +73,16 @@ def handle(number: int, make_error: Callable[[], BaseException]) -> None:
     error_once = functools.cache(make_error)
 
     def receive(*_: object) -> None:
-        global _last
+        global _last, _postponed
         error = error_once()
         _last = number, error
         if number == signal.SIGHUP:
             _discard_terminal_output()
-        if _postponed is not None and _end_process is not None:
+        if _mode is _Mode.ENDING and _end_process is not None:
             _end_process()
-        is_second = bool(_postponed)
-        if _postponed is None or is_second:
+        if _mode is _Mode.RAISING or _postponed is not None:
             raise error
-        _postponed.append(error)
+        _postponed = error
 
     signal.signal(number, receive)
     sys.unraisablehook = _raise_again
@@ -87,9 +98,11 @@ def interrupting(end_process: Callable[[], NoReturn] | None = None) -> Iterator[
     signals.
 
     Args:
-        end_process: of the command line: ends the process at once instead of postponing a signal.
+        end_process: of the command line: ends the process at once instead of postponing a signal. None for a program
+            that has called `harness.run`.
     """
-    global _postponed, _terminals, _end_process, _is_interrupting
+    global _terminals, _end_process, _is_interrupting, _is_embedded
+    _is_embedded = end_process is None
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -107,16 +120,16 @@ def interrupting(end_process: Callable[[], NoReturn] | None = None) -> Iterator[
     unraisable_hook = sys.unraisablehook
     for number in replaced:
         handle(number, errors[number])
-    _postponed = []
     _is_interrupting = True
     _terminals = [stream for stream in (1, 2) if os.isatty(stream)]
     _end_process = end_process
+    _hold()
     try:
         yield
         raise_postponed()
     finally:
         sys.unraisablehook = unraisable_hook
-        _postponed = None
+        _let_raise()
         _end_process = None
         _is_interrupting = False
         for number in replaced:
@@ -152,39 +165,42 @@ def within_time_limit() -> Iterator[None]:
         signal.signal(signal.SIGUSR2, before)
 
 
-@contextmanager
-def embedded() -> Iterator[None]:
-    """Run a command in the process of a program that has garbage of its own (`harness.run`)."""
-    global _is_embedded
-    before = _is_embedded
-    _is_embedded = True
-    try:
-        yield
-    finally:
-        _is_embedded = before
+def _hold(*, must_go_on: bool = False) -> None:
+    """Let no signal raise an error from now on: it ends the process, where that is allowed, or is postponed.
+
+    Args:
+        must_go_on: always postpone it, because there are rows to write.
+    """
+    global _mode
+    may_end = _end_process is not None and not must_go_on
+    _mode = _Mode.ENDING if may_end else _Mode.POSTPONING
+
+
+def _let_raise() -> BaseException | None:
+    """Let signals raise at once from now on; the error of one that was postponed, which is forgotten."""
+    global _mode, _postponed
+    _mode = _Mode.RAISING
+    error = _postponed
+    _postponed = None
+    return error
 
 
 def raise_postponed() -> None:
     """Raise the error of a postponed signal, if there was one, and let signals raise at once."""
-    global _postponed
-    postponed = _postponed
-    _postponed = None
-    if postponed:
-        raise postponed[0]
+    error = _let_raise()
+    if error is not None:
+        raise error
 
 
 def load(module: str, *, must_go_on: bool = False) -> Any:
     """Import a module, and torch with it, while signals end the process or are postponed.
+
     Afterwards they raise at once.
 
     Args:
         must_go_on: always postpone signals, because there are rows to write.
     """
-    global _postponed, _end_process
-    end_process = _end_process
-    _postponed = _postponed or []
-    if must_go_on:
-        _end_process = None
+    _hold(must_go_on=must_go_on)
     is_new = module not in sys.modules
     # Importing makes millions of objects. Looking through them for garbage takes seconds: now, so
     # the collector is off, and later, so they are exempt. What a program made before would be, too.
@@ -197,7 +213,6 @@ def load(module: str, *, must_go_on: bool = False) -> Any:
             gc.freeze()
         if collects:
             gc.enable()
-        _end_process = end_process
         raise_postponed()
 
 
@@ -207,11 +222,10 @@ def leaving() -> Iterator[None]:
 
     For work in other threads: an interpreter that shuts down while one of them computes is aborted.
     """
-    global _postponed
     if _end_process is None:
         yield
         return
-    _postponed = _postponed or []
+    _hold()
     try:
         yield
     finally:
@@ -221,22 +235,18 @@ def leaving() -> Iterator[None]:
 @contextmanager
 def finishing() -> Iterator[None]:
     """Postpone a signal until the block has ended, because there are rows to write; a second one does not wait."""
-    global _postponed, _end_process
-    end_process = _end_process
-    _postponed = _postponed or []
-    _end_process = None
+    _hold(must_go_on=True)
     try:
         yield
     except Exception:
         # Code that goes on after this error meets the signal at the next `raise_postponed`.
-        _postponed = _postponed or None
+        if _postponed is None:
+            _let_raise()
         raise
     except BaseException:
         # It ends everything, as the signal would have done.
-        _postponed = None
+        _let_raise()
         raise
-    finally:
-        _end_process = end_process
     raise_postponed()
 
 

@@ -16,6 +16,7 @@ from harness.reporting.page import below_each_other, in_full, in_short
 from harness.reporting.table import Document, Line
 from harness.reporting.terminal import WIDE, as_text, plain_console, print_document, stderr_console
 from harness.reporting.words import labels
+from harness.results.files import SUMMARY_FILE
 from harness.results.locked_files import replace_file
 from harness.results.pooling import merge
 from harness.results.runs import Run, group, grouped
@@ -42,19 +43,18 @@ def print_sweep(
     rows: Rows,
     file: Path,
     num_jobs: int,
-    pooled: Sequence[Rows] = (),
+    pooled: Sequence[Rows],
     *,
-    is_refused: bool = False,
-    summary: Path | None = None,
-    details: bool = False,
+    is_refused: bool,
+    details: bool,
 ) -> None:
-    """Print the answer on stdout, and on stderr where the rows are.
+    """Print the answer on stdout, and on stderr where the rows are. `summary.txt` gets the answer with all tables.
 
     Args:
         is_refused: whether jobs have no rows because of a wrong setting.
         pooled: rows over all runs of each job that was repeated. The tables have them in place of
             the rows of single runs.
-        summary: the file that gets the answer with all tables, which are printed too with `details`.
+        details: whether all tables are printed too.
     """
     record = measurement(command)
     failures: Sequence[Run] = []
@@ -68,8 +68,7 @@ def print_sweep(
             runs, failures = merge(runs)
     short, full = _answers(command, runs, failures)
     if rows:
-        if summary is not None:
-            replace_file(summary, as_text(full, WIDE).encode())
+        replace_file(file.with_name(SUMMARY_FILE), as_text(full, WIDE).encode())
         print_document(full if details else short, plain_console(WIDE))
 
     done = {row.job for row in rows}

@@ -40,6 +40,8 @@ class AcceptanceRule(Record):
     redraws: ClassVar[bool] = False
     closed_form: ClassVar[Temperatures] = "never"
     parameters: ClassVar[Mapping[str, float]] = {}
+    # The place of a built-in rule's function, which is imported when a run decodes.
+    _path: ClassVar[str] = ""
 
     def is_lossless(self, temperature: float) -> bool:
         """Whether the output follows the target's distribution at this temperature, with the default parameters."""
@@ -55,11 +57,11 @@ class AcceptanceRule(Record):
 
     def verification(self, chosen: Any) -> Callable[[Any], Any]:
         """The function that judges proposals, with the parameters of these `DecodingSettings`."""
+        function: Callable[..., Any] = (
+            pkgutil.resolve_name(self._path) if self._path else self.verify
+        )
         parameters = {name: getattr(chosen, name) for name in self.parameters}
-        return functools.partial(self._function(), **parameters) if parameters else self._function()
-
-    def _function(self) -> Callable[..., Any]:
-        return self.verify
+        return functools.partial(function, **parameters) if parameters else function
 
 
 class _Plain(AcceptanceRule):
@@ -68,11 +70,7 @@ class _Plain(AcceptanceRule):
     lossless = True
     tests_each_token = True
     closed_form: ClassVar[Temperatures] = "always"
-    path = "harness.local.decoding.verify:verify"
-
-    def _function(self) -> Callable[..., Any]:
-        function: Callable[..., Any] = pkgutil.resolve_name(self.path)
-        return function
+    _path = "harness.local.decoding.verify:verify"
 
 
 class _Google(_Plain):
@@ -86,7 +84,7 @@ class _Block(_Plain):
 
     tests_each_token = False
     redraws = True
-    path = "harness.local.decoding.verify:verify_block"
+    _path = "harness.local.decoding.verify:verify_block"
 
 
 class _Typical(_Plain):
@@ -94,7 +92,7 @@ class _Typical(_Plain):
 
     lossless = False
     closed_form = "greedily"
-    path = "harness.local.decoding.verify:verify_typical"
+    _path = "harness.local.decoding.verify:verify_typical"
 
 
 RULES = Registry(

@@ -143,7 +143,7 @@ def explain(
         machine_error = as_run_error(link)
         if machine_error is not None:
             return machine_error
-    class_names = _class_names(exception)
+    class_names = {kind.__name__ for link in chain for kind in type(link).__mro__}
     signs = " ".join([*class_names, str(exception)])
     setting_error = _wrong_setting(signs, role, settings)
     if setting_error is not None:
@@ -219,11 +219,6 @@ def first_line(exception: BaseException) -> str:
     """The first line of the message that is not empty; without one, the exception's type."""
     lines = [line.strip() for line in str(exception).splitlines() if line.strip()]
     return lines[0] if lines else type(exception).__name__
-
-
-def _class_names(exception: BaseException) -> set[str]:
-    """The names of the classes of an exception and of those that led to it, and of their bases."""
-    return {kind.__name__ for link in _chain(exception) for kind in type(link).__mro__}
 
 
 def _chain(exception: BaseException | None) -> Iterator[BaseException]:

@@ -123,29 +123,25 @@ class Registry(Generic[AnyRecord]):
 
     def _load(self, name: str) -> AnyRecord:
         in_file = _IN_FILE.fullmatch(name)
+        if not in_file and not self.is_built_in(name):
+            advice = nearest(name, self.names()) or f"; there are: {', '.join(self.names())}"
+            raise SettingError(self._setting, f"no such name{advice}", name)
         try:
             if in_file:
                 module = _module_of(Path(in_file["file"]))
                 record = getattr(module, in_file["attribute"])
-            elif self.is_built_in(name):
+            else:
                 record = self._built_in[name]
                 if isinstance(record, str):
                     record = pkgutil.resolve_name(record)
-            else:
-                advice = nearest(name, self.names()) or f"; there are: {', '.join(self.names())}"
-                rule = f"no such name{advice}"
-                raise SettingError(self._setting, rule, name)
         except SettingError:
             raise
         # A script that was never meant to be imported may end the process.
         except (Exception, SystemExit) as error:
-            cause = (
-                str(error)
-                if isinstance(error, _PLAIN_ERRORS)
-                else f"{type(error).__name__}: {error}"
-            )
-            rule = f"cannot be loaded: {cause}"
-            raise SettingError(self._setting, rule, name) from error
+            cause = str(error)
+            if not isinstance(error, _PLAIN_ERRORS):
+                cause = f"{type(error).__name__}: {cause}"
+            raise SettingError(self._setting, f"cannot be loaded: {cause}", name) from error
         return self._checked(name, record)
 
     def _checked(self, name: str, record: Any) -> AnyRecord:

@@ -68,9 +68,9 @@ Watch = Callable[[Sequence[Arrival]], None]
 
 
 class Frames:
-    """Calls a watcher as often as a user sees, and no more often."""
+    """Calls a watcher, if there is one, as often as a user sees, and no more often."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: Watch | None) -> None:
         self._watch = watch
         self._next = 0.0
 
@@ -80,7 +80,7 @@ class Frames:
 
     def show(self, arrivals: Sequence[Arrival]) -> None:
         """Call the watcher with what is new, if anything is."""
-        if not arrivals:
+        if self._watch is None or not arrivals:
             return
         began = time.perf_counter()
         self._watch(arrivals)

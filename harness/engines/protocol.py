@@ -255,11 +255,12 @@ class Answered:
         return {self.requests[0].index: Wait(ms, num_tokens / len(self.requests))}
 
 
-# The log-probabilities before each token of given texts. It takes prompts with the texts behind them, how many of the
-# likeliest tokens are asked for (-1 for all), and how many requests may be in flight. Raises RunError for none.
-TextScores = Callable[
-    [Sequence[tuple[Sequence[int], Sequence[int]]], int, int], list[list[Likeliest]]
-]
+# Prompts with the texts behind them.
+Texts = Sequence[tuple[Sequence[int], Sequence[int]]]
+
+# The log-probabilities before each token of given texts. It takes the texts, how many of the likeliest tokens are asked
+# for (-1 for all), and how many requests may be in flight. Raises RunError for none.
+TextScores = Callable[[Texts, int, int], list[list[Likeliest]]]
 
 
 class Arm:

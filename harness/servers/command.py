@@ -12,11 +12,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from harness.config.engines import COMMAND as SETTING
 from harness.config.engines import check_has_no_key, placeholders
 from harness.config.errors import SettingError, nearest
-from harness.servers.dialects import Dialect, known_programs
+from harness.servers.dialects import UNKNOWN, Dialect, known_programs
 from harness.servers.startup import Startup
 
 # `CUDA_VISIBLE_DEVICES=0` before a program.
@@ -31,8 +32,6 @@ _REFUSED_OF_CONTAINERS = {
 }
 # Their flags before a variable.
 _VARIABLE_FLAGS = ("-e", "--env")
-# How programs are started that are not known: nothing in their commands means anything here.
-_UNKNOWN = Startup(programs=(), address=(), model=(), served_name=())
 _BOTH = "harness latency -- COMMAND -- COMMAND compares any two commands"
 
 
@@ -58,18 +57,23 @@ class ServerCommand:
 
     Attributes:
         words: all of it.
-        dialect: the kind of server; None for a program that is not known.
+        dialect: the kind of server; `UNKNOWN` for a program that is not known.
         start: the place of the first word after the program; 0 where it is not known.
     """
 
     words: tuple[str, ...]
-    dialect: Dialect | None = None
+    dialect: Dialect
     start: int = 0
 
     @property
     def startup(self) -> Startup:
-        """How its kind of server is started; without any flag where that is not known."""
-        return (self.dialect and self.dialect.startup) or _UNKNOWN
+        """How its kind of server is started."""
+        return self.dialect.startup
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the program is known, and so what its flags mean."""
+        return self.dialect is not UNKNOWN
 
     @property
     def program(self) -> str:
@@ -126,13 +130,8 @@ class ServerCommand:
                 values[f"{json_flags[0]}.{key}"] = flag.value
             else:
                 values[root] = flag.value
-                try:
-                    entries = json.loads(flag.value or "{}")
-                except ValueError as error:
-                    raise SettingError(SETTING, f"{root} must be JSON ({error})") from error
-                if isinstance(entries, dict):
-                    for key, value in entries.items():
-                        values[f"{json_flags[0]}.{key}"] = str(value)
+                for key, value in _json_entries(flag).items():
+                    values[f"{json_flags[0]}.{key}"] = str(value)
         return values
 
     def value(self, names: Sequence[str]) -> str | None:
@@ -226,7 +225,7 @@ class ServerCommand:
         Raises:
             SettingError: nothing does, or it cannot be told what does.
         """
-        if self.dialect is None:
+        if not self.is_known:
             rule = f"{self.program} is not known here, nor what makes it speculate: {_BOTH}"
             raise SettingError(SETTING, rule)
         startup = self.startup
@@ -236,12 +235,9 @@ class ServerCommand:
             if startup.example:
                 rule += f": add {startup.example}"
             raise SettingError(SETTING, f"{rule}; {_BOTH}; draft=none measures this server alone")
-        words = list(self.words)
-        for flag in reversed(self.flags([*startup.speculation, *startup.switches])):
-            del words[flag.first : flag.last]
         variables = self._variables()
         kept: list[str] = []
-        for word in words:
+        for word in self._words_without([*startup.speculation, *startup.switches]):
             if _variable_in(word) not in variables:
                 kept.append(word)
             elif kept and kept[-1] in _VARIABLE_FLAGS:
@@ -260,38 +256,37 @@ class ServerCommand:
             SettingError: it cannot be told where the port goes, or a flag rules the measurement out.
         """
         has_port = any("{port}" in word for word in self.words)
+        self._check_measurable(has_port)
+        command = self
+        if not has_port:
+            words = self._words_without(self.startup.address)
+            command = replace(self, words=(*words, *self.startup.listening))
+        return command._with_defaults(self.startup.for_all)
+
+    def _check_measurable(self, has_port: bool) -> None:
+        """Raise a SettingError for a command whose server cannot be measured, or where its port is not known to go."""
         startup = self.startup
         for word in self.words[self.start :]:
-            name = word.partition("=")[0].replace("_", "-")
+            name = _flag_name(word)
             if name in startup.refused:
                 raise SettingError(SETTING, f"{name}: {startup.refused[name]}")
-        if self.dialect is None:
-            if has_port:
-                return self
+        if not self.is_known and not has_port:
             meant = nearest(PurePosixPath(self.program).name, known_programs())
             known = meant or f" ({', '.join(known_programs())})"
             rule = f"{self.program} is no server that is known here{known}"
             advice = "of any other program write {port} where its port goes"
             raise SettingError(SETTING, f"{rule}; {advice}")
-        # What is added below must not pass for a value that is missing.
+        # What is added must not pass for a value that is missing.
         self.flags([*startup.speculation, *startup.model, *startup.address])
-        command = self
-        is_contained = any(PurePosixPath(word).name in CONTAINERS for word in self.words[:2])
-        if is_contained and not has_port:
+        if not any(PurePosixPath(word).name in CONTAINERS for word in self.words[:2]):
+            return
+        if not has_port:
             rule = "write {port} where the container's port goes: docker run --rm -p {port}:8000"
             raise SettingError(SETTING, rule)
-        for word in self.words[: self.start] if is_contained else ():
+        for word in self.words[: self.start]:
             name = word.partition("=")[0]
             if name in _REFUSED_OF_CONTAINERS:
                 raise SettingError(SETTING, f"{name}: {_REFUSED_OF_CONTAINERS[name]}")
-        if not has_port:
-            words = list(self.words)
-            for flag in reversed(self.flags(startup.address)):
-                del words[flag.first : flag.last]
-            command = replace(self, words=(*words, *startup.listening))
-        for added in startup.for_all:
-            command = command._with_defaults((added,))
-        return command
 
     def without_core_binding(self) -> ServerCommand:
         """The command as it is started on a CPU where another server runs."""
@@ -304,16 +299,22 @@ class ServerCommand:
         before = ("env", *missing) if missing else ()
         return replace(self, words=(*before, *self.words), start=len(before) + self.start)
 
-    def _with_defaults(self, flag: Sequence[str]) -> ServerCommand:
-        """The command with this flag, unless it has it."""
-        if not flag:
-            return self
-        name = flag[0].partition("=")[0]
-        if any(
-            word.partition("=")[0].replace("_", "-") == name for word in self.words[self.start :]
-        ):
-            return self
-        return replace(self, words=(*self.words, *flag))
+    def _words_without(self, names: Sequence[str]) -> list[str]:
+        """The words without these flags and their values."""
+        words = list(self.words)
+        for flag in reversed(self.flags(names)):
+            del words[flag.first : flag.last]
+        return words
+
+    def _with_defaults(self, flags: Sequence[str]) -> ServerCommand:
+        """The command with each of these flags that it lacks."""
+        typed = set(map(_flag_name, self.words[self.start :]))
+        words = list(self.words)
+        for flag in flags:
+            name, *value = flag.split()
+            if _flag_name(name) not in typed:
+                words += [name, *value]
+        return replace(self, words=tuple(words))
 
     def _check_known(self) -> None:
         """Raise a SettingError for a flag that looks like one of speculation and is in no table."""
@@ -322,13 +323,10 @@ class ServerCommand:
         # What follows a flag is its value, whatever it looks like.
         values = {flag.first + 1 for flag in self.flags(speculating) if flag.last - flag.first == 2}
         for index in range(self.start, len(self.words)):
-            name = self.words[index].partition("=")[0].replace("_", "-")
-            is_similar = name.startswith(startup.prefixes)
-            if (
-                index not in values
-                and is_similar
-                and _canonical_flag(name, speculating, startup) is None
-            ):
+            name = _flag_name(self.words[index])
+            if index in values or not name.startswith(startup.prefixes):
+                continue
+            if _canonical_flag(name, speculating, startup) is None:
                 rule = f"{name} is not known here: the command without speculation cannot be told; {_BOTH}"
                 raise SettingError(SETTING, rule)
 
@@ -380,8 +378,6 @@ def _locate_program(words: Sequence[str], dialects: Sequence[Dialect]) -> Server
     for index, word in enumerate(words):
         for dialect in dialects:
             startup = dialect.startup
-            if startup is None:
-                continue
             for program in startup.programs:
                 first, *others = program.split()
                 name = word if first.startswith("-") else PurePosixPath(word).name
@@ -392,7 +388,21 @@ def _locate_program(words: Sequence[str], dialects: Sequence[Dialect]) -> Server
                     return ServerCommand(tuple(words), dialect, end)
             if any(image in word for image in startup.images) and index > 0:
                 return ServerCommand(tuple(words), dialect, index + 1)
-    return ServerCommand(tuple(words))
+    return ServerCommand(tuple(words), UNKNOWN)
+
+
+def _flag_name(word: str) -> str:
+    """The flag that a word is or begins with, as tables have it: `--spec-type` of `--spec_type=none`."""
+    return word.partition("=")[0].replace("_", "-")
+
+
+def _json_entries(flag: Flag) -> dict[str, Any]:
+    """The entries of a flag whose value is JSON; none where that is no object."""
+    try:
+        entries = json.loads(flag.value or "{}")
+    except ValueError as error:
+        raise SettingError(SETTING, f"{flag.name} must be JSON ({error})") from error
+    return entries if isinstance(entries, dict) else {}
 
 
 def _as_number(value: str) -> str:

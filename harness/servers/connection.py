@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from harness.config.errors import RunError
@@ -16,10 +16,10 @@ from harness.engines.record import Opening
 from harness.engines.requests import RequestError, RequestRecord
 from harness.engines.text_tokenizer import TextTokenizer
 from harness.servers.counters import AnswerCounters, CounterPage
-from harness.servers.http import new_client
+from harness.servers.http import KEY_REFUSED, new_client
 from harness.servers.identity import Identity
 from harness.servers.launch import Served
-from harness.servers.request_form import RequestForm
+from harness.servers.request_form import RequestForm, new_salt
 from harness.servers.sending import Outgoing, Sender
 from harness.servers.settings import ServerSettings
 
@@ -52,7 +52,6 @@ class Connection:
         traits: how it answers.
         drafts: whether it speculates, as far as its first answer shows.
         was_asked: whether it got a question.
-        further_numbers: of the requests that only keep up the load.
     """
 
     client: httpx2.AsyncClient
@@ -62,7 +61,18 @@ class Connection:
     traits: Traits
     drafts: bool
     was_asked: bool = False
-    further_numbers: Iterator[int] = field(default_factory=itertools.count)
+    _further_numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    def renew_salts(self) -> None:
+        """Take no answer to an earlier question from the server's prefix cache."""
+        self.form = replace(self.form, salt=new_salt())
+
+    def further(self, requests: Sequence[Request]) -> Iterator[Outgoing]:
+        """The same requests again and again, to keep up the load, each with another salt."""
+        for request in itertools.cycle(requests):
+            salt = f"{request.salt} {next(self._further_numbers)}"
+            salted = replace(request, salt=salt)
+            yield Outgoing(self.form.body(salted), salted.record())
 
 
 async def connect(
@@ -165,7 +175,7 @@ def _traits(form: RequestForm, record: RequestRecord) -> Traits:
 
 def _advice(error: RequestError, identity: Identity, settings: ServerSettings) -> str:
     """What to set where a server takes no request; empty where nothing is known to help."""
-    if error.code in (401, 403):
+    if error.code in KEY_REFUSED:
         return "; engine.api_key_variable names the variable with its key"
     if error.code not in _FORM_ERRORS:
         return ""

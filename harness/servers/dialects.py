@@ -17,6 +17,7 @@ from harness.servers.startup import (
     HARNESS,
     LLAMA_CPP,
     MLX_LM,
+    NOT_KNOWN,
     SGLANG,
     VLLM,
     Startup,
@@ -49,7 +50,7 @@ class Dialect(Record):
         counters: fields of `engines.counts.Counts` by the names of its counters, without `_total`.
         counts_in_any_case: the counter that it has in any case, where it has those of drafts only if it speculates.
         ended_by: sampling parameters that may end it, each with the program that it ended.
-        startup: how its commands are read; None where the harness cannot change them.
+        startup: how its commands are read; `NOT_KNOWN` where the harness cannot change them.
     """
 
     name: str
@@ -67,7 +68,7 @@ class Dialect(Record):
     counters: Mapping[str, str] = field(default_factory=dict)
     counts_in_any_case: str = ""
     ended_by: Mapping[str, str] = field(default_factory=dict)
-    startup: Startup | None = None
+    startup: Startup = NOT_KNOWN
 
     def named(self, about: Mapping[str, Any]) -> str:
         """`vLLM 0.32.0`, or the title alone where the version is not known.
@@ -209,7 +210,7 @@ def known_counters() -> dict[str, str]:
 
 def startups() -> list[Startup]:
     """How servers of any kind are started."""
-    return [dialect.startup for dialect in DIALECTS.all().values() if dialect.startup is not None]
+    return [dialect.startup for dialect in DIALECTS.all().values()]
 
 
 def known_programs() -> list[str]:
@@ -236,6 +237,5 @@ def has_no_drafts(text: str) -> bool:
 def without_port(command: str) -> str:
     """A command that started a server, without the words that the harness added for its port."""
     for startup in startups():
-        if startup.listening:
-            command = command.replace(f" {shlex.join(startup.listening)}", "")
+        command = command.replace(f" {shlex.join(startup.listening)}", "")
     return command

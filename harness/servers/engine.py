@@ -10,14 +10,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
-import itertools
 import math
 import threading
 import time
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import wait
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
 from harness.config.amounts import counted
 from harness.config.errors import RunError, SettingError
@@ -29,8 +28,10 @@ from harness.engines.protocol import (
     Arm,
     Blocks,
     Engine,
+    Likeliest,
     Request,
     Servers,
+    Texts,
     TextScores,
 )
 from harness.engines.rates import arrival_times
@@ -41,8 +42,7 @@ from harness.servers.connection import Connection, connect
 from harness.servers.dialects import UNKNOWN, dialect_of
 from harness.servers.identity import Identity, check_same_weights, choose_model, server_report
 from harness.servers.launch import Served, StartedServer
-from harness.servers.logprobs import text_logprobs
-from harness.servers.request_form import new_salt
+from harness.servers.logprobs import TextScorer
 from harness.servers.sending import Outgoing, send_at_times, send_in_turn
 from harness.servers.settings import ServerSettings
 
@@ -57,15 +57,18 @@ _FEWEST_STARTS = 4
 _REST_S = 0.02
 
 
+Result = TypeVar("Result")
+
+
 class ServerEngine(Engine):
     """An `Engine` whose arms are two servers, or one: given by their addresses, or started here.
 
     Args:
         opening: the run, with its requests in flight (`batch_size`, without effect at a set `rate`).
         served: the server of each arm.
-        num_blocks: how often each server is started; 0 starts all of them once. A block has one
+        num_blocks: how often each server is started where they take turns; 0 where they never do. A block has one
             question for each arm, and one server at a time.
-        blocks_if_needed: as `num_blocks`, where the servers do not start side by side.
+        takes_turns: whether they take turns in any case. Otherwise they do where they do not start side by side.
         most_starts: how often both are started, side by side, where that takes little time: two processes of one
             program differ by some per cent, which an interval over the prompts of one start does not cover.
 
@@ -80,7 +83,7 @@ class ServerEngine(Engine):
         opening: Opening,
         served: Sequence[Served],
         num_blocks: int = 0,
-        blocks_if_needed: int = 0,
+        takes_turns: bool = False,
         most_starts: int = 0,
     ) -> None:
         if opening.settings.JUDGES_DRAFT:
@@ -97,9 +100,9 @@ class ServerEngine(Engine):
         self._thread = threading.Thread(target=self.loop.run_forever, name="requests", daemon=True)
         self._thread.start()
         self.arms: list[ServerArm] = [ServerArm(self, server) for server in served]
-        self._one_at_a_time = num_blocks > 0
+        self._takes_turns = takes_turns
         try:
-            self._start_first(num_blocks, blocks_if_needed, most_starts)
+            self._start_first(num_blocks, most_starts)
         except BaseException:
             self.close()
             raise
@@ -108,10 +111,10 @@ class ServerEngine(Engine):
             # A server alone is measured as it is.
             first.name = "speculative"
 
-    def _start_first(self, num_blocks: int, blocks_if_needed: int, most_starts: int) -> None:
-        """Start all servers, or with blocks the first, and decide how often they are started in all.
+    def _start_first(self, num_blocks: int, most_starts: int) -> None:
+        """Start all servers, or the first where they take turns, and decide how often they are started in all.
 
-        If one of two ends, often for lack of memory, it is started alone, and blocks are taken.
+        If one of two ends, often for lack of memory, it is started alone, and they take turns from then on.
         """
         began = time.perf_counter()
         try:
@@ -119,22 +122,22 @@ class ServerEngine(Engine):
         except RunError as error:
             failed = [arm for arm in self.arms if arm.ended is not None]
             is_one_of_two = len(self.arms) == 2 and len(failed) == 1
-            if not (blocks_if_needed and is_one_of_two):
+            if self._takes_turns or not num_blocks or not is_one_of_two:
                 raise
             self.say(f"{error}: it is started once more, alone")
             self._stop_all()
             for arm in self.arms:
                 arm.identity = None
-            self._one_at_a_time = True
-            num_blocks = blocks_if_needed
+            self._takes_turns = True
             began = time.perf_counter()
             self._start(failed[0])
-        if self.servers.commands:
-            self.setup_seconds = time.perf_counter() - began
-            if num_blocks:
-                self._announce_blocks(num_blocks, self.setup_seconds)
-            else:
-                num_blocks = self._quick_starts(most_starts, self.setup_seconds)
+        if not self.servers.commands:
+            return
+        self.setup_seconds = time.perf_counter() - began
+        if self._takes_turns:
+            self._announce_blocks(num_blocks, self.setup_seconds)
+        else:
+            num_blocks = self._quick_starts(most_starts, self.setup_seconds)
         if num_blocks:
             self.blocks = Blocks(num_blocks, self._restart_if_asked)
 
@@ -161,6 +164,14 @@ class ServerEngine(Engine):
         )
         return number
 
+    def run(self, asking: Coroutine[Any, Any, Result]) -> Result:
+        """What a coroutine returns that asks a server; it is cancelled if nobody waits any more."""
+        running = asyncio.run_coroutine_threadsafe(asking, self.loop)
+        try:
+            return running.result()
+        finally:
+            running.cancel()
+
     def ensure_running(self, arm: ServerArm) -> Connection:
         """Start the server of an arm if it does not run; where only one may, the others end."""
         if arm.connection is None:
@@ -171,12 +182,12 @@ class ServerEngine(Engine):
 
     def _start(self, arm: ServerArm) -> None:
         """Start and connect the servers that run while this arm is asked, and describe all that are known by now."""
-        together = [arm] if self._one_at_a_time else self.arms
+        together = [arm] if self._takes_turns else self.arms
         for server in together:
             server.launch()
         for server in together:
             server.identity = server.identify()
-        # With blocks, the server of one arm alone is known at first.
+        # Where they take turns, the server of one arm alone is known at first.
         known = [server.identity for server in self.arms if server.identity is not None]
         models = [identity.model for identity in known]
         if all(server.served.model is None for server in self.arms):
@@ -208,7 +219,8 @@ class ServerEngine(Engine):
         fits = fits and longest_prompt <= opening.longest_prompt
         if fits:
             for arm in self.arms:
-                arm.renew_salts()
+                if arm.connection is not None:
+                    arm.connection.renew_salts()
         return fits
 
     def close(self) -> None:
@@ -248,12 +260,6 @@ class ServerArm(Arm):
         """The address of the API."""
         return self.process.url if self.process is not None else self.served.url or ""
 
-    def renew_salts(self) -> None:
-        """Take no answer to an earlier question from the server's prefix cache."""
-        if self.connection is not None:
-            form = self.connection.form
-            self.connection.form = dataclasses.replace(form, salt=new_salt())
-
     def launch(self) -> None:
         """Start the server, if it is one that is started here."""
         if self.served.launch is not None:
@@ -292,7 +298,7 @@ class ServerArm(Arm):
             context = f"{place} has a context of {model.context} tokens"
             rule = f"leaves too little room: {context}, and a prompt has {opening.longest_prompt}"
             raise SettingError("decoding.max_new_tokens", rule, max_new_tokens)
-        typed_dialect = (command and command.dialect) or UNKNOWN
+        typed_dialect = UNKNOWN if command is None else command.dialect
         dialect = dialect_of(model.owner or typed_dialect.name, self._settings.dialect)
         server = (report and dialect.named(report.about)) or None
         return Identity(model, dialect, server)
@@ -319,8 +325,7 @@ class ServerArm(Arm):
     def stop(self) -> None:
         """Close the connection, and end the server if it was started here."""
         if self.connection is not None:
-            closing = self.connection.client.aclose()
-            asyncio.run_coroutine_threadsafe(closing, self._engine.loop).result()
+            self._engine.run(self.connection.client.aclose())
             self.connection = None
         if self.process is not None:
             self.process.stop()
@@ -370,7 +375,7 @@ class ServerArm(Arm):
         for row, (request, record) in enumerate(zip(requests, self.requests, strict=True)):
             add = functools.partial(show, row)
             outgoing.append(Outgoing(connection.form.body(request), record, add))
-        further = _further(connection, extra) if extra else None
+        further = connection.further(extra) if extra else None
         sender = connection.sender
         rate = self._settings.rate
         if rate is None:
@@ -378,7 +383,7 @@ class ServerArm(Arm):
         else:
             times = arrival_times(requests, rate)
             asking = send_at_times(sender, outgoing, further, rate, times, self._say)
-        load = self._wait_for(connection, asking, arrivals, watch or _unseen)
+        load = self._wait_for(connection, asking, arrivals, watch)
         for request, sent in zip(requests, outgoing, strict=True):
             # A text may have ended it at once.
             may_be_empty = request.may_be_empty or "stop" in sent.body
@@ -404,8 +409,7 @@ class ServerArm(Arm):
         for chat in (Chat(hello, offered.tools), Chat(hello)):
             probe = Request([0], decoding, seed=0, index=0, chat=chat)
             record = probe.record()
-            sending = connection.sender.send(Outgoing(connection.form.body(probe), record))
-            asyncio.run_coroutine_threadsafe(sending, self._engine.loop).result()
+            self._engine.run(connection.sender.send(Outgoing(connection.form.body(probe), record)))
             if record.error is not None:
                 rule = f"have tools, which the {self.name} server refuses: {record.error}"
                 raise SettingError("prompts", rule)
@@ -420,20 +424,20 @@ class ServerArm(Arm):
         identity = self.identity
         if identity is None or identity.dialect.scoring is None:
             return None
-        return functools.partial(
-            text_logprobs,
-            lambda: self._engine.ensure_running(self).client,
-            self._engine.loop,
-            identity.model.name,
-            identity.dialect.scoring,
-        )
+
+        def score(texts: Texts, num_top: int, num_in_flight: int) -> list[list[Likeliest]]:
+            connection = self._engine.ensure_running(self)
+            scorer = TextScorer(connection.client, identity, num_top)
+            return self._engine.run(scorer.score_all(texts, num_in_flight))
+
+        return score
 
     def _wait_for(
         self,
         connection: Connection,
         asking: Coroutine[Any, Any, Load],
         arrivals: SimpleQueue[Arrival | None],
-        watch: Watch,
+        watch: Watch | None,
     ) -> Load:
         """Run what asks the server, and show the watcher what arrives; it is cancelled if nobody waits any more.
 
@@ -476,15 +480,3 @@ class ServerArm(Arm):
             running.cancel()
         frames.show(new)
         return running.result()
-
-
-def _further(connection: Connection, requests: Sequence[Request]) -> Iterator[Outgoing]:
-    """The same requests again and again, each with another salt."""
-    for request in itertools.cycle(requests):
-        number = next(connection.further_numbers)
-        salted = dataclasses.replace(request, salt=f"{request.salt} {number}")
-        yield Outgoing(connection.form.body(salted), salted.record())
-
-
-def _unseen(arrivals: Sequence[Arrival]) -> None:
-    """Nobody watches."""

@@ -25,6 +25,8 @@ _MOST_OF_PAGE = 4_000_000
 _MOST_OF_ANSWER = 64_000_000
 # Addresses of this machine, which no proxy is asked for.
 _HERE = re.compile(r"https?://(127\.[\d.]+|0\.0\.0\.0|localhost|\[::1\])(:|/|$)", re.IGNORECASE)
+# HTTP's statuses of a request whose key is missing or wrong.
+KEY_REFUSED = (401, 403)
 # HTTP's status of a request that came to the wrong server.
 _MISDIRECTED = 421
 
@@ -49,15 +51,10 @@ def _certificates() -> ssl.SSLContext:
     return httpx2.create_ssl_context()
 
 
-def authorization(key: str | None) -> dict[str, str]:
-    """The headers by which a server knows the key of its API; none without a key."""
-    return {"Authorization": f"Bearer {key}"} if key else {}
-
-
 def client_settings(url: str, key: str | None, timeout_s: float) -> dict[str, Any]:
-    """How a client asks one server."""
+    """How a client asks one server, with the key of its API if it has one."""
     return {
-        "headers": authorization(key),
+        "headers": {"Authorization": f"Bearer {key}"} if key else {},
         "timeout": timeout_s,
         "verify": _certificates(),
         "follow_redirects": True,

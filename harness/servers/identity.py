@@ -18,14 +18,12 @@ from harness.config.model_names import SERVED
 from harness.config.settings import ModelSettings
 from harness.engines.record import ServerIdentity
 from harness.servers.dialects import DIALECTS, Dialect, known_pages
-from harness.servers.http import RequestFailed, page, root_of
+from harness.servers.http import KEY_REFUSED, RequestFailed, page, root_of
 
 # Prometheus's name for it, in seconds.
 _START = re.compile(r"^process_start_time_seconds(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 # Statuses of a page that a server does not have, or not for GET.
 _NO_PAGE = (404, 405, 501)
-# Statuses of a request whose key is missing or wrong.
-_KEY_REFUSED = (401, 403)
 # `-Q4_K_M.gguf`, `.BF16-00001-of-00003.gguf`: llama.cpp serves a model by its file, whose name ends so.
 _GGUF = re.compile(r"([-._](ud|i?q\d\w*|b?f16|f32|mxfp4))*(-\d+-of-\d+)?\.gguf$")
 # The most models of a server that an error lists.
@@ -131,7 +129,7 @@ def why_not_ready(url: str, key: str | None) -> str | None:
             if not failed.code:
                 return ""
             answer = f"{place} answers {from_outside(str(failed))}"
-            if failed.code not in _KEY_REFUSED:
+            if failed.code not in KEY_REFUSED:
                 return f"it answers, but {answer}"
             rule = "must name the environment variable with the server's key"
             raise SettingError("engine.api_key_variable", f"{rule}: {answer}") from failed

@@ -4,66 +4,64 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness.config.errors import RunError, from_outside
-from harness.engines.protocol import Likeliest
+from harness.engines.protocol import Likeliest, Texts
 from harness.servers.events import AnswerError
 from harness.servers.http import RequestFailed, answer_to, body_of
+from harness.servers.identity import Identity
 
 if TYPE_CHECKING:
     import httpx2
 
 
-def text_logprobs(
-    ready_client: Callable[[], httpx2.AsyncClient],
-    loop: asyncio.AbstractEventLoop,
-    model: str,
-    scoring: str,
-    texts: Sequence[tuple[Sequence[int], Sequence[int]]],
-    num_top: int,
-    num_in_flight: int,
-) -> list[list[Likeliest]]:
-    """The `TextScores` of a server.
+@dataclass(frozen=True)
+class TextScorer:
+    """Asks a server for the log-probabilities of given texts.
 
-    Args:
-        ready_client: makes the server ready, and gives the client of its API.
-        loop: sends the requests.
-        model: the name by which the server knows it.
-        scoring: `Dialect.scoring`.
+    Attributes:
+        client: of its API.
+        identity: of a server whose dialect has a way to ask for them.
+        num_top: how many of the likeliest tokens are asked for; -1 for all.
     """
-    import httpx2
 
-    client = ready_client()
-    room = asyncio.Semaphore(num_in_flight)
+    client: httpx2.AsyncClient
+    identity: Identity
+    num_top: int
 
-    async def ask(token_ids: Sequence[int], **parameters: Any) -> Any:
-        body = {"model": model, "prompt": token_ids, "max_tokens": 1, "temperature": 0.0}
-        async with answer_to(client, "completions", body | parameters) as response:
-            answer = json.loads(await body_of(response))
-        return answer["choices"][0]
+    async def score_all(self, texts: Texts, num_in_flight: int) -> list[list[Likeliest]]:
+        """The log-probabilities before each token of texts behind their prompts.
 
-    async def score(prompt: Sequence[int], text: Sequence[int]) -> list[Likeliest]:
-        whole = [*prompt, *text]
-        if scoring == "prompt_logprobs":
-            choice = await ask(whole, prompt_logprobs=num_top)
-            entries = choice["prompt_logprobs"][len(prompt) :]
-            return [
-                {int(token): shown["logprob"] for token, shown in entry.items()}
-                for entry in entries
-            ]
-        scored: list[Likeliest] = []
-        for length in range(len(prompt), len(whole)):
-            choice = await ask(whole[:length], logprobs=num_top)
-            [entry] = choice["logprobs"]["content"]
-            scored.append({top["id"]: top["logprob"] for top in entry["top_logprobs"]})
-        return scored
+        Raises:
+            RunError: the server does not give them.
+        """
+        import httpx2
 
-    async def checked(prompt: Sequence[int], text: Sequence[int]) -> list[Likeliest]:
-        try:
+        room = asyncio.Semaphore(num_in_flight)
+
+        async def score(prompt: Sequence[int], text: Sequence[int]) -> list[Likeliest]:
             async with room:
-                scored = await score(prompt, text)
+                return await self._checked(prompt, text)
+
+        tasks = [asyncio.create_task(score(prompt, text)) for prompt, text in texts]
+        try:
+            return await asyncio.gather(*tasks)
+        except (RequestFailed, httpx2.RequestError) as error:
+            url = str(self.client.base_url).rstrip("/")
+            about = f"log-probabilities of a text from {url}"
+            raise RunError(f"{about}: {from_outside(str(error))}") from error
+        finally:
+            # After a failure no other one is sent.
+            for task in tasks:
+                task.cancel()
+
+    async def _checked(self, prompt: Sequence[int], text: Sequence[int]) -> list[Likeliest]:
+        """The log-probabilities of one text. Raises AnswerError for anything that is none."""
+        try:
+            scored = await self._score(prompt, text)
         except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
             reason = f"{type(error).__name__}: {error}"
             raise AnswerError(f"no log-probabilities of a text can be read ({reason})") from error
@@ -73,21 +71,30 @@ def text_logprobs(
             raise AnswerError(f"{len(scored)} log-probabilities came for {len(text)} tokens")
         return scored
 
-    async def ask_all() -> list[list[Likeliest]]:
-        tasks = [asyncio.create_task(checked(prompt, text)) for prompt, text in texts]
-        try:
-            return await asyncio.gather(*tasks)
-        finally:
-            # After a failure no other one is sent.
-            for task in tasks:
-                task.cancel()
+    async def _score(self, prompt: Sequence[int], text: Sequence[int]) -> list[Likeliest]:
+        whole = [*prompt, *text]
+        if self.identity.dialect.scoring == "prompt_logprobs":
+            choice = await self._ask(whole, prompt_logprobs=self.num_top)
+            entries = choice["prompt_logprobs"][len(prompt) :]
+            return [
+                {int(token): shown["logprob"] for token, shown in entry.items()}
+                for entry in entries
+            ]
+        scored: list[Likeliest] = []
+        for length in range(len(prompt), len(whole)):
+            choice = await self._ask(whole[:length], logprobs=self.num_top)
+            [entry] = choice["logprobs"]["content"]
+            scored.append({top["id"]: top["logprob"] for top in entry["top_logprobs"]})
+        return scored
 
-    asking = asyncio.run_coroutine_threadsafe(ask_all(), loop)
-    try:
-        return asking.result()
-    except (RequestFailed, httpx2.RequestError) as error:
-        url = str(client.base_url).rstrip("/")
-        about = f"log-probabilities of a text from {url}"
-        raise RunError(f"{about}: {from_outside(str(error))}") from error
-    finally:
-        asking.cancel()
+    async def _ask(self, token_ids: Sequence[int], **parameters: Any) -> Any:
+        """The answer of one token behind these."""
+        body = {
+            "model": self.identity.model.name,
+            "prompt": token_ids,
+            "max_tokens": 1,
+            "temperature": 0.0,
+        }
+        async with answer_to(self.client, "completions", body | parameters) as response:
+            answer = json.loads(await body_of(response))
+        return answer["choices"][0]

@@ -12,11 +12,15 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from harness.config.amounts import round_up
 from harness.config.errors import RunError, SettingError, from_outside
 from harness.servers.events import read_event
-from harness.servers.http import client_settings
+from harness.servers.http import KEY_REFUSED, client_settings
+
+if TYPE_CHECKING:
+    import httpx2
 
 WIDTHS = range(1, 17)
 _NUM_ROUNDS = 24
@@ -27,6 +31,52 @@ _NUM_DECODED = 33
 # Ordinary tokens in every vocabulary: single bytes and their most frequent pairs.
 _TOKENS = range(100, 250)
 _TIMEOUT_S = 120.0
+
+
+class _PassTimer:
+    """Times answers to prompts that share a prefix, which the server's cache holds.
+
+    Args:
+        client: of the server's API.
+        prefix_length: tokens of the prefix.
+    """
+
+    def __init__(self, client: httpx2.Client, prefix_length: int) -> None:
+        self._client = client
+        self._drawn = random.Random(0)
+        self._prefix = self._drawn.choices(_TOKENS, k=prefix_length)
+        self._last_suffix = self._prefix
+        self._model = client.get("models").raise_for_status().json()["data"][0]["id"]
+        body = {"model": self._model, "prompt": self._prefix, "max_tokens": 1}
+        client.post("completions", json=body).raise_for_status()
+
+    def times_of_round(self) -> Mapping[int, float]:
+        """Milliseconds of a pass by the tokens that it reads, in increasing order; of one token, a regular step."""
+        widths = self._drawn.sample(WIDTHS, len(WIDTHS))
+        waits = {width: self._answer_ms(width, 1) for width in widths}
+        step_ms = (self._answer_ms(1, _NUM_DECODED) - waits[1]) / (_NUM_DECODED - 1)
+        return {width: step_ms + waits[width] - waits[1] for width in WIDTHS}
+
+    def _answer_ms(self, width: int, num_tokens: int) -> float:
+        """Milliseconds of an answer with `num_tokens` new tokens to the prefix and `width` others."""
+        suffix = self._drawn.choices(_TOKENS, k=width)
+        while suffix[0] == self._last_suffix[0]:
+            # The cache would know it, too.
+            suffix[0] = self._drawn.choice(_TOKENS)
+        self._last_suffix = suffix
+        prompt = self._prefix + suffix
+        body: dict[str, Any] = {
+            "model": self._model,
+            "prompt": prompt,
+            "max_tokens": num_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+        }
+        began = time.perf_counter()
+        answer = self._client.post("completions", json=body).raise_for_status().json()
+        milliseconds = 1000 * (time.perf_counter() - began)
+        _check(answer, len(prompt), width, num_tokens)
+        return milliseconds
 
 
 def pass_times(
@@ -43,56 +93,21 @@ def pass_times(
     """
     import httpx2
 
-    drawn = random.Random(0)
-    prefix = drawn.choices(_TOKENS, k=-(-prefix_length // _BLOCK) * _BLOCK)
-    last = prefix
-
-    def asked(width: int, num_tokens: int) -> float:
-        """Milliseconds of an answer with `num_tokens` new tokens."""
-        nonlocal last
-        suffix = drawn.choices(_TOKENS, k=width)
-        while suffix[0] == last[0]:
-            # The cache would know it, too.
-            suffix[0] = drawn.choice(_TOKENS)
-        last = suffix
-        body: dict[str, Any] = {
-            "model": model,
-            "prompt": prefix + suffix,
-            "max_tokens": num_tokens,
-            "temperature": 0,
-            "ignore_eos": True,
-        }
-        began = time.perf_counter()
-        answer = client.post("completions", json=body).raise_for_status().json()
-        milliseconds = 1000 * (time.perf_counter() - began)
-        _check(answer, len(body["prompt"]), width, num_tokens)
-        return milliseconds
-
     try:
-        base_url = f"{url.rstrip('/')}/"
         settings = client_settings(url, key, _TIMEOUT_S)
-        with httpx2.Client(base_url=base_url, **settings) as client:
-            model = client.get("models").raise_for_status().json()["data"][0]["id"]
-            client.post(
-                "completions", json={"model": model, "prompt": prefix, "max_tokens": 1}
-            ).raise_for_status()
-            rounds = []
-            for _ in range(num_rounds):
-                waits = {width: asked(width, 1) for width in drawn.sample(WIDTHS, len(WIDTHS))}
-                step_ms = (asked(1, _NUM_DECODED) - waits[1]) / (_NUM_DECODED - 1)
-                passes = {width: step_ms + wait - waits[1] for width, wait in waits.items()}
-                rounds.append(dict(sorted(passes.items())))
+        with httpx2.Client(base_url=f"{url.rstrip('/')}/", **settings) as client:
+            timer = _PassTimer(client, round_up(prefix_length, _BLOCK))
+            return [timer.times_of_round() for _ in range(num_rounds)]
     except httpx2.HTTPStatusError as error:
         code = error.response.status_code
         rule = f"refused a request with token ids: HTTP {code}"
-        if code in (401, 403):
+        if code in KEY_REFUSED:
             rule += "; api_key_variable=NAME names the variable with its key"
         raise SettingError("costs", rule, url) from error
     except (RunError, httpx2.HTTPError, ValueError, KeyError, IndexError, TypeError) as error:
         reason = from_outside(f"{type(error).__name__}: {error}")
         rule = f"is no server that takes token ids ({reason})"
         raise SettingError("costs", rule, url) from error
-    return rounds
 
 
 def _check(answer: Any, num_prompt: int, width: int, num_tokens: int) -> None:

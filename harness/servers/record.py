@@ -69,7 +69,7 @@ class ServerRecord(EngineRecord):
         if not settings.start_command or run.draft is None:
             return {}
         measured = commands_of(run)[-1]
-        if measured.dialect is None:
+        if not measured.is_known:
             return {}
         return {
             "num_draft_tokens": measured.num_draft_tokens,

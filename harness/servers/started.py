@@ -44,7 +44,7 @@ def commands_of(run: RunSettings) -> list[ServerCommand]:
     typed = [words for words in (settings.first_command, settings.start_command) if words]
     *first, measured = [read_command(words, values, dialects).prepared() for words in typed]
     is_alone = run.draft is None or (run.JUDGES_DRAFT and not first)
-    if not is_alone and not first and measured.dialect is not None:
+    if not is_alone and not first and measured.is_known:
         # What is wrong with the flags of a known program is said wherever that program is.
         first = [measured.regular()]
     for command in (*first, measured):
@@ -104,17 +104,16 @@ def start(opening: Opening, settings: ServerSettings) -> Engine:
         model = (settings.regular_model if name == "regular" else None) or settings.model
         served.append(Served(name, f"the {label} command", model, launch=launch))
         opening.say(f"{label}: {launch}")
-    if len(commands) < 2:
-        return ServerEngine(opening, served, 0 if settings.blocks == "auto" else settings.blocks)
-    note = commands[1].startup.note
-    if note and has_gpus:
+    note = commands[-1].startup.note
+    if note and has_gpus and len(commands) == 2:
         opening.say(note)
-    most = _MOST_BLOCKS if run.is_until_precise else _BLOCKS
-    if settings.blocks != "auto":
-        return ServerEngine(opening, served, settings.blocks)
+    if len(commands) < 2 or settings.blocks != "auto":
+        number = 0 if settings.blocks == "auto" else settings.blocks
+        return ServerEngine(opening, served, number, takes_turns=number > 0)
+    number = _MOST_BLOCKS if run.is_until_precise else _BLOCKS
     # Servers share a GPU where flags bound the memory that each takes of it.
     share_gpus = all(command.value(command.startup.sized_by) for command in commands)
     if has_gpus and not share_gpus:
-        return ServerEngine(opening, served, most)
+        return ServerEngine(opening, served, number, takes_turns=True)
     most_starts = min(_STARTS, run.num_over_starts // (_PROMPTS_PER_START * run.batch_size))
-    return ServerEngine(opening, served, blocks_if_needed=most, most_starts=most_starts)
+    return ServerEngine(opening, served, number, most_starts=most_starts)

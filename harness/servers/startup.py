@@ -32,7 +32,7 @@ class Startup:
         argparse: whether flags are read as Python's argparse does: `--flag=value` and `--config.key value`. `_` stands
             for `-` in any. An abbreviation is refused like an unknown flag.
         json_flags: flags whose value is JSON; `--speculative-config.method` is its entry `method`.
-        for_all: flags, as typed, that the measurement adds to every server unless it has them.
+        for_all: flags, as typed with any value, that the measurement adds to every server unless it has them.
         for_regular: the same for the server that does not speculate, where that would have other defaults.
         address: flags that say where it listens.
         listening: these flags with `{port}`.
@@ -85,6 +85,9 @@ class Startup:
     note: str = ""
     example: str = ""
 
+
+# Of a program that is not known: nothing in its command means anything here.
+NOT_KNOWN = Startup(programs=(), address=(), model=(), served_name=())
 
 _TLS = "the harness asks a server that it starts without TLS: start it yourself and name url="
 _PREFIX = (
@@ -199,7 +202,7 @@ LLAMA_CPP = Startup(
 VLLM = Startup(
     programs=("vllm serve", "-m vllm.entrypoints.openai.api_server"),
     environment=("VLLM_",),
-    images=("vllm/vllm-openai", "vllm-openai", "vllm/vllm"),
+    images=("vllm-openai", "vllm/vllm"),
     speculation=(
         "--speculative-config",
         "-sc",
@@ -283,7 +286,7 @@ SGLANG = Startup(
     argparse=True,
     for_all=("--enable-metrics", "--enable-cache-report"),
     # Its limit where it speculates and none is set.
-    for_regular=("--max-running-requests", "48"),
+    for_regular=("--max-running-requests 48",),
     num_draft_tokens={
         # A block of DFLASH has the token before the draft tokens, one of DSPARK has not; neither heeds the steps.
         "DFLASH": (("--speculative-num-draft-tokens", "--speculative-dflash-block-size"), None),

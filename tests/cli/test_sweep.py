@@ -64,13 +64,15 @@ def test_the_command_of_a_job_is_known_where_no_command_line_is(
     assert manifest.label(["engine=server", "+server=2"], engine) == "-- b -m 'x y'"
 
 
-def test_pairs_and_failures_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_pairs_and_failures_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = [latency_run(2, 1.5), latency_run(4, 2.0), latency_run(2, 2.5, model="30B")]
     runs.append(latency_run(4, status="failed", error="30B [bold]does not fit[/bold]", model="30B"))
     rows = [row for number, run in enumerate(runs) for row in job_rows(number, run)]
     # A job that measures the same as another one takes over its run.
     rows += job_rows(4, runs[0])
-    print_sweep("latency", rows, Path("multirun/latency.csv"), num_jobs=6)
+    print_sweep(
+        "latency", rows, tmp_path / "multirun/latency.csv", 6, [], is_refused=False, details=False
+    )
     out, error = capsys.readouterr()
     assert (
         out.index("13B with 7B") < out.index("30B with 7B") < out.index("[bold]does not fit[/bold]")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import HydraException
 
 from harness.cli import hydra_app
@@ -205,9 +206,8 @@ def _parsed(argument: str) -> Any:
 
 
 def in_quotes(value: str) -> str:
-    """A value in single quotes: Hydra takes `\\'` for a quote in it, and `\\\\` for a backslash before one."""
-    escaped = re.sub(r"(\\*)('|$)", lambda match: 2 * match[1] + ("\\'" if match[2] else ""), value)
-    return f"'{escaped}'"
+    """A value in single quotes, as Hydra reads it: with backslashes before quotes, and before such backslashes."""
+    return QuotedString(value, Quote.single).with_quotes()
 
 
 # Keywords from Python -----------------------------------------------------------------------------

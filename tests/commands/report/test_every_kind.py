@@ -68,7 +68,7 @@ def test_a_sweep_has_tables(
     kind: type[RunRow], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [row for run in runs(kind).values() for row in run]
-    print_sweep(kind.kind, rows, tmp_path / "rows.csv", 4)
+    print_sweep(kind.kind, rows, tmp_path / "rows.csv", 4, [], is_refused=False, details=False)
     printed = capsys.readouterr().out
     assert "text" in printed
     assert "killed" in printed
