@@ -169,7 +169,12 @@ def _compiled_draft(pair: Pair, preparation: Preparation) -> CompiledDraft | Non
     try:
         num_slots = preparation.demand.slots()
         return CompiledDraft(
-            drafter, pair.target.model, preparation.batch_size, num_slots, draft_lengths
+            drafter.head,
+            drafter.warp,
+            pair.target.model,
+            preparation.batch_size,
+            num_slots,
+            draft_lengths,
         )
     except UnsupportedModelError as reason:
         preparation.say(f"{settings.name} {reason}; it drafts eagerly")

@@ -136,9 +136,9 @@ class DFlash(LayeredHead):
         """Draw K tokens after `anchor` [B] by their states [B, K, width] and uniforms [B, K]."""
         return draw(self.logits(states), uniforms)
 
-    def num_ahead(self, num_draft_tokens: int) -> int:
-        """A whole block, however few tokens are drafted."""
-        return self.config.block_size
+    def num_written(self, num_unread: int, num_draft_tokens: int) -> int:
+        """A whole block is written, however few tokens are drafted."""
+        return num_unread + self.config.block_size
 
     def read(self, unread: Unread, cache: SlotCache) -> None:
         """Write keys and values of the target's features to `cache`."""
