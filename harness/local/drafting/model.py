@@ -25,6 +25,7 @@ from harness.local.decoding.transfer import padded, to_device
 from harness.local.decoding.warp import AnyWarp
 from harness.local.models.checkpoints import Checkpoint
 from harness.local.models.sketch import Block, Sketch, sketch_model
+from harness.local.runners.base import gather_rows
 
 # Where a configuration names the mask of a parallel draft, in the order in which vLLM looks for it.
 _MASK_KEYS = ("pard_token", "ptd_token_id")
@@ -165,8 +166,7 @@ class ParallelDrafter(ModelDrafter):
         self._unread = [[] for _ in counts]
         last_unread = to_device(counts, logits.device).unsqueeze(1) - 1
         index = last_unread + torch.arange(num_draft_tokens, device=logits.device)
-        rows = torch.arange(len(counts), device=logits.device).unsqueeze(1)
-        probabilities = warp(logits[rows, index])
+        probabilities = warp(gather_rows(logits, index))
         return existing_index(probabilities, uniforms), probabilities
 
 

@@ -64,7 +64,7 @@ def run_model(
     with _logits_after(model, last_tokens):
         output = model(input_ids=tokens, use_cache=True, **arguments)
     logits, *states = captured(options, output)
-    logits = _gather_rows(logits, last_tokens) if logits.shape[1] > 1 else logits[:, 0]
+    logits = gather_rows(logits, last_tokens) if logits.shape[1] > 1 else logits[:, 0]
     return logits, *states
 
 
@@ -84,7 +84,7 @@ def _logits_after(model: PreTrainedModel, indices: Tensor) -> Iterator[None]:
         states, *others = inputs
         if states.dim() != 3:  # rows and tokens in one: all logits are made, and cut afterwards
             return inputs
-        return _gather_rows(states, indices).unsqueeze(1), *others
+        return gather_rows(states, indices.unsqueeze(1)), *others
 
     handle = matrix.register_forward_pre_hook(select)
     try:
@@ -93,9 +93,11 @@ def _logits_after(model: PreTrainedModel, indices: Tensor) -> Iterator[None]:
         handle.remove()
 
 
-def _gather_rows(states: Tensor, indices: Tensor) -> Tensor:
-    """Take the state of each row at indices [B] from states [B, n, ...]."""
+def gather_rows(states: Tensor, indices: Tensor) -> Tensor:
+    """Take those at indices [B] or [B, m] of each row from states [B, n, ...]."""
     rows = torch.arange(len(states), device=states.device)
+    if indices.dim() > 1:
+        rows = rows.unsqueeze(1)
     return states[rows, indices.to(states.device)]
 
 

@@ -49,6 +49,7 @@ from harness.local.drafting.heads.head import (
 )
 from harness.local.drafting.heads.stored import StoredHead
 from harness.local.models.cache_names import CACHE
+from harness.local.runners.base import gather_rows
 from harness.local.runners.slots import SlotCache
 
 
@@ -123,7 +124,7 @@ class DFlash(LayeredHead):
     def draft(self, unread: Unread, uniforms: Tensor, cache: SlotCache, draw: Draw) -> Draft:
         size = self.config.block_size
         # The token just decided has no features yet.
-        anchor = unread.following[unread.last()]
+        anchor = gather_rows(unread.following, unread.last())
         self.read(unread, cache)
         masks = anchor.new_full((len(anchor), size - 1), self.config.mask_token_id)
         queries = self.embed(torch.cat([anchor.unsqueeze(1), masks], dim=1))

@@ -74,10 +74,9 @@ class Unread(NamedTuple):
     counts: Tensor
     starts: Tensor
 
-    def last(self) -> tuple[Tensor, Tensor]:
-        """Return indices of each row's last unread feature: of the rows, and within them."""
-        last = (self.counts - 1).clamp(min=0)
-        return torch.arange(len(last), device=last.device), last
+    def last(self) -> Tensor:
+        """Return the index of each row's last unread feature, [B]."""
+        return (self.counts - 1).clamp(min=0)
 
 
 class Draft(NamedTuple):
