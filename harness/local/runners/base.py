@@ -34,6 +34,12 @@ class Options(TypedDict, total=False):
     hidden_layers: tuple[int, ...]
 
 
+class UnsupportedModelError(RuntimeError):
+    """A model that needs a plainer runner, or can have none. The message says why and completes a
+    sentence that begins with its name.
+    """
+
+
 def logits_to_keep(model: PreTrainedModel, count: int = 1) -> dict[str, int]:
     """Return the argument that makes a model compute the logits of the last tokens alone, if it
     can.

@@ -19,8 +19,14 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from harness.local.decoding.protocols import Runner
-from harness.local.runners.base import Options, WithoutCudnn, captured, capturing, logits_to_keep
-from harness.local.runners.slots import UnsupportedModelError
+from harness.local.runners.base import (
+    Options,
+    UnsupportedModelError,
+    WithoutCudnn,
+    captured,
+    capturing,
+    logits_to_keep,
+)
 
 # A larger relative difference from the plain outputs is more than rounding: float32, and all
 # coarser types.

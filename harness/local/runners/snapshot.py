@@ -32,6 +32,7 @@ from harness.local.decoding.transfer import to_device
 from harness.local.models.cache_names import CACHES
 from harness.local.runners.base import (
     Options,
+    UnsupportedModelError,
     WithoutCudnn,
     captured,
     capturing,
@@ -41,7 +42,6 @@ from harness.local.runners.base import (
     logits_to_keep,
 )
 from harness.local.runners.checks import check_runner
-from harness.local.runners.slots import UnsupportedModelError
 
 # Names in transformers of the state that a model hands on from one call to the next.
 _STATE_NAMES = (*CACHES, "state")

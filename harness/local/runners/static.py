@@ -23,10 +23,11 @@ from harness.config.run import RunnerName
 from harness.local.decoding.inference import inference
 from harness.local.decoding.protocols import Runner, Step, TokenRows
 from harness.local.decoding.transfer import padded, to_device
-from harness.local.runners.base import Options, WithoutCudnn, run_model
+from harness.local.runners.base import Options, UnsupportedModelError, WithoutCudnn, run_model
 from harness.local.runners.checks import check_runner
 from harness.local.runners.compiled import CompiledCall, filled_up
-from harness.local.runners.slots import SlotForward, Slots, UnsupportedModelError
+from harness.local.runners.forward import SlotForward
+from harness.local.runners.slots import Slots
 
 # The width of a mask is a multiple of this number: 16 bytes in half precision.
 _MASK_ALIGNMENT = 8
