@@ -56,17 +56,15 @@ def run_model(
     options: Options,
     tokens: Tensor,
     cache: Cache,
-    last_tokens: Tensor | None = None,
+    last_tokens: Tensor,
 ) -> tuple[Tensor, ...]:
-    """Append tokens [B, n] to the cache -> logits [B, n, V]; if layers are captured, also their
-    states [B, n, L, D].
+    """Append tokens [B, n] to the cache -> logits [B, V] after one token of each row; if layers are
+    captured, also their states [B, n, L, D].
 
     Args:
-        last_tokens: [B], the index in each row after which alone there are to be logits [B, V].
+        last_tokens: [B], the index of that token.
     """
     arguments: dict[str, Any] = {cache_name(model): cache, **capturing(options)}
-    if last_tokens is None:
-        return captured(options, model(input_ids=tokens, use_cache=True, **arguments))
     with _logits_after(model, last_tokens):
         output = model(input_ids=tokens, use_cache=True, **arguments)
     logits, *states = captured(options, output)

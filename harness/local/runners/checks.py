@@ -39,6 +39,9 @@ _COARSE_INFLUENCE_TOLERANCE = 0.1
 _ROUNDING = 2e-6
 _COARSE_ROUNDING = 0.02
 
+# Tokens of a row that may have any length.
+ANY_LENGTH = 2**62
+
 # Names of lengths in configurations, and what else has such names: counts, and sizes of matrices.
 _LENGTH = re.compile(r"window|chunk|block|local_attention")
 _NO_LENGTH = re.compile(r"num_|layer|pattern|multiple|multiplier|feed_forward|_ff|topk|lm_head")
@@ -57,7 +60,7 @@ def check_runner(
     options: Options,
     num_rows: int = 2,
     *,
-    num_slots: int | None,
+    num_slots: int,
     takes_back: bool = True,
     by_influence: bool = False,
 ) -> None:
@@ -67,8 +70,7 @@ def check_runner(
     Args:
         runner: one over `model` with `options`.
         num_rows: 1 or more, of which two are enough.
-        num_slots: the most tokens of a row: windows that no row exceeds are not tested. None: rows
-            of any length.
+        num_slots: the most tokens of a row: windows that no row exceeds are not tested.
         takes_back: whether the runner can take tokens back.
         by_influence: compare the influence of earlier tokens on the logits, which a state that
             loses them changes, even where it is small against the logits.
@@ -107,11 +109,9 @@ def check_runner(
                     ]
 
 
-def longest_span(config: PreTrainedConfig, num_tokens: int | None) -> int:
+def longest_span(config: PreTrainedConfig, num_tokens: int) -> int:
     """The longest window, chunk or block in a configuration that rows of `num_tokens` exceed; 0
-    where there is none.
-
-    None: rows of any length. Those that exceed the model's context do not count.
+    where there is none. Those that exceed the model's context do not count.
     """
     text = config.get_text_config(decoder=True)
     context = getattr(text, "max_position_embeddings", None)
@@ -122,9 +122,8 @@ def longest_span(config: PreTrainedConfig, num_tokens: int | None) -> int:
         for span in value if isinstance(value, list | tuple) else [value]:
             if type(span) is not int or span < 1:
                 continue
-            reached = num_tokens is None or span < num_tokens
             possible = not isinstance(context, int) or span + _NUM_BEHIND <= context
-            if reached and possible:
+            if span < num_tokens and possible:
                 longest = max(longest, span)
     return longest
 

@@ -41,7 +41,7 @@ from harness.local.runners.base import (
     gather_rows,
     logits_to_keep,
 )
-from harness.local.runners.checks import check_runner
+from harness.local.runners.checks import ANY_LENGTH, check_runner
 
 # Names in transformers of the state that a model hands on from one call to the next.
 _STATE_NAMES = (*CACHES, "state")
@@ -198,11 +198,9 @@ class SnapshotRunner(Runner):
         self._state = self._state.select(rows, self._device)
         self._unread = [self._unread[row] for row in rows]
 
-    def check(self, num_rows: int, num_slots: int | None = None) -> None:
-        """Compare outputs, also after a roll-back, with those without a state. Starts a new batch.
-
-        `num_slots` are the most tokens of a row: windows that no row exceeds are not tested. None:
-        rows of any length.
+    def check(self, num_rows: int, num_slots: int = ANY_LENGTH) -> None:
+        """Compare outputs, also after a roll-back, with those without a state (`check_runner`). Starts
+        a new batch.
 
         Raises:
             UnsupportedModelError: the influence of earlier tokens differs by more than rounding.

@@ -24,7 +24,7 @@ from harness.local.decoding.inference import inference
 from harness.local.decoding.protocols import Runner, Step, TokenRows
 from harness.local.decoding.transfer import padded, to_device
 from harness.local.runners.base import Options, UnsupportedModelError, WithoutCudnn, run_model
-from harness.local.runners.checks import check_runner
+from harness.local.runners.checks import ANY_LENGTH, check_runner
 from harness.local.runners.compiled import CompiledCall, filled_up
 from harness.local.runners.forward import SlotForward
 from harness.local.runners.slots import Slots
@@ -136,12 +136,8 @@ class StaticRunner(Runner):
         if list(rows) != list(range(len(rows))):
             self._slots.select(to_device(rows, self._device), max(self._lengths))
 
-    def check(self, num_slots: int | None = None) -> None:
-        """Compare the outputs with the model's own (`checks.check_runner`). Starts a new batch.
-
-        Args:
-            num_slots: the most tokens of a row; windows that no row exceeds are not tested. None:
-                rows of any length.
+    def check(self, num_slots: int = ANY_LENGTH) -> None:
+        """Compare the outputs with the model's own (`check_runner`). Starts a new batch.
 
         Raises UnsupportedModelError if they differ by more than rounding, or if the model refuses
         its masks.
@@ -149,7 +145,7 @@ class StaticRunner(Runner):
         reserved = self._reserved
         self._reserved = 0
         # A mask may end some slots behind the longest row.
-        num_seen = None if num_slots is None else num_slots + _MASK_ALIGNMENT
+        num_seen = num_slots + _MASK_ALIGNMENT
         check_runner(self, self._model, self._options, num_slots=num_seen)
         self._reserved = reserved
         self._slots = _NO_SLOTS  # the batch may have fewer rows
