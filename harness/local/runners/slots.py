@@ -116,12 +116,6 @@ class Slots:
         enlarged.write(self.buffers)
         return enlarged
 
-    def first_rows(self, num_rows: int) -> Slots:
-        """Return the first rows, in the same memory."""
-        if num_rows == self.num_rows:
-            return self
-        return Slots([buffer[:num_rows] for buffer in self.buffers])
-
     def write(self, states: Sequence[Tensor], first_row: int = 0) -> None:
         """Copy states [n, heads, m, D] into the first m slots of n rows."""
         for buffer, state in zip(self.buffers, states, strict=True):
@@ -163,16 +157,12 @@ class _SlotLayer(CacheLayerMixin):
         """Write states [B, heads, n, D] of new tokens -> the states of all slots that are seen, [B,
         heads, S, D].
         """
-        return self._write(self.keys, key_states), self._write(self.values, value_states)
-
-    def _write(self, buffer: Tensor, states: Tensor) -> Tensor:
-        if self._pass.indices is None:
-            buffer.narrow(2, self._pass.start, states.shape[2]).copy_(states)
-        else:
-            # Not through a view: compiled by torch 2.11 that copies the whole buffer, and all of it
-            # back.
-            buffer.index_put_(self._pass.indices[buffer.device, buffer.shape[1]], states)
-        return buffer.narrow(2, 0, self._pass.width)
+        of_pass = self._pass
+        places: int | _Indices = of_pass.start
+        if of_pass.indices is not None:
+            places = of_pass.indices[self.keys.device, self.keys.shape[1]]
+        keys = _write(self.keys, key_states, places, of_pass.width)
+        return keys, _write(self.values, value_states, places, of_pass.width)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self._pass.width, 0
@@ -187,6 +177,23 @@ class _SlotLayer(CacheLayerMixin):
         given one.
         """
         return self._pass.start
+
+
+def _write(buffer: Tensor, states: Tensor, places: int | _Indices, width: int) -> Tensor:
+    """Write states [n, heads, m, D] of new tokens into the first n rows of a buffer -> what attention
+    reads of these rows, [n, heads, width, D].
+
+    Args:
+        places: the slot of each row's first new token if it is the same, or indices.
+    """
+    num_rows, _, num_tokens, _ = states.shape
+    rows = buffer if num_rows == len(buffer) else buffer[:num_rows]
+    if isinstance(places, int):
+        rows.narrow(2, places, num_tokens).copy_(states)
+    else:
+        # Not through a view: compiled by torch 2.11 that copies the whole buffer, and all of it back.
+        buffer.index_put_(places, states)
+    return rows.narrow(2, 0, width)
 
 
 def _indices(written: Tensor, num_heads: int) -> _Indices:
@@ -236,13 +243,9 @@ class SlotCache:
             slots = slots.enlarged(len(keys), self.num_slots + SPARE_SLOTS)
             self._layers[layer] = slots
         all_keys, all_values = slots.buffers
-        return self._write(all_keys, keys), self._write(all_values, values)
-
-    def _write(self, buffer: Tensor, states: Tensor) -> Tensor:
-        num_rows, num_heads = states.shape[:2]
-        # Into the whole buffer: a compiler would copy a view such as `buffer[:num_rows]`.
-        buffer.index_put_(_indices(self.positions, num_heads), states)
-        return buffer[:num_rows, :, : self.num_slots]
+        indices = _indices(self.positions, keys.shape[1])
+        written_keys = _write(all_keys, keys, indices, self.num_slots)
+        return written_keys, _write(all_values, values, indices, self.num_slots)
 
     def zero_nan(self) -> None:
         """Zero what is not finite, in place."""

@@ -202,7 +202,7 @@ class StaticRunner(Runner):
         self._slots = _NO_SLOTS
 
     def _extend_eagerly(self, tokens: Tensor) -> Sequence[Tensor]:
-        num_rows, num_tokens = tokens.shape
+        num_tokens = tokens.shape[1]
         longest = max(self._lengths) + self._num_extended
         are_equal = min(self._lengths) == max(self._lengths)
         num_seen = longest + num_tokens
@@ -212,7 +212,7 @@ class StaticRunner(Runner):
             num_seen = round_up(num_seen, _MASK_ALIGNMENT)
         starts = longest if are_equal else self._starts()
         with WithoutCudnn():
-            return self._forward(self._slots.first_rows(num_rows), num_seen, tokens, starts)
+            return self._forward(self._slots, num_seen, tokens, starts)
 
     def _starts(self) -> Tensor:
         """Return the next slot of each row [B], on the device."""
