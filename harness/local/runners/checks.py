@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from harness.local.decoding.protocols import Runner
 from harness.local.runners.base import (
@@ -25,6 +25,7 @@ from harness.local.runners.base import (
     WithoutCudnn,
     captured,
     capturing,
+    context_of,
     logits_to_keep,
 )
 
@@ -81,7 +82,7 @@ def check_runner(
     """
     size = model.config.get_text_config(decoder=True).vocab_size
     # Once at the beginning of a text, and once behind as many tokens as the longest window has.
-    for num_before in sorted({0, longest_span(model.config, num_slots)}):
+    for num_before in sorted({0, longest_span(model, num_slots)}):
         texts = [[*_filler(num_before), *_PROMPTS[0]], _PROMPTS[1]][:num_rows]
         texts = [[token % size for token in text] for text in texts]
         with as_unsupported("cannot go on from its cache"):
@@ -109,21 +110,17 @@ def check_runner(
                     ]
 
 
-def longest_span(config: PreTrainedConfig, num_tokens: int) -> int:
+def longest_span(model: PreTrainedModel, num_tokens: int) -> int:
     """The longest window, chunk or block in a configuration that rows of `num_tokens` exceed; 0
     where there is none. Those that exceed the model's context do not count.
     """
-    text = config.get_text_config(decoder=True)
-    context = getattr(text, "max_position_embeddings", None)
+    context = context_of(model) or ANY_LENGTH
     longest = 0
-    for name, value in text.to_dict().items():
+    for name, value in model.config.get_text_config(decoder=True).to_dict().items():
         if not _LENGTH.search(name) or _NO_LENGTH.search(name):
             continue
         for span in value if isinstance(value, list | tuple) else [value]:
-            if type(span) is not int or span < 1:
-                continue
-            possible = not isinstance(context, int) or span + _NUM_BEHIND <= context
-            if span < num_tokens and possible:
+            if type(span) is int and span < num_tokens and span + _NUM_BEHIND <= context:
                 longest = max(longest, span)
     return longest
 

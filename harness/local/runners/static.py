@@ -92,8 +92,10 @@ class StaticRunner(Runner):
             states = [state[rows.to(state.device)] for state in states]
             outputs = [output[rows] for output in outputs]
         lengths = [*self._lengths, *map(len, prompts)]
+        if not self._slots.buffers:
+            self._slots = Slots.like(states, 0, 0)
         # Each row is extended by a token at least.
-        self._make_room(states, len(lengths), max(self._reserved, max(lengths) + 1))
+        self._make_room(len(lengths), max(self._reserved, max(lengths) + 1))
         self._slots.write(states, len(self._lengths))
         # Last: without memory for these rows the others go on.
         self._lengths = lengths
@@ -103,10 +105,9 @@ class StaticRunner(Runner):
     def extend(self, tokens: Tensor) -> Step:
         num_rows, num_tokens = tokens.shape
         longest = max(self._lengths) + self._num_extended
+        if not self._slots.have_room(num_rows, longest + num_tokens):
+            self._make_room(num_rows, 2 * (longest + num_tokens))
         slots = self._slots
-        if not slots.have_room(num_rows, longest + num_tokens):
-            self._make_room(slots.buffers, num_rows, 2 * (longest + num_tokens))
-            slots = self._slots
         width = 0
         if self._passes and slots is self._compiled_slots:
             width = next((width for width in self._passes if width >= num_tokens), 0)
@@ -132,7 +133,7 @@ class StaticRunner(Runner):
     @inference
     def select(self, rows: Sequence[int]) -> None:
         self._lengths = [self._lengths[row] for row in rows]
-        self._make_room(self._slots.buffers, len(rows), 0)
+        self._make_room(len(rows), 0)
         if list(rows) != list(range(len(rows))):
             self._slots.select(to_device(rows, self._device), max(self._lengths))
 
@@ -218,16 +219,10 @@ class StaticRunner(Runner):
         """Return the next slot of each row [B], on the device."""
         return to_device([length + self._num_extended for length in self._lengths], self._device)
 
-    def _make_room(self, states: Sequence[Tensor], num_rows: int, num_slots: int) -> None:
-        """Replace the slots by a copy in larger ones, unless all rows have this many.
-
-        Args:
-            states: keys and values of the same kinds.
-        """
-        if self._slots.have_room(num_rows, num_slots):
-            return
-        slots = self._slots if self._slots.buffers else Slots.like(states, 0, 0)
-        self._slots = slots.enlarged(num_rows, round_up(num_slots))
+    def _make_room(self, num_rows: int, num_slots: int) -> None:
+        """Replace the slots by a copy in larger ones, unless all rows have this many."""
+        if not self._slots.have_room(num_rows, num_slots):
+            self._slots = self._slots.enlarged(num_rows, round_up(num_slots))
 
     def _read_prompts(self, prompts: TokenRows) -> tuple[list[Tensor], Sequence[Tensor]]:
         """Run the model over prompts -> in turn the keys and the values of each layer, [B, heads,
