@@ -121,20 +121,24 @@ class HeadDrafter(Drafter):
         for states, prompt, first in zip(step.hidden, prompts, first_tokens, strict=True):
             # Padding on a row's left may be no number at all, and must not reach the cache.
             self._rows.append(_Row([states[-len(prompt) :]], [*prompt[1:], first]))
-        self._reserve(self.cache.num_slots)
+        self._reserve(0)
 
     @inference
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
         uniforms = uniforms.to(self._device)
-        num_read = max(row.num_read for row in self._rows)
-        unread = self._take_unread()
-        num_unread = unread.features.shape[1]
+        num_unread = max(len(row.following) for row in self._rows)
         compiled = self.compiled
-        if compiled is not None and compiled.fits(self.warp, num_unread, num_draft_tokens):
-            self._reserve(num_read + compiled.num_written)
+        if compiled is not None and compiled.fits(self.warp, num_draft_tokens):
+            if num_unread > compiled.most_unread:
+                # Those of a prompt, or of iterations without a draft. `draft` needs the last one.
+                self._reserve(num_unread)
+                with WithoutCudnn():
+                    self.head.read(self._take_unread(num_again=1), self.cache)
+            self._reserve(compiled.num_written)
         else:
             compiled = None
-            self._reserve(num_read + self.head.num_written(num_unread, num_draft_tokens))
+            self._reserve(self.head.num_written(num_unread, num_draft_tokens))
+        unread = self._take_unread()
         if compiled is not None and self.cache is compiled.cache:
             draft = compiled(unread, uniforms)
         else:
@@ -162,26 +166,32 @@ class HeadDrafter(Drafter):
         self.cache.select(to_device(rows, self._device), max(rows) + 1)
         self._rows = [self._rows[row] for row in rows]
 
-    def _take_unread(self) -> Unread:
-        """Return the features that wait, on the head's device, and count them as read."""
-        features = pad_sequence([torch.cat(row.parts) for row in self._rows], batch_first=True)
+    def _take_unread(self, num_again: int = 0) -> Unread:
+        """Return the features that wait, on the head's device, and count them as read, but the last
+        `num_again` of each row.
+        """
+        for row in self._rows:
+            row.parts = [torch.cat(row.parts)]
+        features = pad_sequence([row.parts[0] for row in self._rows], batch_first=True)
         following = [row.following for row in self._rows]
-        counts = list(map(len, following))
-        starts = [row.num_read for row in self._rows]
-        self._rows = [
-            _Row([], [], start + count) for start, count in zip(starts, counts, strict=True)
-        ]
-        return Unread(
+        unread = Unread(
             features.flatten(2).to(self._device),
             to_device(padded(following), self._device),
-            to_device(counts, self._device),
-            to_device(starts, self._device),
+            to_device(list(map(len, following)), self._device),
+            to_device([row.num_read for row in self._rows], self._device),
         )
+        for row in self._rows:
+            num_new = max(0, len(row.following) - num_again)
+            row.num_read += num_new
+            row.following = row.following[num_new:]
+            row.parts = [row.parts[0][num_new:]]
+        return unread
 
-    def _reserve(self, num_slots: int) -> None:
-        """Make the cache have this many slots. The compiled one keeps its size: a batch that
-        outgrows it goes on in a copy.
+    def _reserve(self, num_ahead: int) -> None:
+        """Make room in the cache for entries behind those that were read. The compiled one keeps its
+        size: a batch that outgrows it goes on in a copy.
         """
+        num_slots = num_ahead + max(row.num_read for row in self._rows)
         compiled = self.compiled
         if compiled is not None and self.cache is compiled.cache:
             if num_slots <= self.cache.num_slots and len(self._rows) <= compiled.batch_size:
@@ -206,6 +216,7 @@ class CompiledDraft:
 
     Attributes:
         cache: the keys and values of every drafter's batch, of fixed size.
+        most_unread: how many features of each row a proposal reads.
         num_written: how many slots behind those read before a proposal writes at most.
         setup_seconds: how long compiling took.
 
@@ -228,17 +239,17 @@ class CompiledDraft:
         most = max(draft_lengths)
         self._warp = warp
         self.batch_size = batch_size
-        # A verdict leaves no more features; the first proposal of a long prompt is eager.
-        self._num_unread = most + 1
-        self.num_written = head.num_written(self._num_unread, most)
+        # A verdict leaves no more features.
+        self.most_unread = most + 1
+        self.num_written = head.num_written(self.most_unread, most)
         self.cache = SlotCache()
         self.cache.num_slots = round_up(num_slots + self.num_written)
         config = head.config
-        shape = (batch_size, self._num_unread, len(config.layers) * config.target_size)
+        shape = (batch_size, self.most_unread, len(config.layers) * config.target_size)
         features = torch.arange(math.prod(shape), device=device).view(shape).sin()
         following = torch.zeros(shape[:2], dtype=torch.long, device=device)
         starts = following[:, 0]
-        unread = Unread(features.to(target.dtype), following, starts + self._num_unread, starts)
+        unread = Unread(features.to(target.dtype), following, starts + self.most_unread, starts)
 
         def propose(*inputs: Tensor) -> list[Tensor]:
             *unread, uniforms = inputs
@@ -260,17 +271,16 @@ class CompiledDraft:
             )
         self.setup_seconds = time.perf_counter() - started
 
-    def fits(self, warp: AnyWarp, num_unread: int, num_draft_tokens: int) -> bool:
-        """Whether it was compiled for such a proposal, or for a larger one."""
+    def fits(self, warp: AnyWarp, num_draft_tokens: int) -> bool:
+        """Whether it was compiled for this warp, and for `num_draft_tokens` or more."""
         common = warp.common if isinstance(warp, BatchWarp) else warp
-        is_large_enough = num_unread <= self._num_unread and num_draft_tokens <= max(self._calls)
-        return is_large_enough and common == self._warp
+        return num_draft_tokens <= max(self._calls) and common == self._warp
 
     @inference
     def __call__(self, unread: Unread, uniforms: Tensor) -> Draft:
         """Draft at least as many tokens for each row as it has uniforms."""
         number = next(number for number in self._calls if number >= uniforms.shape[1])
-        inputs = [filled_up(tensor, self.batch_size, self._num_unread) for tensor in unread]
+        inputs = [filled_up(tensor, self.batch_size, self.most_unread) for tensor in unread]
         inputs.append(filled_up(uniforms, self.batch_size, number))
         outputs = self._calls[number](*inputs)
         return Draft(*(output[: len(uniforms)] for output in outputs))

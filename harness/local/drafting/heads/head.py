@@ -157,6 +157,9 @@ class Head(nn.Module):
         """
         raise NotImplementedError
 
+    def read(self, unread: Unread, cache: SlotCache) -> Any:
+        """Read the features into the cache; a head without one has nothing to do."""
+
     def num_written(self, num_unread: int, num_draft_tokens: int) -> int:
         """Return how many slots of its cache a proposal may write, from the first unread feature on."""
         return num_unread + num_draft_tokens
