@@ -81,33 +81,38 @@ def check_runner(
             its masks or its cache.
     """
     size = model.config.get_text_config(decoder=True).vocab_size
+
+    def known(rows: Sequence[Sequence[int]]) -> list[list[int]]:
+        return [[token % size for token in row] for row in rows[:num_rows]]
+
+    def compare(texts: list[list[int]], rows: list[list[int]]) -> None:
+        step = runner.extend(torch.tensor(rows, device=model.device))
+        for index, (text, row) in enumerate(zip(texts, rows, strict=True)):
+            outputs = [step.logits[index]]
+            if step.hidden is not None:
+                outputs.append(step.hidden[index])
+            expected = plain_outputs(model, options, [*text, *row], len(row))
+            if by_influence:
+                unrelated = plain_outputs(model, options, row, len(row))
+                _require_influence(outputs[0], expected[0], unrelated[0], model)
+            else:
+                require_close(outputs, expected, model, "differ from the model's own")
+
     # Once at the beginning of a text, and once behind as many tokens as the longest window has.
     for num_before in sorted({0, longest_span(model, num_slots)}):
-        texts = [[*_filler(num_before), *_PROMPTS[0]], _PROMPTS[1]][:num_rows]
-        texts = [[token % size for token in text] for text in texts]
+        # Without a pattern, and the same in every run.
+        chance = random.Random(num_before)
+        filler = [chance.randrange(11, 27) for _ in range(num_before)]
+        texts = known([[*filler, *_PROMPTS[0]], _PROMPTS[1]])
         with as_unsupported("cannot go on from its cache"):
             runner.start(texts)
-            for extension in _EXTENSIONS:
-                rows = [[token % size for token in row] for row in extension[:num_rows]]
-                step = runner.extend(torch.tensor(rows, device=model.device))
-                for index, (text, row) in enumerate(zip(texts, rows, strict=True)):
-                    outputs = [step.logits[index]]
-                    if step.hidden is not None:
-                        outputs.append(step.hidden[index])
-                    expected = plain_outputs(model, options, [*text, *row], len(row))
-                    if by_influence:
-                        unrelated = plain_outputs(model, options, row, len(row))
-                        _require_influence(outputs[0], expected[0][0], unrelated[0][0], model)
-                    else:
-                        firsts = [output[0] for output in expected]
-                        require_close(outputs, firsts, model, "differ from the model's own")
-                counts = [count if takes_back else len(rows[0]) for count in _KEPT[:num_rows]]
-                if extension is _EXTENSIONS[0]:
-                    runner.keep(counts)
-                    texts = [
-                        [*text, *row[:count]]
-                        for text, row, count in zip(texts, rows, counts, strict=True)
-                    ]
+            rows = known(_EXTENSIONS[0])
+            compare(texts, rows)
+            counts = _KEPT[:num_rows] if takes_back else [len(row) for row in rows]
+            runner.keep(counts)
+            kept = zip(texts, rows, counts, strict=True)
+            texts = [[*text, *row[:count]] for text, row, count in kept]
+            compare(texts, known(_EXTENSIONS[1]))
 
 
 def longest_span(model: PreTrainedModel, num_tokens: int) -> int:
@@ -125,24 +130,18 @@ def longest_span(model: PreTrainedModel, num_tokens: int) -> int:
     return longest
 
 
-def _filler(count: int) -> list[int]:
-    """Return this many tokens without a pattern, the same in every run."""
-    chance = random.Random(count)
-    return [chance.randrange(11, 27) for _ in range(count)]
-
-
 @torch.inference_mode()
 def plain_outputs(
     model: PreTrainedModel, options: Options, sequence: list[int], count: int
 ) -> list[Tensor]:
-    """Return outputs [1, count, ...] after the last `count` tokens of a sequence, from one pass
-    without a cache: the logits, and the states of the captured layers if there are any.
+    """Return outputs [count, ...] after the last `count` tokens of a sequence, from one pass without
+    a cache: the logits, and the states of the captured layers if there are any.
     """
     arguments: dict[str, Any] = capturing(options) | logits_to_keep(model, count)
     tokens = torch.tensor([sequence], device=model.device)
     with WithoutCudnn():
         outputs = captured(options, model(input_ids=tokens, use_cache=False, **arguments))
-    return [output[:, -count:] for output in outputs]
+    return [output[0, -count:] for output in outputs]
 
 
 @contextmanager

@@ -283,21 +283,18 @@ class ModelState:
 
     def copied(self) -> ModelState:
         """Copy the state. Keys and values are shared: models replace them, and never write into them."""
-
-        def copied(name: str, tensor: Tensor) -> Tensor:
-            return tensor if name in _KV_NAMES else tensor.clone()
-
-        return replace(self, values=map_tensors(copied, self.values))
+        values = map_tensors(
+            lambda name, tensor: tensor if name in _KV_NAMES else tensor.clone(), self.values
+        )
+        return replace(self, values=values)
 
     def select(self, rows: Sequence[int], device: torch.device) -> ModelState:
         """Return the state of these rows alone."""
         index = to_device(rows, device)
-
-        def selected(name: str, tensor: Tensor) -> Tensor:
-            return tensor.index_select(0, index.to(tensor.device))
-
-        padding = [self.padding[row] for row in rows]
-        return ModelState(map_tensors(selected, self.values), padding, self.num_read)
+        values = map_tensors(
+            lambda _, tensor: tensor.index_select(0, index.to(tensor.device)), self.values
+        )
+        return replace(self, values=values, padding=[self.padding[row] for row in rows])
 
     @property
     def is_kv_cache(self) -> bool:
