@@ -1,4 +1,4 @@
-"""Whether models fit: the question is a value (`PlacementProblem`), the answer has the device of each layer (`fit`).
+"""Decides whether models fit, and on which device each layer goes: `fit` solves a `PlacementProblem`.
 
 A problem holds numbers alone: sizes of the models, the run and the machine. So every what-if is a call of `fit` with a
 changed problem: `plan gpus=4 gpu_memory=40GB` changes `free`, advice changes one setting at a time (`remedies`), and
@@ -93,7 +93,9 @@ class PlacementProblem:
 
     @property
     def over_several_gpus(self) -> PlacementProblem:
-        """The same problem on several GPUs, where a head copies the matrices that it would otherwise borrow."""
+        """The same problem for a target on several GPUs: a draft head then holds copies of the matrices of the
+        target that it uses, where on a single GPU it would share them.
+        """
         models = [
             replace(sketch, blocks=(*sketch.blocks, *sketch.copied), copied=())
             for sketch in self.models
@@ -213,7 +215,7 @@ def fit(problem: PlacementProblem) -> list[Placement]:
 
 
 def _choices(problem: PlacementProblem) -> Iterator[tuple[Sequence[int], int]]:
-    """Yield choices, the best first: the GPUs for all models, and how many of them the target gets."""
+    """Yield what to try, the best first: GPUs for all models together, and how many of these the target gets."""
     strategy = problem.placement.strategy
     gpus = problem.run_gpus
     if strategy != "auto" or not gpus or problem.models[0].settings.gpus:
@@ -227,7 +229,7 @@ def _choices(problem: PlacementProblem) -> Iterator[tuple[Sequence[int], int]]:
 def _place(
     problem: PlacementProblem, gpus: Sequence[int], num_target_gpus: int
 ) -> list[Placement] | None:
-    """Place the draft, then the target in the room that is left; None if there is too little."""
+    """Place the draft whole, then the target in the room that is left; None if there is too little room."""
     room = problem.room
     problem = problem.over_several_gpus if len(gpus) > 1 else problem
     placements: list[Placement] = []
@@ -460,9 +462,9 @@ def _in_fewer_bits(sketches: Sequence[Sketch]) -> Remedy:
 
 
 def _more_gpus(problem: PlacementProblem) -> list[Remedy]:
-    """Return the fewest GPUs for the target that are enough.
+    """Return the smallest number of GPUs for the target that is enough.
 
-    GPUs that the machine lacks are assumed to have as much free memory as its emptiest one.
+    Further GPUs than the machine has are assumed to have as much free memory as the one that has most.
     """
     target = problem.models[0]
     # A draft that is the target itself stays whole on one GPU: more of them do not help.

@@ -20,7 +20,8 @@ from transformers import PreTrainedModel
 from harness.config.errors import HarnessError, RunError
 from harness.config.failures import first_line
 from harness.config.settings import ModelSettings, require
-from harness.local.drafting.heads.block import DFlash, DFlash2, Domino, DSpark, JetSpec
+from harness.local.drafting.heads.block import DFlash, JetSpec
+from harness.local.drafting.heads.corrected import DFlash2, Domino, DSpark
 from harness.local.drafting.heads.eagle import Eagle3, PEagle
 from harness.local.drafting.heads.head import Head, HeadConfig
 from harness.local.drafting.heads.medusa import Medusa

@@ -64,8 +64,8 @@ class _Row:
     """The features of one row that the head has not read, from a verdict to the next proposal.
 
     A verdict brings one for each token that it decided: the hidden states of the target at the token
-    before it. They wait as views of the target's outputs: while nothing is drafted, a head that does
-    not pay must cost nothing.
+    before it. They are views of the target's outputs until a proposal needs them, so that a head costs
+    nothing while nothing is drafted.
 
     Attributes:
         parts: [n, L, D] each, in order.
