@@ -274,11 +274,6 @@ class SlotCache:
         """The keys and values of all layers, as they are now: a cache that grows has others."""
         return [buffer for slots in self._layers.values() for buffer in slots.buffers]
 
-    @property
-    def numbers_per_token(self) -> int:
-        """How many numbers, keys and values of all layers, one entry has."""
-        return sum(buffer.shape[1] * buffer.shape[3] for buffer in self.buffers)
-
     def causal_mask(self, window: int | None) -> Tensor:
         """Return a mask [B, 1, n, S] of what each entry sees: nothing after it, within the
         window.

@@ -190,13 +190,12 @@ class Head(nn.Module):
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Embed tokens, by the head's matrix or the target's."""
-        return self._matrices[0](tokens).to(tokens.device)
+        return self._matrices[0](tokens)
 
     def logits(self, states: Tensor) -> Tensor:
         """Turn states [..., D], after the final norm, into logits [..., V of the head]."""
-        logits = self._matrices[1](states).to(states.device)
         # Outputs beyond the vocabulary only pad the matrix.
-        return logits[..., : self.config.draft_vocabulary_size]
+        return self._matrices[1](states)[..., : self.config.draft_vocabulary_size]
 
     @property
     def num_outputs_borrowed(self) -> int:

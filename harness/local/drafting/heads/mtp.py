@@ -75,7 +75,6 @@ class MtpHead(Eagle3):
         self._model = [model]  # in a list, because it holds the target's matrices too
         self.layers = model.layers
         # The layer ends with its own norm, or with a shared one.
-        self.norm = nn.Identity()
         self.shared_norm = model.shared_post_norm if model.use_shared_post_norm else nn.Identity()
         rotary: Any = type(model.rotary_emb)
         with torch.device("cpu"):
@@ -121,7 +120,8 @@ class MtpHead(Eagle3):
         cache.place(torch.zeros(1, dtype=torch.long, device="meta"), 1)
         states = torch.zeros(1, 1, self.config.target_size, device="meta")
         self(states, states, cache)
-        return [LayerCache(cache.numbers_per_token, window=self.windows[0])]
+        numbers = sum(buffer.shape[1] * buffer.shape[3] for buffer in cache.buffers)
+        return [LayerCache(numbers, window=self.windows[0])]
 
     def sketches(self) -> list[TensorSketch]:
         [model] = self._model
