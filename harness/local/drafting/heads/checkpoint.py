@@ -77,7 +77,7 @@ class HeadCheckpoint:
         block = Block(("",), tensors, tuple(head.caches()))
         matrix_size = config.target_size * config.vocabulary_size
         num_missing = (not config.own_embedding) + (not config.own_output)
-        copies = (TensorSketch(num_missing * matrix_size, read_per_token=0.0),)
+        copies = TensorSketch(num_missing * matrix_size, read_per_token=0.0)
         borrowed = TensorSketch(head.num_outputs_borrowed * matrix_size)
         return Sketch(
             role="draft",
@@ -88,7 +88,7 @@ class HeadCheckpoint:
             vocabulary_size=config.vocabulary_size,
             spare_slots=SPARE_SLOTS,
             borrowed_tensors=(borrowed,),
-            copied=(Block(("",), copies),) if num_missing else (),
+            copied=(Block(("",), (copies,)),),
             drafts_in_one_pass=head.one_pass,
         )
 
