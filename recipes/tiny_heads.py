@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from harness.config.paths import PACKAGE
 from harness.config.settings import ModelSettings
@@ -29,7 +29,7 @@ from harness.local.drafting.heads.checkpoint import read_head
 from harness.local.drafting.heads.head import Head
 from harness.local.drafting.heads.medusa import Medusa
 from harness.local.models.checkpoints import read_checkpoint
-from harness.local.runners.base import run_model
+from harness.local.runners.base import Options, captured, capturing
 from recipes.head_losses import Batch, loss_of
 from recipes.tiny_pair.language import END_OF_TEXT, documents
 
@@ -124,7 +124,8 @@ def batch_of(target: Any, texts: Sequence[Text], layers: Sequence[int]) -> Batch
         length = len(text.tokens)
         tokens[row, :length] = torch.tensor(text.tokens)
         is_learned[row, text.prompt_length - 1 : length - 1] = True
-    logits, hidden = run_model(target, {"hidden_layers": tuple(layers)}, tokens, DynamicCache())
+    options: Options = {"hidden_layers": tuple(layers)}
+    logits, hidden = captured(options, target(input_ids=tokens, **capturing(options)))
     return Batch(tokens, is_learned, logits.float().softmax(-1), hidden.flatten(2).float())
 
 

@@ -16,8 +16,9 @@ from harness.config.settings import ModelSettings
 from harness.local.decoding.adaptive import DraftLength
 from harness.local.decoding.protocols import Drafter, Proposal, Step
 from harness.local.decoding.warp import Warp
-from harness.local.drafting.heads.block import DFlash, DFlash2, Domino, DSpark
+from harness.local.drafting.heads.block import DFlash
 from harness.local.drafting.heads.checkpoint import read_head
+from harness.local.drafting.heads.corrected import DFlash2, Domino, DSpark
 from harness.local.drafting.heads.eagle import Eagle3, PEagle
 from harness.local.drafting.heads.medusa import Medusa
 from harness.local.models.checkpoints import Checkpoint, recurrent_kind

@@ -10,7 +10,8 @@ from transformers.modeling_layers import MtpModel
 
 from architectures import VOCABULARY, random_model
 from harness.local.decoding.warp import AnyWarp
-from harness.local.drafting.heads.block import DFlash, DFlash2, Domino, DSpark
+from harness.local.drafting.heads.block import DFlash
+from harness.local.drafting.heads.corrected import DFlash2, Domino, DSpark
 from harness.local.drafting.heads.drafter import HeadDrafter
 from harness.local.drafting.heads.eagle import Eagle3, PEagle
 from harness.local.drafting.heads.head import Head

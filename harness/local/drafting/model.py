@@ -25,6 +25,7 @@ from harness.local.decoding.transfer import padded, to_device
 from harness.local.decoding.warp import AnyWarp
 from harness.local.models.checkpoints import Checkpoint
 from harness.local.models.sketch import Block, Sketch, sketch_model
+from harness.local.runners.base import gather_rows
 
 # Where a configuration names the mask of a parallel draft, in the order in which vLLM looks for it.
 _MASK_KEYS = ("pard_token", "ptd_token_id")
@@ -38,7 +39,8 @@ class ModelDrafter(Drafter):
     """Proposes by running a draft model, token by token.
 
     The runner's cache lacks the last tokens of each row's text, `_unread`, with which the next proposal
-    begins. Say it was fed `a`, and drew b, c and d. To draw d it was fed b and c, but never d itself:
+    begins; its verdict decides which tokens the cache lacks then. Say it was fed `a`, and drew b, c and d.
+    To draw d it was fed b and c, but never d itself:
 
         accepted b, then x         the cache keeps `a b`, and lacks `x`
         accepted b, c, d, then x   the cache keeps `a b c`, and lacks `d x`
@@ -58,13 +60,14 @@ class ModelDrafter(Drafter):
         self.runner = runner
         self.warp = warp
         self._unread: list[Sequence[int]] = []
-        # From a proposal to its verdict: the unread tokens of each row with which drawing began, and
-        # how many draft tokens followed them into the cache.
-        self._fed: list[Sequence[int]] = []
+        # From a proposal to its verdict: how many unread tokens of each row were fed, and how many
+        # draft tokens behind them.
+        self._num_fed = 0
         self._num_drafted_fed = 0
 
     def clear(self) -> None:
         self._unread = []
+        self._num_fed = 0
 
     def zero_nan(self) -> None:
         self.runner.zero_nan()
@@ -75,7 +78,6 @@ class ModelDrafter(Drafter):
         read = self.runner.add if self._unread else self.runner.start
         self._runner_device = read(self._own_prompts(prompts)).logits.device
         self._unread += [self._own_tokens([token]) for token in first_tokens]
-        self._forget_proposal()
 
     def _own_prompts(self, prompts: TokenRows) -> TokenRows:
         """Return the prompts as the draft model reads them."""
@@ -101,41 +103,36 @@ class ModelDrafter(Drafter):
             before = [tokens[:-num_last] for tokens in self._unread]
             self.runner.extend(to_device(padded(before), self._runner_device))
             self.runner.keep(num_before)
-        self._fed = [tokens[-num_last:] for tokens in self._unread]
-        self._unread = [[] for _ in self._fed]
+        self._unread = [tokens[-num_last:] for tokens in self._unread]
         # Column by column, because a column of one row costs half of a copied table.
         columns = [
-            to_device(column, self._runner_device) for column in zip(*self._fed, strict=True)
+            to_device(column, self._runner_device) for column in zip(*self._unread, strict=True)
         ]
         last = torch.stack(columns, dim=1)
+        self._num_fed = num_last
         self._num_drafted_fed = uniforms.shape[1] - 1
         return draw(lambda tokens: self.runner.extend(tokens).logits, last, uniforms, warp)
 
     def observe(self, num_accepted: Sequence[int], decided: TokenRows, step: Step) -> None:
-        # Of each row since the last proposal began, and how many of these tokens the cache keeps.
-        texts = []
-        num_read = []
-        for row, tokens in enumerate(decided):
-            fed = self._fed[row]
-            texts.append([*fed, *self._unread[row], *self._own_tokens(tokens)])
-            num_read.append(len(fed) + min(num_accepted[row], self._num_drafted_fed))
-        if any(self._fed):
-            # Every row lacks at least as many tokens as the one that lacks most, but two suffice.
-            pairs = list(zip(texts, num_read, strict=True))
+        rows = zip(self._unread, decided, strict=True)
+        texts: list[Sequence[int]] = [
+            [*unread, *self._own_tokens(tokens)] for unread, tokens in rows
+        ]
+        if self._num_fed:
+            # How many of these tokens the cache keeps. Every row lacks at least as many tokens as the
+            # one that lacks most, but two suffice.
+            counts = [self._num_fed + min(count, self._num_drafted_fed) for count in num_accepted]
+            pairs = list(zip(texts, counts, strict=True))
             num_unread = min(2, max(len(text) - count for text, count in pairs))
-            num_read = [min(count, len(text) - num_unread) for text, count in pairs]
-            self.runner.keep(num_read)
-        self._unread = [text[count:] for text, count in zip(texts, num_read, strict=True)]
-        self._forget_proposal()
+            counts = [min(count, len(text) - num_unread) for text, count in pairs]
+            self.runner.keep(counts)
+            texts = [text[count:] for text, count in zip(texts, counts, strict=True)]
+            self._num_fed = 0
+        self._unread = texts
 
     def select(self, rows: Sequence[int]) -> None:
         self.runner.select(rows)
         self._unread = [self._unread[row] for row in rows]
-        self._forget_proposal()
-
-    def _forget_proposal(self) -> None:
-        self._fed = [[] for _ in self._unread]
-        self._num_drafted_fed = 0
 
 
 class ParallelDrafter(ModelDrafter):
@@ -165,8 +162,7 @@ class ParallelDrafter(ModelDrafter):
         self._unread = [[] for _ in counts]
         last_unread = to_device(counts, logits.device).unsqueeze(1) - 1
         index = last_unread + torch.arange(num_draft_tokens, device=logits.device)
-        rows = torch.arange(len(counts), device=logits.device).unsqueeze(1)
-        probabilities = warp(logits[rows, index])
+        probabilities = warp(gather_rows(logits, index))
         return existing_index(probabilities, uniforms), probabilities
 
 

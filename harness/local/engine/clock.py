@@ -1,7 +1,7 @@
-"""Notes when a loop in this process decides tokens: nothing but decoding between two readings of the clock.
+"""Times a loop in this process: nothing but decoding happens between two readings of the clock.
 
-The devices are synchronised before the first. At the second they have decided the last token. Records are
-only collected while the clock runs, and read behind it.
+The devices are synchronised before the first reading. At the second they have decided the last token.
+Iterations are only collected while the clock runs, and read afterwards.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from typing import NamedTuple
 from harness.engines.arrivals import Arrival, Frames, Watch
 from harness.engines.phases import Phases
 from harness.engines.protocol import Answered, BatchTimes, Request, Weights
-from harness.local.decoding.loop import Iteration
+from harness.local.decoding.loop import Iteration, RowStep
 from harness.results.acceptance import outcome_of
 
 
 class _Noted(NamedTuple):
-    """A record, and the seconds on the clock at which it was decided."""
+    """An iteration, and the seconds on the clock at which it was decided."""
 
     seconds: float
     iteration: Iteration
 
 
 class LoopClock:
-    """The clock of one answer, which runs within one block.
+    """The clock of one answer: it runs within one block (`running`), and stops while a watcher looks.
 
-    It stops while a watcher looks, and no decoding goes on meanwhile: the devices have finished their queues.
+    The devices have finished their queues before it stops, so that nothing is decoded meanwhile.
 
     Args:
         requests: the rows of the loop, in the order in which they join.
@@ -43,7 +43,7 @@ class LoopClock:
         self._frames = Frames(watch) if watch is not None else None
         self._noted: list[_Noted] = []
         self._num_shown = 0
-        # By row: when it joined, which is when the iteration before its first was decided.
+        # When each row joined: as soon as the iteration before its first one was decided.
         self._joined: dict[int, float] = {}
         self._seconds = 0.0
 
@@ -63,8 +63,8 @@ class LoopClock:
     def note(self, iteration: Iteration) -> None:
         """Note what has just been decided.
 
-        Tokens in a record are numbers on the host, which has waited for the device's event behind
-        them, and for nothing that is queued after it.
+        Its tokens are numbers on the host, which has waited for the device to decide them, and for
+        nothing that is queued after it.
         """
         before = self._noted[-1].seconds if self._noted else 0.0
         for row_step in iteration.row_steps:
@@ -80,18 +80,17 @@ class LoopClock:
         """The answers, once the block has ended.
 
         Args:
-            as_batch: whether all rows began with the first record, and share their time.
+            as_batch: whether all rows began with the first iteration, and share their time.
             drafts: whether passes behind a prompt's are iterations of a draft, even those that it offered nothing.
         """
         records = [request.record() for request in self._requests]
-        for seconds, iteration in self._noted:
-            for row_step in iteration.row_steps:
-                record = records[row_step.row]
-                record.add(row_step.tokens, seconds - self._joined[row_step.row])
-                if row_step.proposed or (drafts and len(record.arrivals) > 1):
-                    num_proposed = len(row_step.proposed)
-                    outcome = outcome_of(num_proposed, row_step.num_accepted, len(row_step.tokens))
-                    record.outcomes.append(outcome)
+        for seconds, row_step in self._timed_steps(0):
+            record = records[row_step.row]
+            record.add(row_step.tokens, seconds)
+            if row_step.proposed or (drafts and len(record.arrivals) > 1):
+                num_proposed = len(row_step.proposed)
+                outcome = outcome_of(num_proposed, row_step.num_accepted, len(row_step.tokens))
+                record.outcomes.append(outcome)
         batch = None
         if as_batch:
             first = self._noted[0]
@@ -102,19 +101,23 @@ class LoopClock:
     def _new_arrivals(self) -> list[Arrival]:
         """Arrivals that the watcher has not seen."""
         arrivals = []
-        for seconds, iteration in self._noted[self._num_shown :]:
-            for row_step in iteration.row_steps:
-                # A text that ended with an accepted token never came to the rejection behind it.
-                was_rejected = len(row_step.tokens) > row_step.num_accepted
-                probabilities = row_step.rejection if was_rejected else None
-                arrival = Arrival(
-                    row_step.row,
-                    seconds - self._joined[row_step.row],
-                    row_step.tokens,
-                    row_step.origins,
-                    row_step.proposed,
-                    probabilities,
-                )
-                arrivals.append(arrival)
+        for seconds, row_step in self._timed_steps(self._num_shown):
+            # A text that ended with an accepted token never came to the rejection behind it.
+            was_rejected = len(row_step.tokens) > row_step.num_accepted
+            arrival = Arrival(
+                row_step.row,
+                seconds,
+                row_step.tokens,
+                row_step.origins,
+                row_step.proposed,
+                row_step.rejection if was_rejected else None,
+            )
+            arrivals.append(arrival)
         self._num_shown = len(self._noted)
         return arrivals
+
+    def _timed_steps(self, first: int) -> Iterator[tuple[float, RowStep]]:
+        """Yield what each row gained from the iteration `first` on, with the seconds since it joined."""
+        for seconds, iteration in self._noted[first:]:
+            for row_step in iteration.row_steps:
+                yield seconds - self._joined[row_step.row], row_step

@@ -139,7 +139,7 @@ class LocalArm(Arm):
         options: Options = {"vocabulary_size": self.pair.vocabulary_size}
         model = self.pair.target.model
         [logits] = plain_outputs(model, options, list(prompt[:-1]), len(prompt) - 1)
-        return token_logprobs(logits[0], prompt[1:], num_top)
+        return token_logprobs(logits, prompt[1:], num_top)
 
     @property
     def pair(self) -> Pair:

@@ -68,10 +68,6 @@ class StaleRunner(Proxy):
         """How many rejected tokens each row keeps in this roll-back."""
         return [1] * num_rows
 
-    def extend(self, tokens: Tensor) -> Step:
-        self._num_extended += tokens.shape[1]
-        return self._wrapped.extend(tokens)
-
     def decide(self, tokens: Tensor, decision: Callable[[Tensor], Any]) -> tuple[Step, Any]:
         self._num_extended += tokens.shape[1]
         return self._wrapped.decide(tokens, decision)

@@ -164,7 +164,7 @@ def capacity(problem: PlacementProblem) -> tuple[int, int] | None:
     if not all(sketch.knows_cache for sketch in problem.models):
         return None
     demand = problem.demand
-    devices: Sequence[int | str] = problem.placement_gpus or ["cpu"]
+    devices: Sequence[int | str] = problem.run_gpus or ["cpu"]
     room = sum(problem.room[device] for device in devices)
     numbers = []
     for sketches, num_draft_tokens in (

@@ -83,9 +83,7 @@ class ModelReference:
 
     def _mask_never_drawn(self, logits: Tensor) -> Tensor:
         """Logits [..., V] in float32, without the tokens that are never drawn."""
-        if not self._never_drawn:
-            return logits.float()
-        never_drawn = torch.tensor(self._never_drawn, device=logits.device)
+        never_drawn = torch.tensor(self._never_drawn, dtype=torch.long, device=logits.device)
         return logits.float().index_fill(-1, never_drawn, float("-inf"))
 
     def logits_along(self, prompts: TokenRows, texts: TokenRows) -> Floats:

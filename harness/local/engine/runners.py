@@ -26,8 +26,7 @@ from harness.local.drafting.model import widths as draft_widths
 from harness.local.models.checkpoints import recurrent_kind
 from harness.local.models.loading import LoadedModel
 from harness.local.models.tokenizers import vocabulary_size
-from harness.local.runners.base import Options
-from harness.local.runners.slots import UnsupportedModelError
+from harness.local.runners.base import Options, UnsupportedModelError
 from harness.local.runners.snapshot import SnapshotRunner
 from harness.local.runners.static import StaticRunner
 
@@ -169,7 +168,12 @@ def _compiled_draft(pair: Pair, preparation: Preparation) -> CompiledDraft | Non
     try:
         num_slots = preparation.demand.slots()
         return CompiledDraft(
-            drafter, pair.target.model, preparation.batch_size, num_slots, draft_lengths
+            drafter.head,
+            drafter.warp,
+            pair.target.model,
+            preparation.batch_size,
+            num_slots,
+            draft_lengths,
         )
     except UnsupportedModelError as reason:
         preparation.say(f"{settings.name} {reason}; it drafts eagerly")

@@ -44,7 +44,7 @@ class PhaseTimer:
         phases: of the present question.
     """
 
-    def __init__(self, devices: Sequence[torch.device] = ()) -> None:
+    def __init__(self, devices: Sequence[torch.device]) -> None:
         self._devices = devices
         self.phases = Phases()
 

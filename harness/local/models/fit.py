@@ -1,4 +1,4 @@
-"""Whether models fit: the question is a value (`PlacementProblem`), the answer has the device of each layer (`fit`).
+"""Decides whether models fit, and on which device each layer goes: `fit` solves a `PlacementProblem`.
 
 A problem holds numbers alone: sizes of the models, the run and the machine. So every what-if is a call of `fit` with a
 changed problem: `plan gpus=4 gpu_memory=40GB` changes `free`, advice changes one setting at a time (`remedies`), and
@@ -93,7 +93,9 @@ class PlacementProblem:
 
     @property
     def over_several_gpus(self) -> PlacementProblem:
-        """The same problem on several GPUs, where a head copies the matrices that it would otherwise borrow."""
+        """The same problem for a target on several GPUs: a draft head then holds copies of the matrices of the
+        target that it uses, where on a single GPU it would share them.
+        """
         models = [
             replace(sketch, blocks=(*sketch.blocks, *sketch.copied), copied=())
             for sketch in self.models
@@ -133,33 +135,26 @@ class PlacementProblem:
         return max(sizes)
 
     @property
-    def placement_gpus(self) -> list[int]:
+    def run_gpus(self) -> list[int]:
         """The GPUs of the run: of `placement.gpus=2` the first two."""
         if self.placement.strategy == "cpu":
             return []
         return self.gpus[: self.placement.gpus]
 
-    def gpus_for(self, sketch: Sketch) -> list[int]:
-        """Return the GPUs that a model may use: with `model.gpus=2` all, because any two will do."""
-        gpus = self.placement_gpus
-        return self.gpus if gpus and sketch.settings.gpus else gpus
-
-    def cached(self, sketch: Sketch) -> tuple[int, int]:
-        """Return the numbers of cached tokens and of recurrent states, over all rows.
-
-        Most models have no recurrent states.
-        """
+    def block_caches(self, sketch: Sketch) -> list[int]:
+        """Return the bytes of each block's caches at their largest, of all rows."""
         demand = self.demand
         num_rows = demand.batch_size
         if sketch.state_bytes:
             # The state before the draft tokens is kept alongside the one after them.
             num_states = num_rows * (2 if demand.num_draft_tokens else 1)
-            return num_states * demand.row_tokens, num_states
+            return sketch.block_caches(num_states * demand.row_tokens, num_states)
         widest_pass = 2
         if sketch.drafts_in_one_pass:
             # K + 1 decided tokens with K - 1 masks.
             widest_pass = max(2, 2 * demand.num_draft_tokens)
-        return num_rows * demand.cached_tokens(sketch.spare_slots, widest_pass), 0
+        num_tokens = num_rows * demand.cached_tokens(sketch.spare_slots, widest_pass)
+        return sketch.block_caches(num_tokens, num_states=0)
 
     def misfit(self, sketch: Sketch, room: Memory) -> Misfit:
         """Return the error for a model that does not fit into this room."""
@@ -167,7 +162,7 @@ class PlacementProblem:
         if sketch.quantization != "none":
             number_format = sketch.quantization
         text = f"its weights need {amount(sketch.weight_bytes)} in {number_format}"
-        cache = sum(sketch.block_caches(*self.cached(sketch)))
+        cache = sum(self.block_caches(sketch))
         if cache:
             text += f" and its KV cache {amount(cache)}"
         where = " next to the model" if sketch.role == "draft" else ""
@@ -197,19 +192,19 @@ def fit(problem: PlacementProblem) -> list[Placement]:
         Misfit: there is no room for a model.
         SettingError: an explicit map does not suit the model or the machine.
     """
-    first, *others = problem.models
+    target, *drafts = problem.models
     if problem.placement.device_map is not None:
-        placement = _place_as_typed(problem, first, problem.placement.device_map)
+        placement = _place_as_typed(problem, problem.placement.device_map)
     else:
         for gpus, num_target_gpus in _choices(problem):
             if placements := _place(problem, gpus, num_target_gpus):
                 return placements
-        if not others:
-            devices = _devices(problem, first, problem.gpus_for(first), problem.room)
-            raise problem.misfit(first, {device: problem.room[device] for device in devices})
+        if not drafts:
+            devices = _devices(problem, target, problem.run_gpus, problem.room)
+            raise problem.misfit(target, {device: problem.room[device] for device in devices})
         # One after the other: if there still is no room, the error names the model that lacks it.
-        [placement] = fit(replace(problem, models=(first,)))
-    if not others:
+        [placement] = fit(replace(problem, models=(target,)))
+    if not drafts:
         return [placement]
     free = {device: max(0, size - placement.taken(device)) for device, size in problem.free.items()}
     # The reserve of the larger model: both read the prompts.
@@ -220,9 +215,9 @@ def fit(problem: PlacementProblem) -> list[Placement]:
 
 
 def _choices(problem: PlacementProblem) -> Iterator[tuple[Sequence[int], int]]:
-    """Yield choices, the best first: the GPUs for all models, and how many of them the target gets."""
+    """Yield what to try, the best first: GPUs for all models together, and how many of these the target gets."""
     strategy = problem.placement.strategy
-    gpus = problem.placement_gpus
+    gpus = problem.run_gpus
     if strategy != "auto" or not gpus or problem.models[0].settings.gpus:
         yield gpus, len(gpus)
         return
@@ -234,14 +229,14 @@ def _choices(problem: PlacementProblem) -> Iterator[tuple[Sequence[int], int]]:
 def _place(
     problem: PlacementProblem, gpus: Sequence[int], num_target_gpus: int
 ) -> list[Placement] | None:
-    """Place the draft, then the target in the room that is left; None if there is too little."""
+    """Place the draft whole, then the target in the room that is left; None if there is too little room."""
     room = problem.room
     problem = problem.over_several_gpus if len(gpus) > 1 else problem
     placements: list[Placement] = []
     for sketch in reversed(problem.models):
         devices = _devices(problem, sketch, gpus, room, num_target_gpus)
-        caches = sketch.block_caches(*problem.cached(sketch))
-        loads = [size + cache for size, cache in zip(sketch.block_bytes, caches, strict=True)]
+        sizes = zip(sketch.block_bytes, problem.block_caches(sketch), strict=True)
+        loads = [weights + cache for weights, cache in sizes]
         indices = balanced(loads, [room[device] for device in devices])
         if not indices:
             return None
@@ -259,13 +254,16 @@ def _devices(
     num_gpus: int | None = None,
 ) -> Sequence[Device]:
     """Return the roomiest of `gpus`, or of the whole machine for a model with `gpus` set; "cpu" without any."""
+    if not gpus:
+        return ["cpu"]
     if sketch.settings.gpus:
-        gpus = problem.gpus_for(sketch)
+        # Any will do: the setting says how many, not which.
+        gpus = problem.gpus
         num_gpus = sketch.settings.gpus
-    if sketch.role == "draft" and gpus:
+    if sketch.role == "draft":
         # A draft stays whole. Of equal GPUs it gets the last, because the target begins on the first.
         return [max(gpus, key=lambda gpu: (room[gpu], gpu))]
-    return roomiest(gpus, room, num_gpus or len(gpus)) or ["cpu"]
+    return roomiest(gpus, room, num_gpus or len(gpus))
 
 
 def _placement(problem: PlacementProblem, sketch: Sketch, devices: Sequence[Device]) -> Placement:
@@ -275,22 +273,21 @@ def _placement(problem: PlacementProblem, sketch: Sketch, devices: Sequence[Devi
         device_map = {}
         for block, device in zip(sketch.blocks, devices, strict=True):
             device_map |= dict.fromkeys(block.modules, device)
-    block_caches = sketch.block_caches(*problem.cached(sketch))
+    sizes = zip(sketch.block_bytes, problem.block_caches(sketch), strict=True)
     weights: Counter[str] = Counter()
     caches: Counter[str] = Counter()
-    for index, device in enumerate(devices):
-        weights[device_name(device)] += sketch.block_bytes[index]
-        caches[device_name(device)] += block_caches[index]
+    for device, (weight_bytes, cache_bytes) in zip(devices, sizes, strict=True):
+        weights[device_name(device)] += weight_bytes
+        caches[device_name(device)] += cache_bytes
     return Placement(device_map, dict(+weights), dict(+caches))
 
 
-def _place_as_typed(
-    problem: PlacementProblem, sketch: Sketch, typed_map: Mapping[str, Any]
-) -> Placement:
-    """Follow the user's map, if it suits the model and the machine.
+def _place_as_typed(problem: PlacementProblem, typed_map: Mapping[str, Any]) -> Placement:
+    """Follow the user's map of the target, if it suits the model and the machine.
 
     `placement.reserve_gb` does not count here; the room to read the prompts does.
     """
+    sketch = problem.models[0]
     setting = "placement.device_map"
     device_map: dict[str, Device] = {}
     for module, typed in typed_map.items():
@@ -465,13 +462,13 @@ def _in_fewer_bits(sketches: Sequence[Sketch]) -> Remedy:
 
 
 def _more_gpus(problem: PlacementProblem) -> list[Remedy]:
-    """Return the fewest GPUs for the target that are enough.
+    """Return the smallest number of GPUs for the target that is enough.
 
-    GPUs that the machine lacks are assumed to have as much free memory as its emptiest one.
+    Further GPUs than the machine has are assumed to have as much free memory as the one that has most.
     """
     target = problem.models[0]
     # A draft that is the target itself stays whole on one GPU: more of them do not help.
-    if problem.models[-1].is_target or not problem.gpus_for(target):
+    if problem.models[-1].is_target or not problem.run_gpus:
         return []
     room = max(problem.free[gpu] for gpu in problem.gpus)
     for count in range(2, _MOST_GPUS + 1):

@@ -47,13 +47,14 @@ class PlacedModel:
 
     def describe(self) -> str:
         """The model's format and devices, in one line."""
-        placement = self.placement
         settings = self.sketch.settings
         facts = ["random weights"] if self.checkpoint.random else []
         if self.sketch.quantization != "none":
             facts.append(self.sketch.quantization)
         facts.append(str(self.sketch.dtype).removeprefix("torch."))
-        sizes = [f"{device} {amount(size)}" for device, size in placement.bytes_per_device.items()]
+        sizes = [
+            f"{device} {amount(size)}" for device, size in self.placement.bytes_per_device.items()
+        ]
         text = f"{self.sketch.role} {settings.name}: {', '.join(facts)} on {', '.join(sizes)}"
         if settings.gpus and not torch.cuda.is_available():
             # A driver that does not work would otherwise be noticed late.
@@ -62,30 +63,21 @@ class PlacedModel:
 
     def load(self) -> LoadedModel:
         """Load the weights. Raises RunError or SettingError if memory, files or a library fail."""
-        placement = self.placement
-        model = self._from_pretrained()
-        devices = placement.devices
-        return LoadedModel(
-            model.eval(),
-            self.checkpoint.settings,
-            placement,
-            self.sketch.dtype,
-            devices,
-            devices[0],
-        )
+        model = self._from_pretrained().eval()
+        devices = self.placement.devices
+        settings = self.checkpoint.settings
+        return LoadedModel(model, settings, self.placement, self.sketch.dtype, devices, devices[0])
 
     def _from_pretrained(self) -> PreTrainedModel:
         checkpoint = self.checkpoint
-        settings = self.checkpoint.settings
+        settings = checkpoint.settings
         factory: Any = AutoModelForCausalLM
         repository: str | None = settings.repository
         arguments = source_arguments(settings)
         if checkpoint.random:
             repository = None
-            arguments = {}
-            factory, arguments["state_dict"] = random_state(
-                checkpoint, self.placement.device_map, self.sketch.dtype
-            )
+            factory, state = random_state(checkpoint, self.placement.device_map, self.sketch.dtype)
+            arguments = {"state_dict": state}
         quantization: Any = bitsandbytes_config(self.sketch.quantization, self.sketch.dtype)
         is_gguf = settings.gguf_file is not None
         if quantization is None and is_gguf and hasattr(transformers, "GgufConfig"):
@@ -95,8 +87,8 @@ class PlacedModel:
         if quantization is not None:
             arguments["quantization_config"] = quantization
         arguments["device_map"] = self.placement.device_map
+        model: PreTrainedModel
         try:
-            model: PreTrainedModel
             with loading_bar(self.sketch.weight_bytes):
                 model, report = factory.from_pretrained(
                     repository,

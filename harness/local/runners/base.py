@@ -34,6 +34,12 @@ class Options(TypedDict, total=False):
     hidden_layers: tuple[int, ...]
 
 
+class UnsupportedModelError(RuntimeError):
+    """A model that needs a plainer runner, or can have none. The message says why and completes a
+    sentence that begins with its name.
+    """
+
+
 def logits_to_keep(model: PreTrainedModel, count: int = 1) -> dict[str, int]:
     """Return the argument that makes a model compute the logits of the last tokens alone, if it
     can.
@@ -50,21 +56,19 @@ def run_model(
     options: Options,
     tokens: Tensor,
     cache: Cache,
-    last_tokens: Tensor | None = None,
+    last_tokens: Tensor,
 ) -> tuple[Tensor, ...]:
-    """Append tokens [B, n] to the cache -> logits [B, n, V]; if layers are captured, also their
-    states [B, n, L, D].
+    """Append tokens [B, n] to the cache -> logits [B, V] after one token of each row; if layers are
+    captured, also their states [B, n, L, D].
 
     Args:
-        last_tokens: [B], the index in each row after which alone there are to be logits [B, V].
+        last_tokens: [B], the index of that token.
     """
     arguments: dict[str, Any] = {cache_name(model): cache, **capturing(options)}
-    if last_tokens is None:
-        return captured(options, model(input_ids=tokens, use_cache=True, **arguments))
     with _logits_after(model, last_tokens):
         output = model(input_ids=tokens, use_cache=True, **arguments)
     logits, *states = captured(options, output)
-    logits = _gather_rows(logits, last_tokens) if logits.shape[1] > 1 else logits[:, 0]
+    logits = gather_rows(logits, last_tokens) if logits.shape[1] > 1 else logits[:, 0]
     return logits, *states
 
 
@@ -84,7 +88,7 @@ def _logits_after(model: PreTrainedModel, indices: Tensor) -> Iterator[None]:
         states, *others = inputs
         if states.dim() != 3:  # rows and tokens in one: all logits are made, and cut afterwards
             return inputs
-        return _gather_rows(states, indices).unsqueeze(1), *others
+        return gather_rows(states, indices.unsqueeze(1)), *others
 
     handle = matrix.register_forward_pre_hook(select)
     try:
@@ -93,9 +97,11 @@ def _logits_after(model: PreTrainedModel, indices: Tensor) -> Iterator[None]:
         handle.remove()
 
 
-def _gather_rows(states: Tensor, indices: Tensor) -> Tensor:
-    """Take the state of each row at indices [B] from states [B, n, ...]."""
+def gather_rows(states: Tensor, indices: Tensor) -> Tensor:
+    """Take those at indices [B] or [B, m] of each row from states [B, n, ...]."""
     rows = torch.arange(len(states), device=states.device)
+    if indices.dim() > 1:
+        rows = rows.unsqueeze(1)
     return states[rows, indices.to(states.device)]
 
 

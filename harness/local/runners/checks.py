@@ -16,11 +16,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from harness.local.decoding.protocols import Runner
-from harness.local.runners.base import Options, WithoutCudnn, captured, capturing, logits_to_keep
-from harness.local.runners.slots import UnsupportedModelError
+from harness.local.runners.base import (
+    Options,
+    UnsupportedModelError,
+    WithoutCudnn,
+    captured,
+    capturing,
+    context_of,
+    logits_to_keep,
+)
 
 # A larger relative difference from the plain outputs is more than rounding: float32, and all
 # coarser types.
@@ -32,6 +39,9 @@ _INFLUENCE_TOLERANCE = 0.01
 _COARSE_INFLUENCE_TOLERANCE = 0.1
 _ROUNDING = 2e-6
 _COARSE_ROUNDING = 0.02
+
+# Tokens of a row that may have any length.
+ANY_LENGTH = 2**62
 
 # Names of lengths in configurations, and what else has such names: counts, and sizes of matrices.
 _LENGTH = re.compile(r"window|chunk|block|local_attention")
@@ -51,7 +61,7 @@ def check_runner(
     options: Options,
     num_rows: int = 2,
     *,
-    num_slots: int | None,
+    num_slots: int,
     takes_back: bool = True,
     by_influence: bool = False,
 ) -> None:
@@ -61,8 +71,7 @@ def check_runner(
     Args:
         runner: one over `model` with `options`.
         num_rows: 1 or more, of which two are enough.
-        num_slots: the most tokens of a row: windows that no row exceeds are not tested. None: rows
-            of any length.
+        num_slots: the most tokens of a row: windows that no row exceeds are not tested.
         takes_back: whether the runner can take tokens back.
         by_influence: compare the influence of earlier tokens on the logits, which a state that
             loses them changes, even where it is small against the logits.
@@ -72,75 +81,67 @@ def check_runner(
             its masks or its cache.
     """
     size = model.config.get_text_config(decoder=True).vocab_size
+
+    def known(rows: Sequence[Sequence[int]]) -> list[list[int]]:
+        return [[token % size for token in row] for row in rows[:num_rows]]
+
+    def compare(texts: list[list[int]], rows: list[list[int]]) -> None:
+        step = runner.extend(torch.tensor(rows, device=model.device))
+        for index, (text, row) in enumerate(zip(texts, rows, strict=True)):
+            outputs = [step.logits[index]]
+            if step.hidden is not None:
+                outputs.append(step.hidden[index])
+            expected = plain_outputs(model, options, [*text, *row], len(row))
+            if by_influence:
+                unrelated = plain_outputs(model, options, row, len(row))
+                _require_influence(outputs[0], expected[0], unrelated[0], model)
+            else:
+                require_close(outputs, expected, model, "differ from the model's own")
+
     # Once at the beginning of a text, and once behind as many tokens as the longest window has.
-    for num_before in sorted({0, longest_span(model.config, num_slots)}):
-        texts = [[*_filler(num_before), *_PROMPTS[0]], _PROMPTS[1]][:num_rows]
-        texts = [[token % size for token in text] for text in texts]
+    for num_before in sorted({0, longest_span(model, num_slots)}):
+        # Without a pattern, and the same in every run.
+        chance = random.Random(num_before)
+        filler = [chance.randrange(11, 27) for _ in range(num_before)]
+        texts = known([[*filler, *_PROMPTS[0]], _PROMPTS[1]])
         with as_unsupported("cannot go on from its cache"):
             runner.start(texts)
-            for extension in _EXTENSIONS:
-                rows = [[token % size for token in row] for row in extension[:num_rows]]
-                step = runner.extend(torch.tensor(rows, device=model.device))
-                for index, (text, row) in enumerate(zip(texts, rows, strict=True)):
-                    outputs = [step.logits[index]]
-                    if step.hidden is not None:
-                        outputs.append(step.hidden[index])
-                    expected = plain_outputs(model, options, [*text, *row], len(row))
-                    if by_influence:
-                        unrelated = plain_outputs(model, options, row, len(row))
-                        _require_influence(outputs[0], expected[0][0], unrelated[0][0], model)
-                    else:
-                        firsts = [output[0] for output in expected]
-                        require_close(outputs, firsts, model, "differ from the model's own")
-                counts = [count if takes_back else len(rows[0]) for count in _KEPT[:num_rows]]
-                if extension is _EXTENSIONS[0]:
-                    runner.keep(counts)
-                    texts = [
-                        [*text, *row[:count]]
-                        for text, row, count in zip(texts, rows, counts, strict=True)
-                    ]
+            rows = known(_EXTENSIONS[0])
+            compare(texts, rows)
+            counts = _KEPT[:num_rows] if takes_back else [len(row) for row in rows]
+            runner.keep(counts)
+            kept = zip(texts, rows, counts, strict=True)
+            texts = [[*text, *row[:count]] for text, row, count in kept]
+            compare(texts, known(_EXTENSIONS[1]))
 
 
-def longest_span(config: PreTrainedConfig, num_tokens: int | None) -> int:
+def longest_span(model: PreTrainedModel, num_tokens: int) -> int:
     """The longest window, chunk or block in a configuration that rows of `num_tokens` exceed; 0
-    where there is none.
-
-    None: rows of any length. Those that exceed the model's context do not count.
+    where there is none. Those that exceed the model's context do not count.
     """
-    text = config.get_text_config(decoder=True)
-    context = getattr(text, "max_position_embeddings", None)
+    context = context_of(model) or ANY_LENGTH
     longest = 0
-    for name, value in text.to_dict().items():
+    for name, value in model.config.get_text_config(decoder=True).to_dict().items():
         if not _LENGTH.search(name) or _NO_LENGTH.search(name):
             continue
         for span in value if isinstance(value, list | tuple) else [value]:
-            if type(span) is not int or span < 1:
-                continue
-            reached = num_tokens is None or span < num_tokens
-            possible = not isinstance(context, int) or span + _NUM_BEHIND <= context
-            if reached and possible:
+            if type(span) is int and span < num_tokens and span + _NUM_BEHIND <= context:
                 longest = max(longest, span)
     return longest
-
-
-def _filler(count: int) -> list[int]:
-    """Return this many tokens without a pattern, the same in every run."""
-    chance = random.Random(count)
-    return [chance.randrange(11, 27) for _ in range(count)]
 
 
 @torch.inference_mode()
 def plain_outputs(
     model: PreTrainedModel, options: Options, sequence: list[int], count: int
 ) -> list[Tensor]:
-    """Return outputs [1, count, ...] after the last `count` tokens of a sequence, from one pass
-    without a cache: the logits, and the states of the captured layers if there are any.
+    """Return outputs [count, ...] after the last `count` tokens of a sequence, from one pass without
+    a cache: the logits, and the states of the captured layers if there are any.
     """
     arguments: dict[str, Any] = capturing(options) | logits_to_keep(model, count)
     tokens = torch.tensor([sequence], device=model.device)
     with WithoutCudnn():
         outputs = captured(options, model(input_ids=tokens, use_cache=False, **arguments))
-    return [output[:, -count:] for output in outputs]
+    return [output[0, -count:] for output in outputs]
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
 import torch
@@ -32,15 +32,16 @@ from harness.local.decoding.transfer import to_device
 from harness.local.models.cache_names import CACHES
 from harness.local.runners.base import (
     Options,
+    UnsupportedModelError,
     WithoutCudnn,
     captured,
     capturing,
     clamp_positions,
     context_of,
+    gather_rows,
     logits_to_keep,
 )
-from harness.local.runners.checks import check_runner
-from harness.local.runners.slots import UnsupportedModelError
+from harness.local.runners.checks import ANY_LENGTH, check_runner
 
 # Names in transformers of the state that a model hands on from one call to the next.
 _STATE_NAMES = (*CACHES, "state")
@@ -60,10 +61,10 @@ class SnapshotRunner(Runner):
     Not every model reads several tokens as it reads them one by one, or keeps padding out of its
     state: `check` finds out.
 
-    Between `keep` and `extend`, `_state` has read all tokens but the `_unread` ones. `extend` reads
-    these and the new tokens into a copy of it, `_ahead`. If `keep` then keeps all, `_ahead` becomes
-    the state. Otherwise it is cut if it is a KV cache, or else dropped, and the tokens that are kept
-    join the unread ones:
+    A row is the tokens that `_state` has read, and its `_unread` tokens behind them: those kept
+    earlier, then those extended since the last `keep`. `extend` reads all of these into a copy of the
+    state, `_ahead`. If `keep` then keeps all, `_ahead` becomes the state. Otherwise it is cut if it
+    is a KV cache, or else dropped, and the tokens that are kept stay unread:
 
         start([1 2 3])   _state has read 1 2 3
         extend([4 5 6])  _ahead has read 1 2 3 4 5 6
@@ -101,13 +102,13 @@ class SnapshotRunner(Runner):
         self._device = model.device
         self._parameters = inspect.signature(model.forward).parameters
         self._context = context_of(model)
-        # The state before the unread tokens; None from `extend` to `keep` if `extend` wrote over it.
+        # None from `extend` to `keep` if it was not copied.
         self._state: ModelState | None = None
-        # The state after the unread and the extended tokens, if all rows have equally many.
+        # None if nothing was extended, or rows were padded for it.
         self._ahead: ModelState | None = None
-        self._padding: list[int] = []  # slots to the left of each prompt
-        self._unread: list[Tensor] = []  # kept tokens of each row that the state has not read
-        self._extended = torch.empty(0, 0, dtype=torch.long)  # [B, n] since the last keep
+        self._no_tokens = torch.empty(0, dtype=torch.long, device=self._device)
+        self._unread: list[Tensor] = []
+        self._num_extended = 0  # of each row's unread tokens
 
     def close(self) -> None:
         self._state = None
@@ -120,74 +121,51 @@ class SnapshotRunner(Runner):
         Raises:
             UnsupportedModelError: the model hands no state on.
         """
-        width = max(map(len, prompts))
-        self._padding = [width - len(prompt) for prompt in prompts]
-        rows = zip(self._padding, prompts, strict=True)
-        tokens = to_device([[*[0] * count, *prompt] for count, prompt in rows], self._device)
-        self._ahead = None
-        self._extended = tokens[:, :0]
-        self._unread = list(self._extended)
-        state, (logits, *hidden) = self._forward(ModelState({}), tokens, only_last=True)
-        if not state.values:
-            raise UnsupportedModelError("hands no state on from token to token")
-        self._state = state
-        return Step(logits[:, -1], *hidden)
+        self.close()
+        self._state, step = self._read_prompts(prompts)
+        self._unread = [self._no_tokens] * len(prompts)
+        self._num_extended = 0
+        return step
 
     @inference
     def add(self, prompts: TokenRows) -> Step:
-        old_state = self._state
-        old_padding = self._padding
-        old_unread = self._unread
-        step = self.start(prompts)
-        new_state = self._state
-        assert old_state is not None
-        assert new_state is not None
-        self._state = old_state.joined_with(new_state)
-        # The rows that have read less get more padding on their left.
-        old_shift = self._state.num_read - old_state.num_read
-        new_shift = self._state.num_read - new_state.num_read
-        self._padding = [
-            *(count + old_shift for count in old_padding),
-            *(count + new_shift for count in self._padding),
-        ]
-        self._unread = [*old_unread, *self._unread]
-        self._extended = self._extended.new_empty(len(self._padding), 0)
+        assert self._state is not None
+        new, step = self._read_prompts(prompts)
+        self._state = self._state.joined_with(new)
+        self._unread += [self._no_tokens] * len(prompts)
         return step
 
     @inference
     def extend(self, tokens: Tensor) -> Step:
-        num_new = tokens.shape[1]
-        if not self._takes_back and num_new > 1:
-            steps = [self.extend(column) for column in tokens.split(1, dim=1)]
-            logits = torch.cat([step.logits for step in steps], dim=1)
-            hidden = [step.hidden for step in steps if step.hidden is not None]
-            return Step(logits, torch.cat(hidden, dim=1) if hidden else None)
+        if self._takes_back:
+            return Step(*self._extend(tokens))
+        outputs = [self._extend(column) for column in tokens.split(1, dim=1)]
+        return Step(*(torch.cat(parts, dim=1) for parts in zip(*outputs, strict=True)))
+
+    def _extend(self, tokens: Tensor) -> Sequence[Tensor]:
+        """Read tokens [B, n] behind the unread ones; returns what `captured` does."""
         self._shorten_unread()
-        num_extended = self._extended.shape[1]
-        self._extended = torch.cat([self._extended, tokens], dim=1)
+        num_new = tokens.shape[1]
+        self._unread = [torch.cat(row) for row in zip(self._unread, tokens, strict=True)]
+        self._num_extended += num_new
         if self._ahead is not None:
             self._ahead, outputs = self._forward(self._ahead, tokens)
-            return Step(*outputs)
+            return outputs
         state = self._state
         assert state is not None
-        num_unread = list(map(len, self._unread))
-        # Tokens that are always kept need no copy: a target's single one, or all without roll-back.
-        is_kept = self._keeps_first and num_extended + num_new == 1 and not any(num_unread)
-        if self._takes_back and not is_kept:
-            state = state.copied()
-        else:
+        lengths = list(map(len, self._unread))
+        is_kept = not self._takes_back or (self._keeps_first and max(lengths) == 1)
+        if is_kept:
             self._state = None  # `_forward` writes over it
-        rows = zip(self._unread, self._extended, strict=True)
-        upcoming = pad_sequence([torch.cat(row) for row in rows], batch_first=True)
-        self._ahead, outputs = self._forward(state, upcoming)
-        if min(num_unread) == max(num_unread):
-            return Step(*(output[:, -num_new:] for output in outputs))
-        # The state has read padding, on the right of rows with fewer unread tokens.
-        self._ahead = None
-        starts = to_device([count + num_extended for count in num_unread], self._device)
-        places = starts.unsqueeze(1) + torch.arange(num_new, device=self._device)
-        rows_index = torch.arange(len(num_unread), device=self._device).unsqueeze(1)
-        return Step(*(output[rows_index, places] for output in outputs))
+        else:
+            state = state.copied()
+        ahead, outputs = self._forward(state, pad_sequence(self._unread, batch_first=True))
+        if min(lengths) == max(lengths):
+            self._ahead = ahead
+            return [output[:, -num_new:] for output in outputs]
+        ends = to_device(lengths, self._device).unsqueeze(1)
+        places = ends + torch.arange(-num_new, 0, device=self._device)
+        return [gather_rows(output, places) for output in outputs]
 
     def keep(self, counts: Sequence[int]) -> None:
         """Keep the first counts[b] extended tokens of row b.
@@ -195,43 +173,34 @@ class SnapshotRunner(Runner):
         Raises:
             ValueError: tokens must be taken back, but the state was not copied.
         """
-        num_extended = self._extended.shape[1]
+        num_extended = self._num_extended
         if not all(0 <= count <= num_extended for count in counts):
             raise ValueError(f"cannot keep {list(counts)} of {num_extended} tokens")
-        if self._ahead is not None and min(counts) == num_extended:
-            self._state = self._ahead
-            self._unread = list(self._extended[:, :0])
-        elif self._ahead is not None and self._ahead.is_kv_cache:
-            most = max(counts)
-            shifts = [most - count for count in counts]
-            padding = [sum(pair) for pair in zip(self._padding, shifts, strict=True)]
-            least_padding = min(padding)
-            self._padding = [count - least_padding for count in padding]
-            self._state = self._ahead.cut(num_extended - most, shifts, least_padding)
+        ahead = self._ahead
+        if ahead is not None and min(counts) < num_extended:
+            ahead = ahead.cut(num_extended, counts) if ahead.is_kv_cache else None
+        if ahead is not None:
+            self._state = ahead
+            self._unread = [self._no_tokens] * len(counts)
         elif self._state is None:
             raise ValueError(f"{type(self._model).__name__} cannot take tokens back")
         else:
-            rows = zip(self._unread, self._extended, counts, strict=True)
-            self._unread = [torch.cat([unread, row[:count]]) for unread, row, count in rows]
+            rows = zip(self._unread, counts, strict=True)
+            self._unread = [row[: len(row) - num_extended + count] for row, count in rows]
         self._ahead = None
-        self._extended = self._extended[:, :0]
+        self._num_extended = 0
 
     @inference
     def select(self, rows: Sequence[int]) -> None:
         if list(rows) == list(range(len(self._unread))):
             return
         assert self._state is not None
-        index = to_device(rows, self._device)
-        self._state = self._state.select(index)
-        self._padding = [self._padding[row] for row in rows]
+        self._state = self._state.select(rows, self._device)
         self._unread = [self._unread[row] for row in rows]
-        self._extended = self._extended[index]
 
-    def check(self, num_rows: int, num_slots: int | None = None) -> None:
-        """Compare outputs, also after a roll-back, with those without a state. Starts a new batch.
-
-        `num_slots` are the most tokens of a row: windows that no row exceeds are not tested. None:
-        rows of any length.
+    def check(self, num_rows: int, num_slots: int = ANY_LENGTH) -> None:
+        """Compare outputs, also after a roll-back, with those without a state (`check_runner`). Starts
+        a new batch.
 
         Raises:
             UnsupportedModelError: the influence of earlier tokens differs by more than rounding.
@@ -246,6 +215,18 @@ class SnapshotRunner(Runner):
             by_influence=True,
         )
 
+    def _read_prompts(self, prompts: TokenRows) -> tuple[ModelState, Step]:
+        """Read prompts into a new state, padded on the left."""
+        width = max(map(len, prompts))
+        padding = [width - len(prompt) for prompt in prompts]
+        rows = zip(padding, prompts, strict=True)
+        tokens = to_device([[*[0] * count, *prompt] for count, prompt in rows], self._device)
+        state, outputs = self._forward(ModelState({}, padding), tokens, only_last=True)
+        if not state.values:
+            raise UnsupportedModelError("hands no state on from token to token")
+        logits, *hidden = outputs
+        return state, Step(logits[:, -1], *hidden)
+
     def _forward(
         self, state: ModelState, tokens: Tensor, *, only_last: bool = False
     ) -> tuple[ModelState, tuple[Tensor, ...]]:
@@ -255,10 +236,10 @@ class SnapshotRunner(Runner):
         arguments: dict[str, Any] = {**state.values, **capturing(self._options)}
         slots = torch.arange(state.num_read + tokens.shape[1], device=self._device)
         positions = slots[state.num_read :]
-        padding = to_device(self._padding, self._device).unsqueeze(1)
+        padding = to_device(state.padding, self._device).unsqueeze(1)
         if "cache_position" in self._parameters:
             arguments["cache_position"] = positions
-        if any(self._padding):
+        if any(state.padding):
             arguments["attention_mask"] = (slots >= padding).long()
         if "position_ids" in self._parameters:  # Bamba would begin at 0 in every pass
             arguments["position_ids"] = clamp_positions(
@@ -273,12 +254,12 @@ class SnapshotRunner(Runner):
             value = getattr(output, name, None) if name in self._parameters else None
             if value is not None:
                 values[name] = value
-        return ModelState(values, len(slots)), captured(self._options, output)
+        return ModelState(values, state.padding, len(slots)), captured(self._options, output)
 
     def _shorten_unread(self) -> None:
-        """Read unread tokens into the state for good, if every row has more than `_MOST_UNREAD`."""
+        """Read kept tokens into the state for good, if every row has more than `_MOST_UNREAD`."""
         count = min(map(len, self._unread))
-        if count <= _MOST_UNREAD or self._extended.shape[1]:
+        if count <= _MOST_UNREAD or self._num_extended:
             return
         assert self._state is not None
         tokens = torch.stack([row[:count] for row in self._unread])
@@ -288,28 +269,32 @@ class SnapshotRunner(Runner):
 
 @dataclass(frozen=True)
 class ModelState:
-    """The state of a model after `num_read` tokens of each row, padding included, by its names in
-    transformers.
+    """The state of a model after the same number of tokens in each row.
+
+    Attributes:
+        values: by the names of a model's arguments in transformers.
+        padding: how many tokens on the left of each row only fill it up.
+        num_read: tokens of each row, padding included.
     """
 
     values: dict[str, Any]
+    padding: Sequence[int]
     num_read: int = 0
 
     def copied(self) -> ModelState:
         """Copy the state. Keys and values are shared: models replace them, and never write into them."""
+        values = map_tensors(
+            lambda name, tensor: tensor if name in _KV_NAMES else tensor.clone(), self.values
+        )
+        return replace(self, values=values)
 
-        def copied(name: str, tensor: Tensor) -> Tensor:
-            return tensor if name in _KV_NAMES else tensor.clone()
-
-        return ModelState(map_tensors(copied, self.values), self.num_read)
-
-    def select(self, rows: Tensor) -> ModelState:
+    def select(self, rows: Sequence[int], device: torch.device) -> ModelState:
         """Return the state of these rows alone."""
-
-        def selected(name: str, tensor: Tensor) -> Tensor:
-            return tensor.index_select(0, rows.to(tensor.device))
-
-        return ModelState(map_tensors(selected, self.values), self.num_read)
+        index = to_device(rows, device)
+        values = map_tensors(
+            lambda _, tensor: tensor.index_select(0, index.to(tensor.device)), self.values
+        )
+        return replace(self, values=values, padding=[self.padding[row] for row in rows])
 
     @property
     def is_kv_cache(self) -> bool:
@@ -319,26 +304,34 @@ class ModelState:
         is_whole = len(caches) == len(self.values)
         return is_whole and all(type(layer) is DynamicLayer for layer in layers)
 
-    def cut(self, num_dropped: int, shifts: Sequence[int], num_padding: int) -> ModelState:
-        """Drop the last tokens of all rows of a KV cache, move row b by shifts[b] to the right, over
-        its own last tokens, and drop padding that all rows have on their left.
+    def cut(self, num_extended: int, counts: Sequence[int]) -> ModelState:
+        """Of the last `num_extended` tokens of a KV cache keep the first counts[b] of row b.
+
+        Rows that keep fewer than others move to the right, over their own last tokens. Padding that
+        all rows have is dropped.
         """
-        width = self.num_read - num_dropped
+        most = max(counts)
+        shifts = [most - count for count in counts]
+        padding = [before + shift for before, shift in zip(self.padding, shifts, strict=True)]
+        num_dropped = min(padding)
+        width = self.num_read - num_extended + most
 
         def moved(name: str, states: Tensor) -> Tensor:
             kept = states[:, :, :width]
             if any(shifts):
                 rows = zip(kept, shifts, strict=True)
                 kept = torch.stack([row.roll(shift, dims=1) for row, shift in rows])
-            return kept[:, :, num_padding:]
+            return kept[:, :, num_dropped:]
 
-        return ModelState(map_tensors(moved, self.values), width - num_padding)
+        padding = [count - num_dropped for count in padding]
+        return ModelState(map_tensors(moved, self.values), padding, width - num_dropped)
 
     def joined_with(self, other: ModelState) -> ModelState:
-        """Append the rows of another state. Keys and values of the one that has read less are padded
-        on the left.
-        """
+        """Append the rows of another state. Those that have read less are padded on the left."""
         num_read = max(self.num_read, other.num_read)
+        padding: list[int] = []
+        for state in (self, other):
+            padding += [count + num_read - state.num_read for count in state.padding]
 
         def joined(name: str, *tensors: Tensor) -> Tensor:
             if name in _KV_NAMES:
@@ -348,7 +341,7 @@ class ModelState:
                 )
             return torch.cat(tensors)
 
-        return ModelState(map_tensors(joined, self.values, other.values), num_read)
+        return ModelState(map_tensors(joined, self.values, other.values), padding, num_read)
 
 
 def map_tensors(change: Callable[..., Tensor], *structures: Any, name: str = "") -> Any:

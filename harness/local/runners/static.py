@@ -23,10 +23,11 @@ from harness.config.run import RunnerName
 from harness.local.decoding.inference import inference
 from harness.local.decoding.protocols import Runner, Step, TokenRows
 from harness.local.decoding.transfer import padded, to_device
-from harness.local.runners.base import Options, WithoutCudnn, run_model
-from harness.local.runners.checks import check_runner
+from harness.local.runners.base import Options, UnsupportedModelError, WithoutCudnn, run_model
+from harness.local.runners.checks import ANY_LENGTH, check_runner
 from harness.local.runners.compiled import CompiledCall, filled_up
-from harness.local.runners.slots import SlotForward, Slots, UnsupportedModelError
+from harness.local.runners.forward import SlotForward
+from harness.local.runners.slots import Slots
 
 # The width of a mask is a multiple of this number: 16 bytes in half precision.
 _MASK_ALIGNMENT = 8
@@ -91,8 +92,10 @@ class StaticRunner(Runner):
             states = [state[rows.to(state.device)] for state in states]
             outputs = [output[rows] for output in outputs]
         lengths = [*self._lengths, *map(len, prompts)]
+        if not self._slots.buffers:
+            self._slots = Slots.like(states, 0, 0)
         # Each row is extended by a token at least.
-        self._make_room(states, len(lengths), max(self._reserved, max(lengths) + 1))
+        self._make_room(len(lengths), max(self._reserved, max(lengths) + 1))
         self._slots.write(states, len(self._lengths))
         # Last: without memory for these rows the others go on.
         self._lengths = lengths
@@ -102,10 +105,9 @@ class StaticRunner(Runner):
     def extend(self, tokens: Tensor) -> Step:
         num_rows, num_tokens = tokens.shape
         longest = max(self._lengths) + self._num_extended
+        if not self._slots.have_room(num_rows, longest + num_tokens):
+            self._make_room(num_rows, 2 * (longest + num_tokens))
         slots = self._slots
-        if not slots.have_room(num_rows, longest + num_tokens):
-            self._make_room(slots.buffers, num_rows, 2 * (longest + num_tokens))
-            slots = self._slots
         width = 0
         if self._passes and slots is self._compiled_slots:
             width = next((width for width in self._passes if width >= num_tokens), 0)
@@ -131,16 +133,12 @@ class StaticRunner(Runner):
     @inference
     def select(self, rows: Sequence[int]) -> None:
         self._lengths = [self._lengths[row] for row in rows]
-        self._make_room(self._slots.buffers, len(rows), 0)
+        self._make_room(len(rows), 0)
         if list(rows) != list(range(len(rows))):
             self._slots.select(to_device(rows, self._device), max(self._lengths))
 
-    def check(self, num_slots: int | None = None) -> None:
-        """Compare the outputs with the model's own (`checks.check_runner`). Starts a new batch.
-
-        Args:
-            num_slots: the most tokens of a row; windows that no row exceeds are not tested. None:
-                rows of any length.
+    def check(self, num_slots: int = ANY_LENGTH) -> None:
+        """Compare the outputs with the model's own (`check_runner`). Starts a new batch.
 
         Raises UnsupportedModelError if they differ by more than rounding, or if the model refuses
         its masks.
@@ -148,7 +146,7 @@ class StaticRunner(Runner):
         reserved = self._reserved
         self._reserved = 0
         # A mask may end some slots behind the longest row.
-        num_seen = None if num_slots is None else num_slots + _MASK_ALIGNMENT
+        num_seen = num_slots + _MASK_ALIGNMENT
         check_runner(self, self._model, self._options, num_slots=num_seen)
         self._reserved = reserved
         self._slots = _NO_SLOTS  # the batch may have fewer rows
@@ -205,7 +203,7 @@ class StaticRunner(Runner):
         self._slots = _NO_SLOTS
 
     def _extend_eagerly(self, tokens: Tensor) -> Sequence[Tensor]:
-        num_rows, num_tokens = tokens.shape
+        num_tokens = tokens.shape[1]
         longest = max(self._lengths) + self._num_extended
         are_equal = min(self._lengths) == max(self._lengths)
         num_seen = longest + num_tokens
@@ -215,22 +213,16 @@ class StaticRunner(Runner):
             num_seen = round_up(num_seen, _MASK_ALIGNMENT)
         starts = longest if are_equal else self._starts()
         with WithoutCudnn():
-            return self._forward(self._slots.first_rows(num_rows), num_seen, tokens, starts)
+            return self._forward(self._slots, num_seen, tokens, starts)
 
     def _starts(self) -> Tensor:
         """Return the next slot of each row [B], on the device."""
         return to_device([length + self._num_extended for length in self._lengths], self._device)
 
-    def _make_room(self, states: Sequence[Tensor], num_rows: int, num_slots: int) -> None:
-        """Replace the slots by a copy in larger ones, unless all rows have this many.
-
-        Args:
-            states: keys and values of the same kinds.
-        """
-        if self._slots.have_room(num_rows, num_slots):
-            return
-        slots = self._slots if self._slots.buffers else Slots.like(states, 0, 0)
-        self._slots = slots.enlarged(num_rows, round_up(num_slots))
+    def _make_room(self, num_rows: int, num_slots: int) -> None:
+        """Replace the slots by a copy in larger ones, unless all rows have this many."""
+        if not self._slots.have_room(num_rows, num_slots):
+            self._slots = self._slots.enlarged(num_rows, round_up(num_slots))
 
     def _read_prompts(self, prompts: TokenRows) -> tuple[list[Tensor], Sequence[Tensor]]:
         """Run the model over prompts -> in turn the keys and the values of each layer, [B, heads,

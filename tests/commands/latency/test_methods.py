@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from harness.local.runners.slots import UnsupportedModelError
+from harness.local.runners.base import UnsupportedModelError
 from harness.local.runners.static import StaticRunner
 from in_process import Harness, results
 from mtp_models import mtp_target, save_with_mtp

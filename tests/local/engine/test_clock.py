@@ -121,7 +121,7 @@ class Runner:
 
 
 def test_a_phase_averages_the_calls_of_one_method() -> None:
-    timer = PhaseTimer()
+    timer = PhaseTimer([])
     phases = timer.phases
     runner = timer.watch("forward", Runner(), "extend")
     assert phases.mean_ms("forward") is None

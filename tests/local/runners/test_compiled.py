@@ -17,8 +17,8 @@ from harness.local.decoding.protocols import Runner
 from harness.local.decoding.randomness import uniforms
 from harness.local.decoding.warp import Warp
 from harness.local.drafting.model import ModelDrafter
+from harness.local.runners.base import UnsupportedModelError
 from harness.local.runners.compiled import CompiledCall, end_part
-from harness.local.runners.slots import UnsupportedModelError
 from harness.local.runners.snapshot import SnapshotRunner
 from harness.local.runners.static import StaticRunner
 from traced import assert_static, run_as_traced, run_by_dynamo

@@ -17,7 +17,7 @@ from architectures import (
     logits_without_cache,
     random_model,
 )
-from harness.local.runners.slots import UnsupportedModelError
+from harness.local.runners.base import UnsupportedModelError
 from harness.local.runners.snapshot import SnapshotRunner
 
 PROMPTS = [[5, 17, 44, 8, 61, 5, 17], [9, 30], [40, 41, 42, 43, 40, 41, 42, 43, 40, 41]]

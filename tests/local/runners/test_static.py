@@ -18,7 +18,7 @@ from architectures import (
     random_model,
 )
 from harness.config.amounts import BUCKET
-from harness.local.runners.slots import UnsupportedModelError
+from harness.local.runners.base import UnsupportedModelError
 from harness.local.runners.snapshot import SnapshotRunner
 from harness.local.runners.static import StaticRunner
 

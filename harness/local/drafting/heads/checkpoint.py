@@ -20,7 +20,8 @@ from transformers import PreTrainedModel
 from harness.config.errors import HarnessError, RunError
 from harness.config.failures import first_line
 from harness.config.settings import ModelSettings, require
-from harness.local.drafting.heads.block import DFlash, DFlash2, Domino, DSpark, JetSpec
+from harness.local.drafting.heads.block import DFlash, JetSpec
+from harness.local.drafting.heads.corrected import DFlash2, Domino, DSpark
 from harness.local.drafting.heads.eagle import Eagle3, PEagle
 from harness.local.drafting.heads.head import Head, HeadConfig
 from harness.local.drafting.heads.medusa import Medusa
@@ -32,7 +33,7 @@ from harness.local.drafting.heads.stored import (
 )
 from harness.local.models.checkpoints import Checkpoint
 from harness.local.models.random_weights import RandomTensor
-from harness.local.models.sketch import Block, LayerCache, Sketch, TensorSketch
+from harness.local.models.sketch import Block, Sketch, TensorSketch
 from harness.local.runners.slots import SPARE_SLOTS
 
 KINDS: dict[str, type[Head]] = {
@@ -73,13 +74,10 @@ class HeadCheckpoint:
         config = self.config
         tensors = tuple(head.sketches())
         # One block without a name: a head is never split over devices.
-        windows: Sequence[int | None] = getattr(head, "windows", [None])
-        numbers = head.cached_numbers // len(windows)
-        caches = tuple(LayerCache(numbers, window=window) for window in windows)
-        block = Block(("",), tensors, caches)
+        block = Block(("",), tensors, tuple(head.caches()))
         matrix_size = config.target_size * config.vocabulary_size
         num_missing = (not config.own_embedding) + (not config.own_output)
-        copies = (TensorSketch(num_missing * matrix_size, read_per_token=0.0),)
+        copies = TensorSketch(num_missing * matrix_size, read_per_token=0.0)
         borrowed = TensorSketch(head.num_outputs_borrowed * matrix_size)
         return Sketch(
             role="draft",
@@ -90,7 +88,7 @@ class HeadCheckpoint:
             vocabulary_size=config.vocabulary_size,
             spare_slots=SPARE_SLOTS,
             borrowed_tensors=(borrowed,),
-            copied=(Block(("",), copies),) if num_missing else (),
+            copied=(Block(("",), (copies,)),),
             drafts_in_one_pass=head.one_pass,
         )
 
@@ -167,26 +165,11 @@ def read_head(
     raw = dict(preset) if preset else read_configuration(settings)
     stored = StoredHead(settings, target, raw, layers)
     try:
-        name = stored.kind
-        kind = KINDS.get(name or "")
-        # SpecForge names its kinds so: EdsdDraftModel, which has EAGLE-3's settings.
-        names = str(raw.get("architectures")).lower()
-        is_other = "draftmodel" in names and not any(known in names for known in KINDS)
-        if kind is None or (is_other and not stored.is_speculators):
-            _check_no_head(stored)
+        kind = _kind(stored)
+        if kind is None:
+            _check_model(stored)
             return None
-        rule = "must be none for a head"
-        require(settings.quantization == "none", "draft.quantization", rule, settings.quantization)
-        rule = "is for draft models: a head computes in the model's format (model.dtype)"
-        require(settings.dtype is None, "draft.dtype", rule, settings.dtype)
-        files: tuple[Path, ...] = ()
-        if weights:
-            files = find_weights(settings, kind.weight_files)
-            tensors = read_tensors(settings, files, "meta")
-            shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-            stored = dataclasses.replace(stored, shapes=shapes)
-        head = HeadCheckpoint(kind, settings, kind.config_type(**kind.fields(stored)), files)
-        module = head.build()
+        return _checked_head(kind, stored, weights)
     except HarnessError:
         raise
     # Values of other types, and what the layers of transformers refuse, raise anything.
@@ -194,21 +177,49 @@ def read_head(
         cause = f"{type(error).__name__}: {first_line(error)}"[:200]
         rule = f"has a config.json from which no head can be built ({cause})"
         raise stored.refused(rule) from error
+
+
+def _kind(stored: StoredHead) -> type[Head] | None:
+    """Return the kind of a head; None for what is no head."""
+    # SpecForge names its kinds so: EdsdDraftModel, which has EAGLE-3's settings.
+    names = str(stored.raw.get("architectures")).lower()
+    is_other = "draftmodel" in names and not any(known in names for known in KINDS)
+    if is_other and not stored.is_speculators:
+        return None
+    return KINDS.get(stored.kind or "")
+
+
+def _checked_head(kind: type[Head], stored: StoredHead, weights: bool) -> HeadCheckpoint:
+    """Return a head of this kind. Raises SettingError or RunError as `read_head`."""
+    settings = stored.settings
+    rule = "must be none for a head"
+    require(settings.quantization == "none", "draft.quantization", rule, settings.quantization)
+    rule = "is for draft models: a head computes in the model's format (model.dtype)"
+    require(settings.dtype is None, "draft.dtype", rule, settings.dtype)
+    files: tuple[Path, ...] = ()
     if weights:
-        if module.d2t is None:
-            tensors.pop("d2t", None)
-        try:
-            module.load_state_dict(tensors, assign=True)
-        except RuntimeError as error:
-            # "Error(s) in loading state_dict for Eagle3:", and a line for each.
-            _, _, causes = str(error).partition("\n")
-            causes = " ".join(causes.split())[:300]
-            raise stored.refused(f"holds no {kind.title} head: {causes}") from None
+        files = find_weights(settings, kind.weight_files)
+        tensors = read_tensors(settings, files, "meta")
+        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        stored = dataclasses.replace(stored, shapes=shapes)
+    head = HeadCheckpoint(kind, settings, kind.config_type(**kind.fields(stored)), files)
+    module = head.build()
+    if not weights:
+        return head
+    if module.d2t is None:
+        tensors.pop("d2t", None)
+    try:
+        module.load_state_dict(tensors, assign=True)
+    except RuntimeError as error:
+        # "Error(s) in loading state_dict for Eagle3:", and a line for each.
+        _, _, causes = str(error).partition("\n")
+        causes = " ".join(causes.split())[:300]
+        raise stored.refused(f"holds no {kind.title} head: {causes}") from None
     return head
 
 
-def _check_no_head(stored: StoredHead) -> None:
-    """Raise a SettingError for what is no model either."""
+def _check_model(stored: StoredHead) -> None:
+    """Raise a SettingError for what is neither a head nor a model."""
     if stored.is_speculators:
         raise stored.refused(f"is a speculators head of type {stored.kind}, which is not supported")
     names = stored.raw.get("architectures")

@@ -1,4 +1,4 @@
-"""Drafting with a head of any kind: its cache, the target's features, and its proposals.
+"""Drafting with a head of any kind: the target's features, the head's cache, and its proposals.
 
 `observe` keeps the features, the target's own hidden states, of the decided tokens. `propose` then
 hands them to the head's `draft`, which reads them into the cache and draws K tokens. `draft` is a
@@ -23,14 +23,40 @@ from harness.local.decoding.inference import inference
 from harness.local.decoding.protocols import Drafter, Proposal, Step, TokenRows
 from harness.local.decoding.randomness import are_tokens, existing_index
 from harness.local.decoding.transfer import padded, to_device
-from harness.local.decoding.warp import AnyWarp, BatchWarp, Warp
+from harness.local.decoding.warp import AnyWarp, BatchWarp
 from harness.local.drafting.heads.head import Draft, Head, Unread
 from harness.local.runners.base import WithoutCudnn
 from harness.local.runners.checks import require_close
 from harness.local.runners.compiled import CompiledCall, filled_up
 from harness.local.runners.slots import SlotCache
 
-_NUM_UNREAD = len(Unread._fields)
+
+class HeadSampler:
+    """Draws the target's tokens by the logits of a head.
+
+    Args:
+        warp: the one for the target's logits.
+    """
+
+    def __init__(self, head: Head, warp: AnyWarp) -> None:
+        self._warp = warp
+        self._vocabulary_size = head.config.vocabulary_size
+        # The target's token for each of the head's; None where they are the same.
+        self._target_tokens: Tensor | None = None
+        if head.d2t is not None:
+            self._target_tokens = head.d2t + torch.arange(len(head.d2t), device=head.d2t.device)
+
+    def __call__(self, logits: Tensor, uniforms: Tensor) -> Draft:
+        """Draw by logits [B, ..., V of the head] and uniforms [B, ...], or the target's tokens in their place."""
+        probabilities = self._warp(logits)
+        tokens = existing_index(probabilities, uniforms)
+        if self._target_tokens is not None:
+            if not are_tokens(uniforms):
+                tokens = self._target_tokens[tokens]
+            shape = (*probabilities.shape[:-1], self._vocabulary_size)
+            nothing = probabilities.new_zeros(shape)
+            probabilities = nothing.index_copy(-1, self._target_tokens, probabilities)
+        return Draft(tokens, probabilities)
 
 
 @dataclass
@@ -38,8 +64,8 @@ class _Row:
     """The features of one row that the head has not read, from a verdict to the next proposal.
 
     A verdict brings one for each token that it decided: the hidden states of the target at the token
-    before it. They wait as views of the target's outputs: while nothing is drafted, a head that does
-    not pay must cost nothing.
+    before it. They are views of the target's outputs until a proposal needs them, so that a head costs
+    nothing while nothing is drafted.
 
     Attributes:
         parts: [n, L, D] each, in order.
@@ -66,7 +92,7 @@ class HeadDrafter(Drafter):
 
     Attributes:
         compiled: drafts where it can; None where nothing is compiled.
-        cache: the head's.
+        cache: the batch's: that of `compiled` as long as the batch fits into it.
     """
 
     compiled: CompiledDraft | None = None
@@ -74,25 +100,19 @@ class HeadDrafter(Drafter):
     def __init__(self, head: Head, warp: AnyWarp, threshold: float) -> None:
         self.head = head
         self.layers = head.config.layers
-        self.device = next(head.parameters()).device
+        self.warp = warp
         self.cache = SlotCache()
-        self._warp = warp
+        self._device = next(head.parameters()).device
+        self._draw = HeadSampler(head, warp)
         self._threshold = threshold
-        self._known_tokens: Tensor | None = None
-        if head.d2t is not None:
-            self._known_tokens = head.d2t + torch.arange(len(head.d2t), device=self.device)
-
-    @property
-    def warp(self) -> Warp | None:
-        """The warp that all rows of the batch have now; None where they differ."""
-        return self._warp.common if isinstance(self._warp, BatchWarp) else self._warp
+        self._rows: list[_Row] = []
 
     def zero_nan(self) -> None:
         self.cache.zero_nan()
 
     def clear(self) -> None:
         self.cache = SlotCache() if self.compiled is None else self.compiled.cache
-        self._rows: list[_Row] = []
+        self._rows = []
 
     def add(self, prompts: TokenRows, first_tokens: Sequence[int], step: Step) -> None:
         assert step.hidden is not None, "the target's runner captures no hidden states"
@@ -101,21 +121,29 @@ class HeadDrafter(Drafter):
         for states, prompt, first in zip(step.hidden, prompts, first_tokens, strict=True):
             # Padding on a row's left may be no number at all, and must not reach the cache.
             self._rows.append(_Row([states[-len(prompt) :]], [*prompt[1:], first]))
-        self._reserve(self.cache.num_slots, len(self._rows))
+        self._reserve(0)
 
     @inference
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
-        uniforms = uniforms.to(self.device)
-        compiled = self._compiled_for(num_draft_tokens)
-        unread = self._unread()
-        if compiled is not None:
+        uniforms = uniforms.to(self._device)
+        num_unread = max(len(row.following) for row in self._rows)
+        compiled = self.compiled
+        if compiled is not None and compiled.fits(self.warp, num_draft_tokens):
+            if num_unread > compiled.most_unread:
+                # Those of a prompt, or of iterations without a draft. `draft` needs the last one.
+                self._reserve(num_unread)
+                with WithoutCudnn():
+                    self.head.read(self._take_unread(num_again=1), self.cache)
+            self._reserve(compiled.num_written)
+        else:
+            compiled = None
+            self._reserve(self.head.num_written(num_unread, num_draft_tokens))
+        unread = self._take_unread()
+        if compiled is not None and self.cache is compiled.cache:
             draft = compiled(unread, uniforms)
         else:
-            num_ahead = self.head.num_ahead(num_draft_tokens)
-            self._reserve(self._most_read + unread.features.shape[1] + num_ahead)
             with WithoutCudnn():
-                draft = self.head.draft(unread, uniforms, self.cache, self.draw)
-        self._count_as_read()
+                draft = self.head.draft(unread, uniforms, self.cache, self._draw)
         # A compiled proposal may have more tokens.
         tokens = draft.tokens[:, :num_draft_tokens]
         probabilities = draft.probabilities[:, :num_draft_tokens]
@@ -135,79 +163,41 @@ class HeadDrafter(Drafter):
 
     @inference
     def select(self, rows: Sequence[int]) -> None:
-        self.cache.select(to_device(rows, self.device), max(rows) + 1)
+        self.cache.select(to_device(rows, self._device), max(rows) + 1)
         self._rows = [self._rows[row] for row in rows]
 
-    def _compiled_for(self, num_draft_tokens: int) -> CompiledDraft | None:
-        """Return the compiled proposals, with room in the cache for one; None where this one is drafted eagerly."""
-        compiled = self.compiled
-        if compiled is None or not compiled.fits(self.warp, num_draft_tokens):
-            return None
-        # It reads as many features as a verdict can leave; others are read before it.
-        if max(len(row.following) for row in self._rows) > compiled.most_unread:
-            self._read_early()
-        self._reserve(self._most_read + compiled.num_written)
-        # None if the batch has just outgrown them.
-        return self.compiled
-
-    @property
-    def _most_read(self) -> int:
-        """The most features of a row that have been read."""
-        return max(row.num_read for row in self._rows)
-
-    def _unread(self) -> Unread:
-        """Return the features that wait, on the head's device."""
+    def _take_unread(self, num_again: int = 0) -> Unread:
+        """Return the features that wait, on the head's device, and count them as read, but the last
+        `num_again` of each row.
+        """
         for row in self._rows:
             row.parts = [torch.cat(row.parts)]
         features = pad_sequence([row.parts[0] for row in self._rows], batch_first=True)
         following = [row.following for row in self._rows]
-        return Unread(
-            features.flatten(2).to(self.device),
-            to_device(padded(following), self.device),
-            to_device(list(map(len, following)), self.device),
-            to_device([row.num_read for row in self._rows], self.device),
+        unread = Unread(
+            features.flatten(2).to(self._device),
+            to_device(padded(following), self._device),
+            to_device(list(map(len, following)), self._device),
+            to_device([row.num_read for row in self._rows], self._device),
         )
-
-    def _count_as_read(self, num_again: int = 0) -> None:
-        """Count as read what `_unread` returned, but the last `num_again` features of each row."""
         for row in self._rows:
             num_new = max(0, len(row.following) - num_again)
             row.num_read += num_new
             row.following = row.following[num_new:]
-            row.parts = [states[num_new:] for states in row.parts]
+            row.parts = [row.parts[0][num_new:]]
+        return unread
 
-    def _reserve(self, num_slots: int, num_rows: int = 0) -> None:
-        """Set the cache's number of slots. A compiled cache keeps its size: a batch that outgrows
-        it goes on eagerly in a copy.
+    def _reserve(self, num_ahead: int) -> None:
+        """Make room in the cache for entries behind those that were read. The compiled one keeps its
+        size: a batch that outgrows it goes on in a copy.
         """
-        if self.compiled is not None:
-            if num_slots <= self.cache.num_slots and num_rows <= self.compiled.batch_size:
+        num_slots = num_ahead + max(row.num_read for row in self._rows)
+        compiled = self.compiled
+        if compiled is not None and self.cache is compiled.cache:
+            if num_slots <= self.cache.num_slots and len(self._rows) <= compiled.batch_size:
                 return
             self.cache = self.cache.copied()
-            self.compiled = None
         self.cache.num_slots = num_slots
-
-    def _read_early(self) -> None:
-        """Read all features now. The last one of each row is read again with those that follow,
-        because `draft` needs at least one.
-        """
-        unread = self._unread()
-        self._reserve(self._most_read + unread.features.shape[1])
-        with WithoutCudnn():
-            self.head.read(unread, self.cache)
-        self._count_as_read(num_again=1)
-
-    def draw(self, logits: Tensor, uniforms: Tensor) -> Draft:
-        """Draw by logits [B, ..., V of the head] and uniforms [B, ...], or the target's tokens in their place."""
-        probabilities = self._warp(logits)
-        tokens = existing_index(probabilities, uniforms)
-        if self._known_tokens is not None:
-            if not are_tokens(uniforms):
-                tokens = self._known_tokens[tokens]
-            shape = (*probabilities.shape[:-1], self.head.config.vocabulary_size)
-            nothing = probabilities.new_zeros(shape)
-            probabilities = nothing.index_copy(-1, self._known_tokens, probabilities)
-        return Draft(tokens, probabilities)
 
 
 class CompiledDraft:
@@ -218,17 +208,16 @@ class CompiledDraft:
     never seen.
 
     Args:
-        drafter: one for the warp that tokens will be drawn with. It serves to compile, never for a
-            batch.
+        warp: the one for the target's logits.
         target: the model that is followed.
         batch_size: the most rows of a batch.
         num_slots: `Demand.slots` of a row.
-        numbers: of draft tokens.
+        draft_lengths: each K that will be asked for.
 
     Attributes:
         cache: the keys and values of every drafter's batch, of fixed size.
         most_unread: how many features of each row a proposal reads.
-        num_written: how many slots behind those read before it writes at most.
+        num_written: how many slots behind those read before a proposal writes at most.
         setup_seconds: how long compiling took.
 
     Raises UnsupportedModelError if the head cannot be compiled, or then drafts otherwise.
@@ -237,38 +226,39 @@ class CompiledDraft:
     @inference
     def __init__(
         self,
-        drafter: HeadDrafter,
+        head: Head,
+        warp: AnyWarp,
         target: PreTrainedModel,
         batch_size: int,
         num_slots: int,
         draft_lengths: Sequence[int],
     ) -> None:
         started = time.perf_counter()
-        head = drafter.head
-        self._warp = drafter.warp
+        device = next(head.parameters()).device
+        draw = HeadSampler(head, warp)
         most = max(draft_lengths)
+        self._warp = warp
         self.batch_size = batch_size
+        # A verdict leaves no more features.
         self.most_unread = most + 1
-        self.num_written = self.most_unread + head.num_ahead(most)
+        self.num_written = head.num_written(self.most_unread, most)
         self.cache = SlotCache()
         self.cache.num_slots = round_up(num_slots + self.num_written)
         config = head.config
         shape = (batch_size, self.most_unread, len(config.layers) * config.target_size)
-        features = torch.arange(math.prod(shape), device=drafter.device).view(shape).sin()
-        following = torch.zeros(shape[:2], dtype=torch.long, device=drafter.device)
+        features = torch.arange(math.prod(shape), device=device).view(shape).sin()
+        following = torch.zeros(shape[:2], dtype=torch.long, device=device)
         starts = following[:, 0]
         unread = Unread(features.to(target.dtype), following, starts + self.most_unread, starts)
-        self._unread_shapes = [tensor.shape for tensor in unread]
 
         def propose(*inputs: Tensor) -> list[Tensor]:
-            unread = Unread(*inputs[:_NUM_UNREAD])
-            draft = head.draft(unread, inputs[_NUM_UNREAD], self.cache, drafter.draw)
+            *unread, uniforms = inputs
+            draft = head.draft(Unread(*unread), uniforms, self.cache, draw)
             return [tensor for tensor in draft if tensor is not None]
 
         self._calls: dict[int, CompiledCall] = {}
         for number in [most] if head.one_pass else sorted(draft_lengths):
-            uniforms = torch.full((batch_size, number), 0.5, device=drafter.device)
-            example = [*unread, uniforms]
+            example = [*unread, torch.full((batch_size, number), 0.5, device=device)]
             expected = Draft(*propose(*example))
             self._calls[number] = CompiledCall(propose, example, head, self.cache.buffers)
             actual = Draft(*self._calls[number](*example))
@@ -281,17 +271,18 @@ class CompiledDraft:
             )
         self.setup_seconds = time.perf_counter() - started
 
-    def fits(self, warp: Warp | None, num_draft_tokens: int) -> bool:
+    def fits(self, warp: AnyWarp, num_draft_tokens: int) -> bool:
         """Whether it was compiled for this warp, and for `num_draft_tokens` or more."""
-        return num_draft_tokens <= max(self._calls) and warp == self._warp
+        common = warp.common if isinstance(warp, BatchWarp) else warp
+        return num_draft_tokens <= max(self._calls) and common == self._warp
 
     @inference
     def __call__(self, unread: Unread, uniforms: Tensor) -> Draft:
         """Draft at least as many tokens for each row as it has uniforms."""
         number = next(number for number in self._calls if number >= uniforms.shape[1])
-        shapes = [*self._unread_shapes, (self.batch_size, number)]
-        inputs = zip((*unread, uniforms), shapes, strict=True)
-        outputs = self._calls[number](*(filled_up(tensor, *shape) for tensor, shape in inputs))
+        inputs = [filled_up(tensor, self.batch_size, self.most_unread) for tensor in unread]
+        inputs.append(filled_up(uniforms, self.batch_size, number))
+        outputs = self._calls[number](*inputs)
         return Draft(*(output[: len(uniforms)] for output in outputs))
 
     def close(self) -> None:

@@ -21,6 +21,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from harness.local.drafting.heads.head import Draft, Draw, HeadConfig, LayeredHead, Unread, stacked
 from harness.local.drafting.heads.stored import StoredHead
 from harness.local.models.cache_names import CACHE
+from harness.local.runners.base import gather_rows
 from harness.local.runners.compiled import end_part
 from harness.local.runners.slots import SlotCache
 
@@ -106,7 +107,7 @@ class Eagle3(LayeredHead):
         states = self.join(unread.features)
         cache.place(unread.starts, states.shape[1])
         states = self(self.embed(unread.following), states, cache)
-        return states[unread.last()].unsqueeze(1)
+        return gather_rows(states, unread.last().unsqueeze(1))
 
     def predict(self, states: Tensor) -> tuple[Tensor, Tensor]:
         """Return logits [B, n, V of the head] after entries with these states [B, n, width], and
@@ -198,7 +199,6 @@ class PEagle(Eagle3):
         states = torch.where(is_mask.unsqueeze(-1), self.join(self.mask_hidden), states)
         cache.place(unread.starts, states.shape[1])
         outputs = self(self.embed(tokens), states, cache)
-        rows, last = unread.last()
-        predicting = last.unsqueeze(1) + index[:count]
-        logits, _ = self.predict(outputs[rows.unsqueeze(1), predicting])
+        predicting = unread.last().unsqueeze(1) + index[:count]
+        logits, _ = self.predict(gather_rows(outputs, predicting))
         return draw(logits, uniforms)

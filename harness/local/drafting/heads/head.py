@@ -19,7 +19,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
 
 from harness.local.drafting.heads.stored import LAYER_STYLES, StoredHead
-from harness.local.models.sketch import TensorSketch
+from harness.local.models.sketch import LayerCache, TensorSketch
 from harness.local.runners.slots import SlotCache
 
 # Tables from which a pass reads one row per token: they do not count as weights that it reads.
@@ -74,10 +74,9 @@ class Unread(NamedTuple):
     counts: Tensor
     starts: Tensor
 
-    def last(self) -> tuple[Tensor, Tensor]:
-        """Return indices of each row's last unread feature: of the rows, and within them."""
-        last = (self.counts - 1).clamp(min=0)
-        return torch.arange(len(last), device=last.device), last
+    def last(self) -> Tensor:
+        """Return the index of each row's last unread feature, [B]."""
+        return (self.counts - 1).clamp(min=0)
 
 
 class Draft(NamedTuple):
@@ -161,9 +160,9 @@ class Head(nn.Module):
     def read(self, unread: Unread, cache: SlotCache) -> Any:
         """Read the features into the cache; a head without one has nothing to do."""
 
-    def num_ahead(self, num_draft_tokens: int) -> int:
-        """Return how many slots behind the unread features a proposal may write."""
-        return num_draft_tokens
+    def num_written(self, num_unread: int, num_draft_tokens: int) -> int:
+        """Return how many slots of its cache a proposal may write, from the first unread feature on."""
+        return num_unread + num_draft_tokens
 
     def borrow(self, target: PreTrainedModel) -> None:
         """Use the target's embedding and output matrix where the head has none.
@@ -191,23 +190,21 @@ class Head(nn.Module):
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Embed tokens, by the head's matrix or the target's."""
-        return self._matrices[0](tokens).to(tokens.device)
+        return self._matrices[0](tokens)
 
     def logits(self, states: Tensor) -> Tensor:
         """Turn states [..., D], after the final norm, into logits [..., V of the head]."""
-        logits = self._matrices[1](states).to(states.device)
         # Outputs beyond the vocabulary only pad the matrix.
-        return logits[..., : self.config.draft_vocabulary_size]
+        return self._matrices[1](states)[..., : self.config.draft_vocabulary_size]
 
     @property
     def num_outputs_borrowed(self) -> int:
         """How often a pass reads the target's output matrix."""
         return 0 if self.config.own_output else 1
 
-    @property
-    def cached_numbers(self) -> int:
-        """How many numbers the keys and values of one token have, in all layers of the head."""
-        return 0
+    def caches(self) -> list[LayerCache]:
+        """Return the sizes of the caches of its layers."""
+        return []
 
     def sketches(self) -> list[TensorSketch]:
         """Return the sizes of its own tensors."""
@@ -253,15 +250,10 @@ class LayeredHead(Head):
             self.rotary_emb = LlamaRotaryEmbedding(layer_config)
         self.windows = sliding_windows(layer_config)
 
-    @property
-    def cached_numbers(self) -> int:
+    def caches(self) -> list[LayerCache]:
         layer_config: Any = self.config.transformer
-        return (
-            2
-            * layer_config.num_hidden_layers
-            * layer_config.num_key_value_heads
-            * layer_config.head_dim
-        )
+        numbers = 2 * layer_config.num_key_value_heads * layer_config.head_dim
+        return [LayerCache(numbers, window=window) for window in self.windows]
 
 
 def sliding_windows(transformer: PreTrainedConfig) -> list[int | None]:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from harness.local.drafting.heads.head import Draft, Draw, Head, HeadConfig, Unread
 from harness.local.drafting.heads.stored import StoredHead
+from harness.local.runners.base import gather_rows
 from harness.local.runners.slots import SlotCache
 
 
@@ -81,7 +82,7 @@ class Medusa(Head):
 
     def draft(self, unread: Unread, uniforms: Tensor, cache: SlotCache, draw: Draw) -> Draft:
         # [B, D], of each row's last token.
-        states = unread.features[unread.last()]
+        states = gather_rows(unread.features, unread.last())
         count = min(uniforms.shape[1], self.config.num_heads)
         logits = [self.logits_ahead(number, states) for number in range(count)]
         return draw(torch.stack(logits, dim=1), uniforms[:, :count])

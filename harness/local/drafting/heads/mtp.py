@@ -34,7 +34,13 @@ from harness.local.drafting.heads.head import (
 from harness.local.drafting.heads.stored import fetch, reading
 from harness.local.models.cache_names import CACHE
 from harness.local.models.checkpoints import Checkpoint, stored_quantization, weight_map
-from harness.local.models.sketch import TensorSketch, bare_model, own_tensors, sketch_tensor
+from harness.local.models.sketch import (
+    LayerCache,
+    TensorSketch,
+    bare_model,
+    own_tensors,
+    sketch_tensor,
+)
 from harness.local.models.tokenizers import vocabulary_size
 from harness.local.runners.slots import SlotCache
 
@@ -69,7 +75,6 @@ class MtpHead(Eagle3):
         self._model = [model]  # in a list, because it holds the target's matrices too
         self.layers = model.layers
         # The layer ends with its own norm, or with a shared one.
-        self.norm = nn.Identity()
         self.shared_norm = model.shared_post_norm if model.use_shared_post_norm else nn.Identity()
         rotary: Any = type(model.rotary_emb)
         with torch.device("cpu"):
@@ -107,8 +112,7 @@ class MtpHead(Eagle3):
         )
         return self.shared_norm(states)
 
-    @property
-    def cached_numbers(self) -> int:
+    def caches(self) -> list[LayerCache]:
         # A token that passes through the layer shows what it caches for one. Its contents do not
         # matter, so the same tensor stands for its embedding and for the target's state.
         cache = SlotCache()
@@ -116,7 +120,8 @@ class MtpHead(Eagle3):
         cache.place(torch.zeros(1, dtype=torch.long, device="meta"), 1)
         states = torch.zeros(1, 1, self.config.target_size, device="meta")
         self(states, states, cache)
-        return cache.numbers_per_token
+        numbers = sum(buffer.shape[1] * buffer.shape[3] for buffer in cache.buffers)
+        return [LayerCache(numbers, window=self.windows[0])]
 
     def sketches(self) -> list[TensorSketch]:
         [model] = self._model

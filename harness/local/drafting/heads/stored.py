@@ -35,19 +35,18 @@ from harness.local.models.tokenizers import vocabulary_size
 # The styles of layers that heads have, by transformers' name.
 LAYER_STYLES: dict[str, type[nn.Module]] = {"llama": LlamaDecoderLayer, "qwen3": Qwen3DecoderLayer}
 
-# Names of tensors in our heads, and in transformers' own DFlash model.
-ASSISTANT_NAMES = {
-    "fc.weight": "encoder.fc.weight",
-    "hidden_norm.weight": "encoder.output_norm_enc.weight",
-}
 # Parts of the names of tensors that no head needs: t2d, [target vocabulary] bool, says which of the
 # target's tokens the draft has, as d2t does too (see `Head`); the verifier's are copies of the
 # target's tensors for training; rotary_emb follows from the configuration.
 _UNUSED = ("t2d", "verifier_lm_head", "verifier_norm", "rotary_emb")
 # Other names of heads' tensors: of transformers' DFlash, of SafeAILab's only layer, and of what
 # corrects logits in early heads of SpecForge.
-_RENAMED = [(theirs, ours) for ours, theirs in ASSISTANT_NAMES.items()]
-_RENAMED += [("midlayer.", "layers.0."), ("logit_head.", "")]
+_RENAMED = (
+    ("encoder.fc.weight", "fc.weight"),
+    ("encoder.output_norm_enc.weight", "hidden_norm.weight"),
+    ("midlayer.", "layers.0."),
+    ("logit_head.", ""),
+)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,131 @@
+"""A model's forward pass over slots."""
+
+from __future__ import annotations
+
+import inspect
+
+import torch
+from torch import Tensor
+from transformers import GenerationMixin, PreTrainedModel
+
+from harness.local.models.cache_names import cache_name
+from harness.local.runners.base import (
+    Options,
+    UnsupportedModelError,
+    captured,
+    capturing,
+    clamp_positions,
+    context_of,
+)
+from harness.local.runners.packing import PLAIN, HeadPacking
+from harness.local.runners.slots import Slots
+
+# Layer types whose masks `SlotForward` makes, by their names in transformers' configurations.
+_FULL = "full_attention"
+_SLIDING = "sliding_attention"
+
+
+class SlotForward:
+    """Runs a model over slots, as a function of tensors alone, so that it can be compiled. Every
+    call stands in a `with` block of `packing`.
+
+    Raises UnsupportedModelError if positions or masks cannot be given to the model explicitly.
+    """
+
+    def __init__(self, model: PreTrainedModel, options: Options) -> None:
+        self.packing = HeadPacking(model)
+        self._model = model
+        self._options = options
+        self._windows = attention_windows(model)
+        self._context = context_of(model)
+        self._cache_name = cache_name(model)
+        self._constant_arguments = {"use_cache": True, **capturing(options)}
+        attention = model.config.get_text_config()._attn_implementation
+        self._needs_masks = attention != PLAIN or any(self._windows.values())
+
+    def __call__(
+        self, slots: Slots, width: int, tokens: Tensor, starts: Tensor | int
+    ) -> tuple[Tensor, ...]:
+        """Write tokens [B, n] into the slots from starts [B] on; returns what `captured` does.
+
+        Args:
+            width: how many slots of each row attention reads.
+            starts: a number where it is the same for all rows, which is faster. A single token
+                then has no mask, so that `width` must be `starts + 1`.
+        """
+        num_tokens = tokens.shape[1]
+        if isinstance(starts, int):
+            written = slots.positions[:, starts : starts + num_tokens].to(tokens.device)
+            cache = slots.cache_at(starts, width)
+            # Kernels are faster without a mask, and a single token sees all slots that attention
+            # reads.
+            needs_masks = self._needs_masks or num_tokens > 1
+        else:
+            written = starts.unsqueeze(1) + torch.arange(num_tokens, device=tokens.device)
+            cache = slots.cache_of(written, width)
+            needs_masks = True
+        masks = None
+        if needs_masks:
+            masks = self._masks(starts, written, width, slots.buffers[0].dtype)
+        output = self._model(
+            input_ids=tokens,
+            attention_mask=masks,
+            position_ids=clamp_positions(written, width, self._context),
+            **{self._cache_name: cache},
+            **self._constant_arguments,
+        )
+        return captured(self._options, output)
+
+    def _masks(
+        self, starts: Tensor | int, written: Tensor, width: int, dtype: torch.dtype
+    ) -> Tensor | dict[str, Tensor]:
+        """Make masks [1 or B, 1, n, S] that are added to scores, for tokens in slots written [1 or
+        B, n]: one for each type of layer, or a single one where all layers share it.
+
+        Where heads are packed (`HeadPacking`), each token is as many queries as heads share a key.
+        """
+        hidden = torch.finfo(dtype).min
+        num_heads = self.packing.heads_per_key
+        if isinstance(starts, int) and not any(self._windows.values()):
+            # As below, with a third of the host's work.
+            shape = (num_heads, written.shape[1], width)
+            mask = torch.full(shape, hidden, dtype=dtype, device=written.device).triu_(starts + 1)
+            masks = dict.fromkeys(self._windows, mask.view(1, 1, -1, width))
+            return masks.get("", masks)
+        # A token's slot is its position, so slots are compared as positions.
+        queries = written.repeat(1, num_heads).unsqueeze(2)
+        positions = torch.arange(width, device=written.device)
+        seen = positions <= queries
+        masks = {}
+        for name, window in self._windows.items():
+            visible = seen if window is None else seen & (positions > queries - window)
+            masks[name] = torch.where(visible.unsqueeze(1), 0.0, hidden).to(dtype)
+        return masks.get("", masks)
+
+
+def attention_windows(model: PreTrainedModel) -> dict[str, int | None]:
+    """Return the sliding window of each type of layer, None without one; under the name "" where
+    all share a mask.
+
+    Raises UnsupportedModelError for a model that makes its own masks or positions.
+
+    Mirrors how `generate` chooses masks for static caches,
+    `transformers.masking_utils.create_masks_for_generate`.
+    """
+    config = model.config.get_text_config()
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        raise UnsupportedModelError("takes no positions")
+    if getattr(config, "alibi", False):
+        raise UnsupportedModelError("reads positions from its mask (ALiBi)")
+    makes_masks = getattr(type(model), "create_masks_for_generate", None)
+    if makes_masks is not getattr(GenerationMixin, "create_masks_for_generate", None):
+        raise UnsupportedModelError("makes its own masks")
+    window = getattr(config, "sliding_window", None)
+    types = getattr(config, "layer_types", None)
+    if types is None:
+        if getattr(config, "attention_chunk_size", None) is not None:
+            raise UnsupportedModelError("attends in chunks")
+        return {"": window}
+    if unknown := set(types) - {_FULL, _SLIDING}:
+        raise UnsupportedModelError(f"has layers of type {', '.join(sorted(unknown))}")
+    return {name: window if name == _SLIDING else None for name in sorted(set(types))}
