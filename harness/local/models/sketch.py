@@ -452,31 +452,25 @@ def _blocks(
     pieces = {name: tensors for name, tensors in pieces.items() if tensors}
     cache_modules.pop(None, None)
 
+    blocks: list[Block] = []
+    # The number of the block that has each tensor.
+    block_of: dict[int, int] = {}
     # Caches of layers whose modules have no number count for the first piece.
     first_piece = next(iter(pieces))
     caches_of: dict[str, list[LayerCache]] = {name: [] for name in pieces}
     for layer, cache in enumerate(caches):
         caches_of[owning_module(cache_modules.get(layer, first_piece), pieces)].append(cache)
-
-    groups: list[list[str]] = []
-    # The group that has each tensor.
-    group_of: dict[int, list[str]] = {}
     for name, tensors in pieces.items():
-        sharing = [group_of[key] for key in tensors if key in group_of]
-        group = sharing[0] if sharing else []
-        if not sharing:
-            groups.append(group)
-        group.append(name)
-        group_of |= dict.fromkeys(tensors, group)
-
-    blocks = []
-    for group in groups:
-        together: _Tensors = {}
-        own_caches: list[LayerCache] = []
-        for name in group:
-            together = pieces[name] | together
-            own_caches += caches_of[name]
-        blocks.append(Block(tuple(group), tuple(together.values()), tuple(own_caches)))
+        new = [sketch for key, sketch in tensors.items() if key not in block_of]
+        number = next((block_of[key] for key in tensors if key in block_of), len(blocks))
+        if number == len(blocks):
+            blocks.append(Block((), ()))
+        block = blocks[number]
+        blocks[number] = Block(
+            (*block.modules, name), (*block.tensors, *new), (*block.caches, *caches_of[name])
+        )
+        for key in tensors:
+            block_of.setdefault(key, number)
     return tuple(blocks)
 
 
