@@ -237,5 +237,6 @@ def has_no_drafts(text: str) -> bool:
 def without_port(command: str) -> str:
     """A command that started a server, without the words that the harness added for its port."""
     for startup in startups():
-        command = command.replace(f" {shlex.join(startup.listening)}", "")
+        if startup.listening:
+            command = command.replace(f" {shlex.join(startup.listening)}", "")
     return command
