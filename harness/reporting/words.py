@@ -328,9 +328,21 @@ def _parameter(name: str, row: RunRow) -> str:
 
 # The line of settings of one run.
 _LINE = [
-    *"prompts max_new_tokens batch_size num_draft_tokens temperature top_k top_p rule".split(),
+    "prompts",
+    "max_new_tokens",
+    "batch_size",
+    "num_draft_tokens",
+    "temperature",
+    "top_k",
+    "top_p",
+    "rule",
     *PARAMETERS,
-    *"draft_sampling shared quantization dtype engine runner".split(),
+    "draft_sampling",
+    "shared",
+    "quantization",
+    "dtype",
+    "engine",
+    "runner",
 ]
 # Settings that readers look at first among many runs; K has a column of its own in their tables.
 FIRST_SETTINGS = [name for name in [*_LINE, "devices", "fault"] if name != "num_draft_tokens"]
