@@ -31,7 +31,7 @@ from harness.config.errors import RunError
 
 
 class _Mode(Enum):
-    """What a signal does, see above."""
+    """What a signal does: the table above explains each."""
 
     RAISING = "raising"
     POSTPONING = "postponing"

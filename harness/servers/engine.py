@@ -165,7 +165,7 @@ class ServerEngine(Engine):
         return number
 
     def run(self, asking: Coroutine[Any, Any, Result]) -> Result:
-        """What a coroutine returns that asks a server; it is cancelled if nobody waits any more."""
+        """Run a coroutine that asks a server, and return its result. It is cancelled if nobody waits any more."""
         running = asyncio.run_coroutine_threadsafe(asking, self.loop)
         try:
             return running.result()

@@ -63,7 +63,7 @@ class CompiledCall:
         call: returns new tensors, never an input.
         example: inputs of the shapes that all calls will have.
         model: whose layers the call runs.
-        written: tensors that the call writes to. They stay where they are, so that CUDA graphs may write to them.
+        written: all tensors that the call writes to, the same ones in every call: CUDA graphs may write to no others.
 
     Raises UnsupportedModelError if it cannot be compiled.
     """

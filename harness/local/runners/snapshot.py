@@ -305,7 +305,7 @@ class ModelState:
         return is_whole and all(type(layer) is DynamicLayer for layer in layers)
 
     def cut(self, num_extended: int, counts: Sequence[int]) -> ModelState:
-        """Of the last `num_extended` tokens of a KV cache keep the first counts[b] of row b.
+        """Keep the first counts[b] of the last `num_extended` tokens of row b in a KV cache.
 
         Rows that keep fewer than others move to the right, over their own last tokens. Padding that
         all rows have is dropped.
