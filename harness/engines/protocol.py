@@ -117,7 +117,8 @@ class Traits:
     """How an arm answers, the same for every question.
 
     Attributes:
-        reports_token_ids: whether its tokens are those that the model drew, and not read from text.
+        reports_token_ids: whether its tokens are those that the model drew, after the prompt's own ids, and not
+            read from text.
         reports_drafts: whether its records hold what was proposed, and the origin of each token. A
             server's hold tokens alone.
         takes_token_ids: whether it reads the token ids of a prompt. Otherwise it gets their text, and may read others.

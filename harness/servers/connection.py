@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from harness.config.errors import RunError
 from harness.config.model_names import SERVED
+from harness.config.run import PromptedSettings
 from harness.config.settings import DecodingSettings
 from harness.engines.counts import Counts
 from harness.engines.protocol import Request, Traits
@@ -17,7 +18,7 @@ from harness.engines.requests import RequestError, RequestRecord
 from harness.engines.text_tokenizer import TextTokenizer
 from harness.servers.counters import AnswerCounters, CounterPage
 from harness.servers.http import KEY_REFUSED, new_client
-from harness.servers.identity import Identity
+from harness.servers.identity import AskedServer
 from harness.servers.launch import Served
 from harness.servers.request_form import RequestForm, new_salt
 from harness.servers.sending import Outgoing, Sender
@@ -50,8 +51,8 @@ class Connection:
         sender: sends them.
         counters: that grow while it answers.
         traits: how it answers.
-        drafts: whether it speculates, as far as its first answer shows.
-        was_asked: whether it got a question.
+        drafts: whether it speculates, as far as its first answer and its counters show.
+        was_asked: whether it got a question; the request that found out the form is none.
     """
 
     client: httpx2.AsyncClient
@@ -64,8 +65,8 @@ class Connection:
     _further_numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def renew_salts(self) -> None:
-        """Take no answer to an earlier question from the server's prefix cache."""
-        self.form = replace(self.form, salt=new_salt())
+        """Ask every question as if it had not been asked before: the server's prefix cache knows other salts."""
+        self.form = replace(self.form, salt_prefix=new_salt())
 
     def further(self, requests: Sequence[Request]) -> Iterator[Outgoing]:
         """The same requests again and again, to keep up the load, each with another salt."""
@@ -80,7 +81,7 @@ async def connect(
     served: Served,
     url: str,
     key: str | None,
-    identity: Identity,
+    asked: AskedServer,
     say: Callable[[str], None],
 ) -> Connection:
     """Find the form in which a server takes requests.
@@ -102,7 +103,7 @@ async def connect(
     probe = Request(tokenizer("a")["input_ids"], decoding, seed=0, index=0, salt="form")
     error: RequestError | None = None
     try:
-        for form in _forms(opening, identity):
+        for form in _forms(opening, asked):
             record = probe.record()
             await sender.send(Outgoing(form.body(probe), record))
             error = record.error
@@ -126,31 +127,30 @@ async def connect(
     place = served.setting
     if url not in error.message and served.launch is None:
         place += f"={url}"
-    raise RunError(f"{place}: {error}{_advice(error, identity, settings)}")
+    raise RunError(f"{place}: {error}{_advice(error, asked, settings)}")
 
 
-def _forms(opening: Opening, identity: Identity) -> Iterator[RequestForm]:
+def _forms(opening: Opening, asked: AskedServer) -> Iterator[RequestForm]:
     """The forms that a server may understand, the one that tells most first."""
     settings = ServerSettings.of(opening.settings)
     tokenizer = opening.planned.tokenizer
     chat = settings.chat is True
     extra = settings.extra or {}
-    prompts = getattr(opening.settings, "prompts", None)
-    arguments = getattr(prompts, "template_arguments", None)
-    if chat and arguments:
-        extra = {"chat_template_kwargs": arguments, **extra}
+    run = opening.settings
+    if chat and isinstance(run, PromptedSettings) and run.prompts.template_arguments:
+        extra = {"chat_template_kwargs": run.prompts.template_arguments, **extra}
     for takes_ids, takes_extensions, asks_for_details in _FORMS:
-        if takes_ids and isinstance(tokenizer, TextTokenizer):
+        if takes_ids and (chat or isinstance(tokenizer, TextTokenizer)):
             continue
         yield RequestForm(
-            tokenizer,
-            identity.model.name,
-            identity.dialect,
-            chat,
-            takes_ids,
-            takes_extensions,
-            asks_for_details,
-            extra,
+            tokenizer=tokenizer,
+            model=asked.model.name,
+            dialect=asked.dialect,
+            chat=chat,
+            takes_ids=takes_ids,
+            takes_extensions=takes_extensions,
+            asks_for_details=asks_for_details,
+            extra=extra,
             draws=opening.decoding.temperature > 0,
         )
 
@@ -158,11 +158,11 @@ def _forms(opening: Opening, identity: Identity) -> Iterator[RequestForm]:
 def _traits(form: RequestForm, record: RequestRecord) -> Traits:
     """How a server answers requests of this form, by the record of one."""
     dialect = form.dialect
-    # A reference reads the prompt's ids, and a server may read other ids in its text.
-    # Answers in a chat are compared with each other alone.
-    reads_as_known = form.takes_ids or form.chat
+    # A reference judges an answer's tokens only where the server read the prompt's ids, as it does itself. A chat
+    # has no reference.
+    prompt_ids_agree = form.takes_ids or form.chat
     return Traits(
-        reports_token_ids=reads_as_known and not record.from_text,
+        reports_token_ids=prompt_ids_agree and not record.from_text,
         takes_token_ids=form.takes_ids,
         stops_at_tokens=form.stops_at_tokens,
         never_drawn=record.never_drawn,
@@ -173,13 +173,13 @@ def _traits(form: RequestForm, record: RequestRecord) -> Traits:
     )
 
 
-def _advice(error: RequestError, identity: Identity, settings: ServerSettings) -> str:
+def _advice(error: RequestError, asked: AskedServer, settings: ServerSettings) -> str:
     """What to set where a server takes no request; empty where nothing is known to help."""
     if error.code in KEY_REFUSED:
         return "; engine.api_key_variable names the variable with its key"
     if error.code not in _FORM_ERRORS:
         return ""
-    if identity.model.name == SERVED:
+    if asked.model.name == SERVED:
         return f"\n{SERVED} is a placeholder: engine.model= sets the name of the model there"
     if settings.chat is True:
         return "\nif it has no chat template: engine.chat=false sends prompts as text"

@@ -40,7 +40,7 @@ from harness.engines.requests import Load, RequestError, RequestRecord
 from harness.engines.text_tokenizer import TextTokenizer
 from harness.servers.connection import Connection, connect
 from harness.servers.dialects import UNKNOWN, dialect_of
-from harness.servers.identity import Identity, check_same_weights, choose_model, server_report
+from harness.servers.identity import AskedServer, check_same_weights, choose_model, server_report
 from harness.servers.launch import Served, StartedServer
 from harness.servers.logprobs import TextScorer
 from harness.servers.sending import Outgoing, send_at_times, send_in_turn
@@ -127,7 +127,7 @@ class ServerEngine(Engine):
             self.say(f"{error}: it is started once more, alone")
             self._stop_all()
             for arm in self.arms:
-                arm.identity = None
+                arm.asked = None
             self._takes_turns = True
             began = time.perf_counter()
             self._start(failed[0])
@@ -186,17 +186,17 @@ class ServerEngine(Engine):
         for server in together:
             server.launch()
         for server in together:
-            server.identity = server.identify()
+            server.asked = server.identify()
         # Where they take turns, the server of one arm alone is known at first.
-        known = [server.identity for server in self.arms if server.identity is not None]
-        models = [identity.model for identity in known]
+        known = [server.asked for server in self.arms if server.asked is not None]
+        models = [asked.model for asked in known]
         if all(server.served.model is None for server in self.arms):
             check_same_weights(models)
         for server in together:
             server.connect()
         self.servers = dataclasses.replace(
             self.servers,
-            names=list(dict.fromkeys(identity.server for identity in known if identity.server)),
+            names=list(dict.fromkeys(asked.server for asked in known if asked.server)),
             models=list(dict.fromkeys(map(str, models))),
         )
 
@@ -239,7 +239,7 @@ class ServerArm(Arm):
 
     Attributes:
         process: of a server that was started here, until `stop`.
-        identity: of the server as it was last asked; None before it is.
+        asked: the server, as it was last asked; None before it is.
         connection: made by `connect`, dropped by `stop`.
         requests: records of the last ones.
     """
@@ -248,7 +248,7 @@ class ServerArm(Arm):
         self.name = served.name
         self.served = served
         self.process: StartedServer | None = None
-        self.identity: Identity | None = None
+        self.asked: AskedServer | None = None
         self.connection: Connection | None = None
         self.requests: Sequence[RequestRecord] = ()
         self._takes_tools = False
@@ -270,7 +270,7 @@ class ServerArm(Arm):
         """Why a server that was started here has ended; None while it runs."""
         return self.process.ended if self.process else None
 
-    def identify(self) -> Identity:
+    def identify(self) -> AskedServer:
         """Wait until the server is ready, and choose the model that it is asked for.
 
         Raises:
@@ -301,14 +301,14 @@ class ServerArm(Arm):
         typed_dialect = UNKNOWN if command is None else command.dialect
         dialect = dialect_of(model.owner or typed_dialect.name, self._settings.dialect)
         server = (report and dialect.named(report.about)) or None
-        return Identity(model, dialect, server)
+        return AskedServer(model, dialect, server)
 
     def connect(self) -> None:
         """Find out how the server is asked. Raises RunError where it answers no request in any form."""
         engine = self._engine
-        assert self.identity is not None
+        assert self.asked is not None
         connecting = asyncio.run_coroutine_threadsafe(
-            connect(engine.opening, self.served, self.url, engine.key, self.identity, self._say),
+            connect(engine.opening, self.served, self.url, engine.key, self.asked, self._say),
             engine.loop,
         )
         try:
@@ -421,13 +421,13 @@ class ServerArm(Arm):
 
     @property
     def scores(self) -> TextScores | None:
-        identity = self.identity
-        if identity is None or identity.dialect.scoring is None:
+        asked = self.asked
+        if asked is None or asked.dialect.scoring is None:
             return None
 
         def score(texts: Texts, num_top: int, num_in_flight: int) -> list[list[Likeliest]]:
             connection = self._engine.ensure_running(self)
-            scorer = TextScorer(connection.client, identity, num_top)
+            scorer = TextScorer(connection.client, asked, num_top)
             return self._engine.run(scorer.score_all(texts, num_in_flight))
 
         return score

@@ -1,5 +1,5 @@
 """Asks servers for their version, models and start time, and chooses the model that each is asked for: the
-one that the run names, and no other. Never imports torch.
+one that the run names, or the only one.
 
 A URL says nothing about the server behind it, which may have been restarted with other flags.
 """
@@ -20,7 +20,7 @@ from harness.engines.record import ServerIdentity
 from harness.servers.dialects import DIALECTS, Dialect, known_pages
 from harness.servers.http import KEY_REFUSED, RequestFailed, page, root_of
 
-# Prometheus's name for it, in seconds.
+# Prometheus's name of a process's start, in seconds since the epoch.
 _START = re.compile(r"^process_start_time_seconds(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 # Statuses of a page that a server does not have, or not for GET.
 _NO_PAGE = (404, 405, 501)
@@ -39,7 +39,7 @@ class ListedModel(NamedTuple):
         owner: `owned_by`, by which the kind of server is known; None where the server does not report it.
         context: the most tokens of a prompt with its answer; None where the server does not report it.
         parent: the model that it is an adapter of; None for a whole one.
-        is_listed: False for a model that a server is asked for without a list to choose from.
+        is_listed: False for a name that is not in the server's list, or of a server without one.
     """
 
     name: str
@@ -56,7 +56,7 @@ class ListedModel(NamedTuple):
         return f"{name} ({from_outside(self.root)})"
 
 
-class Identity(NamedTuple):
+class AskedServer(NamedTuple):
     """A server as a run asks it.
 
     Attributes:
@@ -91,50 +91,50 @@ def server_report(url: str, key: str | None) -> ServerReport | None:
     root = root_of(url)
     about: dict[str, Any] = {}
     try:
-        models = _models(_answer(f"{url.rstrip('/')}/models", key, may_refuse=False))
+        models = _models(_answer(f"{url.rstrip('/')}/models", key))
         for path, names in known_pages().items():
-            answer = _as_mapping(_answer(root + path, key))
+            answer = _as_mapping(_answer(root + path, key, is_optional=True))
             about |= {f"{path} {name}": answer[name] for name in names if name in answer}
             # llama.cpp's list has the context of the training, and no max_model_len; /props has that of a request.
             settings = answer.get("default_generation_settings")
             context = settings.get("n_ctx") if isinstance(settings, dict) else None
             if isinstance(context, int) and context > 0:
                 models = [model._replace(context=model.context or context) for model in models]
-        metrics = _answer(f"{root}/metrics", key) or ""
+        metrics = _answer(f"{root}/metrics", key, is_optional=True) or ""
     except RequestFailed:
         return None
     about["models"] = sorted(f"{model.name} {model.root}" for model in models)
     # Of `harness serve`; other servers count from their start.
     started = about.pop("/version started", None)
-    if started is None:
-        started = start_time(metrics)
-    return ServerReport(about, None if started is None else str(started), models)
+    started = start_time(metrics) if started is None else str(started)
+    return ServerReport(about, started, models)
 
 
 def why_not_ready(url: str, key: str | None) -> str | None:
-    """Why a server is not ready: its page of health is not good, or, without one, it lists no models; None where it is,
-    empty where nothing answers.
+    """Why a server is not ready: None where it is, empty where nothing answers. Its page of health decides, or, without
+    one, its list of models.
 
     llama.cpp lists models while it loads them, and its health is 503 until then. mlx_lm may list none, and answers.
 
     Raises:
         SettingError: it wants a key, or another one.
     """
-    root = root_of(url)
+    health = f"{root_of(url)}/health"
     models = f"{url.rstrip('/')}/models"
-    for place in (f"{root}/health", models):
-        try:
-            body = _answer(place, key, may_refuse=False)
-        except RequestFailed as failed:
-            if not failed.code:
-                return ""
-            answer = f"{place} answers {from_outside(str(failed))}"
-            if failed.code not in KEY_REFUSED:
-                return f"it answers, but {answer}"
-            rule = "must name the environment variable with the server's key"
-            raise SettingError("engine.api_key_variable", f"{rule}: {answer}") from failed
-        if body is not None and place != models:
+    place = health
+    try:
+        if _answer(health, key) is not None:
             return None
+        place = models
+        body = _answer(models, key)
+    except RequestFailed as failed:
+        if not failed.code:
+            return ""
+        answer = f"{place} answers {from_outside(str(failed))}"
+        if failed.code not in KEY_REFUSED:
+            return f"it answers, but {answer}"
+        rule = "must name the environment variable with the server's key"
+        raise SettingError("engine.api_key_variable", f"{rule}: {answer}") from failed
     return None if _models(body) else f"it answers, but {models} lists no model"
 
 
@@ -144,11 +144,11 @@ def start_time(counters: str) -> str | None:
     return match[1] if match else None
 
 
-def _answer(url: str, key: str | None, may_refuse: bool = True) -> str | None:
+def _answer(url: str, key: str | None, is_optional: bool = False) -> str | None:
     """The body of an answer; None where the server has no such page.
 
     Args:
-        may_refuse: whether an answer with another error counts as no such page, too.
+        is_optional: whether an answer with another error counts as no such page, too.
 
     Raises:
         RequestFailed: nothing answers, or with an error.
@@ -156,7 +156,7 @@ def _answer(url: str, key: str | None, may_refuse: bool = True) -> str | None:
     try:
         return page(url, key)
     except RequestFailed as failed:
-        if failed.code in _NO_PAGE or (failed.code and may_refuse):
+        if failed.code in _NO_PAGE or (failed.code and is_optional):
             return None
         raise
 
@@ -205,28 +205,32 @@ def choose_model(
         SettingError: the server lists its models, and this one is not among them, or which is meant cannot be told.
     """
     models = [] if report is None else report.models
-    is_any = name is None and model.repository == SERVED
-    if is_any:
-        name = typed_model
-    exact = (model.repository, model.name) if name is None else (name, str(Path(name).resolve()))
-    chosen = [
-        served for served in models if served.name in exact or (is_any and served.root in exact)
-    ]
-    if name is None and not is_any:
+    wanted = name
+    if name is not None:
+        names = (name, str(Path(name).resolve()))
+        chosen = [served for served in models if served.name in names]
+    elif model.repository != SERVED:
+        wanted = model.name
+        chosen = [served for served in models if served.name in (model.repository, model.name)]
         chosen += [served for served in models if _is_model(served, model)]
-    # Names of one model, and adapters behind it.
-    weights = {served.root or served.name for served in models if served.parent is None}
-    if is_any and len(weights) == 1:
-        chosen += models
+    else:
+        # The one that its command names, or its only one.
+        name = typed_model
+        places = set() if name is None else {name, str(Path(name).resolve())}
+        chosen = [served for served in models if places & {served.name, served.root}]
+        # All may be names of one model, and adapters of it.
+        weights = {served.root or served.name for served in models if served.parent is None}
+        if len(weights) == 1:
+            chosen += models
     if chosen:
         return chosen[0]
+    # Servers that nobody knows may serve what they do not list.
     lists_all = bool(models) and models[0].owner in DIALECTS.names()
     if not models or (name is not None and not lists_all):
         return ListedModel(name or model.repository, is_listed=False)
-    names = ", ".join(str(served) for served in models[:_MOST_NAMED])
-    rule = f"must name a model that {place} serves: {names}"
-    wanted = model.name if name is None else name
-    raise SettingError(model_setting, rule, *([] if is_any else [wanted]))
+    listed = ", ".join(str(served) for served in models[:_MOST_NAMED])
+    rule = f"must name a model that {place} serves: {listed}"
+    raise SettingError(model_setting, rule, *filter(None, [wanted]))
 
 
 def check_same_weights(models: Sequence[ListedModel]) -> None:

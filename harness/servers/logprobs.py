@@ -12,7 +12,7 @@ from harness.config.errors import RunError, from_outside
 from harness.engines.protocol import Likeliest, Texts
 from harness.servers.events import AnswerError
 from harness.servers.http import RequestFailed, answer_to, body_of
-from harness.servers.identity import Identity
+from harness.servers.identity import AskedServer
 
 if TYPE_CHECKING:
     import httpx2
@@ -24,12 +24,12 @@ class TextScorer:
 
     Attributes:
         client: of its API.
-        identity: of a server whose dialect has a way to ask for them.
+        asked: a server whose dialect has a way to ask for them.
         num_top: how many of the likeliest tokens are asked for; -1 for all.
     """
 
     client: httpx2.AsyncClient
-    identity: Identity
+    asked: AskedServer
     num_top: int
 
     async def score_all(self, texts: Texts, num_in_flight: int) -> list[list[Likeliest]]:
@@ -73,7 +73,7 @@ class TextScorer:
 
     async def _score(self, prompt: Sequence[int], text: Sequence[int]) -> list[Likeliest]:
         whole = [*prompt, *text]
-        if self.identity.dialect.scoring == "prompt_logprobs":
+        if self.asked.dialect.scoring == "prompt_logprobs":
             choice = await self._ask(whole, prompt_logprobs=self.num_top)
             entries = choice["prompt_logprobs"][len(prompt) :]
             return [
@@ -90,7 +90,7 @@ class TextScorer:
     async def _ask(self, token_ids: Sequence[int], **parameters: Any) -> Any:
         """The answer of one token behind these."""
         body = {
-            "model": self.identity.model.name,
+            "model": self.asked.model.name,
             "prompt": token_ids,
             "max_tokens": 1,
             "temperature": 0.0,

@@ -35,7 +35,7 @@ class RequestForm:
             parameters that they do not know.
         extra: entries of every body that the user sets.
         draws: whether the run draws tokens, so that `top_k` means something.
-        salt: random text before the salts of questions, so that no earlier run had the same.
+        salt_prefix: random text before the salts of questions, so that no earlier run had the same.
     """
 
     tokenizer: Tokenizer
@@ -47,7 +47,7 @@ class RequestForm:
     asks_for_details: bool = True
     extra: Mapping[str, Any] = field(default_factory=dict)
     draws: bool = True
-    salt: str = field(default_factory=new_salt)
+    salt_prefix: str = field(default_factory=new_salt)
 
     def body(self, request: Request) -> dict[str, Any]:
         """The body for OpenAI's API.
@@ -90,7 +90,7 @@ class RequestForm:
             if dialect.seeded:
                 extensions |= {"seed": request.seed, "index": request.index}
             if request.salt is not None and self.salts:
-                salt = f"{self.salt} {request.salt}"
+                salt = f"{self.salt_prefix} {request.salt}"
                 for name, value in (dialect.salt or {}).items():
                     extensions[name] = salt if value == "{salt}" else value
             extensions |= extra
@@ -121,7 +121,7 @@ class RequestForm:
     def _prompt(self, request: Request) -> dict[str, Any]:
         """A prompt as this server takes it: token ids, their text, or the messages of a chat."""
         ids = list(request.prompt)
-        if not self.chat and self.takes_ids:
+        if self.takes_ids:
             return {"prompt": ids}
         text = prompt_text(self.tokenizer, ids, skip_special_tokens=self.chat)
         if not self.chat:

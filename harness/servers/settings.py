@@ -137,7 +137,7 @@ class ServerSettings(EngineSettings):
         return self.regular_url is not None or bool(self.start_command)
 
     @property
-    def fills_in_k(self) -> bool:
+    def takes_k(self) -> bool:
         """Whether the servers are started with the K of the run."""
         return any("{K}" in word for word in (*self.first_command, *self.start_command))
 
