@@ -20,15 +20,13 @@ from harness.config.secrets import note_key
 
 Quantization = Literal["none", "8bit", "4bit"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-Strategy = Literal["auto", "balanced", "cpu"]
-TooLong = Literal["refuse", "skip", "truncate"]
 LARGEST_K = 1024
 # Bytes that the file systems of Linux allow; macOS allows as many in a name.
 _LONGEST_NAME = 255
 _LONGEST_PATH = 4095
-# `auto` chooses K in every iteration, up to MOST_DRAFT_TOKENS.
+# `auto` chooses K in every iteration, up to _LARGEST_AUTO_K.
 NumDraftTokens = int | Literal["auto"]
-MOST_DRAFT_TOKENS = 16
+_LARGEST_AUTO_K = 16
 # Endings of files with prompts, and what a column of such a file can be.
 PROMPT_FILES = (".txt", ".jsonl", ".json", ".csv", ".parquet")
 PROMPT_COLUMNS = (
@@ -81,7 +79,7 @@ def check_address(setting: str, url: str | None) -> None:
         parts = urlsplit(url)
     except ValueError as error:
         raise SettingError(setting, _ADDRESS_RULE, "***") from error
-    # Settings are written into rows, so the message must not repeat a password either.
+    # No password may be in settings, which are written into rows, nor in the message.
     rule = "must hold no user, password or query: use api_key_variable"
     require("@" not in parts.netloc and not parts.query, setting, rule, "***")
     try:
@@ -179,7 +177,7 @@ class DraftSettings:
 
     @property
     def sampling(self) -> str | None:
-        """How draft tokens are chosen, `target` or `greedy`; None where the same are proposed in any case."""
+        """How draft tokens are drawn: `target`, as the target's are, or `greedy`; None for a draft without a choice."""
         return None
 
     @property
@@ -206,7 +204,7 @@ class PlacementSettings:
             the prompts takes.
     """
 
-    strategy: Strategy = "auto"
+    strategy: Literal["auto", "balanced", "cpu"] = "auto"
     gpus: int | None = None
     reserve_gb: float = 2.0
     device_map: Mapping[str, Any] | None = None
@@ -215,7 +213,7 @@ class PlacementSettings:
         require_at_least(self, gpus=1, reserve_gb=0)
 
 
-# Only `serve` may have K=0.
+# Only `serve` may have K=0; `RunSettings` refuses it for others.
 NO_DRAFT_TOKENS = "must be at least 1, or auto (draft=none measures without a draft)"
 
 
@@ -269,7 +267,7 @@ class DecodingSettings:
         require(0 < self.lenience <= 1, "lenience", "must be in (0, 1]", self.lenience)
         changed = changed_parameters(self)
         for name, value in changed.items():
-            owners = [rule for rule, record in RULES.all().items() if name in record.parameters]
+            owners = [owner for owner, record in RULES.all().items() if name in record.parameters]
             rule = f"needs decoding.rule={' or '.join(owners)}; the other rules have no {name}"
             require(name in RULES[self.rule].parameters, name, rule, value)
         asked = self.synthetic_acceptance
@@ -290,7 +288,7 @@ class DecodingSettings:
     @property
     def most_draft_tokens(self) -> int:
         """The largest K of an iteration."""
-        return MOST_DRAFT_TOKENS if self.num_draft_tokens == "auto" else self.num_draft_tokens
+        return _LARGEST_AUTO_K if self.num_draft_tokens == "auto" else self.num_draft_tokens
 
     @property
     def lossy(self) -> bool:
@@ -300,8 +298,8 @@ class DecodingSettings:
         return not RULES[self.rule].is_lossless(self.temperature)
 
 
-# Arguments of `apply_chat_template` that are no variables of a template.
-_TEMPLATE_ARGUMENTS_OF_OURS = (
+# Arguments of transformers' `apply_chat_template` itself.
+_NO_TEMPLATE_VARIABLES = (
     "conversation",
     "messages",
     "add_generation_prompt",
@@ -332,8 +330,8 @@ class PromptSettings:
         system: a system prompt before every prompt.
         lengths: numbers of tokens that texts of the set are cut to, one length after another, to measure
             contexts of these lengths; without a chat template.
-        turns: answers the first turn of a conversation alone, or `all`: each arm goes on from its own
-            answers.
+        turns: `first` answers the first turn of a conversation alone, `all` every one, each arm going on
+            from its own answers.
         seed: takes prompts of each category at random; None takes the first.
         licence: of the texts; each run prints it.
         source: where a file comes from that the hub does not have; printed where it is absent.
@@ -354,13 +352,13 @@ class PromptSettings:
     seed: int | None = None
     licence: str | None = None
     source: str | None = None
-    too_long: TooLong = "refuse"
+    too_long: Literal["refuse", "skip", "truncate"] = "refuse"
 
     def __post_init__(self) -> None:
         rule = f"must be a preset, or a file that ends in {', '.join(PROMPT_FILES)}"
         require(self.file.endswith(PROMPT_FILES), "file", rule, self.file)
         if os.path.isabs(self.file):
-            rule = "needs prompts.file=, a path in the repository"
+            rule = "needs prompts.file=, a path in the repository; this one is on this machine"
             require(self.repository is None, "repository", rule, self.repository)
         require_at_least(self, seed=0)
         column_names = ", ".join(PROMPT_COLUMNS)
@@ -373,7 +371,7 @@ class PromptSettings:
         except ValueError as error:
             raise SettingError("template", f"cannot be read: {error}", self.template) from None
         for name in self.template_arguments or ():
-            is_free = name not in _TEMPLATE_ARGUMENTS_OF_OURS
+            is_free = name not in _NO_TEMPLATE_VARIABLES
             require(is_free, "template_arguments", "must be variables of the template", name)
         lengths = self.lengths
         are_positive = all(length > 0 for length in lengths)
@@ -381,7 +379,7 @@ class PromptSettings:
         rule = "must be positive numbers of tokens, each named once"
         require(are_positive and are_different, "lengths", rule, lengths)
         rule = "cannot be combined with prompts.lengths, which cuts texts"
-        require(self.turns == "first" or not self.lengths, "turns", rule, self.turns)
+        require(self.turns == "first" or not lengths, "turns", rule, self.turns)
 
     @property
     def files(self) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """From a composed configuration to settings: plain mappings in, dataclasses out.
 
 `from_config(LatencySettings, {"model": {"name": "tiny", ...}, "batch_size": 4, ...})` converts each
-value to the type of its field. No OmegaConf past this file.
+value to the type of its field.
 """
 
 from __future__ import annotations
@@ -28,9 +28,12 @@ from harness.results.row import strict
 
 SettingsType = TypeVar("SettingsType")
 
-# Groups whose class depends on the record that they name: `draft` is one of `LookupSettings` where
-# its method is `lookup`.
-_CHOSEN: Mapping[object, SettingsRegistry[Any]] = {DraftSettings: METHODS, EngineSettings: ENGINES}
+# Groups whose class depends on the record that they name: `draft` is a `LookupSettings` where its
+# method is `lookup`.
+_REGISTRIES: Mapping[object, SettingsRegistry[Any]] = {
+    DraftSettings: METHODS,
+    EngineSettings: ENGINES,
+}
 
 # The largest integer of torch and numpy. A float could not hold one of 400 digits.
 _LARGEST_INTEGER = 2**63 - 1
@@ -79,8 +82,8 @@ def setting_hints(kind: type) -> dict[str, Any]:
     for name, hint in _hints(kind).items():
         hints[name] = hint
         group = _group_of(hint)
-        if group in _CHOSEN:
-            for record in _CHOSEN[group].all().values():
+        if group in _REGISTRIES:
+            for record in _REGISTRIES[group].all().values():
                 record_hints = _hints(record.settings)
                 hints |= {f"{name}.{key}": key_hint for key, key_hint in record_hints.items()}
         elif group is not None:
@@ -96,7 +99,7 @@ def value_types(kind: type) -> dict[str, Any]:
 def fixed_groups(kind: type) -> dict[str, type]:
     """The groups whose settings are the same whatever is chosen: `decoding`, but neither `draft` nor `engine`."""
     groups = {name: _group_of(hint) for name, hint in _hints(kind).items()}
-    return {name: group for name, group in groups.items() if group and group not in _CHOSEN}
+    return {name: group for name, group in groups.items() if group and group not in _REGISTRIES}
 
 
 def alternatives(hint: Any) -> tuple[Any, ...]:
@@ -144,7 +147,7 @@ def _convert(hint: Any, value: Any, setting: str) -> Any:
     kinds = alternatives(hint)
     group = _group_of(hint)
     if group is not None and not (value is None and type(None) in kinds):
-        return _group(group, value, setting)
+        return _convert_group(group, value, setting)
     origins = [typing.get_origin(kind) or kind for kind in kinds]
     given = tuple(value) if isinstance(value, list) else value
     candidates = [given]
@@ -158,14 +161,21 @@ def _convert(hint: Any, value: Any, setting: str) -> Any:
     for candidate in candidates:
         with suppress(ValidationError):
             return strict(hint).validate_python(candidate)
+    raise _mistake(kinds, value, setting)
+
+
+def _mistake(kinds: Sequence[Any], value: Any, setting: str) -> SettingError:
+    """The error for a value of none of these types."""
+    origins = [typing.get_origin(kind) or kind for kind in kinds]
+    item_words: list[Any] = []
+    for kind in kinds:
+        if typing.get_origin(kind) is tuple:
+            item_words += _words(typing.get_args(kind))
+    for item in value if isinstance(value, list) else [value]:
+        if item_words and item not in item_words:
+            choices = f"{', '.join(item_words)}{nearest(str(item), item_words)}"
+            return SettingError(setting, f"each must be one of {choices}", item)
     words = _words(kinds)
-    item_words = [
-        _words(typing.get_args(kind)) for kind in kinds if typing.get_origin(kind) is tuple
-    ]
-    for word in items if any(item_words) else ():
-        if word not in item_words[0]:
-            choices = f"{', '.join(item_words[0])}{nearest(str(word), item_words[0])}"
-            raise SettingError(setting, f"each must be one of {choices}", word)
     plain = [text for origin in origins for text in _IN_WORDS.get(origin, ())]
     if plain:
         *others, last = plain + words
@@ -174,15 +184,20 @@ def _convert(hint: Any, value: Any, setting: str) -> Any:
         rule = f"one of {', '.join(words)}{nearest(str(value), words)}"
     if isinstance(value, list) and tuple not in origins:
         rule += f"; -m {setting}={','.join(map(str, value))} measures each"
-    raise SettingError(setting, f"must be {rule}", value)
+    return SettingError(setting, f"must be {rule}", value)
 
 
 def _words(kinds: Sequence[Any]) -> list[Any]:
     """The values that the `Literal` among some types allows."""
-    return [word for kind in kinds if typing.get_origin(kind) is Literal for word in kind.__args__]
+    return [
+        word
+        for kind in kinds
+        if typing.get_origin(kind) is Literal
+        for word in typing.get_args(kind)
+    ]
 
 
-def _group(kind: type, value: Any, setting: str) -> Any:
+def _convert_group(kind: type, value: Any, setting: str) -> Any:
     """The dataclass of a group of settings; None for `draft=none`, which arrives as {"name": "none"}."""
     if not isinstance(value, Mapping):
         example = next(iter(_hints(kind)))
@@ -192,6 +207,6 @@ def _group(kind: type, value: Any, setting: str) -> Any:
         for key in set(value) - {"name"}:
             raise SettingError(f"{setting}.{key}", "needs a draft, but draft=none", value[key])
         return None
-    if kind in _CHOSEN:
-        kind = _CHOSEN[kind].settings_class(value)
+    if kind in _REGISTRIES:
+        kind = _REGISTRIES[kind].settings_class(value)
     return from_config(kind, value, setting + ".")

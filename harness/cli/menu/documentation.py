@@ -15,7 +15,7 @@ from harness.config.errors import as_typed
 from harness.config.run import PromptedSettings, RunSettings
 from harness.config.settings import DraftSettings, ModelSettings
 
-# The groups of settings that every command has, apart from drafts and engines.
+# The groups of settings that commands have, some of them without `prompts`; apart from drafts and engines.
 GROUPS = dict(sorted(fixed_groups(PromptedSettings).items()))
 
 
@@ -50,7 +50,7 @@ def described(kind: type, prefix: str = "", without: Collection[str] = ()) -> li
             continue
         # The names of a registry, where a setting takes one of them.
         names_of_choices = field.metadata.get("choices")
-        choices = tuple(names_of_choices()) if names_of_choices else _words(types[field.name])
+        choices = tuple(names_of_choices()) if names_of_choices else _choices(types[field.name])
         meaning = meanings.get(field.name, "")
         settings.append(Setting(prefix + field.name, meaning, choices, field.default))
     return settings
@@ -65,35 +65,37 @@ def _meanings(kind: type) -> dict[str, str]:
         _, _, section = inspect.cleandoc(ancestor.__doc__ or "").partition("Attributes:\n")
         # Up to the next section.
         attributes = re.split(r"\n(?=\S)", section)[0]
+        # "    name: meaning", and further lines, indented more.
         for name, lines in re.findall(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", attributes, re.MULTILINE):
             text = " ".join(lines.split())
+            # As a user types them: `null`, `true`.
             for value in (None, True, False):
                 text = re.sub(rf"\b{value}\b", as_typed(value), text)
             meanings[name] = text
     return meanings
 
 
-def _words(hint: Any) -> tuple[str, ...]:
+def _choices(hint: Any) -> tuple[str, ...]:
     """The words that a value of this type may be."""
     if hint is bool:
         return ("true", "false")
     if typing.get_origin(hint) is Literal:
         return tuple(map(str, typing.get_args(hint)))
-    return tuple(word for part in typing.get_args(hint) for word in _words(part))
+    return tuple(word for part in typing.get_args(hint) for word in _choices(part))
 
 
 def group_settings(group: str) -> list[Setting]:
-    """The settings of a group that every command has, without those that `model=` and `prompts=` set themselves."""
+    """The settings of one of `GROUPS`, without those that `model=` and `prompts=` set themselves."""
     chosen = ("name", "repository", "file") if group in ("model", "prompts") else ()
     return described(GROUPS[group], f"{group}.", chosen)
 
 
 def command_settings(kind: type[RunSettings]) -> tuple[list[Setting], list[Setting]]:
     """The settings outside groups: those that every command has, in this one's words, and its own."""
+    common = value_types(RunSettings)
     settings = described(kind)
-    # The fields of a base class come first.
-    num_common = len(value_types(RunSettings))
-    return settings[:num_common], settings[num_common:]
+    own = [setting for setting in settings if setting.name not in common]
+    return [setting for setting in settings if setting.name in common], own
 
 
 def method_settings(kind: type[DraftSettings]) -> list[Setting]:

@@ -1,10 +1,12 @@
 """`--help` of a command, from its record, its settings and the configuration that was typed.
 
-`harness latency --help` is a page, `--help all` is everything, and `--help presets` one section of that.
+`harness latency --help` is a page, `--help all` is everything, `--help presets` one section
+of that, and `--help K` one setting.
 """
 
 from __future__ import annotations
 
+import inspect
 import re
 import textwrap
 from collections.abc import Sequence
@@ -30,7 +32,7 @@ _EXAMPLE_WIDTH = 44
 _MOST_SETTINGS = 8
 # Longer values are left out on the page, where a setting has one line.
 _LONGEST_VALUE = 20
-# The settings of all commands that the page shows.
+# Of the settings that every command has, those that the page shows.
 _USED_MOST = (
     "decoding.num_draft_tokens",
     "decoding.temperature",
@@ -46,27 +48,31 @@ _USED_MOST = (
 def command_help(
     command: ConfiguredCommand[Any], overrides: Sequence[str], topic: str, presets: str | None
 ) -> str:
-    """The help of a command. Hydra's own `--help` looks through all presets twice.
+    """The help of a command. Hydra's own `--help` is slower: it looks through all presets twice.
 
     Args:
         overrides: the settings that were typed, which the values follow.
-        topic: a section, or `all` of them; "" for the page.
+        topic: a section, a setting, or `all`; "" for the page.
         presets: a directory with the user's presets; None for none.
 
     Raises:
-        SettingError: there is no such section.
+        SettingError: there is no such section or setting.
     """
     primary = names.primary(command.name)
     with hydra_app.composed(names.CONF, primary, overrides, presets) as (config, loader):
         sections = _sections(command, config, loader)
     if not topic:
         return _page(command, sections, overrides)
-    every = {entry.name: entry for section in sections.values() for entry in section}
-    meant = [every[name] for name in typed.settings_meant_by(topic, every)]
-    if topic not in ("all", *sections) and not meant:
-        rule = f"is not in the help of {command.name}, which has: all, {', '.join(sections)}"
-        raise SettingError(topic, rule)
-    chosen = sections if topic == "all" else {topic: sections.get(topic, meant)}
+    if topic == "all":
+        chosen = sections
+    elif topic in sections:
+        chosen = {topic: sections[topic]}
+    else:
+        every = {entry.name: entry for section in sections.values() for entry in section}
+        chosen = {topic: [every[name] for name in typed.settings_meant_by(topic, every)]}
+        if not chosen[topic]:
+            rule = f"is not in the help of {command.name}, which has: all, {', '.join(sections)}"
+            raise SettingError(topic, rule)
     parts = []
     for title, entries in chosen.items():
         lines = [_line(entry.name, entry.meaning, _in_brackets(entry.value)) for entry in entries]
@@ -90,25 +96,23 @@ def _sections(
     drafts = {name: record.summary for name, record in METHODS.all().items() if record.named}
     drafts = {"none": "the model alone", **drafts}
     engines = {name: record.summary for name, record in ENGINES.all().items()}
-    common, added = documentation.command_settings(command.settings)
     sections = {
         "presets": presets,
         "drafts": [Setting(f"draft={name}", summary) for name, summary in drafts.items()],
         "engines": [Setting(f"engine={name}", summary) for name, summary in engines.items()],
-        command.name: added,
-        "common": common,
     }
+    common, own = documentation.command_settings(command.settings)
+    settings = {command.name: own, "common": common}
     for group in documentation.GROUPS:
         if group in config:
-            sections[group] = documentation.group_settings(group)
+            settings[group] = documentation.group_settings(group)
     if config.draft.name != "none":
         method = METHODS[str(config.draft.get("method", "model"))]
-        sections[f"draft={config.draft.name}"] = documentation.method_settings(method.settings)
+        settings[f"draft={config.draft.name}"] = documentation.method_settings(method.settings)
     engine = ENGINES[str(config.engine.name)]
-    sections[f"engine={config.engine.name}"] = documentation.engine_settings(engine.settings)
-    for title, settings in sections.items():
-        if title not in ("presets", "drafts", "engines"):
-            sections[title] = [_configured(setting, config) for setting in settings]
+    settings[f"engine={config.engine.name}"] = documentation.engine_settings(engine.settings)
+    for title, described in settings.items():
+        sections[title] = [_configured(setting, config) for setting in described]
     return {title: entries for title, entries in sections.items() if entries}
 
 
@@ -122,7 +126,7 @@ def _configured(setting: Setting, config: DictConfig) -> Setting:
         value = OmegaConf.select(config, setting.name, default=setting.value)
         if OmegaConf.is_config(value):
             value = OmegaConf.to_container(value, resolve=True)
-    except OmegaConfBaseException:
+    except OmegaConfBaseException:  # an interpolation of what is not there
         value = MISSING
     return setting._replace(meaning=meaning, value=value)
 
@@ -143,18 +147,19 @@ def _page(
     parts.append(command.notes if "\n" in command.notes else textwrap.fill(command.notes, width))
     models = "a preset, with suffixes _8bit _4bit _NGPUs in any order, a directory, a GGUF file, a hub repository"
     choices = [("model=, draft=", models)]
-    for topic in ("draft", "engine"):
-        values = [entry.name.partition("=")[2] for entry in sections[f"{topic}s"]]
-        choices.append((f"{topic}=", ", ".join(values)))
+    for group in ("draft", "engine"):
+        values = [entry.name.partition("=")[2] for entry in sections[f"{group}s"]]
+        choices.append((f"{group}=", ", ".join(values)))
     if "prompts" in sections:
         choices.append(("prompts=", "a benchmark (mt_bench, gsm8k, ...) or your own file"))
     parts.append("\n".join(_line(name, text) for name, text in choices))
     # Settings that this command's class adds come before those of a class that it extends.
-    added = vars(command.settings).get("__annotations__", {})
+    added = inspect.get_annotations(command.settings)
     own_settings = sorted(sections.get(command.name, ()), key=lambda entry: entry.name not in added)
-    chosen = [entries for title, entries in sections.items() if title in overrides]
+    # A section's title is what was typed: `draft=lookup`.
+    typed_sections = [entries for title, entries in sections.items() if title in overrides]
     every = {entry.name: entry for entries in sections.values() for entry in entries}
-    for entries in (own_settings, *chosen, [every[name] for name in _USED_MOST]):
+    for entries in (own_settings, *typed_sections, [every[name] for name in _USED_MOST]):
         lines = []
         for entry in entries[:_MOST_SETTINGS]:
             # The first clause of a meaning, which goes on with semicolons and further sentences.
@@ -208,4 +213,6 @@ def _line(name: str, text: str, value: str = "") -> str:
         break_on_hyphens=False,
     )
     name = f"  {name}"
-    return name + (beside[len(name) :] if len(name) < _NAME_WIDTH else f"\n{beside}")
+    if len(name) < _NAME_WIDTH:
+        return f"{name:{_NAME_WIDTH}}{beside.lstrip()}"
+    return f"{name}\n{beside}"

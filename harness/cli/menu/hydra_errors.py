@@ -28,14 +28,14 @@ def explained(error: Exception, command: str) -> SettingError | None:
         rule = "cannot be read as setting=value; put quotes around spaces, commas and brackets"
         return SettingError(str(error.override), rule)
     if isinstance(error, errors.MissingConfigException):
-        # `model=7C`: the missing file is `model/7C`. Without a group it is a file of our own.
+        # `model=7C`: the missing file is `model/7C`. Without a group it is a file of our own, see below.
         group, _, choice = (error.missing_cfg_file or "").rpartition("/")
         if group:
             return _no_such_preset(error, command, group, choice)
     # What yaml says of a preset: "while parsing a flow sequence\n  in \"mine.yaml\", line 2, column 3"
     if (mark := getattr(error, "problem_mark", None)) is not None:
         return SettingError(
-            f"{mark.name}, line {mark.line + 1}", f"is no YAML ({text.split(chr(10))[0]})"
+            f"{mark.name}, line {mark.line + 1}", f"is no YAML ({text.splitlines()[0]})"
         )
     # "The --resolve flag can only be used in conjunction with --cfg or --help"
     if "--resolve flag" in text:
@@ -51,10 +51,10 @@ def explained(error: Exception, command: str) -> SettingError | None:
     if "can be specified" in text:
         return SettingError("-m", "has no --cfg: leave one of them out")
     # "range() arg 3 must not be zero", which is Python's own
-    is_hydras = type(error).__module__.startswith("hydra") or text.startswith("range() ")
-    if is_hydras and isinstance(error, errors.HydraException | ValueError):
+    if isinstance(error, errors.HydraException) or text.startswith("range() "):
         messages = [text.split("\n\n")[0], *str(error.__cause__ or "").splitlines()[:1]]
-        return SettingError("settings", ": ".join(" ".join(part.split()) for part in messages))
+        in_one_line = [" ".join(message.split()) for message in messages if message]
+        return SettingError("settings", ": ".join(in_one_line))
     return None
 
 
@@ -63,24 +63,24 @@ def _no_such_preset(
 ) -> SettingError:
     """`model=7C: no such preset (did you mean 7B?); harness help latency presets lists them`."""
     if group == "hydra/launcher":
-        rule = (
-            "is not installed; pip install 'specharness[ray,slurm]' brings ray and submitit's two"
-        )
-        return SettingError(group, rule, choice)
+        installing = "pip install 'specharness[ray,slurm]' brings the launchers of ray and submitit"
+        return SettingError(group, f"is not installed; {installing}", choice)
     # Hydra lists no presets where the missing one is that of a name with suffixes, `7C` of `7C_8bit`.
     names_of_group = list(error.options or names.presets(group))
     # A draft's name may be that of any model: "In 'draft/tiny_draf': Could not find 'model/tiny_draf'".
     if group == "model" and str(error).startswith("In 'draft"):
         group = "draft"
         names_of_group += names.drafts()
+    if instead := INSTEAD.get(f"{group}={choice}"):
+        return SettingError(group, instead, choice)
     listed = f"there are: {', '.join(names_of_group)}"
     if len(names_of_group) > 12:
         listed = f"harness help {command} presets lists them"
+    # `7B_9bit`: the suffixes of a preset that exists.
     base = choice.rpartition("_")[0]
     if base in names_of_group:
         names_of_group += [f"{base}_8bit", f"{base}_4bit"]
     # A directory is typed with a slash.
     is_there = choice and os.path.exists(choice)
     meant = did_you_mean([f"./{choice}"]) if is_there else nearest(choice, names_of_group)
-    advice = INSTEAD.get(f"{group}={choice}", f"no such preset{meant}; {listed}")
-    return SettingError(group, advice, choice)
+    return SettingError(group, f"no such preset{meant}; {listed}", choice)

@@ -25,12 +25,12 @@ from harness.config.errors import SettingError, as_typed, did_you_mean, nearest
 from harness.config.settings import require_possible_path
 from harness.config.synonyms import SYNONYMS
 
-# Settings that take the name of a preset, a method or an engine.
-GROUPS = ("model", "draft", "decoding", "placement", "prompts", "engine")
+# Groups, of which the name of a preset, a method or an engine chooses one.
+_GROUPS = ("model", "draft", "decoding", "placement", "prompts", "engine")
 # Values that Hydra reads as a number, a boolean or a list, where a setting needs a name.
 _NO_NAME = re.compile(r"null|true|false|[-+]?\d+(\.\d*)?|\[.*\]", re.IGNORECASE)
-# Settings that take names, or paths of files.
-_NAMES = ("model", "draft", "engine", "prompts", "pair")
+# Settings that take such a name, or a path.
+_NAMES_OR_PATHS = ("model", "draft", "engine", "prompts", "pair")
 # Settings that take one path, with any commas in it, and those of Hydra that take a directory.
 _PATHS = ("results.file", "hydra.run.dir", "hydra.sweep.dir")
 # Stands for a value that Hydra's grammar does not have.
@@ -57,6 +57,7 @@ def for_hydra(
     topic = ""
     hydra_options = hydra_app.options()
     asks_for_help = not {"-h", "--help"}.isdisjoint(words)
+    # The user makes up the names behind `vary.`, so that none is known.
     remaining = [f"engine.{word}" if word.startswith("vary.") else word for word in words]
     while remaining:
         word = remaining.pop(0)
@@ -75,11 +76,10 @@ def for_hydra(
                 raise SettingError(name, f"is followed by {rule}", *filter(None, [value]))
         elif word.startswith("-"):
             plain = name.lstrip("-").replace("-", "_")
-            rule = (
-                f"no such option{nearest(plain, known)}; harness help {command} all lists settings"
-            )
             if settings_meant_by(plain, known):
                 rule = f"settings are typed as {plain}=VALUE"
+            else:
+                rule = f"no such option{nearest(plain, known)}; harness help {command} all lists settings"
             raise SettingError(word, rule)
         elif equals or word.startswith("~"):
             setting = _setting_meant_by(name, known) if equals else None
@@ -94,7 +94,7 @@ def for_hydra(
 
 
 def literal(text: str) -> str:
-    """Text in which OmegaConf does not look up `${...}`. A backslash escapes only characters with a meaning."""
+    """Text in which OmegaConf does not look up `${...}`. Only backslashes before it are doubled."""
     return re.sub(r"(\\*)\$\{", lambda match: 2 * match[1] + "\\${", text)
 
 
@@ -108,7 +108,7 @@ def settings_meant_by(name: str, known: Collection[str]) -> list[str]:
 
 
 def _setting_meant_by(name: str, known: Collection[str]) -> str | None:
-    """The setting that a name means, of the group that it is typed with, if any; None where it means none.
+    """The setting that a name means, `decoding.temperature` for `decoding.T`; None where it means none.
 
     Raises:
         SettingError: it may mean several.
@@ -134,18 +134,18 @@ def _check(settings: Sequence[str], command: str, known: Mapping[str, Any]) -> N
     for setting in settings:
         key, _, value = setting.partition("=")
         name = key.lstrip("+~")
+        is_added = key.startswith("+")
         if not name:
             raise SettingError(setting, "is a value without its setting: setting=value")
-        if name in GROUPS and not value.startswith("{"):
+        if name in _GROUPS and not value.startswith("{"):
             # Hydra looks for a file of this name, and its error would be about another place.
             for choice in value.split(","):
                 require_possible_path(name, choice)
-        if key in GROUPS and any(map(_NO_NAME.fullmatch, [value, *value.split(",")])):
+        if key in _GROUPS and any(map(_NO_NAME.fullmatch, [value, *value.split(",")])):
             rule = "must be a preset"
             if name == "draft":
                 rule += "; draft=none measures the target alone"
             raise SettingError(name, rule, value)
-        is_added = key.startswith("+")
         if name not in known and not is_added and not name.startswith(tuple(takes_any_key)):
             names = [*known, "+experiment", "+launcher", "+pair"]
             suggestion = did_you_mean(settings_meant_by(name, known)[:3]) or nearest(name, names)
@@ -180,11 +180,12 @@ def _quoted_for_hydra(argument: str) -> str:
     path = os.path.expanduser(value)
     if "," in value and (name in _PATHS or os.path.exists(path)):
         return f"{key}={in_quotes(path)}"
+    # Also raises for what is nested too deeply, in any value.
     parsed = _parsed(argument)
-    is_name = name in _NAMES
+    is_name = name in _NAMES_OR_PATHS
     if value.startswith(("[", "{")) and not is_name:
         return argument
-    # A mapping would change some settings of a preset, and keep its name.
+    # A mapping would change some settings of a preset, and keep its name. In quotes it is the name of none.
     if parsed is not _UNREADABLE and not (is_name and isinstance(parsed, dict)):
         return argument
     parts = [os.path.expanduser(part) for part in value.split(",")]
