@@ -12,7 +12,8 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 
-# Parts of names, between `-`, `_` and `.`, whose values are keys, and endings of such parts: `--apikey`, `PGPASS`.
+# Parts of names, between `-`, `_` and `.`, whose values are keys (`-hft`), and endings of such parts: `--apikey`,
+# `PGPASS`.
 _WORDS = frozenset(
     "hft pwd pat auth authorization credential credentials cookie cookies sig signature".split()
 )
@@ -20,16 +21,18 @@ _ENDINGS = ("key", "token", "secret", "pass", "passwd", "password", "passphrase"
 # First parts of switches, and last ones of names that say something else about a key: `--no-auth`, `--api-key-file`.
 _SWITCHES = frozenset("no allow disable enable return skip stream".split())
 _ABOUT = frozenset("dir file format id ids map mode name path sock type url variable".split())
-# Flags that programs take by their beginnings too, as Python's argparse does; `--ap` may be any.
+# Flags that programs take by their beginnings too, as Python's argparse does; `--ap` may begin others.
 _ABBREVIATED = ("--api-key", "--hf-token", "--admin-api-key")
 _SHORTEST_FLAG = len("--api")
-# No keys: numbers, `bool:true` of llama.cpp's metadata, `<s>`, paths, and objects, whose own names count.
+# No keys: nothing at all, short numbers, `bool:true` of llama.cpp's metadata, `<s>`, paths, and objects, whose own
+# names count.
 _NO_KEY = re.compile(
     r"-?[\d.]{0,6}|true|false|none|null|auto|on|off|(?:int|float|bool):.*|<.*|[.~]*/.*|\{.*",
     re.IGNORECASE,
 )
 # `HF_TOKEN=x` and `Cookie: x` as a word begins, also behind `--env=`; `{"token": "x"}`, and `?key=x` of an address.
-_NAMED = re.compile(
+# A value is only looked at, because another name may begin in it.
+_NAME_AND_VALUE = re.compile(
     r"""(?:^(?:--?[\w-]+=)?|[{,?&]) *["']?([\w.-]+)["']? *[=:] *(?=["'[]*([^\s,&"'}\]]*))"""
 )
 # Keys by their own form, and a password in an address.
@@ -37,9 +40,10 @@ _FORM = re.compile(
     r"(?<![\w-])(?:(?:sk-|gh[opsu]_|github_pat_|glpat-|gsk_|nvapi-|xox[abp]-|AKIA|AIza|eyJ)[\w-]{6,}|hf_[^\W_]{16,})"
     r"|\b[Bb]earer \S|\w://[^/\s]*@"
 )
-_VARIABLE = re.compile(r"api_key_variable[\"=: ]+(\w+)")
-# The fewest characters by which a key of the environment is found in a word.
-_SHORTEST = 12
+# The variable that a setting names as the one with a key.
+_KEY_VARIABLE = re.compile(r"api_key_variable[\"=: ]+(\w+)")
+# Shorter values of the environment may be in a word by chance.
+_SHORTEST_VALUE = 12
 # The keys that were read in this process.
 _KEYS: set[str] = set()
 
@@ -90,22 +94,21 @@ def secrets_in(words: Sequence[str]) -> Iterator[str]:
 def secrets_in_word(word: str) -> Iterator[str]:
     """Signs that one word, such as `engine.extra={token: X}`, has a key."""
     # Texts of prompts may speak of keys.
-    for name, value in () if word.startswith("prompt") else _NAMED.findall(word):
-        if _is_key(name, value):
-            yield name
+    if not word.startswith("prompt"):
+        for name, value in _NAME_AND_VALUE.findall(word):
+            if _is_key(name, value):
+                yield name
     if _FORM.search(word):
         yield "a key or password"
-    named = _VARIABLE.findall(word)
-    for name, value in os.environ.items():
-        is_read = name in named or _is_key(name, value)
-        if is_read and len(value) >= _SHORTEST and value in word:
-            yield f"the value of {name}"
+    key_variables = _KEY_VARIABLE.findall(word)
+    for variable, value in os.environ.items():
+        has_key = variable in key_variables or _is_key(variable, value)
+        if has_key and len(value) >= _SHORTEST_VALUE and value in word:
+            yield f"the value of {variable}"
 
 
 def _shell_words(line: str) -> list[str]:
-    """The words of a line as a shell divides it, `;` and brackets alone; of one that it would refuse those between
-    spaces.
-    """
+    """The words of a line as a shell divides it, `;` and brackets too; those between spaces where it would refuse."""
     lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
     lexer.commenters = ""

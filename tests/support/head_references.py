@@ -21,7 +21,7 @@ from harness.local.drafting.heads.checkpoint import read_head
 from harness.local.drafting.heads.corrected import DFlash2, Domino, DSpark
 from harness.local.drafting.heads.eagle import Eagle3, PEagle
 from harness.local.drafting.heads.medusa import Medusa
-from harness.local.models.checkpoints import Checkpoint, recurrent_kind
+from harness.local.models.checkpoints import Checkpoint, is_recurrent
 from harness.local.runners.snapshot import SnapshotRunner
 from harness.local.runners.static import StaticRunner
 from small_heads import head_drafter
@@ -90,7 +90,7 @@ def check_against(
     """Ragged rows that accept different numbers of tokens and end at different times."""
     checked = Checked(drafter, target, expected)
     what = requests(PROMPTS, Warp(), length=40, stop=range(60, 63))
-    has_state = recurrent_kind(target.config) is not None
+    has_state = is_recurrent(target.config)
     runner = (SnapshotRunner if has_state else StaticRunner)(target, hidden_layers=drafter.layers)
     iterations = list(speculative(runner, checked, what, k))
     assert len({len(iteration.row_steps) for iteration in iterations}) > 1

@@ -34,6 +34,8 @@ class Step:
 class Runner(Protocol):
     """A batch of sequences that can be extended and rolled back, to inherit from.
 
+    A batch is started, and then extended and kept in turns; `add` and `select` come after `keep`.
+
     Attributes:
         setup_seconds: how long compiling took.
     """
@@ -45,9 +47,7 @@ class Runner(Protocol):
         ...
 
     def add(self, prompts: TokenRows) -> Step:
-        """Add rows with these prompts behind the others -> the step of the new rows alone. Call
-        `keep` first after an extension.
-        """
+        """Add rows with these prompts behind the others; returns the step of the new rows alone."""
         ...
 
     def extend(self, tokens: Tensor) -> Step:
@@ -61,21 +61,19 @@ class Runner(Protocol):
         ...
 
     def select(self, rows: Sequence[int]) -> None:
-        """Continue with these rows only, renumbered in this order. Call `keep` first after an
-        extension.
-        """
+        """Continue with these rows only, renumbered in this order."""
         ...
 
     def decide(self, tokens: Tensor, decision: Callable[[Tensor], T]) -> tuple[Step, T]:
-        """Extend as `extend` does -> the step, and what the decision makes of its logits. Stopwatches
+        """Extend as `extend` does; returns the step, and what the decision makes of its logits. Stopwatches
         time both as one phase.
         """
         step = self.extend(tokens)
         return step, decision(step.logits)
 
     def zero_nan(self) -> None:
-        """Zero what is not finite in memory that other rows may use, after a `NonFiniteError`: a mask
-        does not hide nan.
+        """After a `NonFiniteError`, zero what is not finite in the cache, whose slots other rows take over: a
+        mask does not hide nan.
         """
         return
 
@@ -126,10 +124,10 @@ class Drafter(Protocol):
 
     def observe(self, num_accepted: Sequence[int], decided: TokenRows, step: Step) -> None:
         """Learn that row b keeps the first num_accepted[b] proposed tokens. decided[b] are these and
-        the token that follows; of a row that has ended those up to its end.
+        the token that follows, cut where the row has ended.
 
-        `step` is the target's, over the token before the proposal and then the longest offer. Of
-        row b its first num_accepted[b] + 1 entries are of kept tokens; the others are to be
+        `step` is the target's pass over the token before the proposal and the proposal itself, as wide as
+        the longest. Of row b its first num_accepted[b] + 1 entries are of kept tokens; the others are to be
         ignored.
         """
         ...

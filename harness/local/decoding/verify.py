@@ -56,7 +56,7 @@ class Offer:
         return self._chosen(self.draft_probabilities)
 
     def _chosen(self, probabilities: Tensor) -> Tensor:
-        # Positions behind the last draft token are left out.
+        # `gather` leaves out the position behind the last draft token.
         return probabilities.gather(-1, self.draft_tokens.unsqueeze(-1)).squeeze(-1)
 
 
@@ -103,9 +103,8 @@ def accepted_prefix(accepted: Tensor, offer: Offer) -> tuple[Tensor, Tensor]:
 
     Args:
         accepted: [B, K] bool, the result of each test.
-        offer: the target probabilities need not sum to one. Block verification scales those after
-            the i-th token by p_i, and not the draft's, because the token that follows is drawn from
-            max(0, p_i target - draft).
+        offer: its target probabilities need not sum to one: `verify_block` scales them, and not the
+            draft's, because the token that follows is drawn from max(0, scaled target - draft).
     """
     num_rows, num_draft_tokens = accepted.shape
     num_accepted = prefix_length(accepted, offer.lengths)
@@ -129,10 +128,10 @@ def verify_block(offer: Offer) -> Verdict:
     """Block verification, Sun et al. 2024 (arXiv:2403.10444, algorithm 2): lossless, and no rule
     keeps more tokens.
 
-    A token's surplus (target above draft) makes up for the deficit of later ones. With p_0 = 1 and
-    p_i = min(1, p_{i-1} target(x_i) / draft(x_i)), the prefix of i < K tokens passes with
-    probability s_i / (s_i + 1 - p_i), where s_i is the mass of max(0, p_i target - draft) after it,
-    and the whole block with p_K. The longest prefix that passes is kept, even if a shorter one did
+    A token's surplus (target above draft) makes up for the deficit of later ones. With reach_0 = 1 and
+    reach_i = min(1, reach_{i-1} target(x_i) / draft(x_i)), the prefix of i < K tokens passes with
+    probability mass_i / (mass_i + 1 - reach_i), where mass_i is that of max(0, reach_i target - draft)
+    after it, and the whole block with reach_K. The longest prefix that passes is kept, even if a shorter one did
     not. The token after it is drawn from that residual. Deterministic proposals are accepted as
     often as by `verify`.
     """
@@ -141,6 +140,7 @@ def verify_block(offer: Offer) -> Verdict:
     reach = _reach(target_probability, draft_probability)
     scaled_target = reach.unsqueeze(-1) * offer.target_probabilities
     if offer.draft_probabilities is None:
+        # The draft has all its mass on its token.
         residual_mass = reach[:, :-1] * (1 - target_probability)
     else:
         residual = (scaled_target[:, :-1] - offer.draft_probabilities).clamp(min=0)
@@ -154,7 +154,7 @@ def verify_block(offer: Offer) -> Verdict:
 
 
 def _reach(target_probability: Tensor, draft_probability: Tensor) -> Tensor:
-    """Return p_0 to p_K of each row [B, K + 1]."""
+    """Return reach_0 to reach_K of each row [B, K + 1]."""
     # Behind a row's own offer the draft probability may be zero.
     smallest = torch.finfo(torch.float32).tiny
     ratios = target_probability / draft_probability.clamp(min=smallest)
@@ -170,11 +170,11 @@ def _passes(residual_mass: Tensor, reach: Tensor, offer: Offer) -> Tensor:
     """Return which prefixes of 1 to K tokens [B, K] pass, none longer than the row's own offer.
 
     Args:
-        residual_mass: s_0 to s_(K - 1), [B, K].
-        reach: p_0 to p_K, [B, K + 1].
+        residual_mass: mass_0 to mass_(K - 1), [B, K].
+        reach: reach_0 to reach_K, [B, K + 1].
     """
     reach = reach[:, 1:]
-    # A whole block passes with p. With p in place of s its test is that of the other prefixes.
+    # A whole block passes with its reach. With that in place of the mass its test is that of the others.
     mass = torch.cat([residual_mass[:, 1:], reach[:, -1:]], 1)
     if offer.lengths is None:
         return offer.accept_uniforms * (mass + 1 - reach) < mass
@@ -192,8 +192,8 @@ def verify_typical(offer: Offer, *, epsilon: float = 0.09, delta: float = 0.3) -
     Keeps draft tokens while target(x) > min(epsilon, delta exp(-entropy of the target in nats)); the
     defaults are the values of Medusa's code. The token
     after them is the target's likeliest at any temperature, as in that code (`generate_candidates`
-    begins with the argmax). A row that is offered nothing draws from the target, as it would in a
-    batch of its own, where no rule is asked.
+    begins with the argmax). A row that is offered nothing draws from the target, as the loop
+    does where no row is offered anything.
     """
     target = offer.target_probabilities
     target_probability = offer.target_probability
@@ -203,7 +203,7 @@ def verify_typical(offer: Offer, *, epsilon: float = 0.09, delta: float = 0.3) -
     num_accepted = prefix_length(is_typical, offer.lengths)
     rows = row_indices(len(num_accepted), num_accepted.device)
     following = target[rows, num_accepted]
-    # Behind the vocabulary for nan, as a draw would be.
+    # V for nan, as `inverse_cdf` gives: the loop then ends the row.
     is_finite = following.sum(-1).isfinite()
     next_token = following.argmax(-1).where(is_finite, following.shape[-1])
     if offer.lengths is not None:

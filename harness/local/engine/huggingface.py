@@ -37,7 +37,7 @@ from harness.local.drafting.method import Pair
 from harness.local.engine.clock import LoopClock
 from harness.local.engine.pair import PlannedPair
 from harness.local.engine.reference import loaded_weights, open_reference
-from harness.local.models.checkpoints import recurrent_kind
+from harness.local.models.checkpoints import is_recurrent
 from harness.local.models.devices import release_memory
 from harness.local.models.tokenizers import vocabulary_size
 from harness.local.runners.base import WithoutCudnn
@@ -59,7 +59,7 @@ def check_pair(planned: PlannedPair, decoding: DecodingSettings) -> None:
     for checkpoint in planned.checkpoints:
         model = checkpoint.settings.name
         rule = f"must be none with engine=huggingface: {model} takes back no tokens in generate()"
-        require(recurrent_kind(checkpoint.config) is None, "draft", rule, draft)
+        require(not is_recurrent(checkpoint.config), "draft", rule, draft)
     widths = [vocabulary_size(checkpoint.config) for checkpoint in planned.checkpoints]
     if len(set(widths)) > 1:
         rule = f"has {widths[1]} outputs against {widths[0]}, with which generate() cannot sample"

@@ -23,7 +23,7 @@ from harness.local.drafting.checked import method_of
 from harness.local.drafting.heads.drafter import CompiledDraft, HeadDrafter
 from harness.local.drafting.method import MakeDrafter, Method, Pair
 from harness.local.drafting.model import widths as draft_widths
-from harness.local.models.checkpoints import recurrent_kind
+from harness.local.models.checkpoints import is_recurrent
 from harness.local.models.loading import LoadedModel
 from harness.local.models.tokenizers import vocabulary_size
 from harness.local.runners.base import Options, UnsupportedModelError
@@ -202,7 +202,7 @@ def _build(
     name = loaded.settings.name
     if preparation.runner != "eager":
         try:
-            if recurrent_kind(model.config) is not None:
+            if is_recurrent(model.config):
                 raise UnsupportedModelError("has a recurrent state")
             static = StaticRunner(model, num_slots, **options)
             if _checked.get(model, 0) < num_slots:

@@ -58,8 +58,8 @@ class Checkpoint:
 
 
 def source_arguments(settings: ModelSettings) -> dict[str, Any]:
-    """Arguments for every `from_pretrained` of this repository."""
-    # False, not None, which makes transformers ask on the terminal.
+    """Arguments for every `from_pretrained` of the model's repository."""
+    # Always given: without it transformers asks on the terminal.
     arguments: dict[str, Any] = {"trust_remote_code": settings.trust_remote_code}
     if settings.revision is not None:
         arguments["revision"] = settings.revision
@@ -68,10 +68,12 @@ def source_arguments(settings: ModelSettings) -> dict[str, Any]:
     return arguments
 
 
-def read_checkpoint(role: str, settings: ModelSettings, *, weights: bool = True) -> Checkpoint:
+def read_checkpoint(
+    role: str, settings: ModelSettings, *, needs_weights: bool = True
+) -> Checkpoint:
     """Read the configuration and check what can be checked on it alone.
 
-    Without `weights` a preset's own architecture is enough, and a directory may hold a
+    Where weights are not needed a preset's own architecture is enough, and a directory may hold a
     configuration alone.
 
     Raises:
@@ -80,13 +82,13 @@ def read_checkpoint(role: str, settings: ModelSettings, *, weights: bool = True)
         RunError: a repository that is absent, gated or out of reach; GGUF without the `gguf`
             package.
     """
-    if not weights and settings.architecture is not None:
+    if not needs_weights and settings.architecture is not None:
         config = AutoConfig.for_model(**settings.architecture)
     else:
         if settings.gguf_file is not None and importlib.util.find_spec("gguf") is None:
             reading = f"{role}: reading {settings.gguf_file}"
             raise RunError(f"{reading} needs the gguf package: pip install 'specharness[gguf]'")
-        _check_directory(role, settings, weights)
+        _check_directory(role, settings, needs_weights)
         try:
             check_model_access(settings)
             config = AutoConfig.from_pretrained(settings.repository, **source_arguments(settings))
@@ -97,53 +99,53 @@ def read_checkpoint(role: str, settings: ModelSettings, *, weights: bool = True)
 
 
 def check_decoder(role: str, settings: ModelSettings, config: PreTrainedConfig) -> None:
-    """Raise a SettingError unless this is a decoder that keeps a state from token to token.
+    """Raise a SettingError unless this is a decoder that keeps a state from token to token."""
+    rule = _broken_rule(role, config)
+    if rule is not None:
+        raise SettingError(role, rule, settings.name)
 
-    The configuration and the model class decide by their declarations.
-    """
+
+def _broken_rule(role: str, config: PreTrainedConfig) -> str | None:
+    """The rule that a configuration, or its model class, breaks by what it declares; None for a usable model."""
     num_layers = getattr(config.get_text_config(decoder=True), "num_hidden_layers", 1)
     remote = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
     if not 0 < num_layers <= _MOST_LAYERS:
-        # Each is built before anything else is known.
-        rule = f"has num_hidden_layers: {num_layers}, and 1 to {_MOST_LAYERS} are possible"
-    elif config.is_encoder_decoder:
-        rule = "must be a decoder-only model; this is an encoder-decoder"
-    elif type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", True):
+        # All are built before anything else is known.
+        return f"has num_hidden_layers: {num_layers}, and 1 to {_MOST_LAYERS} are possible"
+    if config.is_encoder_decoder:
+        return "must be a decoder-only model; this is an encoder-decoder"
+    if type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", True):
         # BERT and the like have a causal class too, but no cache unless they are decoders.
         # (GPT-NeoX is a decoder and declares that it is not.)
-        rule = "must be a decoder-only model; this is an encoder"
-    elif type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not remote:
-        rule = f"must be a causal language model, not {config.model_type}"
-    elif remote or recurrent_kind(config) is not None:
-        return
-    else:
-        model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-        inputs = inspect.signature(model_class.forward).parameters
-        # XLM has a dictionary of its own by this name.
-        if CACHE in inputs and "dict[" not in str(inputs[CACHE].annotation):
-            return
+        return "must be a decoder-only model; this is an encoder"
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not remote:
+        return f"must be a causal language model, not {config.model_type}"
+    if remote or is_recurrent(config):
+        return None
+    model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    inputs = inspect.signature(model_class.forward).parameters
+    # XLM has a dictionary of its own by this name.
+    if CACHE in inputs and "dict[" not in str(inputs[CACHE].annotation):
+        return None
+    if "shared_kv_states" not in inputs:
         reason = "keeps no KV cache; choose a newer transformer"
-        if "shared_kv_states" in inputs:
-            if role == "draft":
-                return  # with engine=huggingface; `open_runners` refuses it
-            reason = "reads its target's KV cache, and can only be a draft"
-        rule = f"cannot be used: {config.model_type} {reason}"
-    raise SettingError(role, rule, settings.name)
+    elif role == "draft":
+        return None  # `engine=huggingface` takes it; `Local.check_pair` refuses it
+    else:
+        reason = "reads its target's KV cache, and can only be a draft"
+    return f"cannot be used: {config.model_type} {reason}"
 
 
-def recurrent_kind(config: PreTrainedConfig) -> str | None:
-    """The kind of recurrent state that a model has; None for a KV cache alone."""
+def is_recurrent(config: PreTrainedConfig) -> bool:
+    """Whether a model folds tokens into a state; False for a KV cache alone."""
     text_config = config.get_text_config(decoder=True)
     layer_types = getattr(text_config, "layer_types", None) or ()
-    recurrent_types = sorted(set(layer_types) - _NOT_RECURRENT)
-    if recurrent_types:
-        return f"{config.model_type}: {', '.join(recurrent_types)}"
     # transformers' own mark, by which `generate` refuses assistants for these models.
     stateful = getattr(MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None), "_is_stateful", False)
-    return config.model_type if stateful else None
+    return stateful or not _NOT_RECURRENT.issuperset(layer_types)
 
 
-def _check_directory(role: str, settings: ModelSettings, weights: bool) -> None:
+def _check_directory(role: str, settings: ModelSettings, needs_weights: bool) -> None:
     """Check that a directory exists and holds a configuration, and weights if they are needed."""
     repository = settings.repository
     check_place(role, repository)
@@ -163,18 +165,18 @@ def _check_directory(role: str, settings: ModelSettings, weights: bool) -> None:
             hint = " (it is an adapter, which must be merged into its base model first)"
         raise SettingError(role, f"the directory holds no config.json{hint}", repository)
     has_weights = any(directory.glob("*.safetensors")) or any(directory.glob("*.bin"))
-    if weights and not has_weights:
+    if needs_weights and not has_weights:
         rule = "the directory holds no weights (model.safetensors or pytorch_model.bin)"
         raise SettingError(role, rule, repository)
     for index in map(directory.joinpath, INDICES):
         try:
-            weight_map(index)
+            weight_map(index)  # raises for a damaged one, and one that names files elsewhere
         except Exception as error:
             raise SettingError(role, f"{index.name}: {first_line(error)}", repository) from error
 
 
 def weight_map(index: Path) -> dict[str, str]:
-    """Return the file of each tensor, by an index; empty without one.
+    """Return the file of each tensor as an index file has it; empty where there is no such file.
 
     Raises:
         ValueError: a file is in another directory: whoever wrote the index does not decide what is opened here.
@@ -238,7 +240,7 @@ def resolve_dtype(dtype: Dtype, checkpoint: Checkpoint, device: torch.device) ->
         return getattr(torch, dtype)
     if device.type == "cpu":
         return torch.float32
-    # `plan` pretends GPUs as the meta device: they count as recent.
+    # The meta device stands for GPUs that `plan` was told of: they count as recent.
     is_old = device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False)
     # LLM.int8() multiplies in float16, and would convert to it and back in every layer.
     in_8bit = "8bit" in (stored_quantization(config), checkpoint.settings.quantization)

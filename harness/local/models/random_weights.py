@@ -42,11 +42,11 @@ def checkpoint_for(role: str, settings: ModelSettings, weights: Weights | None) 
     have.
     """
     if weights != "random":
-        return read_checkpoint(role, settings, weights=weights is not None)
+        return read_checkpoint(role, settings, needs_weights=weights is not None)
     if settings.gguf_file is not None:
         rule = f"cannot be random for {role}={settings.name}: its format is GGUF"
         raise SettingError("weights", rule, "random")
-    checkpoint = read_checkpoint(role, settings, weights=False)
+    checkpoint = read_checkpoint(role, settings, needs_weights=False)
     stored: Any = stored_quantization(checkpoint.config)
     if stored is not None:
         if stored not in ("8bit", "4bit"):

@@ -31,7 +31,7 @@ from transformers.quantizers.quantizers_utils import should_convert_module
 from harness.config.failures import explain_configuration
 from harness.config.settings import ModelSettings, Quantization
 from harness.local.models.cache_names import cache_of
-from harness.local.models.checkpoints import Checkpoint, recurrent_kind, stored_quantization
+from harness.local.models.checkpoints import Checkpoint, is_recurrent, stored_quantization
 from harness.local.models.tokenizers import vocabulary_size
 
 # A GPU's index, or "cpu".
@@ -422,7 +422,7 @@ def configured_caches(config: PreTrainedConfig) -> list[LayerCache]:
     num_layers = getattr(text_config, "num_hidden_layers", None)
     num_heads = getattr(text_config, "num_attention_heads", None)
     width = getattr(text_config, "hidden_size", None)
-    if not (num_layers and num_heads and width) or recurrent_kind(config) is not None:
+    if not (num_layers and num_heads and width) or is_recurrent(config):
         return []
     num_key_heads = getattr(text_config, "num_key_value_heads", None) or num_heads
     head_size = getattr(text_config, "head_dim", None) or width // num_heads

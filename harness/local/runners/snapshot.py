@@ -76,7 +76,7 @@ class SnapshotRunner(Runner):
     Where no token will be taken back, nothing is copied: the state itself becomes `_ahead`.
     """
 
-    name: RunnerName = "eager"
+    name: RunnerName = "eager"  # as it is typed: runner=eager
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class SnapshotRunner(Runner):
         Raises:
             UnsupportedModelError: the model hands no state on.
         """
-        self.close()
+        self.close()  # before the prompts take memory
         self._state, step = self._read_prompts(prompts)
         self._unread = [self._no_tokens] * len(prompts)
         self._num_extended = 0
@@ -143,7 +143,7 @@ class SnapshotRunner(Runner):
         return Step(*(torch.cat(parts, dim=1) for parts in zip(*outputs, strict=True)))
 
     def _extend(self, tokens: Tensor) -> Sequence[Tensor]:
-        """Read tokens [B, n] behind the unread ones; returns what `captured` does."""
+        """Read tokens [B, n] behind the unread ones -> logits [B, n, V], and any captured states [B, n, L, D]."""
         self._shorten_unread()
         num_new = tokens.shape[1]
         self._unread = [torch.cat(row) for row in zip(self._unread, tokens, strict=True)]
@@ -154,15 +154,16 @@ class SnapshotRunner(Runner):
         state = self._state
         assert state is not None
         lengths = list(map(len, self._unread))
-        is_kept = not self._takes_back or (self._keeps_first and max(lengths) == 1)
-        if is_kept:
-            self._state = None  # `_forward` writes over it
-        else:
+        is_kept_first = self._keeps_first and max(lengths) == 1
+        if self._takes_back and not is_kept_first:
             state = state.copied()
+        else:
+            self._state = None  # `_forward` writes over it
         ahead, outputs = self._forward(state, pad_sequence(self._unread, batch_first=True))
         if min(lengths) == max(lengths):
             self._ahead = ahead
             return [output[:, -num_new:] for output in outputs]
+        # The padding of shorter rows is on the right.
         ends = to_device(lengths, self._device).unsqueeze(1)
         places = ends + torch.arange(-num_new, 0, device=self._device)
         return [gather_rows(output, places) for output in outputs]
@@ -247,7 +248,7 @@ class SnapshotRunner(Runner):
             )
         if only_last:
             arguments |= logits_to_keep(self._model)
-        with WithoutCudnn():  # nearly every pass has another size
+        with WithoutCudnn():  # nearly every pass has another size, and cuDNN would plan each
             output = self._model(input_ids=tokens, use_cache=True, **arguments)
         values: dict[str, Any] = {}
         for name in _STATE_NAMES:
@@ -259,6 +260,7 @@ class SnapshotRunner(Runner):
     def _shorten_unread(self) -> None:
         """Read kept tokens into the state for good, if every row has more than `_MOST_UNREAD`."""
         count = min(map(len, self._unread))
+        # Extended tokens may still be taken back.
         if count <= _MOST_UNREAD or self._num_extended:
             return
         assert self._state is not None
@@ -307,8 +309,8 @@ class ModelState:
     def cut(self, num_extended: int, counts: Sequence[int]) -> ModelState:
         """Keep the first counts[b] of the last `num_extended` tokens of row b in a KV cache.
 
-        Rows that keep fewer than others move to the right, over their own last tokens. Padding that
-        all rows have is dropped.
+        Rows that keep fewer than others roll to the right: tokens that were taken back come round to the
+        front, as padding. Padding that all rows have is dropped.
         """
         most = max(counts)
         shifts = [most - count for count in counts]

@@ -124,12 +124,12 @@ def test_a_phase_averages_the_calls_of_one_method() -> None:
     timer = PhaseTimer([])
     phases = timer.phases
     runner = timer.watch("forward", Runner(), "extend")
-    assert phases.mean_ms("forward") is None
+    assert phases.ms_per_iteration("forward") is None
     assert runner.extend(0) == 7
     runner.extend(0.02)
     assert (runner.name, phases.calls["forward"]) == ("runner", 2)
-    assert phases.mean_ms("forward") >= 10
-    assert phases.mean_ms("drafting") is None
+    assert phases.ms_per_iteration("forward") >= 10
+    assert phases.ms_per_iteration("drafting") is None
 
 
 def test_phases_of_several_answers_add_up() -> None:
@@ -138,7 +138,7 @@ def test_phases_of_several_answers_add_up() -> None:
     total = Phases()
     for _ in range(2):
         total.add(one)
-    assert (total.calls["forward"], total.mean_ms("forward")) == (4, 1500)
+    assert (total.calls["forward"], total.ms_per_iteration("forward")) == (4, 1500)
 
 
 @pytest.mark.parametrize(("number", "widths"), [(1, [1, 2]), (2, [1, 2, 3]), (6, [1, 2, 3, 5, 7])])

@@ -21,7 +21,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerFast
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import ModelSettings, PlacementSettings
 from harness.local.drafting.translated import Translation, how_to_translate
-from harness.local.models.checkpoints import check_decoder, read_checkpoint, recurrent_kind
+from harness.local.models.checkpoints import check_decoder, is_recurrent, read_checkpoint
 from harness.local.models.sketch import sketch_model
 from harness.local.models.tokenizers import load_tokenizer, max_context
 from tiny_checkpoints import VOCABULARY_SIZE, as_checkpoint, load_pair, make_config, make_tokenizer
@@ -171,7 +171,7 @@ def test_directory_without_weights(save_model: SaveModel) -> None:
     Path(settings.repository, "model.safetensors").unlink()
     with pytest.raises(SettingError, match="holds no weights"):
         read_checkpoint("model", settings)
-    assert not read_checkpoint("model", settings, weights=False).random
+    assert not read_checkpoint("model", settings, needs_weights=False).random
 
 
 @pytest.mark.parametrize("number", [10_000_000, 0, -1])
@@ -249,7 +249,7 @@ def test_directory_without_tokenizer(save_model: SaveModel, tmp_path: Path) -> N
 )
 def test_recurrent_models_are_known(model_type: str) -> None:
     config = AutoConfig.for_model(model_type)
-    assert str(recurrent_kind(config)).startswith(model_type)
+    assert is_recurrent(config)
     check_decoder("draft", settings_of("x"), config)
 
 
@@ -257,11 +257,11 @@ def test_recurrent_layers_are_known_by_their_names() -> None:
     config = AutoConfig.for_model(
         "lfm2", num_hidden_layers=2, layer_types=["conv", "full_attention"]
     )
-    assert recurrent_kind(config) == "lfm2: conv"
+    assert is_recurrent(config)
     config = make_config("llama")
     config.layer_types = ["full_attention", "attention_of_tomorrow", "full_attention"]
-    assert recurrent_kind(config) == "llama: attention_of_tomorrow"
-    assert recurrent_kind(AutoConfig.for_model("vit")) is None
+    assert is_recurrent(config)
+    assert not is_recurrent(AutoConfig.for_model("vit"))
 
 
 @pytest.mark.parametrize(

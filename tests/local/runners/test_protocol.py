@@ -21,7 +21,7 @@ from architectures import (
     random_model,
 )
 from harness.local.decoding.protocols import Runner
-from harness.local.models.checkpoints import recurrent_kind
+from harness.local.models.checkpoints import is_recurrent
 from harness.local.runners.snapshot import SnapshotRunner
 from harness.local.runners.static import StaticRunner
 
@@ -56,7 +56,7 @@ def expected(model: PreTrainedModel, sequence: list[int]) -> tuple[Tensor, Tenso
 def assert_transformers_own(runner: Runner, model: PreTrainedModel, batch: list[list[int]]) -> None:
     sequences = [list(prompt) for prompt in batch]
     # A state collects more rounding than keys and values do.
-    tolerance = 1e-4 if recurrent_kind(model.config) else 1e-5
+    tolerance = 1e-4 if is_recurrent(model.config) else 1e-5
 
     def check(row: int, hidden: Tensor, logits: Tensor, sequence: list[int]) -> None:
         states, wanted = expected(model, sequence)

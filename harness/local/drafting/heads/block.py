@@ -78,8 +78,8 @@ class DFlash(LayeredHead):
     config_type: ClassVar[type[HeadConfig]] = DFlashConfig
     config: DFlashConfig
     # What configurations leave out.
-    usually_from_anchor: ClassVar[bool] = False
-    usually_causal_windows: ClassVar[bool] = True
+    default_from_anchor: ClassVar[bool] = False
+    default_causal_windows: ClassVar[bool] = True
 
     @classmethod
     def fields(cls, stored: StoredHead) -> dict[str, Any]:
@@ -95,9 +95,9 @@ class DFlash(LayeredHead):
         causal = named.get("is_causal", named.get("causal", named.get("causal_head")))
         causal_windows = False
         if stored.is_speculators:
-            non_causal = named.get("sliding_window_non_causal", not cls.usually_causal_windows)
+            non_causal = named.get("sliding_window_non_causal", not cls.default_causal_windows)
             causal_windows = not non_causal
-        from_anchor = cls.usually_from_anchor or stored.is_deepspec
+        from_anchor = cls.default_from_anchor or stored.is_deepspec
         return fields | {
             "block_size": stored.required("block_size"),
             "mask_token_id": stored.required("mask_token_id"),

@@ -4,7 +4,6 @@ pass: by a bias (DSpark), a selector (DFlash 2) or a recurrent unit (Domino).
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,8 +19,7 @@ from harness.local.drafting.heads.stored import StoredHead
 class CorrectedBlock(DFlash):
     """A DFlash head whose tokens are drawn one after the other."""
 
-    @abstractmethod
-    def corrected(
+    def correct(
         self, states: Tensor, logits: Tensor, before: Tensor, index: int, memory: Any
     ) -> tuple[Tensor, Any]:
         """Return logits [B, V of the head] of the token at an index, and what the next one is to
@@ -32,24 +30,25 @@ class CorrectedBlock(DFlash):
             before: [B], the token before it.
             memory: what was returned for the one before; None at the first one.
         """
+        raise NotImplementedError
 
     def draw_block(self, anchor: Tensor, states: Tensor, uniforms: Tensor, draw: Draw) -> Draft:
         logits = self.logits(states)
         drawn: list[Draft] = []
         before = anchor
         memory: Any = None
-        for index, numbers in enumerate(uniforms.unbind(1)):
-            corrected, memory = self.corrected(
+        for index, uniform in enumerate(uniforms.unbind(1)):
+            corrected, memory = self.correct(
                 states[:, index], logits[:, index], before, index, memory
             )
-            drawn.append(draw(corrected, numbers))
+            drawn.append(draw(corrected, uniform))
             before = drawn[-1].tokens
         return stacked(drawn)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DSparkConfig(DFlashConfig):
-    """A configuration with the options of DSpark.
+    """A configuration with the options of DSpark; `confidence` is one of every head.
 
     Attributes:
         markov_rank: the width of the Markov head's embeddings; 0 without a Markov head.
@@ -72,7 +71,7 @@ class DSpark(CorrectedBlock):
     title = "DSpark"
     config_type = DSparkConfig
     config: DSparkConfig
-    usually_from_anchor = True
+    default_from_anchor = True
 
     @classmethod
     def fields(cls, stored: StoredHead) -> dict[str, Any]:
@@ -102,7 +101,7 @@ class DSpark(CorrectedBlock):
             width = self.fc.out_features + (rank if config.confidence_markov else 0)
             self.confidence_head = nn.ModuleDict({"proj": nn.Linear(width, 1)})
 
-    def corrected(
+    def correct(
         self, states: Tensor, logits: Tensor, before: Tensor, index: int, memory: Any
     ) -> tuple[Tensor, Any]:
         if self.markov_head is not None:
@@ -154,14 +153,18 @@ class DFlash2(CorrectedBlock):
     title = "DFlash 2"
     config_type = DFlash2Config
     config: DFlash2Config
-    usually_causal_windows = False
+    default_causal_windows = False
 
     @classmethod
     def fields(cls, stored: StoredHead) -> dict[str, Any]:
         named = stored.named
-        for key in ("input_embedding_scale", "output_multiplier", "final_logit_softcapping"):
-            # A cap of 1 bounds the logits, a factor of 1 changes nothing.
-            if named.get(key) is not None and (named[key] != 1 or "capping" in key):
+        without_effect = {
+            "input_embedding_scale": 1,
+            "output_multiplier": 1,
+            "final_logit_softcapping": None,
+        }
+        for key, value in without_effect.items():
+            if named.get(key, value) != value:
                 raise stored.refused(f"has {key}={named[key]}, which is not supported")
         fields = super().fields(stored)
         size = fields["vocabulary_size"]
@@ -191,7 +194,7 @@ class DFlash2(CorrectedBlock):
         normed = layer.post_attention_layernorm(states)
         return states + layer.mlp_conv(layer.mlp, normed)
 
-    def corrected(
+    def correct(
         self, states: Tensor, logits: Tensor, before: Tensor, index: int, memory: Any
     ) -> tuple[Tensor, Any]:
         """Other tokens than the candidates have -inf."""
@@ -241,7 +244,7 @@ class _Convolutions(nn.Module):
 class _Selector(nn.Module):
     """Scores how well a token follows another one, given the state that predicts it.
 
-    A score is the sum over the rank of predecessor, projected state and successor.
+    A score is predecessor * projected state * successor, summed over the rank.
     """
 
     def __init__(self, config: DFlash2Config, width: int) -> None:
@@ -287,8 +290,8 @@ class Domino(CorrectedBlock):
     @classmethod
     def fields(cls, stored: StoredHead) -> dict[str, Any]:
         return super().fields(stored) | {
-            # The anchor predicts where labels were shifted in training. Taken the wrong way, every
-            # draft token is the one before its place, and nothing is accepted.
+            # With labels shifted in training the anchor predicts, too. Taken the wrong way, every draft
+            # token is the one before its place, and nothing is accepted.
             "from_anchor": stored.named.get("shift_label", False),
             "num_uncorrected": stored.named.get("pure_draft_prefix_len", 0),
             "recurrent_size": stored.required("gru_hidden_dim"),
@@ -305,7 +308,7 @@ class Domino(CorrectedBlock):
             nn.Linear(config.inner_size, config.draft_vocabulary_size, bias=False),
         )
 
-    def corrected(
+    def correct(
         self, states: Tensor, logits: Tensor, before: Tensor, index: int, memory: Any
     ) -> tuple[Tensor, Any]:
         _, memory = self.prefix_gru(self.embed(before).unsqueeze(0), memory)
