@@ -99,7 +99,10 @@ def _expected_ms(settings: SimulatedSettings, k: int, load: int, num_tokens: int
     nodes, weights = np.polynomial.hermite_e.hermegauss(15)
     mean = 0.0
     for node, weight in zip(nodes, weights / weights.sum(), strict=True):
-        rates = [_shifted(rate, settings.prompts_differ * node) for rate in settings.rates]
+        rates = [
+            _shifted(rate, settings.prompts_differ * node)
+            for rate in settings.acceptance_by_position
+        ]
         expected = [0.0]
         for left in range(1, num_tokens + 1):
             proposed = min(k, left - 1)

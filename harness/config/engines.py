@@ -73,7 +73,7 @@ class EngineSettings:
         return False
 
     @property
-    def fills_in_k(self) -> bool:
+    def takes_k(self) -> bool:
         """Whether servers are started with the K of the run."""
         return False
 

@@ -20,7 +20,7 @@ class Chat:
     """
 
     messages: tuple[Message, ...]
-    tools: tuple[Message, ...] = ()
+    tools: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def has_tools(self) -> bool:

@@ -13,7 +13,7 @@ class Counts:
 
     Attributes:
         generated: new tokens.
-        drafts: verifications of draft tokens.
+        drafts: iterations that verified draft tokens.
         proposed, accepted: draft tokens.
         accepted_at: by position from 0, iterations in which the draft token there was accepted.
         preempted: requests that lost their place in the cache to others, and are read again.
@@ -37,7 +37,7 @@ class Counts:
 
     @property
     def is_known(self) -> bool:
-        """Whether any counter is known."""
+        """Whether any is known; restarts always are."""
         return replace(self, restarts=0.0) != Counts()
 
 

@@ -27,7 +27,7 @@ class Phases:
             self.seconds[phase] += seconds
         self.calls.update(others.calls)
 
-    def mean_ms(self, phase: str) -> float | None:
+    def ms_per_iteration(self, phase: str) -> float | None:
         """A phase's milliseconds per iteration; None without such a phase or an iteration."""
         num_iterations = self.calls["forward"]
         if not self.calls[phase] or not num_iterations:

@@ -89,7 +89,7 @@ class MapExperiment(Experiment[MapSettings, MapRow]):
 
     def __init__(self, settings: MapSettings) -> None:
         self.settings = settings
-        self.has_k = engine_of(settings).computes_here or settings.engine.fills_in_k
+        self.has_k = engine_of(settings).computes_here or settings.engine.takes_k
         # A server takes no other K than its own.
         ks = settings.draft_tokens or DRAFT_TOKENS if self.has_k else [None]
         grid = itertools.product(ks, settings.contexts or [None], settings.batch_sizes)

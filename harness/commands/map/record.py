@@ -65,7 +65,7 @@ class MapSettings(PromptedSettings):
         name = self.engine.name
         rule = f"must be null with engine={name}, unless a command behind -- has {{K}}: a server drafts with its own K"
         numbers = self.draft_tokens
-        takes_k = engine.computes_here or self.engine.fills_in_k
+        takes_k = engine.computes_here or self.engine.takes_k
         require(takes_k or numbers is None, "draft_tokens", rule, numbers)
         rule = "must be another server than engine.url: a server over itself has no map"
         require(not self.engine.is_over_itself, "engine.regular_url", rule, self.engine.url)

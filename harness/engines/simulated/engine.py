@@ -18,7 +18,8 @@ from harness.engines.protocol import Answered, Arm, Blocks, Engine, Request
 from harness.engines.rates import arrival_times, has_built_up
 from harness.engines.record import Opening
 from harness.engines.requests import Load, RequestRecord
-from harness.engines.simulated.settings import NAME, SimulatedSettings
+from harness.engines.simulated.settings import SimulatedSettings
+from harness.results.schema import SIMULATED
 
 
 @dataclass
@@ -44,7 +45,7 @@ class SimulatedEngine(Engine):
         self.arms = [SimulatedArm(name, settings, clock) for name in run.arms]
         if settings.blocks:
             self.blocks = Blocks(settings.blocks, _start_again)
-        self.runner = NAME
+        self.runner = SIMULATED
 
 
 def _start_again(arm: Arm) -> None:
@@ -298,7 +299,7 @@ class _Batch:
 def _num_accepted(settings: SimulatedSettings, row: _Row, num_proposed: int) -> int:
     """How many of the draft tokens of an iteration are accepted."""
     for index in range(num_proposed):
-        rate = settings.rates[min(index, len(settings.rates) - 1)]
+        rate = settings.acceptance_by_position[min(index, len(settings.acceptance_by_position) - 1)]
         if 0 < rate < 1:
             odds = rate / (1 - rate) * math.exp(row.log_odds)
             rate = odds / (1 + odds)

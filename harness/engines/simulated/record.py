@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from harness.config.model_names import SERVED
 from harness.config.settings import ModelSettings
 from harness.engines.record import EngineRecord, Opening
-from harness.engines.simulated.settings import NAME, SimulatedSettings
+from harness.engines.simulated.settings import SimulatedSettings
+from harness.results.schema import SIMULATED
 
 if TYPE_CHECKING:
     from harness.config.run import RunSettings
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 class Simulated(EngineRecord):
     """Planted costs and acceptance, on a clock of its own."""
 
-    name = NAME
+    name = SIMULATED
     summary = (
         "planted costs and acceptance on a clock of its own, to learn and to test: no measurement"
     )
@@ -35,15 +36,15 @@ class Simulated(EngineRecord):
 
     def adapted(self, run: RunSettings) -> RunSettings:
         """Without the models, whose names would look like those of a measurement."""
-        run = dataclasses.replace(run, model=ModelSettings(name=NAME, repository=SERVED))
+        run = dataclasses.replace(run, model=ModelSettings(name=SIMULATED, repository=SERVED))
         if run.draft is not None:
-            run = dataclasses.replace(run, draft=dataclasses.replace(run.draft, name=NAME))
+            run = dataclasses.replace(run, draft=dataclasses.replace(run.draft, name=SIMULATED))
         return run
 
     def columns(self, run: RunSettings) -> Mapping[str, Any]:
         if run.draft is None:
             return {}
-        return {"num_draft_tokens": run.decoding.num_draft_tokens, "draft_method": NAME}
+        return {"num_draft_tokens": run.decoding.num_draft_tokens, "draft_method": SIMULATED}
 
     def open(self, opening: Opening) -> Engine:
         # The protocol is imported where it is needed: settings and help are known without it.

@@ -9,8 +9,6 @@ from harness.config.engines import EngineSettings
 from harness.config.settings import require
 from harness.results.schema import SIMULATED
 
-# What rows call engine, model, draft and method.
-NAME = SIMULATED
 _MOST_MS = 1e7
 # The most that settings may be, beyond which numbers overflow or no run ends.
 _BOUNDS: Mapping[Sequence[str], float] = {
@@ -29,7 +27,7 @@ class SimulatedSettings(EngineSettings):
         step_ms: a regular step, one pass of the target over one token of one row.
         width_ms: added to a pass for each further token of a row that it verifies, K in all.
         row_ms: added to a pass for each further row in flight.
-        jumps: milliseconds that a pass takes more from a width on: `{9: 8.0}` of nine tokens of a row and more.
+        jumps: by the tokens of a row that a pass verifies, milliseconds that it takes more from there on: `{9: 8.0}`.
         draft_ms: drafting one token, of all rows together.
         prompt_ms: reading one token of a prompt.
         first_ms: added to each prompt, such as network time.
@@ -42,11 +40,11 @@ class SimulatedSettings(EngineSettings):
         stall_every: one in this many iterations stalls, at random; 0 for none.
         stall_ms: how long a stall lasts.
         drift: how much slower everything is after a minute of the engine's clock, as a share.
-        blocks: how often each arm is started; 0 for once.
+        blocks: how often each arm is started; 0 for once, without blocks.
         rate: requests per second on average, at random (Poisson) times; None to keep `batch_size` in flight.
     """
 
-    name: str = NAME
+    name: str = SIMULATED
     step_ms: float = 20.0
     width_ms: float = 0.5
     row_ms: float = 0.5
@@ -77,20 +75,21 @@ class SimulatedSettings(EngineSettings):
         for width, ms in (self.jumps or {}).items():
             rule = f"must be milliseconds from 0 to {_MOST_MS:g} by width, from 1 on"
             require(width >= 1 and 0 <= ms <= _MOST_MS, "jumps", rule, f"{{{width}: {ms}}}")
-        require(bool(self.rates), "acceptance", "must have a rate", self.acceptance)
-        for rate in self.rates:
-            require(0 <= rate <= 1, "acceptance", "must be from 0 to 1", rate)
+        require(
+            bool(self.acceptance_by_position), "acceptance", "must have a rate", self.acceptance
+        )
+        for chance in self.acceptance_by_position:
+            require(0 <= chance <= 1, "acceptance", "must be from 0 to 1", chance)
         for length in self.lengths:
             require(length >= 1, "lengths", "must be at least 1", length)
 
     @property
-    def rates(self) -> Sequence[float]:
-        """Chances of acceptance by position; the last one is that of all further ones."""
+    def acceptance_by_position(self) -> Sequence[float]:
+        """The last one is that of all further positions."""
         return (self.acceptance,) if isinstance(self.acceptance, int | float) else self.acceptance
 
     @property
-    def fills_in_k(self) -> bool:
-        """Like a server that is started with the K of the run."""
+    def takes_k(self) -> bool:
         return True
 
     def pass_ms(self, width: int, num_rows: int = 1) -> float:

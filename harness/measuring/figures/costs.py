@@ -47,12 +47,12 @@ class CostFigures(Group):
 
     @classmethod
     def measured(cls, run: MeasuredRun, arm: MeasuredArm) -> Group:
-        pass_ms = arm.phases.mean_ms("forward")
+        pass_ms = arm.phases.ms_per_iteration("forward")
         columns: dict[str, Any] = {}
         if arm.name == "regular":
             columns["target_step_ms"] = pass_ms
         else:
-            columns["draft_ms"] = arm.phases.mean_ms("drafting")
+            columns["draft_ms"] = arm.phases.ms_per_iteration("drafting")
             columns["verify_ms"] = pass_ms
             columns["iteration_ms"] = _iteration_ms(arm)
         pair = run.pair(arm)
@@ -85,9 +85,9 @@ def _prediction(regular: MeasuredArm, speculative: MeasuredArm) -> float | None:
     tokens measured (v) instead of taken as one target step.
     """
     length = speculative.acceptance.tokens_per_iteration
-    step_ms = regular.phases.mean_ms("forward")
-    draft_ms = speculative.phases.mean_ms("drafting")
-    verify_ms = speculative.phases.mean_ms("forward")
+    step_ms = regular.phases.ms_per_iteration("forward")
+    draft_ms = speculative.phases.ms_per_iteration("drafting")
+    verify_ms = speculative.phases.ms_per_iteration("forward")
     if not (length and step_ms and draft_ms and verify_ms):
         return None
     return length * step_ms / (draft_ms + verify_ms)

@@ -50,7 +50,9 @@ def truth(settings: SimulatedSettings, k: int, num_tokens: int) -> float:
     expected_ms = [0.0]
     for left in range(1, num_tokens):
         most = min(k, left - 1)
-        rates = [*settings.rates, *[settings.rates[-1]] * k][:most]
+        rates = [*settings.acceptance_by_position, *[settings.acceptance_by_position[-1]] * k][
+            :most
+        ]
         reached = np.cumprod([1.0, *rates])
         chances = [*(reached[:-1] - reached[1:]), reached[-1]]
         further = sum(
