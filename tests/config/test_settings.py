@@ -10,6 +10,7 @@ import pytest
 
 from harness.cli.menu.conversion import from_config
 from harness.commands.latency.record import LatencySettings
+from harness.commands.recovery.record import RecoverySettings
 from harness.config.acceptance_math import marginal_rates
 from harness.config.acceptance_rules import AcceptanceRule
 from harness.config.errors import SettingError
@@ -27,8 +28,9 @@ COMPLETE: dict[str, Any] = {
 
 
 def test_a_complete_mapping_becomes_settings() -> None:
-    settings = from_config(LatencySettings, COMPLETE)
+    settings = from_config(LatencySettings, {**COMPLETE, "seed": 2**63 - 1})
     assert settings.draft is None
+    assert settings.seed == 2**63 - 1
     assert settings.decoding.temperature == 1.0
     assert isinstance(settings.decoding.temperature, float)
     assert settings.model == ModelSettings(name="m", repository="a/b")
@@ -39,6 +41,7 @@ def test_a_complete_mapping_becomes_settings() -> None:
     [
         ({"model": {"name": "m"}}, "model.repository: must be set"),
         ({"model": "7B"}, "model=7B: must be a group of settings"),
+        ({"seed": 2**63}, f"seed={2**63}: must be below 2^63"),
     ],
 )
 def test_a_preset_of_ones_own_that_is_wrong_names_setting_rule_and_value(
@@ -47,6 +50,12 @@ def test_a_preset_of_ones_own_that_is_wrong_names_setting_rule_and_value(
     with pytest.raises(SettingError) as caught:
         from_config(LatencySettings, {**COMPLETE, **changes})
     assert str(caught.value).startswith(message)
+
+
+def test_a_wrong_word_in_a_list_is_named_alone() -> None:
+    with pytest.raises(SettingError) as caught:
+        from_config(RecoverySettings, {"samplings": ["top_k", "top_9"]})
+    assert str(caught.value).startswith("samplings=top_9: each must be one of as_asked, ")
 
 
 def test_lenience_is_lossy_and_googles_alone() -> None:
