@@ -34,14 +34,11 @@ from harness.results.schema import ComparedRow, RunRow
 
 
 class Crew:
-    """The worker of this process's sweep.
-
-    Attributes:
-        worker: the one that has the last job's pair loaded; None before the first job, and after a failure.
-    """
+    """The worker of this process's sweep, which is kept from job to job, and the pairs that failed to load."""
 
     def __init__(self) -> None:
-        self.worker: Worker | None = None
+        # With the last job's pair; None before the first job, and after a failure.
+        self._worker: Worker | None = None
         # The text of all settings that decide which pair the worker loads. The number of a repeat is among them, so
         # that each repeat has a new process.
         self._pair = ""
@@ -61,11 +58,11 @@ class Crew:
             return earlier
         if earlier is not None:
             return RunError(f"not tried, because the pair failed to load before: {earlier}")
-        if self.worker is None or pair != self._pair:
+        if self._worker is None or pair != self._pair:
             self.dismiss()
-            self.worker = Worker()
+            self._worker = Worker()
             self._pair = pair
-        worker = self.worker
+        worker = self._worker
         error = worker.run(job, settings.job_timeout_s)
         if error is not None and worker.loading and not isinstance(error, UnreachableError):
             self._failures[pair, settings.job_timeout_s] = error
@@ -77,9 +74,9 @@ class Crew:
 
     def dismiss(self) -> None:
         """End the worker, and free its GPUs."""
-        if self.worker is not None:
-            self.worker.close()
-        self.worker = None
+        if self._worker is not None:
+            self._worker.close()
+        self._worker = None
 
 
 _crew = Crew()
@@ -99,6 +96,7 @@ def run_job(job: Job) -> Sequence[RunRow]:
     started = time.monotonic()
     error: HarnessError | None = None
     if not sys.stderr.isatty():
+        # A terminal has the job's line about progress.
         assert job.sweep is not None
         manifest = Manifest.read(job.sweep)
         label = manifest.label(job.overrides, job.settings.engine)
@@ -121,8 +119,8 @@ def run_job(job: Job) -> Sequence[RunRow]:
         if rows:
             _record(job, rows, _duration(time.monotonic() - started))
         raise
-    # An error after complete rows were written: the run's own file has them, and the sweep's no measurement. The bad
-    # answer of a run that succeeded is no failure.
+    # The bad answer of a run that succeeded is no failure. Where an error came after complete rows were written, the
+    # run's own file keeps them, and the sweep's has them as failed.
     has_failed = error is not None and not isinstance(error, VerdictError)
     if has_failed and all(row.status == "ok" for row in rows):
         rows = [dataclasses.replace(row, status="failed", error=str(error)) for row in rows]
@@ -137,8 +135,8 @@ def _measured_before(job: Job) -> Sequence[RunRow]:
     if file is None or not settings.resume or not measurement(job.command).measures:
         return []
     rows = measured_rows(file, measurement(job.command).row, identify(settings))
-    is_part = isinstance(settings, RepeatedSettings) and settings.repeats > 1
-    if rows and is_part and not Path(rows[0].directory or "", PROMPTS_FILE).is_file():
+    is_repeat = isinstance(settings, RepeatedSettings) and settings.repeats > 1
+    if rows and is_repeat and not Path(rows[0].directory or "", PROMPTS_FILE).is_file():
         # The interval over several runs needs the times of their prompts.
         return []
     return rows
@@ -181,9 +179,11 @@ def finish(
     if num_missing and messages.is_dir() and not is_interrupted:
         missing = counted(num_missing, "job")
         print(f"harness: {missing} wrote no row; see the messages in {messages}", file=sys.stderr)
-    without_rows = 0 if not num_missing else 2 if is_refused else 1
+    code = exit_code(command, rows)
+    if num_missing and not code:
+        code = 2 if is_refused else 1
     pooled_rows = [row for rows_of_job in pooled for row in rows_of_job]
-    return [*rows, *pooled_rows], exit_code(command, rows) or without_rows
+    return [*rows, *pooled_rows], code
 
 
 def _record(job: Job, rows: Sequence[RunRow], note: str) -> None:
@@ -199,7 +199,7 @@ def _record(job: Job, rows: Sequence[RunRow], note: str) -> None:
     manifest = Manifest.read(job.sweep)
     num_ended = len({row.job for row in rows_of_sweep})
     num_left = manifest.num_jobs - num_ended
-    notes = [note] if note else []
+    notes = [note]
     if num_left > 0:
         began = datetime.fromtimestamp(manifest.started).astimezone()
         # Others were taken over from earlier sweeps.
@@ -214,12 +214,10 @@ def _record(job: Job, rows: Sequence[RunRow], note: str) -> None:
             notes[-1] += f", about {_duration(num_left * seconds_per_job)}"
     label = manifest.label(job.overrides, job.settings.engine)
     words = ": ".join(filter(None, [label, job_line(job.command, rows)]))
-    if notes:
-        words += f" ({'; '.join(notes)})"
     # The line about progress may still be on the terminal.
     show("")
     # One write, so that lines of jobs side by side do not mix.
-    sys.stderr.write(f"[{num_ended}/{manifest.num_jobs}] {words}\n")
+    sys.stderr.write(f"[{num_ended}/{manifest.num_jobs}] {words} ({'; '.join(notes)})\n")
     sys.stderr.flush()
 
 

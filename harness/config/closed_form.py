@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from harness.config.acceptance_rules import RULES, changed_parameters
+from harness.config.errors import SettingError
 from harness.config.run import RunSettings
 from harness.config.settings import require
 
@@ -10,19 +11,16 @@ from harness.config.settings import require
 def require_closed_form(settings: RunSettings) -> None:
     """Raise a SettingError for a run whose acceptance has no closed form."""
     rule = "must be set: without one nothing is accepted"
-    draft = settings.draft
-    require(draft is not None, "draft", rule, "none")
-    assert draft is not None
+    require(settings.draft is not None, "draft", rule, "none")
     decoding = settings.decoding
     rates = decoding.synthetic_acceptance
     rule = "must be null: a coin accepts as often on any text"
     require(rates is None, "decoding.synthetic_acceptance", rule, rates)
     is_greedy = decoding.temperature == 0
-    for name, value in changed_parameters(decoding).items():
-        rule = (
-            "has no closed form: texts are not the target's, and how likely they are depends on K"
-        )
-        require(is_greedy, f"decoding.{name}", rule, value)
+    if not is_greedy:  # greedily the parameters change nothing
+        for name, value in changed_parameters(decoding).items():
+            rule = "has no closed form: texts are not the target's, and how likely they are depends on K"
+            raise SettingError(f"decoding.{name}", rule, value)
     known_at = ("always", "greedily") if is_greedy else ("always",)
     known_rules = [name for name, record in RULES.all().items() if record.closed_form in known_at]
     rule = f"must be one of {', '.join(known_rules)}: of others no closed form is known at this temperature"

@@ -33,40 +33,42 @@ class Demand:
     def slots(self, widest_pass: int = 2) -> int:
         """The slots of a row in a cache of fixed size.
 
-        A pass begins at the last token of the longest row at the latest, and reaches `widest_pass - 1` slots beyond it.
+        Args:
+            widest_pass: of a draft model, in tokens: the last one begins at the last token of the longest row, which
+                already has K draft tokens.
         """
         return self.row_tokens + widest_pass - 1
 
-    def cached_tokens(self, spare_slots: int | None = None, widest_pass: int = 2) -> int:
-        """The most tokens whose keys and values are kept for a row.
+    def runner_tokens(self, widest_pass: int = 2) -> int:
+        """The most tokens whose keys and values a runner keeps for a row.
 
         Args:
-            spare_slots: the spare slots of a head's own cache; None for a cache that a runner
-                holds.
             widest_pass: see `slots`.
         """
-        if spare_slots is not None:
-            first_size = self.prompt_tokens + self.num_draft_tokens + spare_slots
-            if self.row_tokens <= first_size:
-                return first_size
-            # The old buffer stays allocated until its contents have been copied.
-            return 2 * self.row_tokens + spare_slots
         if self.runner == "eager":
             return self.row_tokens
         # The prompt is read into a separate cache and copied from there.
         return round_up(self.slots(widest_pass)) + self.prompt_tokens
+
+    def head_tokens(self, spare_slots: int) -> int:
+        """The same of a draft head, whose own cache grows by `spare_slots` more than it needs."""
+        first_size = self.prompt_tokens + self.num_draft_tokens + spare_slots
+        if self.row_tokens <= first_size:
+            return first_size
+        # The old buffer stays allocated until its contents have been copied.
+        return 2 * self.row_tokens + spare_slots
 
 
 @dataclass(frozen=True)
 class Remedy:
     """A change with which a pair would fit.
 
-    As text `model=65B_4bit (33.2 GB)`, or `model=65B_4GPUs (4 GPUs with as much free)` where there are fewer.
+    As text `model=65B_4bit (33.2 GB)`, or `model=65B_4GPUs (4 GPUs with as much free)` where the machine has fewer.
 
     Attributes:
         change: as it is typed.
         size: of the models then, `33.2 GB`; empty where the change leaves it alone.
-        num_gpus: that are needed, where there are fewer.
+        num_gpus: that are needed, where the machine has fewer.
     """
 
     change: str

@@ -13,17 +13,17 @@ from dataclasses import replace
 
 from harness.config.amounts import counted
 from harness.engines.counts import Counts, growth
-from harness.servers.dialects import has_no_drafts, known_counters
+from harness.servers.dialects import known_counters, would_show_drafts
 from harness.servers.http import RequestFailed, page, root_of
 from harness.servers.identity import start_time
 
 _PAGES = ("/metrics", "/prometheus/metrics")
 # `vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="2"} 123.0`
 _SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(\{[^}]*\})? (\S+)", re.MULTILINE)
+_POSITION = re.compile(r'position="(\d+)"')
 # How often a page is read again where it could not be read, and after how many seconds.
 _ATTEMPTS = 3
 _RETRY_S = 0.1
-_POSITION = re.compile(r'position="(\d+)"')
 # Seconds to wait for a server that still answers others before it is measured, and between two looks.
 _MOST_DRAINING_S = 10.0
 _DRAIN_LOOK_S = 0.05
@@ -45,7 +45,7 @@ def read_counters(text: str) -> Counts:
                 accepted_at[position] = accepted_at.get(position, 0.0) + value
             continue
         totals[counter] = totals.get(counter, 0.0) + value
-    if "proposed" not in totals and has_no_drafts(text):
+    if "proposed" not in totals and would_show_drafts(text):
         totals |= {"drafts": 0.0, "proposed": 0.0}
     return Counts(accepted_at=accepted_at, **totals)
 
@@ -66,7 +66,7 @@ class CounterPage:
         self._candidates = [pages] if pages else [(root + path,) for path in _PAGES]
         self._last: Counts | None = None
         self._num_missed = 0
-        # A process that began after this one is a restart, and not another worker.
+        # Processes that began before now are workers; one that began later is a restart.
         self._newest_start = time.time()
 
     def read(self) -> Counts | None:
@@ -117,8 +117,8 @@ class AnswerCounters:
         self._page = page
         self._say = say
         self._before: Counts | None = None
-        # By the end of the last question; the server may have been restarted since.
-        self._num_restarts = 0.0
+        # By the end of the last question: a restart since then counts for the next one.
+        self._restarts_reported = 0.0
         # Requests of the last question that nobody waits for any more, though the server may still answer them.
         self._num_left = 0
         self._is_always_busy = False
@@ -138,7 +138,7 @@ class AnswerCounters:
                 self._say(f"the server still answers {counted(number, 'request')} of {whose}")
             time.sleep(_DRAIN_LOOK_S)
             counts = self._page.read()
-        self._before = counts and replace(counts, restarts=self._num_restarts)
+        self._before = counts and replace(counts, restarts=self._restarts_reported)
 
     def end(self, num_left: int) -> Counts | None:
         """Return their growth since `begin`; None where the server has none.
@@ -150,7 +150,7 @@ class AnswerCounters:
         now = self._page.read()
         if now is None or self._before is None:
             return None
-        self._num_restarts = now.restarts
+        self._restarts_reported = now.restarts
         return growth(now, self._before)
 
 

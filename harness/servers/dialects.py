@@ -228,7 +228,7 @@ def known_pages() -> dict[str, tuple[str, ...]]:
     return pages
 
 
-def has_no_drafts(text: str) -> bool:
+def would_show_drafts(text: str) -> bool:
     """Whether a page of counters, which has none of drafts, is of a server that has those if it speculates."""
     counters = [dialect.counts_in_any_case for dialect in DIALECTS.all().values()]
     return any(counter and counter in text for counter in counters)

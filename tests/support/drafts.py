@@ -92,6 +92,6 @@ DRAFTS: dict[str, Draft] = {
     "DSpark": with_head(lambda: block_head(from_anchor=True, markov_rank=6)),
     "DFlash 2": with_head(selector_head),
     "Domino": with_head(domino_head),
-    "Medusa": with_head(lambda: medusa_head(own_outputs=False)),
+    "Medusa": with_head(lambda: medusa_head(output_per_head=False)),
     "MTP": with_mtp,
 }

@@ -305,7 +305,7 @@ def medusa_expected(head: Medusa, target: PreTrainedModel) -> Expected:
     num_blocks = head.config.num_blocks
 
     def output(number: int) -> Tensor:
-        if head.config.own_outputs:
+        if head.config.output_per_head:
             return weights[f"{number}.{num_blocks}.weight"]
         return target.get_output_embeddings().weight
 

@@ -123,8 +123,8 @@ def eagle_head(transformer: PreTrainedConfig, reduced: bool = False, **changes: 
     return head
 
 
-def medusa_head(own_outputs: bool, num_heads: int = 4, num_blocks: int = 2) -> Medusa:
-    options = {"num_heads": num_heads, "num_blocks": num_blocks, "own_outputs": own_outputs}
+def medusa_head(output_per_head: bool, num_heads: int = 4, num_blocks: int = 2) -> Medusa:
+    options = {"num_heads": num_heads, "num_blocks": num_blocks, "output_per_head": output_per_head}
     head = Medusa(config(Medusa, layers=(3,), **options))
     randomize(head)
     return head

@@ -61,7 +61,7 @@ class Runner(Protocol):
         ...
 
     def select(self, rows: Sequence[int]) -> None:
-        """Continue with these rows only, renumbered in this order."""
+        """Continue with these rows, renumbered in this order; one may be named several times."""
         ...
 
     def decide(self, tokens: Tensor, decision: Callable[[Tensor], T]) -> tuple[Step, T]:

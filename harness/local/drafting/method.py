@@ -70,7 +70,8 @@ class Pair:
 
     Attributes:
         target: the model whose output is wanted.
-        draft: the model that drafts, if one does. With shared weights its `model` is the target's.
+        draft: the draft model, whose `model` is the target's where the draft is the target itself; None for an
+            early exit, which `Method.model` makes, and for heads and text methods.
         head: the head on the target's hidden states that drafts, if one does.
         draft_settings: of the draft, whether model, head or text method; None without one.
         translation: between the tokenizers, of a draft with another one.
@@ -123,7 +124,7 @@ class Pair:
 
 
 class Method(MethodRecord):
-    """One way to draft."""
+    """The work of one way to draft; what can be said of it without models is in `MethodRecord`."""
 
     def plan(
         self,
@@ -144,7 +145,7 @@ class Method(MethodRecord):
         return DraftPlan(settings)
 
     def describe(self, settings: Any) -> str:
-        """Return a few words about the weights of the draft."""
+        """Return a few words about a draft without weights of its own: text, or shared with the target."""
         return "no weights"
 
     def layers(self, pair: Pair) -> Sequence[int]:
@@ -278,9 +279,12 @@ class ModelDraft(SampledMethod):
         from harness.local.models.random_weights import checkpoint_for
 
         identifying = [name for name in ModelSettings.__dataclass_fields__ if name != "name"]
+        is_target = all(
+            getattr(target.settings, name) == getattr(settings, name) for name in identifying
+        )
         head = None
         needs_weights = weights == "stored"
-        if all(getattr(target.settings, name) == getattr(settings, name) for name in identifying):
+        if is_target:
             plan = DraftPlan(settings, shared=target)
         elif head := read_head(settings, target, layers=settings.layers, weights=needs_weights):
             plan = DraftPlan(settings, head=head)
@@ -294,7 +298,7 @@ class ModelDraft(SampledMethod):
         return plan
 
     def describe(self, settings: ModelDraftSettings) -> str:
-        """Describe a draft that is the target itself; it is called for no other draft."""
+        """Describe the target itself as a draft."""
         return "is the target itself: it shares its weights, always agrees and costs as much"
 
     def model(self, pair: Pair) -> LoadedModel | None:
@@ -305,7 +309,7 @@ class ModelDraft(SampledMethod):
         self, pair: Pair, settings: ModelDraftSettings, decoding: DecodingSettings
     ) -> dict[str, Any]:
         """Return the draft model, with both tokenizers if the widths of their logits differ."""
-        from harness.local.models.tokenizers import load_tokenizer, vocabulary_size
+        from harness.local.models.tokenizers import load_tokenizer
 
         assert pair.draft is not None
         arguments: dict[str, Any] = {"assistant_model": pair.draft.model}

@@ -119,12 +119,12 @@ class ModelDrafter(Drafter):
             [*unread, *self._own_tokens(tokens)] for unread, tokens in rows
         ]
         if self._num_fed:
-            # How many of these tokens the cache keeps. Every row lacks at least as many tokens as the
-            # one that lacks most, but two suffice.
+            # How many of these tokens the cache keeps. All rows give tokens back until they lack as many as
+            # the one that lacks most; more than two would not be fed together (`_draw`).
             counts = [self._num_fed + min(count, self._num_drafted_fed) for count in num_accepted]
             pairs = list(zip(texts, counts, strict=True))
-            num_unread = min(2, max(len(text) - count for text, count in pairs))
-            counts = [min(count, len(text) - num_unread) for text, count in pairs]
+            least_unread = min(2, max(len(text) - count for text, count in pairs))
+            counts = [min(count, len(text) - least_unread) for text, count in pairs]
             self.runner.keep(counts)
             texts = [text[count:] for text, count in zip(texts, counts, strict=True)]
             self._num_fed = 0
@@ -172,11 +172,11 @@ def widths(config: PreTrainedConfig, draft_lengths: Sequence[int]) -> list[int]:
     A parallel draft reads up to K + 1 decided tokens with K - 1 masks.
 
     Args:
-        numbers: every number of draft tokens, K, that the run may use.
+        draft_lengths: every number of draft tokens, K, that the run may use; none where it drafts nothing.
     """
     if mask_token(config) is None:
         return [1, 2]
-    return [2 * number for number in draft_lengths] or [1]
+    return [2 * k for k in draft_lengths] or [1]
 
 
 def mask_token(config: PreTrainedConfig) -> int | None:
@@ -239,6 +239,7 @@ def shared_sketch(checkpoint: Checkpoint, draft: DraftSettings, dtype: torch.dty
         blocks=(cache_block,),
         num_parameters=0,
         borrowed_tensors=tuple(whole.tensors),
+        # An early exit is no model of its own.
         is_target=isinstance(draft, ModelSettings),
     )
 

@@ -208,10 +208,11 @@ class PlacedPair(PlannedPair):
                 f"draft {name}: another tokenizer; it draws from the {number} tokens that the model has too"
             )
         elif draft_settings is not None and len(self.models) == 1:
-            how = method_of(draft_settings).describe(draft_settings)
             if self.head is not None:
                 size = amount(self.sketches[-1].weight_bytes)
                 how = f"{self.head.kind.title} head, {size}"
+            else:
+                how = method_of(draft_settings).describe(draft_settings)
             lines.append(f"draft {draft_settings.name}: {how}")
         lines += [sketch.about_cache for sketch in self.sketches]
         if any(checkpoint.random for checkpoint in self.checkpoints):

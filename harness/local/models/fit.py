@@ -149,12 +149,14 @@ class PlacementProblem:
             # The state before the draft tokens is kept alongside the one after them.
             num_states = num_rows * (2 if demand.num_draft_tokens else 1)
             return sketch.block_caches(num_states * demand.row_tokens, num_states)
-        widest_pass = 2
-        if sketch.drafts_in_one_pass:
+        if sketch.spare_slots is not None:
+            num_tokens = demand.head_tokens(sketch.spare_slots)
+        elif sketch.drafts_in_one_pass:
             # K + 1 decided tokens with K - 1 masks.
-            widest_pass = max(2, 2 * demand.num_draft_tokens)
-        num_tokens = num_rows * demand.cached_tokens(sketch.spare_slots, widest_pass)
-        return sketch.block_caches(num_tokens, num_states=0)
+            num_tokens = demand.runner_tokens(max(2, 2 * demand.num_draft_tokens))
+        else:
+            num_tokens = demand.runner_tokens()
+        return sketch.block_caches(num_rows * num_tokens, num_states=0)
 
     def misfit(self, sketch: Sketch, room: Memory) -> Misfit:
         """Return the error for a model that does not fit into this room."""

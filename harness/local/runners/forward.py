@@ -23,6 +23,8 @@ from harness.local.runners.slots import Slots
 # Layer types whose masks `SlotForward` makes, by their names in transformers' configurations.
 _FULL = "full_attention"
 _SLIDING = "sliding_attention"
+# In place of a layer type where all layers share one mask, which is then given alone.
+_SHARED = ""
 
 
 class SlotForward:
@@ -36,12 +38,12 @@ class SlotForward:
         self.packing = HeadPacking(model)
         self._model = model
         self._options = options
-        self._windows = attention_windows(model)
+        self._windows = _attention_windows(model)
         self._context = context_of(model)
         self._cache_name = cache_name(model)
         self._constant_arguments = {"use_cache": True, **capturing(options)}
         attention = model.config.get_text_config()._attn_implementation
-        self._needs_masks = attention != PLAIN or any(self._windows.values())
+        self._single_token_needs_masks = attention != PLAIN or any(self._windows.values())
 
     def __call__(
         self, slots: Slots, width: int, tokens: Tensor, starts: Tensor | int
@@ -59,7 +61,7 @@ class SlotForward:
             cache = slots.cache_at(starts, width)
             # Kernels are faster without a mask, and a single token sees all slots that attention
             # reads.
-            needs_masks = self._needs_masks or num_tokens > 1
+            needs_masks = num_tokens > 1 or self._single_token_needs_masks
         else:
             written = starts.unsqueeze(1) + torch.arange(num_tokens, device=tokens.device)
             cache = slots.cache_of(written, width)
@@ -84,28 +86,28 @@ class SlotForward:
 
         Where heads are packed (`HeadPacking`), each token is as many queries as heads share a key.
         """
-        hidden = torch.finfo(dtype).min
-        num_heads = self.packing.heads_per_key
+        masked = torch.finfo(dtype).min
+        heads_per_key = self.packing.heads_per_key
         if isinstance(starts, int) and not any(self._windows.values()):
             # As below, with a third of the host's work.
-            shape = (num_heads, written.shape[1], width)
-            mask = torch.full(shape, hidden, dtype=dtype, device=written.device).triu_(starts + 1)
+            shape = (heads_per_key, written.shape[1], width)
+            mask = torch.full(shape, masked, dtype=dtype, device=written.device).triu_(starts + 1)
             masks = dict.fromkeys(self._windows, mask.view(1, 1, -1, width))
-            return masks.get("", masks)
+            return masks.get(_SHARED, masks)
         # A token's slot is its position, so slots are compared as positions.
-        queries = written.repeat(1, num_heads).unsqueeze(2)
+        queries = written.repeat(1, heads_per_key).unsqueeze(2)
         positions = torch.arange(width, device=written.device)
         seen = positions <= queries
         masks = {}
         for name, window in self._windows.items():
             visible = seen if window is None else seen & (positions > queries - window)
-            masks[name] = torch.where(visible.unsqueeze(1), 0.0, hidden).to(dtype)
-        return masks.get("", masks)
+            masks[name] = torch.where(visible.unsqueeze(1), 0.0, masked).to(dtype)
+        return masks.get(_SHARED, masks)
 
 
-def attention_windows(model: PreTrainedModel) -> dict[str, int | None]:
-    """Return the sliding window of each type of layer, None without one; under the name "" where
-    all share a mask.
+def _attention_windows(model: PreTrainedModel) -> dict[str, int | None]:
+    """Return the sliding window of each type of layer, None without one; under `_SHARED`
+    where all share a mask.
 
     Raises UnsupportedModelError for a model that makes its own masks or positions.
 
@@ -125,7 +127,7 @@ def attention_windows(model: PreTrainedModel) -> dict[str, int | None]:
     if types is None:
         if getattr(config, "attention_chunk_size", None) is not None:
             raise UnsupportedModelError("attends in chunks")
-        return {"": window}
+        return {_SHARED: window}
     if unknown := set(types) - {_FULL, _SLIDING}:
         raise UnsupportedModelError(f"has layers of type {', '.join(sorted(unknown))}")
     return {name: window if name == _SLIDING else None for name in sorted(set(types))}

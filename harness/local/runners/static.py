@@ -113,7 +113,7 @@ class StaticRunner(Runner):
             width = next((width for width in self._passes if width >= num_tokens), 0)
         with self._forward.packing:
             if width and slots.have_room(num_rows, longest + width):
-                # Rows that have ended write from slot 0, unread.
+                # Rows that only fill up the batch write from slot 0, unread.
                 starts = filled_up(self._starts(), slots.num_rows)
                 outputs = self._passes[width](filled_up(tokens, slots.num_rows, width), starts)
                 outputs = [output[:num_rows, :num_tokens] for output in outputs]
@@ -145,11 +145,10 @@ class StaticRunner(Runner):
         """
         reserved = self._reserved
         self._reserved = 0
-        # A mask may end some slots behind the longest row.
-        num_seen = num_slots + _MASK_ALIGNMENT
-        check_runner(self, self._model, self._options, num_slots=num_seen)
+        # Masks are rounded up, so that windows a little longer than a row are tested, too.
+        check_runner(self, self._model, self._options, num_slots=num_slots + _MASK_ALIGNMENT)
         self._reserved = reserved
-        self._slots = _NO_SLOTS  # the batch may have fewer rows
+        self._slots = _NO_SLOTS  # those of the check may have more rows than the batch
 
     @inference
     def compile(self, batch_size: int, num_slots: int, widths: Sequence[int]) -> None:

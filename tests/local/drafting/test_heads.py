@@ -179,7 +179,7 @@ FORMATS: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
     ),
     "Medusa": (
         {"medusa_num_heads": 2, "medusa_num_layers": 1, "base_model_name_or_path": "nobody/13B"}, "medusa",
-        {"layers": (LAYERS,), "num_heads": 4, "num_blocks": 1, "own_outputs": True},
+        {"layers": (LAYERS,), "num_heads": 4, "num_blocks": 1, "output_per_head": True},
     ),
 }  # fmt: skip
 # Where the tensors are, if not in model.safetensors.

@@ -194,13 +194,13 @@ def test_tokens_that_a_runner_holds() -> None:
         batch_size=2, prompt_tokens=100, new_tokens=60, num_draft_tokens=4, runner="auto"
     )
     eager = dataclasses.replace(demand, runner="eager")
-    assert eager.cached_tokens() == 164
+    assert eager.runner_tokens() == 164
     # 165 slots in whole buckets, and the prompt's own cache.
-    assert demand.cached_tokens() == 256 + 100
+    assert demand.runner_tokens() == 256 + 100
     shorter = dataclasses.replace(demand, new_tokens=20)
-    assert shorter.cached_tokens() == 128 + 100
+    assert shorter.runner_tokens() == 128 + 100
     # The widest pass of a parallel draft has 2 K tokens.
-    assert shorter.cached_tokens(widest_pass=8) == 256 + 100
+    assert shorter.runner_tokens(widest_pass=8) == 256 + 100
     [alone, drafting] = fit(
         case(
             sketch(cache=10),
@@ -212,9 +212,9 @@ def test_tokens_that_a_runner_holds() -> None:
     assert alone.cache_per_device == {"cuda:0": 2 * 228 * 10 * 10 * 2}
     assert drafting.cache_per_device == {"cuda:0": 2 * 356 * 10 * 10 * 2}
     # A head has spare slots, and holds what was full while it copies it.
-    assert demand.cached_tokens(spare_slots=256) == 100 + 4 + 256
+    assert demand.head_tokens(256) == 100 + 4 + 256
     longer = dataclasses.replace(eager, new_tokens=300)
-    assert longer.cached_tokens(spare_slots=256) == 2 * 404 + 256
+    assert longer.head_tokens(256) == 2 * 404 + 256
     asked = case(sketch(cache=10), free=machine(40), demand=demand)
     assert fit(asked)[0].cache_per_device == {"cuda:0": 2 * 356 * 10 * 10 * 2}
 

@@ -35,7 +35,7 @@ class EagleConfig(HeadConfig):
     Attributes:
         norm_before_residual: whether the first layer's residual is the normalised state.
         norm_before_fc: whether one norm over all features comes before they are joined.
-        fc_norm: whether the features of each layer have a norm of their own there. No head that we
+        fc_norm: whether the features of each layer have a norm of their own before that. No head that we
             know has both.
         norm_output: whether the next entry takes the normalised state.
     """
@@ -62,14 +62,15 @@ class Eagle3(LayeredHead):
     def fields(cls, stored: StoredHead) -> dict[str, Any]:
         has_embedding = stored.is_speculators or stored.is_deepspec
         fields = stored.layered(["lm_head", "embed_tokens"] if has_embedding else ["lm_head"])
-        if not (has_embedding or cls.one_pass) and stored.shapes is None:
-            # SafeAILab's format has one layer, whatever number its configuration states.
+        is_safeailabs = not has_embedding and not cls.one_pass
+        if is_safeailabs and stored.shapes is None:
+            # With random weights; it has one layer, whatever number its configuration states.
             fields["transformer"].num_hidden_layers = 1
         return fields | {option: bool(stored.named.get(option)) for option in _OPTIONS}
 
     def __init__(self, config: EagleConfig) -> None:
         layer_config: Any = config.transformer
-        super().__init__(config, layer_config.model_type)
+        super().__init__(config, style=layer_config.model_type)
         width = layer_config.hidden_size
         # The first layer reads an embedding and a state side by side.
         first: Any = self.layers[0]

@@ -27,12 +27,12 @@ class MedusaConfig(HeadConfig):
     Attributes:
         num_heads: the most tokens that can be proposed.
         num_blocks: residual blocks of each head.
-        own_outputs: whether each head has an output matrix; otherwise the target's is used.
+        output_per_head: whether each head has an output matrix of its own; otherwise the target's is used.
     """
 
     num_heads: int
     num_blocks: int
-    own_outputs: bool
+    output_per_head: bool
 
 
 class Medusa(Head):
@@ -58,17 +58,20 @@ class Medusa(Head):
         num_layers = len(fields["layers"])
         if num_layers != 1:
             raise stored.refused(f"reads one layer of the target, not {num_layers}")
-        if stored.shapes is None:
-            num_heads = stored.required("medusa_num_heads")
-            num_blocks = stored.named.get("medusa_num_layers", 1)
-            # As the authors' heads.
-            own_outputs = True
-        else:
+        if stored.shapes is not None:
             num_heads = len({name.partition(".")[0] for name in stored.shapes})
             first_head = [name for name in stored.shapes if name.startswith("0.")]
             num_blocks = sum(name.endswith(".linear.weight") for name in first_head)
-            own_outputs = f"0.{num_blocks}.weight" in stored.shapes
-        options = {"num_heads": num_heads, "num_blocks": num_blocks, "own_outputs": own_outputs}
+            output_per_head = f"0.{num_blocks}.weight" in stored.shapes
+        else:  # random weights: as the authors' heads
+            num_heads = stored.required("medusa_num_heads")
+            num_blocks = stored.named.get("medusa_num_layers", 1)
+            output_per_head = True
+        options = {
+            "num_heads": num_heads,
+            "num_blocks": num_blocks,
+            "output_per_head": output_per_head,
+        }
         return fields | options
 
     def __init__(self, config: MedusaConfig) -> None:
@@ -76,7 +79,7 @@ class Medusa(Head):
         super().__init__(config, size)
         for number in range(config.num_heads):
             parts: list[nn.Module] = [_Block(size) for _ in range(config.num_blocks)]
-            if config.own_outputs:
+            if config.output_per_head:
                 parts.append(nn.Linear(size, config.vocabulary_size, bias=False))
             self.add_module(str(number), nn.ModuleList(parts))
 
@@ -84,19 +87,19 @@ class Medusa(Head):
         # [B, D], of each row's last token.
         states = gather_rows(unread.features, unread.last())
         count = min(uniforms.shape[1], self.config.num_heads)
-        logits = [self.logits_ahead(number, states) for number in range(count)]
+        logits = [self._logits_ahead(number, states) for number in range(count)]
         return draw(torch.stack(logits, dim=1), uniforms[:, :count])
 
-    def logits_ahead(self, number: int, states: Tensor) -> Tensor:
+    def _logits_ahead(self, number: int, states: Tensor) -> Tensor:
         """Return the logits [..., V] of one head, from the target's states [..., D]."""
         parts = list(self.get_submodule(str(number)).children())
         for block in parts[: self.config.num_blocks]:
             states = block(states)
-        return parts[-1](states) if self.config.own_outputs else self.logits(states)
+        return parts[-1](states) if self.config.output_per_head else self.logits(states)
 
     @property
     def num_outputs_borrowed(self) -> int:
-        return 0 if self.config.own_outputs else self.config.num_heads
+        return 0 if self.config.output_per_head else self.config.num_heads
 
 
 class _Block(nn.Module):
