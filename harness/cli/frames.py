@@ -22,9 +22,9 @@ def frame(rows: Sequence[Row]) -> pd.DataFrame:
 
     whole = pd.DataFrame([row.values() for row in rows]).dropna(axis="columns", how="all")
     if {"run", "arm", "num_draft_tokens"} <= {*whole.columns}:
-        first_k = whole.groupby("run").num_draft_tokens.transform("first")
-        k = whole.num_draft_tokens.mask(whole.arm == "regular", first_k)
-        is_number = k.map(lambda value: pd.isna(value) or not isinstance(value, str)).all()
-        whole["num_draft_tokens"] = k.astype("Int64") if is_number else k
+        # The first one that is no empty cell.
+        known_k = whole.groupby("run").num_draft_tokens.transform("first")
+        k = whole.num_draft_tokens.mask(whole.arm == "regular", known_k)
+        whole["num_draft_tokens"] = k if (k == "auto").any() else k.astype("Int64")
     first = [name for name in CORE_COLUMNS if name in whole.columns]
     return whole[[*first, *whole.columns.difference(first, sort=False)]]

@@ -35,7 +35,7 @@ from harness.results.schema import RunRow
 _FILE = "sweep.json"
 # The setting with the number of a round.
 _ROUND = "repeat"
-# Of a sweep over servers the number of a job's command among those behind `--`.
+# The setting with the number of a job's command among those behind `--`.
 SERVER = "server"
 
 

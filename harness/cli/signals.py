@@ -3,12 +3,12 @@
 An exception from a signal may disappear during an import: extension modules and fallbacks of libraries swallow it. So a
 signal is not always raised at once. What it does depends on the mode of this process:
 
-    RAISING      while a run decodes                       raises KeyboardInterrupt in the main thread
     POSTPONING   during imports, and while rows are        nothing yet: `raise_postponed` raises it; a
                  written                                   second signal is raised at once
     ENDING       on the command line, during imports       ends the process without an exception
                  before there are rows to write, and in
                  `leaving`
+    RAISING      at all other times                        raises KeyboardInterrupt in the main thread
 
 An exception that disappears in a destructor is raised again.
 """
@@ -46,8 +46,9 @@ _postponed: BaseException | None = None
 # Ends the process in mode ENDING; None where signals are postponed in its place.
 _end_process: Callable[[], NoReturn] | None = None
 
-# Whether `interrupting` has the signals, and whether the process is of a program that has called `harness.run`.
+# Whether `interrupting` has the signals.
 _is_interrupting = False
+# Whether the process is of a program that has called `harness.run`.
 _is_embedded = False
 
 # Standard streams that were a terminal at first.
@@ -123,7 +124,7 @@ def interrupting(end_process: Callable[[], NoReturn] | None = None) -> Iterator[
     _is_interrupting = True
     _terminals = [stream for stream in (1, 2) if os.isatty(stream)]
     _end_process = end_process
-    _hold()
+    _stop_raising()
     try:
         yield
         raise_postponed()
@@ -165,7 +166,7 @@ def within_time_limit() -> Iterator[None]:
         signal.signal(signal.SIGUSR2, before)
 
 
-def _hold(*, must_go_on: bool = False) -> None:
+def _stop_raising(*, must_go_on: bool = False) -> None:
     """Let no signal raise an error from now on: it ends the process, where that is allowed, or is postponed.
 
     Args:
@@ -200,7 +201,7 @@ def load(module: str, *, must_go_on: bool = False) -> Any:
     Args:
         must_go_on: always postpone signals, because there are rows to write.
     """
-    _hold(must_go_on=must_go_on)
+    _stop_raising(must_go_on=must_go_on)
     is_new = module not in sys.modules
     # Importing makes millions of objects. Looking through them for garbage takes seconds: now, so
     # the collector is off, and later, so they are exempt. What a program made before would be, too.
@@ -225,7 +226,7 @@ def leaving() -> Iterator[None]:
     if _end_process is None:
         yield
         return
-    _hold()
+    _stop_raising()
     try:
         yield
     finally:
@@ -235,11 +236,11 @@ def leaving() -> Iterator[None]:
 @contextmanager
 def finishing() -> Iterator[None]:
     """Postpone a signal until the block has ended, because there are rows to write; a second one does not wait."""
-    _hold(must_go_on=True)
+    _stop_raising(must_go_on=True)
     try:
         yield
     except Exception:
-        # Code that goes on after this error meets the signal at the next `raise_postponed`.
+        # Raised now, a signal would hide this error: it stays postponed until the next `raise_postponed`.
         if _postponed is None:
             _let_raise()
         raise

@@ -31,24 +31,35 @@ def length_in_answers(
     """
     reached = [1.0, *marginal_rates(conditional, num_draft_tokens)]
     num_decoded = max(1, round(min(num_tokens, _LONGEST)) - 1)
-    expected = [0.0]
+    # Expected iterations of what is left, by its length.
+    iterations = [0.0]
     for left in range(1, num_decoded + 1):
         most = min(num_draft_tokens, left - 1)
-        further = reached[most] * expected[left - 1 - most]
+        later = reached[most] * iterations[left - 1 - most]
         for accepted in range(most):
             chance = reached[accepted] - reached[accepted + 1]
-            further += chance * expected[left - 1 - accepted]
-        expected.append(1 + further)
-    return num_decoded / expected[-1]
+            later += chance * iterations[left - 1 - accepted]
+        iterations.append(1 + later)
+    return num_decoded / iterations[-1]
 
 
-def at_length(tokens: float, num_draft_tokens: int, length: float, other: float) -> float:
-    """Tokens per iteration of answers of another length than these are of, as if all draft tokens had one rate."""
+def change_with_length(
+    tokens: float, num_draft_tokens: int, measured: float, asked: float
+) -> float:
+    """The factor of tokens per iteration from answers of one length to those of another.
+
+    As if all draft tokens had one rate, the one that gives `tokens`.
+
+    Args:
+        tokens: per iteration, of answers of the length `measured`.
+    """
     from scipy.optimize import brentq
 
     def excess(rate: float) -> float:
-        return length_in_answers([rate], num_draft_tokens, length) - tokens
+        return length_in_answers([rate], num_draft_tokens, measured) - tokens
 
     rate = float(brentq(excess, 0.0, 1.0)) if excess(1.0) > 0 > excess(0.0) else float(tokens > 1)
-    length_at_rate = length_in_answers([rate], num_draft_tokens, length)
-    return tokens * length_in_answers([rate], num_draft_tokens, other) / length_at_rate
+    now, then = (
+        length_in_answers([rate], num_draft_tokens, length) for length in (measured, asked)
+    )
+    return then / now

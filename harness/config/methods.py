@@ -10,9 +10,6 @@ from harness.config.settings import DraftSettings
 if TYPE_CHECKING:
     from harness.config.run import RunSettings
 
-# The rule about `draft` with transformers' own generation.
-FOR_HUGGINGFACE = "must be a model, lookup or early_exit with engine=huggingface"
-
 
 class MethodRecord(RecordWithSettings):
     """A way to draft as it is known without models. Inherit from `local.drafting.method.Method`, which adds the work.
@@ -21,9 +18,7 @@ class MethodRecord(RecordWithSettings):
         name: what `draft=` calls it.
         summary: what it proposes, in half a line, for help.
         settings: the dataclass of what can be set under `draft.`.
-        memory: the entry in the column `memory` of the table of methods, for a draft without
-            weights: `none`, or `shared` with the target; None for a draft with weights, whose size
-            is shown.
+        shares_weights: whether it drafts with the target's own weights.
         batches: whether it drafts for several prompts at once.
         named: whether `draft=NAME` alone chooses it; False for models, which have names of their
             own.
@@ -31,7 +26,7 @@ class MethodRecord(RecordWithSettings):
 
     summary: ClassVar[str]
     settings: ClassVar[type[DraftSettings]] = DraftSettings
-    memory: ClassVar[str | None] = None
+    shares_weights: ClassVar[bool] = False
     batches: ClassVar[bool] = True
     named: ClassVar[bool] = True
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 # Arrivals are one burst if they are nearer to each other than this share of the request's mean time
 # per token: llama.cpp sends the tokens of an iteration one by one, microseconds apart.
 _TOGETHER = 0.1
-# The same where all arrive within this share of the request's time, at its end: if they are nearer than these seconds,
-# in which no model decodes a token, they were held back.
-_AT_THE_END = 0.1
-_FASTEST_S = 0.0005
+# A server that held its tokens back sends all of them within this share of the request's time, whose mean per token
+# then says nothing: arrivals nearer than the fastest model's tokens are one burst.
+_HELD_BACK = 0.1
+_FASTEST_TOKEN_S = 0.0005
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class RequestRecord:
         num_cached: of these, those that the server took from a cache; None where it does not report them.
         prompt_ms: from the prompt's turn to the first token by the server's clock, without the wait in its queue.
         num_drafted, num_accepted: draft tokens of all iterations, as a server reports them; None where it does not.
-        max_new_tokens: that it was to have at most; None where nothing bounds it.
+        max_new_tokens: the most that it was to have; None where nothing bounds it.
         leave_after: tokens, or arrivals without token ids, after which nobody waits for the rest;
             None to wait for all.
         error: why it failed; None where it did not.
@@ -100,7 +100,7 @@ class RequestRecord:
         return self.error is not None and self.error.code in (408, 499)
 
     @property
-    def may_be_left(self) -> bool:
+    def has_enough(self) -> bool:
         """Whether as much has arrived as anybody waits for."""
         num_arrived = max(len(self.token_ids), len(self.arrivals))
         return self.leave_after is not None and num_arrived >= self.leave_after
@@ -137,21 +137,21 @@ class RequestRecord:
         """
         if self.outcomes:
             return len(self.outcomes)
-        num_decoded = max(0, self.num_tokens - 1)
-        num_undrafted = num_decoded - (self.num_accepted or 0)
+        # Each decides one token besides those that it accepts.
+        num_iterations = max(0, self.num_tokens - 1) - (self.num_accepted or 0)
         if self.histogram:
-            return max(num_undrafted, sum(self.histogram))
-        if self.num_drafted and (self.num_tokens != self.max_new_tokens or num_undrafted < 1):
+            return max(num_iterations, sum(self.histogram))
+        if self.num_drafted and (self.num_tokens != self.max_new_tokens or num_iterations < 1):
             return None
-        return num_undrafted
+        return num_iterations
 
     @property
     def bursts(self) -> list[float]:
         """The times of arrivals; of several that follow each other at once, the first one's."""
         nearest_s = _TOGETHER * (self.time_per_output_token_ms or 0.0) / 1000
         firsts = self.arrivals[:1]
-        if firsts and self.arrivals[-1] - firsts[0] < _AT_THE_END * self.seconds:
-            nearest_s = max(nearest_s, _FASTEST_S)
+        if firsts and self.arrivals[-1] - firsts[0] < _HELD_BACK * self.seconds:
+            nearest_s = max(nearest_s, _FASTEST_TOKEN_S)
         for earlier, later in itertools.pairwise(self.arrivals):
             if later - earlier >= nearest_s:
                 firsts.append(later)

@@ -32,7 +32,7 @@ class TextTokenizer:
         return [int.from_bytes(_MARK + part) for part in parts]
 
     def __len__(self) -> int:
-        return 1 << 8 * _BYTES
+        return 2 << 8 * _BYTES  # the mark is one bit more
 
     def decode(self, ids: Sequence[int], **options: Any) -> str:
         parts = [number.to_bytes(_BYTES + 1).lstrip(b"\0") for number in ids]

@@ -30,7 +30,7 @@ from harness.engines.protocol import Engine, Request
 from harness.engines.tokenizer import Tokenizer
 from harness.local.decoding.loop import Loop
 from harness.local.engine.engine import LocalArm
-from harness.results.acceptance import outcome_of
+from harness.results.acceptance import outcome_until_end
 
 Result = TypeVar("Result")
 
@@ -50,7 +50,7 @@ class ServedAnswer:
         cancelled: whether nobody waits for it any more. The client's side sets it, and its row is then
             dropped.
         token_ids: so far.
-        outcomes: (num_proposed, num_accepted) of each iteration that drafted something.
+        outcomes: (num_proposed, num_accepted) of each iteration that drafted something, up to the end of the answer.
         row: its number in the loop; None until it joins.
     """
 
@@ -88,9 +88,9 @@ class ServedAnswer:
                 All are passed on, even those of a stop text and behind it.
             logprobs: of these tokens, if they are asked for.
         """
-        outcome = outcome_of(num_proposed, num_accepted, len(tokens))
-        if outcome[0]:
-            self.outcomes.append(outcome)
+        proposed, accepted = outcome_until_end(num_proposed, num_accepted, len(tokens))
+        if proposed:
+            self.outcomes.append((proposed, accepted))
         self.token_ids += tokens
         finish_reason = None
         if tokens[-1] in self.request.stop_tokens:
@@ -306,19 +306,19 @@ class LocalService:
                 if joining:
                     requests = [arm.loop_request(answer.request) for answer in joining]
                     iteration = self._loop.add(requests)
+                    for answer, row_step in zip(joining, iteration.row_steps, strict=True):
+                        answer.row = row_step.row
                 else:
                     iteration = self._loop.step()
         except Exception as error:
             if len(joining) > 1:
-                # Which of them fails, and whether any does alone.
+                # One by one, so that only those fail that fail alone.
                 for answer in joining:
                     self._iterate(running, [answer])
             else:
                 for answer in joining or running:
                     self._fail(answer, error)
             return
-        for answer, row_step in zip(joining, iteration.row_steps, strict=False):
-            answer.row = row_step.row
         answers = {answer.row: answer for answer in running}
         for row_step in iteration.row_steps:
             answer = answers[row_step.row]

@@ -120,7 +120,7 @@ class Acceptance:
         )
 
 
-def outcome_of(num_proposed: int, num_accepted: int, num_tokens: int) -> tuple[int, int]:
+def outcome_until_end(num_proposed: int, num_accepted: int, num_tokens: int) -> tuple[int, int]:
     """Return [num_proposed, num_accepted] of an iteration that gave a row `num_tokens` tokens, at least one.
 
     An answer that ends with an accepted token counts as one that ends there for its length, whose last token is never

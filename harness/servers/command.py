@@ -113,15 +113,13 @@ class ServerCommand:
         return flags
 
     def values(self, names: Sequence[str]) -> dict[str, str]:
-        """The last value of each of these flags, which is the one that counts; of JSON, that of each entry. The flag
-        that was typed last is the last one.
-        """
+        """The last value of each of these flags, in the order of these values; of JSON, that of each entry."""
         json_flags = self.startup.json_flags
-        roots = {name.partition(".")[0]: None for name in names}
-        if not roots.keys().isdisjoint(json_flags):
-            roots |= dict.fromkeys(json_flags)
+        roots = [name.partition(".")[0] for name in names]
+        if not set(json_flags).isdisjoint(roots):
+            roots += json_flags
         values: dict[str, str] = {}
-        for flag in self.flags(list(roots)):
+        for flag in self.flags(roots):
             values.pop(flag.name, None)
             root, dot, key = flag.name.partition(".")
             if root not in json_flags:
@@ -197,6 +195,7 @@ class ServerCommand:
                     value = self._number_at(flag) or ""
                     if value.isdigit():
                         return int(value) - (flag in self.startup.counts_root)
+                # One of the variables may set K.
                 return None if self._variables() else default
         return None
 
@@ -207,7 +206,7 @@ class ServerCommand:
         for name, value in self.values(tuple(lossy)).items():
             if name in lossy and _as_number(value) not in lossy[name]:
                 return f"{name} {value}"
-        beginnings = tuple(name for name in lossy if name[0].isupper())
+        beginnings = tuple(name for name in lossy if not name.startswith("-"))
         return next((name for name in self._variables() if name.startswith(beginnings)), None)
 
     def _number_at(self, place: str) -> str | None:

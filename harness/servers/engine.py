@@ -86,7 +86,7 @@ class ServerEngine(Engine):
         takes_turns: bool = False,
         most_starts: int = 0,
     ) -> None:
-        if opening.settings.JUDGES_DRAFT:
+        if opening.settings.ASKS_SPECULATIVE_ALONE:
             served = [server for server in served if server.name == "speculative"] or served
         self.opening = opening
         settings = ServerSettings.of(opening.settings)

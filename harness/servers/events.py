@@ -21,20 +21,20 @@ _MOST_DRAFTED = 4096
 _MOST_ITERATIONS = 2**20
 # Accepted tokens behind the end of an answer, at most, where it is not known how many an iteration accepted.
 _MOST_BEHIND_END = 128
-# Share by which more bursts may arrive than tokens are counted, and how many beyond it: a parser of thoughts or of tool
-# calls divides the text of a token.
+# Arrivals at once are a burst. There may be more of them than counted tokens by this share, and so many besides: a
+# parser of thoughts or of tool calls divides the text of a token.
 _MORE_BURSTS = 0.1
 _FEW_BURSTS = 2
 
 # No vocabulary or answer has more.
-Count = Annotated[int, Field(ge=0, lt=2**31)]
-ListOfCounts = list[Count] | None
+Natural = Annotated[int, Field(ge=0, lt=2**31)]
+Naturals = list[Natural] | None
 Milliseconds = Annotated[float, Field(ge=0, lt=1e9)]
 
 # Reasons for which a server ends an answer that is not whole: of vLLM and SGLang, LMDeploy, TensorRT-LLM, mistral.rs.
 _CUT_OFF = ("abort", "error", "cancelled", "timeout", "canceled")
 
-# Where vLLM and SGLang report drafts.
+# Where vLLM, SGLang and OpenAI report drafts.
 _VLLM = "metrics speculative_decoding"
 _SGLANG = "sglext spec_tokens_details"
 _PREDICTIONS = "usage completion_tokens_details"
@@ -79,7 +79,7 @@ class Choice(Fields):
     reasoning: str | None = _at("delta reasoning", "message reasoning")
     reasoning_content: str | None = _at("delta reasoning_content", "message reasoning_content")
     tool_calls: list[ToolCall] | None = _at("delta tool_calls", "message tool_calls")
-    token_ids: ListOfCounts = None
+    token_ids: Naturals = None
     logprobs: list[float | None] | None = _at("logprobs token_logprobs")
     chat_logprobs: list[ReportedToken] | None = _at("logprobs content")
     finish_reason: Any = None
@@ -88,7 +88,7 @@ class Choice(Fields):
 class LogitBias(Fields):
     """A bias of minus infinity, which JSON cannot hold, is null."""
 
-    token: Count
+    token: Natural
     bias: Any = None
 
 
@@ -111,26 +111,26 @@ class Event(Fields):
 
     error: Any = None
     choices: list[Choice] | None = None
-    num_tokens: Count | None = _at("usage completion_tokens")
-    num_read: Count | None = _at("usage prompt_tokens")
-    num_cached: Count | None = _at("usage prompt_tokens_details cached_tokens", "timings cache_n")
+    num_tokens: Natural | None = _at("usage completion_tokens")
+    num_read: Natural | None = _at("usage prompt_tokens")
+    num_cached: Natural | None = _at("usage prompt_tokens_details cached_tokens", "timings cache_n")
     prompt_ms: Milliseconds | None = _at("timings prompt_ms")
-    num_drafted: Count | None = _at(
+    num_drafted: Natural | None = _at(
         f"{_VLLM} num_draft_tokens", f"{_SGLANG} spec_num_proposed_drafts", "timings draft_n"
     )
-    num_accepted: Count | None = _at(
+    num_accepted: Natural | None = _at(
         f"{_VLLM} num_accepted_draft_tokens",
         f"{_SGLANG} spec_num_correct_drafts",
         "timings draft_n_accepted",
     )
-    num_right: Count | None = _at(f"{_PREDICTIONS} accepted_prediction_tokens")
-    num_wrong: Count | None = _at(f"{_PREDICTIONS} rejected_prediction_tokens")
-    drafted_by_step: ListOfCounts = _at(f"{_VLLM} per_step_drafted")
-    accepted_by_step: ListOfCounts = _at(f"{_VLLM} per_step_accepted")
-    histogram: ListOfCounts = _at(
+    num_right: Natural | None = _at(f"{_PREDICTIONS} accepted_prediction_tokens")
+    num_wrong: Natural | None = _at(f"{_PREDICTIONS} rejected_prediction_tokens")
+    drafted_by_step: Naturals = _at(f"{_VLLM} per_step_drafted")
+    accepted_by_step: Naturals = _at(f"{_VLLM} per_step_accepted")
+    histogram: Naturals = _at(
         f"{_VLLM} acceptance_histogram", f"{_SGLANG} spec_correct_drafts_histogram"
     )
-    shown_ids: ListOfCounts = _at("__verbose tokens")
+    shown_ids: Naturals = _at("__verbose tokens")
     biases: list[LogitBias] | None = _at("__verbose generation_settings logit_bias")
 
     @property
@@ -256,7 +256,7 @@ def _outcomes_of_histogram(num_drafted: int, histogram: Sequence[int]) -> list[t
     """The outcome of each iteration, from how many accepted 0, 1, 2, ... tokens.
 
     12 draft tokens and the histogram [1, 0, 2] are (4, 0), (4, 2), (4, 2). Empty where iterations drafted different
-    numbers, which do not follow from their sum. By chance these may have a whole number as their mean:
+    numbers, or too many. By chance different numbers may have a whole number as their mean:
     `measuring.acceptance.iterations_are_known` looks at all answers.
     """
     num_iterations = sum(histogram)
@@ -283,8 +283,8 @@ def check_length(number: int, max_tokens: int) -> None:
 def check_drafts(request: RequestRecord, num_tokens: int) -> None:
     """Raise an AnswerError for more iterations and accepted draft tokens than an answer of so many tokens can have.
 
-    Each iteration yields a token besides those that it accepts. Servers count what the last one accepted behind the end
-    of the answer, too.
+    Each iteration yields a token besides those that it accepts. Servers also count what the last one accepted behind
+    the end of the answer, at most as many as any accepted.
     """
     num_iterations = len(request.outcomes) or sum(request.histogram)
     accepted = [number for _, number in request.outcomes]

@@ -42,11 +42,12 @@ class ServerRecord(EngineRecord):
         """
         settings = ServerSettings.of(run)
         if settings.chat == "auto":
+            # No model was named, whose chat template could be applied here.
             chat = run.model.repository == SERVED
             run = dataclasses.replace(run, engine=dataclasses.replace(settings, chat=chat))
         if settings.start_command:
             return with_names_of_commands(run, commands_of(run))
-        if settings.has_two or run.draft is None or run.JUDGES_DRAFT:
+        if settings.regular_url is not None or run.draft is None or run.ASKS_SPECULATIVE_ALONE:
             return run
         rule = (
             "needs engine.regular_url, a server without speculation to compare with;"
@@ -57,12 +58,12 @@ class ServerRecord(EngineRecord):
 
     def check(self, run: RunSettings) -> None:
         super().check(run)
-        is_one = ServerSettings.of(run).regular_url is None
         rule = (
             "must not be none: engine.url speculates, and draft names with what in tables "
             "(draft=server)"
         )
-        require(is_one or run.draft is not None, "draft", rule, "none")
+        is_possible = ServerSettings.of(run).regular_url is None or run.draft is not None
+        require(is_possible, "draft", rule, "none")
 
     def columns(self, run: RunSettings) -> Mapping[str, Any]:
         settings = ServerSettings.of(run)
@@ -88,9 +89,8 @@ class ServerRecord(EngineRecord):
         # The regular one first; both may be the same.
         urls = dict.fromkeys(url for url in (settings.regular_url, settings.url) if url is not None)
         reports = [server_report(url, key) for url in urls]
-        if None in reports:
-            return ServerSetup(all_answer=False)
-        return ServerSetup([report for report in reports if report is not None])
+        known = [report for report in reports if report is not None]
+        return ServerSetup(known) if len(known) == len(urls) else ServerSetup(all_answer=False)
 
     def open(self, opening: Opening) -> Engine:
         """Start the servers, or only connect them."""
@@ -111,7 +111,7 @@ class ServerRecord(EngineRecord):
             )
             served.append(regular)
         arm = "speculative" if served else "regular"
-        # Its counters alone may be elsewhere; those of the others are below their addresses.
+        # Only its counters may be at an address of their own.
         served.append(Served(arm, "engine.url", model, settings.url, settings.metrics_url))
         return ServerEngine(opening, served)
 

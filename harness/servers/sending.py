@@ -171,7 +171,7 @@ class Sender:
         # Nobody here can read ids: those of the text take their place.
         request.shown_ids = request.token_ids or request.shown_ids
         request.token_ids = []
-        is_whole = request.error is None and not request.may_be_left
+        is_whole = request.error is None and not request.has_enough
         if is_whole and request.text and not request.num_tokens:
             reason = (
                 "the server does not count its tokens, and no tokenizer is here: model= names one"
@@ -198,7 +198,7 @@ class Sender:
                     check_length(max(len(request.token_ids), len(request.shown_ids)), max_tokens)
                     if event.token_ids and self._knows_tokens:
                         outgoing.add(event.token_ids)
-                    if request.may_be_left:
+                    if request.has_enough:
                         return
                     finished = finished or event.is_last
                     usage = usage if event.num_tokens is None else event.num_tokens

@@ -43,7 +43,7 @@ def commands_of(run: RunSettings) -> list[ServerCommand]:
     dialects = list(DIALECTS.all().values()) if chosen is None else [DIALECTS[chosen]]
     typed = [words for words in (settings.first_command, settings.start_command) if words]
     *first, measured = [read_command(words, values, dialects).prepared() for words in typed]
-    is_alone = run.draft is None or (run.JUDGES_DRAFT and not first)
+    is_alone = run.draft is None or (run.ASKS_SPECULATIVE_ALONE and not first)
     if not is_alone and not first and measured.is_known:
         # What is wrong with the flags of a known program is said wherever that program is.
         first = [measured.regular()]
@@ -67,7 +67,7 @@ def with_names_of_commands(run: RunSettings, commands: Sequence[ServerCommand]) 
         name = SECOND_COMMAND if settings.first_command else measured.draft
         if name is not None:
             return dataclasses.replace(run, draft=dataclasses.replace(draft, name=name))
-    elif draft is not None and draft.name != SECOND_COMMAND and not run.JUDGES_DRAFT:
+    elif draft is not None and draft.name != SECOND_COMMAND and not run.ASKS_SPECULATIVE_ALONE:
         _check_label(draft, measured)
     return run
 

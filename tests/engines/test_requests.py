@@ -61,10 +61,10 @@ def test_iterations_without_drafts_are_added(num_tokens: int, num_undrafted: int
 
 
 def test_a_request_is_left_when_enough_has_arrived() -> None:
-    assert record(token_ids=[1, 2], arrivals=[0.1], leave_after=2).may_be_left
-    assert record(arrivals=[0.1, 0.2], leave_after=2).may_be_left
-    assert not record(token_ids=[1], arrivals=[0.1], leave_after=2).may_be_left
-    assert not record(token_ids=[1, 2]).may_be_left
+    assert record(token_ids=[1, 2], arrivals=[0.1], leave_after=2).has_enough
+    assert record(arrivals=[0.1, 0.2], leave_after=2).has_enough
+    assert not record(token_ids=[1], arrivals=[0.1], leave_after=2).has_enough
+    assert not record(token_ids=[1, 2]).has_enough
 
 
 def test_a_request_is_answered_cancelled_or_failed() -> None:

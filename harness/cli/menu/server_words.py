@@ -46,10 +46,10 @@ def server_settings(
     for name in typed:
         if name.startswith("engine.vary."):
             names[name] = name.removeprefix("engine.vary.")
-    judges_draft = configured(command).settings.JUDGES_DRAFT
+    asks_speculative_alone = configured(command).settings.ASKS_SPECULATIVE_ALONE
     for setting, name in names.items():
         # Such a command drafts on this machine too, so that K has an effect without {K}.
-        has_effect_here = judges_draft and name == "K"
+        has_effect_here = asks_speculative_alone and name == "K"
         is_used = has_effect_here or any(f"{{{name}}}" in word for word in words)
         if setting in typed and not is_used:
             value = typed[setting].partition("=")[2]

@@ -233,7 +233,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         whole = {prompt.index: prompt for prompt in self.prompts}
         openings = tuple(prompt.opening for prompt in self.prompts)
         encoder = session.encoder
-        encoded = encoder.encode_set(self.prompt_set, openings, 1)
+        encoded = encoder.encode_set(self.prompt_set, openings, 1, "one token of an answer")
         self.too_long.update(encoded.too_long)
         readings: list[Reading] = []
         for opening, token_ids in zip(encoded.prompts, encoded.token_ids, strict=True):

@@ -29,7 +29,7 @@ class AcceptanceSettings(PromptedSettings):
         batch_size: texts that the target writes together, where there are no answers.
     """
 
-    JUDGES_DRAFT = True
+    ASKS_SPECULATIVE_ALONE = True
 
     num_prompts: int | Literal["auto"] = "auto"
     texts_per_prompt: int = 4

@@ -47,7 +47,7 @@ def tokens_of_smaller_ks(
         ks = range(1, settings.decoding.most_draft_tokens + 1)
         return [Interval(length_in_answers(rates, k, length)) for k in ks]
     # Not where another engine decoded them, or a shorter proposal is not the beginning of a longer one.
-    is_prefix = engine_of(settings).own_loop and session.planned.shorter_proposals_follow
+    is_prefix = engine_of(settings).own_loop and session.planned.short_proposals_are_prefixes
     if not is_prefix:
         return None
     try:

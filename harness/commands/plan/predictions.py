@@ -9,7 +9,7 @@ from typing import Any
 
 from harness.commands.plan.rows import PlanRow
 from harness.commands.plan.tables import doubts_of_notes
-from harness.config.acceptance_math import at_length, length_in_answers
+from harness.config.acceptance_math import change_with_length, length_in_answers
 from harness.config.amounts import percent
 from harness.config.errors import SettingError
 from harness.reporting.page import NextStep, Page, heading, title_of_many
@@ -129,7 +129,7 @@ def _at_length(
     measured = accepted.lengths[name]
     if round(measured) == round(length):
         return tokens
-    return tokens.scaled(at_length(tokens.estimate, k, measured, length) / tokens.estimate)
+    return tokens.scaled(change_with_length(tokens.estimate, k, measured, length))
 
 
 def predictions_page(rows: Sequence[PlanRow], failed: Sequence[PlanRow]) -> Page:

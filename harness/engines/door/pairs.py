@@ -17,7 +17,7 @@ class ServedPair:
     """The tokenizer alone: the weights are elsewhere, and their limits unknown."""
 
     tokenizer: Tokenizer
-    shorter_proposals_follow: bool = False
+    short_proposals_are_prefixes: bool = False
 
     def room(self, new_tokens: int) -> None:
         return None

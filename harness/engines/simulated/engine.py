@@ -84,8 +84,9 @@ class SimulatedArm(Arm):
         times = [0.0] * len(requests)
         if rate is not None:
             times = arrival_times(requests, rate)
-            # Nor does the load drain behind the last request that counts.
-            batch.comes_again(began_s + times[-1])
+            if extra:
+                # Behind the last request that counts, so that the load does not drain.
+                batch.send_extra_again(began_s + times[-1], rate)
         else:
             batch.free.extend([began_s] * in_flight)
         rows = [
@@ -97,7 +98,7 @@ class SimulatedArm(Arm):
         load = Load(
             seconds,
             request_seconds=batch.in_flight_s(began_s),
-            share=batch.num_own / batch.num_of_all,
+            share=batch.own_arrivals / batch.all_arrivals,
             extra=[row.record for row in batch.rows if row.is_extra],
             offered_s=times[-1] if rate is not None else 0.0,
         )
@@ -162,7 +163,7 @@ class _Batch:
     Attributes:
         waiting, running, ended: rows by how far they are.
         free: since when each slot has been free; none at a rate.
-        num_own, num_of_all: arrivals of the requests that count, and of all, since they were sent.
+        own_arrivals, all_arrivals: numbers of the requests that count, and of all, since these were sent.
     """
 
     def __init__(self, arm: SimulatedArm, first: Request, extra: Sequence[Request]) -> None:
@@ -176,7 +177,7 @@ class _Batch:
         self.running: list[_Row] = []
         self.ended: list[_Row] = []
         self.free: deque[float] = deque()
-        self.num_own = self.num_of_all = 0
+        self.own_arrivals = self.all_arrivals = 0
         # When requests that only keep up the load come, at a rate.
         self._gaps = random.Random(f"extra {first.seed} {first.index}")
         self._next_extra_s = math.inf
@@ -200,16 +201,14 @@ class _Batch:
             elif not self.waiting:
                 self._clock.now_s = max(self._clock.now_s, self._next_extra_s)
 
-    def comes_again(self, after_s: float) -> None:
+    def send_extra_again(self, after_s: float, rate: float) -> None:
         """The next request that only keeps up the load comes behind this time."""
-        if self._next_extra_s < math.inf:
-            assert self._settings.rate is not None
-            self._next_extra_s = after_s + self._gaps.expovariate(self._settings.rate)
+        self._next_extra_s = after_s + self._gaps.expovariate(rate)
 
     def answer(self, own: Sequence[_Row]) -> None:
         """Answer the requests that count."""
         self.waiting.extend(own)
-        self.num_own = self.num_of_all = 0
+        self.own_arrivals = self.all_arrivals = 0
         while any(row.num_left > 0 for row in own):
             self._read_prompts()
             if self.running:
@@ -247,11 +246,11 @@ class _Batch:
             else:
                 break
             if rate is None:
-                # Sent when there was room, and read behind others for which there was.
+                # Sent when a slot became free; then it waited for the prompts before it.
                 row.sent_s = self.free.popleft()
             self._pass(settings.first_ms + settings.prompt_ms * row.record.num_prompt_tokens)
             self._give(row, 1)
-            # At most one filler request per pass, so that running rows proceed.
+            # At most one of these per pass, so that running rows proceed.
             if row.is_extra:
                 break
 
@@ -281,8 +280,8 @@ class _Batch:
         """The next tokens of a request, after which it goes on or ends."""
         row.record.add(row.tokens(num_tokens), self._clock.now_s - row.sent_s)
         if not row.is_extra:
-            self.num_own += 1
-        self.num_of_all += 1
+            self.own_arrivals += 1
+        self.all_arrivals += 1
         if row.num_left > 0:
             self.running.append(row)
             return

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from harness.config.errors import SettingError
-from harness.config.methods import FOR_HUGGINGFACE, MethodRecord
+from harness.config.methods import MethodRecord
 from harness.config.run import RunSettings, Weights
 from harness.config.settings import (
     DecodingSettings,
@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 
 # Makes a drafter, given the warp of the target's logits.
 MakeDrafter = Callable[["AnyWarp"], "Drafter"]
+
+# The rule about `draft` with transformers' own generation.
+FOR_HUGGINGFACE = "must be a model, lookup or early_exit with engine=huggingface"
 
 
 @dataclass(frozen=True)
@@ -177,8 +180,6 @@ class Method(MethodRecord):
 
 class TextMethod(Method):
     """A way to draft that reads nothing but the text; it makes a `Text` for each row."""
-
-    memory = "none"
 
     def texts(self, settings: Any, tokenizer: PreTrainedTokenizerBase) -> Callable[[], Text]:
         """Return a function that makes an empty `Text`; it is called for each row of each batch."""
@@ -371,7 +372,7 @@ class EarlyExit(SampledMethod):
     name = "early_exit"
     summary = "the target's own first layers, a quarter of them; early_exit_8 has 8"
     settings = EarlyExitSettings
-    memory = "shared"
+    shares_weights = True
 
     def choice(self, name: str) -> dict[str, Any] | None:
         """Return no settings for `early_exit`, and 8 layers for `early_exit_8`."""

@@ -15,7 +15,7 @@ from harness.engines.arrivals import Arrival, Frames, Watch
 from harness.engines.phases import Phases
 from harness.engines.protocol import Answered, BatchTimes, Request, Weights
 from harness.local.decoding.loop import Iteration, RowStep
-from harness.results.acceptance import outcome_of
+from harness.results.acceptance import outcome_until_end
 
 
 class _Noted(NamedTuple):
@@ -81,7 +81,7 @@ class LoopClock:
 
         Args:
             as_batch: whether all rows began with the first iteration, and share their time.
-            drafts: whether passes behind a prompt's are iterations of a draft, even those that it offered nothing.
+            drafts: whether the arm drafts: an iteration that proposed nothing then has an outcome too, (0, 0).
         """
         records = [request.record() for request in self._requests]
         for seconds, row_step in self._timed_steps(0):
@@ -89,7 +89,9 @@ class LoopClock:
             record.add(row_step.tokens, seconds)
             if row_step.proposed or (drafts and len(record.arrivals) > 1):
                 num_proposed = len(row_step.proposed)
-                outcome = outcome_of(num_proposed, row_step.num_accepted, len(row_step.tokens))
+                outcome = outcome_until_end(
+                    num_proposed, row_step.num_accepted, len(row_step.tokens)
+                )
                 record.outcomes.append(outcome)
         batch = None
         if as_batch:

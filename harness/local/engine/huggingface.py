@@ -18,7 +18,6 @@ from transformers import GenerationConfig
 from transformers.generation.streamers import BaseStreamer
 
 from harness.config.amounts import length_in_common
-from harness.config.methods import FOR_HUGGINGFACE, METHODS
 from harness.config.settings import DecodingSettings, require
 from harness.engines.arrivals import Watch
 from harness.engines.phases import Phases
@@ -33,7 +32,7 @@ from harness.engines.protocol import (
 from harness.engines.record import Preparation
 from harness.local.decoding.loop import Iteration, RowStep
 from harness.local.drafting.checked import method_of
-from harness.local.drafting.method import Pair
+from harness.local.drafting.method import FOR_HUGGINGFACE, Pair
 from harness.local.engine.clock import LoopClock
 from harness.local.engine.pair import PlannedPair
 from harness.local.engine.reference import loaded_weights, open_reference
@@ -55,7 +54,7 @@ def check_pair(planned: PlannedPair, decoding: DecodingSettings) -> None:
     require(planned.head is None, "draft", FOR_HUGGINGFACE, draft)
     if len(planned.checkpoints) > 1:
         rule = "drafts all tokens in one pass, which engine=huggingface cannot"
-        require(planned.shorter_proposals_follow, "draft", rule, draft)
+        require(planned.short_proposals_are_prefixes, "draft", rule, draft)
     for checkpoint in planned.checkpoints:
         model = checkpoint.settings.name
         rule = f"must be none with engine=huggingface: {model} takes back no tokens in generate()"
@@ -85,8 +84,9 @@ class HuggingFaceEngine(Engine):
         if draft_settings is not None:
             method = method_of(draft_settings)
             arguments = method.huggingface(pair, draft_settings, preparation.decoding)
-            shares = METHODS[draft_settings.method].memory == "shared"
-            assistant = pair.target.model if shares else arguments.get("assistant_model")
+            assistant = arguments.get("assistant_model")
+            if method.shares_weights:
+                assistant = pair.target.model
         # The reference has the same weights in our eager runner.
         self._reference = open_reference(pair, preparation)
         self._devices = pair.devices

@@ -78,7 +78,7 @@ class PlannedPair:
     gpus: Sequence[int] = ()
 
     @property
-    def shorter_proposals_follow(self) -> bool:
+    def short_proposals_are_prefixes(self) -> bool:
         """Whether a shorter proposal is the beginning of a longer one; False without a draft."""
         if self.draft_settings is None:
             return False
@@ -102,10 +102,7 @@ class PlannedPair:
         Args:
             answers: what the new tokens are; `decoding.max_new_tokens` by default.
         """
-        if answers is None:
-            answers = f"decoding.max_new_tokens={new_tokens}"
-            if new_tokens == 1:  # as of answers that are there already: nobody chose a number
-                answers = "one token of an answer"
+        answers = answers or f"decoding.max_new_tokens={new_tokens}"
         longest = max(map(len, prompts))
         for checkpoint in self.checkpoints:
             limit = max_context(checkpoint.config)
@@ -136,7 +133,7 @@ class PlannedPair:
             size = vocabulary_size(checkpoint.config)
             if largest >= size:
                 token = str(largest)
-                owner = "model" if read is token_ids else "draft"
+                owner = "model" if self.translation is None else checkpoint.role
                 if owner == "model":
                     token += f" ({self.tokenizer.convert_ids_to_tokens(largest)})"
                 model = f"{checkpoint.role}={checkpoint.settings.name}"
@@ -246,7 +243,7 @@ class PlacedPair(PlannedPair):
             device = self.placements[-1].devices[0]
             head = self.head.load(device, target.dtype, target.model)
         elif draft is None and isinstance(settings, ModelSettings):
-            # The draft is the target itself.
+            # `draft=` is the same model as `model=`.
             draft = dataclasses.replace(target, settings=settings)
         return Pair(target, draft, self.tokenizer, head, settings, self.translation)
 

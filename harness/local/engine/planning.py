@@ -38,7 +38,7 @@ from harness.local.models.tokenizers import PADDING, check_sizes
 # Bytes of each of the two buffers; larger than the caches of any device in use.
 _BUFFER_BYTES = 256 * 2**20
 # Copies are repeated until they have taken this long.
-_SECONDS = 0.2
+_COPYING_S = 0.2
 
 
 def find_machine(settings: RunSettings, pretended: PretendedGpus | None) -> Machine:
@@ -66,9 +66,9 @@ def _this_machine(placement: PlacementSettings) -> Machine:
         gpu = known_gpu(name)
         if gpu is not None:
             bandwidths[name] = gpu.bandwidth_gb_s
-    # A token waits for every GPU, so the slowest one decides.
-    slowest = sorted(bandwidths.items(), key=lambda item: (item[1], item[0]))[:1]
-    return Machine(free_memory(gpus), "; ".join(texts), dict(slowest))
+    # At least this long: on GPUs of several kinds nothing is read faster than by the fastest.
+    fastest = sorted(bandwidths.items(), key=lambda item: (item[1], item[0]))[-1:]
+    return Machine(free_memory(gpus), "; ".join(texts), dict(fastest))
 
 
 def _pretended_machine(pretended: PretendedGpus) -> Machine:
@@ -223,18 +223,18 @@ def roofs(placed: PlacedPair, batch_size: int, num_tokens: int) -> list[Roof]:
     Args:
         num_tokens: in the cache of each row, on average over the run.
     """
-    roofs: list[Roof] = []
-    for sketch, placement in zip(placed.sketches, placed.placements, strict=True):
+    found: list[Roof] = []
+    for index, (sketch, placement) in enumerate(
+        zip(placed.sketches, placed.placements, strict=True)
+    ):
         step_bytes = sketch.pass_bytes(batch_size, num_tokens)
-        rates: list[float | None] = [None]
-        # A head may draft all tokens in one pass: a rate per drafted token would say little.
-        if len(roofs) < len(placed.models):
-            rates = [copy_bandwidth(device) for device in placement.devices]
-        known_rates = [rate for rate in rates if rate]
-        roofs.append(
-            Roof(step_bytes, 1000 * step_bytes / max(known_rates) if known_rates else None)
-        )
-    return roofs
+        # A head, which is none of the models, may draft all tokens in one pass: a rate per drafted token would say
+        # little.
+        devices = placement.devices if index < len(placed.models) else []
+        rates = filter(None, map(copy_bandwidth, devices))
+        fastest = max(rates, default=None)
+        found.append(Roof(step_bytes, 1000 * step_bytes / fastest if fastest else None))
+    return found
 
 
 def copy_bandwidth(device: torch.device) -> float | None:
@@ -257,4 +257,4 @@ def _measure(device: torch.device) -> float:
     timer = Timer("target.copy_(source)", globals=copied, num_threads=torch.get_num_threads())
     # The timer synchronises the current GPU; -1 changes nothing.
     with torch.cuda.device(device if device.type == "cuda" else -1):
-        return 2 * _BUFFER_BYTES / timer.blocked_autorange(min_run_time=_SECONDS).median
+        return 2 * _BUFFER_BYTES / timer.blocked_autorange(min_run_time=_COPYING_S).median

@@ -71,8 +71,8 @@ class ModelReference:
         logits = recompute(self.logits, target.model, token_ids)
         epsilon = torch.finfo(target.dtype).eps
         differences = logits[:, 0, wanted] - logits[:, 0, other]
-        explained = largest_rounding(logits, (wanted, other), epsilon)
-        return Margin(float(differences.mean()), explained)
+        tolerance = largest_rounding(logits, (wanted, other), epsilon)
+        return Margin(float(differences.mean()), tolerance)
 
     def logits(self, prompts: TokenRows, continuations: TokenRows | None = None) -> Tensor:
         """Logits [B, V] after prompts, or after continuations of equal lengths, which are read behind their cache."""
@@ -96,7 +96,7 @@ class ModelReference:
         for are_finite, prompt, text in zip(finite, prompts, texts, strict=True):
             # What follows a shorter text only fills its row up.
             if not all(are_finite[: len(text)]):
-                self._runners.target.zero_nan()
+                self._runners.target.zero_nan()  # the next batch takes these slots over
                 place = f"token {len(prompt) + are_finite.index(False)} of prompt and text"
                 raise not_finite(self._pair, "model", place)
         return logits.numpy()
@@ -136,8 +136,8 @@ def steps_along(
     """Read texts in a new batch: prompts, of which equal ones are read once, and rows of one length
     behind them, but the last token of each.
 
-    Returns the steps after the prompts and after at most `width` further tokens, and the tokens [B, n]
-    that follow each: logits [B, n, V], n=1 of the first.
+    Yields steps with logits [B, n, V], and the tokens [B, n] that follow each of their n positions: n=1
+    behind the prompts, then at most `width`.
     """
     distinct = list(dict.fromkeys(map(tuple, prompts)))
     indices = [distinct.index(tuple(prompt)) for prompt in prompts]
@@ -186,12 +186,13 @@ def not_finite(pair: Pair, role: str, place: str) -> RunError:
         name = pair.draft_settings.name
     held = str(loaded.dtype).removeprefix("torch.")
     what = f"{role}: {name} gives logits that are nan or infinite in {held}, at {place}"
-    # bfloat16 has the range of float32; a draft that is no model computes in the target's format.
+    # float16 overflows first; bfloat16 has float32's range, but rounds more. A draft that is no model computes in the
+    # target's format.
     wider = {"float16": "bfloat16 or float32", "bfloat16": "float32"}.get(held)
     if wider is None:
         return RunError(f"{what}; check its weights")
     setting = "model.dtype" if loaded is pair.target else "draft.dtype"
-    return RunError(f"{what}; its numbers overflow: try {setting}={wider}, or check its weights")
+    return RunError(f"{what}; try {setting}={wider}, or check its weights")
 
 
 def recompute(logits: Logits, model: nn.Module, token_ids: Sequence[int]) -> Tensor:

@@ -33,12 +33,12 @@ from harness.local.runners.base import (
 # coarser types.
 _TOLERANCE = 1e-3
 _COARSE_TOLERANCE = 0.1
-# The same as a share of what earlier tokens change in the logits. Rounding that is large only
-# against a small influence is a share of the logits themselves.
+# By influence: the same of what earlier tokens change in the logits; where that is small, of the
+# logits themselves.
 _INFLUENCE_TOLERANCE = 0.01
 _COARSE_INFLUENCE_TOLERANCE = 0.1
-_ROUNDING = 2e-6
-_COARSE_ROUNDING = 0.02
+_LOGITS_TOLERANCE = 2e-6
+_COARSE_LOGITS_TOLERANCE = 0.02
 
 # Tokens of a row that may have any length.
 ANY_LENGTH = 2**62
@@ -70,7 +70,7 @@ def check_runner(
 
     Args:
         runner: one over `model` with `options`.
-        num_rows: 1 or more, of which two are enough.
+        num_rows: that the runner may have, at least one; two at most are tested.
         num_slots: the most tokens of a row: windows that no row exceeds are not tested.
         takes_back: whether the runner can take tokens back.
         by_influence: compare the influence of earlier tokens on the logits, which a state that
@@ -82,7 +82,7 @@ def check_runner(
     """
     size = model.config.get_text_config(decoder=True).vocab_size
 
-    def known(rows: Sequence[Sequence[int]]) -> list[list[int]]:
+    def fitted(rows: Sequence[Sequence[int]]) -> list[list[int]]:
         return [[token % size for token in row] for row in rows[:num_rows]]
 
     def compare(texts: list[list[int]], rows: list[list[int]]) -> None:
@@ -103,16 +103,16 @@ def check_runner(
         # Without a pattern, and the same in every run.
         chance = random.Random(num_before)
         filler = [chance.randrange(11, 27) for _ in range(num_before)]
-        texts = known([[*filler, *_PROMPTS[0]], _PROMPTS[1]])
+        texts = fitted([[*filler, *_PROMPTS[0]], _PROMPTS[1]])
         with as_unsupported("cannot go on from its cache"):
             runner.start(texts)
-            rows = known(_EXTENSIONS[0])
+            rows = fitted(_EXTENSIONS[0])
             compare(texts, rows)
             counts = _KEPT[:num_rows] if takes_back else [len(row) for row in rows]
             runner.keep(counts)
             kept = zip(texts, rows, counts, strict=True)
             texts = [[*text, *row[:count]] for text, row, count in kept]
-            compare(texts, known(_EXTENSIONS[1]))
+            compare(texts, fitted(_EXTENSIONS[1]))
 
 
 def longest_span(model: PreTrainedModel, num_tokens: int) -> int:
@@ -174,7 +174,7 @@ def require_close(
     for output, reference in zip(actual, expected, strict=True):
         error = float((output.float() - reference.float()).norm())
         size = float(reference.float().norm())
-        if error <= tolerance * size:  # false for nan; probabilities of tokens may all be 0
+        if error <= tolerance * size:  # false for nan
             continue
         if not math.isfinite(error):
             raise UnsupportedModelError("gives outputs that are not finite numbers")
@@ -196,7 +196,7 @@ def _require_influence(
     # Both are false for nan.
     if error <= (_INFLUENCE_TOLERANCE if precise else _COARSE_INFLUENCE_TOLERANCE) * influence:
         return
-    if error <= (_ROUNDING if precise else _COARSE_ROUNDING) * expected.norm():
+    if error <= (_LOGITS_TOLERANCE if precise else _COARSE_LOGITS_TOLERANCE) * expected.norm():
         return
     if not error.isfinite():
         raise UnsupportedModelError("gives outputs that are not finite numbers")

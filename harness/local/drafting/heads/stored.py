@@ -39,6 +39,8 @@ LAYER_STYLES: dict[str, type[nn.Module]] = {"llama": LlamaDecoderLayer, "qwen3":
 # target's tokens the draft has, as d2t does too (see `Head`); the verifier's are copies of the
 # target's tensors for training; rotary_emb follows from the configuration.
 _UNUSED = ("t2d", "verifier_lm_head", "verifier_norm", "rotary_emb")
+# What transformers calls its own DFlash.
+_TRANSFORMERS_DFLASH = "muse_glimmer_assistant"
 # Other names of heads' tensors: of transformers' DFlash, of SafeAILab's only layer, and of what
 # corrects logits in early heads of SpecForge.
 _RENAMED = (
@@ -56,11 +58,11 @@ class StoredHead:
     Attributes:
         settings: the draft's, as the user gave them.
         target: the model that the head must match.
-        raw: the contents of config.json.
+        raw: the contents of config.json, as `read_configuration` returns them.
         chosen_layers: `draft.layers`, indices into the target's hidden states that override those of
             the configuration; None for these. 0 is the embedding, i what comes out of layer i.
-        shapes: of the stored tensors, by their names; None with random weights, of which only the configuration is
-            read.
+        shapes: of the stored tensors, under the modules' names; None with random weights, of which only the
+            configuration is read.
     """
 
     settings: ModelSettings
@@ -114,13 +116,13 @@ class StoredHead:
         if "medusa_num_heads" in named or named.get("model_type") == "medusa":
             return "medusa"
         names = str(named.get("architectures")).lower()
-        # vLLM's name for P-EAGLE heads is that of EAGLE-3, which has no masks.
+        # vLLM names P-EAGLE heads EAGLE-3; only theirs have a mask token.
         if "peagle" in names or ("eagle3" in names and "mask_token_id" in named):
             return "peagle"
         return "eagle3" if "eagle3" in names or "draft_vocab_size" in named else None
 
     def sizes(self, usual_layers: Sequence[int]) -> dict[str, Any]:
-        """Return the fields of `HeadConfig` that follow from the target alone.
+        """Return the fields of `HeadConfig` that follow from the target.
 
         Args:
             usual_layers: the hidden states that the head reads unless the user says otherwise.
@@ -170,11 +172,11 @@ class StoredHead:
             layer_config.num_hidden_layers = len(numbers) or layer_config.num_hidden_layers
         draft_size = named.get("draft_vocab_size", size)
         # The target's matrices do not fit everywhere.
-        is_wider = layer_config.hidden_size != text_config.hidden_size
+        differs_in_size = layer_config.hidden_size != text_config.hidden_size
         return fields | {
             "draft_vocabulary_size": draft_size,
-            "own_embedding": "embed_tokens" in stored or is_wider,
-            "own_output": "lm_head" in stored or is_wider or draft_size != size,
+            "own_embedding": "embed_tokens" in stored or differs_in_size,
+            "own_output": "lm_head" in stored or differs_in_size or draft_size != size,
             "transformer": layer_config,
         }
 
@@ -200,7 +202,7 @@ class StoredHead:
         """Return the configuration of the head's own layers."""
         nested = self.raw.get("transformer_layer_config")
         raw = nested or self.raw
-        # What each format means by a configuration without it.
+        # What each format means by a configuration without a type.
         style = raw.get("model_type") or ("qwen3" if nested else "llama")
         if style not in LAYER_STYLES:
             supported = ", ".join(sorted(LAYER_STYLES))
@@ -227,19 +229,23 @@ def read_configuration(settings: ModelSettings) -> dict[str, Any]:
         check_model_access(settings)
         path = fetch(settings, "config.json")
         content: Any = {} if path is None else json.loads(path.read_text(encoding="utf-8"))
-        if content.get("model_type") != "muse_glimmer_assistant":
-            return dict(content)
-        nested = {key: content.pop(key) for key in ("target_layer_ids", "mask_token_id")}
-        window = content.get("sliding_window")
-        return content | {
-            "model_type": "qwen3",
-            "use_sliding_window": True,
-            # Theirs is of tokens at each side, z-lab's of those up to a query's own.
-            "sliding_window": window and window + 1,
-            "dflash_config": nested | {"causal": False},
-        }
+        is_transformers_dflash = content.get("model_type") == _TRANSFORMERS_DFLASH
+        return _as_z_lab_stores(content) if is_transformers_dflash else dict(content)
     except Exception:
         return {}
+
+
+def _as_z_lab_stores(content: dict[str, Any]) -> dict[str, Any]:
+    """The configuration of transformers' own DFlash in z-lab's format."""
+    nested = {key: content.pop(key) for key in ("target_layer_ids", "mask_token_id")}
+    window = content.get("sliding_window")
+    return content | {
+        "model_type": "qwen3",
+        "use_sliding_window": True,
+        # Theirs is of tokens at each side, z-lab's of those up to a query's own.
+        "sliding_window": window and window + 1,
+        "dflash_config": nested | {"causal": False},
+    }
 
 
 @contextmanager
