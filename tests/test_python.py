@@ -60,6 +60,8 @@ def test_a_regular_arm_has_the_k_of_its_run() -> None:
     assert not returned.isna().all().any()
     wide = returned.pivot(index="num_draft_tokens", columns="arm", values="ms_per_token")
     assert list(wide.index) == [2, 4]
+    chosen = LatencyRow(run="run a", arm="speculative", num_draft_tokens="auto", **shared)
+    assert list(frame([*rows, chosen])["num_draft_tokens"]) == [2, 2, 4, 4, "auto"]
 
 
 def test_runs_of_two_threads_have_their_own_rows() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -13,6 +14,7 @@ import torch
 
 from harness.config.demand import Demand
 from harness.config.settings import ModelSettings, PlacementSettings
+from harness.local.engine import planning
 from harness.local.engine.planning import capacity
 from harness.local.models.fit import PlacementProblem
 from harness.local.models.sketch import Block, LayerCache, Sketch, TensorSketch
@@ -46,6 +48,19 @@ def plan(harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
         return Planned(ended.stdout, ended.stderr, row)
 
     return run
+
+
+def test_a_bound_on_gpus_of_two_kinds_is_that_of_the_faster(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = ["NVIDIA GeForce RTX 3090", "NVIDIA H100 80GB HBM3", "NVIDIA GeForce RTX 3090"]
+    monkeypatch.setattr(planning, "visible_gpus", lambda: [0, 1, 2])
+    monkeypatch.setattr(planning, "free_memory", lambda gpus: dict.fromkeys(gpus, 24 * 10**9))
+    monkeypatch.setattr(torch.cuda, "get_device_name", names.__getitem__)
+    settings = SimpleNamespace(placement=PlacementSettings(), models={})
+    machine = planning.find_machine(settings, None)
+    assert machine.name == "2 × NVIDIA GeForce RTX 3090; NVIDIA H100 80GB HBM3"
+    assert list(machine.bandwidths) == ["NVIDIA H100 80GB HBM3"]
 
 
 def test_verification_by_a_mixture_of_experts_costs_more_than_a_step(plan: Plan) -> None:

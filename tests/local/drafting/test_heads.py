@@ -143,7 +143,8 @@ FORMATS: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
         | {"selector_rank": 8, "num_candidates": 16, "block_size": 5},
     ),
     "z-lab dflash2": (
-        QWEN3 | {"architectures": ["DFlash2DraftModel"], "is_causal": False, "dflash_config": SELECTOR}, "dflash2",
+        QWEN3 | {"architectures": ["DFlash2DraftModel"], "is_causal": False, "dflash_config": SELECTOR}
+        | {"input_embedding_scale": 1.0, "output_multiplier": 1.0, "final_logit_softcapping": None}, "dflash2",
         {"layers": (2, 5), "windows_follow": True, "causal_windows": False, "num_taps": 3, "group_size": 8}
         | {"selector_rank": 4, "causal": False}
         | {"num_candidates": 6, "block_size": 8, "from_anchor": False},
