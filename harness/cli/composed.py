@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from harness.cli import signals
-from harness.cli.manifest import Manifest, SweepFile, collects_in
+from harness.cli.manifest import Manifest, SweepFile
 from harness.cli.menu import conversion, server_words
 from harness.cli.menu.names import method_name
 from harness.commands.command import Command, ConfiguredCommand, Service
@@ -175,18 +175,17 @@ def _check_directory(
     command: Command[Any, Any], collecting_file: object, hydra: HydraConf, sweep: Path | None
 ) -> None:
     """Raise a SettingError where the run's or sweep's own rows would go to a file that has other content."""
-    kind = command.row
-    directory = sweep or Path(hydra.runtime.output_dir)
+    own = SweepFile(sweep or Path(hydra.runtime.output_dir), command.row)
     setting, value = "hydra.run.dir", hydra.run.dir
     if sweep is not None:
         setting, value = "hydra.sweep.dir", hydra.sweep.dir
     rule = "must be another directory than that of"
-    if collects_in(directory, kind, collecting_file):
+    if own.collects(collecting_file):
         file = f"results.file={collecting_file}, which collects all runs"
         raise SettingError(setting, f"{rule} {file}", value)
     # A single run leaves such a file alone, and writes another one.
-    if sweep is not None and SweepFile(sweep, kind).is_foreign():
-        file = f"your own {kind.kind}.csv, which the sweep would replace"
+    if sweep is not None and own.is_foreign():
+        file = f"your own {own.path.name}, which the sweep would replace"
         raise SettingError(setting, f"{rule} {file}", value)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import operator
 import os
 import re
 import shlex
@@ -104,6 +103,13 @@ class SweepFile:
             return False
         return read_kind(self.path, [*row_kinds(), self._kind]) is not self._kind
 
+    def collects(self, results_file: object) -> bool:
+        """Whether it is the file that collects the rows of all runs."""
+        if not isinstance(results_file, str):
+            return False
+        # Unlike `Path.resolve` this takes links that lead to themselves, which `check_appendable` refuses.
+        return os.path.realpath(self.path) == os.path.realpath(results_file)
+
     def job_rows(self) -> list[RunRow]:
         """The rows of the jobs that have ended."""
         return [row for row in rows_in(self.path, self._kind) if row.job is not None]
@@ -146,19 +152,20 @@ class SweepFile:
                 file.path.unlink()
 
 
-def append_summaries(sweep: Path, rows: Sequence[RunRow]) -> None:
-    """Append rows that pool several jobs to the sweep's file, and to the one that collects all runs. In a sweep that is
-    resumed, those that a file has already are not appended again.
+def append_summaries(sweep: Path, rows: Sequence[Any]) -> None:
+    """Append rows that pool several jobs (`pooled_runs`) to the sweep's file, and to the one that collects all runs.
+
+    In a sweep that is resumed, those that a file has already are not appended again.
     """
     if not rows:
         return
     kind = type(rows[0])
-    pooled_runs = operator.attrgetter("pooled_runs")
     for path in (SweepFile(sweep, kind).path, Manifest.read(sweep).results_file):
         if path is None:
             continue
-        known_runs = list(map(pooled_runs, rows_in(Path(path), kind)))
-        new = [row for row in rows if pooled_runs(row) not in known_runs]
+        known_rows: list[Any] = rows_in(Path(path), kind)
+        known_runs = [row.pooled_runs for row in known_rows]
+        new = [row for row in rows if row.pooled_runs not in known_runs]
         if new:
             append_rows(path, new)
 
@@ -184,8 +191,8 @@ class SweepCallback(Callback):
             # Each job has its own: `results/${oc.env:SLURM_JOB_ID}.csv` of jobs that a launcher starts.
             results_file = None
         if kind is not None:
-            is_taken = SweepFile(directory, kind).is_foreign()
-            if is_taken or collects_in(directory, kind, results_file):
+            file = SweepFile(directory, kind)
+            if file.is_foreign() or file.collects(results_file):
                 # An exception would become a warning of Hydra's: the first job raises it.
                 return
         try:
@@ -194,7 +201,8 @@ class SweepCallback(Callback):
             # `range(0,3,0)`: Hydra reports it again.
             return
         if _ROUND in choices:
-            # The first setting varies slowest. An experiment's own list would come before what is typed.
+            # The first setting varies slowest, and an experiment's own list comes before what is typed: named first in
+            # that list, `repeat` keeps this place.
             choices = {_ROUND: choices.pop(_ROUND), **choices}
             params = config.hydra.sweeper.get("params") or {}
             with read_write(config.hydra):
@@ -221,15 +229,6 @@ class SweepCallback(Callback):
             # From now on this process only waits for jobs that run elsewhere: a signal ends that with the sweep's
             # table.
             signals.raise_postponed()
-
-
-def collects_in(directory: Path, kind: type[RunRow], collecting_file: object) -> bool:
-    """Whether the file for a directory's rows, `latency.csv`, is the one that collects the rows of all runs."""
-    if not isinstance(collecting_file, str):
-        return False
-    file = directory / f"{kind.kind}.csv"
-    # Unlike `Path.resolve` this takes links that lead to themselves, which `check_appendable` refuses.
-    return os.path.realpath(file) == os.path.realpath(collecting_file)
 
 
 def round_overrides(command: str, settings: Sequence[str]) -> list[str]:

@@ -178,7 +178,7 @@ def note_event(request: RequestRecord, event: Event, seconds: float) -> None:
     """Note in a request's record what an event brought, and after how many seconds.
 
     Raises:
-        AnswerError: as `note_drafts`.
+        AnswerError: more draft tokens were accepted than drafted, for example.
     """
     text = ""
     logprobs: list[float | None] = []
@@ -206,10 +206,10 @@ def note_event(request: RequestRecord, event: Event, seconds: float) -> None:
         request.num_cached = event.num_cached
     if event.prompt_ms is not None:
         request.prompt_ms = event.prompt_ms
-    note_drafts(request, event)
+    _note_drafts(request, event)
 
 
-def note_drafts(request: RequestRecord, event: Event) -> None:
+def _note_drafts(request: RequestRecord, event: Event) -> None:
     """Note in a request's record how many tokens were drafted and accepted, if the event has that.
 
     Raises:

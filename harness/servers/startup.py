@@ -31,7 +31,8 @@ class Startup:
         refused: flags under which a server cannot be measured by its command, with the reason.
         argparse: whether flags are read as Python's argparse does: `--flag=value` and `--config.key value`. `_` stands
             for `-` in any. An abbreviation is refused like an unknown flag.
-        json_flags: flags whose value is JSON; `--speculative-config.method` is its entry `method`.
+        json_flags: aliases of one flag whose value is JSON, its name first; `--speculative-config.method` is its entry
+            `method`.
         for_all: flags, as typed with any value, that the measurement adds to every server unless it has them.
         for_regular: the same for the server that does not speculate, where that would have other defaults.
         address: flags that say where it listens.
@@ -48,8 +49,8 @@ class Startup:
         served_name: flags with the name under which the model is served.
         sized_by: flags of which one bounds the memory that it takes of a GPU. Two servers share a GPU only if both
             have one.
-        beside_another: variables, `NAME=value`, with which two of these servers share a CPU. Without them both would
-            bind their threads to the same cores, and wait for each other.
+        without_core_binding: variables, `NAME=value`, with which two of these servers share a CPU. Otherwise both bind
+            their threads to the same cores, and wait for each other.
         lossy: flags and variables by which the output no longer follows the target, with the values at which it does.
         note: what else differs between a server with speculation and one without; a line for the user.
         example: flags that would make it speculate, for errors.

@@ -299,17 +299,15 @@ def sketch_pair(
     """Read the configurations and check them: a pair on paper.
 
     Args:
-        target: the model whose output is wanted.
-        draft: None for the target alone.
-        placement: the run's; a model's own settings come first.
-        dtype: likewise. `auto` is float32 on the CPU and the checkpoint's own half type on a GPU
+        target, draft, placement: as of `plan_pair`.
+        dtype: the run's. `auto` is float32 on the CPU and the checkpoint's own half type on a GPU
             (bfloat16 where the checkpoint is in float32; float16 with 8-bit weights).
         device: of the kind on which the models will be; `meta` for a GPU that is not here.
         weights: None if not even stored ones will be needed.
     """
     target_checkpoint = checkpoint_for("model", target, weights)
     checkpoints = [target_checkpoint]
-    plan = DraftPlan(draft)
+    plan = DraftPlan(None)
     if draft is not None:
         plan = method_of(draft).plan(draft, target_checkpoint, weights)
     if plan.checkpoint is not None:
