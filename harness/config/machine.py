@@ -48,25 +48,24 @@ def cpu_name() -> str | None:
 
 
 def gpu_names() -> list[str]:
-    """Names of the GPUs that this process sees, as the driver gives them."""
+    """Names of the GPUs that this process sees: as the driver gives them, or identifiers as they are set."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = _all_gpus()
     if visible is None:
         return names
-    # By index, if there is a driver whose GPUs nobody could name.
-    are_unknown = not names and _DRIVER.exists()
+    # A GPU that nobody could name is called by its index.
+    are_nameless = not names and _DRIVER.exists()
     chosen = []
     for device in visible.split(","):
         device = device.strip()
-        is_index = device.isdecimal() and not are_unknown
-        if device.startswith("-") or (is_index and int(device) >= len(names)):
-            # For CUDA the index of no GPU ends the list: -1 hides every one.
-            break
-        if is_index:
+        is_index = device.isdecimal()
+        if is_index and int(device) < len(names):
             chosen.append(names[int(device)])
-        elif device:
-            # Identifiers other than indices (UUIDs, MIG) are taken as they are.
+        elif device.startswith(("GPU-", "MIG-")) or (is_index and are_nameless):
             chosen.append(device)
+        else:
+            # For CUDA what names no GPU ends the list: -1 and NoDevFiles hide every one.
+            break
     return chosen
 
 
@@ -184,7 +183,7 @@ def _of_mac() -> str | None:
 
 
 def _amd_name(lists: Path, model: str, revision: str) -> str:
-    """The name of an AMD GPU: by libdrm's list, else as rocm-smi gives that of the only one; empty if unknown."""
+    """The name of an AMD GPU in libdrm's list; empty if unknown."""
     for line in _text(lists / "libdrm" / "amdgpu.ids").splitlines():
         parts = [part.strip() for part in line.split(",")]
         if [part.lower() for part in parts[:2]] == [model, revision]:
@@ -195,8 +194,9 @@ def _amd_name(lists: Path, model: str, revision: str) -> str:
 def _intel_name(lists: Path, model: str) -> str:
     """The name of an Intel GPU in the list of PCI devices, `Intel Arc B580`; empty if unknown."""
     for directory in ("misc", "hwdata"):
-        _, _, intel_devices = _text(lists / directory / "pci.ids").partition("\n8086  ")
         # Devices are indented below their maker.
+        _, _, from_intel_on = _text(lists / directory / "pci.ids").partition("\n8086  ")
+        intel_devices = re.split(r"\n(?![\t#])", from_intel_on)[0]
         match = re.search(rf"^\t{model}  .*?\[(?:Intel )?(.+)\]$", intel_devices, re.MULTILINE)
         if match is not None:
             return f"Intel {match[1]}"
@@ -238,6 +238,6 @@ def cpu_quota(
 def _text(file: Path) -> str:
     """The text of a file, without space around it; empty if it cannot be read."""
     try:
-        return file.read_text().strip()
+        return file.read_text(errors="replace").strip()
     except OSError:
         return ""

@@ -30,9 +30,7 @@ if TYPE_CHECKING:
 
 
 class PairKeeper:
-    """Plans, places and loads pairs, and opens engines over them.
-
-    It keeps the last pair for the next run with the same one.
+    """Keeps the last pair for the next run with the same one.
 
     Args:
         note_loading: called with True before a pair is planned or loaded, and with False when that

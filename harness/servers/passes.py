@@ -1,8 +1,8 @@
 """The time of a pass over several tokens on a server that drafts nothing, before a head is downloaded.
 
 A prompt is a prefix that the server's cache holds, and w new tokens; with `max_tokens=1` its answer takes a pass over
-these w tokens. What that takes more than w = 1, of which a regular step is made too, is what a verification of w
-tokens takes more than a regular step. So network time cancels out.
+these w tokens. A pass over one token is a regular step: so what the answer for w takes more than that for 1, a
+verification takes more than a regular step, and network time cancels out.
 
 Two things are left out: drafting, and the logits of all tokens but the last, which a verification needs.
 """
@@ -28,8 +28,8 @@ _NUM_ROUNDS = 24
 _BLOCK = 16
 # Of an answer by which a regular step is timed.
 _NUM_DECODED = 33
-# Ordinary tokens in every vocabulary: single bytes and their most frequent pairs.
-_TOKENS = range(100, 250)
+# Ordinary tokens in every vocabulary: single bytes and their most frequent pairs; enough for all answers.
+_TOKENS = range(100, 900)
 _TIMEOUT_S = 120.0
 
 
@@ -43,15 +43,17 @@ class _PassTimer:
 
     def __init__(self, client: httpx2.Client, prefix_length: int) -> None:
         self._client = client
-        self._drawn = random.Random(0)
+        # Without a seed: the cache may hold the prompts of an earlier run.
+        self._drawn = random.Random()
         self._prefix = self._drawn.choices(_TOKENS, k=prefix_length)
-        self._last_suffix = self._prefix
+        # Each begins the new tokens of one answer: the cache may hold those of all earlier ones.
+        self._first_tokens = iter(self._drawn.sample(_TOKENS, len(_TOKENS)))
         self._model = client.get("models").raise_for_status().json()["data"][0]["id"]
         body = {"model": self._model, "prompt": self._prefix, "max_tokens": 1}
         client.post("completions", json=body).raise_for_status()
 
     def times_of_round(self) -> Mapping[int, float]:
-        """Milliseconds of a pass by the tokens that it reads, in increasing order; of one token, a regular step."""
+        """Milliseconds of a pass by the number of tokens that it reads, in increasing order; of one, a regular step."""
         widths = self._drawn.sample(WIDTHS, len(WIDTHS))
         waits = {width: self._answer_ms(width, 1) for width in widths}
         step_ms = (self._answer_ms(1, _NUM_DECODED) - waits[1]) / (_NUM_DECODED - 1)
@@ -59,12 +61,8 @@ class _PassTimer:
 
     def _answer_ms(self, width: int, num_tokens: int) -> float:
         """Milliseconds of an answer with `num_tokens` new tokens to the prefix and `width` others."""
-        suffix = self._drawn.choices(_TOKENS, k=width)
-        while suffix[0] == self._last_suffix[0]:
-            # The cache would know it, too.
-            suffix[0] = self._drawn.choice(_TOKENS)
-        self._last_suffix = suffix
-        prompt = self._prefix + suffix
+        new_tokens = [next(self._first_tokens), *self._drawn.choices(_TOKENS, k=width - 1)]
+        prompt = self._prefix + new_tokens
         body: dict[str, Any] = {
             "model": self._model,
             "prompt": prompt,
@@ -82,7 +80,7 @@ class _PassTimer:
 def pass_times(
     url: str, prefix_length: int, key: str | None = None, num_rounds: int = _NUM_ROUNDS
 ) -> Sequence[Mapping[int, float]]:
-    """Milliseconds of a pass by the tokens that it reads, in each of several rounds; of one token, a regular step.
+    """Milliseconds of a pass by the number of tokens that it reads, in each of several rounds; of one, a regular step.
 
     Args:
         prefix_length: tokens before them, rounded up to whole blocks of a cache.
@@ -100,22 +98,22 @@ def pass_times(
             return [timer.times_of_round() for _ in range(num_rounds)]
     except httpx2.HTTPStatusError as error:
         code = error.response.status_code
-        rule = f"refused a request with token ids: HTTP {code}"
+        rule = f"refused {error.request.url.path}: HTTP {code}"
         if code in KEY_REFUSED:
             rule += "; api_key_variable=NAME names the variable with its key"
         raise SettingError("costs", rule, url) from error
     except (RunError, httpx2.HTTPError, ValueError, KeyError, IndexError, TypeError) as error:
         reason = from_outside(f"{type(error).__name__}: {error}")
-        rule = f"is no server that takes token ids ({reason})"
+        rule = f"is no server that answers prompts of token ids ({reason})"
         raise SettingError("costs", rule, url) from error
 
 
 def _check(answer: Any, num_prompt: int, width: int, num_tokens: int) -> None:
-    """Raise a SettingError where the server read more than the new tokens, or ended early, as far as it says so."""
+    """Raise a SettingError where the server did not read the new tokens alone, or ended early, as far as it says so."""
     event = read_event(answer)
-    num_cached = num_prompt - width if event.num_cached is None else event.num_cached
-    if num_prompt - num_cached != width:
-        rule = f"keeps no prefixes: it read {num_prompt - num_cached} tokens for {width} new ones"
+    num_read = width if event.num_cached is None else num_prompt - event.num_cached
+    if num_read != width:
+        rule = f"keeps no prefixes: it read {num_read} tokens for {width} new ones"
         raise SettingError("costs", rule)
     if event.num_tokens not in (None, num_tokens):
         raise SettingError("costs", "ends answers before max_tokens")

@@ -42,17 +42,17 @@ def commands_of(run: RunSettings) -> list[ServerCommand]:
     chosen = settings.dialect
     dialects = list(DIALECTS.all().values()) if chosen is None else [DIALECTS[chosen]]
     typed = [words for words in (settings.first_command, settings.start_command) if words]
-    *first, measured = [read_command(words, values, dialects).prepared() for words in typed]
-    is_alone = run.draft is None or (run.ASKS_SPECULATIVE_ALONE and not first)
-    if not is_alone and not first and measured.is_known:
+    *regular, measured = [read_command(words, values, dialects).prepared() for words in typed]
+    is_alone = run.draft is None or (run.ASKS_SPECULATIVE_ALONE and not regular)
+    if not is_alone and not regular and measured.is_known:
         # What is wrong with the flags of a known program is said wherever that program is.
-        first = [measured.regular()]
-    for command in (*first, measured):
+        regular = [measured.regular()]
+    for command in (*regular, measured):
         if shutil.which(command.program) is None:
             raise SettingError(command.program, "no such program, to start a server")
     if is_alone:
         return [measured]
-    return [*(first or [measured.regular()]), measured]
+    return [*(regular or [measured.regular()]), measured]
 
 
 def with_names_of_commands(run: RunSettings, commands: Sequence[ServerCommand]) -> RunSettings:
@@ -83,7 +83,7 @@ def _check_label(draft: DraftSettings, measured: ServerCommand) -> None:
 
 
 def start(opening: Opening, settings: ServerSettings) -> Engine:
-    """Both servers, or the only one, by their commands."""
+    """The engine over both servers or the only one, with how often they are started."""
     from harness.config.machine import gpu_names
     from harness.servers.engine import ServerEngine
     from harness.servers.launch import Launch, Served
@@ -107,13 +107,14 @@ def start(opening: Opening, settings: ServerSettings) -> Engine:
     note = commands[-1].startup.note
     if note and has_gpus and len(commands) == 2:
         opening.say(note)
-    if len(commands) < 2 or settings.blocks != "auto":
-        number = 0 if settings.blocks == "auto" else settings.blocks
-        return ServerEngine(opening, served, number, takes_turns=number > 0)
+    if settings.blocks != "auto":
+        return ServerEngine(opening, served, settings.blocks, takes_turns=settings.blocks > 0)
+    if len(commands) < 2:
+        return ServerEngine(opening, served)
     number = _MOST_BLOCKS if run.is_until_precise else _BLOCKS
     # Servers share a GPU where flags bound the memory that each takes of it.
-    share_gpus = all(command.value(command.startup.sized_by) for command in commands)
-    if has_gpus and not share_gpus:
+    may_share_gpus = all(command.value(command.startup.sized_by) for command in commands)
+    if has_gpus and not may_share_gpus:
         return ServerEngine(opening, served, number, takes_turns=True)
     most_starts = min(_STARTS, run.num_over_starts // (_PROMPTS_PER_START * run.batch_size))
     return ServerEngine(opening, served, number, most_starts=most_starts)

@@ -197,7 +197,7 @@ def card(cards: Path, number: int, vendor: str, **files: str) -> None:
 
 @pytest.fixture
 def lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The system's lists of names; rocm-smi is not there."""
+    """The system's lists of names, without other programs."""
     monkeypatch.setattr(machine, "output_of", lambda command, *options: None)
     amd = tmp_path / "lists" / "libdrm" / "amdgpu.ids"
     amd.parent.mkdir(parents=True)
@@ -208,6 +208,7 @@ def lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "1002  AMD\n\te20b  Another device [Not this one]\n"
         "8086  Intel Corporation\n\t56a0  DG2 [Arc A770]\n\te20b  Battlemage G21 [Arc B580]\n"
         "\t9bc5  CometLake-S GT2 [UHD Graphics 630]\n"
+        "8087  Another maker\n\te20c  Its device [Not this one]\n"
     )
     return tmp_path / "lists"
 

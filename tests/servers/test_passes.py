@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from itertools import takewhile
 from threading import Thread
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -33,7 +33,7 @@ class PlainServer(BaseHTTPRequestHandler):
     """Its clock goes on by what a request takes, and nobody waits."""
 
     now_ms = 0.0
-    cached: Sequence[int] = ()
+    cached: ClassVar[list[Sequence[int]]] = []
     keeps = True
     key: str | None = None
 
@@ -48,10 +48,13 @@ class PlainServer(BaseHTTPRequestHandler):
         server = type(self)
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         prompt, number = body["prompt"], body["max_tokens"]
-        pairs = zip(prompt, server.cached, strict=False)
-        common = len([*takewhile(lambda pair: pair[0] == pair[1], pairs)])
+        # As a tree of prefixes holds all earlier prompts.
+        common = 0
+        for known in server.cached:
+            pairs = zip(prompt, known, strict=False)
+            common = max(common, len([*takewhile(lambda pair: pair[0] == pair[1], pairs)]))
         num_read = max(1, len(prompt) - common * server.keeps)
-        server.cached = prompt
+        server.cached.append(prompt)
         server.now_ms += ON_ITS_WAY_MS + planted_ms(num_read) + (number - 1) * STEP_MS
         timings = {"cache_n": len(prompt) - num_read}
         self._send({"timings": timings, "usage": {"completion_tokens": number}})
@@ -74,7 +77,7 @@ class PlainServer(BaseHTTPRequestHandler):
 @pytest.fixture
 def plain(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setattr(passes.time, "perf_counter", lambda: PlainServer.now_ms / 1000)
-    PlainServer.cached, PlainServer.keeps, PlainServer.key = (), True, None
+    PlainServer.cached, PlainServer.keeps, PlainServer.key = [], True, None
     with HTTPServer(("127.0.0.1", 0), PlainServer) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}/v1"
@@ -82,6 +85,8 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def test_planted_passes_are_found_whatever_a_request_takes_on_its_way(plain: str) -> None:
+    """Also where the cache holds the prompts of an earlier run."""
+    pass_times(plain, 100, num_rounds=8)
     cost = IterationCost.from_passes(pass_times(plain, 100, num_rounds=8), plain)
     for width in WIDTHS:
         point = cost.points[width - 1]

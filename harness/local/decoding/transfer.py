@@ -1,4 +1,4 @@
-"""Numbers copied between the host and a device, without waiting for it."""
+"""Lists of numbers as tensors on a device, without waiting for it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def to_device(
-    numbers: Sequence[float] | Sequence[Sequence[int]],
+    numbers: Sequence[int] | Sequence[Sequence[int]],
     device: torch.device | str,
 ) -> Tensor:
     """Copy numbers [n] or [B, n] to a tensor on `device`.
@@ -19,7 +19,7 @@ def to_device(
     copy from pinned memory is queued behind it instead.
     """
     first = numbers[0] if numbers else None
-    if isinstance(first, int | float) and all(number == first for number in numbers):
+    if isinstance(first, int) and all(number == first for number in numbers):
         # Filling costs less than a copy.
         return torch.full((len(numbers),), first, dtype=torch.long, device=device)
     if torch.device(device).type != "cuda":

@@ -83,11 +83,11 @@ def stopwatches_of(runners: PairRunners, make_arms: MakeArms) -> Stopwatches:
         number = question.decoding.num_draft_tokens
         if runners.pair.draft_settings is None or number == "auto":
             return None
-        # Compiled runners have few widths and read others more slowly. A recurrent state also reads
-        # again what was kept before.
+        # Only the static runner reads each width at its own speed: compiled ones have few widths, and a
+        # recurrent state also reads again what was kept before.
         if runners.target_name != "static":
             return None
-        # The text has no room for the widest pass.
+        # A text this short has no room for the widest pass.
         if number >= question.decoding.max_new_tokens:
             return None
         return pass_ms(runners.target, question.prompts, pass_widths(number), devices)
