@@ -119,15 +119,15 @@ def text_divergence(
 
     The text is written with the reference's likeliest tokens as long as it goes on with them. At
     the first one that it does not go on with, the likeliest token that it does go on with is taken
-    to be the server's. The text "a dog": the reference's likeliest token is
-    "a", then " c", and of those that the text goes on with " d". They part at position 1.
+    to be the server's. For the text "a dog" the reference writes "a", then " c", and
+    of those that the text goes on with " d" is the likeliest. They part at position 1.
 
-    A text that ends although the reference goes on parts from it there. None where it may end there:
-    with its last token, or where the reference ends.
+    A text that ends although the reference goes on parts from it there. None if it has `num_tokens`
+    tokens, or if the reference ends there too.
 
     Args:
-        num_tokens: the number of tokens that the server was asked for. If the reference's tokens do
-            not write the text with as many, they part there.
+        num_tokens: the number of tokens that the server was asked for. If that many of the reference's
+            do not write the whole text, they part there.
     """
     # Servers differ in whether they show a last character that is incomplete.
     text = text.rstrip(BROKEN)
@@ -135,7 +135,8 @@ def text_divergence(
 
     def begins_alike(token: int) -> bool:
         longer = written.text_with(token)
-        return text.startswith(longer) or longer.startswith(text)
+        # Some servers leave out space at the end of a text.
+        return text.startswith(longer) or longer.rstrip() == text.rstrip()
 
     while len(so_far := written.text_with()) < len(text):
         position = len(written.tokens)

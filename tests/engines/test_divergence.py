@@ -49,7 +49,7 @@ def test_without_a_reference_there_is_a_place_and_no_margin() -> None:
     assert first_divergence(None, [0], [1, 2, 0], [1, 1, 0]) == Divergence(1)
 
 
-TOKENIZER = make_tokenizer()
+TOKENIZER = make_tokenizer((" the",))
 PROMPT = TOKENIZER.encode("a")
 
 
@@ -95,6 +95,12 @@ def test_a_text_that_ends_although_the_reference_goes_on_parts_from_it(
 def test_a_text_parts_from_the_references_own_with_a_margin() -> None:
     assert parted("bcdé", "bcxé") == Divergence(2, 2.0, 0.25)
     assert parted("bcdé", "bczé") == Divergence(2, 3.0, 0.25)
+
+
+def test_a_last_token_that_goes_on_further_is_another_one() -> None:
+    """The reference writes ` the` as one token, of which a server's text has the beginning."""
+    assert parted("b the", "b t", 2) == Divergence(1, 3.0, 0.25)
+    assert parted("b the ", "b the", 3) is None  # some leave out space at the end
 
 
 def test_of_a_token_that_is_not_tried_no_margin_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
