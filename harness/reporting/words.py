@@ -13,6 +13,7 @@ from typing import Any
 from harness.config.acceptance_rules import PARAMETERS, RULES, changed_parameters
 from harness.config.amounts import counted
 from harness.config.command_line import Words
+from harness.config.errors import as_typed
 from harness.config.model_names import SECOND_COMMAND
 from harness.config.settings import DecodingSettings
 from harness.config.synonyms import SYNONYMS
@@ -75,6 +76,20 @@ def latency_of(row: RunRow, *settings: str) -> str:
     if row.engine == "simulated":
         del pair[1:]
     return shlex.join(["harness", "latency", *pair, *settings])
+
+
+def asked_settings(row: RunRow) -> list[str]:
+    """The settings of a run of `latency` that are not the defaults, as they are typed."""
+    defaults = {"batch_size": 1, **vars(DecodingSettings())}
+    asked = {name: getattr(row, name, None) for name in _ASKED} | (row.settings or {})
+    if row.is_elsewhere:
+        # Its command has K.
+        del asked["num_draft_tokens"]
+    return [
+        f"{name}={as_typed(value)}"
+        for name, value in asked.items()
+        if value is not None and value != defaults.get(name)
+    ]
 
 
 def _without(settings: Collection[str], typed: Sequence[str]) -> list[str]:
@@ -344,6 +359,11 @@ _LINE = [
     "engine",
     "runner",
 ]
+# Settings that runs are repeated with.
+_ASKED = (
+    *("prompts", "num_prompts", "max_new_tokens", "batch_size", "num_draft_tokens"),
+    *("temperature", "top_k", "top_p", "rule", *PARAMETERS),
+)
 # Settings that readers look at first among many runs; K has a column of its own in their tables.
 FIRST_SETTINGS = [name for name in [*_LINE, "devices", "fault"] if name != "num_draft_tokens"]
 # Columns with a directory or a hub repository.

@@ -13,6 +13,7 @@ from harness.config.amounts import counted, percent
 from harness.reporting.page import NextStep, Page
 from harness.reporting.table import Column, Line, Table, times
 from harness.results.price.shape import Point, shape_of
+from harness.results.printed.figures import PrintedFigure
 from harness.results.runs import grouped
 from harness.results.statistics.interval import Interval
 
@@ -96,8 +97,8 @@ def _lines_of_costs(rows: Sequence[AuditRow]) -> list[Line]:
         return [*lines, Line(text, "strong")] if rows else []
     by_load = grouped(priced, lambda row: row.circumstances["load"])
     for load, of_load in by_load.items():
-        costs = sorted((row.steps for row in of_load), key=lambda steps: steps.middle)
-        span = f"{costs[0].middle:.2f} to {costs[-1].middle:.2f}" if costs[1:] else str(costs[0])
+        costs = [row.steps for row in of_load]
+        span = PrintedFigure(min(cost.low for cost in costs), max(cost.high for cost in costs))
         where = f" with {load} in flight" if load else ""
         where += f", in {len(costs)} rows" if len(costs) > 1 else ""
         lines.append(Line(f"An iteration costs {span} regular steps{where}", "strong"))
@@ -111,6 +112,10 @@ def _lines_of_costs(rows: Sequence[AuditRow]) -> list[Line]:
         assumed = (
             "K tokens are drafted in every iteration, and the first token of an answer is left out"
         )
+        lines.append(Line(f"assumed: {assumed}", "dim"))
+    if without_own := [row.place for row in priced if row.is_without_own_token]:
+        places = ", ".join(without_own[:_MOST_SENTENCES])
+        assumed = f"the length of {places} lacks the target's own token, by the rate: 1 is added"
         lines.append(Line(f"assumed: {assumed}", "dim"))
     return lines
 

@@ -121,17 +121,30 @@ class AuditRow(PrintedRow):
     @property
     def tokens(self) -> PrintedFigure:
         """Tokens per iteration: those that are stated, or what the acceptance gives."""
-        rate, drafted = self.figure("acceptance_rate"), self.drafted
         stated = self.figure("tokens_per_iteration")
-        accepted = UNKNOWN
-        if rate.low <= 1:
-            accepted = PrintedFigure(drafted.middle * rate.low, drafted.high * min(rate.high, 1))
-        if not stated.is_known:
-            fewest = drafted.high if self.proposes_k else drafted.low
-            return PrintedFigure(1 + fewest * rate.low, 1 + accepted.high)
-        # Some lengths are of accepted draft tokens, without the target's own.
-        is_short = stated.overlaps(accepted) and not stated.overlaps(accepted.plus(1))
-        return stated.plus(1 if stated.high < 1 or is_short else 0)
+        if stated.is_known:
+            return stated.plus(1 if self.is_without_own_token else 0)
+        fewest = self.drafted.high if self.proposes_k else self.drafted.low
+        return PrintedFigure(
+            1 + fewest * self.figure("acceptance_rate").low, 1 + self._accepted.high
+        )
+
+    @property
+    def is_without_own_token(self) -> bool:
+        """Whether its length is of accepted draft tokens, without the target's own, as some are by their rate."""
+        stated = self.figure("tokens_per_iteration")
+        accepted = self._accepted
+        return stated.high < 1 or (
+            stated.overlaps(accepted) and not stated.overlaps(accepted.plus(1))
+        )
+
+    @property
+    def _accepted(self) -> PrintedFigure:
+        """Draft tokens accepted in an iteration, by the rate."""
+        rate, drafted = self.figure("acceptance_rate"), self.drafted
+        if not rate.low <= 1:
+            return UNKNOWN
+        return PrintedFigure(drafted.middle * rate.low, drafted.high * min(rate.high, 1))
 
     @property
     def drafted(self) -> PrintedFigure:
@@ -181,15 +194,22 @@ class AuditRow(PrintedRow):
 
     @property
     def rate(self) -> float:
-        """Accepted ÷ drafted."""
-        if "acceptance_rate" in self.figures and not self.is_tree:
-            return self.figures["acceptance_rate"].middle
-        return (self.tokens.middle - 1) / self.k if self.proposes_k else math.nan
+        """Accepted ÷ drafted: the printed rate, unless the length says that it is another share."""
+        rate = self.figure("acceptance_rate")
+        by_length = self.tokens.plus(-1).over(self.drafted)
+        if (
+            rate.is_known
+            and not self.is_tree
+            and not (by_length.is_known and not rate.overlaps(by_length))
+        ):
+            return rate.middle
+        return (self.tokens.middle - 1) / (self.most_tokens - 1) if self.proposes_k else math.nan
 
     @property
     def most_tokens(self) -> float:
-        """Tokens per iteration if all draft tokens were accepted."""
-        return self.k + 1 if self.proposes_k or self.is_tree else math.nan
+        """Tokens per iteration if all draft tokens were accepted; NaN where more are stated."""
+        most = self.k + 1 if self.proposes_k or self.is_tree else math.nan
+        return math.nan if self.tokens.middle > most else most
 
     @property
     def speedup_at_most(self) -> float:

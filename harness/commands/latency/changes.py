@@ -94,16 +94,19 @@ def _change(figure: PromptFigure, sides: BeforeAndAfter[LatencyRow]) -> Compared
     if not before or not after:
         return None
     seeds = [] if figure.timed else [seed for seed in before if seed in after]
+    runs_before, runs_after = sides.before, sides.after
     if seeds:
         before = {seed: before[seed] for seed in seeds}
         after = {seed: after[seed] for seed in seeds}
+        runs_before = [run for run in runs_before if run.last.seed in seeds]
+        runs_after = [run for run in runs_after if run.last.seed in seeds]
     units = _common_units([*before.values(), *after.values()])
     if not units:
         return sides.compared(figure, why="no prompt has a time on both sides")
     before_table = _table(before, units)
     after_table = _table(after, units)
-    mean_before = _mean(figure, sides.before, before_table)
-    mean_after = _mean(figure, sides.after, after_table)
+    mean_before = _mean(figure, runs_before, before_table)
+    mean_after = _mean(figure, runs_after, after_table)
     if seeds:
         # Runs of one side differ because of their seeds, which the other side has too: that is no noise.
         before_table = np.exp(np.log(before_table).mean(axis=0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
@@ -51,7 +52,7 @@ class Cell(LatencyExperiment):
         if context is not None:
             shared["prompts"] = replace(grid.prompts, lengths=(context,))
         # A smaller set is asked again.
-        num_batches = max(FEWEST_FOR_INTERVAL, grid.num_prompts // size)
+        num_batches = max(FEWEST_FOR_INTERVAL, math.ceil(grid.num_prompts / size))
         try:
             super().__init__(
                 LatencySettings(

@@ -23,6 +23,8 @@ from harness.results.statistics.interval import Interval
 
 # Regular steps of two texts differ by a larger share if something about their lengths does.
 _UNLIKE_STEPS = 0.1
+# A speed-up was measured with the yield that is predicted with if they differ by less than this share.
+_SAME_YIELD = 0.01
 # A prediction counts as close within this share of what was measured.
 _CLOSE = 0.05
 _STYLES: dict[str, Style] = {"faster": "good", "slower": "bad", "cannot tell": "strong"}
@@ -84,6 +86,9 @@ def predictions(
                 point = cost.at(k, rows)
                 answer_length = lengths[k]
                 speedup = cost.speedup(tokens_of_k, k, rows)
+                # Answers of another length are faster or slower by that alone.
+                is_measured = abs(ratio(tokens_of_k, yields[k]).estimate - 1) < _SAME_YIELD
+                measured = accepted.measured.get((name, k, rows)) if is_measured else None
                 columns = {
                     "draft": draft or name or None,
                     "num_draft_tokens": k,
@@ -94,7 +99,7 @@ def predictions(
                     "predicted_tokens_per_iteration": tokens_of_k.estimate,
                     "best_num_draft_tokens": best.k,
                     "as_good_num_draft_tokens": [*best.alike] or None,
-                    "measured_speedup": accepted.measured.get((name, k, rows)),
+                    "measured_speedup": measured,
                     "max_new_tokens": answer_length and round(answer_length),
                 }
                 predicted.append(columns)
@@ -202,7 +207,9 @@ def _findings(rows: Sequence[PlanRow], statements: Sequence[Statement]) -> Itera
         best = statement.subject
         about = f"{best.cost_source} with {best.acceptance_source}: " if num_sources > 1 else ""
         name = f"{best.draft} " if num_drafts > 1 else ""
-        load = f" with {best.batch_size or 1} in flight" if num_loads > 1 else ""
+        load = ""
+        if num_loads > 1 or (best.batch_size or 1) > 1:
+            load = f" with {best.batch_size or 1} in flight"
         bounds = statement.interval.bounds()
         details = [f"95 % interval {bounds}"] if bounds else []
         if best.as_good_num_draft_tokens:

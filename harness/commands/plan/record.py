@@ -46,7 +46,8 @@ class TypedAcceptance:
         if at_k is not None:
             return cls(k=int(at_k[2]), length=float(at_k[1]))
         try:
-            return cls(rates=(quantity(typed, {"%": 0.01}) or float(typed),) * LARGEST_K)
+            share = quantity(typed, {"%": 0.01})
+            return cls(rates=(float(typed) if share is None else share,) * LARGEST_K)
         except ValueError:
             return cls(path=typed)
 

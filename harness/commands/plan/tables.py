@@ -105,7 +105,10 @@ def _why(row: PlanRow) -> Iterator[tuple[str, str]]:
         yield "Time", f"{least} ({name}, {rate:g} GB/s)"
     if row.highest_speedup is not None:
         gains = f"at most {times(row.highest_speedup)} at K={row.num_draft_tokens}"
-        yield "Gain", f"{gains}, and pays from {row.break_even_tokens:.2f} tokens per iteration"
+        yield (
+            "Gain",
+            f"{gains}, and pays only above {row.break_even_tokens:.2f} tokens per iteration",
+        )
     if (row.verification_steps or 1) > _COSTLY_VERIFICATION:
         cause = "the tokens that it checks take different experts"
         yield (
@@ -116,7 +119,7 @@ def _why(row: PlanRow) -> Iterator[tuple[str, str]]:
         bounds = row.predicted_speedup.bounds()
         # What it costs is by bytes.
         interval = f" (95 % interval {bounds}, of acceptance alone)" if bounds else ""
-        yield "Gain", f"{_predicted(row)} predicted{interval}"
+        yield "Gain", f"at most {_predicted(row)} predicted{interval}"
 
 
 def _measure(row: PlanRow, num_plans: int) -> NextStep:

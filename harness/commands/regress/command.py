@@ -27,7 +27,7 @@ from harness.config.settings import require
 from harness.reporting.page import NextStep, Page, heading, in_full, in_short
 from harness.reporting.table import Column, Line, Table, share
 from harness.reporting.terminal import WIDE, plain_console, print_document
-from harness.reporting.words import disturbed_runs, latency_of, short_commit
+from harness.reporting.words import asked_settings, disturbed_runs, latency_of, short_commit
 from harness.results.runs import Run, grouped
 from harness.results.schema import NO_VERDICT, RunRow
 
@@ -215,8 +215,8 @@ def _notes(compared: Sequence[Compared], margin: str) -> list[str]:
     notes = [
         f"No worse: less than {margin} for the worse (two one-sided tests at 5 %). Smallest detectable: a"
         " change that is found in 80 % of the cases.",
-        "Before and after: the figures of the runs. Change: the geometric mean of after / before over prompts; of"
-        " accuracy the difference in points.",
+        "Before and after: the figures of the runs. Change: after / before, of totals over all prompts; of accuracy the"
+        " difference in points.",
     ]
     for row in compared:
         if covers := row.statement.interval.covers:
@@ -237,7 +237,9 @@ def _finding(compared: Sequence[Compared], margin: str) -> Line:
         return Line("cannot tell whether it is worse", "strong", unsure[0].statement.why)
     if better := by_verdict.get("better"):
         return Line(f"no worse, and better: {_changes(better)}", "good", "95 % intervals")
-    return Line("no worse", "good", f"by {margin} or more, in any of {len(compared)} figures")
+    return Line(
+        "no worse", "good", f"by {margin} or more, in any of {counted(len(compared), 'figure')}"
+    )
 
 
 def _changes(compared: Sequence[Compared]) -> str:
@@ -253,7 +255,8 @@ def _next_steps(compared: Sequence[Compared], settings: RegressSettings) -> list
         return [NextStep("what differs", command=report)]
     is_latency = compared[0].after.kind == "latency"
     if is_latency and any(row.needs_runs for row in unsure):
-        command = latency_of(compared[0].after, "repeats=5")
+        row = compared[0].after
+        command = latency_of(row, *asked_settings(row), "repeats=5")
         return [NextStep("more runs of both", command=command)]
     return []
 
@@ -264,7 +267,7 @@ def _table(compared: Sequence[Compared], notes: Sequence[str]) -> Table:
         Column("measurement", of="name.cell", text=True, once=True, varies=True),
         Column("K", of="name.num_draft_tokens", optional=True),
         Column("figure", of="figure.name", text=True),
-        Column("change,\nby prompt", of="change", optional=True),
+        Column("change", of="change", optional=True),
         Column("95 % interval", of="interval", optional=True),
         Column("verdict", of="in_words", text=True),
         Column("before", "{:.4g}".format, "mean_before", optional=True),
