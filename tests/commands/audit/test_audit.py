@@ -153,6 +153,12 @@ def test_planted_lines_are_found_and_steps_are_named(audit: Audit, seed: int) ->
         ("speedup=+34% length=1.90", 0, "1.90 tokens per iteration of 1.42 steps, 1.34×"),
         ("baseline=22.7,88.9 speed=40.6,116.8 acceptance=73.9% K=3", 0, "row 2 (K=3): 3.22 tokens per"),
         ("baseline=95 speed=600 K=4 acceptance=0.55", 1, "speed-up 6.32× by tokens/s is above 5: K=4 draft tokens"),
+        # More than K + 1 have no rate and no limit.
+        ("length=4.2 K=3 speed=50 baseline=20", 3, "2.50×; at one step it would be 4.20×"),
+        ("speedup=+34% K=5,3 acceptance=0.6,0.7", 0, "An iteration costs 2.19 to 3.18 regular steps, in 2 rows"),
+        ("acceptance=60% length=2.31 speedup=1.27x K=4", 0, "length of the figure lacks the target's own token, by"),
+        # 80 % of those that were tested, 59 % of those that were proposed.
+        ("acceptance=80%,60% length=3.36,2.31 speedup=1.85,1.27 K=4", 0, "3.36 1.85× 59 % 2.75×"),
         # It yields 2.6 tokens, and nothing takes less than a step.
         ("speedup=5 K=4 acceptance=0.4", 3, "is above the 2.60 tokens per iteration, in no less than a regular step"),
     ],

@@ -34,6 +34,7 @@ SIMULATED = ["engine=simulated", "tokens=200"]
 def test_a_rate_is_typed_as_a_share_or_in_percent() -> None:
     rates = [TypedAcceptance.read(typed).rates for typed in ("0.7", "70%")]
     assert rates[1] == pytest.approx(rates[0])
+    assert TypedAcceptance.read("0%").rates[0] == 0
     assert TypedAcceptance.read("70%.csv").path == "70%.csv"
 
 
@@ -116,6 +117,29 @@ def test_texts_that_were_read_are_yields_of_their_length(harness: Harness, table
     predicted, _ = rows_of(harness, table, "acceptance=read.csv", "tokens=200")
     expected = [length_in_answers([0.8], k, 200) for k in (2, 4, 4)]
     assert [*predicted.predicted_tokens_per_iteration] == pytest.approx(expected, rel=1e-6)
+
+
+def test_what_was_measured_with_answers_of_another_length_is_not_held_against_it(
+    harness: Harness,
+) -> None:
+    """The same planted costs: all that differs is how many tokens an answer has."""
+    for name, length in (("short", 8), ("long", 96)):
+        planted = ["engine=simulated", "K=2", f"max_new_tokens={length}", "num_prompts=12"]
+        harness("latency", *planted, f"results.file={name}.csv")
+    rows, page = rows_of(harness, "costs=short.csv", "acceptance=long.csv")
+    assert rows.measured_speedup.isna().all()
+    assert "of what was measured" not in page
+    rows, _ = rows_of(harness, "costs=short.csv", "acceptance=long.csv", "tokens=96")
+    assert rows.predicted_speedup[0] == pytest.approx(rows.measured_speedup[0], rel=0.05)
+
+
+def test_planted_costs_of_a_map_are_no_measurement(harness: Harness) -> None:
+    cells = ["batch_sizes=[4]", "draft_tokens=[2]", "num_prompts=10"]
+    harness("map", "engine=simulated", *cells, "hydra.run.dir=cells")
+    outcome = harness("plan", "costs=cells", "acceptance=0.8")
+    assert mentions(outcome.stdout, "planted costs, no measurement", "at K=2 with 4 in flight")
+    # At least as many prompts as were asked for.
+    assert (pd.read_csv("cells/map.csv").num_prompts.dropna() >= 10).all()
 
 
 def test_the_published_sweep_is_predicted_by_one_command(harness: Harness) -> None:

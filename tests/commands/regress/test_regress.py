@@ -230,6 +230,9 @@ def test_tokens_per_iteration_are_compared_seed_by_seed(tmp_path: Path) -> None:
 
             write_run(tmp_path / name, np.ones(10), drafted, seed=seed, repeat=seed + 1)
     before, same, less = (every_run(tmp_path / name).runs for name in ("before", "same", "less"))
+    figure = compared_runs(before, same[1:], margin=0.02)[2]
+    assert figure.change == "+0.0 %"
+    assert figure.mean_before == pytest.approx(figure.mean_after)
     verdicts = [compared_runs(before, after, margin=0.02)[2].verdict for after in (same, less)]
     assert verdicts == ["no worse", "worse"]
 
