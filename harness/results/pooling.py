@@ -155,7 +155,10 @@ def _pooled(rule: Pooling, values: Sequence[Any]) -> Any:
     if rule == "same":
         return known_values[0] if len(set(known_values)) == 1 else None
     pooled = _RULES[rule](known_values)
-    return round(pooled) if rule == "mean" and isinstance(known_values[0], int) else pooled
+    if rule == "mean" and isinstance(known_values[0], int):
+        # A number, or of truth values what most runs have.
+        return type(known_values[0])(round(pooled))
+    return pooled
 
 
 def _speedup(runs: Sequence[Sequence[AnyRow]]) -> dict[str, Any]:

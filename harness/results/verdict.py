@@ -320,7 +320,7 @@ def _unequal_work(regular: ArmEvidence, speculative: ArmEvidence) -> str | None:
     if _difference(regular.num_tokens, speculative.num_tokens) <= most:
         return None
     numbers = f"{regular.num_tokens} tokens, {speculative.arm} {speculative.num_tokens}"
-    return f"the arms did not do the same work: {regular.arm} generated {numbers}"
+    return f"the work was not the same: {regular.arm} generated {numbers}"
 
 
 def _unequal_lengths(regular: ArmEvidence, speculative: ArmEvidence) -> str | None:
@@ -343,7 +343,7 @@ def _unequal_lengths(regular: ArmEvidence, speculative: ArmEvidence) -> str | No
         return None
     shorter = speculative.arm if numbers[0] > numbers[1] else regular.arm
     return (
-        f"the {shorter} arm's texts are shorter than chance explains: {regular.arm} generated"
+        f"the {shorter} texts are shorter than chance explains: {regular.arm} generated"
         f" {numbers[0]} tokens, {speculative.arm} {numbers[1]}"
     )
 

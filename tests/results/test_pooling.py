@@ -110,7 +110,10 @@ def test_every_rule_makes_one_figure_of_two(tmp_path: Path) -> None:
         "gpu_throttled": ("power cap", "power brake", None),
         "shortest_answer": (5, 7, 5),
         "longest_answer": (5, 7, 7),
-        "drifted": (False, True, True),
+        # Two halves are no majority.
+        "drifted": (False, True, False),
+        "identical_prompts": (15, 14, 14),
+        "differing_prompts": (0, 1, 1),
         "interleaved": (True, False, False),
         "num_skipped": (1, 2, 2),
         "verify_ms": (1.0, None, None),

@@ -318,8 +318,7 @@ DOUBTS = (
     Doubt(
         "comparison",
         lambda run: run.last.drifted and run.last.drift,
-        "The speed-up changed during the run: the second half has {found.estimate:.2f} times the speed-up of the first"
-        " ({found.low:.2f} to {found.high:.2f}).",
+        "The speed-up changed during the run: the second half has {found:.2f} times the speed-up of the first.",
     ),
     Doubt(
         "comparison",
@@ -383,7 +382,7 @@ DOUBTS = (
     ),
     Doubt(
         "against",
-        _same_prompts,
+        lambda run: run.last.speedup and run.last.speedup.has_bounds and _same_prompts(run),
         "{found} prompts are the same: the interval covers repetition of it, not other prompts.",
     ),
     Doubt(

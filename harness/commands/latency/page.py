@@ -109,7 +109,11 @@ def _page_of_runs(pairs: Sequence[RankedRun]) -> Page:
     if len(parts) > 1:
         page = Page(title_of_many([pair.row for pair in pairs]), parts=parts)
     disturbed = disturbed_runs([pair.run for pair in pairs])
-    doubts = [f"{disturbed}: repeats=5 measures what that changes."] if disturbed else []
+    doubts = []
+    if disturbed:
+        is_repeated = all((pair.row.repeats or 1) > 1 for pair in pairs)
+        advice = "" if is_repeated else ": repeats=5 measures what that changes"
+        doubts.append(f"{disturbed}{advice}.")
     return replace(page, doubts=[*doubts, *page.doubts], next=steps_after_runs(pairs))
 
 

@@ -182,6 +182,8 @@ def answers(pairs: Sequence[RankedRun]) -> list[Line]:
     others.sort(key=lambda pair: -(pair.speedup or 0.0))
     by_relation = grouped(others, attrgetter("member.standing.relation"))
     beginning = "None is shown to pay; the highest"
+    if any(pair.member.is_shown for pair in others):
+        beginning = "None that ran quietly is shown to pay; the highest of those"
     if first.member.is_shown:
         is_fastest = first.series.is_reference_highest and "not ranked" not in by_relation
         beginning = "Fastest" if is_fastest else "Fastest shown to pay"

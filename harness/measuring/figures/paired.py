@@ -47,7 +47,9 @@ class SpeedupFigures(Group, WithSpeedup):
         "mean",
         "speed-up in the second half of the run over that in the first",
     )
-    drifted: MaybeBool = pooled("any", "whether that is significant and above 2 %")
+    drifted: MaybeBool = pooled(
+        "mean", "whether that is significant and above 2 %; of several runs, in most of them"
+    )
     regular_against_itself: Interval | None = pooled(
         "mean",
         "the regular arm's time per token where its turn came first over where it came second: 1 but for noise",

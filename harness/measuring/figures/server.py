@@ -61,7 +61,7 @@ class ServerFigures(Group):
         "how often the server took the cache of a running request for others, by its metrics",
     )
     cached_tokens: MaybeInt = pooled(
-        "mean",
+        "largest",
         "tokens of prompts that the server took from a cache, by its answers or its metrics",
         "tokens",
     )

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 class TextFigures(Group):
     """How far greedy texts of the speculative arm agree with the regular one's."""
 
-    identical_prompts: MaybeInt = pooled("mean", "greedy texts equal to the regular arm's")
+    identical_prompts: MaybeInt = pooled("smallest", "greedy texts equal to the regular arm's")
     differing_prompts: MaybeInt = pooled(
-        "mean",
+        "largest",
         "greedy texts that part from the regular arm's; turns after such a text are in neither number",
     )
     tokens_per_difference: MaybeFloat = pooled(

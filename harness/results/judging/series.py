@@ -220,7 +220,7 @@ def _rank(series: Series, compared: Sequence[Member]) -> None:
         if member.has_interval and (member.is_sound or not first.is_sound):
             ranked.append(member)
         else:
-            why = "no interval" if not member.has_interval else "a busy machine"
+            why = "no interval" if not member.has_interval else "drift or a busy machine"
             member.standing = Statement("not ranked", why=why, subject=member.run.last)
     first.standing = replace(first.at_once, relation="best", why=first.alone.why)
     is_fair = not series.why_not and all(member.run.last.was_quiet for member in ranked)

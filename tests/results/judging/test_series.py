@@ -161,7 +161,7 @@ def test_why_a_run_is_not_ranked() -> None:
         if member.standing
     }
     assert reasons["sound"][0] == "best"
-    assert reasons["busy"] == ("not ranked", "a busy machine")
+    assert reasons["busy"] == ("not ranked", "drift or a busy machine")
     assert reasons["unsure"] == ("not ranked", "no interval")
 
 
