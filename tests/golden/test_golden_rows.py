@@ -242,6 +242,7 @@ MANY: dict[str, list[tuple[float, Changes]]] = {
     "several K": [(1.5, SURE | {"k": 2}), (2.0, SURE | {"k": 4}), (1.9, SURE | {"k": 8}), (2.4, WIDE | {"k": 6})],
     "a faster draft may not pay": [(1.5, DRAFTS[0] | SURE), (2.0, DRAFTS[1] | WIDE), (1.2, DRAFTS[2] | SURE)],
     "a faster one on a busy machine": [(1.5, DRAFTS[0] | SURE), (2.0, DRAFTS[1] | SURE | {"processor_share": 0.5})],
+    "only one on a busy machine pays": [(1.0, DRAFTS[0] | SURE), (2.0, DRAFTS[1] | SURE | {"processor_share": 0.5})],
     "a busy target beside a quiet one": [
         (2.0, SURE | {"placement": "cpu"}), (1.5, SURE), (2.0, SURE | {"model": "30B", "processor_share": 0.5}),
     ],
