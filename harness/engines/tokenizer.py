@@ -45,7 +45,12 @@ def prompt_text(
 ) -> str:
     """A prompt as text for a server, whose own tokenizer adds the first token."""
     ids = prompt[1:] if prompt[0] == tokenizer.bos_token_id else prompt
-    return str(tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
+    options = {
+        "skip_special_tokens": skip_special_tokens,
+        # Some tokenizers, such as Llama 3's, would take spaces out.
+        "clean_up_tokenization_spaces": False,
+    }
+    return str(tokenizer.decode(list(ids), **options))
 
 
 def tokens_as_served(tokenizer: Tokenizer, prompt: Sequence[int]) -> list[int]:

@@ -240,7 +240,7 @@ def why_other_work(before: ArmEvidence, after: ArmEvidence) -> str | None:
     """Why two runs of one arm, before and after a change, cannot be compared; None where they can."""
     before = replace(before, arm="before")
     after = replace(after, arm="after")
-    return _unequal_work(before, after) or _unequal_lengths(before, after)
+    return _unequal_work(before, after, "side") or _unequal_lengths(before, after, "side")
 
 
 def _other_servers(regular: ArmEvidence, speculative: ArmEvidence) -> str | None:
@@ -315,15 +315,17 @@ def _beyond_rounding(speculative: ArmEvidence) -> str | None:
     )
 
 
-def _unequal_work(regular: ArmEvidence, speculative: ArmEvidence) -> str | None:
+def _unequal_work(regular: ArmEvidence, speculative: ArmEvidence, noun: str = "arm") -> str | None:
     most = _MOST_DIFFERENCE_OF_DRAWN if regular.drawn else MOST_DIFFERENCE
     if _difference(regular.num_tokens, speculative.num_tokens) <= most:
         return None
     numbers = f"{regular.num_tokens} tokens, {speculative.arm} {speculative.num_tokens}"
-    return f"the work was not the same: {regular.arm} generated {numbers}"
+    return f"the {noun}s did not do the same work: {regular.arm} generated {numbers}"
 
 
-def _unequal_lengths(regular: ArmEvidence, speculative: ArmEvidence) -> str | None:
+def _unequal_lengths(
+    regular: ArmEvidence, speculative: ArmEvidence, noun: str = "arm"
+) -> str | None:
     """Why drawn texts are no equal work: one arm's are shorter, prompt by prompt, beyond chance.
 
     The difference of an answer is as likely to have either sign if both arms draw from the same
@@ -343,7 +345,7 @@ def _unequal_lengths(regular: ArmEvidence, speculative: ArmEvidence) -> str | No
         return None
     shorter = speculative.arm if numbers[0] > numbers[1] else regular.arm
     return (
-        f"the {shorter} texts are shorter than chance explains: {regular.arm} generated"
+        f"the {shorter} {noun}'s texts are shorter than chance explains: {regular.arm} generated"
         f" {numbers[0]} tokens, {speculative.arm} {numbers[1]}"
     )
 

@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from harness.engines.detokenizer import Detokenizer
 from harness.engines.text_tokenizer import TextTokenizer
+from harness.engines.tokenizer import prompt_text
 from tiny_checkpoints import make_tokenizer
 
 TEXT = "naïve 漢字 👩\u200d🚀 שלום\n end"
@@ -78,3 +79,11 @@ def test_ids_of_a_server_are_no_error() -> None:
 def test_several_texts_have_ids_each() -> None:
     tokenizer = TextTokenizer()
     assert tokenizer(["a", "b"])["input_ids"] == [tokenizer.encode("a"), tokenizer.encode("b")]
+
+
+def test_the_text_of_a_prompt_keeps_its_spaces() -> None:
+    """Tokenizers such as Llama 3's ask transformers to take some of them out."""
+    tokenizer = make_tokenizer()
+    tokenizer.clean_up_tokenization_spaces = True
+    text = "it is n't , is it ?"
+    assert prompt_text(tokenizer, tokenizer(text)["input_ids"]) == text

@@ -107,7 +107,7 @@ MAPS = {
                                         *map_run((4,), speedup=Interval(0.9)).rows])],
     "random weights": [map_run(weights="random")],
     "no intervals": [map_run(speedup=Interval(1.04))],
-    "other work": [map_run(speedup=None, status="no_verdict", error="the work was not the same")],
+    "other work": [map_run(speedup=None, status="no_verdict", error="the arms did not do the same work")],
     "in flight": [map_run((1, 4), engine="server")],
     "a server's own K": [map_run((1,), engine="server", num_draft_tokens=None)],
 }  # fmt: skip

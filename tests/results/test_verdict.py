@@ -196,7 +196,7 @@ def test_an_arm_that_calls_itself_lossless_keeps_greedy_texts(
 def test_a_tenth_more_tokens_is_other_work() -> None:
     regular = arm("regular", num_tokens=1000)
     assert refusal(regular, arm("speculative", num_tokens=900)) is None
-    reason = "the work was not the same: regular generated 1000 tokens, speculative 899"
+    reason = "the arms did not do the same work: regular generated 1000 tokens, speculative 899"
     assert refusal(regular, arm("speculative", num_tokens=899)) == reason
     assert refusal(arm("regular", num_tokens=899), arm("speculative", num_tokens=1000)) is not None
 
@@ -210,7 +210,7 @@ def test_drawn_texts_are_compared_in_pairs() -> None:
     regular = drawn("regular", dict.fromkeys(range(8), 9))
     reason = refusal(regular, drawn("speculative", dict.fromkeys(range(8), 5)))
     assert reason is not None
-    assert "the speculative texts are shorter" in reason
+    assert "the speculative arm's texts are shorter" in reason
     assert "72 tokens" in reason
     # Seven of seven are, once in 64 runs.
     seven = [
@@ -301,7 +301,7 @@ def test_rows_of_arms_that_cannot_be_compared_lose_their_speedup() -> None:
     assert refused[1].decode_speedup is None
     assert judged(refused) == refused
     bad_answer = measurement("latency").judge(refused)
-    assert str(bad_answer).startswith("no verdict: the work was not the same")
+    assert str(bad_answer).startswith("no verdict: the arms did not do the same work")
     assert bad_answer.exit_code == 3
     assert verdict_of(refused[1]).why == refused[1].error
     assert measurement("latency").judge(rows()) is None

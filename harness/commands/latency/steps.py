@@ -136,6 +136,8 @@ def steps_after_runs(pairs: Sequence[RankedRun]) -> list[NextStep]:
         return []
     best = max(conclusive, key=attrgetter("member.rank"))
     if not best.member.alone.pays:
+        if any(pair.member.is_shown for pair in pairs):
+            return [NextStep("what pays on a quiet machine", "repeats=5")]
         another_draft = _free_draft([pair.row for pair in pairs], "none is shown to pay")
         return [another_draft] if another_draft else []
     ks = {pair.name.k_order for pair in pairs if pair.name.group == best.name.group}

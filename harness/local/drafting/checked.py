@@ -82,7 +82,7 @@ def blaming(name: str, call: str = "", setting: str = "draft") -> Iterator[None]
             raise
         what = in_one_line(error)
         if call:
-            what = f"{call}(): " + f"{type(error).__name__}: {error}".splitlines()[0]
+            what = f"{call}(): {what}"
         raise RunError(f"{setting}={name}: {what}") from error
 
 

@@ -190,7 +190,8 @@ def translation(
         return _spelt(text_of.get(token, b""), draft_tokens) or [mark]
 
     def prompt_into_draft(tokens: Sequence[int]) -> list[int]:
-        text = target.decode(list(tokens), skip_special_tokens=True)
+        options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+        text = target.decode(list(tokens), **options)
         return list(draft(text)["input_ids"]) or [mark]
 
     return Translation(

@@ -169,7 +169,7 @@ def test_a_cell_without_an_interval_decides_nothing() -> None:
     alone = replace(row(8, 4, 1.04), speedup=Interval(1.04))
     assert schedule([alone])[1] == "no cell has an interval at the smallest load, 8"
     assert schedule([row(2, 4, 1.5), alone, row(16, 4, 1.4)])[0] == [(1, 16, 4)]
-    error = "the work was not the same"
+    error = "the arms did not do the same work"
     refused = replace(row(16, 4, 1.0), speedup=None, status=NO_VERDICT, error=error)
     assert schedule([row(2, 4, 1.5), refused])[0] == [(1, 2, 4)]
 

@@ -238,10 +238,10 @@ def name_layers(text_config: Any) -> None:
     if setting is None:
         return
     number = 1 if text_config.model_type == "qwen3_next" else getattr(text_config, setting, 0)
-    if number == 1:
-        text_config.num_mtp_layers = 1
-        text_config.mtp_layer_types = ["full_attention"]
-        text_config.mtp_mlp_layer_types = ["sparse"]
+    if number:
+        text_config.num_mtp_layers = number
+        text_config.mtp_layer_types = ["full_attention"] * number
+        text_config.mtp_mlp_layer_types = ["sparse"] * number
 
 
 def _layers_config(draft: str, target: Checkpoint) -> PreTrainedConfig:
