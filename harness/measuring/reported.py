@@ -199,6 +199,8 @@ class ReturnedLogprobs:
         is_wrong = differences[reading] > tolerance
         num_wrong = int(is_wrong.sum())
         num_compared = int((~np.isnan(differences[reading])).sum())
+        if not num_compared:
+            return None
         findings = []
         if num_missing:
             findings.append(f"{num_missing:,} are missing")
@@ -210,11 +212,14 @@ class ReturnedLogprobs:
                     finding = f"{num_wrong:,} are {_READINGS[name]}"
                     break
             findings.append(finding)
+        which = "all"
+        if num_wrong or num_compared < len(returned):
+            which = f"{num_compared - num_wrong:,} of {num_compared:,} that the reference knows"
         return ReturnedResult(
             verdict="wrong" if findings else "right",
             num_tokens=len(returned),
             num_wrong=num_wrong + num_missing,
-            finding="; ".join(findings) or f"all are {_READINGS[reading]}",
+            finding="; ".join(findings) or f"{which} are {_READINGS[reading]}",
         )
 
     def rounding(self, tolerance: float) -> float:

@@ -142,9 +142,10 @@ class ServerCommand:
         """Whether the server speculates, as far as its flags and variables show."""
         startup = self.startup
         values = self.values(startup.drafts_by)
-        says_no = any(value == "none" for value in values.values())
+        if any(value == "none" for value in values.values()):
+            return False
         if startup.drafts_always:
-            return not says_no
+            return True
         says_yes = any(value != "none" for value in values.values())
         return says_yes or not set(startup.drafts_by).isdisjoint(self._variables())
 

@@ -200,3 +200,9 @@ def test_two_servers_on_a_cpu_bind_no_threads_to_its_cores(monkeypatch: pytest.M
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0-3")
     for words in ("vllm serve B", "llama-server -m B", "./serve.sh"):
         assert read(words).without_core_binding() == read(words)
+
+
+def test_a_method_of_none_drafts_nothing_whatever_else_is_set() -> None:
+    command = read("llama-server -m X --spec-type none --draft-max 8")
+    assert not command.drafts
+    assert command.num_draft_tokens is None

@@ -86,11 +86,22 @@ def health_columns(
         is_counted=num_iterations is not None,
         is_likely=is_likely and is_possible,
     )
+    if health == "accepts less" and _drafts_fewer(requests, num_draft_tokens):
+        health = "cannot tell"
     return {
         "health": health,
         "served_tokens_per_iteration": served,
         "weights_tokens_per_iteration": weights,
     }
+
+
+def _drafts_fewer(requests: Sequence[RequestRecord], num_draft_tokens: int) -> bool:
+    """Whether an engine drafts fewer than K tokens in some iterations that are not the last ones of an answer."""
+    num_drafted = sum(request.draft_tokens[0] for request in requests)
+    num_iterations = _reported_iterations(requests) or 0
+    # At its end an answer lacks at most K, K - 1, ... and 1 of them.
+    most_lost = len(requests) * num_draft_tokens * (num_draft_tokens + 1) / 2
+    return 0 < num_drafted < num_iterations * num_draft_tokens - most_lost
 
 
 def _expected(texts: Sequence[ReadText], num_draft_tokens: int) -> Interval:
@@ -124,7 +135,10 @@ def health_in_words(row: AcceptanceRow) -> str:
     allowed = row.weights_tokens_per_iteration
     weights = f"{allowed or Interval():.2f}"
     if row.health == "cannot tell":
-        return f"cannot tell: the engine does not report what it accepted; its weights decide {weights} tokens"
+        reason = "the engine does not report what it accepted"
+        if row.served_tokens_per_iteration is not None:
+            reason = f"the engine drafts fewer than K={row.num_draft_tokens}, or does not report what it accepted"
+        return f"cannot tell: {reason}; its weights decide {weights} tokens"
     if row.health == "other texts":
         return f"the engine's texts are not {row.model}'s: {off_policy(row)}"
     served = f"{row.served_tokens_per_iteration or 0:.2f} tokens per iteration at K={row.num_draft_tokens}"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from harness.commands.compare.rows import CompareRow
-from harness.config.amounts import percent
+from harness.config.amounts import counted, percent
 from harness.reporting.names import Named, distinct_names
 from harness.reporting.page import Page, title_of_many
 from harness.reporting.table import (
@@ -44,7 +44,9 @@ def verdict(row: CompareRow) -> Document:
     if no_verdict is None and row.speedup is not None:
         part = "in this race"
         if row.num_compared is not None:
-            part = f"over the first {row.num_compared} tokens, where the shorter text ends"
+            part = (
+                f"over the first {counted(row.num_compared, 'token')}, where the shorter text ends"
+            )
         headline = f"{times(row.speedup)} {part}"
     # An engine that reports iterations reports their drafts, too.
     accepted = (

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from harness.commands.eval.rows import EvalRow
+from harness.config.amounts import counted
 from harness.reporting.names import Named, named_runs
 from harness.reporting.page import NextStep, Page, heading, lossless_again, title_of_many
 from harness.reporting.table import (
@@ -66,7 +67,7 @@ def _finding(row: EvalRow, statement: Statement) -> Line:
     if row.difference is None:
         # Greedy answers to the same question are copies.
         number = row.num_prompts if row.temperature else row.num_different_prompts
-        asked = f"95 % interval {_wilson(row)}, over {number} questions"
+        asked = f"95 % interval {_wilson(row)}, over {counted(number or 0, 'question')}"
         return Line(f"{_percent(row.accuracy or 0)} % correct", "strong", asked)
     points = 100 * statement.interval.estimate
     certainty = f"95 % interval {statement.interval.bounds('.1%')}"
@@ -82,7 +83,9 @@ def _finding(row: EvalRow, statement: Statement) -> Line:
 def _doubts(row: EvalRow) -> list[str]:
     doubts = []
     if row.status != "ok":
-        doubts.append(f"{row.status}: the figures cover {row.num_prompts} questions only.")
+        doubts.append(
+            f"{row.status}: the figures cover {counted(row.num_prompts or 0, 'question')} only."
+        )
     different = row.num_different_prompts
     if row.num_prompts is not None and different not in (None, row.num_prompts):
         numbers = f"{row.num_prompts:,} questions, {different:,} different"
@@ -200,10 +203,12 @@ def _identity(row: EvalRow) -> str:
     identical = (
         f"{row.identical_prompts} of {row.num_prompts} greedy answers are the same in both arms"
     )
+    if row.lossy:
+        return f"{identical}."
     return f"{identical}: in float32 all must be, in other formats ties may break differently."
 
 
 def _differs_beyond_ties(row: EvalRow) -> bool:
     """Whether greedy answers differ where rounding explains no difference."""
-    is_exact = row.dtype == "float32" and row.quantization == "none"
+    is_exact = row.dtype == "float32" and row.quantization == "none" and not row.lossy
     return is_exact and row.identical_prompts not in (None, row.num_prompts)

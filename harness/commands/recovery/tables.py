@@ -143,14 +143,17 @@ def _notes(checks: Checks) -> list[str]:
         notes.append(f"{checks.findings}.")
     if sampled is None or not sampled.num_draws or checks.verdict not in _STYLES:
         return notes
+    chance = _share(sampled.power)
+    if not chance.startswith(">"):
+        chance = f"at least {chance}"
     smallest = ""
     if sampled.visible_shift is not None:
         smallest = f", one of {percent(sampled.visible_shift, 1)} with 99 %"
     notes.append(
-        f"The sampled tests call a lossless pair lossy in at most {sampled.false_alarm_rate:.0e} of such runs,"
+        f"The sampled tests call a lossless pair lossy in at most {sampled.false_alarm_rate:.2g} of such runs,"
         f" however often one looks; any shift of {percent(sampled.shift or 0.0)} between 2, 4, 8, 10 or 16 equal parts"
         f" of the tokens, sorted from the likeliest down, is seen within {sampled.num_draws:,} tokens with a chance of"
-        f" {_share(sampled.power)}{smallest}. They attribute shifts of up to {sampled.rounding or 0.0:.2g} to"
+        f" {chance}{smallest}. They attribute shifts of up to {sampled.rounding or 0.0:.2g} to"
         " rounding."
     )
     return notes

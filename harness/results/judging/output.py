@@ -56,5 +56,5 @@ def _judged(rows: Sequence[Any], lossy_by: str) -> tuple[Relation, str]:
         advice = f"num_draws={num_needed} would be enough"
     return "undecided", (
         f"{weakest.num_draws or 0:,} drawn tokens would see a shift of {percent(weakest.shift or 0.0)} between parts"
-        f" of their distribution with a chance of only {percent(weakest.power or 0.0, 1)}; {advice}"
+        f" of their distribution with a chance of at least {percent(weakest.power or 0.0, 1)} only; {advice}"
     )

@@ -130,6 +130,8 @@ TOTALS = {"num_drafted": 27, "num_accepted": 13, "max_new_tokens": 41}
         (True, TOTALS, "as its weights say"),
         (True, {"outcomes": [(1, 1)] * 13 + [(1, 0)] * 14}, "as its weights say"),
         (True, {"outcomes": [(1, 1)] * 5 + [(1, 0)] * 30}, "accepts less"),
+        # It drafts where it expects to be right, and not in every iteration.
+        (True, {"outcomes": [(1, 1)] * 5 + [(0, 0)] * 30}, "cannot tell"),
         (True, TOTALS | {"num_drafted": 22, "num_accepted": 18}, "accepts more"),
         (True, {}, "cannot tell"),
         # It ended by itself: what was accepted may be behind its end.

@@ -160,12 +160,24 @@ def test_a_few_rounded_log_probabilities_are_right_and_one_missing_is_not() -> N
     raw = np.log(np.linspace(0.05, 0.9, 500))
     returned = ReturnedLogprobs()
     returned.add((raw + 0.004 * (-1) ** np.arange(500)).tolist(), raw, 1.5 * raw)
-    assert returned.result("raw", 0.01).verdict == "right"
+    assert returned.result("raw", 0.01).finding == "all are the model's own"
     assert returned.result("processed", 0.01).verdict == "wrong"
     returned.add([None], raw[:1], raw[:1])
     result = returned.result("raw", 0.01)
     assert (result.verdict, result.num_wrong) == ("wrong", 1)
     assert result.finding == "1 are missing"
+
+
+def test_those_that_are_wrong_or_unknown_are_not_called_the_models_own() -> None:
+    raw = np.log(np.linspace(0.05, 0.9, 1000))
+    wrong = np.where(np.arange(1000) < 5, 5.0, 0.0)
+    returned = ReturnedLogprobs()
+    returned.add((raw - wrong).tolist(), raw, 1.5 * raw)
+    finding = "995 of 1,000 that the reference knows are the model's own"
+    assert returned.result("raw", 0.01).finding == finding
+    unknown = ReturnedLogprobs()
+    unknown.add([-1.0] * 50, np.full(50, np.nan), np.full(50, np.nan))
+    assert unknown.result("raw", 0.01) is None
 
 
 @pytest.mark.parametrize(
