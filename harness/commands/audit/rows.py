@@ -197,11 +197,8 @@ class AuditRow(PrintedRow):
         """Accepted ÷ drafted: the printed rate, unless the length says that it is another share."""
         rate = self.figure("acceptance_rate")
         by_length = self.tokens.plus(-1).over(self.drafted)
-        if (
-            rate.is_known
-            and not self.is_tree
-            and not (by_length.is_known and not rate.overlaps(by_length))
-        ):
+        is_another_share = by_length.is_known and not rate.overlaps(by_length)
+        if rate.is_known and not self.is_tree and not is_another_share:
             return rate.middle
         return (self.tokens.middle - 1) / (self.most_tokens - 1) if self.proposes_k else math.nan
 
