@@ -86,8 +86,7 @@ def read_prices(setting: str, path: str, context: int = 128, key: str | None = N
     latency = [run for run in findings.runs_of(LatencyRow) if run.status == "ok"]
     if setting == "costs" and not latency and costs_file.is_file():
         # A run of `map`, or what a server was timed for.
-        rows = [run.last for run in findings.runs]
-        return replace(read_prices(setting, str(costs_file)), origin=_origin(rows[-1:]))
+        return replace(read_prices(setting, str(costs_file)), origin=_origin(findings.runs))
     read = findings.runs_of(AcceptanceRow)
     used: Sequence[Run] = latency if setting == "costs" else [*latency, *read]
     for runs_of_draft in grouped(used, lambda run: (run.command, _draft(run))).values():
@@ -116,13 +115,14 @@ def _costs(runs: Sequence[Run[LatencyRow]], path: str) -> PriceTable:
         if reasons:
             rule = f"has no price of an iteration: {reasons[0]}"
         raise SettingError("costs", rule, path)
-    origin = _origin([with_draft[-1].last])
+    origin = _origin(with_draft)
     return PriceTable(costs, origin=origin, notes=list(dict.fromkeys(reasons)))
 
 
-def _origin(rows: Sequence[Any]) -> dict[str, Any]:
-    """What was measured, by the last of these rows."""
-    return {name: value for row in rows for name in _ORIGIN if (value := getattr(row, name, None))}
+def _origin(runs: Sequence[Run[Any]]) -> dict[str, Any]:
+    """What the last of these runs measured; nothing without one."""
+    last = runs[-1].last if runs else None
+    return {name: value for name in _ORIGIN if (value := getattr(last, name, None))}
 
 
 def _yields(

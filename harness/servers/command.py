@@ -146,8 +146,7 @@ class ServerCommand:
             return False
         if startup.drafts_always:
             return True
-        says_yes = any(value != "none" for value in values.values())
-        return says_yes or not set(startup.drafts_by).isdisjoint(self._variables())
+        return bool(values) or not set(startup.drafts_by).isdisjoint(self._variables())
 
     @property
     def model(self) -> str | None:

@@ -86,7 +86,7 @@ def health_columns(
         is_counted=num_iterations is not None,
         is_likely=is_likely and is_possible,
     )
-    if health == "accepts less" and _drafts_fewer(requests, num_draft_tokens):
+    if health == "accepts less" and _drafts_fewer(requests, num_iterations or 0, num_draft_tokens):
         health = "cannot tell"
     return {
         "health": health,
@@ -95,10 +95,11 @@ def health_columns(
     }
 
 
-def _drafts_fewer(requests: Sequence[RequestRecord], num_draft_tokens: int) -> bool:
+def _drafts_fewer(
+    requests: Sequence[RequestRecord], num_iterations: int, num_draft_tokens: int
+) -> bool:
     """Whether an engine drafts fewer than K tokens in some iterations that are not the last ones of an answer."""
     num_drafted = sum(request.draft_tokens[0] for request in requests)
-    num_iterations = _reported_iterations(requests) or 0
     # At its end an answer lacks at most K, K - 1, ... and 1 of them.
     most_lost = len(requests) * num_draft_tokens * (num_draft_tokens + 1) / 2
     return 0 < num_drafted < num_iterations * num_draft_tokens - most_lost
