@@ -17,6 +17,8 @@ from harness.results.statistics.arrays import Floats
 
 # The likeliest tokens that are tried for the one that a text goes on with.
 _MOST_TRIED = 1000
+# Those whose margins are compared between two computations of logits.
+_NUM_LIKELY = 8
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,20 @@ def first_divergence(
     wanted, got = expected[position], actual[position]
     check_known([*expected[: position + 1], got], reference.vocabulary_size)
     return Divergence(position, *reference.margin(before, wanted, got))
+
+
+def margin_deviation(logits: Floats, again: Floats) -> float:
+    """The standard deviation of the margins between the likeliest tokens, from one computation of logits [n, V] to
+    another one.
+    """
+    num_likely = min(_NUM_LIKELY, logits.shape[-1])
+    likely = np.argpartition(logits, -num_likely)[:, -num_likely:]
+    # Tokens that are not known have no finite logit.
+    with np.errstate(invalid="ignore"):
+        moved = np.take_along_axis(again, likely, -1) - np.take_along_axis(logits, likely, -1)
+        pairs = moved[:, :, np.newaxis] - moved[:, np.newaxis, :]
+    is_pair = np.isfinite(pairs) & ~np.eye(num_likely, dtype=bool)
+    return float(np.sqrt(np.mean(pairs[is_pair] ** 2))) if is_pair.any() else 0.0
 
 
 class _Written:

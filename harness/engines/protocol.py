@@ -47,6 +47,7 @@ class Request:
         parameters: further sampling parameters of an engine, by their names there.
         leave_after: tokens after which nobody waits for the rest; None to wait for all.
         may_be_empty: whether an answer without a token is one, and no failure.
+        joins_alone: whether its prompt is read beside no other one, so that rounding is the same in any company.
     """
 
     prompt: Sequence[int]
@@ -61,6 +62,7 @@ class Request:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     leave_after: int | None = None
     may_be_empty: bool = False
+    joins_alone: bool = False
 
     def record(self) -> RequestRecord:
         """A new record of this request."""

@@ -100,6 +100,12 @@ class ReportedReference:
     ) -> None:
         """None: servers do not report what their draft proposed first."""
 
+    def kernel_deviations(self, prompt: Sequence[int], text: Sequence[int], logits: Floats) -> None:
+        """None: servers do not report what another kernel computes."""
+
+    def tolerance(self, likeliest: Floats, deviation: float) -> Floats:
+        return np.full(likeliest.shape, self.rounding)
+
     def margin(self, token_ids: Sequence[int], wanted: int, other: int) -> Margin:
         pairs = [(token_ids, [wanted]), (token_ids, [other])]
         scored = self._scores(pairs, self._num_top, 1)

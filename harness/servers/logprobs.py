@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,11 @@ from harness.servers.identity import AskedServer
 
 if TYPE_CHECKING:
     import httpx2
+
+# Together probabilities may be larger than 1 by this: servers round them, some in half precision.
+_MASS_TOLERANCE = 0.02
+# What exceeds 1 by far need not be exponentiated.
+_MOST_LOGPROB = 100.0
 
 
 @dataclass(frozen=True)
@@ -65,10 +71,17 @@ class TextScorer:
         except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
             reason = f"{type(error).__name__}: {error}"
             raise AnswerError(f"no log-probabilities of a text can be read ({reason})") from error
-        numbers = [number for likeliest in scored for number in likeliest.values()]
-        are_numbers = all(isinstance(number, float | int) for number in numbers)
-        if len(scored) != len(text) or not are_numbers or not all(scored):
+        if len(scored) != len(text) or not all(scored):
             raise AnswerError(f"{len(scored)} log-probabilities came for {len(text)} tokens")
+        for likeliest in scored:
+            numbers = list(likeliest.values())
+            are_numbers = all(isinstance(number, float | int) for number in numbers)
+            if not are_numbers or not all(map(math.isfinite, numbers)):
+                raise AnswerError(f"log-probabilities of a text are no numbers: {numbers[:3]}")
+            mass = sum(math.exp(min(number, _MOST_LOGPROB)) for number in numbers)
+            if mass > 1 + _MASS_TOLERANCE:
+                about = f"log-probabilities of a text make {mass:.3g} together at one place"
+                raise AnswerError(f"{about}, more than 1")
         return scored
 
     async def _score(self, prompt: Sequence[int], text: Sequence[int]) -> list[Likeliest]:

@@ -283,6 +283,12 @@ SAMPLED = {
     "check": "sampled", "sampling": "as asked, top_k=5", "verdict": "lossless", "num_draws": 25_000, "p_value": 0.57,
     "power": 0.999, "rounding": 0.001, "acceptance_rate": 0.7, "visible_shift": 0.031,
 }  # fmt: skip
+KERNELS = {
+    "check": "kernels",
+    "verdict": "lossless",
+    "kernel_deviation": 0.056,
+    "rounding_deviation": 0.048,
+}
 LOSS = {"verdict": "lossy", "p_value": 0.0, "num_draws_until": 712}
 UNSEEN = SAMPLED | {"visible_shift": None}
 WEAK = {"verdict": "undecided", "power": 0.4, "num_draws_needed": 120}
@@ -302,7 +308,11 @@ RECOVERIES: dict[str, list[list[Changes]]] = {
         KIND, KIND | {"sampling": "seed", "verdict": "no drafts"}, KIND | {"verdict": "none accepted"},
         KIND | {"verdict": "some drafts"},
     ]],
-    "lossless": [[GREEDY | {"batch_size": 1, "refused": "seed"}, SAMPLED | {"rounding": 0.002}]],
+    "lossless": [[
+        GREEDY | {"batch_size": 1, "refused": "seed", "tied_prompts": 2}, KERNELS,
+        SAMPLED | {"rounding": 0.002, "num_explained": 14},
+    ]],
+    "wrong kernels": [[GREEDY, KERNELS | {"verdict": "lossy", "kernel_deviation": 0.9}, SAMPLED]],
     "beyond rounding": [[GREEDY | MARGIN | {"verdict": "lossy", "logit_margin": 0.31, "dtype": None}, UNSEEN]],
     "a margin without a tolerance": [[GREEDY | {"logit_margin": 0.31, "num_skipped": 2}]],
     "planted and missed": [[GREEDY | PLANTED | {"weights": "random"}, SAMPLED]],
@@ -315,7 +325,10 @@ RECOVERIES: dict[str, list[list[Changes]]] = {
     "cut short": [[GREEDY | {"num_cut_short": 2, "verdict": "undecided"}, SAMPLED | WEAK]],
     "no reference": [[GREEDY, {"check": "reference", "verdict": "undecided", "finding": "no reference"}, SAMPLED]],
     "greedy texts differ": [[GREEDY | {"verdict": "undecided"}, SAMPLED | {"num_draws": 0}]],
-    "interrupted": [[GREEDY, SAMPLED | {"status": "interrupted"}]],
+    "interrupted": [[GREEDY, SAMPLED | WEAK | {"status": "interrupted", "p_value": 7.8e-6, "evidence": 5.1}]],
+    "rounding as large as the shift": [[GREEDY, SAMPLED | WEAK | {"num_draws_needed": None, "rounding": 0.04}]],
+    "not yet decisive": [[GREEDY, SAMPLED | WEAK | {"p_value": 7.8e-6, "evidence": 5.1}]],
+    "no token": [[GREEDY | {"verdict": "undecided", "num_tokens": 0}]],
     "several": [[GREEDY, SAMPLED], [GREEDY | {"draft": "b"}, SAMPLED | LOSS], [GREEDY | PLANTED],
                 [GREEDY | {"draft": "c", "status": "failed"}], [GREEDY | {"draft": "d"}, SAMPLED | WEAK]],
     "several shifts": [[GREEDY | PLANTED], [GREEDY | PLANTED | {"shift": 0.1}, SAMPLED | WEAK]],

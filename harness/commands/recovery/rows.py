@@ -20,8 +20,8 @@ class RecoveryRow(PromptedRow):
     arm: MaybeText = figure("the arm under test")
     check: MaybeText = figure(
         "`greedy` texts; `sampled`: drawn tokens; `reference`: both for a regular server as the reference, or that"
-        " there is none; `logprobs`: log-probabilities that came with tokens; `kind`: whether a kind of request gets"
-        " drafts"
+        " there is none; `kernels`: the passes that decode against the eager model; `logprobs`: log-probabilities that"
+        " came with tokens; `kind`: whether a kind of request gets drafts"
     )
     sampling: MaybeText = figure(
         "of `sampled`: the sampling settings that tokens were drawn with; of `kind` the kind of request"
@@ -37,7 +37,7 @@ class RecoveryRow(PromptedRow):
     num_wrong: MaybeInt = figure("of `logprobs`: tokens with a wrong one, or without any", "tokens")
     num_prompts: MaybeInt = figure("greedy texts compared")
     num_tokens: MaybeInt = figure(
-        "of `greedy`: tokens compared, up to where texts part; of `logprobs`: tokens that were to have one",
+        "of `greedy`: tokens compared; of `logprobs`: tokens that were to have one",
         "tokens",
     )
     num_cut_short: MaybeInt = figure(
@@ -46,16 +46,31 @@ class RecoveryRow(PromptedRow):
     num_past_end: MaybeInt = figure(
         "texts with tokens behind one that was to end them: end tokens, and another, end half of the texts"
     )
-    identical_prompts: MaybeInt = figure("greedy texts equal to the regular arm's")
-    divergence_position: MaybeInt = figure(
-        "first differing token of the greedy texts that differ most beyond rounding"
+    identical_prompts: MaybeInt = figure(
+        "greedy texts of the likeliest tokens alone, or equal to the regular arm's"
     )
-    logit_margin: MaybeFloat = figure("difference of both tokens' logits there")
-    logit_tolerance: MaybeFloat = figure(
-        "largest margin there that rounding explains, as measured there"
+    tied_prompts: MaybeInt = figure(
+        "of these, texts with another token than the first of several likeliest ones"
+    )
+    divergence_position: MaybeInt = figure(
+        "token of the greedy texts that differs most, by its margin over what rounding explains"
+    )
+    logit_margin: MaybeFloat = figure("difference of the likeliest token's logit and its own there")
+    logit_tolerance: MaybeFloat = figure("largest margin there that rounding explains, as measured")
+    kernel_deviation: MaybeFloat = figure(
+        "standard deviation of the difference of two logits between the passes that decode and the eager model"
+    )
+    rounding_deviation: MaybeFloat = figure(
+        "the same of the eager model with embeddings that are changed by the epsilon of their format"
     )
     num_draws: MaybeInt = figure("sampled tokens", "tokens")
-    num_impossible: MaybeInt = figure("sampled tokens that have a probability of 0", "tokens")
+    num_impossible: MaybeInt = figure(
+        "sampled tokens that have a probability of 0, beyond rounding", "tokens"
+    )
+    num_explained: MaybeInt = figure(
+        "sampled tokens with a probability of 0 that rounding explains, at the edge of top-k, top-p or min-p",
+        "tokens",
+    )
     evidence: MaybeFloat = figure(
         "what fair bets against the target's distribution had multiplied a capital by at most, as a power of 10"
     )
@@ -70,7 +85,9 @@ class RecoveryRow(PromptedRow):
     visible_shift: MaybeFloat = figure(
         "smallest such shift that the test sees with a chance of at least 99 %"
     )
-    num_draws_needed: MaybeInt = figure("of an undecided check: a `num_draws` that would be enough")
+    num_draws_needed: MaybeInt = figure(
+        "of an undecided check: the `num_draws` that it needs, at least"
+    )
     refused: MaybeText = figure(
         "sampling settings that the engine refused, or that may end it, which were not tested"
     )

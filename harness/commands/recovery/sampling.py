@@ -58,6 +58,29 @@ class Sampling:
         probabilities = probabilities * (probabilities >= least)
         return np.asarray(probabilities / probabilities.sum(-1, keepdims=True))
 
+    def explained_by_rounding(
+        self,
+        logits: Floats,
+        prompt: Sequence[int],
+        text: Sequence[int],
+        places: Sequence[int],
+        tolerances: Floats,
+    ) -> list[int]:
+        """Those of the places of a text whose tokens cannot be drawn, but could if all likelier ones had a logit that
+        is lower by what rounding explains: ties at the edge of top-k, top-p or min-p.
+
+        Args:
+            logits: [n, V], the model's own before each token.
+            places: of tokens that cannot be drawn.
+            tolerances: [n].
+        """
+        moved = logits.copy()
+        for place in places:
+            row = logits[place]
+            moved[place] = np.where(row > row[text[place]], row - tolerances[place], row)
+        probabilities = self.probabilities_along(moved, prompt, text)
+        return [place for place in places if probabilities[place, text[place]] > 0]
+
     def is_known_by(self, num_top: int) -> bool:
         """Whether the log-probabilities of this many likeliest tokens determine the distribution; -1 for all.
 

@@ -20,7 +20,7 @@ from harness.engines.door.reference import Reference
 from harness.engines.protocol import Arm, in_batches
 from harness.measuring.progress import say
 from harness.measuring.reported import ReportedReference, ReturnedLogprobs
-from harness.results.statistics.drawn_tokens import p_value_in_words
+from harness.results.statistics.drawn_tokens import NOTABLE_EVIDENCE, p_value_in_words
 
 # The share of drawn tokens that follow the one place.
 _SHARE_AT_PLACE = 0.5
@@ -129,6 +129,8 @@ def _ask(asking: Asking, arm: Arm, reference: Reference, scores: Scores) -> None
     last = scores.so_far[-1]
     if last["verdict"] == "undecided" and last["check"] == "sampled":
         num_enough = num_needed(last["rounding"])
+        if last["evidence"] >= NOTABLE_EVIDENCE:
+            num_enough = max(num_enough, 2 * last["num_draws"])
         if num_enough > max(num_tokens, last["num_draws"]):
             last["num_draws_needed"] = num_enough
 

@@ -19,8 +19,8 @@ from scipy.special import entr
 from harness.commands.recovery.sampling import Sampling
 from harness.commands.recovery.workload import Answer, Asking, Columns, PlannedRequest
 from harness.config.errors import RunError
-from harness.engines.divergence import Divergence, check_known, first_divergence
-from harness.engines.door.reference import Reference
+from harness.engines.divergence import Divergence, check_known, margin_deviation
+from harness.engines.door.reference import KernelDeviations, Reference
 from harness.engines.protocol import in_batches
 from harness.engines.requests import RequestRecord
 from harness.measuring.progress import progress
@@ -42,6 +42,8 @@ _MOST_LOGITS = 2**25
 _NUM_ROUNDED = 8
 # The name of texts at the one place among sampling settings.
 _AT_PLACE = "at the one place"
+# Kernels may be as many times as far from the eager model as its own rounding moves it.
+_MOST_APART = 5.0
 # Places whose proposals are looked at.
 _MOST_LOOKED_AT = 256
 
@@ -53,26 +55,49 @@ class GreedyTexts:
     Attributes:
         end_tokens: those at which the target ends a text.
         divergences: one per prompt, None where nothing differs.
-        num_tokens: compared: those behind the first difference of a text are not.
+        num_tied: texts without a divergence that have another token than the likeliest one, with the same logit.
+        num_tokens: compared: all of a scored text, of two texts those before their first difference.
         num_cut_short: prompts with a text that is cut short, so that its end was not compared.
     """
 
     end_tokens: frozenset[int]
     divergences: list[Divergence | None] = field(default_factory=list)
+    num_tied: int = 0
     num_tokens: int = 0
     num_cut_short: int = 0
+
+    def add_scored(self, answer: Answer, logits: Floats, tolerances: Floats) -> None:
+        """Add a text by the logits [n, V] before each of its tokens: each must be the likeliest one, but for rounding.
+
+        Args:
+            tolerances: [n], the largest difference of two logits that rounding explains.
+        """
+        request, record = answer
+        tokens = record.token_ids
+        margins = logits.max(-1) - logits[range(len(tokens)), tokens]
+        divergence = None
+        if margins.any():
+            place = int((margins / tolerances).argmax())
+            divergence = Divergence(place, float(margins[place]), float(tolerances[place]))
+        elif tokens != logits.argmax(-1).tolist():
+            self.num_tied += 1
+        self.num_tokens += len(tokens)
+        self._add(divergence, request, record)
 
     def add(
         self, divergence: Divergence | None, request: PlannedRequest, *texts: RequestRecord
     ) -> None:
-        """Add the comparison of two texts, or of one with the model's own.
-
-        Where a text may end early it is not known where it should: a server may know more tokens that end one.
-        """
-        num_asked = 0 if request.ends else request.num_tokens
+        """Add the comparison of two texts, or of one with the text that the model writes."""
         shortest = min(text.num_tokens for text in texts)
-        self.divergences.append(divergence)
         self.num_tokens += shortest if divergence is None else min(shortest, divergence.position)
+        self._add(divergence, request, *texts)
+
+    def _add(
+        self, divergence: Divergence | None, request: PlannedRequest, *texts: RequestRecord
+    ) -> None:
+        # Where a text may end early it is not known where it should: a server may know more tokens that end one.
+        num_asked = 0 if request.ends else request.num_tokens
+        self.divergences.append(divergence)
         for text in texts:
             has_ended = bool(text.token_ids) and text.token_ids[-1] in self.end_tokens
             if text.num_tokens < num_asked and not has_ended:
@@ -83,8 +108,8 @@ class GreedyTexts:
         """Whether the texts are those that were expected, and the difference that decides it.
 
         `lossy` if a difference is known to be beyond rounding (an `excess` above 1), of which the largest one
-        decides. Else `undecided` if the margin of one is unknown (there is no reference, or a text ended earlier), or
-        if a text is cut short. Else `lossless`.
+        decides. Else `undecided` if the margin of one is unknown (there is no reference, or a text ended earlier), if
+        a text is cut short, or if no token was compared. Else `lossless`.
         """
         differing = [divergence for divergence in self.divergences if divergence is not None]
         measured = [divergence for divergence in differing if divergence.logit_margin is not None]
@@ -94,7 +119,8 @@ class GreedyTexts:
             return "lossy", worst
         if unknown:
             return "undecided", unknown[0]
-        return "undecided" if self.num_cut_short else "lossless", worst
+        is_whole = self.num_tokens > 0 and not self.num_cut_short
+        return "lossless" if is_whole else "undecided", worst
 
     def columns(self) -> Columns:
         verdict, worst = self.judged()
@@ -106,6 +132,7 @@ class GreedyTexts:
             "num_tokens": self.num_tokens,
             "num_cut_short": self.num_cut_short,
             "identical_prompts": self.divergences.count(None),
+            "tied_prompts": self.num_tied,
         }
         if worst is not None:
             columns["divergence_position"] = worst.position
@@ -156,9 +183,12 @@ class Scores:
         self.num_together = min(asking.settings.batch_size, _TOGETHER)
         self._reference = reference
         self._asking = asking
-        # Of some texts, by sampling setting and prompt: rounding differs by prompt. Of those at the one place, where
-        # tokens after the same text come often, by the text.
-        self._roundings: dict[str, dict[tuple[int, ...], Floats]] = defaultdict(dict)
+        # Of each sampling setting the prompts of texts that were read twice: rounding differs by prompt. Of those at
+        # the one place, where tokens after the same text come often, the whole texts.
+        self._read_twice: dict[str, set[tuple[int, ...]]] = defaultdict(set)
+        self._roundings: dict[str, list[Floats]] = defaultdict(list)
+        self._deviations: list[float] = []
+        self._kernels: list[KernelDeviations] = []
 
     def add(self, answers: Sequence[Answer]) -> None:
         """Score the answers that somebody waited for.
@@ -185,52 +215,77 @@ class Scores:
         longest = max((len(alike[0].record.token_ids) for alike in distinct), default=1)
         room = _MOST_LOGITS // (longest * self._reference.vocabulary_size)
         num_before = len(self.drawn)
+        greedy: list[tuple[Answer, Floats]] = []
         with progress("comparing", len(distinct)) as advance:
             for batch in in_batches(distinct, max(1, min(self.num_together, room))):
                 texts = [alike[0].record.token_ids for alike in batch]
                 prompts = [alike[0].request.prompt for alike in batch]
                 logits = self._reference.logits_along(prompts, texts)
                 for padded, text, alike in zip(logits, texts, batch, strict=True):
+                    along = padded[: len(text)]
+                    again = self._read_again(alike[0], along)
                     if alike[0].request.is_greedy:
-                        self._add_greedy(alike, padded[: len(text)])
+                        greedy += [(answer, along) for answer in alike]
                     else:
-                        self._add_drawn(alike, padded[: len(text)])
+                        self._add_drawn(alike, along, again)
                     advance(None)
+        # By the rounding of all texts that were read twice.
+        for answer, along in greedy:
+            self.greedy.add_scored(answer, along, self._tolerances(along))
         # Bets go on from one text to the next: their order must not depend on what was drawn.
         asked = {answer.request.index: number for number, answer in enumerate(answers)}
         added = sorted(self.drawn[num_before:], key=lambda text: asked[text.answer.request.index])
         self.drawn[num_before:] = added
 
-    def _add_greedy(self, alike: Sequence[Answer], logits: Floats) -> None:
-        """Add texts of one context, by the reference's logits [n, V] before each of their tokens."""
-        likeliest = logits.argmax(-1).tolist()
-        for request, record in alike:
-            parting = first_divergence(self._reference, request.prompt, likeliest, record.token_ids)
-            self.greedy.add(parting, request, record)
+    def _tolerances(self, logits: Floats) -> Floats:
+        """The largest difference [n] of two logits that rounding explains, before each token of a text."""
+        return self._reference.tolerance(logits.max(-1), root_mean_square(self._deviations))
 
-    def _add_drawn(self, alike: Sequence[Answer], logits: Floats) -> None:
-        """Add texts of one context, by the reference's logits [n, V] before each of their tokens."""
+    def _read_again(self, answer: Answer, logits: Floats) -> Floats | None:
+        """The logits of a text by another route, which shows rounding: for some texts of each sampling setting."""
+        request, record = answer
+        if request.is_greedy and self._deviations:
+            return None
+        name, text = request.sampling.name, request.prompt
+        if request.is_at_place:
+            name, text = _AT_PLACE, (*text, *record.token_ids)
+        if len(self._read_twice[name]) >= _NUM_ROUNDED or text in self._read_twice[name]:
+            return None
+        self._read_twice[name].add(text)
+        kernels = self._reference.kernel_deviations(request.prompt, record.token_ids, logits)
+        if kernels is not None:
+            self._kernels.append(kernels)
+        again = self._reference.logits_by_another_route(request.prompt, record.token_ids)
+        if again is not None:
+            self._deviations.append(margin_deviation(logits, again))
+        return again
+
+    def _add_drawn(self, alike: Sequence[Answer], logits: Floats, again: Floats | None) -> None:
+        """Add texts of one context, by the reference's logits [n, V] before each of their tokens, and those by
+        another route.
+        """
         request = alike[0].request
         sampling = request.sampling
         tokens = alike[0].record.token_ids
         exact = sampling.probabilities_along(logits, request.prompt, tokens)
-        roundings = self._roundings[sampling.name]
-        text = request.prompt
-        if request.is_at_place:
-            roundings, text = self._roundings[_AT_PLACE], (*text, *tokens)
-        if len(roundings) < _NUM_ROUNDED and text not in roundings:
-            again = self._reference.logits_by_another_route(request.prompt, tokens)
-            if again is not None:
-                other = sampling.probabilities_along(again, request.prompt, tokens)
-                roundings[text] = rounding_between(exact, other)
+        if again is not None:
+            other = sampling.probabilities_along(again, request.prompt, tokens)
+            name = _AT_PLACE if request.is_at_place else sampling.name
+            self._roundings[name].append(rounding_between(exact, other))
         entropies = entr(exact).sum(-1)
+        tolerances = self._tolerances(logits)
         for answer in alike:
+            text = answer.record.token_ids
+            impossible = np.flatnonzero(exact[range(len(text)), text] == 0).tolist()
             drawn = DrawnText.of(
                 exact,
-                answer.record.token_ids,
+                text,
                 prompt=request.prompt,
                 setting=sampling.name,
                 is_at_place=answer.request.is_at_place,
+                explained=sampling.explained_by_rounding(
+                    logits, request.prompt, text, impossible, tolerances
+                ),
             )
             self.drawn.append(ScoredText(answer, drawn, entropies))
             if "logprobs" in sampling.parameters:
@@ -254,14 +309,10 @@ class Scores:
         """The test of all drawn tokens.
 
         Rounding is how far the distributions along a text of each of some prompts are apart by the reference's two
-        routes: many texts in one pass, and a text again (`logits_by_another_route`).
+        routes (`logits_by_another_route`).
         """
-        means = {
-            name: np.mean([*roundings.values()], axis=0)
-            for name, roundings in self._roundings.items()
-            if roundings
-        }
-        at_place = self._roundings[_AT_PLACE].values()
+        means = {name: np.mean(roundings, axis=0) for name, roundings in self._roundings.items()}
+        at_place = self._roundings.get(_AT_PLACE, [])
         texts = [scored.text for scored in self.drawn]
         allowed = []
         for text in texts:
@@ -271,16 +322,37 @@ class Scores:
             allowed.append(rounding)
         return self._asking.token_test.check(texts, allowed)
 
+    def kernel_check(self) -> Columns:
+        """Whether the passes that decode compute what the eager model computes, but for rounding."""
+        passes = root_mean_square([kernels.passes for kernels in self._kernels])
+        rounding = root_mean_square([kernels.rounding for kernels in self._kernels])
+        is_explained = passes <= _MOST_APART * rounding
+        return {
+            "check": "kernels",
+            "verdict": "lossless" if is_explained else "lossy",
+            "kernel_deviation": passes,
+            "rounding_deviation": rounding,
+        }
+
     def look(self) -> None:
-        """Take the checks of what was added: that of greedy texts, and that of drawn tokens if any were asked for."""
+        """Take the checks of what was added: those of greedy texts, of kernels if the arm's own passes score, and of
+        drawn tokens if any were asked for.
+        """
         checks = [
             with_ends(self.greedy.columns(), [a for a in self.answers if a.request.is_greedy])
         ]
+        if self._kernels:
+            checks.append(self.kernel_check())
         if self._asking.samplings:
             records = [answer.record for answer in self.answers]
             check = self._asking.sampled_check(self.sampled(), records)
             checks.append(with_ends(check, [a for a in self.answers if not a.request.is_greedy]))
         self.so_far = checks
+
+
+def root_mean_square(values: Sequence[float]) -> float:
+    """0 without any."""
+    return float(np.sqrt(np.mean(np.square(values)))) if values else 0.0
 
 
 def with_ends(check: Columns, answers: Sequence[Answer]) -> Columns:

@@ -20,7 +20,11 @@ from harness.reporting.words import (
 )
 from harness.results.judging.output import judged_output
 from harness.results.runs import Run
-from harness.results.statistics.drawn_tokens import p_value_in_words
+from harness.results.statistics.drawn_tokens import (
+    NOTABLE_EVIDENCE,
+    odds_in_words,
+    p_value_in_words,
+)
 
 _TITLE = "Is it lossless?"
 _STYLES: dict[str, Style] = {"lossless": "good", "lossy": "bad", "undecided": "warning"}
@@ -34,11 +38,11 @@ class Checks:
     Attributes:
         name: of the run among others; None for one alone.
         row: the first one, for what all have.
-        greedy, sampled: the one of its kind; None without one.
+        greedy, kernels, sampled: the one of its kind; None without one.
         deciding: all but those of kinds: the verdict rests on them.
         kinds: of requests, and whether they get drafts.
         is_control: whether a fault was planted, so that the checks must fail.
-        num_draws_needed: a `num_draws` that would be enough where these are not; 0 for none.
+        num_draws_needed: the least `num_draws` that may be enough where these are not; 0 for none.
         findings: the figures of the checks, in words; "" without any.
         statement: the verdict and its reason.
     """
@@ -49,6 +53,7 @@ class Checks:
         self.row = rows[0]
         by_check = {row.check: row for row in rows}
         self.greedy = by_check.get("greedy")
+        self.kernels = by_check.get("kernels")
         self.sampled = by_check.get("sampled")
         self.kinds = [row for row in rows if row.check == "kind"]
         self.deciding = [row for row in rows if row.check not in (None, "kind")]
@@ -56,6 +61,9 @@ class Checks:
         self.num_draws_needed = max(row.num_draws_needed or 0 for row in rows)
         findings = [_greedy_findings(self.greedy)] if self.greedy else []
         findings += [_sampled_findings(self.sampled)] if self.sampled else []
+        if self.kernels is not None and self.kernels.verdict == "lossy":
+            apart = _check_finding(self.kernels)
+            findings.append(f"the logits of decoding and of the eager model are {apart}")
         self.findings = "; ".join(findings)
         lossy_by = ""
         if self.row.lossy:
@@ -210,7 +218,7 @@ def _checks_table(checks: Checks) -> Table:
         Column("accepted", percent, "acceptance_rate", optional=True),
         Column("tokens", "{:,}".format, "num_tokens", optional=True),
         Column("arm", of="arm", varies=True),
-        Column("finding", text=True, of="finding", optional=True),
+        Column("finding", text=True, of=_check_finding, optional=True),
     )
     return Table.of("recovery", _TITLE, checks.deciding, columns, notes=tuple(_notes(checks)))
 
@@ -237,8 +245,19 @@ def _identical(row: RecoveryRow | None) -> str | None:
     return f"{row.identical_prompts} of {row.num_prompts}"
 
 
+def _check_finding(row: RecoveryRow) -> str | None:
+    """The finding of a check: `0.04 apart, rounding of bfloat16 0.05` of kernels and the eager model."""
+    if row.kernel_deviation is None or row.rounding_deviation is None:
+        return row.finding
+    rounding = f"rounding of {row.dtype or 'the format'} {row.rounding_deviation:.2g}"
+    return f"{row.kernel_deviation:.2g} apart, {rounding}"
+
+
 def _greedy_findings(row: RecoveryRow) -> str:
-    text = f"{_identical(row)} greedy texts identical{_past_ends(row)}"
+    text = f"{_identical(row)} greedy texts identical"
+    if row.tied_prompts:
+        text += f", {row.tied_prompts} of them but for exact ties"
+    text += _past_ends(row)
     if row.logit_margin is None or row.logit_tolerance is None:
         return text
     explained = "within" if abs(row.logit_margin) <= row.logit_tolerance else "beyond"
@@ -254,10 +273,16 @@ def _sampled_findings(row: RecoveryRow) -> str:
     draws = f"{row.num_draws:,} drawn tokens"
     if row.num_impossible:
         draws += f" ({row.num_impossible:,} with a probability of 0)"
+    if row.num_explained:
+        draws += f" ({row.num_explained:,} at the edge of top-k or top-p, ties within rounding)"
     agree = "follow" if row.verdict == "lossless" else "show no difference from"
     found = f"{agree} the target's distribution"
+    evidence = row.evidence or 0.0
     if row.num_draws_until is not None:
         found = f"fail, after {row.num_draws_until:,}"
+    elif evidence >= NOTABLE_EVIDENCE:
+        odds = odds_in_words(evidence)
+        found = f"are evidence of {odds} against the target's distribution, not yet decisive"
     return f"{draws} {found} (p-value {p_value_in_words(row.p_value)}){_past_ends(row)}"
 
 

@@ -14,11 +14,23 @@ class Margin(NamedTuple):
 
     Attributes:
         value: the difference.
-        tolerance: the largest difference that rounding explains there, as `rounding` measures it.
+        tolerance: the largest difference that rounding explains there, as measured.
     """
 
     value: float
     tolerance: float
+
+
+class KernelDeviations(NamedTuple):
+    """How far logits are from those of the eager model along a text, as `margin_deviation`.
+
+    Attributes:
+        passes: of the passes that decode.
+        rounding: of the eager model with embeddings that are changed by the epsilon of their format.
+    """
+
+    passes: float
+    rounding: float
 
 
 class Reference(Protocol):
@@ -39,6 +51,21 @@ class Reference(Protocol):
     def logits_by_another_route(self, prompt: Sequence[int], text: Sequence[int]) -> Floats | None:
         """The logits [n, V] before each token of one text by another route, which differ by what the
         reference cannot know: rounding. None where there is no such route.
+        """
+
+    def kernel_deviations(
+        self, prompt: Sequence[int], text: Sequence[int], logits: Floats
+    ) -> KernelDeviations | None:
+        """How far the logits [n, V] of `logits_along` are from the eager model's; None unless these passes decode
+        the texts that are checked.
+        """
+
+    def tolerance(self, likeliest: Floats, deviation: float) -> Floats:
+        """The largest difference [n] of two logits that rounding explains.
+
+        Args:
+            likeliest: [n], the logits of the likeliest tokens.
+            deviation: of margins between two routes (`margin_deviation`).
         """
 
     def first_proposals(

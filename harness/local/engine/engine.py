@@ -86,10 +86,14 @@ class LocalArm(Arm):
         clock = LoopClock(requests, self.weights, watch)
         loop = self.loop(requests[0])
         waiting = deque(map(self.loop_request, requests))
+        join_alone = any(request.joins_alone for request in requests)
         with self.explained(), torch.inference_mode(), clock.running():
             while waiting or loop.num_running:
-                room = min(in_flight - loop.num_running, len(waiting))
-                joining = [waiting.popleft() for _ in range(room)]
+                joining: list[RowRequest] = []
+                while waiting and len(joining) < in_flight - loop.num_running:
+                    if join_alone and joining and waiting[0].prompt != joining[0].prompt:
+                        break
+                    joining.append(waiting.popleft())
                 iteration = loop.add(joining) if joining else loop.step()
                 clock.note(iteration.sound())
         is_batch = len(requests) <= in_flight and not any(
@@ -213,7 +217,10 @@ class LocalEngine(Engine):
         self._pair = pair
         self._fault = fault_of(preparation.fault)
         self.runners = open_runners(pair, preparation)
-        self.weights: Weights = loaded_weights(pair, ModelReference(self.runners))
+        lengths = preparation.draft_lengths if pair.draft_settings is not None else []
+        width = max(lengths, default=0) + 1
+        reference = ModelReference(self.runners, width, preparation.batch_size)
+        self.weights: Weights = loaded_weights(pair, reference)
         self.runner = self.runners.target_name
         if self.runners.draft_name != self.runner:
             self.draft_runner = self.runners.draft_name

@@ -1,26 +1,32 @@
 """Exact logits of a loaded pair, which `recovery` and `latency` check an engine's texts against, and how far equal
 computations of them are apart on the model at hand.
 
-For that the last positions of a text are computed again by routes that would be equal without rounding: alone and in
-a batch, with and without a cache, one token at a time and several, and with embeddings that are changed by at most
-the epsilon of their format, after which every later operation rounds differently. `recovery` asks whether that
-explains a difference between two greedy texts.
+Texts that our own loop decoded are read by the passes that verified them: other kernels round differently, which would
+look like a loss. Those of another engine are read by eager passes, and how far its kernels may be apart is seen with
+embeddings that are changed by at most the epsilon of their format, after which every later operation rounds
+differently.
+
+Where two greedy texts part, `margin` computes the last positions by further routes that would be equal without
+rounding: alone and in a batch, with and without a cache, one token at a time and several.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from harness.config.errors import RunError
 from harness.config.settings import DecodingSettings
-from harness.engines.door.reference import Margin
+from harness.engines.divergence import margin_deviation
+from harness.engines.door.reference import KernelDeviations, Margin
 from harness.engines.protocol import Weights, in_batches
 from harness.engines.record import Preparation
 from harness.local.decoding.protocols import Runner, Step, TokenRows
@@ -28,10 +34,13 @@ from harness.local.decoding.transfer import padded
 from harness.local.drafting.method import Pair
 from harness.local.engine.runners import PairRunners, open_runners, warp_of
 from harness.local.models import devices
+from harness.local.runners.base import Options
+from harness.local.runners.checks import plain_outputs
 from harness.results.statistics.arrays import Floats
 
-# Tokens of each row whose logits are on the device at once: 8 rows of 128,000 outputs take 0.3 GB in float32.
-_PIECE = 64
+# Tokens of each row that are read at once where another engine decodes: the logits of 8 rows of 128,000 outputs take
+# 0.3 GB in float32.
+_WIDEST = 64
 
 # Positions at the end of a text, and rows of a batch of them: few, because contexts may be long.
 NUM_POSITIONS = 4
@@ -52,12 +61,23 @@ class ModelReference:
     """A `Reference` over runners of a loaded pair. Each call begins a new batch on them.
 
     Args:
+        verification_width: the tokens of each row in a pass that verifies, where these runners decode the texts; None
+            where another engine does.
+        num_rows: of such a pass.
         never_drawn: tokens that the engine under test never draws: their logits are minus infinity.
     """
 
-    def __init__(self, runners: PairRunners, never_drawn: Collection[int] = ()) -> None:
+    def __init__(
+        self,
+        runners: PairRunners,
+        verification_width: int | None = None,
+        num_rows: int = 1,
+        never_drawn: Collection[int] = (),
+    ) -> None:
         self._pair = runners.pair
         self._runners = runners
+        self._verification_width = verification_width
+        self._num_rows = num_rows
         self._never_drawn = sorted(never_drawn)
 
     @property
@@ -87,24 +107,57 @@ class ModelReference:
         return logits.float().index_fill(-1, never_drawn, float("-inf"))
 
     def logits_along(self, prompts: TokenRows, texts: TokenRows) -> Floats:
-        rows = padded(texts)
+        return self._logits_along(prompts, texts, self._verification_width or _WIDEST)
+
+    def logits_by_another_route(self, prompt: Sequence[int], text: Sequence[int]) -> Floats:
+        width = self._verification_width
+        if width is None:
+            return self._eager_logits(prompt, text, is_changed=True)
+        # Beside other texts, and with another place of each token in its pass.
+        texts = [text[::-1]] * (self._num_rows - 1) + [text]
+        prompts = [prompt] * self._num_rows
+        return self._logits_along(prompts, texts, width, first_kept=(width + 1) // 2)[-1]
+
+    def kernel_deviations(
+        self, prompt: Sequence[int], text: Sequence[int], logits: Floats
+    ) -> KernelDeviations | None:
+        if self._verification_width is None:
+            return None
+        eager = self._eager_logits(prompt, text)
+        rounded = self._eager_logits(prompt, text, is_changed=True)
+        return KernelDeviations(margin_deviation(eager, logits), margin_deviation(eager, rounded))
+
+    def tolerance(self, likeliest: Floats, deviation: float) -> Floats:
+        epsilon = torch.finfo(self._pair.target.dtype).eps
+        return np.maximum(_NUM_DEVIATIONS * deviation, 2 * rounding_unit(likeliest, epsilon))
+
+    def _eager_logits(
+        self, prompt: Sequence[int], text: Sequence[int], is_changed: bool = False
+    ) -> Floats:
+        """The model's own logits [n, V] before each token of a text, from one pass without a cache."""
+        model = self._pair.target.model
+        options: Options = {"vocabulary_size": self._pair.vocabulary_size}
+        with _changed_embeddings(model) if is_changed else nullcontext():
+            [logits] = plain_outputs(model, options, [*prompt, *text[:-1]], len(text))
+        return self._mask_never_drawn(logits).cpu().numpy()
+
+    def _logits_along(
+        self, prompts: TokenRows, texts: TokenRows, width: int, first_kept: int | None = None
+    ) -> Floats:
+        """Logits [B, n, V] before each token of the longest text, as `steps_along` reads them."""
+        target = self._runners.target
         pieces = []
-        for step, _ in steps_along(self._runners.target, prompts, rows, _PIECE):
+        for step, _ in steps_along(target, prompts, padded(texts), width, first_kept):
             pieces.append(self._mask_never_drawn(step.logits).cpu())
         logits = torch.cat(pieces, dim=1)
         finite = logits.amax(-1).isfinite().tolist()
         for are_finite, prompt, text in zip(finite, prompts, texts, strict=True):
             # What follows a shorter text only fills its row up.
             if not all(are_finite[: len(text)]):
-                self._runners.target.zero_nan()  # the next batch takes these slots over
+                target.zero_nan()  # the next batch takes these slots over
                 place = f"token {len(prompt) + are_finite.index(False)} of prompt and text"
                 raise not_finite(self._pair, "model", place)
         return logits.numpy()
-
-    def logits_by_another_route(self, prompt: Sequence[int], text: Sequence[int]) -> Floats | None:
-        # In a batch of one, with a prompt one token shorter.
-        *shorter, last = prompt
-        return self.logits_along([shorter], [[last, *text]])[0, 1:] if shorter else None
 
     def first_proposals(
         self,
@@ -131,25 +184,45 @@ class ModelReference:
 
 
 def steps_along(
-    runner: Runner, prompts: TokenRows, rows: TokenRows, width: int
+    runner: Runner,
+    prompts: TokenRows,
+    rows: TokenRows,
+    width: int,
+    first_kept: int | None = None,
 ) -> Iterator[tuple[Step, Tensor]]:
     """Read texts in a new batch: prompts, of which equal ones are read once, and rows of one length
     behind them, but the last token of each.
 
     Yields steps with logits [B, n, V], and the tokens [B, n] that follow each of their n positions: n=1
-    behind the prompts, then at most `width`.
+    behind the prompts, then `width`, and what is left.
+
+    Args:
+        first_kept: tokens of the first pass that are kept, fewer than its width; the others are read again.
     """
     distinct = list(dict.fromkeys(map(tuple, prompts)))
+    # Each is read alone: beside others its numbers would be rounded otherwise.
+    read = [runner.start(distinct[:1]), *[runner.add([prompt]) for prompt in distinct[1:]]]
     indices = [distinct.index(tuple(prompt)) for prompt in prompts]
-    first = runner.start(distinct)
     runner.select(indices)
-    hidden = None if first.hidden is None else first.hidden[indices]
-    upcoming = torch.tensor(rows, dtype=torch.long, device=first.logits.device)
-    yield Step(first.logits[indices].unsqueeze(1), hidden), upcoming[:, :1]
-    for num_read in range(0, upcoming.shape[1] - 1, width):
+    logits = torch.cat([step.logits for step in read])[indices].unsqueeze(1)
+    states = [step.hidden[0] for step in read if step.hidden is not None]
+    hidden = None
+    if states:
+        hidden = pad_sequence(states, batch_first=True, padding_side="left")[indices]
+    upcoming = torch.tensor(rows, dtype=torch.long, device=logits.device)
+    yield Step(logits, hidden), upcoming[:, :1]
+    num_read = 0
+    while num_read < upcoming.shape[1] - 1:
         tokens = upcoming[:, num_read:-1][:, :width]
-        yield runner.extend(tokens), upcoming[:, num_read + 1 :][:, : tokens.shape[1]]
-        runner.keep([tokens.shape[1]] * len(rows))
+        num_kept = tokens.shape[1]
+        if num_read == 0 and first_kept is not None:
+            num_kept = min(num_kept, first_kept)
+        step = runner.extend(tokens)
+        hidden = None if step.hidden is None else step.hidden[:, :num_kept]
+        following = upcoming[:, num_read + 1 :][:, :num_kept]
+        yield Step(step.logits[:, :num_kept], hidden), following
+        runner.keep([num_kept] * len(rows))
+        num_read += num_kept
 
 
 def open_reference(
@@ -157,7 +230,7 @@ def open_reference(
 ) -> ModelReference:
     """A reference over a loaded pair, with eager runners beside those of the engine that is prepared."""
     preparation = replace(preparation, runner="eager")
-    return ModelReference(open_runners(pair, preparation), never_drawn)
+    return ModelReference(open_runners(pair, preparation), never_drawn=never_drawn)
 
 
 def loaded_weights(pair: Pair, reference: ModelReference) -> Weights:
@@ -238,9 +311,14 @@ def largest_rounding(logits: Tensor, tokens: Sequence[int], epsilon: float) -> f
     margins = values[..., :1] - values[..., 1:]
     deviation = float(margins.var(0).mean().sqrt())
     # Even exact logits are rounded: two logits in two texts, by half a unit each.
-    largest = logits[:, 0, list(tokens)].abs().max()
-    unit = epsilon * 2.0 ** (int(torch.frexp(largest.float()).exponent) - 1)
-    return max(_NUM_DEVIATIONS * deviation, 2 * unit)
+    largest = logits[:, 0, list(tokens)].abs().max().float().numpy()
+    return max(_NUM_DEVIATIONS * deviation, 2 * float(rounding_unit(largest, epsilon)))
+
+
+def rounding_unit(logits: Floats, epsilon: float) -> Floats:
+    """The distance of each logit from the next number of its format."""
+    _, exponents = np.frexp(np.abs(logits))
+    return np.asarray(epsilon * 2.0 ** (exponents - 1))
 
 
 def _batched(logits: Logits, texts: TokenRows) -> Tensor:

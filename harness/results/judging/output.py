@@ -7,6 +7,10 @@ from typing import Any
 
 from harness.config.amounts import percent
 from harness.results.judging.statement import Relation, Statement
+from harness.results.statistics.drawn_tokens import NOTABLE_EVIDENCE, odds_in_words
+
+# Rounding of this share of the shift hides it from any number of draws, nearly.
+_ROUNDING_OF_SHIFT = 0.5
 
 
 def judged_output(rows: Sequence[Any], findings: str, lossy_by: str = "") -> Statement:
@@ -44,6 +48,8 @@ def _judged(rows: Sequence[Any], lossy_by: str) -> tuple[Relation, str]:
         if row.check == "reference":
             return "undecided", str(row.finding)
         if row.check == "greedy":
+            if not row.num_tokens:
+                return "undecided", "no token of a greedy text was compared"
             return (
                 "undecided",
                 "greedy texts differ, and no logits say whether rounding explains it",
@@ -51,10 +57,23 @@ def _judged(rows: Sequence[Any], lossy_by: str) -> tuple[Relation, str]:
     if not undecided:
         return "lossless", ""
     weakest = min(undecided, key=lambda row: row.power or 0)
+    shift, rounding = weakest.shift or 0.0, weakest.rounding or 0.0
+    evidence, num_draws = weakest.evidence or 0.0, weakest.num_draws or 0
+    num_needed = max(row.num_draws_needed or 0 for row in rows)
+    if not num_needed and rounding >= _ROUNDING_OF_SHIFT * shift > 0:
+        return "undecided", (
+            f"rounding ({rounding:.2g}) is nearly as large as the shift ({shift:g}) that is to be seen: a larger"
+            " shift= can be tested, or the engine in float32"
+        )
     advice = "raise num_draws or shift"
-    if num_needed := max(row.num_draws_needed or 0 for row in rows):
-        advice = f"num_draws={num_needed} would be enough"
+    if num_needed:
+        advice = f"at least num_draws={num_needed} is needed"
+    if evidence >= NOTABLE_EVIDENCE:
+        return "undecided", (
+            f"{num_draws:,} drawn tokens are evidence of {odds_in_words(evidence)} against the target's distribution,"
+            f" not yet decisive; {advice}"
+        )
     return "undecided", (
-        f"{weakest.num_draws or 0:,} drawn tokens would see a shift of {percent(weakest.shift or 0.0)} between parts"
-        f" of their distribution with a chance of at least {percent(weakest.power or 0.0, 1)} only; {advice}"
+        f"{num_draws:,} drawn tokens would see a shift of {percent(shift)} between parts of their distribution with"
+        f" a chance of at least {percent(weakest.power or 0.0, 1)} only; {advice}"
     )

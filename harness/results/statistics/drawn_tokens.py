@@ -21,7 +21,7 @@ from typing import Literal, Self
 
 import numpy as np
 
-from harness.results.statistics.arrays import Floats, Ints
+from harness.results.statistics.arrays import Flags, Floats, Ints
 from harness.results.statistics.bets import (
     LEARNERS,
     SHARES_OUTSIDE,
@@ -36,6 +36,8 @@ from harness.results.statistics.interval import UNKNOWN
 
 Finding = Literal["lossless", "lossy", "undecided"]
 
+# A power of 10: with more than this against it a distribution is not said to be followed, though it may be.
+NOTABLE_EVIDENCE = 3.0
 # With less than this chance of seeing the stated shift, finding nothing proves nothing.
 REQUIRED_POWER = 0.99
 # The exact distribution may be twice as far from the arm's as two ways of computing it are apart: the loop's forward
@@ -83,6 +85,7 @@ class DrawnText:
         setting: the name of its sampling setting.
         is_at_place: whether it is one of many after the same prompt, which bettors tell from the others.
         widths: [n], the masses of the tokens; of equally likely ones together.
+        is_impossible: [n], of tokens without mass, which rounding does not explain.
         parts: [n], that the tokens are from, of `NUM_FINE`.
         part_masses: [n, `NUM_FINE`], of all parts.
         ranks: [n], how many tokens are likelier.
@@ -94,6 +97,7 @@ class DrawnText:
     is_at_place: bool
     tokens: tuple[int, ...]
     widths: Floats
+    is_impossible: Flags
     parts: Ints
     part_masses: Floats
     ranks: Sequence[int]
@@ -108,8 +112,13 @@ class DrawnText:
         prompt: tuple[int, ...],
         setting: str,
         is_at_place: bool = False,
+        explained: Sequence[int] = (),
     ) -> Self:
-        """A text by the exact distributions [n, V] before its tokens."""
+        """A text by the exact distributions [n, V] before its tokens.
+
+        Args:
+            explained: the places of tokens without mass that rounding explains.
+        """
         rows = range(len(tokens))
         drawn = exact[rows, tokens][:, np.newaxis]
         parts = parts_of(exact)
@@ -117,12 +126,16 @@ class DrawnText:
         for exponent, shares in _TILTS.items():
             won = np.expm1(tilted(drawn, exact, exponent)[:, 0])
             tilts += [np.log1p(share * won) for share in shares]
+        widths = (exact * (exact == drawn)).sum(-1)
+        is_impossible = widths == 0
+        is_impossible[list(explained)] = False
         return cls(
             prompt=prompt,
             setting=setting,
             is_at_place=is_at_place,
             tokens=tuple(tokens),
-            widths=(exact * (exact == drawn)).sum(-1),
+            widths=widths,
+            is_impossible=is_impossible,
             parts=parts[rows, tokens],
             part_masses=masses_of_parts(exact, parts),
             ranks=(exact > drawn).sum(-1).tolist(),
@@ -150,7 +163,8 @@ class TokenResult:
 
     Attributes:
         num_draws: tokens.
-        num_impossible: those of probability 0.
+        num_impossible: those of probability 0 that rounding does not explain.
+        num_explained: those of probability 0 that it explains.
         evidence: the most that bets on them had won, as a power of 10; at least 0.
         num_draws_until: tokens until that was enough; None where it never was.
         p_value: the chance that so much is ever won by luck, at most; None without a token.
@@ -162,6 +176,7 @@ class TokenResult:
     verdict: Finding
     num_draws: int
     num_impossible: int
+    num_explained: int
     evidence: float
     num_draws_until: int | None
     p_value: float | None
@@ -225,10 +240,10 @@ class TokenTest:
             on_parts.append(
                 bets_on_parts(parts[scale], masses[scale], is_first, [learner], moves[scale])
             )
-        is_outside = widths == 0
+        is_impossible = np.concatenate([text.is_impossible for text in texts])
         # At the one place a single tie at the edge of a truncation would count in every text.
         at_place = np.repeat([text.is_at_place for text in texts], lengths)
-        on_support = bets_on_support(is_outside, np.maximum(total, _LEAST_OUTSIDE))
+        on_support = bets_on_support(is_impossible, np.maximum(total, _LEAST_OUTSIDE))
         bettors = [
             np.where(is_decided, np.concatenate(on_parts), 0.0),
             bets_on_parts(parts[10], masses[10], settings, LEARNERS, moves[10]),
@@ -246,7 +261,8 @@ class TokenTest:
             float(self.power(num_decided, off)),
             off,
             float(visible[0]) if len(visible) else None,
-            int(is_outside.sum()),
+            int(is_impossible.sum()),
+            int((widths == 0).sum() - is_impossible.sum()),
         )
 
     def power(
@@ -277,18 +293,22 @@ class TokenTest:
         rounding: float = 0.0,
         visible: float | None = None,
         num_impossible: int = 0,
+        num_explained: int = 0,
     ) -> TokenResult:
         """The result of bettors [b, n]."""
         num_draws = bettors.shape[-1]
         won = np.maximum.accumulate(np.append(0.0, evidence(bettors)))
         num_until = int(np.searchsorted(won, self._log_wanted))
         is_found = num_until < len(won)
-        verdict: Finding = "lossless" if power >= REQUIRED_POWER else "undecided"
+        won_in_all = float(won[-1]) / math.log(10)
+        shows_nothing = power >= REQUIRED_POWER and won_in_all < NOTABLE_EVIDENCE
+        verdict: Finding = "lossless" if shows_nothing else "undecided"
         return TokenResult(
             verdict="lossy" if is_found else verdict,
             num_draws=num_draws,
             num_impossible=num_impossible,
-            evidence=float(won[-1]) / math.log(10),
+            num_explained=num_explained,
+            evidence=won_in_all,
             num_draws_until=num_until if is_found else None,
             p_value=math.exp(-won[-1]) if num_draws else None,
             power=power,
@@ -325,6 +345,12 @@ def masses_of_parts(masses: Floats, parts: Ints) -> Floats:
 def coarser(masses: Floats, scale: int) -> Floats:
     """Masses [..., `scale`] of so many parts, by those of the fine ones."""
     return np.asarray(masses.reshape(*masses.shape[:-1], scale, -1).sum(-1))
+
+
+def odds_in_words(evidence: float) -> str:
+    """`1 to 130,000`, of bets that won this power of 10."""
+    two_digits = float(f"{10**evidence:.2g}")
+    return f"1 to {two_digits:,.0f}"
 
 
 def p_value_in_words(value: float | None) -> str:

@@ -23,6 +23,7 @@ from harness.commands.recovery.sampling import Sampling, exact_probabilities, sa
 from harness.commands.recovery.scores import Scores
 from harness.commands.recovery.workload import Answer, Asking, PlannedRequest
 from harness.config.settings import DecodingSettings
+from harness.engines.door.reference import KernelDeviations
 from harness.engines.requests import RequestRecord
 from harness.local.decoding.warp import Warp
 from harness.results.statistics.arrays import Floats
@@ -231,12 +232,16 @@ class Rounded:
     """A reference whose logits, of each text before a token and each way to compute them, are rounded otherwise.
 
     After token 9 two tokens are nearly as likely, and elsewhere one is almost certain.
+
+    Args:
+        kernels: how far its passes and a rounded eager model are from that one.
     """
 
     vocabulary_size = VOCABULARY_SIZE
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, kernels: KernelDeviations | None = None) -> None:
         self._seed = seed
+        self._kernels = kernels
 
     def at(self, before: Sequence[int], way: int) -> Floats:
         logits = np.random.default_rng([self._seed, *before]).standard_normal(VOCABULARY_SIZE)
@@ -255,6 +260,12 @@ class Rounded:
 
     def logits_by_another_route(self, prompt: Sequence[int], text: Sequence[int]) -> Floats:
         return self.along(prompt, text, 2)
+
+    def kernel_deviations(self, *_: Any) -> KernelDeviations | None:
+        return self._kernels
+
+    def tolerance(self, likeliest: Floats, deviation: float) -> Floats:
+        return np.full(likeliest.shape, 5 * deviation)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -283,6 +294,41 @@ def test_rounding_at_the_place_where_most_tokens_are_drawn_is_no_loss(seed: int)
     texts = [scored.text for scored in scores.drawn]
     found = asking.token_test.check(texts, [NO_ROUNDING] * len(texts))
     assert found.verdict == "lossy"
+
+
+@pytest.mark.parametrize(("passes", "verdict"), [(0.24, "lossless"), (0.26, "lossy")])
+def test_kernels_that_are_further_apart_than_rounding_explains_are_a_loss(
+    passes: float, verdict: str
+) -> None:
+    settings = settings_of(RecoverySettings, batch_size=8)
+    sampling = Sampling("any", DecodingSettings(temperature=1.0))
+    reference: Any = Rounded(0, KernelDeviations(passes, 0.05))
+    scores = Scores(reference, Asking(settings, [], [sampling], frozenset()))
+    record = RequestRecord(0, 1, token_ids=[1, 2], num_tokens=2)
+    scores.add([Answer(PlannedRequest((3,), sampling, 2, 0), record)])
+    scores.look()
+    [kernels] = [check for check in scores.so_far if check["check"] == "kernels"]
+    assert (kernels["verdict"], kernels["kernel_deviation"]) == (verdict, passes)
+
+
+@pytest.mark.parametrize(
+    ("decoding", "parameters"), [({"top_k": 2}, {}), ({"top_p": 0.6}, {}), ({}, {"min_p": 0.98})]
+)
+def test_a_token_at_the_edge_of_what_can_be_drawn_is_a_tie(
+    decoding: dict[str, Any], parameters: dict[str, float]
+) -> None:
+    """Of four tokens the third is 0.1 behind the second, and so just outside; the last one is far away."""
+    logits = np.log(np.tile([0.32, 0.32, 0.32 / np.exp(0.1), 0.07], (3, 1)))
+    sampling = Sampling("any", DecodingSettings(temperature=1.0, **decoding), parameters)
+    text = [0, 2, 3]
+    exact = sampling.probabilities_along(logits, [1], text)
+    assert (exact[0] > 0).tolist() == [True, True, False, False]
+    for tolerance, explained in ((0.2, [1]), (0.05, [])):
+        arguments = (logits, [1], text, [1, 2], np.full(3, tolerance))
+        assert sampling.explained_by_rounding(*arguments) == explained
+    drawn_text = DrawnText.of(exact, text, prompt=(1,), setting="any", explained=[1])
+    result = exactly_checked([drawn_text])
+    assert (result.num_impossible, result.num_explained) == (1, 1)
 
 
 @pytest.mark.parametrize("exponent", [0.0, 0.5, 2.5])

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -19,11 +21,13 @@ from harness.commands.recovery.scores import GreedyTexts, Scores
 from harness.commands.recovery.workload import Answer, Asking, PlannedRequest
 from harness.config.faults import FAULTS as PLANTED
 from harness.config.settings import DecodingSettings
-from harness.engines.divergence import Divergence, first_divergence
+from harness.engines.divergence import Divergence
 from harness.engines.record import Preparation
+from harness.engines.requests import RequestRecord
 from harness.engines.timing import timed_answer
 from harness.local.drafting.method import Pair
 from harness.local.engine.engine import LocalEngine
+from harness.results.statistics.arrays import Floats
 from harness.results.statistics.drawn_tokens import Finding, TokenResult
 from planted_faults import planted
 from some_questions import question_of
@@ -91,26 +95,33 @@ def sample(
     return scores.sampled()
 
 
-def judge_greedy(
-    divergences: list[Divergence | None],
-) -> tuple[Finding, Divergence | None]:
-    return GreedyTexts(frozenset(), divergences).judged()
-
-
-def compare(
+def greedy_texts(
     fault: str = "none", dtype: torch.dtype = torch.float32, num_draft_tokens: int = 3
-) -> list[Divergence | None]:
+) -> GreedyTexts:
+    """Score the speculative arm's greedy texts."""
     decoding = DecodingSettings(
         temperature=0.0, num_draft_tokens=num_draft_tokens, max_new_tokens=24
     )
     prompts = [PROMPT, [7], [2, 6, 2, 6, 2, 6, 2], [0, 1]]
-    faulty, question = engine(fault, dtype), question_of(prompts, decoding)
-    texts, others = (timed_answer(faulty, arm, question).tokens for arm in faulty.arms)
-    assert sum(map(len, texts)) == 4 * 24
-    return [
-        first_divergence(faulty.weights.reference, *parts)
-        for parts in zip(prompts, texts, others, strict=True)
+    faulty = engine(fault, dtype)
+    answered = timed_answer(faulty, faulty.arms[-1], question_of(prompts, decoding)).requests
+    sampling = Sampling("greedy", decoding)
+    answers = [
+        Answer(PlannedRequest(tuple(prompt), sampling, 24, number), record)
+        for number, (prompt, record) in enumerate(zip(prompts, answered, strict=True))
     ]
+    settings = settings_of(RecoverySettings, batch_size=8)
+    reference = engine(dtype=dtype).weights.reference
+    scores = Scores(reference, Asking(settings, [], [], frozenset()))
+    scores.add(answers)
+    assert scores.greedy.num_tokens == 4 * 24
+    return scores.greedy
+
+
+def judge_greedy(
+    divergences: list[Divergence | None],
+) -> tuple[Finding, Divergence | None]:
+    return GreedyTexts(frozenset(), divergences, num_tokens=1).judged()
 
 
 @pytest.mark.parametrize(
@@ -138,12 +149,43 @@ def test_every_planted_fault_is_caught(fault: str) -> None:
 def test_half_precision_is_no_loss() -> None:
     check = sample(dtype=torch.bfloat16)
     assert check.verdict == "lossless", check
-    assert judge_greedy(compare(dtype=torch.bfloat16))[0] == "lossless"
+    assert greedy_texts(dtype=torch.bfloat16).judged()[0] == "lossless"
 
 
-def test_greedy_texts_of_the_honest_arm_are_the_regular_ones() -> None:
-    assert judge_greedy(found := compare()) == ("lossless", None)
-    assert found == [None] * 4
+def test_greedy_texts_of_the_honest_arm_are_the_likeliest_tokens() -> None:
+    found = greedy_texts()
+    assert found.judged() == ("lossless", None)
+    assert found.columns()["identical_prompts"] == 4
+
+
+def scored(text: Sequence[int], logits: Floats, tolerance: float) -> GreedyTexts:
+    request = PlannedRequest(
+        (0,), Sampling("greedy", DecodingSettings(temperature=0)), len(text), 0
+    )
+    record = RequestRecord(0, 1, token_ids=list(text), num_tokens=len(text))
+    texts = GreedyTexts(frozenset())
+    texts.add_scored(Answer(request, record), logits, np.full(len(text), tolerance))
+    return texts
+
+
+def test_a_greedy_text_is_compared_to_its_end() -> None:
+    """Behind a tie within rounding the least likely tokens are a loss; an exact tie is none, and is counted."""
+    logits = np.random.default_rng(0).standard_normal((40, 8))
+    text = logits.argmax(-1)
+    second = int(np.argsort(-logits[3])[1])
+    logits[3, second] = logits[3, text[3]] - 0.01
+    text[3] = second
+    assert scored(text.tolist(), logits, 0.14).judged()[0] == "lossless"
+    text[4:] = logits[4:].argmin(-1)
+    verdict, worst = scored(text.tolist(), logits, 0.14).judged()
+    assert verdict == "lossy"
+    assert worst.position > 3
+    assert worst.logit_margin == pytest.approx(np.ptp(logits[4:], axis=-1).max())
+    tied = np.zeros((2, 8))
+    columns = scored([5, 0], tied, 0.1).columns()
+    assert (columns["verdict"], columns["tied_prompts"]) == ("lossless", 1)
+    assert (columns["identical_prompts"], columns["num_tokens"]) == (1, 2)
+    assert GreedyTexts(frozenset(), [None]).judged()[0] == "undecided", "no token was compared"
 
 
 @pytest.mark.parametrize(
@@ -152,7 +194,7 @@ def test_greedy_texts_of_the_honest_arm_are_the_regular_ones() -> None:
     ids=str,
 )
 def test_greedy_texts_give_faults_away(fault: str, dtype: torch.dtype) -> None:
-    verdict, worst = judge_greedy(compare(fault, dtype, num_draft_tokens=1))
+    verdict, worst = greedy_texts(fault, dtype, num_draft_tokens=1).judged()
     assert verdict == "lossy"
     assert worst.excess > 1
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +21,8 @@ from harness.engines.protocol import Traits
 from harness.engines.requests import RequestRecord
 from harness.measuring.reported import ReportedReference, ReturnedLogprobs
 from harness.results.statistics.drawn_tokens import NO_ROUNDING
+from harness.servers.events import AnswerError
+from harness.servers.logprobs import TextScorer
 from in_process import Harness, results
 from served import served, serving
 from some_settings import settings_of
@@ -82,6 +86,37 @@ def test_an_honest_pair_is_lossless(harness: Harness, tmp_path: Path) -> None:
     assert set(rows["arm"]) == {"regular", "speculative"}
     assert list(rows["verdict"][rows["check"] == "logprobs"]) == ["right", "right"]
     assert rows["verdict"][0] == "lossless"
+
+
+@pytest.mark.parametrize(
+    ("shown", "complaint"),
+    [
+        ([0.0, 0.0], "make 2 together at one place, more than 1"),
+        ([5.0], "make 148 together"),
+        ([-0.7, math.nan], "are no numbers"),
+        ([-math.inf, -0.1], "are no numbers"),
+        (["a"], "are no numbers"),
+        ([], "0 log-probabilities|1 log-probabilities"),
+        ([-0.69, -0.7], ""),
+        ([0.001, -9999.0], ""),
+    ],
+)
+def test_log_probabilities_that_cannot_be_are_refused(
+    shown: list[Any], complaint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At 0 each, all tokens would tie, and any text would be within rounding."""
+    asked: Any = None
+    scorer = TextScorer(asked, asked, 20)
+
+    async def score(*_: Any) -> list[Any]:
+        return [dict(enumerate(shown))]
+
+    monkeypatch.setattr(TextScorer, "_score", score)
+    if complaint:
+        with pytest.raises(AnswerError, match=complaint):
+            asyncio.run(scorer._checked([1], [2]))
+    else:
+        assert asyncio.run(scorer._checked([1], [2])) == [dict(enumerate(shown))]
 
 
 class Showing:

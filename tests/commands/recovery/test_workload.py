@@ -87,6 +87,7 @@ def drawn_text(
         is_at_place=False,
         tokens=tokens,
         widths=np.array(widths),
+        is_impossible=zeros.astype(bool),
         parts=zeros.astype(int),
         part_masses=zeros,
         ranks=[0] * len(widths),
