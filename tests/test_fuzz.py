@@ -26,7 +26,7 @@ SHARED: dict[str, tuple[list[str], list[str]]] = {
     "decoding.top_p": (["1", "0.9", "0.01"], ["0", "1.1", "[]"]),
     "decoding.num_draft_tokens": (["1", "2", "9"], ["0", "1000000000000", "true"]),
     "decoding.rule": (["deepmind", "google", "block", "typical"], ["", "deep mind", "漢"]),
-    "draft": (["tiny_draft", "none", "lookup", "suffix"], ["./nowhere", "tiny_drft", "{}"]),
+    "draft": (["tiny_draft", "none", "lookup", "tiny_eagle3"], ["./nowhere", "tiny_drft", "{}"]),
     "dtype": (["float32", "auto"], ["float12"]),
     "runner": (["auto", "eager", "static"], ["graphs", "fast"]),
     "placement": (["auto", "cpu", "balanced"], ["gpu0"]),

@@ -202,7 +202,7 @@ def _settings(
         SettingError: a value breaks a rule.
     """
     if manifest is not None:
-        # `-m draft=lookup,suffix draft.max_ngram=2`: a job leaves out what only other jobs' methods or engines have.
+        # `-m draft=lookup,tiny draft.max_ngram=2`: a job leaves out what only other jobs' methods or engines have.
         choices = manifest.choices
         # `pair=7B+lookup` sets both models.
         pair_drafts = [pair.partition("+")[2] for pair in choices.get("pair", ())]

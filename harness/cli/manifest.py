@@ -46,7 +46,7 @@ class Manifest:
         num_jobs: in all rounds together.
         started: seconds since the epoch.
         choices: the values of each setting in which jobs differ, the one that varies slowest first, as typed:
-            `{"draft": ["lookup", "suffix"], "seed": ["1", "2"]}`.
+            `{"draft": ["lookup", "tiny_draft"], "seed": ["1", "2"]}`.
         is_repeated: whether every job runs several times: `repeat` then has the number of the round.
         results_file: the file that collects the rows of all runs; None for no such file.
         details: whether the tables behind the answer are printed too (`details=true`).

@@ -1,11 +1,11 @@
 """Sweeps of several rounds, in each of which every job runs once: `repeats=5`.
 
-With draft=lookup,suffix and repeats=2 the jobs are
+With draft=lookup,tiny_draft and repeats=2 the jobs are
 
     job 0   repeat=1 draft=lookup
-    job 1   repeat=1 draft=suffix
+    job 1   repeat=1 draft=tiny_draft
     job 2   repeat=2 draft=lookup
-    job 3   repeat=2 draft=suffix
+    job 3   repeat=2 draft=tiny_draft
 
 so that jobs 0 and 2 are pooled at the end, and jobs 1 and 3.
 """

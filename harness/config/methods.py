@@ -64,7 +64,6 @@ METHODS = Methods(
         model="ModelDraft",
         mtp="Mtp",
         server="ServerDraft",
-        suffix="Suffix",
     ),
     advice=" or TextMethod: docs/your-own-method.md",
 )

@@ -203,8 +203,8 @@ class SettingsRegistry(Registry[Chosen]):
     def without_others(self, config: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
         """A group's configuration without settings that only other records of a sweep have.
 
-        `-m draft=lookup,suffix draft.max_ngram=2` sets `max_ngram` in both jobs; the job of
-        `suffix` is to go without. What no record of the sweep has stays, and is refused later.
+        `-m draft=lookup,tiny_eagle3 draft.max_ngram=2` sets `max_ngram` in both jobs; the job of
+        `tiny_eagle3` is to go without. What no record of the sweep has stays, and is refused later.
 
         Args:
             names: the records of the sweep.

@@ -35,15 +35,15 @@ def test_rounds_vary_slowest() -> None:
 
 def test_only_rounds_of_the_same_job_are_pooled(tmp_path: Path) -> None:
     """Also where the sweep was interrupted: after two of three rounds here, of two jobs each."""
-    choices = {"repeat": ["1", "2", "3"], "draft": ["lookup", "suffix"]}
+    choices = {"repeat": ["1", "2", "3"], "draft": ["lookup", "tiny_draft"]}
     manifest = Manifest(6, 0.0, choices, "repeat")
     replace_file(tmp_path / "sweep.json", json.dumps(dataclasses.asdict(manifest)).encode())
     rows = []
-    for number, draft in enumerate(["lookup", "suffix", "lookup", "suffix"]):
+    for number, draft in enumerate(["lookup", "tiny_draft", "lookup", "tiny_draft"]):
         columns = {"job": str(number), "draft": draft, "repeats": 3, "repeat": 1 + number // 2}
         rows += [dataclasses.replace(row, **columns) for row in latency_run(run=str(number))]
     pooled = pool(tmp_path, rows)
-    assert [rows_of_job[-1].draft for rows_of_job in pooled] == ["lookup", "suffix"]
+    assert [rows_of_job[-1].draft for rows_of_job in pooled] == ["lookup", "tiny_draft"]
     assert [rows_of_job[-1].pooled_runs for rows_of_job in pooled] == [["0", "2"], ["1", "3"]]
 
 

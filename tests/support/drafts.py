@@ -25,7 +25,7 @@ from small_heads import (
     selector_head,
     target_model,
 )
-from text_drafters import lookup_drafter, suffix_drafter
+from text_drafters import lookup_drafter
 
 # A token that no model draws often stands for what is masked.
 MASK = 96
@@ -85,7 +85,6 @@ DRAFTS: dict[str, Draft] = {
     "parallel": parallel,
     "translated": translated,
     "lookup": lambda warp: (target_model(), lookup_drafter()),
-    "suffix": lambda warp: (target_model(), suffix_drafter()),
     "EAGLE-3": with_head(lambda: eagle_head(layer_config("llama"))),
     "P-EAGLE": with_head(lambda: eagle_head(layer_config("qwen3"), mask_token_id=MASK)),
     "DFlash": with_head(block_head),

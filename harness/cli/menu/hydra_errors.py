@@ -40,7 +40,7 @@ def explained(error: Exception, command: str) -> SettingError | None:
     # "The --resolve flag can only be used in conjunction with --cfg or --help"
     if "--resolve flag" in text:
         return SettingError("--resolve", "needs --cfg job, or --help")
-    # "Ambiguous value for argument 'draft=lookup,suffix'"
+    # "Ambiguous value for argument 'draft=lookup,tiny_draft'"
     if several := re.match(r"Ambiguous value for argument '([^=]+)=(.*)'", text):
         hint = conversion.setting_hints(configured(command).settings).get(several[1])
         rule = "has several values: -m measures each"

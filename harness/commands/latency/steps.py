@@ -106,7 +106,7 @@ def _another_k(regular: LatencyRow, row: LatencyRow) -> NextStep | None:
 def _free_draft(rows: Sequence[LatencyRow], finding: str) -> NextStep | None:
     """A draft that costs nothing, where others do not pay; None where one was measured."""
     # What a server drafts with is in its command.
-    if any(row.is_elsewhere or row.draft in ("lookup", "suffix") for row in rows):
+    if any(row.is_elsewhere or row.draft == "lookup" for row in rows):
         return None
     return NextStep(f"{finding}; a draft that costs nothing", "draft=lookup")
 

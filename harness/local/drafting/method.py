@@ -292,7 +292,7 @@ class ModelDraft(SampledMethod):
         else:
             plan = DraftPlan(settings, checkpoint=checkpoint_for("draft", settings, weights))
         if settings.threshold is not None and not (head and head.config.confidence):
-            rule = f"is for suffix and heads with a confidence head (DSpark), not for draft={settings.name}"
+            rule = f"is for heads with a confidence head (DSpark), not for draft={settings.name}"
             raise SettingError("draft.threshold", rule, settings.threshold)
         rule = f"is for heads and early_exit, and draft={settings.name} is a model"
         require(head is not None or settings.layers is None, "draft.layers", rule, settings.layers)
@@ -459,42 +459,6 @@ class Lookup(TextMethod):
         """Refuse a least n-gram."""
         rule = "must be 1 with engine=huggingface: generate() tries single tokens too"
         require(settings.min_ngram == 1, "draft.min_ngram", rule, settings.min_ngram)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SuffixSettings(DraftSettings):
-    """Settings of `draft=suffix`.
-
-    Attributes:
-        threshold: a proposal ends where the estimated chance that all of it is accepted falls below
-            this.
-        max_depth: tokens of the longest sequence that is counted. It bounds the work per token.
-    """
-
-    threshold: float = 0.1
-    max_depth: int = 24
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least(self, max_depth=1)
-        require(0 <= self.threshold <= 1, "threshold", "must be in [0, 1]", self.threshold)
-
-
-class Suffix(TextMethod):
-    """Proposes the most frequent continuation of the longest match in prompt and output."""
-
-    name = "suffix"
-    summary = (
-        "the most frequent continuations of the longest known suffix, as far as they are likely"
-    )
-    settings = SuffixSettings
-
-    def texts(
-        self, settings: SuffixSettings, tokenizer: PreTrainedTokenizerBase
-    ) -> Callable[[], Text]:
-        from harness.local.drafting.text import SuffixText
-
-        return lambda: SuffixText(settings.max_depth, settings.threshold)
 
 
 class ServerDraft(Method):

@@ -24,10 +24,10 @@ from report_files import latency_run, over, prompt_rows, write
 
 
 def rivals_of(directory: Path, num_prompts: int = 15, *, factor: float, **changes: Any) -> str:
-    """The findings about two drafts: `lookup` takes `factor` times as long as `suffix`."""
+    """The findings about two drafts: `lookup` takes `factor` times as long as `tiny_draft`."""
     rng = np.random.default_rng(0)
     hardness = rng.lognormal(3, 0.4, num_prompts)
-    for draft, scale in (("suffix", 1.0), ("lookup", factor)):
+    for draft, scale in (("tiny_draft", 1.0), ("lookup", factor)):
         run = latency_run(draft=draft, draft_method=draft, speedup=2.0 / scale, **changes)
         times = hardness * scale * np.exp(rng.normal(0, 0.05, num_prompts))
         append_rows(directory / "latency.csv", run)
@@ -41,7 +41,7 @@ def test_methods_that_cannot_be_told_apart_are_named(tmp_path: Path) -> None:
     assert "Cannot be told apart from" in alike
     assert "significantly" not in alike
     apart = rivals_of(tmp_path / "apart", factor=1.5)
-    assert "Fastest: 13B with suffix" in apart
+    assert "Fastest: 13B with tiny_draft" in apart
     assert "0.66 (0.64 to 0.69) of its speed-up" in apart
     assert "15 prompts" in apart
     assert "0.6" not in rivals_of(tmp_path / "few", 5, factor=1.5)

@@ -16,7 +16,6 @@ from wording import mentions
 
 METHODS = {
     "lookup": ["draft=lookup", "draft.max_ngram=2"],
-    "suffix": ["draft=suffix"],
     "early exit": ["draft=early_exit"],
     "by argmax": ["draft.sampling=greedy"],
     "block": ["decoding.rule=block"],

@@ -99,10 +99,10 @@ def test_the_figures_of_a_pair(plan: Plan) -> None:
 
 
 def test_a_sweep_over_methods_gives_each_its_own_settings(plan: Plan) -> None:
-    own = ["draft.max_ngram=2", "draft.max_depth=8"]
-    assert "3 of 3 fit" in plan("-m", "draft=lookup,suffix,none", *own).stdout
-    refused = plan("-m", "draft=lookup,none", *own, code=2)
-    assert "draft.max_depth=8: is for suffix, not for draft=lookup" in refused.stderr
+    own = ["draft.max_ngram=2", "draft.layers=[1]"]
+    assert "2 of 2 fit" in plan("-m", "draft=lookup,early_exit", *own).stdout
+    refused = plan("draft=lookup", *own, code=2)
+    assert "draft.layers=[1]: is for" in refused.stderr
 
 
 def test_what_would_fit_instead(plan: Plan) -> None:
