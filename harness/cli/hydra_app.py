@@ -1,8 +1,8 @@
 """All that harness takes from Hydra beyond its public interface: private names, and what Hydra reads of the process.
 
-Hydra has no public way to say which options it has, to compose presets of a further directory as its `-cd` does, or to
-run a command line other than `sys.argv`. tests/cli/test_hydra_app.py calls all of this; a release of Hydra in the range
-of pyproject.toml must pass it.
+Hydra has no public way to say which options it has, to compose presets of a further directory as its `-cd` does, to
+refuse what a preset sets (`menu.preset_files`), or to run a command line other than `sys.argv`.
+tests/cli/test_hydra_app.py calls all of this; a release of Hydra in the range of pyproject.toml must pass it.
 """
 
 from __future__ import annotations
@@ -109,11 +109,15 @@ def calling(
     from hydra.core.global_hydra import GlobalHydra
     from hydra.core.utils import env_override
 
+    from harness.cli.menu.preset_files import PresetLoader
+
     GlobalHydra.instance().clear()  # In a notebook there may be one.
     # The package's attribute of this name is the function.
     module: Any = sys.modules["hydra.main"]
-    hydras_parser = module.get_args_parser
+    loading: Any = sys.modules["hydra._internal.hydra"]
+    hydras_parser, hydras_loader = module.get_args_parser, loading.ConfigLoaderImpl
     module.get_args_parser = _parser
+    loading.ConfigLoaderImpl = PresetLoader
     argv = sys.argv
     sys.argv = list(line)
     variables = {"HYDRA_FULL_ERROR": "1", _TRACEBACK: str(int(WANTS_TRACEBACK))}
@@ -121,5 +125,5 @@ def calling(
         with env_override(variables):
             yield hydra.main(str(directory), name, version_base=_VERSION_BASE)(task)
     finally:
-        module.get_args_parser = hydras_parser
+        module.get_args_parser, loading.ConfigLoaderImpl = hydras_parser, hydras_loader
         sys.argv = argv
