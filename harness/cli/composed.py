@@ -136,7 +136,11 @@ def _resolved(config: Any) -> dict[str, Any]:
     except OmegaConfBaseException as error:
         raise SettingError(str(error.full_key or "settings"), str(error).splitlines()[0]) from error
     # Presets and `${oc.env:NAME}` may have brought one.
-    check_settings_have_no_key([json.dumps(plain | dict.fromkeys(("prompt", "prompts")))])
+    checked = json.loads(json.dumps(plain))
+    prompts = checked.get("prompts") or {}
+    texts = [f"prompt={checked.pop('prompt', '')}"]
+    texts += [f"prompts.{name}={prompts.pop(name, '')}" for name in ("system", "template")]
+    check_settings_have_no_key([json.dumps(checked, ensure_ascii=False), *texts])
     return cast(dict[str, Any], plain)
 
 

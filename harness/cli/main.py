@@ -24,6 +24,7 @@ from harness.cli import hydra_app, signals
 from harness.commands.command import PathCommand
 from harness.commands.registry import COMMANDS, commands, configured, with_settings
 from harness.config.command_line import Words
+from harness.config.engines import check_settings_have_no_key
 from harness.config.errors import HarnessError, RunError, SettingError, in_one_line, nearest
 from harness.config.machine import terminal_width
 from harness.config.packages import missing_local
@@ -176,6 +177,7 @@ def _dispatch(words: Words, invocation: _Invocation) -> None:
         with invocation.reporting(command):
             record = COMMANDS[_checked(command, names)]
             if isinstance(record, PathCommand):
+                check_settings_have_no_key(others)
                 signals.load(record.program).main(Words(others, words.servers))
                 return
         if not invocation.errors:

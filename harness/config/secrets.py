@@ -1,7 +1,8 @@
 """Keys that no file, message or page may have: those in what is typed, and those that were read.
 
-A key is known by its name (`--api-key X`, `HF_TOKEN=X`, `Cookie: X`, `{token: X}`), by its own form (`sk-...`), or
-because the environment has it.
+A key is known by its name (`--api-key X`, `HF_TOKEN=X`, `Cookie: X`, `{token: X}`), by its form (`sk-...`, or letters
+and digits at random), or because the environment has it. detect-secrets is no substitute: it finds 3 of the 65
+spellings in tests/config/test_secrets.py, because its forms have fixed lengths, and its names need quotes.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from collections.abc import Iterator, Sequence
 # Parts of names, between `-`, `_` and `.`, whose values are keys (`-hft`), and endings of such parts: `--apikey`,
 # `PGPASS`.
 _WORDS = frozenset(
-    "hft pwd pat auth authorization credential credentials cookie cookies sig signature".split()
+    "hft pwd pw pat tok jwt sas pem auth authorization bearer credential credentials cookie cookies netrc sessionid"
+    " sid sig signature wandb".split()
 )
 _ENDINGS = ("key", "token", "secret", "pass", "passwd", "password", "passphrase")
 # First parts of switches, and last ones of names that say something else about a key: `--no-auth`, `--api-key-file`.
@@ -24,22 +26,39 @@ _ABOUT = frozenset("dir file format id ids map mode name path sock type url vari
 # Flags that programs take by their beginnings too, as Python's argparse does; `--ap` may begin others.
 _ABBREVIATED = ("--api-key", "--hf-token", "--admin-api-key")
 _SHORTEST_FLAG = len("--api")
-# No keys: nothing at all, short numbers, `bool:true` of llama.cpp's metadata, `<s>`, paths, and objects, whose own
-# names count.
+# Flags with a name and a password. Docker's `-u` has a number or the name of a group in its place.
+_USERS = ("-u", "--user", "--proxy-user")
+_PASSWORD = re.compile(r"[^\s:/]+:(?!\d+$|\$)(?=.*[\d\W])\S{6,}")
+# No keys: nothing at all, short numbers, `bool:true` of llama.cpp's metadata, `<s>`, a shell's `$NAME`, paths, names of
+# files, and objects, whose own names count.
 _NO_KEY = re.compile(
-    r"-?[\d.]{0,6}|true|false|none|null|auto|on|off|(?:int|float|bool):.*|<.*|[.~]*/.*|\{.*",
+    r"-?[\d.]{0,6}|true|false|none|null|auto|on|off|(?:int|float|bool):.*|<.*|\$.*|[.~]*/.*|\{.*"
+    r"|[\w.-]+\.(?:pem|key|crt|txt|json|ya?ml|toml|env)",
     re.IGNORECASE,
 )
+# `max_tokens`, `--spec-tokens 4`: a name in the plural has keys only where the value has so many signs, and a digit.
+_ONE_OF_SEVERAL = re.compile(r"(?=.*\d)[\w+/=-]{12,}")
 # `HF_TOKEN=x` and `Cookie: x` as a word begins, also behind `--env=`; `{"token": "x"}`, and `?key=x` of an address.
 # A value is only looked at, because another name may begin in it.
 _NAME_AND_VALUE = re.compile(
-    r"""(?:^(?:--?[\w-]+=)?|[{,?&]) *["']?([\w.-]+)["']? *[=:] *(?=["'[]*([^\s,&"'}\]]*))"""
+    r"""(?:^(?:--?[\w-]+=)?\+*|[{,?&#;]) *["']?([\w.-]+)["']? *[=:] *(?=["'[]*(?i:bearer +)?([^\s,&;"'}\]]*))"""
 )
 # Keys by their own form, and a password in an address.
 _FORM = re.compile(
-    r"(?<![\w-])(?:(?:sk-|gh[opsu]_|github_pat_|glpat-|gsk_|nvapi-|xox[abp]-|AKIA|AIza|eyJ)[\w-]{6,}|hf_[^\W_]{16,})"
-    r"|\b[Bb]earer \S|\w://[^/\s]*@"
+    r"(?<![\w-])(?:(?:sk-|gh[opsu]_|github_pat_|glpat-|gsk_|nvapi-|xox[abp]-|AKIA|AIza|eyJ)[\w-]{6,}|hf_[^\W_]{16,}"
+    r"|(?:r8_|xai-|pplx-|glc_|npm_|hvs\.|SG\.|dop_v1_|rpa_|tgp_v1_|[spr]k_)(?=\w*\d)[\w-]{16,})"
+    r"|(?i:\bbearer )(?=\S*\d)[\w.~+/=-]{8,}|\w://[^/\s]*@|-----BEGIN"
+    r"|(?:^|[\s=\"'])[^\s:/@=]+:[^\s:/@]+@(?!sha256)\w"
 )
+# Letters and digits without a sign between them, see `_looks_random`; and where these are names: on paths of this
+# machine, in names of repositories, and after `--request-id`.
+_RUN = re.compile(r"[A-Za-z\d]{20,}")
+_NAMED = re.compile(
+    r"(?<![\w:/])[~.\w-]*/[^\s\"',;:=&?#]*"
+    rf"|(?<![A-Za-z])(?:{'|'.join(sorted(_ABOUT))})[\"']?[=: ]+[\"']?\w+"
+)
+# Settings with texts of prompts, which may speak of keys.
+_TEXTS = re.compile(r"\+*prompt(s\.(system|template))?=")
 # The variable that a setting names as the one with a key.
 _KEY_VARIABLE = re.compile(r"api_key_variable[\"=: ]+(\w+)")
 # Shorter values of the environment may be in a word by chance.
@@ -53,9 +72,15 @@ def note_key(key: str) -> None:
     _KEYS.add(key)
 
 
+def keys_here() -> set[str]:
+    """The keys that were read in this process, and those of its environment."""
+    found = (value for name, value in os.environ.items() if _is_key_of_environment(name, value))
+    return _KEYS.union(found)
+
+
 def masked(text: str) -> str:
-    """A text without the keys that were read, as they are and as Python writes them in quotes."""
-    for key in _KEYS:
+    """A text without the keys of this process, as they are and as Python writes them in quotes."""
+    for key in keys_here():
         text = text.replace(key, "***").replace(repr(key)[1:-1], "***")
     return text
 
@@ -72,37 +97,65 @@ def names_key(name: str) -> bool:
 
 
 def _is_key(name: str, value: str) -> bool:
-    return names_key(name) and not _NO_KEY.fullmatch(value)
+    if _NO_KEY.fullmatch(value):
+        return False
+    if names_key(name):
+        return True
+    return names_key(name.removesuffix("s")) and _ONE_OF_SEVERAL.fullmatch(value) is not None
+
+
+def _is_key_of_environment(name: str, value: str) -> bool:
+    is_key = _is_key(name, value) or _looks_random(f"{name}={value}")
+    return is_key and len(value) >= _SHORTEST_VALUE
+
+
+def _looks_random(text: str) -> bool:
+    """Whether a text has letters and digits that nobody would choose: `q7Zp2Lw9Xc4Vb1Nm6Rt8Ky`, and neither the name of
+    a class (`Eagle3LlamaForCausalLM`), nor a time, nor a digest.
+    """
+    for run in _RUN.findall(_NAMED.sub(" ", text)):
+        num_digits = sum(map(str.isdigit, run))
+        is_mixed = len(re.findall(r"\d+|\D+", run)) > 2 and 4 <= num_digits <= len(run) - 4
+        if is_mixed and not re.fullmatch(r"[\da-f]+", run):
+            return True
+    return False
 
 
 def secrets_in(words: Sequence[str]) -> Iterator[str]:
     """Signs that a command has a key, without the key: its flag, variable or header; also within one word, as of
     `sh -c '...'`. A single letter such as `-k` names none.
     """
+    flag_before = ""
     for word, following in itertools.pairwise([*words, ""]):
-        flag, equals, value = word.partition("=")
+        flag, equals, value = word.replace("—", "--").partition("=")
         if not equals and not following.startswith("-"):
             value = following
         if flag.startswith("-") and _is_key(flag, value):
             yield flag
-        yield from secrets_in_word(word)
+        if flag in _USERS and _PASSWORD.fullmatch(value):
+            yield flag
+        yield from secrets_in_word(word, flag_before)
+        flag_before = flag if flag.startswith("-") and not equals else ""
         inner = _shell_words(word)
         if len(inner) > 1:
             yield from secrets_in(inner)
 
 
-def secrets_in_word(word: str) -> Iterator[str]:
-    """Signs that one word, such as `engine.extra={token: X}`, has a key."""
-    # Texts of prompts may speak of keys.
-    if not word.startswith("prompt"):
+def secrets_in_word(word: str, flag: str = "") -> Iterator[str]:
+    """Signs that one word, such as `engine.extra={token: X}`, has a key.
+
+    Args:
+        flag: before it, which may say that the word is a name; "" for none.
+    """
+    if not _TEXTS.match(word):
         for name, value in _NAME_AND_VALUE.findall(word):
             if _is_key(name, value):
                 yield name
-    if _FORM.search(word):
+    if _FORM.search(word) or _looks_random(f"{flag} {word}"):
         yield "a key or password"
     key_variables = _KEY_VARIABLE.findall(word)
     for variable, value in os.environ.items():
-        has_key = variable in key_variables or _is_key(variable, value)
+        has_key = variable in key_variables or _is_key_of_environment(variable, value)
         if has_key and len(value) >= _SHORTEST_VALUE and value in word:
             yield f"the value of {variable}"
 

@@ -2,9 +2,9 @@
 
     python guard.py LOG COMMAND...
 
-Its standard input is a pipe that the harness holds and never writes to. When that closes, because the
-harness closed it or has ended in any way, the server gets SIGTERM, and what is left of it and of all that
-it started gets SIGKILL a while later. It exits when none of them is left, with the server's exit code.
+Its standard input is a pipe that the harness holds, with one line: the keys that must not stay in the log. When that
+closes, because the harness closed it or has ended in any way, the server gets SIGTERM, and what is left of it and of
+all that it started gets SIGKILL a while later. It exits when none of them is left, with the server's exit code.
 
 A container is no child of its client, which `docker run` is: it is ended by its id, in the file of `--cidfile`.
 """
@@ -12,6 +12,8 @@ A container is no child of its client, which `docker run` is: it is ended by its
 from __future__ import annotations
 
 import ctypes
+import json
+import mmap
 import os
 import select
 import signal
@@ -24,6 +26,8 @@ import psutil
 # Seconds between two looks, and those in which processes may end by themselves.
 _LOOK_S = 0.1
 _GRACE_S = 5.0
+# Bytes of a log.
+_MOST_MASKED = 1 << 28
 # linux/prctl.h
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -37,6 +41,7 @@ def main(log: str, command: list[str]) -> int:
         signal.signal(number, signal.SIG_IGN)
     # What the server leaves behind becomes a child of this process, and so can be found.
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    keys = json.loads(sys.stdin.readline() or "[]")
     with open(log, "ab") as output:
         server = subprocess.Popen(
             command,
@@ -65,8 +70,24 @@ def main(log: str, command: list[str]) -> int:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         grace_s = _LOOK_S
+    _mask(log, keys)
     code = server.wait()
     return code if code >= 0 else 128 - code
+
+
+def _mask(log: str, keys: list[str]) -> None:
+    """Write stars over the keys in a log, of an endless one at its beginning and its end."""
+    with suppress(OSError), open(log, "r+b") as file:
+        size = os.fstat(file.fileno()).st_size
+        end = max(0, size - _MOST_MASKED) // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+        for offset in {0, end}:
+            length = min(_MOST_MASKED, size) if offset == 0 else size - offset
+            with mmap.mmap(file.fileno(), length, offset=offset) as content:
+                for key in map(str.encode, keys):
+                    begin = content.find(key)
+                    while begin >= 0:
+                        content[begin : begin + len(key)] = b"*" * len(key)
+                        begin = content.find(key, begin)
 
 
 def _end_container(command: list[str]) -> None:

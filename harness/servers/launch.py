@@ -4,6 +4,7 @@ with the reason, and ended however this process ends (`guard`).
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from harness.config.errors import RunError, from_outside
+from harness.config.secrets import keys_here
 from harness.servers.command import CONTAINERS, ServerCommand
 from harness.servers.identity import why_not_ready
 
@@ -117,6 +119,9 @@ class StartedServer:
                 stderr=log,
                 start_new_session=True,
             )
+        assert self._guard.stdin is not None
+        self._guard.stdin.write(f"{json.dumps(sorted(keys_here()))}\n".encode())
+        self._guard.stdin.flush()
 
     @property
     def ended(self) -> str | None:

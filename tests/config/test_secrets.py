@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
 
 import pytest
 
-from harness.config.engines import check_has_no_key
+from harness.config.engines import check_has_no_key, check_settings_have_no_key
 from in_process import Harness
 
 KEY = "Xy7rTq0LmZ4wBv9K"
+LONG_KEY = "q7Zp2Lw9Xc4Vb1Nm6Rt8Ky"
+SPELLINGS = Path(__file__).with_name("secret_spellings.txt").read_text().splitlines()[1:]
 # Behind `--`, before the flags of a server.
 COMMANDS = [
     *(f"{{}} --{flag} {KEY}" for flag in ("api-key", "apikey", "api_key", "API-KEY", "key", "access-key")),
@@ -59,6 +62,13 @@ HONEST = [
     "docker run -e HF_TOKEN --env-file .env -v /run/secrets/api_key:/run/key:ro -u 1000:1000 -p {port}:80 image",
     "env TOKENIZERS_PARALLELISM=false GOOGLE_APPLICATION_CREDENTIALS=/keys/x.json HF_TOKEN= CUDA_VISIBLE_DEVICES=0 a",
     "timeout -k 5s 1h a --spec-model hf_quantized/monkey --top-k 5 -k 40",
+    f"server --key-file {LONG_KEY} --request-id {LONG_KEY} -m /models/{LONG_KEY}/a.gguf",
+    "server --max-tokens 64 --spec-tokens {K} --key-file /run/key",
+    "python -u server.py --hf-overrides '{\"architectures\": [\"Eagle3LlamaForCausalLMEagle3\"]}' -u app:app",
+    "sh -c 'server --api-key $MYK --token ${TOKEN} --password $(cat key) -H \"Authorization: Bearer $MYK\" {port}'",
+    "vllm serve A --revision e3a795c5e9a82ee40611c416b8a7786c73198991 --ssl-certfile cert.pem --pem cert.pem",
+    "docker run vllm:v0.10@sha256:e3a795c5e9a82ee40611c416b8a7786c73198991e3a795c5e9a82ee40611c416 --gpus all",
+    "server --url https://k8z5x9q2w1e4r7t0.us-east-1.aws.endpoints.huggingface.cloud/v1 --run 20261127T093115123456Z",
 ]  # fmt: skip
 
 
@@ -86,6 +96,33 @@ def test_a_key_in_a_setting_is_in_no_file(
         assert KEY not in outcome.stdout + outcome.stderr
         for file in tmp_path.rglob("*"):
             assert file.is_dir() or KEY.encode() not in file.read_bytes(), file
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_a_key_leaves_no_trace(
+    spelling: str, harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MYK", LONG_KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", LONG_KEY)
+    kind, _, words = spelling.replace("<KEY>", LONG_KEY).partition(": ")
+    typed = json.loads(words)
+    if kind == "command":
+        harness("latency", "n=2", "--", "server", "--port", "{port}", *typed, code=2)
+    else:
+        address = [] if "engine.url" in words else ["url=http://127.0.0.1:9/v1"]
+        harness("latency", "n=2", *address, *typed, code=2)
+    assert LONG_KEY not in harness.last.stdout + harness.last.stderr
+    for file in tmp_path.rglob("*"):
+        assert LONG_KEY not in str(file)
+        assert file.is_dir() or LONG_KEY.encode() not in file.read_bytes(), file
+
+
+@pytest.mark.parametrize(
+    "text", ["The bearer of news said: password: hunter, token: 5", "Explain api_key: what is it?"]
+)
+def test_a_prompt_may_speak_of_keys(text: str) -> None:
+    for name in ("prompt", "prompts.system", "prompts.template"):
+        check_settings_have_no_key([f"{name}={text}"])
 
 
 @pytest.mark.parametrize("typed", HONEST)

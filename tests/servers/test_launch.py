@@ -79,6 +79,30 @@ def test_a_server_that_ends_says_why(tmp_path: Path, program: str, reason: str) 
     assert reason in str(caught.value)
 
 
+def test_a_log_keeps_no_key_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = "q7Zp2Lw9Xc4Vb1Nm6Rt8Ky"
+    for name in ("MYK", "THE_TOKEN"):
+        monkeypatch.setenv(name, f"{name}{key}")
+    # The last megabytes of a file of a terabyte, without its bytes, too.
+    program = 'echo "cannot use $MYK $MYK"; truncate -s 1T server.log; echo; echo "error: $THE_TOKEN"; exit 1'
+    monkeypatch.chdir(tmp_path)
+    server = StartedServer(
+        Launch(
+            "regular", ServerCommand(("sh", "-c", program), UNKNOWN), tmp_path / "server.log", 600
+        )
+    )
+    with pytest.raises(RunError, match=r"exit code 1: error: \*+ \("):
+        server.wait_until_ready(lambda line: None, None)
+    server.stop()
+    with (tmp_path / "server.log").open("rb") as log:
+        begin = log.read(10_000)
+        log.seek(-1000, 2)
+        assert key.encode() not in begin + log.read()
+    assert b"cannot use **********" in begin
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
 def test_a_server_ends_with_its_guard_when_that_is_killed(tmp_path: Path) -> None:
     command = ServerCommand((sys.executable, "-c", "import time; time.sleep(600)"), UNKNOWN)

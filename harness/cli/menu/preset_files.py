@@ -19,6 +19,7 @@ from hydra.core.default_element import ResultDefault
 from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig, OmegaConf
 
+from harness.config.engines import check_settings_have_no_key
 from harness.config.errors import SettingError
 
 _RULE = "a preset runs no code: this must be typed, or left out"
@@ -74,7 +75,11 @@ class PresetLoader(ConfigLoaderImpl):
     ) -> DictConfig:
         """Compose a configuration, alone or of a job."""
         self.repository.typed = overrides
-        return super().load_configuration(config_name, overrides, *options, **others)
+        config = super().load_configuration(config_name, overrides, *options, **others)
+        # Directories are made before the settings are looked at.
+        for name in ("hydra.run.dir", "hydra.sweep.dir"):
+            check_settings_have_no_key([f"{name}={OmegaConf.select(config, name)}"])
+        return config
 
     def _load_single_config(self, default: ResultDefault, repo: IConfigRepository) -> ConfigResult:
         result = super()._load_single_config(default, repo)
