@@ -4,6 +4,7 @@ that names them.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,7 +19,7 @@ from harness.local.decoding.protocols import Drafter, NonFiniteError, Proposal, 
 from harness.local.decoding.verify import Offer, Verdict
 from harness.local.decoding.warp import AnyWarp
 from harness.local.drafting.method import MakeDrafter, Method, Pair
-from harness.local.runners.base import Patched, Proxy
+from harness.local.runners.base import Proxy
 
 
 def method_of(draft: DraftSettings) -> Method:
@@ -31,25 +32,31 @@ def method_of(draft: DraftSettings) -> Method:
     return checked
 
 
-class CheckedMethod(Proxy):
-    """A method that is not built in: exceptions in its calls, and in those of its drafters, become errors that name it.
+class Blamed(Proxy):
+    """An object of the user's: exceptions in its calls become errors that name it, and its values are handed on.
 
     Args:
         name: as the user typed it.
     """
 
-    def __init__(self, method: Method, name: str) -> None:
-        super().__init__(method)
+    def __init__(self, wrapped: Any, name: str) -> None:
+        super().__init__(wrapped)
         self._name = name
 
     def __getattr__(self, name: str) -> Any:
-        call = super().__getattr__(name)
+        value = super().__getattr__(name)
+        if not inspect.isroutine(value):
+            return value
 
-        def blamed(*arguments: Any) -> Any:
+        def blamed(*arguments: Any, **named: Any) -> Any:
             with blaming(self._name):
-                return call(*arguments)
+                return value(*arguments, **named)
 
         return blamed
+
+
+class CheckedMethod(Blamed):
+    """A method that is not built in, and makes checked drafters."""
 
     def drafter(self, settings: Any, pair: Pair, runner: Runner | None) -> MakeDrafter:
         with blaming(self._name):
@@ -57,9 +64,24 @@ class CheckedMethod(Proxy):
 
         def make_checked(warp: AnyWarp) -> Drafter:
             with blaming(self._name):
-                return with_checked_shapes(make(warp), self._name)
+                checked: Any = CheckedDrafter(make(warp), self._name)
+                return checked
 
         return make_checked
+
+
+class CheckedDrafter(Blamed):
+    """A drafter of such a method, with a RunError for a proposal of other shapes than `Proposal` has."""
+
+    def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
+        with blaming(self._name, "propose"):
+            proposal: Proposal = self._wrapped.propose(num_draft_tokens, uniforms)
+            width = min(proposal.tokens.shape[-1], num_draft_tokens)
+            _require_shape(proposal, "tokens", len(uniforms), width)
+            if proposal.probabilities is not None:
+                size = proposal.probabilities.shape[-1]
+                _require_shape(proposal, "probabilities", len(uniforms), width, size)
+        return proposal
 
 
 @contextmanager
@@ -84,28 +106,6 @@ def blaming(name: str, call: str = "", setting: str = "draft") -> Iterator[None]
         if call:
             what = f"{call}(): {what}"
         raise RunError(f"{setting}={name}: {what}") from error
-
-
-def with_checked_shapes(drafter: Drafter, name: str) -> Drafter:
-    """Return the drafter with a check: a RunError for a proposal of other shapes than `Proposal` has.
-
-    Args:
-        drafter: of a method that is not built in.
-        name: the method, as the user typed it.
-    """
-
-    def checked(num_draft_tokens: int, uniforms: Tensor) -> Proposal:
-        with blaming(name, "propose"):
-            proposal = drafter.propose(num_draft_tokens, uniforms)
-            width = min(proposal.tokens.shape[-1], num_draft_tokens)
-            _require_shape(proposal, "tokens", len(uniforms), width)
-            if proposal.probabilities is not None:
-                size = proposal.probabilities.shape[-1]
-                _require_shape(proposal, "probabilities", len(uniforms), width, size)
-        return proposal
-
-    replacing: Any = Patched(drafter, propose=checked)
-    return replacing
 
 
 def checked_rule(rule: Callable[[Offer], Verdict], name: str) -> Callable[[Offer], Verdict]:

@@ -105,6 +105,44 @@ def test_a_mistake_in_a_method_names_it(mistake: str, words: str, harness: Harne
     assert f"draft=./wrong.py:Mine: {words}" in refused.complaint
 
 
+MODEL = """
+from transformers import AutoModelForCausalLM
+from harness.config.paths import PACKAGE
+from harness.local.drafting.method import Method
+class Mine(Method):
+    summary = "mine"
+    def huggingface(self, pair, settings, decoding):
+        directory = PACKAGE / "local" / "models" / "shipped" / "tiny_draft"
+        return {"assistant_model": AutoModelForCausalLM.from_pretrained(directory).eval()}
+"""
+
+
+def test_generate_drafts_as_many_tokens_as_the_page_states(harness: Harness) -> None:
+    Path("mine.py").write_text(MODEL)
+    for draft in ("tiny_draft", "./mine.py:Mine"):
+        settings = [f"draft={draft}", "engine=huggingface", "K=16", "temperature=0", "n=2"]
+        harness("latency", *settings, "prompts=tiny")
+    rows = results()
+    shipped, own = rows[rows["arm"] == "speculative"]["acceptance_rate"]
+    assert own == shipped
+
+
+def test_a_mistake_in_a_drafter_names_it(harness: Harness) -> None:
+    Path("bad.py").write_text(
+        "from types import SimpleNamespace\n"
+        "from harness.local.drafting.method import Method\n"
+        "def start(*arguments): raise KeyError('mine')\n"
+        "class Bad(Method):\n"
+        "    summary = 'bad'\n"
+        "    def drafter(self, settings, pair, runner):\n"
+        "        return lambda warp: SimpleNamespace(layers=(), start=start, add=start, clear=lambda: None)\n"
+    )
+    settings = ["model=tiny_draft", "draft=./bad.py:Bad", "n=2"]
+    for command in ("acceptance", "latency"):
+        complaint = harness(command, *settings, code=1).complaint
+        assert "draft=./bad.py:Bad: KeyError: 'mine'" in complaint
+
+
 def test_a_map_heeds_a_method_that_takes_one_prompt(harness: Harness) -> None:
     Path("one.py").write_text(
         "from harness.local.drafting.method import Method\n"

@@ -17,7 +17,7 @@ from architectures import ARCHITECTURES, RECURRENT, random_model
 from harness.config.errors import RunError, SettingError
 from harness.local.decoding.protocols import Proposal
 from harness.local.decoding.verify import Offer, verify
-from harness.local.drafting.checked import checked_rule, with_checked_shapes
+from harness.local.drafting.checked import CheckedDrafter, checked_rule
 from harness.local.drafting.method import EarlyExit, EarlyExitSettings
 from harness.local.drafting.model import (
     shared_sketch,
@@ -137,7 +137,7 @@ EVEN = torch.full((1, 1, SIZE), 1 / SIZE)
 def proposed(make: Callable[[], Any]) -> Proposal:
     """What comes out of the checks, of one row that is asked for up to four tokens."""
     own: Any = SimpleNamespace(layers=(), propose=lambda num_draft_tokens, uniforms: make())
-    return with_checked_shapes(own, "./mine.py:Mine").propose(4, torch.full((1, 4), 0.01))
+    return CheckedDrafter(own, "./mine.py:Mine").propose(4, torch.full((1, 4), 0.01))
 
 
 def raise_(error: Exception) -> Any:

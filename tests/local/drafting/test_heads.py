@@ -273,6 +273,25 @@ def test_every_format_is_recognised_loaded_and_sized(name: str, tmp_path: Path) 
     )
 
 
+STATED = {"num_hidden_layers": 24, "layer_types": ["full_attention"] * 24}
+
+
+@pytest.mark.parametrize("stated", [STATED, {"num_hidden_layers": 24}, {"num_hidden_layers": 1}])
+def test_the_stored_layers_count_and_not_the_number_that_is_stated(
+    stated: Mapping[str, Any], tmp_path: Path
+) -> None:
+    where = write_head("z-lab dflash", tmp_path)
+    honest = read_head(where, target())
+    (tmp_path / "config.json").write_text(json.dumps(FORMATS["z-lab dflash"][0] | stated))
+    head = read_head(where, target())
+    assert head.sketch(torch.bfloat16) == honest.sketch(torch.bfloat16)
+    assert len(head.load(torch.device("cpu"), torch.float32).windows) == 2
+    # SafeAILab's has one layer.
+    eagle = FORMATS["SafeAILab"][0] | {"model_type": "qwen3"}
+    [alone, many] = [planned_head(raw, tmp_path) for raw in (eagle, eagle | stated)]
+    assert many.sketch(torch.bfloat16) == alone.sketch(torch.bfloat16)
+
+
 def test_layer_ids_can_be_overridden(tmp_path: Path) -> None:
     where = write_head("speculators eagle3", tmp_path)
     assert read_head(where, target(), layers=[3, 5, 7]).config.layers == (3, 5, 7)  # type: ignore[union-attr]

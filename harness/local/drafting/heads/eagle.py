@@ -61,11 +61,10 @@ class Eagle3(LayeredHead):
     @classmethod
     def fields(cls, stored: StoredHead) -> dict[str, Any]:
         has_embedding = stored.is_speculators or stored.is_deepspec
-        fields = stored.layered(["lm_head", "embed_tokens"] if has_embedding else ["lm_head"])
-        is_safeailabs = not has_embedding and not cls.one_pass
-        if is_safeailabs and stored.shapes is None:
-            # With random weights; it has one layer, whatever number its configuration states.
-            fields["transformer"].num_hidden_layers = 1
+        usually_stored = ["lm_head", "embed_tokens"] if has_embedding else ["lm_head"]
+        # SafeAILab's has one layer, whatever number its configuration states.
+        num_layers = None if has_embedding or cls.one_pass else 1
+        fields = stored.layered(usually_stored, num_layers)
         return fields | {option: bool(stored.named.get(option)) for option in _OPTIONS}
 
     def __init__(self, config: EagleConfig) -> None:

@@ -142,18 +142,26 @@ class StoredHead:
             "draft_vocabulary_size": vocabulary,
         }
 
-    def layered(self, usually_stored: Collection[str]) -> dict[str, Any]:
+    def layered(
+        self, usually_stored: Collection[str], num_layers: int | None = None
+    ) -> dict[str, Any]:
         """Return the fields of `HeadConfig` for a head with transformer layers, checked against the
         target.
 
         Args:
             usually_stored: which of `embed_tokens` and `lm_head` the head's writer stores, for a
                 head without `shapes`.
+            num_layers: of such a head; None for the number in its configuration.
         """
         named = self.named
         text_config = self.target.config.get_text_config(decoder=True)
         fields = self.sizes(self._layer_ids(text_config.num_hidden_layers))
-        layer_config = self._transformer()
+        stored = usually_stored
+        if self.shapes is not None:
+            stored = [name.removesuffix(".weight") for name in self.shapes]
+            # Some configurations state the target's number of layers.
+            num_layers = len({name.split(".")[1] for name in stored if name.startswith("layers.")})
+        layer_config = self._transformer(num_layers)
         size = fields["vocabulary_size"]
         for what, made_for, present in (
             ("hidden size", named.get("target_hidden_size", layer_config.hidden_size), text_config.hidden_size),
@@ -164,12 +172,6 @@ class StoredHead:
                 raise self.refused(
                     f"is a head for a model of {what} {made_for}; {self._target_name} has {present}"
                 )
-        stored = usually_stored
-        if self.shapes is not None:
-            stored = [name.removesuffix(".weight") for name in self.shapes]
-            # Some configurations state the target's number of layers.
-            numbers = {name.split(".")[1] for name in self.shapes if name.startswith("layers.")}
-            layer_config.num_hidden_layers = len(numbers) or layer_config.num_hidden_layers
         draft_size = named.get("draft_vocab_size", size)
         # The target's matrices do not fit everywhere.
         differs_in_size = layer_config.hidden_size != text_config.hidden_size
@@ -198,8 +200,12 @@ class StoredHead:
         # What EAGLE-3 reads where its configuration names nothing.
         return [2, num_layers // 2, num_layers - 3]
 
-    def _transformer(self) -> PreTrainedConfig:
-        """Return the configuration of the head's own layers."""
+    def _transformer(self, num_layers: int | None) -> PreTrainedConfig:
+        """Return the configuration of the head's own layers.
+
+        Args:
+            num_layers: in place of the number in it, from which transformers derives more; None or 0 to keep that.
+        """
         nested = self.raw.get("transformer_layer_config")
         raw = nested or self.raw
         # What each format means by a configuration without a type.
@@ -208,7 +214,13 @@ class StoredHead:
             supported = ", ".join(sorted(LAYER_STYLES))
             raise self.refused(f"has layers of type {style}; supported are {supported}")
         size = vocabulary_size(self.target.config)
-        return AutoConfig.for_model(**{"vocab_size": size, **raw, "model_type": style})
+        fields = {"vocab_size": size, **raw, "model_type": style}
+        if num_layers:
+            fields["num_hidden_layers"] = num_layers
+            kinds = fields.pop("layer_types", None) or ()
+            if len(kinds) >= num_layers:
+                fields["layer_types"] = kinds[:num_layers]
+        return AutoConfig.for_model(**fields)
 
     @property
     def _target_name(self) -> str:
