@@ -82,9 +82,41 @@ def test_a_wrong_setting_leaves_no_directory(harness: Harness) -> None:
     mine = Path("mine")
     mine.mkdir()
     (mine / "notes.txt").touch()
-    harness("latency", "K=-1", "hydra.run.dir=mine", code=2)
-    harness("latency", "K=-1", "hydra.run.dir=.", code=2)
-    assert (mine / "notes.txt").exists()
+    for _ in range(2):
+        harness("latency", "K=-1", "hydra.run.dir=mine", code=2)
+        harness("latency", "K=-1", "hydra.run.dir=.", code=2)
+    assert [path.name for path in mine.iterdir()] == ["notes.txt"]
+    assert {path.name for path in Path().iterdir()} <= {"mine", "results"}
+
+
+@pytest.mark.parametrize("directory", ["mine", ".", "", "${oc.env:PWD}"])
+@pytest.mark.parametrize("name", ["summary.txt", "result.json", "log.txt", ".hydra/config.yaml"])
+def test_a_run_replaces_no_files(
+    directory: str, name: str, harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PWD", str(tmp_path))
+    file = Path("mine" if directory == "mine" else ".", name)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("my own")
+    typed = [f"hydra.run.dir={directory}", "engine=simulated", "num_prompts=8"]
+    for further in ([], ["hydra.job.chdir=true"]):
+        refused = harness.refused("latency", *typed, *further)
+        assert f"has a {name.partition('/')[0]} already: name another directory" in refused
+    assert file.read_text() == "my own"
+    assert not Path("mine/latency.csv").exists()
+
+
+def test_a_second_run_replaces_nothing_and_a_sweep_goes_on(harness: Harness) -> None:
+    quick = ["latency", "engine=simulated", "num_prompts=8"]
+    harness(*quick, "hydra.run.dir=run")
+    before = Path("run/result.json").read_bytes()
+    assert "run: has a summary.txt already" in harness.refused(*quick, "hydra.run.dir=run")
+    assert Path("run/result.json").read_bytes() == before
+    sweep = [*quick, "-m", "seed=1,2", "results.file=null"]
+    assert "has a summary.txt already" in harness.refused(*sweep, "hydra.sweep.dir=run")
+    for _ in range(2):
+        harness(*sweep, "hydra.sweep.dir=sweep")
+    assert len(Path("sweep/latency.csv").read_text().splitlines()) == 5
 
 
 def test_who_reads_half_of_the_help_sees_no_traceback(tmp_path: Path) -> None:

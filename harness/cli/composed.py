@@ -33,6 +33,8 @@ from harness.config.run import RepeatedSettings, RunSettings
 from harness.engines.registry import ENGINES, engine_of
 from harness.measuring.named_files import require_files
 from harness.measuring.progress import note, say
+from harness.results.files import SUMMARY_FILE
+from harness.results.locked_files import remove_locks
 
 
 def run(config: Any, servers: Sequence[Sequence[str]]) -> Sequence[Any]:
@@ -55,14 +57,12 @@ def run(config: Any, servers: Sequence[Sequence[str]]) -> Sequence[Any]:
 
 
 def _remove_unused(directory: Path, typed: Path) -> None:
-    """Remove the directory of a run that measured nothing; Hydra makes it before settings are checked.
+    """Remove what a run that measured nothing has written; Hydra makes its directory before settings are checked.
 
     Args:
         typed: the same as it is set; of a relative path empty parents go, too.
     """
-    files = {path for path in directory.rglob("*") if path.is_file()}
-    unasked = {directory / "log.txt", directory / "environment.json", *directory.glob(".hydra/*")}
-    if files - unasked or directory == Path.cwd():
+    if (directory / SUMMARY_FILE).exists():
         return
     # What is logged later in this process must not look for the file there.
     for logger in (logging.getLogger(), logging.getLogger("harness")):
@@ -71,8 +71,14 @@ def _remove_unused(directory: Path, typed: Path) -> None:
             if file is not None and Path(file).is_relative_to(directory.absolute()):
                 logger.removeHandler(handler)
                 handler.close()
-    shutil.rmtree(directory, ignore_errors=True)
+    for name in ("log.txt", "environment.json"):
+        (directory / name).unlink(missing_ok=True)
+    shutil.rmtree(directory / ".hydra", ignore_errors=True)
+    remove_locks(directory)
+    if directory == Path.cwd():
+        return
     with suppress(OSError):
+        directory.rmdir()
         for parent in [] if typed.is_absolute() else typed.parents[:-1]:
             parent.rmdir()
 

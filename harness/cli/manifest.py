@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, read_write
 from omegaconf.errors import OmegaConfBaseException
 
@@ -24,14 +25,24 @@ from harness.cli import signals
 from harness.commands.command import Command
 from harness.commands.registry import configured, row_kinds
 from harness.config.amounts import counted
-from harness.config.engines import EngineSettings
-from harness.config.errors import RunError
+from harness.config.engines import EngineSettings, check_settings_have_no_key
+from harness.config.errors import RunError, SettingError
 from harness.config.run import MOST_REPEATS
 from harness.results.files import append_rows, as_csv, read_kind, rows_in
 from harness.results.locked_files import locked, replace_file
 from harness.results.schema import RunRow
 
 _FILE = "sweep.json"
+# Files that every run writes into its directory.
+_WRITTEN = (
+    "summary.txt",
+    "result.json",
+    "environment.json",
+    "costs.json",
+    "schedule_vllm.json",
+    "log.txt",
+    ".hydra",
+)
 # The setting with the number of a round.
 _ROUND = "repeat"
 # The setting with the number of a job's command among those behind `--`.
@@ -67,6 +78,15 @@ class Manifest:
     def read(cls, directory: Path) -> Manifest:
         """The manifest of the sweep in a directory."""
         return cls(**json.loads((directory / _FILE).read_text(encoding="utf-8")))
+
+    @classmethod
+    def is_in(cls, directory: Path) -> bool:
+        """Whether a directory is that of a sweep."""
+        try:
+            cls.read(directory)
+        except (OSError, ValueError, TypeError):
+            return False
+        return True
 
     def label(self, overrides: Sequence[str], engine: EngineSettings) -> str:
         """The overrides in which a job differs from others, as they are typed: `draft=lookup K=4`."""
@@ -150,6 +170,27 @@ class SweepFile:
                 file.replace(as_csv(kept))
             else:
                 file.path.unlink()
+
+
+def check_unused(hydra: Any) -> None:
+    """Raise a SettingError for the directory of a run or a sweep that has files which would be replaced.
+
+    Args:
+        hydra: Hydra's own part of the composed configuration.
+    """
+    is_sweep = hydra.mode is RunMode.MULTIRUN
+    setting, value = "hydra.run.dir", hydra.run.dir
+    if is_sweep:
+        setting, value = "hydra.sweep.dir", hydra.sweep.dir
+    check_settings_have_no_key([f"{setting}={value}"])
+    directory = Path(value)
+    if is_sweep and Manifest.is_in(directory):
+        # It goes on, or replaces its own jobs.
+        return
+    written = [*_WRITTEN, "multirun.yaml", _FILE, *(f"0/{name}" for name in _WRITTEN)]
+    for name in written if is_sweep else _WRITTEN:
+        if os.path.lexists(directory / name):
+            raise SettingError(setting, f"has a {name} already: name another directory", value)
 
 
 def append_summaries(sweep: Path, rows: Sequence[Any]) -> None:

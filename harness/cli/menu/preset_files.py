@@ -17,9 +17,10 @@ from hydra._internal.config_repository import ConfigRepository, IConfigRepositor
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.default_element import ResultDefault
 from hydra.plugins.config_source import ConfigResult
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from harness.config.engines import check_settings_have_no_key
+from harness.cli.manifest import check_unused
 from harness.config.errors import SettingError
 
 _RULE = "a preset runs no code: this must be typed, or left out"
@@ -71,14 +72,21 @@ class PresetLoader(ConfigLoaderImpl):
         self.repository: _Presets = _Presets(config_search_path)
 
     def load_configuration(
-        self, config_name: str | None, overrides: list[str], *options: Any, **others: Any
+        self,
+        config_name: str | None,
+        overrides: list[str],
+        run_mode: RunMode,
+        from_shell: bool = True,
+        validate_sweep_overrides: bool = True,
     ) -> DictConfig:
-        """Compose a configuration, alone or of a job."""
+        """Compose a configuration, alone or of a job, and check the directory that Hydra will make for it."""
         self.repository.typed = overrides
-        config = super().load_configuration(config_name, overrides, *options, **others)
-        # Directories are made before the settings are looked at.
-        for name in ("hydra.run.dir", "hydra.sweep.dir"):
-            check_settings_have_no_key([f"{name}={OmegaConf.select(config, name)}"])
+        config = super().load_configuration(
+            config_name, overrides, run_mode, from_shell, validate_sweep_overrides
+        )
+        # That of a sweep is made for all of its jobs, and none when Hydra only asks for the mode.
+        if validate_sweep_overrides and run_mode is (config.hydra.mode or RunMode.RUN):
+            check_unused(config.hydra)
         return config
 
     def _load_single_config(self, default: ResultDefault, repo: IConfigRepository) -> ConfigResult:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def rows_of(harness: Harness, *arguments: str) -> tuple[pd.DataFrame, str]:
     """The rows of a prediction, and its page."""
     outcome = harness("plan", *arguments, "hydra.run.dir=predicted")
     rows = pd.read_csv("predicted/plan.csv")
-    Path("predicted/plan.csv").unlink()
+    shutil.rmtree("predicted")
     return rows, " ".join(outcome.stdout.split())
 
 
