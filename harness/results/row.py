@@ -12,7 +12,6 @@ import functools
 import inspect
 import json
 import operator
-import re
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +20,7 @@ from dataclasses import Field, dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter
 
 from harness.results.statistics.interval import Coverage, Interval
 
@@ -30,8 +29,8 @@ _FIRST = (
     "run job model draft arm check verdict batch_size num_draft_tokens temperature seed".split()
 )
 
-# A damaged file may hold a number of any length.
-_TOO_LONG = re.compile(r"\d{20}")
+# A damaged file may hold a whole number of any length.
+_MOST = 2**64
 # Truth values as `csv` writes them.
 _IN_JSON = {"True": "true", "False": "false"}
 
@@ -297,11 +296,17 @@ def strict(hint: Any) -> TypeAdapter[Any]:
 @functools.lru_cache(maxsize=20_000)
 def _parsed_value(cell: str, column: ColumnDescription) -> Any:
     """The value of a cell that is no text, written by Python or as JSON; None where it cannot be read."""
-    if _TOO_LONG.search(cell) and str not in typing.get_args(column.hint):
-        return None
     # Of all that has a unit, log-probabilities and lower ends alone may be negative.
     if cell.startswith("-") and column.unit not in ("", "nats") and column.part != "low":
         return None
-    with suppress(ValidationError):
-        return strict(column.hint).validate_json(_IN_JSON.get(cell, cell))
+    with suppress(ValueError, RecursionError):
+        value = json.loads(_IN_JSON.get(cell, cell), parse_int=_whole_number)
+        return strict(column.hint).validate_python(value)
     return None
+
+
+def _whole_number(digits: str) -> int:
+    number = int(digits)
+    if abs(number) >= _MOST:
+        raise ValueError(digits)
+    return number

@@ -7,7 +7,9 @@ import typing
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
+from hypothesis import strategies as st
 
 from harness.commands.eval.record import EvalSettings
 from harness.commands.eval.rows import AnswerRow, EvalRow
@@ -16,23 +18,45 @@ from harness.commands.plan.rows import PlanRow
 from harness.commands.registry import row_kinds
 from harness.config.settings import DecodingSettings, ModelSettings, PlacementSettings
 from harness.measuring.rows import LatencyRow
-from harness.results.row import Row, kind_of
+from harness.results.files import read_file, write_rows
+from harness.results.row import Row
 from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.statistics.interval import Coverage, Interval
 from some_settings import settings_of
 
 ROOT = Path(__file__).resolve().parents[2]
-VALUES: dict[Any, Any] = {str: "a, b", int: 3, float: 0.1, bool: True, Any: "x"}
+NUMBERS = st.floats(min_value=0, allow_infinity=False)
+ENTRIES: dict[Any, st.SearchStrategy[Any]] = {
+    str: st.text(st.characters(exclude_categories=["Cs"]), min_size=1),
+    int: st.integers(0, 2**64 - 1),
+    float: NUMBERS | st.floats(1e-5, 1e-3),
+    bool: st.booleans(),
+    type(None): st.none(),
+    Any: st.recursive(st.text() | st.integers(-9, 10**19) | NUMBERS | st.booleans(), st.lists, max_leaves=3),
+}  # fmt: skip
 
 
-def value_of(hint: Any) -> Any:
-    """A value of a column's type, entries included; None among those that may be None."""
-    entries = typing.get_args(hint)
-    if typing.get_origin(hint) is list:
-        return [value_of(entries[0])]
-    if typing.get_origin(hint) is dict:
-        return {"cuda:0": value_of(entries[1])}
-    return VALUES.get(hint)
+def values_of(hint: Any) -> st.SearchStrategy[Any]:
+    """Values of a column's type, entries included."""
+    entries = [values_of(entry) for entry in typing.get_args(hint)]
+    origin = typing.get_origin(hint)
+    if origin is list:
+        return st.lists(*entries, max_size=3)
+    if origin is dict:
+        return st.dictionaries(*entries, max_size=3)
+    return st.one_of(entries) if entries else ENTRIES[hint]
+
+
+def columns_of(kind: type[Row]) -> st.SearchStrategy[dict[str, Any]]:
+    """Values of each column of a kind of row; of an interval the estimate alone, or all of them."""
+    columns = kind.columns()
+    values = {name: values_of(column.hint) for name, column in columns.items()}
+    for name, column in columns.items():
+        if column.words:
+            values[name] |= st.sampled_from(column.words)
+        if column.part == "covers":
+            values[name] = st.just(Coverage(15, "prompt", num_runs=5))
+    return st.fixed_dictionaries(values)
 
 
 def test_every_column_is_described() -> None:
@@ -47,12 +71,20 @@ def test_every_column_is_described() -> None:
 
 
 @pytest.mark.parametrize("kind", row_kinds())
-def test_every_column_comes_back(kind: type[Row]) -> None:
-    row = kind.from_values({name: value_of(column.hint) for name, column in kind.columns().items()})
-    cells = {name: str(cell) for name, cell in row.cells().items()}
-    assert kind.parse(cells) == row
-    assert next(iter(cells)) == "run"
-    assert kind_of(cells, row_kinds()) is kind, "a file is recognised by its columns"
+def test_every_column_comes_back(kind: type[Row], tmp_path: Path) -> None:
+    """Through a file, as it is written and read."""
+    file = tmp_path / "rows.csv"
+
+    @hypothesis.settings(max_examples=30, deadline=None, derandomize=True)
+    @hypothesis.given(columns_of(kind))
+    def comes_back(values: dict[str, Any]) -> None:
+        row = kind.from_values(values)
+        write_rows(file, [row])
+        contents = read_file(file, row_kinds())
+        assert (contents.kind, contents.rows, contents.unread) == (kind, [row], [])
+        assert next(iter(row.cells())) == "run"
+
+    comes_back()
 
 
 @pytest.mark.parametrize(
