@@ -32,7 +32,7 @@ class _Settings(PromptedRow, ComparedRow):
         "how many runs were asked for; in a pooled row, how many were pooled", "repeats"
     )
     repeat: int | Literal["all"] | None = setting(
-        "number of the run among its repetitions; `all` for the row that pools them, with means",
+        "number of the run among its repetitions; `all` for the row that pools them",
         "repeat",
     )
     pooled_runs: list[str] | None = pooled("none", "`run` of those that a row pools, as JSON")
@@ -106,6 +106,35 @@ class LatencyRow(
             return None
         return (self.ms_per_token * length - first_ms) / (length - 1)
 
+    # Totals of figures, as pooled rows need them (`results.row.Ratio`); None where they are not known.
+
+    @property
+    def seconds(self) -> float | None:
+        return _quotient(self.num_tokens, self.tokens_per_second)
+
+    @property
+    def num_iterations(self) -> float | None:
+        return _quotient(self.num_tokens, self.tokens_per_iteration)
+
+    @property
+    def num_proposed(self) -> float | None:
+        """Draft tokens."""
+        return (self.num_iterations or 0.0) * (self.mean_num_draft_tokens or 0.0) or None
+
+    @property
+    def num_accepted(self) -> float | None:
+        """Draft tokens that were accepted."""
+        return (self.num_proposed or 0.0) * (self.acceptance_rate or 0.0) or None
+
+    @property
+    def num_drafting(self) -> float | None:
+        """Iterations that drafted."""
+        return _quotient(self.num_proposed, self.mean_proposed)
+
     @property
     def was_quiet(self) -> bool:
         return not self.drifted and not self.was_starved
+
+
+def _quotient(total: float | None, per: float | None) -> float | None:
+    return total / per if total and per else None

@@ -1,23 +1,24 @@
 """Repetitions of a run, each in its own process, as one measurement.
 
 With `repeats=5` a sweep ends with five runs, each of a regular and a speculative row. They become two rows with
-`repeat=all`: figures are means over the runs, and the interval of the speed-up is over prompts and runs. For that the
-times of single prompts are read from the runs' directories (`latency_prompts.csv`).
+`repeat=all`: each figure is over all runs, as its column defines it, and the interval of the speed-up is over prompts
+and runs. For that the times of single prompts are read from the runs' directories (`latency_prompts.csv`).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from operator import attrgetter
-from statistics import fmean
+from statistics import StatisticsError, fmean, geometric_mean, harmonic_mean
 from typing import Any
 
 from harness.results.environment import new_run_id
 from harness.results.prompt_times import common_times, waits_of_both_arms
-from harness.results.row import Pooling
+from harness.results.row import Pooling, Ratio
 from harness.results.rows.prompts import read_prompts
 from harness.results.runs import Run, each_once
 from harness.results.statistics.interval import Coverage, Interval
@@ -26,6 +27,8 @@ from harness.results.verdict import AnyRow, judged
 
 _RULES: dict[Pooling, Callable[[Sequence[Any]], Any]] = {
     "mean": fmean,
+    "geometric mean": geometric_mean,
+    "quadratic mean": lambda values: math.hypot(*values) / math.sqrt(len(values)),
     "sum": sum,
     "largest": max,
     "smallest": min,
@@ -85,7 +88,7 @@ def _pooled_run(runs: Sequence[Run[Any]]) -> Run[Any] | None:
 
 
 def pooled_rows(runs: Sequence[Sequence[AnyRow]]) -> list[AnyRow]:
-    """One row per arm for several runs of the same settings: means, with an interval over units and runs.
+    """One row per arm for several runs of the same settings, with an interval over units and runs.
 
     Args:
         runs: rows of each repetition, the regular arm first.
@@ -132,33 +135,47 @@ def _pooled_figures(rows: Sequence[AnyRow]) -> dict[str, Any]:
         if None in values:
             columns[name] = None
         elif column.type is list:
-            columns[name] = [_pooled(column.pools, place) for place in zip_longest(*values)]
+            columns[name] = [_pooled(column.pools, place, rows) for place in zip_longest(*values)]
         else:
-            columns[name] = _pooled(column.pools, values)
+            columns[name] = _pooled(column.pools, values, rows)
         if column.pools == "none" or columns[name] == []:
             columns[name] = None
     return columns
 
 
-def _pooled(rule: Pooling, values: Sequence[Any]) -> Any:
+def _pooled(rule: Pooling, values: Sequence[Any], rows: Sequence[AnyRow]) -> Any:
     """One value for those of several runs; None for texts that differ, and for no value at all.
 
     Lists of runs differ in length: a place that a run lacks is left out.
     """
+    having = [row for row, value in zip(rows, values, strict=True) if value is not None]
     known_values = [value for value in values if value is not None]
     if not known_values:
         return None
     if isinstance(known_values[0], Interval):
-        return Interval(_pooled(rule, [value.estimate for value in known_values]))
+        return Interval(_pooled(rule, [value.estimate for value in known_values], having))
     if rule == "none":
         return None
     if rule == "same":
         return known_values[0] if len(set(known_values)) == 1 else None
-    pooled = _RULES[rule](known_values)
+    try:
+        if isinstance(rule, Ratio):
+            return _total_over_total(rule, known_values, having)
+        pooled = _RULES[rule](known_values)
+    except StatisticsError:
+        # A damaged file may have negative ratios.
+        return math.nan
     if rule == "mean" and isinstance(known_values[0], int):
         # A number, or of truth values what most runs have.
         return type(known_values[0])(round(pooled))
     return pooled
+
+
+def _total_over_total(rule: Ratio, values: Sequence[float], rows: Sequence[AnyRow]) -> float:
+    totals: list[Any] = [getattr(row, rule.of or rule.over, None) for row in rows]
+    # A run whose total is not known counts as much as the others.
+    weights = totals if all(totals) else None
+    return harmonic_mean(values, weights) if rule.of else fmean(values, weights)
 
 
 def _speedup(runs: Sequence[Sequence[AnyRow]]) -> dict[str, Any]:

@@ -34,9 +34,27 @@ _MOST = 2**64
 # Truth values as `csv` writes them.
 _IN_JSON = {"True": "true", "False": "false"}
 
-# How runs are pooled: mean, sum, largest or smallest value (of lists, place by place); true if it is true of all,
-# or of any; the value that all runs have in common; or none.
-Pooling = Literal["mean", "sum", "largest", "smallest", "all", "any", "same", "none"]
+
+@dataclass(frozen=True)
+class Ratio:
+    """The rule of a figure that is one total over another: in a pooled row the totals are those of all runs.
+
+    Attributes:
+        of, over: the total above or below the line, as an attribute of rows. One is enough.
+    """
+
+    of: str = ""
+    over: str = ""
+
+
+# How runs are pooled: mean, sum, largest or smallest value (of lists, place by place); totals over totals; the mean of
+# ratios whose totals no row has, or of standard deviations; true if it is true of all, or of any; the value that all
+# runs have in common; or none.
+Pooling = (
+    Ratio
+    | Literal["mean", "geometric mean", "quadratic mean", "sum", "largest", "smallest"]
+    | Literal["all", "any", "same", "none"]
+)
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 from harness.config.acceptance_rules import PARAMETERS
 from harness.config.engines import EngineSettings
 from harness.config.settings import DecodingSettings, ModelSettings
-from harness.results.row import Row, circumstance, pooled, setting
+from harness.results.row import Ratio, Row, circumstance, pooled, setting
 from harness.results.statistics.interval import Interval
 
 # A value that cannot be had is None.
@@ -296,12 +296,14 @@ class RunRow(Row):
 class Accepted:
     """How many draft tokens were accepted."""
 
-    acceptance_rate: MaybeFloat = pooled("mean", "accepted / proposed draft tokens")
+    acceptance_rate: MaybeFloat = pooled(
+        Ratio(over="num_proposed"), "accepted / proposed draft tokens"
+    )
     conditional_acceptance_rate: MaybeFloat = pooled(
-        "mean", "accepted / tested draft tokens (alpha of Leviathan et al.)"
+        Ratio(of="num_accepted"), "accepted / tested draft tokens (alpha of Leviathan et al.)"
     )
     mean_acceptance_length: MaybeFloat = pooled(
-        "mean",
+        Ratio(over="num_drafting"),
         "tokens per iteration that proposed something: 1 + accepted / such iterations",
         "tokens",
     )
@@ -366,7 +368,7 @@ class WithSpeedup:
     """A speed-up with its interval."""
 
     speedup: Interval | None = pooled(
-        "mean",
+        Ratio(over="ms_per_token"),
         "time per token of the regular arm over that of the speculative one, on prompts that both answered",
     )
 

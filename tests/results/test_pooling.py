@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -97,10 +99,10 @@ def test_without_the_prompts_there_is_no_interval(tmp_path: Path) -> None:
 
 
 def test_every_rule_makes_one_figure_of_two(tmp_path: Path) -> None:
-    """Ends of intervals are not averaged: 2.0 (1.9 to 2.1) and 1.2 (1.1 to 1.3) make no 1.6 (1.5 to 1.7)."""
+    """Ends of intervals are not averaged: 2.0 (1.9 to 2.1) and 1.2 (1.1 to 1.3) make no 1.55 (1.45 to 1.65)."""
     by_k = "tokens_per_iteration_by_num_draft_tokens"
     figures: dict[str, tuple[Any, Any, Any]] = {
-        "drift": (2.0, 1.2, pytest.approx(1.6)),
+        "drift": (2.0, 1.2, pytest.approx(math.sqrt(2.4))),
         "drift_low": (1.9, 1.1, None),
         "drift_high": (2.1, 1.3, None),
         by_k: ([1.5, 2.0], [1.5, 2.0], [1.5, 2.0]),
@@ -117,6 +119,7 @@ def test_every_rule_makes_one_figure_of_two(tmp_path: Path) -> None:
         "interleaved": (True, False, False),
         "num_skipped": (1, 2, 2),
         "verify_ms": (1.0, None, None),
+        "ms_per_token_std": (3.0, 4.0, pytest.approx(math.sqrt(12.5))),
         "acceptance_by_position": ([0.9, None], [0.5, None, 0.3], [0.7, None, 0.3]),
     }
     runs = []
@@ -126,6 +129,53 @@ def test_every_rule_makes_one_figure_of_two(tmp_path: Path) -> None:
     pooled = pooled_rows(runs)[-1].values()
     expected = {name: values[2] for name, values in figures.items()}
     assert {name: pooled[name] for name in figures} == expected
+
+
+# Figures that are one total over another, by these.
+QUOTIENTS = {
+    "ms_per_token": ("wait_ms", "num_tokens"),
+    "tokens_per_arrival": ("num_tokens", "arrivals"),
+    "tokens_per_second": ("num_tokens", "seconds"),
+    "requests_per_second": ("num_prompts", "seconds"),
+    "mean_in_flight": ("request_seconds", "seconds"),
+    "tokens_per_iteration": ("num_tokens", "iterations"),
+    "iteration_ms": ("iterations_ms", "iterations"),
+    "mean_num_draft_tokens": ("proposed", "iterations"),
+    "mean_proposed": ("proposed", "drafting"),
+    "acceptance_rate": ("accepted", "proposed"),
+    "conditional_acceptance_rate": ("accepted", "tested"),
+    "share_after_end": ("after_end", "num_tokens"),
+}
+
+
+def test_a_pooled_rate_is_the_total_over_the_total() -> None:
+    """Of runs with other lengths and times, as `docs/columns.md` defines the columns."""
+    rng = random.Random(0)
+    names = {name for pair in QUOTIENTS.values() for name in pair}
+    runs = [{name: rng.randrange(10, 1000) for name in sorted(names)} for _ in range(3)]
+
+    def row(totals: dict[str, int]) -> LatencyRow:
+        quotients = {name: totals[top] / totals[below] for name, (top, below) in QUOTIENTS.items()}
+        return LatencyRow(
+            status="ok", num_tokens=totals["num_tokens"], num_prompts=totals["num_prompts"],
+            tokens_per_second_per_user=1000 / quotients["ms_per_token"],
+            mean_acceptance_length=1 + totals["accepted"] / totals["drafting"],
+            **quotients,
+        )  # fmt: skip
+
+    (pooled,) = pooled_rows([[row(totals)] for totals in runs])
+    expected = row({name: sum(totals[name] for totals in runs) for name in names})
+    derived = ("tokens_per_second_per_user", "mean_acceptance_length")
+    for name in (*QUOTIENTS, *derived):
+        assert getattr(pooled, name) == pytest.approx(getattr(expected, name)), name
+
+
+def test_no_rate_of_several_runs_is_a_mean() -> None:
+    """What has a line in its definition is pooled by its totals."""
+    for name, column in LatencyRow.columns().items():
+        is_rate = column.unit.endswith("/s") or " / " in column.text
+        if is_rate and column.type in (float, list):
+            assert column.pools not in ("mean", "largest"), name
 
 
 def test_every_figure_says_how_it_is_pooled() -> None:

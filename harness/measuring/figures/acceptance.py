@@ -7,7 +7,7 @@ from typing import Any
 
 from harness.measuring.figures.measured import Group, MeasuredArm, MeasuredRun
 from harness.measuring.figures.server import traffic_columns
-from harness.results.row import pooled
+from harness.results.row import Ratio, pooled
 from harness.results.schema import Accepted, MaybeFloat, MaybeText
 from harness.results.statistics.interval import Interval
 
@@ -21,27 +21,30 @@ class AcceptanceFigures(Group, Accepted):
         "`metrics` where acceptance is that of the server's counters",
     )
     acceptance_by_position: list[float | None] | None = pooled(
-        "mean", "accepted / tested at each draft position (conditional), as JSON"
+        Ratio(over="num_iterations"),
+        "accepted / tested at each draft position (conditional), as JSON",
     )
     marginal_acceptance_by_position: list[float | None] | None = pooled(
-        "mean",
+        Ratio(over="num_iterations"),
         "accepted / iterations at each draft position (marginal), as vLLM and llama.cpp print it, as JSON",
     )
     acceptance_histogram: list[int] | None = pooled(
         "sum", "iterations with 0, 1, ... accepted draft tokens, as JSON"
     )
     tokens_per_iteration_by_num_draft_tokens: list[Interval] | None = pooled(
-        "mean",
+        Ratio(of="num_tokens"),
         "expected tokens per iteration for K = 1, 2, ..., as JSON, exactly: from the chances of acceptance along the"
         " answers",
         "tokens",
     )
-    mean_proposed: MaybeFloat = pooled("mean", "draft tokens per iteration that drafted", "tokens")
+    mean_proposed: MaybeFloat = pooled(
+        Ratio(of="num_proposed"), "draft tokens per iteration that drafted", "tokens"
+    )
     mean_num_draft_tokens: MaybeFloat = pooled(
-        "mean", "the same over all iterations: K of `auto`", "tokens"
+        Ratio(over="num_iterations"), "the same over all iterations: K of `auto`", "tokens"
     )
     tokens_per_iteration: MaybeFloat = pooled(
-        "mean", "tokens after the first of each answer / all iterations", "tokens"
+        Ratio(of="num_tokens"), "tokens after the first of each answer / all iterations", "tokens"
     )
 
     @classmethod

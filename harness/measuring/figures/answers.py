@@ -6,7 +6,7 @@ import statistics
 from dataclasses import dataclass, replace
 
 from harness.measuring.figures.measured import Group, MeasuredArm, MeasuredRun
-from harness.results.row import pooled
+from harness.results.row import Ratio, pooled
 from harness.results.schema import MaybeBool, MaybeFloat, MaybeInt
 
 
@@ -32,7 +32,7 @@ class AnswerFigures(Group):
     shortest_answer: MaybeInt = pooled("smallest", "tokens of the shortest answer", "tokens")
     longest_answer: MaybeInt = pooled("largest", "tokens of the longest answer", "tokens")
     ms_per_token: MaybeFloat = pooled(
-        "mean",
+        Ratio(over="num_tokens"),
         "time per token of a row, with the prompt's pass: the waits for all answers over all their tokens",
         "ms",
     )
@@ -42,11 +42,13 @@ class AnswerFigures(Group):
         "ms",
     )
     ms_per_token_std: MaybeFloat = pooled(
-        "mean", "standard deviation of the same, over prompts or batches", "ms"
+        "quadratic mean", "standard deviation of the same, over prompts or batches", "ms"
     )
-    tokens_per_second: MaybeFloat = pooled("mean", "tokens of all rows over total time", "tokens/s")
+    tokens_per_second: MaybeFloat = pooled(
+        Ratio(of="num_tokens"), "tokens of all rows over total time", "tokens/s"
+    )
     tokens_per_second_per_user: MaybeFloat = pooled(
-        "mean", "1000 / `ms_per_token`: what a row's reader gets", "tokens/s"
+        Ratio(of="num_tokens"), "1000 / `ms_per_token`: what a row's reader gets", "tokens/s"
     )
     time_to_first_token_ms: MaybeFloat = pooled("mean", "mean time to the first token", "ms")
     peak_memory_bytes: MaybeInt = pooled(

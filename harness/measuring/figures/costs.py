@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.measuring.figures.measured import Group, MeasuredArm, MeasuredRun
-from harness.results.row import pooled
+from harness.results.row import Ratio, pooled
 from harness.results.schema import MaybeFloat, MaybeInt
 
 
@@ -15,11 +15,11 @@ class CostFigures(Group):
     """Where the time of an iteration goes, what a step must read, and the speed-up that theory predicts from that."""
 
     predicted_speedup: MaybeFloat = pooled(
-        "mean", "tokens per iteration / (K c + v), with measured c and v"
+        Ratio(over="iteration_ms"), "tokens per iteration / (K c + v), with measured c and v"
     )
-    draft_ms: MaybeFloat = pooled("mean", "drafting per iteration", "ms")
+    draft_ms: MaybeFloat = pooled(Ratio(over="num_iterations"), "drafting per iteration", "ms")
     verify_ms: MaybeFloat = pooled(
-        "mean",
+        Ratio(over="num_iterations"),
         "verification per iteration: the target's pass over K + 1 tokens, and the verdict",
         "ms",
     )
@@ -31,7 +31,9 @@ class CostFigures(Group):
     target_step_ms: MaybeFloat = pooled(
         "mean", "one forward pass of the target over one token, and the draw of the next", "ms"
     )
-    iteration_ms: MaybeFloat = pooled("mean", "a whole iteration in the timed run", "ms")
+    iteration_ms: MaybeFloat = pooled(
+        Ratio(over="num_iterations"), "a whole iteration in the timed run", "ms"
+    )
     step_bytes: MaybeInt = pooled(
         "mean", "weights and cache that a step of the target reads", "bytes"
     )

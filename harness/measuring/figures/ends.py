@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from harness.measuring.figures.measured import Group, MeasuredArm, MeasuredRun
-from harness.results.row import pooled
+from harness.results.row import Ratio, pooled
 from harness.results.schema import MaybeFloat
 
 
@@ -15,7 +15,8 @@ class EndFigures(Group):
     """How much of an arm's texts comes after their ends."""
 
     share_after_end: MaybeFloat = pooled(
-        "mean", "share of the tokens that came after the end of their text, with `ignore_eos`"
+        Ratio(over="num_tokens"),
+        "share of the tokens that came after the end of their text, with `ignore_eos`",
     )
 
     @classmethod

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from harness.config.amounts import counted
 from harness.measuring.figures.measured import Group, MeasuredArm, MeasuredRun
-from harness.results.row import pooled, setting
+from harness.results.row import Ratio, pooled, setting
 from harness.results.rows.prompts import share_prompts
 from harness.results.schema import MaybeBool, MaybeFloat, MaybeText, WithSpeedup
 from harness.results.statistics.interval import CONFIDENCE, Interval
@@ -32,7 +32,7 @@ class SpeedupFigures(Group, WithSpeedup):
         " its intervals have a level of 97 %",
     )
     decode_speedup: Interval | None = pooled(
-        "mean",
+        Ratio(over="ms_per_token_after_first"),
         "`speedup` without the time until the first tokens: the longer the answers, the closer is `speedup` to it",
     )
     visible_difference: MaybeFloat = pooled(
@@ -44,14 +44,14 @@ class SpeedupFigures(Group, WithSpeedup):
         "one or two units with most of the speed-up's variance, in words",
     )
     drift: Interval | None = pooled(
-        "mean",
+        "geometric mean",
         "speed-up in the second half of the run over that in the first",
     )
     drifted: MaybeBool = pooled(
         "mean", "whether that is significant and above 2 %; of several runs, in most of them"
     )
     regular_against_itself: Interval | None = pooled(
-        "mean",
+        "geometric mean",
         "the regular arm's time per token where its turn came first over where it came second: 1 but for noise",
     )
     interleaved: MaybeBool = pooled(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from harness.measuring.figures.acceptance import reported_acceptance
 from harness.measuring.figures.machine import QUIET
 from harness.measuring.figures.measured import Group, MeasuredArm, MeasuredRun
-from harness.results.row import pooled
+from harness.results.row import Ratio, pooled
 from harness.results.schema import MaybeBool, MaybeFloat, MaybeInt
 
 # Of a normal distribution, at a level of 1 %.
@@ -43,7 +43,7 @@ class RequestFigures(Group):
     )
     inter_token_latency_p99_ms: MaybeFloat = pooled("mean", "99th percentile of the same", "ms")
     tokens_per_arrival: MaybeFloat = pooled(
-        "mean",
+        Ratio(of="num_tokens"),
         "tokens that arrived together, on average: above 1 the server sends bursts",
         "tokens",
     )
@@ -53,12 +53,12 @@ class RequestFigures(Group):
         " unknown",
     )
     mean_in_flight: MaybeFloat = pooled(
-        "mean",
+        Ratio(over="seconds"),
         "requests in flight, on average over a lap; those that only keep up the load count as well",
         "requests",
     )
     offered_rate: MaybeFloat = pooled(
-        "mean",
+        Ratio(of="num_prompts"),
         "requests per second that were sent, as the random times for `engine.rate` came out",
         "requests/s",
     )
@@ -67,7 +67,7 @@ class RequestFigures(Group):
         "whether the server answered fewer requests than `engine.rate` sends, at a level of 1 %: the queue grew",
     )
     requests_per_second: MaybeFloat = pooled(
-        "mean",
+        Ratio(of="num_prompts"),
         "answered requests over total time, without the share of those that only kept up the load",
         "requests/s",
     )

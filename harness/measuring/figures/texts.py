@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from harness.config.amounts import length_in_common
 from harness.engines.text_tokenizer import TextTokenizer
 from harness.measuring.figures.measured import Group, MeasuredArm, MeasuredRun
-from harness.results.row import pooled
+from harness.results.row import Ratio, pooled
 from harness.results.schema import MaybeFloat, MaybeInt
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class TextFigures(Group):
         "greedy texts that part from the regular arm's; turns after such a text are in neither number",
     )
     tokens_per_difference: MaybeFloat = pooled(
-        "mean",
+        Ratio(of="num_tokens"),
         "of servers: greedy tokens per difference from the regular arm's text that rounding does not explain",
         "tokens",
     )
