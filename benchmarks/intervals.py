@@ -2,8 +2,9 @@
 
     python benchmarks/intervals.py [--repetitions 1000]
 
-Each line is a world, each column a number of prompts. Speed-ups: noise, prompts unlike each other, drift, stalls, and
-answers of unequal length that are accepted more or less often the longer they are. Tokens per iteration: iterations are
+Each line is a world, each column a number of prompts; runs of too few effective prompts have no interval, and do not
+count. Speed-ups: noise, prompts unlike each other, drift, stalls of both arms and of one, and answers of unequal length
+that are accepted more or less often the longer they are. Tokens per iteration: iterations are
 drawn, of answers of one length and of answers that end by themselves. `repeats=`: over runs and prompts. `precision=`:
 of runs that stopped by themselves. Then what comparisons of two measurements find, and how many tables of equal
 alternatives have a difference. Needs no model.
@@ -20,6 +21,7 @@ from multiprocessing.pool import Pool as ProcessPool
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import norm as normal
 
 from harness.results.judging.change import Figure, judged_change
 from harness.results.statistics.comparisons import compare
@@ -30,7 +32,7 @@ from harness.results.statistics.runs import ratio_over_runs
 from harness.results.statistics.stopping import CONFIDENCE_OF_LOOKS, is_precise, looks
 
 Floats = NDArray[np.float64]
-# Times of both arms, [2, num_prompts], or tokens and iterations.
+# Times of both arms, [2, num_prompts], or tokens and iterations; of answers of unequal length these, too.
 Draw = Callable[[np.random.Generator, int], Floats]
 
 # Whether each of so many simulated measurements, of so many prompts, is as it is to be.
@@ -52,18 +54,45 @@ def drifting(rng: np.random.Generator, size: int) -> Floats:
     return noisy(rng, size, noise=0.05) * np.linspace(1, 1.3, size)
 
 
-def stalling(rng: np.random.Generator, size: int, *, share: float, factor: float) -> Floats:
-    """Answers of both arms that take many times as long now and then."""
-    return noisy(rng, size, noise=0.02) * np.where(rng.random((2, size)) < share, factor, 1)
+def stalling(
+    rng: np.random.Generator, size: int, *, share: float, factor: float, num_arms: int = 2
+) -> Floats:
+    """Answers that take many times as long now and then, in both arms or in the regular one alone."""
+    stalls = rng.random((2, size)) < share
+    stalls[num_arms:] = False
+    return noisy(rng, size, noise=0.02) * np.where(stalls, factor, 1)
 
 
-def unequal(rng: np.random.Generator, size: int, *, spread: float, correlation: float) -> Floats:
-    """Lengths are log-normal, and long answers gain more; a prompt's own speed-up varies by 25 %."""
-    length, rest = rng.normal(size=(2, size))
-    own = correlation * length + math.sqrt(1 - correlation**2) * rest
-    return noisy(rng, size, noise=0.05) * np.exp(
-        [spread * length, spread * length - 0.25 * own - math.log(2)]
-    )
+def unequal(
+    rng: np.random.Generator,
+    size: int,
+    *,
+    correlation: float,
+    spread: float = 0.0,
+    length_of: Callable[[Floats], Floats] | None = None,
+) -> Floats:
+    """Long answers gain more, or less; a prompt's own speed-up varies by 25 %.
+
+    Args:
+        correlation: of the logarithm of the gain with the score.
+        spread: of the logarithms of log-normal lengths.
+        length_of: the lengths of answers with these normal scores, where they are others.
+    """
+    score, rest = rng.normal(size=(2, size))
+    lengths = np.exp(spread * score) if length_of is None else length_of(score)
+    own = correlation * score + math.sqrt(1 - correlation**2) * rest
+    regular, speculative = lengths * noisy(rng, size, noise=0.05)
+    return np.stack([regular, speculative * np.exp(-0.25 * own) / 2, lengths])
+
+
+def short_and_long(score: Floats) -> Floats:
+    """Seven answers in ten of 20 tokens, three of 400."""
+    return np.where(score < 0.5244, 20.0, 400.0)
+
+
+def heavy_tailed(score: Floats) -> Floats:
+    """Pareto's lengths with an exponent of 1.5, up to 100 times the shortest."""
+    return np.asarray(np.minimum((1 - normal.cdf(score)) ** (-1 / 1.5), 100.0))
 
 
 def iterations(
@@ -89,11 +118,22 @@ WORLDS: dict[str, Draw] = {
     "drift of 30 %": drifting,
     "1 of 20 stalls, 4 times": partial(stalling, share=0.05, factor=4),
     "1 of 10 stalls, 11 times": partial(stalling, share=0.1, factor=11),
+    "1 of 20 stalls, 5 times, in the regular arm alone": partial(
+        stalling, share=0.05, factor=5, num_arms=1
+    ),
     **{
         f"lengths {spread}, correlation {correlation}": partial(
             unequal, spread=spread, correlation=correlation
         )
-        for spread, correlation in ((0.5, 0.5), (0.8, 0.0), (0.8, 0.5), (0.8, 0.8), (0.8, -0.5))
+        for spread in (0.5, 0.8)
+        for correlation in (-0.8, -0.5, 0.0, 0.5, 0.8)
+    },
+    **{
+        f"lengths {name}, correlation {correlation}": partial(
+            unequal, length_of=length_of, correlation=correlation
+        )
+        for name, length_of in (("20 or 400", short_and_long), ("of Pareto", heavy_tailed))
+        for correlation in (-0.8, -0.5, 0.5, 0.8)
     },
     **{
         f"tokens per iteration, log-odds {spread}{', own ends' if ends else ''}": partial(
@@ -108,11 +148,14 @@ WORLDS: dict[str, Draw] = {
 def held(draw: Draw, num_repetitions: int, num_prompts: int) -> Iterator[bool]:
     """Whether the interval of each simulated run holds the ratio of the long run."""
     rng = np.random.default_rng(num_prompts)
-    tops, bottoms = draw(np.random.default_rng(99), MANY)
+    tops, bottoms, *_ = draw(np.random.default_rng(99), MANY)
     truth = tops.sum() / bottoms.sum()
     for _ in range(num_repetitions):
-        top, bottom = draw(rng, num_prompts)
-        yield holds(ratio_of_totals([top], [bottom]), truth)
+        top, bottom, *unequal_lengths = draw(rng, num_prompts)
+        lengths = unequal_lengths[0] if unequal_lengths else None
+        interval = ratio_of_totals([top], [bottom], lengths=lengths)
+        if interval.has_bounds:
+            yield holds(interval, truth)
 
 
 def held_over_runs(
@@ -121,10 +164,10 @@ def held_over_runs(
     """The same over runs, which differ by a share of their times; what is left differs by 2 %."""
     rng = np.random.default_rng(num_prompts)
     draw = partial(unequal, spread=lengths, correlation=0.6)
-    tops, bottoms = draw(np.random.default_rng(99), MANY)
+    tops, bottoms, _ = draw(np.random.default_rng(99), MANY)
     truth = tops.sum() / bottoms.sum()
     for _ in range(num_repetitions):
-        top, bottom = draw(rng, num_prompts)
+        top, bottom, _ = draw(rng, num_prompts)
         rest = rng.normal(0, 0.02, (num_runs, num_prompts)) + rng.normal(0, runs, (num_runs, 1))
         yield holds(
             ratio_over_runs(top * np.exp(rest), np.tile(bottom, (num_runs, 1))).interval(), truth
@@ -135,10 +178,10 @@ def held_when_precise(lengths: float, num_repetitions: int, precision: float) ->
     """The same of runs that stop when they are this precise, at the latest after 1,000 prompts."""
     rng = np.random.default_rng(0)
     draw = partial(unequal, spread=lengths, correlation=0.6)
-    tops, bottoms = draw(np.random.default_rng(99), MANY)
+    tops, bottoms, _ = draw(np.random.default_rng(99), MANY)
     truth = tops.sum() / bottoms.sum()
     for _ in range(num_repetitions):
-        top, bottom = draw(rng, 1000)
+        top, bottom, _ = draw(rng, 1000)
         for size in looks(1000):
             arms = [top[:size]], [bottom[:size]]
             interval = ratio_of_totals(*arms, confidence=CONFIDENCE_OF_LOOKS)

@@ -21,7 +21,7 @@ from harness.results.prompt_times import common_times, waits_of_both_arms
 from harness.results.row import Pooling, Ratio
 from harness.results.rows.prompts import read_prompts
 from harness.results.runs import Run, each_once
-from harness.results.statistics.interval import Coverage, Interval
+from harness.results.statistics.interval import FEWEST_EFFECTIVE, Coverage, Interval
 from harness.results.statistics.runs import ratio_over_runs
 from harness.results.verdict import AnyRow, judged
 
@@ -194,6 +194,9 @@ def _speedup(runs: Sequence[Sequence[AnyRow]]) -> dict[str, Any]:
         same_texts=coverage is not None and coverage.same_texts,
         # With each run the seed changes, so that what is drawn varies between runs too.
         own_seeds=bool(last.temperature),
+        num_effective=None if coverage is None else coverage.num_effective,
     )
     speedup = dataclasses.replace(estimate.interval(), covers=covers)
+    if (covers.num_effective or FEWEST_EFFECTIVE) < FEWEST_EFFECTIVE:
+        speedup = Interval(speedup.estimate, covers=covers)
     return {"speedup": speedup, "visible_difference": estimate.visible_difference}

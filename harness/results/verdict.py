@@ -188,6 +188,10 @@ def why_no_interval(row: ComparedRow) -> str:
     unit = "batch" if (row.batch_size or 1) > 1 else "prompt"
     if coverage is not None:
         unit = coverage.unit
+        if coverage.num_effective and coverage.num_units >= FEWEST_FOR_INTERVAL:
+            return f"no interval from {coverage}: the others' answers are much shorter"
+    if row.speedup is not None and row.speedup.has_bounds:
+        return "no interval: its ends are a million times apart"
     if unit == "block":
         return "no interval from one block; engine.blocks=4 has one"
     return f"no interval from fewer than {counted(FEWEST_FOR_INTERVAL, unit)}"
@@ -458,7 +462,8 @@ def _at_once(speedup: Interval, family: int, row: ComparedRow) -> Interval:
     coverage = Coverage.of(row.speedup)
     num_units = getattr(row, "num_prompts", None) or 0
     if coverage is not None:
-        num_units = min(coverage.num_units, coverage.num_runs or coverage.num_units)
+        num_units = coverage.num_effective or coverage.num_units
+        num_units = min(num_units, coverage.num_runs or num_units)
     # Of a run that stopped by itself; an interval over several runs has the usual level.
     is_looked_at = getattr(row, "stopped_by", None) is not None
     over_runs = coverage is not None and coverage.num_runs is not None

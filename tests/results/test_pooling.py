@@ -91,6 +91,13 @@ def test_runs_that_failed_are_left_out(tmp_path: Path) -> None:
     assert pooled_rows([good[0], bad]) == []
 
 
+def test_a_few_long_answers_have_no_interval_over_runs_either(tmp_path: Path) -> None:
+    few = {"num_units": NUM_PROMPTS, "unit": "prompt", "num_effective": 2}
+    runs = [measured(tmp_path, number, 1.0, speedup_covers=few) for number in (1, 2)]
+    speedup = pooled_rows(runs)[-1].speedup
+    assert (speedup.has_bounds, speedup.covers.num_effective) == (False, 2)
+
+
 def test_without_the_prompts_there_is_no_interval(tmp_path: Path) -> None:
     runs = [measured(tmp_path, number, 1.0) for number in (1, 2)]
     (tmp_path / "2" / "latency_prompts.csv").unlink()

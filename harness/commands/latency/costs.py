@@ -129,15 +129,17 @@ def iteration_line(runs: Sequence[Run[LatencyRow]]) -> str | None:
     costs = f"{_ms(fixed)} + {_ms(slope)} per draft token{unit}"
     share = slope.estimate / step_ms.estimate
     follows = f"a draft token costs {percent(share)} of a regular step"
-    speedups = [run.last.speedup.estimate for run in runs if run.last.speedup is not None]
-    if speedups:
+    highest = max(map(_decode_gain, runs))
+    if highest:
         # One more token adds its chance to the yield of an iteration, and its share to the steps.
-        highest = max(speedups)
         least = percent(min(1.0, share * highest))
-        follows += (
-            f": at {highest:.2f}× one more gains only if over {least} of iterations accept it"
-        )
+        follows += f": at a decode-only {highest:.2f}× one more gains only if over {least} of iterations accept it"
     return f"An iteration takes {costs}; {step}: {follows}."
+
+
+def _decode_gain(run: Run[LatencyRow]) -> float:
+    """Tokens of an iteration over its steps; 0 where one of them is unknown."""
+    return (run.last.tokens_per_iteration or 0.0) * (share_of_iteration(run) or 0.0)
 
 
 def _ms(time: Interval) -> str:

@@ -74,7 +74,10 @@ def _better_interval(row: LatencyRow) -> NextStep | None:
         if coverage.unit == "prompt" and prompts_per_unit > 1:
             # They were asked more than once.
             return NextStep(f"{aim} needs {FEWEST_FOR_INTERVAL} different prompts", "prompts=FILE")
-        return NextStep(aim, f"num_prompts={FEWEST_FOR_INTERVAL * prompts_per_unit}")
+        num_units = FEWEST_FOR_INTERVAL
+        if coverage.num_effective:
+            num_units = math.ceil(num_units * coverage.num_units / coverage.num_effective)
+        return NextStep(aim, f"num_prompts={num_units * prompts_per_unit}")
     difference = abs(math.log(verdict.interval.estimate))
     are_equal = row.has_one_server or row.has_same_command or difference < _LEAST_DIFFERENCE
     if are_equal or not row.visible_difference:

@@ -84,7 +84,9 @@ class SpeedupFigures(Group, WithSpeedup):
             speedup=speedup,
             stopped_by=run.stopped_by,
             decode_speedup=decode_times.speedup(run.confidence),
-            visible_difference=ratio_estimate(*times.arms, times.unit).visible_difference,
+            visible_difference=ratio_estimate(
+                *times.arms, times.unit, times.lengths
+            ).visible_difference,
             rare_units=times.rare_in_words(),
             drift=change,
             drifted=drift_matters(change),
@@ -147,7 +149,7 @@ class PairedTimes(NamedTuple):
         """The ratio of both arms' total times, with an interval over units."""
         from harness.results.statistics.ratios import ratio_of_totals
 
-        return ratio_of_totals(*self.arms, self.unit, confidence)
+        return ratio_of_totals(*self.arms, self.unit, confidence, self.lengths)
 
     def rare_in_words(self) -> str | None:
         """`1 of 8 prompts took 5.1 times as long as the others in the regular arm`; None where none hold most of the

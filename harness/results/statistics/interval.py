@@ -20,6 +20,9 @@ NAN = float("nan")
 FEWEST_FOR_INTERVAL = 8
 # Student's t over blocks, which are several starts of each arm, needs no more than their variance.
 FEWEST_BLOCKS = 2
+# Of units of unequal length those that count, (Σn)²/Σn²: over fewer, one or two long answers decide, and their interval
+# holds the ratio in 63 to 93 % of the runs (`benchmarks/intervals.py`).
+FEWEST_EFFECTIVE = 4
 # Of every interval that is shown.
 CONFIDENCE = 0.95
 
@@ -42,6 +45,7 @@ class Coverage:
         num_runs: None for one run.
         num_runs_after: of the other side, where runs before and after a change are compared.
         own_seeds: whether each run has another seed.
+        num_effective: units of equal length that would vary as these do; None where that is half of them or more.
         num_differences: between identical runs, whose noise the interval includes; None where it does not.
     """
 
@@ -51,12 +55,15 @@ class Coverage:
     num_runs: int | None = None
     num_runs_after: int | None = None
     own_seeds: bool = False
+    num_effective: int | None = None
     num_differences: int | None = None
 
     def __str__(self) -> str:
         text = counted(self.num_units, self.unit)
         if self.same_texts:
             text += " of the same texts"
+        if self.num_effective is not None:
+            text += f" (of which {self.num_effective} count)"
         if self.num_runs_after is not None:
             text += f" and {self.num_runs} + {self.num_runs_after} runs"
         elif self.num_runs is not None:

@@ -88,6 +88,26 @@ def test_an_interval_is_found_over_all_subsets() -> None:
     assert every[0] == pytest.approx(every[1], rel=0.02)
 
 
+def test_a_few_long_answers_have_no_interval() -> None:
+    """(Σn)²/Σn² of 12 answers of 10 tokens and 3 of 400 is 3.6; of 15 equal ones 15, whatever they took."""
+    rng = np.random.default_rng(0)
+    tops, bottoms = rng.gamma(1, 1, (2, 1, 15))
+
+    def found(*lengths: float) -> Interval:
+        return ratio_of_totals(tops, bottoms, lengths=np.array(lengths))
+
+    few = found(*[10] * 13, 400, 400)
+    assert (few.has_bounds, str(few.covers)) == (False, "15 prompts (of which 3 count)")
+    enough = found(*[10] * 12, 400, 400, 400)
+    assert (enough.has_bounds, str(enough.covers)) == (True, "15 prompts (of which 4 count)")
+    for equal in (
+        found(*[64] * 15),
+        ratio_of_totals(tops[:, :8], bottoms[:, :8], lengths=np.ones(8)),
+    ):
+        assert equal.has_bounds
+        assert "count" not in str(equal.covers)
+
+
 def test_a_ratio_of_two_ratios_is_one_of_products() -> None:
     """Units of which each factor varies alone have the sum of its variances."""
     rng = np.random.default_rng(0)
