@@ -13,7 +13,6 @@ from typing import Any
 from harness.config.acceptance_rules import PARAMETERS, RULES, changed_parameters
 from harness.config.amounts import counted
 from harness.config.command_line import Words
-from harness.config.errors import as_typed
 from harness.config.model_names import SECOND_COMMAND
 from harness.config.settings import DecodingSettings
 from harness.config.synonyms import SYNONYMS
@@ -50,65 +49,46 @@ def typed_again(
         leaving_out: names of settings that the other command lacks.
     """
     words = Words.noted()
-    changing = shlex.split(changes)
-    changed = filter(None, map(_setting_in, changing))
-    kept = _without({"details", *leaving_out, *changed}, words.typed)
-    if command:
-        kept = [command, *kept[1:]]
-        if not any("," in word and "[" not in word for word in kept):
-            # Nothing varies any more.
-            kept = [word for word in kept if word not in ("-m", "--multirun")]
-    again = str(Words([*kept, *changing], words.servers))
+    again = str(_with_changes(words, changes, command, leaving_out))
     is_job = not is_sweep and not {"-m", "--multirun"}.isdisjoint(words.typed)
     if not command and (is_job or len(again) > _LONGEST_COMMAND):
         return f"the same with {changes}"
     return again
 
 
-def latency_of(row: RunRow, *settings: str) -> str:
-    """The command that measures the pair of a row with these settings: `harness latency model=13B K=8`.
-
-    A server's command, which has {K}, is not in the row. Simulated runs have no names of models.
-    """
-    pair = [f"engine={row.engine}", f"model={row.model}", f"draft={row.draft or 'none'}"]
-    if row.engine in (None, "server"):
-        return shlex.join(["harness", "latency", *settings, "--", "YOUR_SERVER_COMMAND"])
-    if row.engine == "simulated":
-        del pair[1:]
-    return shlex.join(["harness", "latency", *pair, *settings])
+def latency_again(line: str, changes: str) -> str:
+    """The line that was typed for a run of `latency`, with other settings, and a directory of its own."""
+    return str(_with_changes(Words.parse(line), changes, "latency", ("dir",)))
 
 
-def asked_settings(row: RunRow) -> list[str]:
-    """The settings of a run of `latency` that are not the defaults, as they are typed."""
-    defaults = {"batch_size": 1, **vars(DecodingSettings())}
-    asked = {name: getattr(row, name, None) for name in _ASKED} | (row.settings or {})
-    if row.is_elsewhere:
-        # Its command has K.
-        del asked["num_draft_tokens"]
-    return [
-        f"{name}={as_typed(value)}"
-        for name, value in asked.items()
-        if value is not None and value != defaults.get(name)
-    ]
-
-
-def _without(settings: Collection[str], typed: Sequence[str]) -> list[str]:
-    """The typed words without these settings: no `K=8` with `num_draft_tokens` among them."""
+def _with_changes(words: Words, changes: str, command: str, leaving_out: Collection[str]) -> Words:
+    changing = shlex.split(changes)
+    replaced = ["details", *leaving_out, *map(_setting_in, changing)]
     kept = []
-    for word in typed:
-        # With `draft=lookup` the settings of another draft go, too.
-        group = word.lstrip("+~").partition(".")[0]
-        if _setting_in(word) not in settings and group not in settings:
+    for word in words.typed:
+        name = _setting_in(word)
+        if not any(_is_replaced(name, by) for by in replaced):
             kept.append(word)
-    return kept
+    if command:
+        kept = [command, *kept[1:]]
+        if not any("," in word and "[" not in word for word in kept):
+            # Nothing varies any more.
+            kept = [word for word in kept if word not in ("-m", "--multirun")]
+    return Words([*kept, *changing], words.servers)
 
 
-def _setting_in(word: str) -> str | None:
-    """The last part of the name of the setting in a word that was typed; None for a word without one."""
-    if "=" not in word:
-        return None
-    name = word.lstrip("+~").partition("=")[0].rpartition(".")[2]
-    return SYNONYMS.get(name, name)
+def _setting_in(word: str) -> str:
+    """The name of the setting in a word that was typed: `decoding.num_draft_tokens` of `decoding.K=4`."""
+    group, dot, name = word.lstrip("+~").partition("=")[0].rpartition(".")
+    return f"{group}{dot}{SYNONYMS.get(name, name)}"
+
+
+def _is_replaced(name: str, by: str) -> bool:
+    """Whether a setting goes where another one is typed: `decoding.num_draft_tokens` with `num_draft_tokens` and the
+    reverse, and `draft.max_ngram` with `draft`.
+    """
+    last = name.rpartition(".")[2]
+    return by in (name, last, name.partition(".")[0]) or name == by.rpartition(".")[2]
 
 
 def device_of(row: RunRow) -> str:
@@ -359,11 +339,6 @@ _LINE = [
     "engine",
     "runner",
 ]
-# Settings that runs are repeated with.
-_ASKED = (
-    *("prompts", "num_prompts", "max_new_tokens", "batch_size", "num_draft_tokens"),
-    *("temperature", "top_k", "top_p", "rule", *PARAMETERS),
-)
 # Settings that readers look at first among many runs; K has a column of its own in their tables.
 FIRST_SETTINGS = [name for name in [*_LINE, "devices", "fault"] if name != "num_draft_tokens"]
 # Columns with a directory or a hub repository.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from harness.config.command_line import Words
 from harness.reporting import words
 from harness.results.runs import Run
 from in_process import QUICKEST_PAIR, Harness
-from next_steps import NextStep, accepted, all_accepted, collected
+from next_steps import accepted, all_accepted, collected
 from pages import short
 from report_files import eval_run, latency_run, over
 
@@ -31,12 +32,6 @@ FIGURES: dict[str, Any] = {
 UNSURE = {"speedup": 1.02, "speedup_low": 0.99, "speedup_high": 1.05}
 SLOWER = {"speedup": 0.8, "speedup_low": 0.7, "speedup_high": 0.9}
 NO_BOUNDS = {"speedup_low": None, "speedup_high": None}
-
-
-@pytest.fixture(autouse=True)
-def whole_commands(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A long command is not shortened to `the same with K=8`."""
-    monkeypatch.setattr(words, "_LONGEST_COMMAND", 10**6)
 
 
 @pytest.mark.parametrize(
@@ -105,14 +100,54 @@ def test_the_next_command_of_a_prediction_measures_the_same_pair(harness: Harnes
     assert settings.decoding.num_draft_tokens == {4: 4, 8: 16}[k]
 
 
-def test_the_command_of_a_row_measures_its_pair() -> None:
-    [*_, row] = latency_run(engine="local", model="13B", draft="./my head")
-    settings = accepted(NextStep("", command=words.latency_of(row, "K=8", "batch_size=2")))
-    assert (settings.model.name, settings.draft.name) == ("13B", "./my head")
-    assert (settings.decoding.num_draft_tokens, settings.batch_size) == (8, 2)
-    served = dataclasses.replace(row, engine="server")
-    command = words.latency_of(served, "K=8", "repeats=5")
-    assert command == "harness latency K=8 repeats=5 -- YOUR_SERVER_COMMAND"
+def test_a_prediction_is_measured_as_its_costs_were(harness: Harness) -> None:
+    """With the same prompts, lengths and engine; a table that somebody else measured names none."""
+    jumps = ["engine.jumps={7: 15}", "num_prompts=8", "tokens=100", "T=0"]
+    harness("latency", "-m", "engine=simulated", *jumps, "K=2,4,6", "results.file=sweep.csv")
+    with collected() as steps:
+        harness("plan", "costs=sweep.csv", "acceptance=0.9")
+    assert shlex.split(steps[0].command)[2:] == [
+        "engine=simulated", *jumps, "results.file=sweep.csv", "K=4"
+    ]  # fmt: skip
+    all_accepted(steps)
+    Path("table.csv").write_text("k,in_flight,ms\n0,1,20\n4,1,30\n")
+    with collected() as steps:
+        harness("plan", "costs=table.csv", "acceptance=0.9")
+    assert steps[0].command == "harness latency K=4 -- YOUR_SERVER_COMMAND"
+    all_accepted(steps)
+    shutil.rmtree("multirun")
+    with collected() as steps:
+        harness("plan", "costs=sweep.csv", "acceptance=0.9")
+    assert steps[0].command.endswith("type its command with K=4")
+
+
+def test_more_runs_of_both_sides_stay_apart(harness: Harness) -> None:
+    planted = ["engine=simulated", "resume=false", "num_prompts=8", "engine.start_noise=0.05"]
+    for side, K in (("before", "K=4"), ("after", "decoding.K=4")):
+        harness("latency", *planted, K, "repeats=2")
+        Path("results/latency.csv").rename(f"{side}.csv")
+    with collected() as steps:
+        harness("regress", "before.csv", "after.csv", code=3)
+    typed = ["harness", "latency", *planted]
+    assert [shlex.split(line) for line in steps[0].command.splitlines()] == [
+        [*typed, "K=4", "repeats=5", "results.file=before.csv"],
+        [*typed, "decoding.K=4", "repeats=5", "results.file=after.csv"],
+    ]
+    all_accepted(steps)
+
+
+@pytest.mark.parametrize(
+    ("line", "changes", "again"),
+    [
+        # Of two settings with one last name only the one that is typed goes.
+        ("prompts.file=a.jsonl results.file=b.csv", "results.file=c.csv", "prompts.file=a.jsonl results.file=c.csv"),
+        ("-m draft=a draft.b=2 K=2,4", "decoding.num_draft_tokens=8", "draft=a draft.b=2 decoding.num_draft_tokens=8"),
+        ("draft.max_ngram=2 hydra.run.dir=x details=true", "draft=suffix", "draft=suffix"),
+        ("K=2 -- llama-server -m 'my model' {K}", "K=8", "K=8 -- llama-server -m 'my model' '{K}'"),
+    ],
+)  # fmt: skip
+def test_a_command_is_typed_again_with_changes(line: str, changes: str, again: str) -> None:
+    assert words.latency_again(f"harness latency {line}", changes) == f"harness latency {again}"
 
 
 def test_the_steps_of_runs_are_accepted_and_one_runs(harness: Harness) -> None:

@@ -7,7 +7,6 @@ against their planted truth.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ from syrupy.assertion import SnapshotAssertion
 
 import harness
 from in_process import Harness
-from next_steps import all_accepted, collected
 
 PLANTED = ["engine=simulated", "resume=false"]
 RUNS = {
@@ -60,13 +58,6 @@ def steady(text: str) -> str:
     for pattern, word in _VOLATILE:
         text = pattern.sub(word, text)
     return "\n".join(line.rstrip() for line in text.splitlines())
-
-
-@pytest.fixture(autouse=True)
-def every_next_command_can_be_typed() -> Iterator[None]:
-    with collected() as steps:
-        yield
-    all_accepted(steps)
 
 
 @pytest.mark.parametrize("run", RUNS)

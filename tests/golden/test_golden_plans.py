@@ -71,15 +71,17 @@ PLANS: dict[str, list[dict[str, Any]]] = {
     "fits nowhere": [TOO_LARGE | {"instead": None, "reserve_bytes": 0, "needed_bytes": None}],
     "more GPUs": [TOO_LARGE | {"instead": [MORE_GPUS]}],
     "over K and batches": [PREDICTED, PREDICTED | {"num_draft_tokens": 2}, {"batch_size": 8}],
-    "over pairs": [{"bandwidths": RATES}, ALONE | {"model": "1B", "highest_speedup": 9.0}, TOO_LARGE, FAILED],
+    "over pairs": [{"bandwidths": RATES}, ALONE | {"model": "13B", "highest_speedup": 9.0}, TOO_LARGE, FAILED],
     "over machines": [{"needed_bytes": None}, {"devices": "H100", "settings": {"gpus": 1}}],
-    "none fits": [TOO_LARGE, TOO_LARGE | {"model": "1B", "instead": None}],
+    "none fits": [TOO_LARGE, TOO_LARGE | {"model": "13B", "instead": None}],
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", PLANS)
 def test_plans(snapshot: SnapshotAssertion, case: str) -> None:
-    Words.divide(["plan", "model=30B", "draft=7B", "T=0", "batch_size=4", "gpus=2"]).note()
+    Words.divide(
+        ["plan", "model=30B", "draft=7B", "T=0", "batch_size=4", "gpus=2", "gpu_memory=40GB"]
+    ).note()
     rows = [PlanRow(**ROW | changes) for changes in PLANS[case]]
     page = plan_page(rows)
     text = full(page, 80 if len(rows) == 1 else 110)

@@ -214,9 +214,15 @@ LATENCIES: dict[str, tuple[Changes, Changes]] = {
 }  # fmt: skip
 
 
+ADDRESS = ["url=http://a/v1"]
+TYPED = {
+    "a server alone": ADDRESS, "a server alone of others": ADDRESS, "blocks without an interval": ["engine=simulated"],
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("case", LATENCIES)
 def test_a_latency(snapshot: SnapshotAssertion, case: str) -> None:
-    Words.divide(["latency"]).note()
+    Words.divide(["latency", *TYPED.get(case, ())]).note()
     both, regular_columns = LATENCIES[case]
     regular, speculative = latency_run(run="20261120T100000.000001-abcdef")
     first = regular.from_values(regular.values() | both | {"speedup": None} | regular_columns)
@@ -291,7 +297,7 @@ KERNELS = {
 }
 LOSS = {"verdict": "lossy", "p_value": 0.0, "num_draws_until": 712}
 UNSEEN = SAMPLED | {"visible_shift": None}
-WEAK = {"verdict": "undecided", "power": 0.4, "num_draws_needed": 120}
+WEAK = {"verdict": "undecided", "power": 0.4, "num_draws_needed": 12000}
 KIND = {
     "check": "kind",
     "sampling": "top_k=5",
@@ -366,7 +372,7 @@ ACCEPTANCES: dict[str, list[Changes]] = {
     "impossible texts": [UNLIKELY | {"impossible_share": 0.0051}],
     "likely without their own": [UNLIKELY | {"own_log_probability": None}],
     "each health": [UNLIKELY | {"by_k": HEALTHS}],
-    "several": [COSTS, COSTS | {"draft": "b", "best": 5.0}, UNLIKELY | {"model": "30B", "text_source": "own"}],
+    "several": [COSTS, COSTS | {"draft": "7B", "best": 5.0}, UNLIKELY | {"model": "30B", "text_source": "own"}],
     "of one name": [COSTS | {"draft": "./a/step_100"}, COSTS | {"draft": "./b/step_100", "best": 1.7}],
 }  # fmt: skip
 

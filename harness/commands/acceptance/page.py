@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -61,7 +62,7 @@ def acceptance_page(runs: Sequence[Run[AcceptanceRow]]) -> Page | None:
     changes = f"K={best.num_draft_tokens}"
     if len(named) > 1:
         page = _page_of_drafts(by_target, judged)
-        changes = f"model={best.model} draft={best.draft} {changes}"
+        changes = shlex.join([f"model={best.model}", f"draft={best.draft}", changes])
     drafts = [draft for target_drafts in by_target for draft in target_drafts]
     doubts = dict.fromkeys(filter(None, (off_policy(draft.row) for draft in drafts)))
     # Of an engine elsewhere `latency` needs both servers.

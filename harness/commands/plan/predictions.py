@@ -14,7 +14,7 @@ from harness.config.amounts import percent
 from harness.config.errors import SettingError
 from harness.reporting.page import NextStep, Page, heading, title_of_many
 from harness.reporting.table import Column, Line, Style, Table, number, times, with_bounds
-from harness.reporting.words import latency_of
+from harness.reporting.words import latency_again
 from harness.results.judging.expected import best_k, highest, judged_predictions
 from harness.results.judging.statement import Statement
 from harness.results.price.table import PriceTable
@@ -258,5 +258,14 @@ def _next_step(rows: Sequence[PlanRow]) -> NextStep:
     if len(ks) > 1 and best.num_draft_tokens == largest:
         k = f"K={2 * largest}"
         text = f"try {k}: {largest} is the largest with a price and a yield"
-    load = [f"batch_size={best.batch_size}"] if (best.batch_size or 1) > 1 else []
-    return NextStep(text, command=latency_of(best, k, *load))
+    changes = f"{k} batch_size={best.batch_size}" if (best.batch_size or 1) > 1 else k
+    if best.cost_command is not None:
+        if best.engine == "server" and "{K}" not in best.cost_command:
+            text += ", which the server's command names"
+            changes = changes.removeprefix(k)
+        return NextStep(text, command=latency_again(best.cost_command, changes))
+    if best.engine is None:
+        command = f"harness latency {changes} -- YOUR_SERVER_COMMAND"
+        return NextStep(f"{text}, for {{K}} in the command", command=command)
+    gone = f"{best.cost_source} does not say how it was measured: type its command with {changes}"
+    return NextStep(text, command=gone)

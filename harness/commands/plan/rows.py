@@ -67,6 +67,7 @@ class PlanRow(RunRow):
         "what `acceptance` itself measured of decoding at this load, to be compared with the prediction"
     )
     cost_source: MaybeText = figure("`costs`, where a prediction is from measured costs")
+    cost_command: MaybeText = figure("the command that measured them, as typed")
     acceptance_source: MaybeText = figure("`acceptance` of such a prediction")
     bandwidths: dict[str, float] | None = figure(
         "memory bandwidth by what has it, GB/s, as JSON", "GB/s"

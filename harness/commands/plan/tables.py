@@ -6,6 +6,7 @@ A row is the plan of one pair. Sizes are in bytes, and `devices_bytes` has those
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -123,10 +124,10 @@ def _why(row: PlanRow) -> Iterator[tuple[str, str]]:
 
 
 def _measure(row: PlanRow, num_plans: int) -> NextStep:
-    changes = [f"model={row.model} draft={row.draft or 'none'}"] if num_plans > 1 else []
+    changes = [f"model={row.model}", f"draft={row.draft or 'none'}"] if num_plans > 1 else []
     if row.best_num_draft_tokens is not None:
         changes.append(f"K={row.best_num_draft_tokens}")
-    command = typed_again(" ".join(changes), command="latency", leaving_out=_OWN_SETTINGS)
+    command = typed_again(shlex.join(changes), command="latency", leaving_out=_OWN_SETTINGS)
     return NextStep("measure it", command=command)
 
 

@@ -27,7 +27,8 @@ from harness.config.settings import require
 from harness.reporting.page import NextStep, Page, heading, in_full, in_short
 from harness.reporting.table import Column, Line, Table, share
 from harness.reporting.terminal import WIDE, plain_console, print_document
-from harness.reporting.words import asked_settings, disturbed_runs, latency_of, short_commit
+from harness.reporting.words import disturbed_runs, latency_again, short_commit
+from harness.results.environment import typed_in
 from harness.results.runs import Run, grouped
 from harness.results.schema import NO_VERDICT, RunRow
 
@@ -206,7 +207,7 @@ def page_of_changes(
         doubts,
         [table],
         why,
-        _next_steps(deciding, settings),
+        _next_steps(deciding, settings, [*before, *after]),
         [row.statement for row in compared],
     )
 
@@ -248,17 +249,28 @@ def _changes(compared: Sequence[Compared]) -> str:
     return ", ".join(figures[:_MOST_CHANGES])
 
 
-def _next_steps(compared: Sequence[Compared], settings: RegressSettings) -> list[NextStep]:
+def _next_steps(
+    compared: Sequence[Compared], settings: RegressSettings, runs: Sequence[Run[Any]]
+) -> list[NextStep]:
     unsure = [row for row in compared if row.verdict == "cannot tell"]
     if not unsure or any(row.verdict == "worse" for row in compared):
         report = shlex.join(["harness", "report", settings.before, settings.after])
         return [NextStep("what differs", command=report)]
-    is_latency = compared[0].after.kind == "latency"
-    if is_latency and any(row.needs_runs for row in unsure):
-        row = compared[0].after
-        command = latency_of(row, *asked_settings(row), "repeats=5")
-        return [NextStep("more runs of both", command=command)]
-    return []
+    lacking = [row for row in unsure if row.needs_runs and row.after.kind == "latency"]
+    if not lacking:
+        return []
+    directories = {run.id: run.directory for run in runs}
+    lines = []
+    for row, path in ((lacking[0].before, settings.before), (lacking[0].after, settings.after)):
+        directory = directories[str(row.run)]
+        typed = None if directory is None else typed_in(directory)
+        if typed is None:
+            gone = f"the directory of {row.run} is gone: type its command with repeats=5"
+            return [NextStep("more runs of both", command=gone)]
+        # Each side collects its own.
+        file = f" {shlex.quote(f'results.file={path}')}" if Path(path).is_file() else ""
+        lines.append(latency_again(typed, f"repeats=5{file}"))
+    return [NextStep("more runs of both", command="\n".join(lines))]
 
 
 def _table(compared: Sequence[Compared], notes: Sequence[str]) -> Table:

@@ -41,7 +41,7 @@ class PriceTable:
         lengths: mean tokens of the answers that yields are of, by draft.
         rates: of acceptance by position, the last of which holds for further ones, where yields follow from these.
         measured: speed-ups of decoding by draft, K and rows in flight.
-        origin: columns of the runs that it was made of: model, engine and devices.
+        origin: columns of the runs that it was made of: model, engine and devices, and the command that was typed.
         notes: why runs have no price, and what figures are means of.
     """
 
