@@ -1,10 +1,130 @@
-"""The counters of a server, and how much they grew while it answered."""
+"""Counts of a server: its counters, how much they grew while it answered, and the draft tokens that it counts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Literal
+from typing import Any, Literal
+
+# The most draft tokens of one iteration, those of a tree included. They bound the memory that a hostile server could
+# make us take.
+_MOST_DRAFTED = 1024
+# The most draft tokens that one iteration accepts, where it is not known how many it did.
+MOST_ACCEPTED = 64
+
+
+class ImpossibleCounts(ValueError):
+    """Counts that contradict each other, or the answers that they are about."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftCounts:
+    """Draft tokens by a server's count, over the iterations of an answer or of several. None and empty for what is not
+    known. However a server reports them, its report becomes such a value, which cannot hold what is impossible.
+
+    Args:
+        num_tokens: of the answers.
+        num_answers: of which each may end within an iteration. Servers also count what that accepted behind the end.
+        most_accepted: draft tokens that one iteration accepts, where `accepted_at` is not known.
+
+    Attributes:
+        proposed, accepted: draft tokens.
+        iterations: that drafted something.
+        accepted_at: by position from 0, iterations that accepted the draft token there.
+        steps: (proposed, accepted) of each iteration in order, also of some that drafted nothing.
+
+    Raises:
+        ImpossibleCounts: they contradict each other, or no such answers can have them.
+    """
+
+    accepted: float
+    proposed: float | None = None
+    iterations: float | None = None
+    accepted_at: Sequence[float] = ()
+    steps: Sequence[tuple[int, int]] = ()
+    num_tokens: float = math.inf
+    num_answers: int = 1
+    most_accepted: float = MOST_ACCEPTED
+
+    def __post_init__(self) -> None:
+        for proposed, accepted in [(self.proposed, self.accepted), *self.steps]:
+            if proposed is not None and accepted > proposed:
+                raise ImpossibleCounts(f"{accepted:.0f} accepted of {proposed:.0f} draft tokens")
+        if self.steps:
+            _require_equal("proposed", self.proposed, sum(proposed for proposed, _ in self.steps))
+            _require_equal("accepted", self.accepted, sum(accepted for _, accepted in self.steps))
+        if self.accepted_at:
+            _require_equal("accepted", self.accepted, sum(self.accepted_at))
+        by_steps = Counter(accepted for _, accepted in self.steps)
+        num_left = len(self.steps)
+        before = math.inf if self.iterations is None else self.iterations
+        for position, number in enumerate(self.accepted_at):
+            name = f"iterations that accepted draft token {position + 1}"
+            if number > before:
+                raise ImpossibleCounts(f"{number:.0f} {name}, of {before:.0f}")
+            before = number
+            num_left -= by_steps[position]
+            if self.steps:
+                _require_equal(name, number, num_left)
+        self._check_length()
+
+    def _check_length(self) -> None:
+        """Raise for more iterations, or more draft tokens in these, than the answers have tokens for."""
+        most_accepted = self.most_accepted
+        if self.accepted_at:
+            most_accepted = sum(number > 0 for number in self.accepted_at)
+        elif self.steps:
+            most_accepted = max(accepted for _, accepted in self.steps)
+        least = (self.iterations or 0) + self.accepted - most_accepted * self.num_answers
+        if least > self.num_tokens:
+            tokens = f"answers have {self.num_tokens:.0f}"
+            raise ImpossibleCounts(f"drafts that make {least:.0f} tokens, and the {tokens}")
+        iterations = self.iterations
+        if iterations is None:
+            iterations = self.num_tokens + self.num_answers
+        if (self.proposed or 0) > _MOST_DRAFTED * iterations:
+            of = f"{iterations:.0f} iterations"
+            raise ImpossibleCounts(f"{self.proposed:.0f} draft tokens in {of}")
+
+    @property
+    def histogram(self) -> list[int]:
+        """Iterations that drafted something, by how many tokens they accepted, 0, 1, 2, ...; empty where unknown."""
+        if not self.iterations or (self.accepted and not self.accepted_at):
+            return []
+        at_least = [self.iterations, *self.accepted_at, 0]
+        return [round(here - further) for here, further in itertools.pairwise(at_least)]
+
+    @property
+    def outcomes(self) -> list[tuple[int, int]]:
+        """(proposed, accepted) of each iteration.
+
+        12 draft tokens and the histogram [1, 0, 2] are (4, 0), (4, 2), (4, 2). Empty where iterations drafted different
+        numbers. By chance different numbers may have a whole number as their mean:
+        `measuring.acceptance.iterations_are_known` looks at all answers.
+        """
+        if self.steps or not self.iterations or not self.proposed:
+            return list(self.steps)
+        per_iteration, rest = divmod(round(self.proposed), round(self.iterations))
+        longest = sum(number > 0 for number in self.accepted_at)
+        if rest or longest > per_iteration:
+            return []
+        accepted = Counter(dict(enumerate(self.histogram))).elements()
+        return [(per_iteration, number) for number in accepted]
+
+
+def _require_equal(name: str, counted: float | None, total: float) -> None:
+    if counted is not None and counted != total:
+        raise ImpossibleCounts(f"{counted:.0f} {name} in all, and {total:.0f} by iteration")
+
+
+def positions(histogram: Sequence[int]) -> list[int]:
+    """Iterations that accepted the first draft token, the second, ..., from how many accepted 0, 1, 2, ... tokens."""
+    at_least = list(itertools.accumulate(reversed(histogram)))
+    # At one place at least, so that a histogram of none is one.
+    return at_least[-2::-1] or [0] * len(histogram)
 
 
 @dataclass(frozen=True)
@@ -21,6 +141,7 @@ class Counts:
         first_tokens, first_token_s: requests that got their first token, and the sum of their times until then.
         restarts: number of restarts of the server. Each resets the counters, so that their growth is unknown.
         running: requests that are answered or wait at this moment: a state, which is never added up.
+        words: the server's names of counters, by these.
     """
 
     generated: float | None = None
@@ -34,18 +155,24 @@ class Counts:
     first_token_s: float | None = None
     restarts: float = 0.0
     running: float | None = None
+    words: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @property
     def is_known(self) -> bool:
         """Whether any is known; restarts always are."""
         return replace(self, restarts=0.0) != Counts()
 
+    def in_words(self, *names: str) -> str:
+        """These counters in the server's words."""
+        known = [(self.words[name], getattr(self, name)) for name in names if name in self.words]
+        return ", ".join(f"{word} {value:.0f}" for word, value in known)
+
 
 # Counters of one number each that may be missing.
 _OPTIONAL = tuple(
     counter.name
     for counter in fields(Counts)
-    if counter.name not in ("accepted_at", "restarts", "running")
+    if counter.name not in ("accepted_at", "restarts", "running", "words")
 )
 
 
@@ -54,7 +181,7 @@ def added(counts: Counts, other: Counts, sign: Literal[1, -1] = 1) -> Counts:
 
     A counter that only one of them has is 0 in the other: servers show some only after the first event.
     """
-    sums: dict[str, float] = {"restarts": counts.restarts + sign * other.restarts}
+    sums: dict[str, Any] = {"restarts": counts.restarts + sign * other.restarts}
     for name in _OPTIONAL:
         first, second = getattr(counts, name), getattr(other, name)
         if first is not None or second is not None:

@@ -9,6 +9,8 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from harness.engines.counts import DraftCounts
+
 # Arrivals are one burst if they are nearer to each other than this share of the request's mean time
 # per token: llama.cpp sends the tokens of an iteration one by one, microseconds apart.
 _TOGETHER = 0.1
@@ -54,12 +56,12 @@ class RequestRecord:
         outcomes: (num_proposed, num_accepted) of each iteration; empty where they are not known.
         outcomes_in_order: whether these are in order of time; otherwise it is only known how many
             there were of each.
-        histogram: iterations that drafted something, by how many tokens they accepted, 0, 1, 2, ..., of a server that
-            reports no more of them; empty where it reports each, or none.
         num_read: tokens of the prompt by the server's count; None where it does not report them.
         num_cached: of these, those that the server took from a cache; None where it does not report them.
         prompt_ms: from the prompt's turn to the first token by the server's clock, without the wait in its queue.
-        num_drafted, num_accepted: draft tokens of all iterations, as a server reports them; None where it does not.
+        drafts: the draft tokens that a server counts; None where it does not report them.
+        impossible: counts of the server that cannot be true, in its words; they are in no other field. Empty without
+            any.
         max_new_tokens: the most that it was to have; None where nothing bounds it.
         leave_after: tokens, or arrivals without token ids, after which nobody waits for the rest;
             None to wait for all.
@@ -79,12 +81,11 @@ class RequestRecord:
     from_text: bool = False
     outcomes: list[tuple[int, int]] = field(default_factory=list)
     outcomes_in_order: bool = True
-    histogram: list[int] = field(default_factory=list)
     num_read: int | None = None
     num_cached: int | None = None
     prompt_ms: float | None = None
-    num_drafted: int | None = None
-    num_accepted: int | None = None
+    drafts: DraftCounts | None = None
+    impossible: str = ""
     max_new_tokens: int | None = None
     leave_after: int | None = None
     error: RequestError | None = None
@@ -124,9 +125,10 @@ class RequestRecord:
     @property
     def draft_tokens(self) -> tuple[int, int]:
         """Proposed and accepted in all iterations, by totals or iterations; 0 where nothing is known."""
-        proposed = self.num_drafted or sum(drafted for drafted, _ in self.outcomes)
-        accepted = self.num_accepted or sum(each for _, each in self.outcomes)
-        return proposed, accepted
+        if self.drafts is not None:
+            return round(self.drafts.proposed or 0), round(self.drafts.accepted)
+        proposed = sum(drafted for drafted, _ in self.outcomes)
+        return proposed, sum(accepted for _, accepted in self.outcomes)
 
     @property
     def num_iterations(self) -> int | None:
@@ -138,10 +140,11 @@ class RequestRecord:
         if self.outcomes:
             return len(self.outcomes)
         # Each decides one token besides those that it accepts.
-        num_iterations = max(0, self.num_tokens - 1) - (self.num_accepted or 0)
-        if self.histogram:
-            return max(num_iterations, sum(self.histogram))
-        if self.num_drafted and (self.num_tokens != self.max_new_tokens or num_iterations < 1):
+        num_drafted, num_accepted = self.draft_tokens
+        num_iterations = max(0, self.num_tokens - 1) - num_accepted
+        if self.drafts is not None and self.drafts.iterations:
+            return max(num_iterations, round(self.drafts.iterations))
+        if num_drafted and (self.num_tokens != self.max_new_tokens or num_iterations < 1):
             return None
         return num_iterations
 

@@ -11,10 +11,11 @@ behind the end of an answer are none of its tokens.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from harness.engines.counts import Counts
+from harness.engines.counts import Counts, DraftCounts
 from harness.engines.requests import RequestRecord
 from harness.results.acceptance import Acceptance
 
@@ -27,9 +28,11 @@ def iterations_are_known(requests: Iterable[RequestRecord]) -> bool:
     """
     mean_drafts: set[int] = set()
     for request in requests:
-        if request.num_drafted and not request.outcomes:
+        if request.drafts is None:
+            continue
+        if request.drafts.proposed and not request.outcomes:
             return False
-        if request.histogram:
+        if not request.drafts.steps:
             mean_drafts.update(proposed for proposed, _ in request.outcomes if proposed)
     return len(mean_drafts) <= 1
 
@@ -39,9 +42,10 @@ def acceptance_columns(requests: Sequence[RequestRecord]) -> dict[str, Any]:
 
     An answer that reports nothing, among others that do, drafted nothing: llama.cpp leaves zeros out.
     """
-    reported = [request for request in requests if request.outcomes or request.num_drafted]
+    reported = [request for request in requests if request.outcomes or request.draft_tokens[0]]
     columns = Acceptance().columns()
-    if not reported:
+    # Of an answer whose counts are impossible nothing is known, and so nothing of all of them.
+    if not reported or any(request.impossible for request in requests):
         return columns
     num_drafted = sum(request.draft_tokens[0] for request in reported)
     if iterations_are_known(requests):
@@ -51,11 +55,9 @@ def acceptance_columns(requests: Sequence[RequestRecord]) -> dict[str, Any]:
     else:
         num_accepted = sum(request.draft_tokens[1] for request in reported)
         columns["acceptance_rate"] = num_accepted / num_drafted
-        if all(sum(request.histogram) for request in reported):
-            counts = itertools.zip_longest(
-                *(request.histogram for request in reported), fillvalue=0
-            )
-            histogram = list(map(sum, counts))
+        histograms = [request.drafts.histogram for request in reported if request.drafts]
+        if all(histograms):
+            histogram = list(map(sum, itertools.zip_longest(*histograms, fillvalue=0)))
             num_drafting = sum(histogram)
             columns["acceptance_histogram"] = histogram
             columns["mean_acceptance_length"] = 1 + num_accepted / num_drafting
@@ -68,33 +70,59 @@ def acceptance_columns(requests: Sequence[RequestRecord]) -> dict[str, Any]:
     return columns | _over_all_iterations(num_decoded, num_drafted, sum(known_numbers))
 
 
+def counted_drafts(
+    counts: Counts, requests: Sequence[RequestRecord], has_others: bool = False
+) -> DraftCounts | None:
+    """The draft tokens that counters give; None where nothing was drafted, or they do not have them.
+
+    Args:
+        requests: those that were counted. Their first tokens come without a verification.
+        has_others: whether requests of other clients were counted, too.
+
+    Raises:
+        ImpossibleCounts: the counters contradict each other.
+    """
+    num_requests = len(requests)
+    generated = counts.generated
+    accepted = counts.accepted
+    if accepted is None and counts.drafts and generated is not None:
+        # Each verification yields one token besides those that it accepts.
+        accepted = max(0.0, generated - num_requests - counts.drafts)
+    if accepted is None or not (counts.proposed or counts.drafts):
+        return None
+    num_places = 1 + max(counts.accepted_at, default=-1)
+    return DraftCounts(
+        accepted=accepted,
+        proposed=counts.proposed,
+        iterations=counts.drafts,
+        accepted_at=[counts.accepted_at.get(place, 0.0) for place in range(num_places)],
+        num_tokens=math.inf if has_others or generated is None else generated,
+        num_answers=num_requests,
+    )
+
+
 def counted_acceptance(counts: Counts, requests: Sequence[RequestRecord]) -> dict[str, Any]:
     """The columns about acceptance that counters give; none where nothing was drafted.
 
     Args:
-        requests: those that were counted. Their first tokens come without a verification.
+        requests: those that were counted.
     """
-    num_requests = len(requests)
-    num_tokens = sum(request.num_tokens for request in requests)
-    drafts = counts.drafts
-    proposed = counts.proposed
-    accepted = counts.accepted
-    generated = num_tokens if counts.generated is None else counts.generated
-    if accepted is None and drafts and counts.generated is not None:
-        # Each verification yields one token besides those that it accepts.
-        accepted = max(0.0, counts.generated - num_requests - drafts)
-    if accepted is None or not (proposed or drafts):
+    drafted = counted_drafts(counts, requests, has_others=True)
+    if drafted is None:
         return {}
+    accepted, proposed, drafts = drafted.accepted, drafted.proposed, drafted.iterations
     columns: dict[str, Any] = {"acceptance_source": "metrics"}
     if proposed:
         columns["acceptance_rate"] = accepted / proposed
     if drafts:
         columns["mean_acceptance_length"] = 1 + accepted / drafts
         columns["mean_proposed"] = proposed / drafts if proposed else None
-        rates = [number / drafts for _, number in sorted(counts.accepted_at.items())]
+        rates = [number / drafts for number in drafted.accepted_at]
         if rates:
             columns["marginal_acceptance_by_position"] = [round(rate, 4) for rate in rates]
-    num_decoded = generated - num_requests
+    num_tokens = sum(request.num_tokens for request in requests)
+    generated = num_tokens if counts.generated is None else counts.generated
+    num_decoded = generated - len(requests)
     # Accepted tokens behind the end of an answer are no tokens of it, and there are no fewer iterations than drafts.
     are_whole = all(request.num_tokens == request.max_new_tokens for request in requests)
     if drafts is not None or are_whole:

@@ -115,7 +115,7 @@ async def connect(
                     sender,
                     AnswerCounters(page, say),
                     _traits(form, record),
-                    drafts=any((record.num_drafted, counts.drafts, counts.proposed)),
+                    drafts=any((record.draft_tokens[0], counts.drafts, counts.proposed)),
                 )
             if error.code not in _FORM_ERRORS:
                 break

@@ -33,6 +33,7 @@ def read_counters(text: str) -> Counts:
     """The known counters of a page in Prometheus's format, summed over the server's engines."""
     totals: dict[str, float] = {}
     accepted_at: dict[int, float] = {}
+    words: dict[str, str] = {}
     names = known_counters()
     for name, labels, number in _SAMPLE.findall(text):
         counter = names.get(name.removesuffix("_total"))
@@ -45,9 +46,10 @@ def read_counters(text: str) -> Counts:
                 accepted_at[position] = accepted_at.get(position, 0.0) + value
             continue
         totals[counter] = totals.get(counter, 0.0) + value
+        words[counter] = name
     if "proposed" not in totals and would_show_drafts(text):
         totals |= {"drafts": 0.0, "proposed": 0.0}
-    return Counts(accepted_at=accepted_at, **totals)
+    return Counts(accepted_at=accepted_at, words=words, **totals)
 
 
 class CounterPage:

@@ -1,26 +1,23 @@
 """The events of a server's answer: what is read of them, what a request's record notes of that, and
 refusals of what cannot be true.
 
-A wrong type, more tokens than were asked for, more accepted tokens than drafted ones all make the request fail.
+A wrong type or more tokens than were asked for make the request fail. Counts that times do not depend on, of draft
+tokens and caches, are left out where they cannot be true.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 from pydantic import AliasChoices, AliasPath, BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticUndefined
 
-from harness.config.errors import RunError
+from harness.config.errors import RunError, from_outside
+from harness.engines.counts import MOST_ACCEPTED, DraftCounts, ImpossibleCounts, positions
 from harness.engines.requests import RequestRecord
 from harness.servers.http import RequestFailed
 
-# The most draft tokens of one iteration, those of a tree included, and iterations of one answer.
-# They bound the memory that a hostile server could make us take.
-_MOST_DRAFTED = 4096
-_MOST_ITERATIONS = 2**20
-# Accepted tokens behind the end of an answer, at most, where it is not known how many an iteration accepted.
-_MOST_BEHIND_END = 128
 # Arrivals at once are a burst. There may be more of them than counted tokens by this share, and so many besides: a
 # parser of thoughts or of tool calls divides the text of a token.
 _MORE_BURSTS = 0.1
@@ -34,6 +31,8 @@ Milliseconds = Annotated[float, Field(ge=0, lt=1e9)]
 # Reasons for which a server ends an answer that is not whole: of vLLM and SGLang, LMDeploy, TensorRT-LLM, mistral.rs.
 _CUT_OFF = ("abort", "error", "cancelled", "timeout", "canceled")
 
+# Entries of an event in which it reports counts; of several events with one the last counts.
+REPORTS = ("usage", "metrics", "sglext", "timings")
 # Where vLLM, SGLang and OpenAI report drafts.
 _VLLM = "metrics speculative_decoding"
 _SGLANG = "sglext spec_tokens_details"
@@ -175,11 +174,7 @@ def read_event(content: Any) -> Event:
 
 
 def note_event(request: RequestRecord, event: Event, seconds: float) -> None:
-    """Note in a request's record what an event brought, and after how many seconds.
-
-    Raises:
-        AnswerError: more draft tokens were accepted than drafted, for example.
-    """
+    """Note in a request's record what an event brought, and after how many seconds."""
     text = ""
     logprobs: list[float | None] = []
     for choice in event.choices or ():
@@ -200,103 +195,103 @@ def note_event(request: RequestRecord, event: Event, seconds: float) -> None:
     num_tokens = max(len(token_ids), len(shown_ids), len(logprobs))
     request.logprobs += [*logprobs, *[None] * (num_tokens - len(logprobs))]
     request.never_drawn |= {bias.token for bias in event.biases or () if bias.bias is None}
-    if event.num_read is not None:
-        request.num_read = event.num_read
-    if event.num_cached is not None:
-        request.num_cached = event.num_cached
-    if event.prompt_ms is not None:
-        request.prompt_ms = event.prompt_ms
-    _note_drafts(request, event)
 
 
-def _note_drafts(request: RequestRecord, event: Event) -> None:
-    """Note in a request's record how many tokens were drafted and accepted, if the event has that.
+def note_reports(
+    request: RequestRecord, reports: Mapping[str, Any], max_tokens: int, num_answers: int = 1
+) -> None:
+    """Note in a request's record what the server counted, of a whole answer.
+
+    Args:
+        reports: the last of each of `REPORTS` that came.
+        max_tokens: that the answers may have in all.
 
     Raises:
-        AnswerError: more were accepted than drafted.
+        AnswerError: it counts other tokens than arrived, or than were asked for.
     """
-    if event.num_drafted is None or event.num_accepted is None:
-        if event.num_right or event.num_wrong:
-            request.num_accepted = event.num_right or 0
-            request.num_drafted = request.num_accepted + (event.num_wrong or 0)
-        return
-    _check_accepted(event.num_drafted, event.num_accepted)
-    request.num_drafted = event.num_drafted
-    request.num_accepted = event.num_accepted
-    if event.drafted_by_step and event.accepted_by_step:
-        request.outcomes = _outcomes(event.drafted_by_step, event.accepted_by_step)
-        request.outcomes_in_order = True
+    event = read_event(reports)
+    request.num_read = event.num_read
+    request.prompt_ms = event.prompt_ms
+    if event.num_tokens is not None:
+        request.num_tokens = len(request.token_ids) or event.num_tokens
+        check_usage(event.num_tokens, request, max_tokens)
+    # Some servers count without those from the cache.
+    most_cached = max(event.num_read or 0, request.num_prompt_tokens)
+    if (event.num_cached or 0) <= most_cached:
+        request.num_cached = event.num_cached
     else:
+        words = _words(reports, ("num_cached", "num_read"))
+        request.impossible = f"{event.num_cached} of {most_cached} prompt tokens cached ({words})"
+    try:
+        request.drafts = _drafts(event, request.num_tokens or max_tokens, max_tokens, num_answers)
+    except ImpossibleCounts as error:
+        request.impossible = f"{error} ({_words(reports, _DRAFTS)})"
+    if request.drafts is not None:
+        request.outcomes = request.drafts.outcomes
         # A histogram does not say which iteration came first.
-        request.histogram = list(event.histogram or ())
-        request.outcomes = _outcomes_of_histogram(event.num_drafted, request.histogram)
-        request.outcomes_in_order = False
+        request.outcomes_in_order = bool(request.drafts.steps)
 
 
-def _check_accepted(num_drafted: int, num_accepted: int) -> None:
-    if num_accepted > num_drafted:
-        raise AnswerError(
-            f"the server counts {num_accepted} accepted of {num_drafted} draft tokens"
-        )
+# Fields of `Event` about drafts.
+_DRAFTS = (
+    "num_drafted",
+    "num_accepted",
+    "num_right",
+    "num_wrong",
+    "drafted_by_step",
+    "accepted_by_step",
+    "histogram",
+)
 
 
-def _outcomes(drafted: Sequence[int], accepted: Sequence[int]) -> list[tuple[int, int]]:
-    if len(drafted) != len(accepted):
-        numbers = f"{len(drafted)} iterations that drafted, and {len(accepted)} that accepted"
-        raise AnswerError(f"the server counts {numbers}")
-    outcomes = list(zip(drafted, accepted, strict=True))
-    for num_drafted, num_accepted in outcomes:
-        _check_accepted(num_drafted, num_accepted)
-        if num_drafted > _MOST_DRAFTED:
-            raise AnswerError(f"the server counts {num_drafted} draft tokens in one iteration")
-    return outcomes
+def _drafts(event: Event, num_tokens: int, max_tokens: int, num_answers: int) -> DraftCounts | None:
+    """The draft tokens of answers; None where the server does not count them.
 
-
-def _outcomes_of_histogram(num_drafted: int, histogram: Sequence[int]) -> list[tuple[int, int]]:
-    """The outcome of each iteration, from how many accepted 0, 1, 2, ... tokens.
-
-    12 draft tokens and the histogram [1, 0, 2] are (4, 0), (4, 2), (4, 2). Empty where iterations drafted different
-    numbers, or too many. By chance different numbers may have a whole number as their mean:
-    `measuring.acceptance.iterations_are_known` looks at all answers.
+    Raises:
+        ImpossibleCounts: they cannot be true.
     """
-    num_iterations = sum(histogram)
-    if num_iterations > _MOST_ITERATIONS:
-        raise AnswerError(f"the server counts {num_iterations} iterations")
-    if num_iterations == 0 or num_drafted % num_iterations != 0:
-        return []
-    per_iteration = num_drafted // num_iterations
-    most_accepted = max(count for count, num_times in enumerate(histogram) if num_times)
-    if most_accepted > per_iteration or per_iteration > _MOST_DRAFTED:
-        return []
-    outcomes: list[tuple[int, int]] = []
-    for num_accepted, num_times in enumerate(histogram):
-        outcomes += [(per_iteration, num_accepted)] * num_times
-    return outcomes
+    proposed, accepted = event.num_drafted, event.num_accepted
+    if proposed is None or accepted is None:
+        if not (event.num_right or event.num_wrong):
+            return None
+        accepted = event.num_right or 0
+        proposed = accepted + (event.num_wrong or 0)
+    drafted_by_step, accepted_by_step = event.drafted_by_step or (), event.accepted_by_step or ()
+    if drafted_by_step and accepted_by_step and len(drafted_by_step) != len(accepted_by_step):
+        numbers = f"{len(drafted_by_step)} iterations that drafted"
+        raise ImpossibleCounts(f"{numbers}, and {len(accepted_by_step)} that accepted")
+    steps = list(zip(drafted_by_step, accepted_by_step, strict=False))
+    histogram = event.histogram or ()
+    return DraftCounts(
+        proposed=proposed,
+        accepted=accepted,
+        iterations=sum(histogram) or sum(number > 0 for number, _ in steps) or None,
+        accepted_at=positions(histogram),
+        steps=steps,
+        num_tokens=num_tokens,
+        num_answers=num_answers,
+        most_accepted=min(MOST_ACCEPTED, max_tokens),
+    )
+
+
+def _words(reports: Mapping[str, Any], names: Iterable[str]) -> str:
+    """The server's own words for fields of an event: `draft_n 8, draft_n_accepted 9`."""
+    words = []
+    for name in names:
+        alias = Event.model_fields[name].validation_alias
+        assert isinstance(alias, AliasChoices)
+        for path in alias.choices:
+            assert isinstance(path, AliasPath)
+            value = path.search_dict_for_path(dict(reports))
+            if value is not PydanticUndefined:
+                words.append(f"{path.path[-1]} {value}")
+    return from_outside(", ".join(words))
 
 
 def check_length(number: int, max_tokens: int) -> None:
     """Raise an AnswerError for more tokens than were asked for."""
     if number > max_tokens:
         raise AnswerError(f"the server sent {number} tokens for max_tokens={max_tokens}")
-
-
-def check_drafts(request: RequestRecord, num_tokens: int) -> None:
-    """Raise an AnswerError for more iterations and accepted draft tokens than an answer of so many tokens can have.
-
-    Each iteration yields a token besides those that it accepts. Servers also count what the last one accepted behind
-    the end of the answer, at most as many as any accepted.
-    """
-    num_iterations = len(request.outcomes) or sum(request.histogram)
-    accepted = [number for _, number in request.outcomes]
-    num_accepted = max(request.num_accepted or 0, sum(accepted))
-    most_behind_end = _MOST_BEHIND_END
-    if num_iterations:
-        most_behind_end = max(accepted, default=len(request.histogram) - 1)
-    least = num_iterations + num_accepted - most_behind_end
-    if least > num_tokens:
-        raise AnswerError(
-            f"the drafts that the server counts make {least} tokens, and its answer has {num_tokens}"
-        )
 
 
 def check_usage(usage: int, request: RequestRecord, max_tokens: int) -> None:

@@ -22,11 +22,11 @@ from harness.engines.requests import Load, RequestError, RequestRecord
 from harness.engines.text_tokenizer import TextTokenizer
 from harness.engines.tokenizer import Tokenizer
 from harness.servers.events import (
-    check_drafts,
+    REPORTS,
     check_length,
-    check_usage,
     joined_surrogates,
     note_event,
+    note_reports,
     read_event,
 )
 from harness.servers.http import RequestFailed, answer_to, events
@@ -184,9 +184,10 @@ class Sender:
         """Read an answer to its end. Raises AnswerError where it says what cannot be true."""
         body, request = outgoing.body, outgoing.request
         finished = False
-        usage: int | None = None
+        reports: dict[str, Any] = {}
         # Several answers to one request come mixed.
-        max_tokens = body["max_tokens"] * body.get("n", 1)
+        num_answers = body.get("n", 1)
+        max_tokens = body["max_tokens"] * num_answers
         path = "chat/completions" if self._settings.chat is True else "completions"
         started = time.perf_counter()
         try:
@@ -201,15 +202,14 @@ class Sender:
                     if request.has_enough:
                         return
                     finished = finished or event.is_last
-                    usage = usage if event.num_tokens is None else event.num_tokens
+                    for name in REPORTS:
+                        if content.get(name) is not None:
+                            reports[name] = content[name]
         finally:
             request.seconds = time.perf_counter() - started
         if not finished:
             raise RunError("the answer ended without a finish_reason")
-        if usage is not None:
-            request.num_tokens = len(request.token_ids) or usage
-            check_usage(usage, request, max_tokens)
-        check_drafts(request, request.num_tokens or max_tokens)
+        note_reports(request, reports, max_tokens, num_answers)
 
 
 class _Traffic:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from harness.engines.counts import DraftCounts
 from harness.engines.requests import RequestError, RequestRecord
 
 
@@ -28,6 +29,10 @@ def test_tokens_that_arrive_together_are_one_burst() -> None:
     assert (nothing.time_to_first_token_ms, nothing.decode_ms, nothing.bursts) == (None, None, [])
 
 
+# Three iterations drafted something.
+HISTOGRAM = DraftCounts(accepted=4, iterations=3, accepted_at=[2, 2])
+
+
 @pytest.mark.parametrize(
     ("known", "num_iterations", "draft_tokens"),
     [
@@ -35,13 +40,12 @@ def test_tokens_that_arrive_together_are_one_burst() -> None:
         ({"num_tokens": 9}, 8, (0, 0)),
         ({}, 0, (0, 0)),
         # Totals, of answers with all tokens that were asked for.
-        ({"num_drafted": 8, "num_accepted": 5, "num_tokens": 9, "max_new_tokens": 9}, 3, (8, 5)),
-        ({"num_drafted": 8, "num_accepted": 5, "num_tokens": 9, "max_new_tokens": 10}, None, (8, 5)),
-        ({"num_drafted": 8, "num_accepted": 7, "num_tokens": 9, "max_new_tokens": 9}, 1, (8, 7)),
-        ({"num_drafted": 8, "num_accepted": 8, "num_tokens": 9, "max_new_tokens": 9}, None, (8, 8)),
-        # Three iterations drafted something.
-        ({"histogram": [1, 0, 2], "num_accepted": 4, "num_tokens": 9}, 4, (0, 4)),
-        ({"histogram": [1, 0, 2], "num_accepted": 4, "num_tokens": 6}, 3, (0, 4)),
+        ({"drafts": DraftCounts(proposed=8, accepted=5), "num_tokens": 9, "max_new_tokens": 9}, 3, (8, 5)),
+        ({"drafts": DraftCounts(proposed=8, accepted=5), "num_tokens": 9, "max_new_tokens": 10}, None, (8, 5)),
+        ({"drafts": DraftCounts(proposed=8, accepted=7), "num_tokens": 9, "max_new_tokens": 9}, 1, (8, 7)),
+        ({"drafts": DraftCounts(proposed=8, accepted=8), "num_tokens": 9, "max_new_tokens": 9}, None, (8, 8)),
+        ({"drafts": HISTOGRAM, "num_tokens": 9}, 4, (0, 4)),
+        ({"drafts": HISTOGRAM, "num_tokens": 6}, 3, (0, 4)),
     ],
 )  # fmt: skip
 def test_iterations_follow_from_what_is_reported(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from harness.config.settings import DecodingSettings
-from harness.engines.counts import Counts, growth
+from harness.engines.counts import Counts, DraftCounts, growth
 from harness.engines.protocol import Answered
 from harness.engines.requests import Load, RequestError, RequestRecord
 from harness.measuring.acceptance import counted_acceptance
@@ -85,7 +85,7 @@ def test_rates_follow_from_vllms_definitions() -> None:
 FAILED = RequestRecord(1, 1, error=RequestError(500, "before it began"))
 CANCELLED = RequestRecord(2, 1, num_tokens=5, error=RequestError(499, "left"))
 COUNTED = Counts(generated=16, drafts=4, proposed=8, accepted=6, preempted=1, cached=5)
-TOTALS = {"num_drafted": 10, "num_accepted": 4}
+TOTALS = {"drafts": DraftCounts(proposed=10, accepted=4)}
 
 
 def lap(*extra: RequestRecord, counted: Counts | None = COUNTED, **reported: Any) -> list[Answered]:
@@ -115,7 +115,10 @@ def test_answers_come_before_counters_and_a_worker_of_several_counts_for_nothing
     assert (found.num_preemptions, found.cached_tokens, found.drafted) == (1, 5, True)
     assert (found.server_tokens, found.foreign_tokens) == (16, 0)
     assert found.read_prompt_tokens is None
-    found = figures(ServerFigures, lap(CANCELLED, num_cached=3, num_read=7, num_drafted=0))
+    found = figures(
+        ServerFigures,
+        lap(CANCELLED, num_cached=3, num_read=7, drafts=DraftCounts(proposed=0, accepted=0)),
+    )
     assert (found.cached_tokens, found.read_prompt_tokens, found.drafted) == (3, 7, False)
     found = figures(ServerFigures, lap(counted=replace(COUNTED, generated=5)) + lap(counted=None))
     assert found.unseen_tokens == 6

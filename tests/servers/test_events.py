@@ -10,15 +10,17 @@ import pytest
 
 from harness.config.errors import RunError
 from harness.engines.requests import RequestRecord
+from harness.measuring.acceptance import acceptance_columns
 from harness.servers.events import (
     AnswerError,
-    check_drafts,
     check_length,
     check_usage,
     note_event,
+    note_reports,
     read_event,
 )
 from harness.servers.http import events
+from wording import mentions
 
 
 def vllm(**counts: object) -> dict[str, Any]:
@@ -34,11 +36,6 @@ def vllm(**counts: object) -> dict[str, Any]:
         {"choices": [{"token_ids": [True]}]},
         {"choices": [{"token_ids": [10**30]}]},
         {"usage": {"completion_tokens": -1}},
-        vllm(num_accepted_draft_tokens=9),
-        vllm(per_step_drafted=[4, 4], per_step_accepted=[2]),
-        vllm(per_step_drafted=[4, 4], per_step_accepted=[0, 5]),
-        vllm(per_step_drafted=[10**9], per_step_accepted=[0]),
-        vllm(num_draft_tokens=10**9, acceptance_histogram=[10**9]),
         {"__verbose": {"generation_settings": {"logit_bias": [{"bias": None, "token": "7"}]}}},
     ],
 )
@@ -76,44 +73,94 @@ def test_an_empty_reason_ends_no_answer() -> None:
     assert read_event({"choices": [choice | {"finish_reason": "length"}]}).is_last
 
 
+def reported(*events: dict[str, Any], num_tokens: int = 40, **fields: Any) -> RequestRecord:
+    """The record of an answer whose server reports these counts."""
+    request = RequestRecord(0, 5, num_tokens=num_tokens, **fields)
+    reports = {name: value for event in events for name, value in event.items()}
+    note_reports(request, reports, num_tokens)
+    return request
+
+
+CACHED = {"usage": {"prompt_tokens": 5, "prompt_tokens_details": {"cached_tokens": 5000}}}
+
+
+def steps(drafted: list[int], accepted: list[int], **counts: object) -> dict[str, Any]:
+    return vllm(per_step_drafted=drafted, per_step_accepted=accepted, **counts)
+
+
+def timings(drafted: int, accepted: int) -> dict[str, Any]:
+    return {"timings": {"draft_n": drafted, "draft_n_accepted": accepted}}
+
+
+def predictions(accepted: int, rejected: int) -> dict[str, Any]:
+    names = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected}
+    return {"usage": {"completion_tokens_details": names}}
+
+
+def sglang(drafted: int, accepted: int, histogram: Sequence[int]) -> dict[str, Any]:
+    names = {"spec_num_proposed_drafts": drafted, "spec_num_correct_drafts": accepted}
+    return {"sglext": {"spec_tokens_details": names | {"spec_correct_drafts_histogram": histogram}}}
+
+
 def test_iterations_that_drafted_different_numbers_are_not_made_equal() -> None:
     # Two drafts per iteration on average, and three accepted in one of them.
-    request = RequestRecord(0, 1)
-    event = read_event(vllm(num_draft_tokens=8, acceptance_histogram=[3, 0, 0, 1]))
-    note_event(request, event, 0.1)
-    assert (request.num_drafted, request.num_accepted, request.outcomes) == (8, 4, [])
+    counts = vllm(num_accepted_draft_tokens=3, acceptance_histogram=[3, 0, 0, 1])
+    request = reported(counts)
+    assert (request.draft_tokens, request.outcomes) == ((8, 3), [])
 
 
 def test_a_histogram_of_equal_drafts_has_the_outcome_of_each_iteration() -> None:
-    request = RequestRecord(0, 1)
     counts = vllm(num_draft_tokens=12, acceptance_histogram=[1, 0, 2])
     usage = {"prompt_tokens": 5, "prompt_tokens_details": {"cached_tokens": 3}}
-    note_event(request, read_event(counts | {"usage": usage}), 0.1)
-    # A later event without these counts changes nothing.
-    note_event(request, read_event({"choices": [{"text": "a"}]}), 0.2)
+    request = reported(counts, {"usage": usage})
     assert request.outcomes == [(4, 0), (4, 2), (4, 2)]
-    assert (request.num_read, request.num_cached) == (5, 3)
+    assert (request.num_read, request.num_cached, request.impossible) == (5, 3, "")
     once = vllm(num_draft_tokens=4, num_accepted_draft_tokens=1, acceptance_histogram=[0, 1])
+    assert reported(once).outcomes == [(4, 1)]
     totals = {"draft_n": 6, "draft_n_accepted": 3, "cache_n": 2, "prompt_ms": 7.5}  # llama.cpp's
-    for counts, outcomes in (
-        (once, [(4, 1)]),
-        ({"timings": totals}, []),
-    ):
-        note_event(request, read_event(counts), 0.3)
-        assert request.outcomes == outcomes
-    assert (request.num_cached, request.prompt_ms) == (2, 7.5)
+    request = reported({"timings": totals})
+    assert (request.outcomes, request.num_cached, request.prompt_ms) == ([], 2, 7.5)
 
 
 def test_openais_words_for_draft_tokens_count_where_a_gateway_fills_them() -> None:
-    details = {"accepted_prediction_tokens": 10, "rejected_prediction_tokens": 119}
-    request = RequestRecord(0, 1)
-    note_event(request, read_event({"usage": {"completion_tokens_details": details}}), 0.1)
-    assert (request.num_drafted, request.num_accepted) == (129, 10)
+    assert reported(predictions(10, 119)).draft_tokens == (129, 10)
     rejected = {"completion_tokens_details": {"rejected_prediction_tokens": 7}}
-    note_event(request, read_event({"usage": rejected}), 0.2)
-    assert (request.num_drafted, request.num_accepted) == (7, 0)
-    note_event(request, read_event({"timings": {"draft_n": 9}}), 0.3)
-    assert request.num_drafted == 7, "how many were accepted is unknown"
+    assert reported({"usage": rejected}).draft_tokens == (7, 0)
+    assert reported({"timings": {"draft_n": 9}}).drafts is None, "how many were accepted is unknown"
+
+
+@pytest.mark.parametrize(
+    ("counts", "words"),
+    [
+        (vllm(num_accepted_draft_tokens=9), ["9 accepted of 8", "num_accepted_draft_tokens 9"]),
+        (timings(8, 9), ["9 accepted of 8 draft tokens", "draft_n 8, draft_n_accepted 9"]),
+        (steps([4, 4], [2]), ["2 iterations that drafted, and 1"]),
+        (steps([4, 4], [0, 5]), ["5 accepted of 4 draft tokens"]),
+        (steps([5000], [4], num_draft_tokens=5000), ["5000 draft"]),
+        (vllm(num_draft_tokens=10**9, acceptance_histogram=[10**9]), ["4 accepted in all, and 0"]),
+        # The total, and the iterations that contradict it.
+        (vllm(num_accepted_draft_tokens=1, acceptance_histogram=[0, 0, 0, 0, 2]), ["histogram [0, 0, 0, 0, 2]"]),
+        (sglang(8, 1, [0, 0, 0, 0, 2]), ["1 accepted in all, and 8", "spec_num_correct_drafts 1"]),
+        (steps([4, 4], [4, 2], acceptance_histogram=[2]), ["4 accepted in all, and 6"]),
+        (steps([4, 4], [3, 1], acceptance_histogram=[0, 0, 2]), ["draft token 2 in all, and 1 by"]),
+        (steps([4, 3], [4, 0]), ["8 proposed in all, and 7 by"]),
+        # More than an answer of 8 tokens and one iteration behind its end can hold.
+        (timings(100, 100), ["92 tokens, and the answers have 8", "draft_n_accepted 100"]),
+        (timings(2**31 - 1, 0), ["2147483647 draft tokens"]),
+        (predictions(50, 0), ["accepted_prediction_tokens 50"]),
+        (vllm(num_draft_tokens=80, num_accepted_draft_tokens=4, acceptance_histogram=[16, 4]), ["histogram [16, 4]"]),
+        (CACHED, ["5000 of 5 prompt", "cached_tokens 5000, prompt_tokens 5"]),
+        ({"timings": {"cache_n": 6}}, ["6 of 5 prompt tokens", "cache_n 6"]),
+    ],
+)  # fmt: skip
+def test_counts_that_cannot_be_are_left_out_and_named(
+    counts: dict[str, Any], words: Sequence[str]
+) -> None:
+    request = reported(counts, num_tokens=8)
+    assert mentions(request.impossible, *words)
+    assert len(request.impossible) < 400
+    assert (request.drafts, request.outcomes, request.num_cached) == (None, [], None)
+    assert acceptance_columns([request, reported(timings(8, 4))])["acceptance_rate"] is None
 
 
 def test_counts_are_compared_with_what_was_asked_and_what_arrived() -> None:
@@ -143,27 +190,24 @@ def test_fewer_tokens_than_bursts_of_text_are_no_count() -> None:
 
 
 @pytest.mark.parametrize(
-    ("counts", "most"),
+    ("counts", "least"),
     [
         # Of 8 tokens seven come after the first: two iterations of four, of which three lie behind the end.
-        (vllm(per_step_drafted=[4, 4], per_step_accepted=[3, 4], num_accepted_draft_tokens=7), 5),
-        (vllm(num_draft_tokens=8, acceptance_histogram=[0, 0, 0, 1, 1], num_accepted_draft_tokens=7), 5),
-        # Nothing says what an iteration accepted.
-        (vllm(num_draft_tokens=1000, num_accepted_draft_tokens=136), 8),
-        ({"timings": {"draft_n": 1000, "draft_n_accepted": 136}}, 8),
-        ({"usage": {"completion_tokens_details": {"accepted_prediction_tokens": 136}}}, 8),
-        # 1,048,575 iterations, whose draft tokens are no multiple of them.
-        (vllm(num_draft_tokens=1048576, acceptance_histogram=[1048570, 5]), 1048578),
+        (steps([4, 4], [3, 4], num_accepted_draft_tokens=7), 5),
+        (vllm(acceptance_histogram=[0, 0, 0, 1, 1], num_accepted_draft_tokens=7), 5),
+        # Nothing says what an iteration accepted: llama.cpp drafts no more than was asked for.
+        (timings(1000, 136), 72),
+        (timings(16, 16), 8),
+        (predictions(16, 0), 8),
+        # Iterations whose draft tokens are no multiple of them.
+        (vllm(num_draft_tokens=1000, num_accepted_draft_tokens=5, acceptance_histogram=[995, 5]), 1004),
     ],
 )  # fmt: skip
 def test_an_answer_has_a_token_for_each_iteration_and_accepted_draft_token(
-    counts: dict[str, Any], most: int
+    counts: dict[str, Any], least: int
 ) -> None:
-    request = RequestRecord(0, 1)
-    note_event(request, read_event(counts), 0.1)
-    check_drafts(request, most)
-    with pytest.raises(AnswerError, match=f"make {most} tokens, and its answer has {most - 1}"):
-        check_drafts(request, most - 1)
+    assert reported(counts, num_tokens=least).impossible == ""
+    assert mentions(reported(counts, num_tokens=least - 1).impossible, f"answers have {least - 1}")
 
 
 async def events_of(body: bytes) -> list[Any]:

@@ -25,7 +25,7 @@ from harness.commands.recovery.scores import require_token_ids
 from harness.config.errors import RunError, SettingError
 from harness.engines.arrivals import Arrival
 from harness.engines.chat import Chat
-from harness.engines.counts import Counts
+from harness.engines.counts import Counts, DraftCounts
 from harness.engines.protocol import Answered, Question
 from harness.engines.rates import arrival_times
 from harness.engines.requests import Load, RequestError, RequestRecord
@@ -188,7 +188,7 @@ def test_tokens_of_an_iteration_that_come_one_by_one_are_one_burst() -> None:
     """llama.cpp sends each accepted token as an event of its own, microseconds after the one before it."""
     arrivals = [0.1, 0.3, 0.30003, 0.30005, 0.5, 0.50002, 0.7]
     request = RequestRecord(0, 3, arrivals=arrivals, seconds=0.7, num_tokens=7)
-    request.num_drafted = 9
+    request.drafts = DraftCounts(proposed=9, accepted=0)
     found = figures(RequestFigures, [Answered(requests=[request], seconds=0.7)])
     assert found.inter_token_latency_p50_ms == pytest.approx(200)
     assert found.time_per_output_token_p50_ms == pytest.approx(100)

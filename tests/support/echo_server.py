@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import json
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -97,6 +98,7 @@ class EchoServer:
     num_pages: int = 0
     num_drafts: int = 0
     num_accepted: int = 0
+    num_accepted_at: Counter[int] = field(default_factory=Counter)
     in_flight: int = 0
     most_in_flight: int = 0
     num_abandoned: int = 0
@@ -140,8 +142,10 @@ class EchoServer:
             "spec_decode_num_drafts_total": self.num_drafts,
             "spec_decode_num_draft_tokens_total": drafted,
             "spec_decode_num_accepted_tokens_total": self.num_accepted,
-            'spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="0"}': self.num_drafts,
         }
+        for position, number in self.num_accepted_at.items():
+            label = f'{{engine="0",position="{position}"}}'
+            spec[f"spec_decode_num_accepted_tokens_per_pos_total{label}"] = number
         names: dict[str, float] = {}
         if self.num_draft_tokens is not None:
             names = {f"vllm:{name}": value for name, value in spec.items()}
@@ -273,6 +277,7 @@ class EchoServer:
         if self.num_draft_tokens is not None:
             self.num_drafts += len(steps) - 1
             self.num_accepted += sum(len(step) - 1 for step in steps[1:])
+            self.num_accepted_at.update(at for step in steps[1:] for at in range(len(step) - 1))
         yield last_chunk
         yield None
 

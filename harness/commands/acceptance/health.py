@@ -51,9 +51,9 @@ def drafted_k(requests: Sequence[RequestRecord], typed: int | None) -> int | Non
     """The K of an engine: as it reports iterations, as it was started, or as totals show it; None where none does."""
     reported = max((k for request in requests for k, _ in request.outcomes), default=None)
     means = [
-        request.num_drafted / request.num_iterations
+        request.draft_tokens[0] / request.num_iterations
         for request in requests
-        if request.num_drafted and request.num_iterations
+        if request.num_iterations
     ]
     # Fewer are drafted where an answer ends.
     return reported or typed or math.ceil(max(means, default=0))
@@ -123,7 +123,7 @@ def _reported_iterations(requests: Sequence[RequestRecord]) -> int | None:
     """How many iterations the engine reported; None where those of an answer are unknown."""
     counted = 0
     for request in requests:
-        is_reported = request.outcomes or request.num_drafted is not None
+        is_reported = request.outcomes or request.drafts is not None
         number = request.num_iterations
         if number is None or not is_reported:
             return None

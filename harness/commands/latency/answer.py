@@ -110,6 +110,8 @@ def _not_reported(row: LatencyRow) -> str:
     """Why acceptance is unknown."""
     if row.drafted is False or row.is_simulated or not row.is_elsewhere:
         return "nothing was drafted"
+    if row.impossible_counts:
+        return "acceptance is unknown: the server's counts cannot be true"
     return "acceptance is not reported by the server"
 
 

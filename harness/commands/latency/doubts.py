@@ -331,6 +331,16 @@ DOUBTS = (
         "The server also answered other clients: {found} are theirs.",
     ),
     Doubt(
+        "against",
+        lambda run: _each_arm(
+            run,
+            lambda row: (
+                f"{row.impossible_counts} in the {row.arm} arm" if row.impossible_counts else None
+            ),
+        ),
+        "The server's counts cannot be true: {found}. No figure follows from them.",
+    ),
+    Doubt(
         "comparison",
         lambda run: _each_arm(run, _slow_here),
         "First tokens took {found}: this machine or the network was the bottleneck.",

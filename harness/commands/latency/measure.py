@@ -294,10 +294,12 @@ def _prompt_rows(
         acceptance = acceptance_columns([request])
         columns = {name: acceptance[name] for name in row_columns & acceptance.keys()}
         # A request without reported outcomes may have drafted nothing.
-        is_reported = request.outcomes or request.num_drafted
+        is_reported = request.outcomes or request.draft_tokens[0]
         columns["num_iterations"] = request.num_iterations if is_reported else None
         if request.error is not None:
             columns["error"] = str(request.error)
+        if request.impossible:
+            columns["impossible_counts"] = request.impossible
         if divergence is not None:
             columns["divergence_position"] = divergence.position
             columns["logit_margin"] = divergence.logit_margin

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.measuring.figures.measured import Group, MeasuredArm, MeasuredRun
-from harness.measuring.figures.server import traffic_columns
+from harness.measuring.figures.server import impossible_counts, traffic_columns
 from harness.results.row import Ratio, pooled
 from harness.results.schema import Accepted, MaybeFloat, MaybeText
 from harness.results.statistics.interval import Interval
@@ -62,11 +62,13 @@ def reported_acceptance(arm: MeasuredArm) -> dict[str, Any]:
     if arm.keeps_up_load and reported["acceptance_rate"] is not None:
         # Counters have the requests that only keep up the load, too.
         return reported
-    if arm.counted is None or any(request.outcomes or request.histogram for request in answered):
+    by_answers = any(
+        request.outcomes or (request.drafts and request.drafts.iterations) for request in answered
+    )
+    if arm.counted is None or by_answers or impossible_counts(arm):
         return reported
     requests = arm.counted_requests
     if traffic_columns(arm.counted, requests).get("unseen_tokens"):
         return reported
-    begun = [request for request in requests if request.answered or request.was_left]
-    counted = counted_acceptance(arm.counted, begun)
+    counted = counted_acceptance(arm.counted, arm.begun_requests)
     return counted | {name: value for name, value in reported.items() if value is not None}

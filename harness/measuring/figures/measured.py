@@ -104,6 +104,12 @@ class MeasuredArm:
         return requests
 
     @property
+    def begun_requests(self) -> list[RequestRecord]:
+        """Those of them that the server worked on."""
+        requests = self.counted_requests
+        return [request for request in requests if request.answered or request.was_left]
+
+    @property
     def tokens_per_arrival(self) -> float | None:
         """Tokens that arrived together, on average; None where nothing was sent."""
         arrived = [request for request in self.answered if request.arrivals]

@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from harness.config.amounts import length_in_common
+from harness.config.amounts import counted, length_in_common
 from harness.measuring.figures.measured import Group, MeasuredArm, MeasuredRun
 from harness.results.row import pooled
-from harness.results.schema import MaybeBool, MaybeFloat, MaybeInt
+from harness.results.schema import MaybeBool, MaybeFloat, MaybeInt, MaybeText
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,6 +56,10 @@ class ServerFigures(Group):
     drafted: MaybeBool = pooled(
         "any", "whether the server drafted tokens, by its answers or its metrics"
     )
+    impossible_counts: MaybeText = pooled(
+        "same",
+        "counts of the server that cannot be true, with its words; no figure follows from them",
+    )
     num_preemptions: MaybeInt = pooled(
         "largest",
         "how often the server took the cache of a running request for others, by its metrics",
@@ -83,9 +87,10 @@ class ServerFigures(Group):
         if not arm.was_sent:
             return cls(**columns)
         answered = arm.answered
+        impossible = impossible_counts(arm)
         cached = [request.num_cached for request in answered if request.num_cached is not None]
         read = [request.num_read for request in answered if request.num_read is not None]
-        drafted = [request.num_drafted for request in answered if request.num_drafted is not None]
+        drafted = [request.drafts.proposed for request in answered if request.drafts is not None]
         if cached:
             columns["cached_tokens"] = sum(cached)
         if read and len(read) == len(answered):
@@ -102,6 +107,8 @@ class ServerFigures(Group):
             columns |= traffic
             if not traffic.get("unseen_tokens"):
                 columns = counter_columns(arm.counted) | columns
+        if impossible is not None:
+            columns |= {"impossible_counts": impossible, "cached_tokens": None, "drafted": None}
         return cls(**columns)
 
 
@@ -128,6 +135,27 @@ def _from_before(run: MeasuredRun, arm: MeasuredArm) -> int | None:
         shared = [length_in_common(prompt, other) for other in neighbours]
         num_known += max(0, cached[prompt] - max(shared, default=0))
     return num_known
+
+
+def impossible_counts(arm: MeasuredArm) -> str | None:
+    """An arm's counts of answers or counters that cannot be true; None where nothing is known against them."""
+    from harness.engines.counts import ImpossibleCounts
+    from harness.measuring.acceptance import counted_drafts
+
+    impossible = [request.impossible for request in arm.answered if request.impossible]
+    if impossible:
+        return f"{impossible[0]} in {len(impossible)} of {counted(len(arm.answered), 'answer')}"
+    if arm.counted is None:
+        return None
+    traffic = traffic_columns(arm.counted, arm.counted_requests)
+    if traffic.get("unseen_tokens"):
+        return None
+    try:
+        counted_drafts(arm.counted, arm.begun_requests, bool(traffic.get("foreign_tokens")))
+    except ImpossibleCounts as error:
+        words = arm.counted.in_words("generated", "drafts", "proposed", "accepted")
+        return f"{error} ({words})"
+    return None
 
 
 def traffic_columns(counts: Counts, requests: Sequence[RequestRecord]) -> dict[str, Any]:

@@ -45,6 +45,9 @@ class LatencyPromptRow(Row):
     )
     unit: MaybeInt = figure("number of the batch or lap that it was part of, from 0")
     error: MaybeText = figure("why the request failed")
+    impossible_counts: MaybeText = figure(
+        "counts of the server that cannot be true, with its words; no figure follows from them"
+    )
     acceptance_rate: MaybeFloat = figure("accepted / proposed draft tokens")
     conditional_acceptance_rate: MaybeFloat = figure("accepted / tested draft tokens")
     mean_acceptance_length: MaybeFloat = figure(

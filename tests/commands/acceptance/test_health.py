@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from harness.commands.acceptance.health import drafted_k, health_columns, likelihood_columns
+from harness.engines.counts import DraftCounts
 from harness.engines.door.reading import ReadText
 from harness.engines.requests import RequestRecord
 from harness.results.statistics.iterations import acceptance_chances, cut
@@ -121,7 +122,7 @@ def test_texts_are_as_likely_as_their_possible_tokens() -> None:
     assert [tokens.estimate, tokens.low, tokens.high] == pytest.approx(expected)
 
 
-TOTALS = {"num_drafted": 27, "num_accepted": 13, "max_new_tokens": 41}
+TOTALS: dict[str, Any] = {"drafts": DraftCounts(proposed=27, accepted=13), "max_new_tokens": 41}
 
 
 @pytest.mark.parametrize(
@@ -132,7 +133,7 @@ TOTALS = {"num_drafted": 27, "num_accepted": 13, "max_new_tokens": 41}
         (True, {"outcomes": [(1, 1)] * 5 + [(1, 0)] * 30}, "accepts less"),
         # It drafts where it expects to be right, and not in every iteration.
         (True, {"outcomes": [(1, 1)] * 5 + [(0, 0)] * 30}, "cannot tell"),
-        (True, TOTALS | {"num_drafted": 22, "num_accepted": 18}, "accepts more"),
+        (True, TOTALS | {"drafts": DraftCounts(proposed=22, accepted=18)}, "accepts more"),
         (True, {}, "cannot tell"),
         # It ended by itself: what was accepted may be behind its end.
         (True, TOTALS | {"max_new_tokens": 64}, "cannot tell"),
@@ -157,8 +158,8 @@ def test_a_drafter_is_judged_by_what_its_server_reports(
     [
         ({"outcomes": [(2, 1), (1, 0)]}, 4, 2),
         # Fewer are drafted where an answer ends.
-        ({"num_drafted": 79, "num_accepted": 30, "num_tokens": 41}, None, 8),
-        ({"num_drafted": 79, "num_accepted": 30, "num_tokens": 41}, 9, 9),
+        ({"drafts": DraftCounts(proposed=79, accepted=30)}, None, 8),
+        ({"drafts": DraftCounts(proposed=79, accepted=30)}, 9, 9),
         ({}, None, 0),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -66,6 +67,47 @@ def test_nothing_about_a_server_is_taken_from_the_settings(harness: Harness, ser
     report = harness("report", "output=page").stdout
     assert "tiny_medusa (as labelled)" in report
     assert "K=8" not in report
+
+
+class NineTimes(EchoServer):
+    """Its counters have nine times as many accepted draft tokens as drafted ones."""
+
+    def _counters(self) -> str:
+        self.num_accepted = 9 * self.num_drafts * (self.num_draft_tokens or 0)
+        return super()._counters()
+
+
+NINE_TIMES = NineTimes(num_draft_tokens=4, metrics=True)
+HISTOGRAM = EchoServer(
+    num_draft_tokens=4,
+    twist=lambda event: (
+        event
+        if "metrics" not in event
+        else event | vllm_report(8, accepted=1, histogram=[0, 0, 0, 0, 2])
+    ),
+)
+
+
+def vllm_report(drafted: int, accepted: int, histogram: list[int]) -> dict[str, Any]:
+    counts = {"num_draft_tokens": drafted, "num_accepted_draft_tokens": accepted}
+    return {"metrics": {"speculative_decoding": counts | {"acceptance_histogram": histogram}}}
+
+
+@pytest.mark.parametrize(
+    ("server", "word"),
+    [(NINE_TIMES, "vllm:spec_decode_num_accepted_tokens"), (HISTOGRAM, "acceptance_histogram")],
+)
+def test_counts_that_cannot_be_are_kept_and_no_figure_follows_from_them(
+    harness: Harness, serve: Serve, server: EchoServer, word: str
+) -> None:
+    done = harness("latency", *QUICK, *serve(EchoServer(), server))
+    assert "No figure follows from them." in " ".join(done.summary.split())
+    assert mentions(done.stdout, "acceptance is unknown: the server's counts cannot be true")
+    row = results().iloc[-1]
+    assert word in row["impossible_counts"]
+    assert row["speedup"] > 0
+    columns = [name for name in row.index if "accept" in name or "per_iteration" in name]
+    assert row[[*columns, "mean_proposed", "mean_num_draft_tokens", "drafted"]].isna().all()
 
 
 def test_a_model_that_is_not_served_is_refused(harness: Harness, serve: Serve) -> None:

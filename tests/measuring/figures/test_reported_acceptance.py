@@ -8,7 +8,7 @@ from harness.engines.counts import Counts
 from harness.engines.protocol import Answered
 from harness.engines.requests import RequestRecord
 from harness.measuring.figures.acceptance import AcceptanceFigures
-from harness.servers.events import note_event, read_event
+from harness.servers.events import note_reports
 from known_server import Outcomes, Reports, iterations_of, report_of
 from measured_runs import figures
 
@@ -51,7 +51,7 @@ def test_figures_are_those_of_what_the_server_did(
         request = RequestRecord(index, 3, num_tokens=length)
         # A server that knows the end was asked for so many.
         request.max_new_tokens = MOST if ends_early else length
-        note_event(request, read_event(report_of(reports, iterations)), 0.1)
+        note_reports(request, report_of(reports, iterations), MOST)
         request.count_undrafted()
         requests.append(request)
         outcomes += iterations
