@@ -130,7 +130,7 @@ def checked(rows: Sequence[LatencyRow]) -> list[str]:
         "caches cold": regular.cached_tokens == row.cached_tokens == 0,
         "no other client": regular.foreign_tokens == row.foreign_tokens == 0,
         "regular arm drafted nothing": regular.drafted is False and row.drafted,
-        "machine quiet": is_quiet and row.processor_share is not None,
+        "machine quiet": is_quiet and row.drifted is False and row.processor_share is not None,
         "clocks not lowered": row.lowest_gpu_clock_mhz and not were_throttled,
     }
     held = [check for check, is_held in checks.items() if is_held]

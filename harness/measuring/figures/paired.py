@@ -48,7 +48,8 @@ class SpeedupFigures(Group, WithSpeedup):
         "speed-up in the second half of the run over that in the first",
     )
     drifted: MaybeBool = pooled(
-        "mean", "whether that is significant and above 2 %; of several runs, in most of them"
+        "mean",
+        "whether that is significant and above 2 %; of several runs, in most of them; empty where too few were timed",
     )
     regular_against_itself: Interval | None = pooled(
         "geometric mean",
@@ -89,7 +90,7 @@ class SpeedupFigures(Group, WithSpeedup):
             ).visible_difference,
             rare_units=times.rare_in_words(),
             drift=change,
-            drifted=drift_matters(change),
+            drifted=drift_matters(change) if change.has_bounds else None,
             regular_against_itself=None if times.unit == "block" else _against_itself(pair[0]),
             # A single batch is one arm after the other.
             interleaved=in_time.regular.size > 1,

@@ -35,6 +35,9 @@ _ROUNDING = 1e-9
 # Of one or two units, which are then named where they took this many times as long as the others.
 _MOST_OF_THE_VARIANCE = 0.7
 _MUCH_LONGER = 2
+# A half of a run is compared with the other from so many units on, and from so many in effect.
+_FEWEST_IN_HALF = 3
+_FEWEST_IN_EFFECT = 2
 # A drift up to this share does not matter.
 _TOLERATED_DRIFT = 0.02
 
@@ -356,16 +359,16 @@ def drift(numerators: ArrayLike, denominators: ArrayLike, unit: str = "prompt") 
     """The ratio of totals in the second half of the units over that in the first.
 
     The halves are compared by Welch's t-test (1947) on what each unit adds to the log of its half's
-    ratio. Of a quiet machine about 5 % of the runs show a drift that matters, up to 7 % at lengths from 15 to 400
-    tokens. Where few long answers make up most of a half, no drift is stated.
+    ratio, from six units on. Of a quiet machine about 5 % of the runs show a drift that matters, up to 7 % at lengths
+    from 15 to 400 tokens, of 7 units as of 40. Where one long answer makes up most of a half, no drift is stated.
 
     Args:
         numerators: [num_units], positive, in the order in which they were measured, such as ms of an arm.
         denominators: [num_units], positive, such as ms of the other arm: a drift of the speed-up.
 
     Returns:
-        The second half over the first; bounds are nan where a half has fewer than `FEWEST_FOR_INTERVAL` effective
-        units by its denominators.
+        The second half over the first; bounds are nan where a half has too few units, or too few in effect by its
+        denominators.
     """
     tops, bottoms = np.array([numerators, denominators], dtype=np.float64)
     half = tops.size // 2
@@ -375,7 +378,8 @@ def drift(numerators: ArrayLike, denominators: ArrayLike, unit: str = "prompt") 
     log_ratios = [math.log(top.sum() / bottom.sum()) for top, bottom in halves]
     change = log_ratios[1] - log_ratios[0]
     covers = Coverage(tops.size, unit)
-    if round(min(effective_units(bottom) for _, bottom in halves)) < FEWEST_FOR_INTERVAL:
+    in_effect = min(effective_units(bottom) for _, bottom in halves)
+    if half < _FEWEST_IN_HALF or in_effect < _FEWEST_IN_EFFECT:
         return Interval(math.exp(change), covers=covers)
     added = [influences([top], [bottom]) for top, bottom in halves]
     low, high = _welch_interval(added[0], added[1], change)

@@ -95,7 +95,7 @@ def test_the_regular_arm_is_compared_with_itself_by_turns() -> None:
     assert not null.excludes(1.02)
     assert null.excludes(1)
     # Without an interval it would say how the prompts of both kinds of turns differ.
-    assert figures(SpeedupFigures, answers[:10], answers[:10]).regular_against_itself is None
+    assert figures(SpeedupFigures, answers[:5], answers[:5]).regular_against_itself is None
 
 
 def test_the_intervals_of_a_run_that_may_stop_are_wider() -> None:
