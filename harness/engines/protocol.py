@@ -362,11 +362,13 @@ class Servers:
         names: name and version, as they report them, each once.
         models: what they were asked for, by its names there, each once.
         commands: that started them here, one per arm; empty for servers that ran already.
+        devices: names of those on which they compute; empty where these are not known.
     """
 
     names: Sequence[str] = ()
     models: Sequence[str] = ()
     commands: Sequence[str] = ()
+    devices: Sequence[str] = ()
 
 
 class Engine:

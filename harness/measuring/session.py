@@ -67,7 +67,8 @@ class Session:
         has_measured: whether nothing that decides is missing: whoever interrupts the run then has a whole one.
         placed: the pair with its devices, after `place`; None if the engine loads none here.
         engine: after `open`.
-        devices: product names, ['NVIDIA A100-SXM4-40GB'], or the address of a server; [] before `place`.
+        devices: product names, ['NVIDIA A100-SXM4-40GB']; [] before `place`, and where a server computes on others than
+            this machine shows.
         written: the rows that `write_rows` has written so far.
     """
 
@@ -198,8 +199,8 @@ class Session:
         settings = self.settings
         engine = engine_of(settings)
         if not engine.loads_pair:
-            address = settings.engine.url
-            self.devices = device_names() if address is None else [address]
+            # Those of a server are seen when it has answered.
+            self.devices = device_names() if engine.own_clock else []
         elif self.placed is None:
             # The first demand of a run is its largest.
             demand = Demand(
@@ -244,6 +245,9 @@ class Session:
             say=say,
         )
         self.engine = self._keeper.open(self.settings, preparation, self.directory)
+        if self.engine.servers is not None:
+            self.devices = list(self.engine.servers.devices)
+            write_environment(self.directory, self.devices)
         return self.engine
 
     def close(self) -> None:
@@ -359,6 +363,9 @@ class Session:
 
     def _circumstances(self) -> dict[str, Any]:
         measurement = self.identify()
+        if self.engine is not None and self.engine.servers is not None:
+            # Of servers that take turns one started later.
+            self.devices = list(self.engine.servers.devices)
         columns: dict[str, Any] = {
             "status": self.status,
             "error": self.error,

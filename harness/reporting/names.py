@@ -13,10 +13,10 @@ from harness.results.runs import AnyRunRow, Run
 from harness.results.schema import RunRow
 
 # Columns that are no reason for a difference (`run` to `setup_s`), or that the pair's name or
-# another place of the report shows. The address of a server is among its devices.
+# another place of the report shows.
 _NEVER_IN_NAMES = frozenset(
     "run job repeat status error timestamp directory measurement settings setup_s model draft num_draft_tokens"
-    " weights quantization dtype synthetic_acceptance lossy operands view server request_rate output url".split()
+    " weights quantization dtype synthetic_acceptance lossy operands view server request_rate output".split()
 )
 # Settings by which a server is started: its command says what they came to.
 STARTS_SERVERS = ("engine.first_command", "engine.start_command")

@@ -94,7 +94,9 @@ def _is_replaced(name: str, by: str) -> bool:
 def device_of(row: RunRow) -> str:
     if row.is_simulated:
         return "planted costs, no measurement"
-    return row.devices or "an unknown device"
+    if row.devices:
+        return row.devices
+    return f"{row.url}, device not known" if row.url else "device not known"
 
 
 def _lengths(rows: Sequence[RunRow]) -> str | None:

@@ -202,7 +202,9 @@ class RunRow(Row):
     draft_runner: MaybeText = circumstance("what ran the draft, where that is another runner")
     setup_s: MaybeFloat = circumstance("time to compile", "s")
     timestamp: MaybeText = circumstance("when the row was written, UTC")
-    devices: MaybeText = circumstance("names of the devices that computed", phrase="on {}")
+    devices: MaybeText = circumstance(
+        "names of the devices that computed; empty where a server's are not known", phrase="on {}"
+    )
     num_threads: MaybeInt = circumstance("threads that computed on the CPU")
     harness_version: MaybeText = circumstance("version of harness")
     commit: MaybeText = circumstance("commit of harness; `-dirty` with uncommitted changes")

@@ -39,6 +39,7 @@ from harness.engines.record import Opening
 from harness.engines.requests import Load, RequestError, RequestRecord
 from harness.engines.text_tokenizer import TextTokenizer
 from harness.servers.connection import Connection, connect
+from harness.servers.devices import devices_of
 from harness.servers.dialects import UNKNOWN, dialect_of
 from harness.servers.identity import AskedServer, check_same_weights, choose_model, server_report
 from harness.servers.launch import Served, StartedServer
@@ -198,6 +199,7 @@ class ServerEngine(Engine):
             self.servers,
             names=list(dict.fromkeys(asked.server for asked in known if asked.server)),
             models=list(dict.fromkeys(map(str, models))),
+            devices=_devices([server.devices for server in self.arms if server.asked is not None]),
         )
 
     def _restart_if_asked(self, arm: Arm) -> None:
@@ -230,6 +232,12 @@ class ServerEngine(Engine):
         self.loop.close()
 
 
+def _devices(of_arms: Sequence[Sequence[str]]) -> list[str]:
+    """The devices of all servers, each once; none where those of one are not known."""
+    names = [name for devices in of_arms for name in devices]
+    return list(dict.fromkeys(names)) if all(of_arms) else []
+
+
 class ServerArm(Arm):
     """One server.
 
@@ -241,6 +249,7 @@ class ServerArm(Arm):
         process: of a server that was started here, until `stop`.
         asked: the server, as it was last asked; None before it is.
         connection: made by `connect`, dropped by `stop`.
+        devices: on which it computes, as `connect` saw them; empty where they are not known.
         requests: records of the last ones.
     """
 
@@ -250,6 +259,7 @@ class ServerArm(Arm):
         self.process: StartedServer | None = None
         self.asked: AskedServer | None = None
         self.connection: Connection | None = None
+        self.devices: Sequence[str] = ()
         self.requests: Sequence[RequestRecord] = ()
         self._takes_tools = False
         self._engine = engine
@@ -321,6 +331,7 @@ class ServerArm(Arm):
         finally:
             connecting.cancel()
         self.traits = self.connection.traits
+        self.devices = devices_of(self.url, self.process.pid if self.process else None)
 
     def stop(self) -> None:
         """Close the connection, and end the server if it was started here."""

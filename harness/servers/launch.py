@@ -124,6 +124,11 @@ class StartedServer:
         self._guard.stdin.flush()
 
     @property
+    def pid(self) -> int:
+        """The process from which all of its processes descend, but those of a container."""
+        return self._guard.pid
+
+    @property
     def ended(self) -> str | None:
         """Why it has ended, from its output; None while it runs."""
         code = self._guard.poll()

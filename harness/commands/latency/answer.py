@@ -123,6 +123,7 @@ def checked(rows: Sequence[LatencyRow]) -> list[str]:
     is_quiet = row.was_quiet and not regular.was_starved
     has_equal_texts = row.identical_prompts == row.num_prompts
     were_throttled = regular.num_throttled_units or row.num_throttled_units
+    are_gpus_quiet = not (row.other_gpu_processes or row.gpu_throttled or were_throttled)
     # By its words, whether each held.
     checks = {
         "equal work": row.num_tokens is not None and regular.num_tokens == row.num_tokens,
@@ -130,7 +131,10 @@ def checked(rows: Sequence[LatencyRow]) -> list[str]:
         "caches cold": regular.cached_tokens == row.cached_tokens == 0,
         "no other client": regular.foreign_tokens == row.foreign_tokens == 0,
         "regular arm drafted nothing": regular.drafted is False and row.drafted,
-        "machine quiet": is_quiet and row.drifted is False and row.processor_share is not None,
+        "machine quiet": is_quiet
+        and are_gpus_quiet
+        and row.drifted is False
+        and row.processor_share is not None,
         "clocks not lowered": row.lowest_gpu_clock_mhz and not were_throttled,
     }
     held = [check for check, is_held in checks.items() if is_held]
