@@ -11,7 +11,6 @@ from architectures import random_model, random_pair
 from harness.local.decoding.protocols import Drafter
 from harness.local.decoding.warp import AnyWarp
 from harness.local.drafting.model import ModelDrafter, ParallelDrafter, truncated
-from harness.local.drafting.translated import TranslatedDrafter, Translation
 from harness.local.runners.static import StaticRunner
 from mtp_models import mtp_target
 from small_heads import (
@@ -29,13 +28,7 @@ from text_drafters import lookup_drafter
 
 # A token that no model draws often stands for what is masked.
 MASK = 96
-# Every other token is the same in both vocabularies.
-HALF = Translation(
-    {token: token for token in range(0, 97, 2)},
-    lambda tokens: [token // 2 * 2 for token in tokens],
-    lambda token: [token // 2 * 2, 1] if token % 3 else [token // 2 * 2],
-    97,
-)
+
 
 # A target on the first device, and a drafter for it with a warp, whose model is on the second.
 Draft = Callable[..., tuple[PreTrainedModel, Drafter]]
@@ -60,11 +53,6 @@ def parallel(warp: AnyWarp) -> tuple[Any, Drafter]:
     return target_model(), ParallelDrafter(StaticRunner(target_model(seed=1)), warp, MASK)
 
 
-def translated(warp: AnyWarp, first: str = "cpu", second: str = "cpu") -> tuple[Any, Drafter]:
-    target, draft = random_pair("llama")
-    return target.to(first), TranslatedDrafter(StaticRunner(draft.to(second)), HALF, warp)
-
-
 def with_head(make_head: Callable[[], Any]) -> Draft:
     def draft(warp: AnyWarp, first: str = "cpu", second: str = "cpu") -> tuple[Any, Drafter]:
         target = target_model().to(first)
@@ -83,7 +71,6 @@ DRAFTS: dict[str, Draft] = {
     "model that agrees": agreeing,
     "early exit": early_exit,
     "parallel": parallel,
-    "translated": translated,
     "lookup": lambda warp: (target_model(), lookup_drafter()),
     "EAGLE-3": with_head(lambda: eagle_head(layer_config("llama"))),
     "P-EAGLE": with_head(lambda: eagle_head(layer_config("qwen3"), mask_token_id=MASK)),

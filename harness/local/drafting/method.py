@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from harness.local.drafting.heads.checkpoint import HeadCheckpoint
     from harness.local.drafting.heads.head import Head
     from harness.local.drafting.text import Text
-    from harness.local.drafting.translated import Translation
     from harness.local.models.checkpoints import Checkpoint
     from harness.local.models.loading import LoadedModel
 
@@ -77,7 +76,7 @@ class Pair:
             early exit, which `Method.model` makes, and for heads and text methods.
         head: the head on the target's hidden states that drafts, if one does.
         draft_settings: of the draft, whether model, head or text method; None without one.
-        translation: between the tokenizers, of a draft with another one.
+        shares_tokenizer: whether the draft has the target's tokenizer; one with another is for transformers alone.
     """
 
     target: LoadedModel
@@ -85,7 +84,7 @@ class Pair:
     tokenizer: PreTrainedTokenizerBase
     head: Head | None = None
     draft_settings: DraftSettings | None = None
-    translation: Translation | None = None
+    shares_tokenizer: bool = True
 
     @property
     def devices(self) -> list[torch.device]:
@@ -100,12 +99,10 @@ class Pair:
     @property
     def vocabulary_size(self) -> int:
         """V, the width to which logits are cut: outputs may be padded beyond it, each model's
-        differently.
-
-        With a draft of another tokenizer it is the target's own.
+        differently. With a draft of another tokenizer it is the target's own.
         """
         width = vocabulary_size(self.target.model.config)
-        if self.draft is None or self.translation is not None:
+        if self.draft is None or not self.shares_tokenizer:
             return width
         return min(width, vocabulary_size(self.draft.model.config))
 
@@ -212,12 +209,11 @@ class SampledMethod(Method):
         self, settings: SampledDraftSettings, pair: Pair, runner: Runner | None
     ) -> MakeDrafter:
         """Return a function that makes drafters with the pair's head, or with the model of the runner:
-        in parallel, translated or plain.
+        in parallel or token by token.
         """
         from harness.local.decoding.warp import Warp
         from harness.local.drafting.heads.drafter import HeadDrafter
         from harness.local.drafting.model import ModelDrafter, ParallelDrafter, mask_token
-        from harness.local.drafting.translated import TranslatedDrafter
 
         def make(target_warp: AnyWarp) -> Drafter:
             warp = Warp(0) if settings.sampling == "greedy" else target_warp
@@ -228,8 +224,6 @@ class SampledMethod(Method):
             mask = None if pair.draft is None else mask_token(pair.draft.model.config)
             if mask is not None:
                 return ParallelDrafter(runner, warp, mask)
-            if pair.translation is not None:
-                return TranslatedDrafter(runner, pair.translation, warp)
             return ModelDrafter(runner, warp)
 
         return make
@@ -263,8 +257,8 @@ class ModelDraft(SampledMethod):
 
     name = "model"
     summary = (
-        "token by token, a parallel draft (PARD) in one pass; a head in the format of its writer, "
-        "a model also with another tokenizer"
+        "token by token, a parallel draft (PARD) in one pass; a head in the format of its writer; with another"
+        " tokenizer by engine=huggingface"
     )
     settings = ModelDraftSettings
     named = False

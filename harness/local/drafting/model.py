@@ -1,6 +1,6 @@
-"""Draft models with the target's tokenizer: token by token, or all tokens in one pass.
+"""Draft models: token by token, or all tokens in one pass.
 
-`translated` has those with another tokenizer. Early exit is the first layers of the target, with its
+Early exit is the first layers of the target, with its
 norm and head, as a separate model that shares all weights. Nothing is trained for it, as in Draft &
 Verify (Zhang et al. 2023, arXiv:2309.08168); LayerSkip (Elhoushi et al. 2024, arXiv:2404.16710)
 trains models so that early layers predict well.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -76,22 +76,14 @@ class ModelDrafter(Drafter):
         # Proposals are returned on the target's device.
         self._device = step.logits.device
         read = self.runner.add if self._unread else self.runner.start
-        self._runner_device = read(self._own_prompts(prompts)).logits.device
-        self._unread += [self._own_tokens([token]) for token in first_tokens]
-
-    def _own_prompts(self, prompts: TokenRows) -> TokenRows:
-        """Return the prompts as the draft model reads them."""
-        return prompts
-
-    def _own_tokens(self, decided: Sequence[int]) -> Sequence[int]:
-        """Return decided tokens as the draft model reads them."""
-        return decided
+        self._runner_device = read(prompts).logits.device
+        self._unread += [[token] for token in first_tokens]
 
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
-        tokens, probabilities = self._draw(uniforms.to(self._runner_device), self.warp)
+        tokens, probabilities = self._draw(uniforms.to(self._runner_device))
         return Proposal(tokens.to(self._device), probabilities.to(self._device))
 
-    def _draw(self, uniforms: Tensor, warp: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    def _draw(self, uniforms: Tensor) -> tuple[Tensor, Tensor]:
         """Feed the unread tokens, and draw tokens [B, K] from distributions [B, K, V].
 
         Only the last one or two of each row are fed as drawing begins, because runners compile passes
@@ -111,13 +103,11 @@ class ModelDrafter(Drafter):
         last = torch.stack(columns, dim=1)
         self._num_fed = num_last
         self._num_drafted_fed = uniforms.shape[1] - 1
-        return draw(lambda tokens: self.runner.extend(tokens).logits, last, uniforms, warp)
+        return draw(lambda tokens: self.runner.extend(tokens).logits, last, uniforms, self.warp)
 
     def observe(self, num_accepted: Sequence[int], decided: TokenRows, step: Step) -> None:
         rows = zip(self._unread, decided, strict=True)
-        texts: list[Sequence[int]] = [
-            [*unread, *self._own_tokens(tokens)] for unread, tokens in rows
-        ]
+        texts: list[Sequence[int]] = [[*unread, *tokens] for unread, tokens in rows]
         if self._num_fed:
             # How many of these tokens the cache keeps. All rows give tokens back until they lack as many as
             # the one that lacks most; more than two would not be fed together (`_draw`).
@@ -152,7 +142,7 @@ class ParallelDrafter(ModelDrafter):
         super().__init__(runner, warp)
         self._mask = mask
 
-    def _draw(self, uniforms: Tensor, warp: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    def _draw(self, uniforms: Tensor) -> tuple[Tensor, Tensor]:
         counts = list(map(len, self._unread))
         num_draft_tokens = uniforms.shape[1]
         width = max(counts) + num_draft_tokens - 1
@@ -162,7 +152,7 @@ class ParallelDrafter(ModelDrafter):
         self._unread = [[] for _ in counts]
         last_unread = to_device(counts, logits.device).unsqueeze(1) - 1
         index = last_unread + torch.arange(num_draft_tokens, device=logits.device)
-        probabilities = warp(gather_rows(logits, index))
+        probabilities = self.warp(gather_rows(logits, index))
         return existing_index(probabilities, uniforms), probabilities
 
 

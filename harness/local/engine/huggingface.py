@@ -67,7 +67,7 @@ def check_pair(planned: PlannedPair, decoding: DecodingSettings) -> None:
         rule = (
             "must have the model's tokenizer, or not its number of outputs, with engine=huggingface"
         )
-        require(planned.translation is None, "draft", rule, draft)
+        require(planned.shares_tokenizer, "draft", rule, draft)
 
 
 class HuggingFaceEngine(Engine):

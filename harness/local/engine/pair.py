@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from harness.config.amounts import amount
 from harness.config.demand import Demand
@@ -24,7 +25,6 @@ from harness.local.drafting.checked import method_of
 from harness.local.drafting.heads.checkpoint import HeadCheckpoint
 from harness.local.drafting.method import DraftPlan, Pair
 from harness.local.drafting.model import mask_token, shared_sketch
-from harness.local.drafting.translated import Translation, how_to_translate
 from harness.local.models.checkpoints import (
     Checkpoint,
     check_quantizer,
@@ -63,7 +63,7 @@ class PlannedPair:
         placement: the run's.
         draft_settings: of the draft, of any kind; None without one.
         head: a draft that is a head.
-        translation: between the tokenizers, of a draft with another one.
+        shares_tokenizer: whether a draft model has the target's tokenizer.
         tokenizer: the target's; None for a pair on paper, whose tokenizers nobody has read.
         gpus: that it may be placed on, by torch's indices; none for a pair on the CPU, and on paper.
     """
@@ -73,7 +73,7 @@ class PlannedPair:
     placement: PlacementSettings
     draft_settings: DraftSettings | None = None
     head: HeadCheckpoint | None = None
-    translation: Translation | None = None
+    shares_tokenizer: bool = True
     tokenizer: Any = None
     gpus: Sequence[int] = ()
 
@@ -106,41 +106,28 @@ class PlannedPair:
         longest = max(map(len, prompts))
         for checkpoint in self.checkpoints:
             limit = max_context(checkpoint.config)
-            length = max(map(len, self._as_read(checkpoint, prompts)))
-            # The answer in the draft's tokens is assumed to be longer in proportion.
-            new = -(-new_tokens * length // longest)
-            spelled = "" if new == new_tokens else f" (about {new} tokens of the draft's)"
-            if limit is not None and length + new > limit:
-                total = f"with {answers}{spelled} that is {length + new} tokens"
+            if limit is not None and longest + new_tokens > limit:
+                total = f"with {answers} that is {longest + new_tokens} tokens"
                 model = f"{checkpoint.role}={checkpoint.settings.name}"
-                return Excess(length, f"{total}, and {model} takes {limit}")
+                return Excess(longest, f"{total}, and {model} takes {limit}")
         return None
-
-    def _as_read(self, checkpoint: Checkpoint, token_ids: TokenRows) -> TokenRows:
-        """Texts in the tokens of a model of this pair."""
-        if checkpoint.role == "model" or self.translation is None:
-            return token_ids
-        return [self.translation.prompt_into_draft(ids) for ids in token_ids]
 
     def check_vocabulary(self, token_ids: TokenRows) -> None:
         """Raise a SettingError for a token that a model has no embedding for.
 
         Such a tokenizer was extended after the model's training.
         """
-        for checkpoint in self.checkpoints:
-            read = self._as_read(checkpoint, token_ids)
-            largest = max(map(max, read), default=0)
+        largest = max(map(max, token_ids), default=0)
+        # A draft with another tokenizer reads tokens of its own.
+        for checkpoint in self.checkpoints if self.shares_tokenizer else self.checkpoints[:1]:
             size = vocabulary_size(checkpoint.config)
             if largest >= size:
-                token = str(largest)
-                owner = "model" if self.translation is None else checkpoint.role
-                if owner == "model":
-                    token += f" ({self.tokenizer.convert_ids_to_tokens(largest)})"
+                token = f"{largest} ({self.tokenizer.convert_ids_to_tokens(largest)})"
                 model = f"{checkpoint.role}={checkpoint.settings.name}"
                 rule = (
                     f"has token {token}, and {model} has {size} (resize_token_embeddings adds more)"
                 )
-                raise SettingError(f"{owner}.tokenizer", rule)
+                raise SettingError("model.tokenizer", rule)
 
     def place(self, demand: Demand, *, force: bool = False) -> PlacedPair:
         """Choose a device for every layer, by the memory that is free now.
@@ -198,13 +185,7 @@ class PlacedPair(PlannedPair):
         """The decisions, for the user: one line per model."""
         lines: list[str | None] = [model.describe() for model in self.models]
         draft_settings = self.draft_settings
-        if self.translation is not None:
-            name = self.models[1].checkpoint.settings.name
-            number = f"{len(self.translation.common):,}"
-            lines.append(
-                f"draft {name}: another tokenizer; it draws from the {number} tokens that the model has too"
-            )
-        elif draft_settings is not None and len(self.models) == 1:
+        if draft_settings is not None and len(self.models) == 1:
             if self.head is not None:
                 size = amount(self.sketches[-1].weight_bytes)
                 how = f"{self.head.kind.title} head, {size}"
@@ -245,7 +226,7 @@ class PlacedPair(PlannedPair):
         elif draft is None and isinstance(settings, ModelSettings):
             # `draft=` is the same model as `model=`.
             draft = dataclasses.replace(target, settings=settings)
-        return Pair(target, draft, self.tokenizer, head, settings, self.translation)
+        return Pair(target, draft, self.tokenizer, head, settings, self.shares_tokenizer)
 
 
 def plan_pair(
@@ -277,15 +258,36 @@ def plan_pair(
     gpus = usable_gpus(placement, models)
     device = torch.device("cuda", 0) if gpus else torch.device("cpu")
     pair = sketch_pair(target, draft, placement, dtype, device, weights)
-    translation: Translation | None = None
+    shares_tokenizer = True
     if weights == "random":
         tokenizer = random_tokenizer(*pair.checkpoints)
     else:
         tokenizer = load_tokenizer(target)
         for checkpoint in pair.checkpoints[1:]:
             other = load_tokenizer(checkpoint.settings, "draft")
-            translation = how_to_translate(pair.checkpoints[0], checkpoint, tokenizer, other)
-    return dataclasses.replace(pair, translation=translation, tokenizer=tokenizer, gpus=gpus)
+            shares_tokenizer = tokenizer.get_vocab() == other.get_vocab()
+            if shares_tokenizer:
+                check_outputs(pair.checkpoints[0], checkpoint, tokenizer)
+    return dataclasses.replace(
+        pair, shares_tokenizer=shares_tokenizer, tokenizer=tokenizer, gpus=gpus
+    )
+
+
+def check_outputs(
+    target: Checkpoint, draft: Checkpoint, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """Raise a SettingError if one of two models with a tokenizer has no outputs for some of its tokens.
+
+    Embeddings may differ in size although tokenizers agree: models of one family pad them differently (Qwen2 0.5B has
+    151,936 rows and 7B 152,064, for 151,646 tokens). Logits beyond `Pair.vocabulary_size` stand for no token, and
+    must be cut off before logits are compared.
+    """
+    num_outputs, num_draft_outputs = map(vocabulary_size, (target.config, draft.config))
+    num_tokens = max(tokenizer.get_vocab().values()) + 1
+    if num_outputs != num_draft_outputs and min(num_outputs, num_draft_outputs) < num_tokens:
+        target_size = f"{num_outputs} of model={target.settings.name}"
+        rule = f"has {num_draft_outputs} outputs against {target_size}, for {num_tokens} tokens"
+        raise SettingError("draft", rule, draft.settings.name)
 
 
 def sketch_pair(

@@ -193,7 +193,7 @@ def _notes(problem: PlacementProblem) -> list[str]:
     if max(sizes) - min(sizes) > PADDING * max(sizes):
         notes.append(
             f"the vocabularies differ ({sizes[0]} and {sizes[1]} tokens):"
-            " the draft's are translated"
+            " engine=huggingface drafts with two tokenizers, engine=local with one"
         )
     return [note for note in notes if note]
 

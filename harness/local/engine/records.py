@@ -30,6 +30,8 @@ class Local(EngineRecord):
         for checkpoint in pair.checkpoints[1:]:
             reads_target = checkpoint.config.model_type in _READ_TARGET_CACHE
             require(not reads_target, "draft", rule, checkpoint.settings.name)
+        rule = "has another tokenizer than the model: engine=huggingface drafts with both"
+        require(pair.shares_tokenizer, "draft", rule, pair.checkpoints[-1].settings.name)
 
     def open(self, opening: Opening) -> Engine:
         from harness.local.engine.engine import LocalEngine

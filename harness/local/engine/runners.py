@@ -25,7 +25,6 @@ from harness.local.drafting.method import MakeDrafter, Method, Pair
 from harness.local.drafting.model import widths as draft_widths
 from harness.local.models.checkpoints import is_recurrent
 from harness.local.models.loading import LoadedModel
-from harness.local.models.tokenizers import vocabulary_size
 from harness.local.runners.base import Options, UnsupportedModelError
 from harness.local.runners.snapshot import SnapshotRunner
 from harness.local.runners.static import StaticRunner
@@ -130,9 +129,7 @@ def open_runners(pair: Pair, preparation: Preparation) -> PairRunners:
     model = None if method is None else method.model(pair)
     if model is not None:
         widths = draft_widths(model.model.config, draft_lengths)
-        # Logits of a draft with a tokenizer of its own are those of its own tokens.
-        size = vocabulary_size(model.model.config) if pair.translation else pair.vocabulary_size
-        options = {"vocabulary_size": size}
+        options = {"vocabulary_size": pair.vocabulary_size}
         draft = _build("draft", model, preparation, options, widths, demand.slots(max(widths)))
         draft_name = draft.name
 

@@ -247,9 +247,6 @@ class Encoder:
         has_turns = any(prompt.turns for prompt in prompts)
         earlier = ", with the answers before its last turn" if has_turns else ""
         longest = f"the longest has {excess.num_prompt_tokens} tokens{earlier}; {excess.rule}"
-        if not long or encoded.too_long:
-            # Only in the tokens of a draft with another tokenizer are they too long.
-            raise SettingError("prompts", longest)
         skipping = "leaves none" if too_long == "skip" else "leaves them out"
         advice = f"; prompts.too_long=skip {skipping}, truncate reads their last tokens"
         raise SettingError("prompts", f"{problem}; {longest}{advice}")

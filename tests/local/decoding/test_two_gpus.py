@@ -76,7 +76,7 @@ def on(device: str, warp: Warp = WARP, prompts: list[list[int]] = PROMPTS, lengt
 @pytest.mark.parametrize(
     "kind",
     [
-        *("model", "translated", "EAGLE-3", "DFlash", "Medusa"),
+        *("model", "EAGLE-3", "DFlash", "Medusa"),
         *("MTP", "recurrent", "spread, early exit", "spread, head"),
     ],
 )

@@ -25,6 +25,7 @@ from harness.local.drafting.method import LookupSettings, Pair, SampledDraftSett
 from harness.local.engine.engine import LocalEngine
 from harness.local.engine.huggingface import HuggingFaceArm, HuggingFaceEngine, check_pair
 from harness.local.engine.pair import plan_pair
+from in_process import Harness
 from mtp_models import mtp_target, save_with_mtp
 from some_questions import question_of
 from tiny_checkpoints import as_draft, load, make_tokenizer
@@ -237,7 +238,7 @@ def test_heads_are_refused(save_model: Callable[..., ModelSettings], tmp_path: P
 
 
 def test_a_draft_with_another_tokenizer_needs_another_number_of_outputs_and_no_sampling(
-    save_model: Callable[..., ModelSettings],
+    harness: Harness, save_model: Callable[..., ModelSettings]
 ) -> None:
     target, other = save_model(), make_tokenizer(extra_tokens=("<extra>",))
     same, fewer = (
@@ -250,3 +251,6 @@ def test_a_draft_with_another_tokenizer_needs_another_number_of_outputs_and_no_s
         check_pair(planned, dataclasses.replace(GREEDY, temperature=0.7))
     with pytest.raises(SettingError, match="must have the model's tokenizer"):
         check_pair(plan_pair(target, same, PlacementSettings()), GREEDY)
+    pair = [f"model={target.repository}", f"draft={fewer.repository}", "temperature=0"]
+    refused = harness.refused("latency", *pair)
+    assert "has another tokenizer than the model: engine=huggingface drafts with both" in refused

@@ -354,7 +354,8 @@ def test_a_draft_that_reads_the_target_s_cache_is_refused_before_weights_load() 
     for kind in ("gemma4", "gemma4_assistant"):
         config = SimpleNamespace(model_type=kind)
         pair: Any = SimpleNamespace(
-            checkpoints=[None, SimpleNamespace(config=config, settings=settings)]
+            checkpoints=[None, SimpleNamespace(config=config, settings=settings)],
+            shares_tokenizer=True,
         )
         if kind == "gemma4":
             Local().check_pair(pair, run)

@@ -46,9 +46,7 @@ def own_model() -> SnapshotRunner:
     return SnapshotRunner(random_model("mistral", seed=1, sliding_window=5))
 
 
-DRAFTERS = {
-    name: draft for name, draft in DRAFTS.items() if name not in ("early exit", "translated")
-}
+DRAFTERS = {name: draft for name, draft in DRAFTS.items() if name != "early exit"}
 DRAFTERS |= {
     "model with windows": lambda warp: (None, ModelDrafter(own_model(), warp)),
     "greedy model": lambda warp: (None, ModelDrafter(own_model(), Warp(0))),

@@ -16,11 +16,11 @@ import huggingface_hub
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoTokenizer
 
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import ModelSettings, PlacementSettings
-from harness.local.drafting.translated import Translation, how_to_translate
+from harness.local.engine.pair import check_outputs
 from harness.local.models.checkpoints import check_decoder, is_recurrent, read_checkpoint
 from harness.local.models.sketch import sketch_model
 from harness.local.models.tokenizers import load_tokenizer, max_context
@@ -278,35 +278,17 @@ def test_models_of_other_kinds_are_refused(model_type: str, says: str) -> None:
         check_decoder("model", settings_of("a/b"), AutoConfig.for_model(model_type))
 
 
-def check(
-    target: PreTrainedTokenizerFast,
-    draft: PreTrainedTokenizerFast,
-    target_size: int = VOCABULARY_SIZE,
-    draft_size: int = VOCABULARY_SIZE,
-) -> Translation | None:
-    return how_to_translate(
-        as_checkpoint(make_config("llama", vocab_size=target_size)),
-        as_checkpoint(make_config("llama", vocab_size=draft_size), "draft", name="7B"),
-        target,
-        draft,
-    )
+def check(target_size: int = VOCABULARY_SIZE, draft_size: int = VOCABULARY_SIZE) -> None:
+    target = as_checkpoint(make_config("llama", vocab_size=target_size))
+    draft = as_checkpoint(make_config("llama", vocab_size=draft_size), "draft", name="7B")
+    check_outputs(target, draft, make_tokenizer())
 
 
-def test_another_vocabulary_is_translated_and_another_padding_is_not() -> None:
-    for sizes in ((320, 320), (384, 320), (320, 384)):
-        assert check(make_tokenizer(), make_tokenizer(), *sizes) is None
-    for other in (
-        make_tokenizer(extra_tokens=("<extra>",)),
-        make_tokenizer(extra_tokens=("<b>", "<a>")),
-    ):
-        found = check(make_tokenizer(extra_tokens=("<a>", "<b>")), other)
-        assert len(found.common) > 250
-
-
-def test_draft_with_fewer_outputs_than_tokens() -> None:
-    check(make_tokenizer(), make_tokenizer(), draft_size=258)
+def test_models_of_a_family_pad_their_outputs_differently_and_have_all_tokens() -> None:
+    for sizes in ((320, 320), (384, 320), (320, 384), (320, 258)):
+        check(*sizes)
     with pytest.raises(SettingError, match=r"^draft=7B: has 257 outputs against 320"):
-        check(make_tokenizer(), make_tokenizer(), draft_size=257)
+        check(draft_size=257)
 
 
 def test_shared_vocabulary_size(save_model: SaveModel) -> None:

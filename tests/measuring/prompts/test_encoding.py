@@ -25,22 +25,16 @@ from tiny_checkpoints import make_tokenizer
 
 @pytest.fixture
 def by_letters(monkeypatch: pytest.MonkeyPatch) -> Callable[..., encoding.Encoder]:
-    """An encoder whose tokens are the places of letters, for models that have room for so many before four new ones.
-
-    Args:
-        in_draft: what a draft with another tokenizer has too many of.
-    """
+    """An encoder whose tokens are the places of letters, for models that have room for so many before four new ones."""
 
     def encode(_: object, prompts: Sequence[Prompt]) -> list[list[int]]:
         chats = [prompt.chat().messages for prompt in prompts]
         return [[*range(sum(len(message["content"]) for message in chat))] for chat in chats]
 
-    def encoder(
-        room: int, too_long: Any = None, in_draft: Excess | None = None, **changes: Any
-    ) -> encoding.Encoder:
+    def encoder(room: int, too_long: Any = None, **changes: Any) -> encoding.Encoder:
         def excess(token_ids: list[list[int]], *_: object) -> Excess | None:
             longest = max(map(len, token_ids))
-            return Excess(longest, f"models take {room + 4}") if longest > room else in_draft
+            return Excess(longest, f"models take {room + 4}") if longest > room else None
 
         tokenizer = SimpleNamespace(bos_token_id=0, chat_template=None)
         planned: Any = SimpleNamespace(room=lambda _: room, excess=excess, tokenizer=tokenizer)
@@ -87,19 +81,6 @@ def test_prompts_that_are_too_long_are_refused_left_out_or_cut(
     for prompt, ids in zip(encoded.prompts, encoded.token_ids, strict=True):
         length = len(prompt.text)
         assert ids == [0, *range(length - len(ids) + 1, length)]
-
-
-@pytest.mark.parametrize(
-    ("too_long", "lengths"), [(None, [3, 3]), ("skip", [3, 20]), ("truncate", [3, 20])]
-)
-def test_prompts_too_long_for_a_draft_with_another_tokenizer_are_refused(
-    by_letters: Any, too_long: str | None, lengths: list[int]
-) -> None:
-    """Those that are left fit in the target's tokens, and not in the draft's."""
-    encoder = by_letters(10, too_long, Excess(30, "and draft=other takes 20"))
-    expected = "^prompts: the longest has 30 tokens; and draft=other takes 20$"
-    with pytest.raises(SettingError, match=expected):
-        encode_set(encoder, *(Prompt("a" * length) for length in lengths))
 
 
 def test_chats_with_tools_are_sent_whole_or_not_at_all(by_letters: Any) -> None:
