@@ -24,9 +24,9 @@ LARGEST_K = 1024
 # Bytes that the file systems of Linux allow; macOS allows as many in a name.
 _LONGEST_NAME = 255
 _LONGEST_PATH = 4095
-# `auto` chooses K in every iteration, up to _LARGEST_AUTO_K.
+# `auto` is transformers' schedule, which begins with _FIRST_AUTO_K.
 NumDraftTokens = int | Literal["auto"]
-_LARGEST_AUTO_K = 16
+_FIRST_AUTO_K = 20
 # Endings of files with prompts, and what a column of such a file can be.
 PROMPT_FILES = (".txt", ".jsonl", ".json", ".csv", ".parquet")
 PROMPT_COLUMNS = (
@@ -222,8 +222,8 @@ class DecodingSettings:
     """How tokens are chosen and verified.
 
     Attributes:
-        num_draft_tokens: K, tokens proposed per iteration; `auto` chooses it in every iteration. With `serve` it
-            may be 0: the draft is loaded and drafts nothing.
+        num_draft_tokens: K, tokens proposed per iteration; `auto` is transformers' schedule
+            (engine=huggingface). With `serve` it may be 0: the draft is loaded and drafts nothing.
         temperature: 0 is greedy.
         top_k: keep the k likeliest tokens; 0 keeps all.
         top_p: keep the smallest set of likeliest tokens whose mass reaches this; 1 keeps all.
@@ -287,8 +287,8 @@ class DecodingSettings:
 
     @property
     def most_draft_tokens(self) -> int:
-        """The largest K of an iteration."""
-        return _LARGEST_AUTO_K if self.num_draft_tokens == "auto" else self.num_draft_tokens
+        """The largest K of an iteration; of `auto` the first."""
+        return _FIRST_AUTO_K if self.num_draft_tokens == "auto" else self.num_draft_tokens
 
     @property
     def lossy(self) -> bool:

@@ -26,10 +26,6 @@ if TYPE_CHECKING:
     from harness.local.drafting.method import Pair
 
 
-# The numbers of draft tokens from which `auto` chooses. Few, because runners are compiled for each.
-_AUTO_PREPARED = (1, 2, 4, 8)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Preparation:
     """The work that an engine is prepared for.
@@ -61,14 +57,6 @@ class Preparation:
             decoding.most_draft_tokens,
             self.runner,
         )
-
-    @property
-    def draft_lengths(self) -> list[int]:
-        """The numbers of draft tokens that runners are compiled for; none if nothing is drafted."""
-        if self.decoding.num_draft_tokens == "auto":
-            return [*_AUTO_PREPARED]
-        most = self.decoding.most_draft_tokens
-        return [most] if most else []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,10 +114,12 @@ class EngineRecord(RecordWithSettings, Abilities):
         name: of the engine in `engine=`.
         summary: half a line about it, for help.
         settings: the dataclass of the settings under `engine.`.
+        has_schedule: whether it can choose K in every iteration (`decoding.num_draft_tokens=auto`).
     """
 
     summary: ClassVar[str]
     settings: ClassVar[type[EngineSettings]] = EngineSettings
+    has_schedule: ClassVar[bool] = False
 
     def adapted(self, run: RunSettings) -> RunSettings:
         """Return the settings of a run, with those that this engine implies."""
@@ -140,9 +130,12 @@ class EngineRecord(RecordWithSettings, Abilities):
 
         An engine without `own_loop` refuses settings that only this project's loop supports.
         """
+        decoding = run.decoding
+        number = decoding.num_draft_tokens
+        rule = f"must be a number with engine={self.name}; engine=huggingface has a schedule"
+        require(number != "auto" or self.has_schedule, "decoding.num_draft_tokens", rule, number)
         if self.own_loop:
             return
-        decoding = run.decoding
         rule = "needs engine=local"
         require(run.runner in ("auto", "eager"), "runner", rule, run.runner)
         require(decoding.rule == "deepmind", "decoding.rule", rule, decoding.rule)
@@ -150,9 +143,6 @@ class EngineRecord(RecordWithSettings, Abilities):
         require(rates is None, "decoding.synthetic_acceptance", rule, rates)
         rule = f"must be stored with engine={self.name}"
         require(self.loads_pair or run.weights == "stored", "weights", rule, run.weights)
-        number = decoding.num_draft_tokens
-        rule = f"must be a number with engine={self.name}"
-        require(number != "auto", "decoding.num_draft_tokens", rule, number)
 
     def check_pair(self, pair: Any, run: RunSettings) -> None:
         """Raise a SettingError for models whose configurations show that this engine cannot run them.

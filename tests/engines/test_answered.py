@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
-
-import pytest
 
 from harness.config.settings import DecodingSettings
 from harness.engines.arrivals import Origin, origins
@@ -47,17 +44,10 @@ def test_requests_that_were_sent_have_times_of_their_own() -> None:
     assert list(map(list, in_batches([1, 2, 3], 2))) == [[1, 2], [3]]
 
 
-@pytest.mark.parametrize(
-    ("number", "prepared", "most"), [(3, [3], 3), ("auto", [1, 2, 4, 8], 16), (0, [], 0)]
-)
-def test_runners_are_prepared_for_the_numbers_that_are_drafted(
-    number: Any, prepared: list[int], most: int
-) -> None:
-    decoding = DecodingSettings(max_new_tokens=10, num_draft_tokens=number)
+def test_a_row_has_slots_for_prompt_answer_a_proposal_and_one_more() -> None:
+    decoding = DecodingSettings(max_new_tokens=10, num_draft_tokens=3)
     preparation = Preparation(decoding=decoding, longest_prompt=20)
-    assert preparation.draft_lengths == prepared
-    # Prompt, answer, a proposal, and one more.
-    assert preparation.demand.slots() == 20 + 10 + most + 1
+    assert preparation.demand.slots() == 20 + 10 + 3 + 1
 
 
 def test_tokens_of_an_iteration_come_from_draft_and_target() -> None:

@@ -184,7 +184,7 @@ LATENCIES: dict[str, tuple[Changes, Changes]] = {
     "no difference to see": (UNSURE | {"speedup": 1.0, "speedup_covers": over(15)}, {}),
     "runs": (UNSURE | {"speedup_covers": over(15, num_runs=3)}, {}),
     "no phases": ({"draft_ms": None}, {}),
-    "slow": ({"num_draft_tokens": "auto", "mean_num_draft_tokens": 0.4, "speedup": 0.9, "speedup_low": 0.8,
+    "slow": ({"mean_num_draft_tokens": 0.4, "speedup": 0.9, "speedup_low": 0.8,
               "speedup_high": 0.95, "speedup_covers": over(15)}, {}),
     "unknown": (UNKNOWN_COSTS, {}),
     "unknown, of a server": (UNKNOWN_COSTS | COMMANDS, {}),

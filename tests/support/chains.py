@@ -10,7 +10,6 @@ from scipy import stats
 from torch import Tensor
 
 from harness.engines import protocol
-from harness.local.decoding.adaptive import DraftLength
 from harness.local.decoding.loop import Iteration, Loop, RowRequest, RowStep
 from harness.local.decoding.protocols import Drafter, Runner
 from harness.local.decoding.randomness import uniforms
@@ -88,7 +87,7 @@ def speculative(
     target: Runner,
     drafter: Drafter,
     requests: Sequence[RowRequest],
-    num_draft_tokens: int | DraftLength,
+    num_draft_tokens: int,
     *options: Any,
     **named: Any,
 ) -> Iterator[Iteration]:

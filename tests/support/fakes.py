@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from harness.local.decoding.adaptive import DraftLength
 from harness.local.decoding.protocols import Drafter, Proposal, Runner, Step
 
 
@@ -102,21 +101,3 @@ class TableDrafter(Drafter):
 
     def select(self, rows: Sequence[int]) -> None:
         self.rows = [self.rows[row] for row in rows]
-
-
-class Scripted(DraftLength):
-    """The numbers of a list in turn."""
-
-    most = 5
-
-    def __init__(self, numbers: Sequence[int]) -> None:
-        self.numbers, self.turn = numbers, 0
-        self.seen: list[tuple[Sequence[int], Sequence[int]]] = []
-
-    def choose(self, num_rows: int) -> int:
-        assert len(self.seen) == self.turn
-        self.turn += 1
-        return self.numbers[self.turn % len(self.numbers)]
-
-    def observe(self, limits: Sequence[int], num_accepted: Sequence[int]) -> None:
-        self.seen.append((limits, num_accepted))

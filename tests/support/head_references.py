@@ -13,7 +13,6 @@ from transformers import PreTrainedModel
 from architectures import VOCABULARY
 from chains import requests, speculative
 from harness.config.settings import ModelSettings
-from harness.local.decoding.adaptive import DraftLength
 from harness.local.decoding.protocols import Drafter, Proposal, Step
 from harness.local.decoding.warp import Warp
 from harness.local.drafting.heads.block import DFlash
@@ -85,7 +84,7 @@ class Checked(Drafter):
 
 
 def check_against(
-    target: PreTrainedModel, drafter: Drafter, expected: Expected, k: int | DraftLength = 4
+    target: PreTrainedModel, drafter: Drafter, expected: Expected, k: int = 4
 ) -> None:
     """Ragged rows that accept different numbers of tokens and end at different times."""
     checked = Checked(drafter, target, expected)

@@ -75,18 +75,11 @@ def share_of_predicted(row: LatencyRow) -> float | None:
     return measured.estimate / row.predicted_speedup
 
 
-def auto_gave_up(row: LatencyRow) -> bool:
-    """Whether K=auto stopped drafting, after which too few draft tokens are left for costs."""
-    return row.num_draft_tokens == "auto" and (row.mean_num_draft_tokens or 0.0) < 0.5
-
-
 def held_back(regular: LatencyRow | None, row: LatencyRow) -> str | None:
     """The strongest limit of the speed-up, as `main_limit`; None where costs are unknown, as beside other programs."""
     costs = costs_in_steps(regular, row)
     if costs is None or row.predicted_speedup is None or row.was_starved:
         return None
-    if auto_gave_up(row):
-        return "drafting does not pay: auto gave it up"
     tokens = row.tokens_per_iteration or 1.0
     proposed = row.mean_num_draft_tokens or 0.0
     return main_limit(tokens, proposed, costs)

@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from harness.commands.latency.answer import stated_speedup
-from harness.commands.latency.costs import auto_gave_up, held_back, share_of_predicted
+from harness.commands.latency.costs import held_back, share_of_predicted
 from harness.commands.latency.doubts import caveats, notes
 from harness.commands.latency.ranking import RankedRun
 from harness.config.acceptance_rules import tests_each_token
@@ -117,7 +117,7 @@ def _positions(rates: Sequence[float | None]) -> str:
 
 
 def _costs(pair: RankedRun) -> StepCosts | None:
-    return None if auto_gave_up(pair.row) else costs_in_steps(pair.regular, pair.row)
+    return costs_in_steps(pair.regular, pair.row)
 
 
 def _tested(row: LatencyRow) -> LatencyRow | None:

@@ -51,11 +51,10 @@ def most_drawn(max_new_tokens: int) -> int:
 
 
 def tokens_at_place(decoding: DecodingSettings) -> int:
-    """How many tokens each text at the one place has: the target's own first one, a whole proposal (K=auto counts as
-    four), and the bonus token behind it.
+    """How many tokens each text at the one place has: the target's own first one, a whole proposal, and the bonus
+    token behind it.
     """
-    k = decoding.num_draft_tokens
-    return min((4 if k == "auto" else k) + 2, decoding.max_new_tokens)
+    return min(decoding.most_draft_tokens + 2, decoding.max_new_tokens)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from harness.engines.arrivals import Origin, origins
-from harness.local.decoding.adaptive import DraftLength
 from harness.local.decoding.inference import inference
 from harness.local.decoding.protocols import Drafter, NonFiniteError, Runner, Step
 from harness.local.decoding.randomness import Purpose, inverse_cdf
@@ -147,7 +146,7 @@ class Loop:
     Args:
         target: the runner of the model that decides.
         drafter: proposes tokens; None for regular decoding, one token per row and forward pass.
-        num_draft_tokens: K, or what chooses it before every iteration; 0 is regular decoding.
+        num_draft_tokens: K; 0 is regular decoding.
         verification: the rule of acceptance, called where a row is offered a token.
         redraw: propose and accept with numbers that no other iteration takes, for a rule by which a
             rejection depends on later tokens (block verification): a position that is drafted again
@@ -161,7 +160,7 @@ class Loop:
         self,
         target: Runner,
         drafter: Drafter | None = None,
-        num_draft_tokens: int | DraftLength = 0,
+        num_draft_tokens: int = 0,
         *,
         verification: Callable[[Offer], Verdict] = verify,
         redraw: bool = False,
@@ -169,9 +168,7 @@ class Loop:
     ) -> None:
         self._target = target
         self._drafter = drafter
-        if isinstance(num_draft_tokens, int):
-            num_draft_tokens = DraftLength(num_draft_tokens)
-        self._draft_length = num_draft_tokens
+        self._num_draft_tokens = num_draft_tokens if drafter is not None else 0
         self._verification = verification
         self._redraw = redraw
         self._warp = warp or BatchWarp()
@@ -232,7 +229,7 @@ class Loop:
         # Draft: K tokens for each row, or as many as it may still take before its last one. Each row
         # has its own limit, whatever the others need: an answer must not depend on its batch. So the
         # cache never holds more than prompt and `max_new_tokens`.
-        most = self._draft_length.choose(len(rows)) if self._drafter is not None else 0
+        most = self._num_draft_tokens
         limits = [min(most, row.request.max_new_tokens - row.num_generated - 1) for row in rows]
         lengths = [0] * len(rows)
         width = max(limits)
@@ -240,8 +237,7 @@ class Loop:
         drafting = positions
         if self._redraw:
             # Behind those by position, the numbers that this iteration alone takes.
-            block = self._draft_length.most
-            drafting = [row.request.max_new_tokens + 1 + row.num_iterations * block for row in rows]
+            drafting = [row.request.max_new_tokens + 1 + row.num_iterations * most for row in rows]
         if self._drafter is not None and width > 0:
             proposal = self._drafter.propose(
                 width, self._uniforms_from(drafting, width, Purpose.DRAFT)
@@ -296,7 +292,6 @@ class Loop:
             self._drafter.observe(
                 num_accepted, [row_step.tokens for row_step in iteration.row_steps], step
             )
-            self._draft_length.observe(limits, num_accepted)
         for row in rows:
             row.num_iterations += 1
         return iteration

@@ -156,17 +156,12 @@ class ParallelDrafter(ModelDrafter):
         return existing_index(probabilities, uniforms), probabilities
 
 
-def widths(config: PreTrainedConfig, draft_lengths: Sequence[int]) -> list[int]:
+def widths(config: PreTrainedConfig, num_draft_tokens: int) -> list[int]:
     """Return the widths of the passes, in tokens, for which a draft model's runner is compiled.
 
     A parallel draft reads up to K + 1 decided tokens with K - 1 masks.
-
-    Args:
-        draft_lengths: every number of draft tokens, K, that the run may use; none where it drafts nothing.
     """
-    if mask_token(config) is None:
-        return [1, 2]
-    return [2 * k for k in draft_lengths] or [1]
+    return [1, 2] if mask_token(config) is None else [max(1, 2 * num_draft_tokens)]
 
 
 def mask_token(config: PreTrainedConfig) -> int | None:

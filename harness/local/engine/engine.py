@@ -24,7 +24,6 @@ from harness.engines.door.serving import TokenLogprob
 from harness.engines.phases import Phases
 from harness.engines.protocol import Answered, Arm, Engine, Request, Traits, Weights
 from harness.engines.record import Preparation
-from harness.local.decoding.adaptive import Adaptive
 from harness.local.decoding.loop import Iteration, Loop, RowRequest, RowStep
 from harness.local.decoding.protocols import NonFiniteError
 from harness.local.decoding.randomness import uniforms
@@ -52,8 +51,6 @@ class LocalArm(Arm):
     Attributes:
         runners: of the loaded pair.
         weights: its models.
-        policy: chooses K in each iteration where `decoding.num_draft_tokens` is `auto`, and learns
-            from answer to answer.
         drafts: whether it speculates.
         fault: a mistake planted in the arm.
         timer: times the phases of target and drafter; None for none.
@@ -62,7 +59,6 @@ class LocalArm(Arm):
     name: str
     runners: PairRunners
     weights: Weights
-    policy: Adaptive
     drafts: bool = False
     fault: Fault = NONE
     timer: PhaseTimer | None = None
@@ -168,7 +164,6 @@ class LocalArm(Arm):
         drafter: Any = self.runners.drafter(warp)
         if self.timer is not None:
             drafter = self.timer.watch("drafting", drafter, "propose")
-        number = decoding.num_draft_tokens
         rates = decoding.synthetic_rates
         rule = RULES[decoding.rule].verification(decoding) if rates is None else AcceptByCoin(rates)
         if rates is None and not RULES.is_built_in(decoding.rule):
@@ -178,7 +173,7 @@ class LocalArm(Arm):
         return Loop(
             target,
             drafter,
-            self.policy if number == "auto" else number,
+            decoding.most_draft_tokens,
             verification=rule,
             redraw=RULES[decoding.rule].redraws,
             warp=warp,
@@ -217,8 +212,8 @@ class LocalEngine(Engine):
         self._pair = pair
         self._fault = fault_of(preparation.fault)
         self.runners = open_runners(pair, preparation)
-        lengths = preparation.draft_lengths if pair.draft_settings is not None else []
-        width = max(lengths, default=0) + 1
+        drafts = pair.draft_settings is not None
+        width = 1 + (preparation.decoding.most_draft_tokens if drafts else 0)
         reference = ModelReference(self.runners, width, preparation.batch_size)
         self.weights: Weights = loaded_weights(pair, reference)
         self.runner = self.runners.target_name
@@ -239,8 +234,7 @@ class LocalEngine(Engine):
         self, new_timer: Callable[[], PhaseTimer | None] = lambda: None
     ) -> Sequence[Arm]:
         """The regular arm and, where there is a draft, the speculative one."""
-        policy = Adaptive(self.runners.num_choices)
-        common = (self.runners, self.weights, policy)
+        common = (self.runners, self.weights)
         arms = [LocalArm("regular", *common, timer=new_timer())]
         if self._pair.draft_settings is not None:
             timer = new_timer()

@@ -179,12 +179,7 @@ class HuggingFaceArm(Arm):
         # an assistant's.
         configs = {target: GenerationConfig()}
         if self.assistant is not None:
-            configs[self.assistant] = GenerationConfig(
-                num_assistant_tokens=decoding.num_draft_tokens,
-                num_assistant_tokens_schedule="constant",
-                # Never stop early.
-                assistant_confidence_threshold=0.0,
-            )
+            configs[self.assistant] = _schedule(decoding)
         arguments = self.arguments | {
             "attention_mask": torch.ones_like(prompt_ids),
             "generation_config": config,
@@ -206,6 +201,21 @@ class HuggingFaceArm(Arm):
                     recorder.logits = output.logits
 
         return generate
+
+
+def _schedule(decoding: DecodingSettings) -> GenerationConfig:
+    """How many tokens an assistant drafts: always K, or as transformers' heuristic has it."""
+    if decoding.num_draft_tokens == "auto":
+        return GenerationConfig(
+            num_assistant_tokens=decoding.most_draft_tokens,
+            num_assistant_tokens_schedule="heuristic",
+        )
+    return GenerationConfig(
+        num_assistant_tokens=decoding.num_draft_tokens,
+        num_assistant_tokens_schedule="constant",
+        # Never stop early.
+        assistant_confidence_threshold=0.0,
+    )
 
 
 class _LeftError(Exception):

@@ -46,9 +46,14 @@ class HuggingFace(EngineRecord):
     name = "huggingface"
     summary = "transformers' generate() and its assisted forms, one prompt at a time"
     loads_pair = True
+    has_schedule = True
 
     def check(self, run: RunSettings) -> None:
         super().check(run)
+        number = run.decoding.num_draft_tokens
+        rule = "needs a draft model: transformers has no schedule for others"
+        has_model = run.draft is not None and run.draft.method in ("model", "early_exit")
+        require(number != "auto" or has_model, "decoding.num_draft_tokens", rule, number)
         rule = "must be 1 with engine=huggingface: assisted generation takes one prompt at a time"
         run.require_single_rows(rule)
         sampling = None if run.draft is None else run.draft.sampling

@@ -50,7 +50,6 @@ class PairRunners:
         compiled_draft: the compiled proposals of a head, if one drafts and could be compiled.
         target_name: of the target's runner.
         draft_name: of the draft's; the target's where it has none.
-        num_choices: the numbers of draft tokens that `auto` chooses from.
     """
 
     pair: Pair
@@ -59,7 +58,6 @@ class PairRunners:
     compiled_draft: CompiledDraft | None
     target_name: str
     draft_name: str
-    num_choices: Sequence[int]
 
     def drafter(self, warp: AnyWarp) -> Drafter:
         """Make a drafter for a batch, of a pair with a draft.
@@ -104,13 +102,13 @@ def open_runners(pair: Pair, preparation: Preparation) -> PairRunners:
     """
     settings = pair.draft_settings
     method: Method | None = None
-    draft_lengths = preparation.draft_lengths
+    num_draft_tokens = preparation.decoding.most_draft_tokens
     widths = [1]
     layers: tuple[int, ...] = ()
     if settings is not None:
         method = method_of(settings)
         # A proposal is verified together with the token before it.
-        widths += [number + 1 for number in draft_lengths]
+        widths.append(num_draft_tokens + 1)
         layers = tuple(method.layers(pair))
         most = pair.target.model.config.get_text_config(decoder=True).num_hidden_layers
         if layers and not 0 <= min(layers) <= max(layers) <= most:
@@ -128,7 +126,7 @@ def open_runners(pair: Pair, preparation: Preparation) -> PairRunners:
     draft_name = target.name
     model = None if method is None else method.model(pair)
     if model is not None:
-        widths = draft_widths(model.model.config, draft_lengths)
+        widths = draft_widths(model.model.config, num_draft_tokens)
         options = {"vocabulary_size": pair.vocabulary_size}
         draft = _build("draft", model, preparation, options, widths, demand.slots(max(widths)))
         draft_name = draft.name
@@ -140,8 +138,6 @@ def open_runners(pair: Pair, preparation: Preparation) -> PairRunners:
     if "compiled" in (target.name, draft_name):
         # Tracing leaves garbage with the caches in it, which would stay: `timing` freezes what exists.
         gc.collect()
-    else:
-        draft_lengths = list(range(1, preparation.decoding.most_draft_tokens + 1))
     return PairRunners(
         pair=pair,
         target=target,
@@ -149,15 +145,14 @@ def open_runners(pair: Pair, preparation: Preparation) -> PairRunners:
         compiled_draft=compiled_draft,
         target_name=target.name,
         draft_name=draft_name,
-        num_choices=[0, *draft_lengths],
     )
 
 
 def _compiled_draft(pair: Pair, preparation: Preparation) -> CompiledDraft | None:
     """The compiled proposals of a pair's head; None where it drafts eagerly, of which the user is told."""
     settings = pair.draft_settings
-    draft_lengths = preparation.draft_lengths
-    if settings is None or not draft_lengths:
+    num_draft_tokens = preparation.decoding.most_draft_tokens
+    if settings is None or not num_draft_tokens:
         return None
     drafter = method_of(settings).drafter(settings, pair, None)(warp_of(preparation.decoding))
     if not isinstance(drafter, HeadDrafter):
@@ -170,7 +165,7 @@ def _compiled_draft(pair: Pair, preparation: Preparation) -> CompiledDraft | Non
             pair.target.model,
             preparation.batch_size,
             num_slots,
-            draft_lengths,
+            num_draft_tokens,
         )
     except UnsupportedModelError as reason:
         preparation.say(f"{settings.name} {reason}; it drafts eagerly")

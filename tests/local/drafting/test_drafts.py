@@ -94,10 +94,10 @@ def test_a_quarter_of_the_layers_draft_unless_it_is_said(
 
 def test_the_widths_of_a_draft_models_passes() -> None:
     config = make_config("llama")
-    assert widths(config, [2, 4]) == [1, 2]
+    assert widths(config, 4) == [1, 2]
     config.pard_token = 5
-    assert widths(config, [2, 4]) == [4, 8]
-    assert widths(config, []) == [1]
+    assert widths(config, 4) == [8]
+    assert widths(config, 0) == [1]
 
 
 @pytest.mark.parametrize("num_layers", [0, 3])

@@ -15,7 +15,6 @@ from transformers.modeling_layers import MtpModel
 from architectures import VOCABULARY
 from chains import GREEDY
 from drafts import MASK
-from fakes import Scripted
 from harness.local.decoding.protocols import Drafter, Proposal
 from harness.local.decoding.warp import AnyWarp, Warp
 from harness.local.drafting.heads.head import Head
@@ -159,17 +158,6 @@ if hasattr(MtpModel, "forward_layer"):
 @pytest.mark.parametrize("name", KINDS)
 def test_distributions_equal_those_without_a_cache(name: str) -> None:
     check_against(*KINDS[name]())
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("model", "parallel", "EAGLE-3", "P-EAGLE", "DFlash"),
-        *(name for name in KINDS if name == "MTP of deepseek_v3"),
-    ],
-)
-def test_what_is_decided_without_a_proposal_is_read_as_well(name: str) -> None:
-    check_against(*KINDS[name](), Scripted([0, 0, 3, 0, 2, 3]))
 
 
 def test_a_token_too_early_is_noticed() -> None:

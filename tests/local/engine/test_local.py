@@ -266,13 +266,11 @@ def test_a_draft_that_drafts_nothing_needs_no_compiled_proposals(
     engine.close()
 
 
-@pytest.mark.parametrize(
-    ("head", "widths"), [("tiny_eagle3", {1: 1, 3: 4, 5: 8}), ("tiny_dflash", {1: 4, 3: 4, 5: 4})]
-)
-def test_a_compiled_chain_of_k_tokens_costs_about_k_passes(
-    head: str, widths: dict[int, int], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("head", ["tiny_eagle3", "tiny_dflash"])
+def test_a_shorter_proposal_comes_from_the_compiled_one(
+    head: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By K, how many tokens the call drafts that was compiled for K=auto."""
+    """As it is asked for near the end of an answer."""
     run_as_traced(monkeypatch)
     drafted: dict[int, int] = {}
     original = CompiledDraft.__call__
@@ -284,19 +282,20 @@ def test_a_compiled_chain_of_k_tokens_costs_about_k_passes(
 
     monkeypatch.setattr(CompiledDraft, "__call__", noting)
     pair = shallow_pair(head)
-    decoding = dataclasses.replace(DECODING, num_draft_tokens="auto", max_new_tokens=6)
+    decoding = dataclasses.replace(DECODING, num_draft_tokens=4, max_new_tokens=6)
     found = []
     for runner in ("eager", "compiled"):
         engine = LocalEngine(pair, Preparation(decoding=decoding, runner=runner, longest_prompt=5))
-        for number in widths:
+        for number in (1, 3):
             fixed = dataclasses.replace(
                 decoding, num_draft_tokens=number, max_new_tokens=number + 3
             )
             question = question_of(PROMPTS[:1], fixed)
             found.append(texts(records_of(engine.arms[1], question.requests), 1))
         engine.close()
-    assert found[: len(widths)] == found[len(widths) :]
-    assert {number: drafted[number] for number in widths} == widths
+    assert found[:2] == found[2:]
+    assert {1, 3} <= drafted.keys()
+    assert set(drafted.values()) == {4}
 
 
 @pytest.mark.parametrize("head", ["tiny_eagle3", "tiny_dflash"])

@@ -212,7 +212,7 @@ class CompiledDraft:
         target: the model that is followed.
         batch_size: the most rows of a batch.
         num_slots: `Demand.slots` of a row.
-        draft_lengths: each K that will be asked for.
+        num_draft_tokens: the largest K that will be asked for.
 
     Attributes:
         cache: the keys and values of every drafter's batch, of fixed size.
@@ -231,17 +231,17 @@ class CompiledDraft:
         target: PreTrainedModel,
         batch_size: int,
         num_slots: int,
-        draft_lengths: Sequence[int],
+        num_draft_tokens: int,
     ) -> None:
         started = time.perf_counter()
         device = next(head.parameters()).device
         draw = HeadSampler(head, warp)
-        most = max(draft_lengths)
+        self._most = num_draft_tokens
         self._warp = warp
         self.batch_size = batch_size
         # A verdict leaves no more features.
-        self.most_unread = most + 1
-        self.num_written = head.num_written(self.most_unread, most)
+        self.most_unread = num_draft_tokens + 1
+        self.num_written = head.num_written(self.most_unread, num_draft_tokens)
         self.cache = SlotCache()
         self.cache.num_slots = round_up(num_slots + self.num_written)
         config = head.config
@@ -256,36 +256,34 @@ class CompiledDraft:
             draft = head.draft(Unread(*unread), uniforms, self.cache, draw)
             return [tensor for tensor in draft if tensor is not None]
 
-        self._calls: dict[int, CompiledCall] = {}
-        for number in [most] if head.one_pass else sorted(draft_lengths):
-            example = [*unread, torch.full((batch_size, number), 0.5, device=device)]
-            expected = Draft(*propose(*example))
-            self._calls[number] = CompiledCall(propose, example, head, self.cache.buffers)
-            actual = Draft(*self._calls[number](*example))
-            # The first token alone: rounding may draw another one, and after it nothing is equal.
-            require_close(
-                [actual.probabilities[:, 0]],
-                [expected.probabilities[:, 0]],
-                target,
-                "compiled differ from the eager ones",
-            )
+        example = [*unread, torch.full((batch_size, num_draft_tokens), 0.5, device=device)]
+        expected = Draft(*propose(*example))
+        self._call: CompiledCall | None = CompiledCall(propose, example, head, self.cache.buffers)
+        actual = Draft(*self._call(*example))
+        # The first token alone: rounding may draw another one, and after it nothing is equal.
+        require_close(
+            [actual.probabilities[:, 0]],
+            [expected.probabilities[:, 0]],
+            target,
+            "compiled differ from the eager ones",
+        )
         self.setup_seconds = time.perf_counter() - started
 
     def fits(self, warp: AnyWarp, num_draft_tokens: int) -> bool:
         """Whether it was compiled for this warp, and for `num_draft_tokens` or more."""
         common = warp.common if isinstance(warp, BatchWarp) else warp
-        return num_draft_tokens <= max(self._calls) and common == self._warp
+        return num_draft_tokens <= self._most and common == self._warp
 
     @inference
     def __call__(self, unread: Unread, uniforms: Tensor) -> Draft:
         """Draft at least as many tokens for each row as it has uniforms."""
-        number = next(number for number in self._calls if number >= uniforms.shape[1])
+        assert self._call is not None
         inputs = [filled_up(tensor, self.batch_size, self.most_unread) for tensor in unread]
-        inputs.append(filled_up(uniforms, self.batch_size, number))
-        outputs = self._calls[number](*inputs)
+        inputs.append(filled_up(uniforms, self.batch_size, self._most))
+        outputs = self._call(*inputs)
         return Draft(*(output[: len(uniforms)] for output in outputs))
 
     def close(self) -> None:
-        """Give back memory. The compiled calls refer to this object: without them all is freed at once."""
-        self._calls = {}
+        """Give back memory. The compiled call refers to this object: without it all is freed at once."""
+        self._call = None
         self.cache = SlotCache()
