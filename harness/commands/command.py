@@ -185,7 +185,7 @@ class Experiment(Protocol[SomeSettings, MadeRow]):
 
     Attributes:
         settings: those given, with the command's own changes, checked early and without models.
-        more: tables about what no row has, such as a profile, which end the page of the run.
+        more: tables about what no row has, which end the page of the run.
     """
 
     settings: SomeSettings

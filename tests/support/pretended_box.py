@@ -11,7 +11,6 @@ are small too, because the numbers are a CPU's. What stays to be seen on a real 
 - nothing is compiled: what is to be compiled runs as it is, without graphs;
 - 4-bit weights do not load: bitsandbytes' parameter is a kind of tensor itself, and so is one on a pretended GPU;
 - models are not split over GPU and main memory, whose hooks (accelerate's) make such parameters, too;
-- the profiler finds no kernels;
 - attention has one kernel, whatever cuDNN is told;
 - memory is without end, nothing is subtracted from it, and peaks are the process's.
 """
@@ -57,7 +56,6 @@ def enter() -> None:
     from transformers import PreTrainedModel
 
     from harness.config.settings import ModelSettings
-    from harness.local.engine import stopwatches
     from pretended_gpus import pretended_gpus
 
     _for_life.enter_context(pretended_gpus())
@@ -67,9 +65,6 @@ def enter() -> None:
     patch.setattr(torch, "Generator", _generator(torch.Generator))
     patch.setattr(torch, "compile", _uncompiled)
     # Without CUDA's library torch would ask each operation for an event.
-    patch.setattr(
-        stopwatches, "profile", lambda activities: torch.profiler.profile(activities=activities[:1])
-    )
     load = PreTrainedModel.from_pretrained.__func__
     patch.setattr(PreTrainedModel, "from_pretrained", classmethod(partial(_load_by_names, load)))
     check = ModelSettings.__post_init__

@@ -19,11 +19,10 @@ from harness.commands.latency.doubts import caveats, notes
 from harness.commands.latency.ranking import RankedRun
 from harness.config.acceptance_rules import tests_each_token
 from harness.config.amounts import percent
-from harness.engines.door.profiles import Profile
 from harness.measuring.figures.requests import PERCENTILES
 from harness.measuring.prices import StepCosts, costs_in_steps
 from harness.measuring.rows import LatencyRow
-from harness.reporting.table import Column, Table, TableRow, number, share, times, with_bounds
+from harness.reporting.table import Column, Table, number, share, times, with_bounds
 from harness.reporting.words import arm_name
 from harness.results.prompt_times import common_times, waits_of_both_arms
 from harness.results.published import DIFFERENCES, Published, published_for
@@ -234,25 +233,6 @@ def requests_table(run: Run[LatencyRow]) -> Table:
     """Times of the requests of each arm, and the load that was held, where requests were sent."""
     served = [row for row in run.rows if row.was_served]
     return Table.of("requests", "", served, _REQUESTS, notes=(_TIMES,))
-
-
-def profile_table(profile: Profile) -> Table:
-    """The kernels that took longest, with their share of all the time."""
-    columns = (
-        Column("kernel", text=True),
-        Column("calls"),
-        Column("ms", number(2)),
-        Column("share", share),
-    )
-    return Table(
-        f"profile-{profile.arm}",
-        f"Where {profile.num_tokens} tokens of {profile.arm} decoding spend GPU time"
-        f" (the prompt and {profile.num_iterations} iterations, slowed down by the profiler)",
-        columns,
-        tuple(map(TableRow, profile.kernels)),
-        notes=(f"trace for https://ui.perfetto.dev: {profile.trace}",),
-        look="plain",
-    )
 
 
 # The speed-up of fewer prompts is noise.

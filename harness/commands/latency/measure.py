@@ -9,7 +9,6 @@ import time
 from collections.abc import Mapping, Sequence
 
 from harness.commands.command import Experiment
-from harness.commands.latency.figures import profile_table
 from harness.commands.latency.own_texts import tokens_of_smaller_ks
 from harness.commands.latency.questions import Conversations, asks_again, questions_to_ask
 from harness.commands.latency.record import LatencySettings
@@ -32,7 +31,6 @@ from harness.measuring.prompts.sets import load_prompts
 from harness.measuring.quietness import Quietness
 from harness.measuring.rows import LatencyRow
 from harness.measuring.session import Session
-from harness.reporting.table import Table
 from harness.results.price.value import write_costs
 from harness.results.rows.prompts import PROMPTS_FILE, LatencyPromptRow
 from harness.results.runs import Run
@@ -62,7 +60,6 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
         too_long: how many prompts of the set were too long, by column.
         unwritten: answers that count already, by arm, and whose rows wait for those of the other arm.
         prompt_rows: the rows of all answers so far.
-        more: tables of the slowest kernels, with `profile=true`.
         is_cell: whether it is a cell of a map, which has neither a prompts file nor prices of its own, and leaves the
             engine open.
     """
@@ -81,7 +78,6 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
         self.too_long: Mapping[str, int] = {}
         self.unwritten: Answers = {}
         self.prompt_rows: list[LatencyPromptRow] = []
-        self.more: Sequence[Table] = ()
 
     def measure(self, session: Session) -> None:
         self.settings = settings = decide_ignore_eos(self.settings, session.tokenizer)
@@ -96,10 +92,6 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
         longest = encoded.longest_turn
         conversations = Conversations(encoder, self.prompt_set, longest)
         placed = session.place(settings.batch_size, longest)
-        if settings.profile:
-            devices = [] if placed is None else placed.devices
-            rule = "needs a model on a GPU of this machine: it lists kernels"
-            require(any(device.type == "cuda" for device in devices), "profile", rule, True)
         engine = session.open(settings.batch_size, longest)
         self._check_engine(engine)
         warmup, questions = questions_to_ask(
@@ -133,9 +125,6 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
             if placed is None
             else local("engine.planning").roofs(placed, settings.batch_size, context),
         )
-        if settings.profile:
-            profiles = local("engine.stopwatches").profile_arms(engine, example, session.directory)
-            self.more = [profile_table(profile) for profile in profiles]
         if not self.is_cell:
             session.has_measured = True
             by_k = tokens_of_smaller_ks(self.run, engine, session)

@@ -41,7 +41,6 @@ class LatencySettings(PromptedSettings, RepeatedSettings):
         num_warmup: batches that every arm decodes first and that are not counted.
         laps: of an engine that keeps requests in flight: how often its arms take turns; `auto` depends on
             prompts and batch size.
-        profile: also list the slowest kernels of each arm on a GPU, and write a trace, after the measurement.
     """
 
     num_prompts: int | Literal["auto"] = "auto"
@@ -49,7 +48,6 @@ class LatencySettings(PromptedSettings, RepeatedSettings):
     budget: float | str | None = None
     num_warmup: int = 1
     laps: int | Literal["auto"] = "auto"
-    profile: bool = False
 
     COMPARES_TIMES = True
     ANSWERS_TURNS = True

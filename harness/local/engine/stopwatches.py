@@ -1,24 +1,18 @@
-"""Where the time of a generation goes: stopwatches around the phases of a loop, passes of the target by the number of
-tokens that each reads, and on a GPU a trace of each arm's kernels for Perfetto or Chrome.
+"""Where the time of a generation goes: stopwatches around the phases of a loop, and passes of the target by the number
+of tokens that each reads.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch.autograd import DeviceType
-from torch.profiler import ProfilerActivity, profile
 
-from harness.engines.door.profiles import Kernel, Profile
 from harness.engines.phases import Phases
-from harness.engines.protocol import Arm, Engine, Question, Stopwatches
+from harness.engines.protocol import Arm, Question, Stopwatches
 from harness.local.decoding.protocols import Runner, TokenRows
 from harness.local.engine.runners import PairRunners
 from harness.local.models.devices import synchronize
@@ -26,10 +20,6 @@ from harness.local.runners.base import Patched
 
 # Passes of each width that count; one before them does not.
 _NUM_ROUNDS = 3
-# Tokens that are decoded for a trace: a few iterations show it all, and a longer trace takes long to open.
-_NUM_TRACED = 8
-# Kernels that are listed: one layer has as many.
-_NUM_LISTED = 25
 
 # Makes an engine's arms over its runners, given what makes timers.
 MakeArms = Callable[[Callable[[], "PhaseTimer"]], Sequence[Arm]]
@@ -135,44 +125,3 @@ def pass_ms(
         statistics.median(times[width]) if width in times else None
         for width in range(1, max(widths) + 1)
     ]
-
-
-def profile_arms(engine: Engine, question: Question, directory: Path) -> list[Profile]:
-    """Run each arm for a few tokens under torch's profiler, and write `trace_<arm>.json.gz` into
-    `directory`.
-
-    Nothing else may be timed meanwhile: the profiler slows everything down.
-    """
-    num_tokens = min(_NUM_TRACED, question.decoding.max_new_tokens)
-    decoding = dataclasses.replace(question.decoding, max_new_tokens=num_tokens)
-    requests = [dataclasses.replace(request, decoding=decoding) for request in question.requests]
-    assert engine.weights is not None
-    # Its library would report its own starts and stops on stderr.
-    os.environ.setdefault("KINETO_LOG_LEVEL", "5")
-    profiles = []
-    for arm in engine.arms:
-        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
-            answered = arm.answer(requests, len(requests))
-            engine.weights.synchronize()
-        file = directory / f"trace_{arm.name}.json.gz"
-        profiler.export_chrome_trace(str(file))
-        assert answered.batch is not None
-        # Operators would leave out the kernels of CUDA graphs, which belong to none.
-        events = [
-            event
-            for event in profiler.key_averages()
-            if event.device_type == DeviceType.CUDA and not event.is_user_annotation
-        ]
-        events.sort(key=lambda event: event.self_device_time_total, reverse=True)
-        total = sum(event.self_device_time_total for event in events) or 1.0
-        kernels = []
-        for event in events[:_NUM_LISTED]:
-            microseconds = event.self_device_time_total
-            kernels.append(
-                Kernel(event.key, event.count, microseconds / 1000, microseconds / total)
-            )
-        num_iterations = answered.batch.num_iterations
-        profiles.append(
-            Profile(arm.name, answered.num_tokens, num_iterations, tuple(kernels), file)
-        )
-    return profiles

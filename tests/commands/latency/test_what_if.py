@@ -1,6 +1,6 @@
 """Random weights and synthetic acceptance through the command line: measured as any pair is, and labelled.
 
-Also the roofline and the profile, which any `latency` run can have.
+Also the roofline, which any `latency` run can have.
 """
 
 from __future__ import annotations
@@ -61,16 +61,6 @@ def test_the_roof_stands_beside_the_measurement(harness: Harness, save_model: Sa
     assert speculative["draft_floor_ms"] == pytest.approx(
         1000 * speculative["draft_step_bytes"] / rate
     )
-
-
-@pytest.mark.gpu
-def test_a_profile_on_a_gpu_lists_kernels(harness: Harness, tmp_path: Path) -> None:
-    harness("latency", *PAIR, *QUICK, "draft.quantization=none", "profile=true", "runner=eager")
-    (summary,) = tmp_path.rglob("summary.txt")
-    assert "of regular decoding spend GPU time" in summary.read_text()
-    assert len(list(tmp_path.rglob("trace_*.json.gz"))) == 2
-    row: Any = results().iloc[0]
-    assert row["floor_ms"] > 0
 
 
 def last_row() -> Any:
