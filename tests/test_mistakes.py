@@ -49,6 +49,8 @@ MISTAKES = {
     "latency prompts=./deep.jsonl": "prompts=./deep.jsonl: line 2 has a number that is too long, or brackets nested",
     "latency results.file=./loop.csv": "results.file=loop.csv: cannot be written: Too many levels of symbolic links",
     "latency hydra.run.dir=results": "hydra.run.dir=results: must be another directory than that of results.file=",
+    f"latency {9000 * 'x'}=1": f"{500 * 'x'}… (9,000 characters): no such setting",
+    f"latency batch_size={9000 * 'x'}": f"batch_size={500 * 'x'}… (9,000 characters): must be a whole number",
     # Values
     "latency batch_size=two": "batch_size=two: must be a whole number",
     "latency weights=randm": "weights=randm: must be one of stored, random (did you mean random?)",

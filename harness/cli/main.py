@@ -289,10 +289,11 @@ class _Invocation:
                 from harness.cli import jobs
 
                 is_refused = any(isinstance(error, SettingError) for error in self.errors)
-                self.rows, exit_code = jobs.finish(
-                    command, sweep, is_refused=is_refused, is_interrupted=is_interrupted
-                )
-                self.exit_codes.append(exit_code)
+                with self.reporting(command):
+                    self.rows, exit_code = jobs.finish(
+                        command, sweep, is_refused=is_refused, is_interrupted=is_interrupted
+                    )
+                    self.exit_codes.append(exit_code)
             if printed is not None:
                 print(printed.getvalue(), end="")
         began = sweep is not None or printed is not None or "-m" not in line

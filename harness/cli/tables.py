@@ -68,7 +68,6 @@ def print_sweep(
             runs, failures = merge(runs)
     short, full = _answers(command, runs, failures)
     if rows:
-        replace_file(file.with_name(SUMMARY_FILE), as_text(full, WIDE).encode())
         print_document(full if details else short, plain_console(WIDE))
 
     done = {row.job for row in rows}
@@ -87,6 +86,9 @@ def print_sweep(
     if is_unfinished or (_any_failed(rows) and record.measures):
         line += f"\n         {again} measures what is missing or failed"
     stderr_console().print(line, style="dim")
+    if rows:
+        # Last, because the disk may be full.
+        replace_file(file.with_name(SUMMARY_FILE), as_text(full, WIDE).encode())
 
 
 def _answers(

@@ -219,7 +219,7 @@ def _read_json(setting: str, file: Path) -> IterationCost | None:
         if not isinstance(content, dict) or "points" not in content:
             return None
         return replace(IterationCost.from_json(content), source=str(file))
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise SettingError(setting, f"is no file of costs: {error}", str(file)) from error
 
 

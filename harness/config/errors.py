@@ -13,6 +13,8 @@ _SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\
 # Characters of a foreign message that are kept, and that are read: one of megabytes costs nothing.
 _LONGEST_MESSAGE = 300
 _MOST_READ = 20 * _LONGEST_MESSAGE
+# Of a typed text; paths of the system have at most 4,096.
+_LONGEST_TYPED = 500
 
 
 class HarnessError(Exception):
@@ -40,8 +42,8 @@ class SettingError(HarnessError):
 
     def __str__(self) -> str:
         if self.value is ...:
-            return f"{self.setting}: {self.rule}"
-        return f"{self.setting}={as_typed(self.value)}: {self.rule}"
+            return f"{_shortened(self.setting)}: {self.rule}"
+        return f"{self.setting}={_shortened(as_typed(self.value))}: {self.rule}"
 
 
 # The exit code where a question was asked well and cannot be answered: of arms that could not be compared, for example.
@@ -70,6 +72,13 @@ class RunError(HarnessError):
 
 class UnreachableError(RunError):
     """The hub does not answer now: the same run may succeed later."""
+
+
+def _shortened(text: str) -> str:
+    """A text that a user typed; of a very long one the beginning."""
+    if len(text) <= _LONGEST_TYPED:
+        return text
+    return f"{text[:_LONGEST_TYPED]}… ({len(text):,} characters)"
 
 
 def as_typed(value: object) -> str:

@@ -32,6 +32,17 @@ _sweep_terminal: IO[str] | None = None
 _prefix = ""
 
 
+class LogFile(logging.FileHandler):
+    """A log that ends where the disk is full, without a traceback: files of results say so in a line."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with suppress(OSError):
+            super().emit(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Called within `emit`."""
+
+
 def live_on(terminal: IO[str] | None, prefix: str) -> None:
     """From now on draw the line that lives on this terminal; None: on stderr, if that is one."""
     global _sweep_terminal, _prefix

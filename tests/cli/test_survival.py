@@ -181,3 +181,19 @@ def test_another_sweep_in_the_same_directory_has_its_own_jobs_alone(
     assert "1 of 1 job" in again.stderr
     assert list(pd.read_csv(tmp_path / "s" / "plan.csv").batch_size) == [4]
     assert len(pd.read_csv(tmp_path / "s" / "2" / "plan.csv")) == 1
+
+
+def test_what_a_sweep_cannot_write_is_one_line_below_its_table(
+    harness: Harness, tmp_path: Path
+) -> None:
+    plan = ["plan", "-m", "hydra.sweep.dir=s", "batch_size=1,2"]
+    harness(*plan)
+    # As on a full disk.
+    for name in ("summary.txt", "0/log.txt"):
+        (tmp_path / "s" / name).unlink(missing_ok=True)
+        (tmp_path / "s" / name).mkdir()
+    again = harness(*plan, code=1)
+    assert "Next" in again.stdout
+    assert "2 of 2 jobs" in again.stderr
+    assert "Traceback" not in again.stderr
+    assert again.complaint == "s/summary.txt cannot be written: Is a directory"

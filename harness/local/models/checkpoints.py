@@ -179,11 +179,14 @@ def weight_map(index: Path) -> dict[str, str]:
     """Return the file of each tensor as an index file has it; empty where there is no such file.
 
     Raises:
-        ValueError: a file is in another directory: whoever wrote the index does not decide what is opened here.
+        ValueError: it names no tensors, or a file in another directory: whoever wrote the index does not decide what
+            is opened here.
     """
     if not index.exists():
         return {}
     files: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+    if not files:
+        raise ValueError("names no tensors")
     for file in set(files.values()):
         if Path(file).is_absolute() or ".." in Path(file).parts:
             raise ValueError(f"names {file}, which is outside its directory")

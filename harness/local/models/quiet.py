@@ -26,10 +26,9 @@ _FLOODS = {
 }
 
 
-# The head of the table in which transformers lists tensors that do not fit a model. One with none of these faults lists
-# those alone that the model has no place for, such as multi-token-prediction layers.
+# The head of the table in which transformers lists tensors that do not fit a model. Errors say the same in a line; the
+# model has no place for others, such as multi-token-prediction layers.
 _REPORT = " LOAD REPORT"
-_FAULTS = ("MISSING", "MISMATCH", "CONVERSION")
 
 # The start of Python warnings.
 _WARNINGS = (
@@ -44,9 +43,7 @@ _LONG_LOADING = 10**10
 
 def _matters(record: logging.LogRecord) -> bool:
     message = record.getMessage()
-    if _REPORT in message:
-        return any(fault in message for fault in _FAULTS)
-    return not message.startswith(_FLOODS.get(record.name, "\0"))
+    return _REPORT not in message and not message.startswith(_FLOODS.get(record.name, "\0"))
 
 
 def quiet_libraries(*, loads_weights: bool = True) -> None:

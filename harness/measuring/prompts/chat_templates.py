@@ -104,7 +104,7 @@ class Template:
             return self.tokenizer.apply_chat_template(
                 chat.for_template(), tools=tools, return_dict=False, **{**options, **self.arguments}
             )
-        except (TemplateError, OverflowError, TypeError, ValueError) as error:
+        except (TemplateError, OverflowError, RecursionError, TypeError, ValueError) as error:
             # A template may take no system prompt, or be one of several without a default.
             reason = f"this model's template refuses a prompt ({first_line(error)})"
             advice = "" if chat.has_tools else "; chat_template=never reads it as text"

@@ -297,8 +297,9 @@ def test_a_run_leaves_its_costs_and_they_are_read_again(harness: Harness) -> Non
     assert "costs: has no time of an iteration with a draft" in refused
     harness("latency", *SIMULATED, "draft=none", "hydra.run.dir=regular")
     assert not Path("regular", file.name).exists()
-    file.write_text(json.dumps(content | {"version": 2}))
-    assert "is no file of costs" in harness.refused("plan", f"costs={file}", "acceptance=0.7")
+    for wrong in ({"version": 2}, {"refused": "x"}, {"points": [{"ms": True}]}, {"points": 1}):
+        file.write_text(json.dumps(content | wrong))
+        assert "is no file of costs" in harness.refused("plan", f"costs={file}", "acceptance=0.7")
 
 
 def test_a_typed_rate_is_of_one_draft_and_what_drafted_nothing_has_no_price(

@@ -194,7 +194,7 @@ def test_an_index_opens_no_file_elsewhere(save_model: SaveModel, role: str, plac
     index.write_text(json.dumps({"weight_map": {"model.norm.weight": place}}))
     with pytest.raises(SettingError, match=f"index.json: names {place}, which is outside"):
         read_checkpoint(role, settings)
-    for damaged in ("{", "[]", "{}", '{"weight_map": 1}'):
+    for damaged in ("{", "[]", "{}", '{"weight_map": 1}', '{"weight_map": {}}'):
         index.write_text(damaged)
         with pytest.raises(SettingError, match=r"model\.safetensors\.index\.json: "):
             read_checkpoint(role, settings)
@@ -212,7 +212,9 @@ def test_unknown_architecture_and_foreign_code(save_model: SaveModel) -> None:
         read_checkpoint("model", settings)
 
 
-def test_weights_that_are_damaged_missing_or_of_another_shape(save_model: SaveModel) -> None:
+def test_weights_that_are_damaged_missing_or_of_another_shape(
+    save_model: SaveModel, capfd: pytest.CaptureFixture[str]
+) -> None:
     settings = save_model()
     file = Path(settings.repository, "model.safetensors")
     weights = load_file(file)
@@ -230,6 +232,8 @@ def test_weights_that_are_damaged_missing_or_of_another_shape(save_model: SaveMo
     assert "other shapes than its configuration says" in refused()
     file.write_bytes(b"not a safetensors file")
     assert "damaged" in refused()
+    # transformers would print a table of colours.
+    assert capfd.readouterr().err == ""
 
 
 def test_directory_without_tokenizer(save_model: SaveModel, tmp_path: Path) -> None:

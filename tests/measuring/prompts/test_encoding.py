@@ -195,6 +195,13 @@ SYSTEM = Chat(({"role": "system", "content": "Be brief."}, {"role": "user", "con
         ("{{ raise_exception('no system') }}", said("a"), "auto", "chat_template", "no system"),
         ({"rag": TEMPLATE, "tool_use": TEMPLATE}, said("a"), "auto", "chat_template", "no default"),
         (
+            "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+            said("a"),
+            "auto",
+            "chat_template",
+            "recursion depth",
+        ),
+        (
             "{% for i in range(10 ** 9) %}{% endfor %}",
             said("a"),
             "auto",
