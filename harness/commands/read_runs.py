@@ -28,6 +28,9 @@ from harness.results.schema import RunRow
 if TYPE_CHECKING:
     from harness.config.run import RunSettings
 
+# Of more than ten thousand runs; a whole disk has more.
+_MOST_FILES = 200_000
+
 
 def measuring(commands: Iterable[CommandRecord]) -> list[Command[Any, Any]]:
     """Commands that measure, and so have runs to show; those that take typed prompts come last."""
@@ -183,6 +186,8 @@ class _Reader:
 
     def _is_worth_reading(self, file: Path, directory: Path) -> bool:
         """Whether a file below the directory may hold a measurement: by its name or contents."""
+        if not file.is_file():
+            return False
         if self._file_name.fullmatch(file.name):
             return True
         # `results.file` may have given a file in the directory itself another name.
@@ -217,7 +222,16 @@ class _Reader:
 
 
 def _files(path: Path) -> Iterator[Path]:
-    """The files below a directory, but for hidden directories."""
+    """The files below a directory, but for hidden directories.
+
+    Raises:
+        SettingError: there are too many: it is no directory of results.
+    """
+    number = 0
     for folder, inner, names in os.walk(path):
+        number += len(inner) + len(names)
+        if number > _MOST_FILES:
+            rule = f"has more than {_MOST_FILES:,} files below it: name a directory of results"
+            raise SettingError(str(path), rule)
         inner[:] = sorted(name for name in inner if not name.startswith("."))
         yield from (Path(folder, name) for name in sorted(names))

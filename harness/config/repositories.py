@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
+import os
 import re
+import stat
+from fnmatch import fnmatch
 from pathlib import Path
 
+from harness.config.amounts import amount
 from harness.config.errors import SettingError
 
 # The page of a repository on the hub, or of a revision or file in it.
 _PAGE = re.compile(r"https?://[^/]+/([^/]+/[^/?#]+).*|([^/]+/[^/]+)/(?:tree|blob|resolve)/.*")
+
+# Files of a directory that transformers, tokenizers and we read: as a whole, and piece by piece.
+_READ_WHOLE = (
+    "*config.json",
+    "tokenizer*",
+    "vocab*",
+    "merges.txt",
+    "*.index.json",
+    "*_map.json",
+    "added_tokens.json",
+    "chat_template*",
+    "*.jinja",
+    "*.model",
+)
+_WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt")
+# The largest tokenizers have 40 MB.
+_MOST_BYTES = 1 << 28
 
 
 def check_place(role: str, repository: str) -> None:
@@ -27,6 +48,31 @@ def check_place(role: str, repository: str) -> None:
         if directory.is_file():
             rule = f"is a file; the model is named by its directory, {as_typed(directory.parent)}"
         raise SettingError(role, rule, repository)
+
+
+def check_files(setting: str, repository: str) -> None:
+    """Raise a SettingError for a file of a model that is a pipe or a device, which may have no end, or too large to be
+    read as a whole.
+    """
+    for folder in (Path(repository), Path(repository, "additional_chat_templates")):
+        names = os.listdir(folder) if folder.is_dir() else []
+        for name in sorted(names):
+            is_weights = name.endswith(_WEIGHTS)
+            if not is_weights and not any(fnmatch(name, pattern) for pattern in _READ_WHOLE):
+                continue
+            try:
+                status = (folder / name).stat()
+                place = (folder / name).resolve()
+            except OSError:
+                # Whoever reads it explains that.
+                continue
+            is_file = stat.S_ISREG(status.st_mode) and place.parts[1] not in ("proc", "sys")
+            if not is_file and not stat.S_ISDIR(status.st_mode):
+                rule = f"{name} in it is no file but a pipe or a device, which may have no end"
+                raise SettingError(setting, rule, repository)
+            if not is_weights and status.st_size > _MOST_BYTES:
+                rule = f"{name} in it has {amount(status.st_size)}, and at most {amount(_MOST_BYTES)} are read"
+                raise SettingError(setting, rule, repository)
 
 
 def as_typed(directory: Path) -> str:

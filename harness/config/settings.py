@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from harness.config.acceptance_rules import PARAMETERS, RULES, changed_parameters
 from harness.config.errors import SettingError
+from harness.config.repositories import check_files
 from harness.config.secrets import note_key
 
 Quantization = Literal["none", "8bit", "4bit"]
@@ -159,6 +160,10 @@ class ModelSettings:
             if value is not None and value.startswith("~"):
                 # The shell expands it on a command line, and nobody does in a preset.
                 object.__setattr__(self, name, os.path.expanduser(value))
+        for name in ("repository", "tokenizer"):
+            place = getattr(self, name)
+            if place is not None:
+                check_files(name, place)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 from harness.config.amounts import counted
 from harness.config.errors import SettingError
 from harness.config.packages import INSTALL_LOCAL, missing_local
+from harness.config.paths import PACKAGE
 from harness.config.run import PromptedSettings, RunSettings
 from harness.config.settings import PromptSettings, require
 from harness.engines.chat import Chat
@@ -19,6 +22,7 @@ from harness.engines.text_tokenizer import TextTokenizer
 from harness.engines.tokenizer import Tokenizer
 from harness.measuring.progress import note, say
 from harness.measuring.prompts.chat_templates import Template
+from harness.measuring.prompts.limits import within_limits
 from harness.measuring.prompts.sets import Prompt, PromptSet, lines_in_words
 from harness.measuring.prompts.transcripts import Reading, readings_of
 from harness.results.weights import hub_commit
@@ -100,6 +104,9 @@ class Encoder:
         self.planned = planned
         self.settings = settings
         self._template = _template(planned.tokenizer, settings)
+        source = getattr(planned.tokenizer, "name_or_path", None)
+        # That of a server, or one that ships.
+        self._is_tried = source is None or Path(source).is_relative_to(PACKAGE)
 
     def encode(self, prompts: Sequence[Prompt]) -> list[list[int]]:
         """Token ids of each prompt, through the chat template where setting and tokenizer agree on it;
@@ -115,16 +122,34 @@ class Encoder:
             )
             rule = f"needs the model's tokenizer to cut texts by tokens{remedy}"
             raise SettingError("prompts.lengths", rule)
-        chats = [prompt.chat() for prompt in prompts]
-        if not self.settings.engine.asks_chats:
-            self._template.check_tools(chats)
         token_ids = []
-        for prompt, ids in zip(prompts, self._template.encode(chats), strict=True):
+        for prompt, ids in zip(prompts, self._read([p.chat() for p in prompts]), strict=True):
             if prompt.num_tokens is not None and len(ids) < prompt.num_tokens:
                 rule = f"a text of this set has only {len(ids)} tokens"
                 raise SettingError("prompts.lengths", rule, prompt.num_tokens)
             token_ids.append(ids[: prompt.num_tokens])
         self.planned.check_vocabulary(token_ids)
+        return token_ids
+
+    def _read(self, chats: Sequence[Chat]) -> list[list[int]]:
+        """Token ids of chats. The first ones are read where a tokenizer or a chat template without end does no harm."""
+
+        def read() -> list[list[int]]:
+            if not self.settings.engine.asks_chats:
+                self._template.check_tools(chats)
+            return self._template.encode(chats)
+
+        def read_and_decode() -> list[list[int]]:
+            token_ids = read()
+            self.planned.tokenizer.decode(max(token_ids, key=len, default=[]))
+            return token_ids
+
+        if self._is_tried:
+            return read()
+        num_letters = sum(len(json.dumps(chat.messages)) for chat in chats)
+        setting = "chat_template" if self._template.is_used else "model"
+        token_ids = within_limits(read_and_decode, num_letters, setting)
+        self._is_tried = True
         return token_ids
 
     def transcribe(self, prompt: Prompt) -> list[Reading]:
