@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -231,9 +232,34 @@ def stored_quantization(config: PreTrainedConfig) -> str | None:
 
 
 def _quantization_config(config: PreTrainedConfig) -> Any:
-    """`quantization_config` of a model, or of its language part; None without one."""
+    """`quantization_config` of a model, or of its language part; None without one, and where weights are unpacked."""
     text_config = getattr(config.get_text_config(decoder=True), "quantization_config", None)
-    return getattr(config, "quantization_config", None) or text_config
+    stored = getattr(config, "quantization_config", None) or text_config
+    return None if is_unpacked(config) else stored
+
+
+def is_unpacked(config: PreTrainedConfig) -> bool:
+    """Whether stored weights lose their quantization as they load."""
+    stored = getattr(config, "quantization_config", None)
+    if isinstance(stored, dict):
+        return bool(stored.get("dequantize"))
+    return bool(getattr(stored, "dequantize", False))
+
+
+def unpack(checkpoint: Checkpoint, device: torch.device) -> None:
+    """Note in the configuration where transformers has no kernels for stored weights on this device, and unpacks them:
+    FP8 and MXFP4 on older GPUs and CPUs.
+    """
+    stored = getattr(checkpoint.config, "quantization_config", None)
+    if not isinstance(stored, dict) or device.type == "meta":
+        return
+    from transformers.quantizers.auto import AutoHfQuantizer  # takes a second
+
+    with suppress(Exception):  # `check_quantizer` explains it
+        quantizer: Any = AutoHfQuantizer.from_config(dict(stored), pre_quantized=True)
+        quantizer.validate_environment(device_map={"": str(device)})
+        if getattr(quantizer.quantization_config, "dequantize", False):
+            checkpoint.config.quantization_config = stored | {"dequantize": True}
 
 
 def resolve_dtype(dtype: Dtype, checkpoint: Checkpoint, device: torch.device) -> torch.dtype:

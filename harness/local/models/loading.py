@@ -13,11 +13,14 @@ from harness.config.amounts import amount
 from harness.config.errors import RunError
 from harness.config.failures import explained
 from harness.config.settings import ModelSettings, Quantization
-from harness.local.models.checkpoints import Checkpoint, source_arguments
+from harness.local.models.checkpoints import Checkpoint, is_unpacked, source_arguments
 from harness.local.models.fit import Placement
 from harness.local.models.quiet import loading_bar
 from harness.local.models.random_weights import random_state
 from harness.local.models.sketch import Sketch
+
+# Times what quantized weights were planned to take.
+_MOST_HELD = 1.2
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,16 @@ class PlacedModel:
             absent = f"{len(missing)} weights are not in {settings.repository}"
             reason = f"{absent} (the first: {missing[0]}); it does not hold this model"
             raise RunError(f"{checkpoint.role}: {reason}")
+        if is_unpacked(checkpoint.config):
+            # Into its own format, whatever was asked for.
+            model = model.to(dtype=self.sketch.dtype)  # type: ignore[call-arg]
+        held = sum(tensor.nbytes for tensor in [*model.parameters(), *model.buffers()])
+        if self.sketch.stored is not None and held > _MOST_HELD * self.sketch.weight_bytes:
+            described = f"its configuration describes weights in {self.sketch.stored}"
+            sizes = f"{amount(held)} in place of {amount(self.sketch.weight_bytes)}"
+            raise RunError(
+                f"{checkpoint.role}: {described}, and {settings.repository} has others: {sizes}"
+            )
         return model
 
 
