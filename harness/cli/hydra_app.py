@@ -64,6 +64,22 @@ def _parser() -> ArgumentParser:
 
 
 @contextmanager
+def _loading_presets() -> Iterator[None]:
+    """Let Hydra load configurations with `PresetLoader`."""
+    import hydra._internal.hydra as internal
+
+    from harness.cli.menu.preset_files import PresetLoader
+
+    module: Any = internal
+    hydras_loader = module.ConfigLoaderImpl
+    module.ConfigLoaderImpl = PresetLoader
+    try:
+        yield
+    finally:
+        module.ConfigLoaderImpl = hydras_loader
+
+
+@contextmanager
 def composed(
     directory: Path, name: str, overrides: Sequence[str], presets: str | None
 ) -> Iterator[tuple[DictConfig, ConfigLoader]]:
@@ -84,8 +100,9 @@ def composed(
         searched.prepend("command-line", f"file://{Path(presets).resolve()}", "schema")
     setbase(_VERSION_BASE)
     GlobalHydra.instance().clear()  # In a notebook there may be one.
-    Hydra.create_main_hydra2("harness", searched)
     try:
+        with _loading_presets():
+            Hydra.create_main_hydra2("harness", searched)
         yield compose(name, list(overrides)), GlobalHydra.instance().config_loader()
     finally:
         GlobalHydra.instance().clear()
@@ -109,21 +126,17 @@ def calling(
     from hydra.core.global_hydra import GlobalHydra
     from hydra.core.utils import env_override
 
-    from harness.cli.menu.preset_files import PresetLoader
-
     GlobalHydra.instance().clear()  # In a notebook there may be one.
     # The package's attribute of this name is the function.
     module: Any = sys.modules["hydra.main"]
-    loading: Any = sys.modules["hydra._internal.hydra"]
-    hydras_parser, hydras_loader = module.get_args_parser, loading.ConfigLoaderImpl
+    hydras_parser = module.get_args_parser
     module.get_args_parser = _parser
-    loading.ConfigLoaderImpl = PresetLoader
     argv = sys.argv
     sys.argv = list(line)
     variables = {"HYDRA_FULL_ERROR": "1", _TRACEBACK: str(int(WANTS_TRACEBACK))}
     try:
-        with env_override(variables):
+        with env_override(variables), _loading_presets():
             yield hydra.main(str(directory), name, version_base=_VERSION_BASE)(task)
     finally:
-        module.get_args_parser, loading.ConfigLoaderImpl = hydras_parser, hydras_loader
+        module.get_args_parser = hydras_parser
         sys.argv = argv

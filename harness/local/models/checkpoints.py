@@ -241,9 +241,7 @@ def _quantization_config(config: PreTrainedConfig) -> Any:
 def is_unpacked(config: PreTrainedConfig) -> bool:
     """Whether stored weights lose their quantization as they load."""
     stored = getattr(config, "quantization_config", None)
-    if isinstance(stored, dict):
-        return bool(stored.get("dequantize"))
-    return bool(getattr(stored, "dequantize", False))
+    return isinstance(stored, dict) and bool(stored.get("dequantize"))
 
 
 def unpack(checkpoint: Checkpoint, device: torch.device) -> None:

@@ -90,6 +90,8 @@ class PlacedModel:
         if quantization is not None:
             arguments["quantization_config"] = quantization
         arguments["device_map"] = self.placement.device_map
+        # transformers puts an object into the configuration.
+        unpacks = is_unpacked(checkpoint.config)
         model: PreTrainedModel
         try:
             with loading_bar(self.sketch.weight_bytes):
@@ -108,7 +110,7 @@ class PlacedModel:
             absent = f"{len(missing)} weights are not in {settings.repository}"
             reason = f"{absent} (the first: {missing[0]}); it does not hold this model"
             raise RunError(f"{checkpoint.role}: {reason}")
-        if is_unpacked(checkpoint.config):
+        if unpacks:
             # Into its own format, whatever was asked for.
             model = model.to(dtype=self.sketch.dtype)  # type: ignore[call-arg]
         held = sum(tensor.nbytes for tensor in [*model.parameters(), *model.buffers()])

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
-import pickle
 import resource
 import signal
 import sys
 import warnings
 from collections.abc import Callable
-from typing import NoReturn, TypeVar
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from typing import Any, TypeVar
 
 from harness.config.errors import SettingError
 
@@ -20,8 +22,9 @@ _SECONDS = 20
 _LETTERS_PER_SECOND = 50_000
 _BYTES = 2 << 30
 _BYTES_PER_LETTER = 200
-# Exit codes.
-_TOO_LARGE, _FAILED = 3, 4
+_PARALLELISM = "TOKENIZERS_PARALLELISM"
+# The exit code of an error that is no lack of memory.
+_FAILED = 4
 
 
 def within_limits(work: Callable[[], Result], num_letters: int, setting: str) -> Result:
@@ -38,64 +41,53 @@ def within_limits(work: Callable[[], Result], num_letters: int, setting: str) ->
         return work()
     seconds = _SECONDS + num_letters // _LETTERS_PER_SECOND
     num_bytes = _BYTES + num_letters * _BYTES_PER_LETTER
-    # The copy has no threads: a tokenizer that waits for them would wait for ever.
-    threads = os.environ.get("TOKENIZERS_PARALLELISM")
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    reader, writer = os.pipe()
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_work, args=(work, sender, seconds, num_bytes))
+    before = os.environ.get(_PARALLELISM)
+    # Tokenizers would wait for threads, which the copy does not have, and warn of that.
+    os.environ[_PARALLELISM] = "false"
     with warnings.catch_warnings():
         # Python warns of the copy of a process with threads: none of their locks is needed here.
         warnings.simplefilter("ignore", DeprecationWarning)
-        process = os.fork()
-    if not process:
-        os.close(reader)
-        _work(work, writer, seconds, num_bytes)
-    os.close(writer)
-    if threads is None:
-        del os.environ["TOKENIZERS_PARALLELISM"]
-    else:
-        os.environ["TOKENIZERS_PARALLELISM"] = threads
+        process.start()
+    del os.environ[_PARALLELISM]
+    if before is not None:
+        os.environ[_PARALLELISM] = before
+    sender.close()
     try:
-        with os.fdopen(reader, "rb") as pipe:
-            content = pipe.read()
-    except BaseException:
-        os.kill(process, signal.SIGKILL)
-        raise
+        with suppress(EOFError):
+            result: Result = receiver.recv()
+            return result
+        process.join()
     finally:
-        _, status = os.waitpid(process, 0)
-    code = os.waitstatus_to_exitcode(status)
-    if not code:
-        result: Result = pickle.loads(content)
-        return result
-    if code == _FAILED:
+        process.kill()
+        process.join()
+    if process.exitcode == _FAILED:
         # It has an end, and its error is raised here.
         return work()
     limit = f"{num_bytes / 1e9:.1f} GB of memory"
-    if code == -signal.SIGXCPU:
+    if process.exitcode == -signal.SIGXCPU:
         limit = f"{seconds} s of processor time"
     rule = f"the model's tokenizer and chat template need more than {limit} for the prompts"
     raise SettingError(setting, rule)
 
 
-def _work(work: Callable[[], object], writer: int, seconds: int, num_bytes: int) -> NoReturn:
-    """Do the work in the copy, and write its result."""
-    code = _FAILED
+def _work(work: Callable[[], Any], sender: Connection, seconds: int, num_bytes: int) -> None:
+    """Do the work in the copy, and send its result."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    # Rust writes a line before it ends the process.
+    os.dup2(os.open(os.devnull, os.O_RDWR), 2)
+    with open("/proc/self/statm", encoding="ascii") as statistics:
+        num_pages = int(statistics.read().split()[0])
+    num_bytes += num_pages * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+    resource.setrlimit(resource.RLIMIT_AS, (num_bytes, num_bytes))
     try:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_DFL)
-        null = os.open(os.devnull, os.O_RDWR)
-        for stream in (0, 1, 2):
-            os.dup2(null, stream)
-        with open("/proc/self/statm", encoding="ascii") as statistics:
-            num_pages = int(statistics.read().split()[0])
-        num_bytes += num_pages * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
-        resource.setrlimit(resource.RLIMIT_AS, (num_bytes, num_bytes))
-        content = pickle.dumps(work())
-        with os.fdopen(writer, "wb") as pipe:
-            pipe.write(content)
-        code = 0
+        sender.send(work())
     except MemoryError:
-        code = _TOO_LARGE
-    finally:
-        os._exit(code)
+        sys.exit(1)
+    except Exception:
+        sys.exit(_FAILED)

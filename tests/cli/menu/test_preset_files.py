@@ -72,8 +72,9 @@ def test_a_preset_imports_no_class(harness: Harness, tmp_path: Path) -> None:
         r"hydra: {mode: MULTIRUN, sweeper: {params: {draft: './own.py\:Own'}}}",
     ):
         file.write_text(f"# @package _global_\n{sets}\n")
-        line = harness.refused("latency", "--config-dir", "mine", "+experiment=nice")
-        assert line.endswith("a preset runs no code: this must be typed, or left out")
+        for further in ([], ["--help"]) if "override" in sets else ([],):
+            line = harness.refused("latency", "--config-dir", "mine", "+experiment=nice", *further)
+            assert line.endswith("a preset runs no code: this must be typed, or left out")
     assert not (tmp_path / "victim.txt").exists()
 
 
