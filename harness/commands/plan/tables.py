@@ -23,6 +23,8 @@ from harness.results.runs import Run
 _NO_GPU = "No GPU here: planned for main memory; gpus=4 gpu_memory=40GB pretends GPUs."
 # A verification that costs at least this many steps costs noticeably more than one.
 _COSTLY_VERIFICATION = 1.2
+# A larger one reads further experts, whose number is an expectation: texts may agree on them.
+_OTHER_EXPERTS = 1.01
 # Settings that `latency` does not have.
 _OWN_SETTINGS = ("gpus", "gpu_memory", "bandwidth", "prompt_length", "acceptance")
 
@@ -43,6 +45,8 @@ def plan_page(rows: Sequence[PlanRow]) -> Page | None:
         finding = Line(f"{len(fitting)} of {len(rows)} fit", "good" if fitting else "bad")
         slowest = sorted({_rates(row)[-1][0] for row in rows if row.bandwidths})
         least = f"the least that reading the weights takes on {' or '.join(slowest)}"
+        if any((row.num_gpus or 0) > 1 for row in rows):
+            least += ", one GPU at a time"
         why = [("Time", least)] if slowest else []
         title, tables = title_of_many(rows), [_plans(rows)]
         return Page(title, [finding], (), tables, why, steps, statements)
@@ -97,15 +101,27 @@ def _why(row: PlanRow) -> Iterator[tuple[str, str]]:
         alone = f", {row.regular_most_requests:,} without the draft" if row.draft else ""
         yield "Load", f"{row.most_requests:,} such requests fit beside the weights at once{alone}"
     batch = f" for the {row.batch_size} rows of a batch" if (row.batch_size or 1) > 1 else ""
-    yield "Time", f"a forward must read {amount(row.read_bytes)}{batch}, by any implementation"
-    for name, rate in _rates(row) or [("at bandwidth=100, as none is known", 100.0)]:
-        least = f"{least_ms(row.read_bytes, rate):.2f} ms/token at least"
+    is_mixture = (row.verification_steps or 1) > _OTHER_EXPERTS
+    about = "about " if is_mixture and batch else ""
+    yield (
+        "Time",
+        f"a forward must read {about}{amount(row.read_bytes)}{batch}, by any implementation",
+    )
+    num_gpus = row.num_gpus or 1
+    at_a_time = ", one GPU at a time" if num_gpus > 1 else ""
+    rates = _rates(row) or [("at bandwidth=100, as none is known", 100.0)]
+    for name, rate in rates:
+        least = f"{least_ms(row.read_bytes, rate):.2f} ms/token at least{at_a_time}"
         if row.speculative_read_bytes is not None:
             with_draft = least_ms(row.speculative_read_bytes, rate)
             least += f", {with_draft:.2f} with all drafts accepted"
         yield "Time", f"{least} ({name}, {rate:g} GB/s)"
+    if num_gpus > 1:
+        at_once = f"{least_ms(row.read_bytes, num_gpus * rates[0][1]):.2f} ms/token at least"
+        yield "Time", f"{at_once} with each layer split over all {num_gpus} (tensor parallelism)"
+    most = "about" if is_mixture else "at most"
     if row.highest_speedup is not None:
-        gains = f"at most {times(row.highest_speedup)} at K={row.num_draft_tokens}"
+        gains = f"{most} {times(row.highest_speedup)} at K={row.num_draft_tokens}{at_a_time}"
         yield (
             "Gain",
             f"{gains}, and pays only above {row.break_even_tokens:.2f} tokens per iteration",
@@ -120,7 +136,7 @@ def _why(row: PlanRow) -> Iterator[tuple[str, str]]:
         bounds = row.predicted_speedup.bounds()
         # What it costs is by bytes.
         interval = f" (95 % interval {bounds}, of acceptance alone)" if bounds else ""
-        yield "Gain", f"at most {_predicted(row)} predicted{interval}"
+        yield "Gain", f"{most} {_predicted(row)} predicted{at_a_time}{interval}"
 
 
 def _measure(row: PlanRow, num_plans: int) -> NextStep:
