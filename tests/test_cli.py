@@ -34,6 +34,15 @@ def test_help_is_a_page_whatever_the_terminal_is(
             assert len(lines) <= 52, command
 
 
+def test_a_setting_that_is_typed_twice_is_named(harness: Harness) -> None:
+    outcome = harness(
+        "latency", "engine=simulated", "K=2", "n=8", "n=8", "num_draft_tokens=8", "repeats=1"
+    )
+    twice = [line for line in outcome.stderr.splitlines() if "typed twice" in line]
+    assert twice == ["decoding.num_draft_tokens is typed twice: 8 counts, and not 2"]
+    assert "K=8" in outcome.stdout
+
+
 def test_short_names_are_recorded_as_settings(harness: Harness) -> None:
     harness("plan", "K=8", "T=0", "prompt_length=64", "tokens=32", "results.file=null")
     assert only("overrides.yaml").read_text().split() == (

@@ -351,6 +351,7 @@ def _hydra_line(words: Words) -> tuple[list[str], str, bool]:
     """
     from harness.cli.manifest import round_overrides
     from harness.cli.menu import conversion, help, server_words, typed
+    from harness.measuring.progress import say
 
     command, *typed_words = words.typed
     if "-sc" in typed_words:
@@ -359,6 +360,12 @@ def _hydra_line(words: Words) -> tuple[list[str], str, bool]:
     record = configured(command)
     hints = conversion.setting_hints(record.settings)
     options, settings, topic = typed.for_hydra(typed_words, command, hints)
+    values: dict[str, str] = {}
+    for setting in settings:
+        name, _, value = setting.partition("=")
+        if values.get(name, value) != value:
+            say(f"{name} is typed twice: {value} counts, and not {values[name]}")
+        values[name] = value
     settings += server_words.server_settings(words.servers, settings, command)
     flags = hydra_app.flags(options)
     if flags.help:

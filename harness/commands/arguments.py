@@ -39,6 +39,8 @@ def read_arguments(
     for word in words.typed:
         name, equals, text = word.partition("=")
         if equals and name in names:
+            if name in values:
+                raise SettingError(name, f"is typed twice: {values[name]} and {text}")
             values[name] = _converted(name, text, types[name])
             continue
         is_option = word.startswith("-") and word != "-"

@@ -65,9 +65,11 @@ def _with_changes(words: Words, changes: str, command: str, leaving_out: Collect
     changing = shlex.split(changes)
     replaced = ["details", *leaving_out, *map(_setting_in, changing)]
     kept = []
-    for word in words.typed:
+    for place, word in enumerate(words.typed, start=1):
         name = _setting_in(word)
-        if not any(_is_replaced(name, by) for by in replaced):
+        # Of a setting that was typed twice the last value counts.
+        is_last = name not in map(_setting_in, words.typed[place:])
+        if is_last and not any(_is_replaced(name, by) for by in replaced):
             kept.append(word)
     if command:
         kept = [command, *kept[1:]]

@@ -143,6 +143,7 @@ def test_more_runs_of_both_sides_stay_apart(harness: Harness) -> None:
         ("prompts.file=a.jsonl results.file=b.csv", "results.file=c.csv", "prompts.file=a.jsonl results.file=c.csv"),
         ("-m draft=a draft.b=2 K=2,4", "decoding.num_draft_tokens=8", "draft=a draft.b=2 decoding.num_draft_tokens=8"),
         ("draft.max_ngram=2 hydra.run.dir=x details=true", "draft=suffix", "draft=suffix"),
+        ("K=2 n=8 K=8", "repeats=5", "n=8 K=8 repeats=5"),
         ("K=2 -- llama-server -m 'my model' {K}", "K=8", "K=8 -- llama-server -m 'my model' '{K}'"),
     ],
 )  # fmt: skip

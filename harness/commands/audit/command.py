@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import make_dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ _HELP = f"""\
 usage: harness audit FILE|- [columns={{HEADING: NAME, ...}}] [NAME=VALUE ...]
        harness audit WITH.json baseline=WITHOUT.json
        harness audit baseline=22.7 speed=40.6 acceptance=73.9% K=3
-       harness audit speedup=+34% K=5,3 acceptance=0.6,0.7
+       harness audit baseline=130.9 speed=161.2 acceptance=73.9% K=3 speed=118.8 acceptance=52.1% K=4
 
 What does an iteration cost by a published table, what holds the speed-up back, and is each figure possible, given the
 others? Nothing is run.
@@ -43,7 +43,8 @@ others? Nothing is run.
                  bench_serving, AIPerf or guidellm
   -              the same from standard input: paste a table, then Ctrl-D
   columns={{...}}  our NAME of what columns hold whose headings are not known
-  NAME=VALUE     without a file the figures, of several rows by commas; with a file what holds for all of its rows
+  NAME=VALUE     without a file the figures: a NAME that is typed again begins the next row, for which settings and the
+                 regular arm's speeds still hold; with a file what holds for all of its rows
   baseline=      tokens/s of the regular arm, or its result file
 
 A claim is consistent, impossible, unlikely (chance, or another average, definition or run may explain it), or not
@@ -69,12 +70,18 @@ def main(words: Words) -> None:
         SettingError: a wrong argument, or a text that is not read.
         VerdictError: a claim is impossible (exit code 1), or unlikely, or none could be checked (3).
     """
-    settings, paths = read_arguments(_ARGUMENTS, words, _HELP)
-    typed = {"K" if name == "k" else name: text for name, text in vars(settings).items() if text}
-    columns = _columns(typed.pop("columns", "{}"))
+    typed: list[dict[str, str]] = []
+    paths: list[str] = []
+    for words_of_row in _by_row(words.typed):
+        settings, others = read_arguments(_ARGUMENTS, Words(words_of_row, words.servers), _HELP)
+        paths += others
+        typed.append(
+            {"K" if name == "k" else name: text for name, text in vars(settings).items() if text}
+        )
+    columns = _columns(typed[0].pop("columns", "{}"))
     regular = []
-    if typed.get("baseline", "").endswith((".json", ".jsonl")):
-        regular = _regular_rows(typed.pop("baseline"))
+    if typed[0].get("baseline", "").endswith((".json", ".jsonl")):
+        regular = _regular_rows(typed[0].pop("baseline"))
     stated = stated_rows(typed)
     title, reading = "figures", AuditedText([stated], [])
     if paths or not any(map(has_figures, stated)):
@@ -94,6 +101,21 @@ def main(words: Words) -> None:
     has_cost = any(row.steps.is_known for row in reading.rows)
     if not has_cost and {claim.verdict for claim in judged} == {"not stated"}:
         raise VerdictError("nothing could be checked: too little is stated", 3)
+
+
+def _by_row(words: Sequence[str]) -> list[list[str]]:
+    """The words of each row: a name that is typed again begins the next one."""
+    rows: list[list[str]] = [[]]
+    names: set[str] = set()
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if equals and name in names:
+            rows.append([])
+            names = set()
+        if equals:
+            names.add(name)
+        rows[-1].append(word)
+    return rows
 
 
 def _columns(typed: str) -> Mapping[str, str]:

@@ -146,10 +146,10 @@ def _sentence(row: AuditRow, others: Sequence[AuditRow]) -> str:
     below = 0.9 * row.steps.middle
     steps, whose = next((steps for steps in _ROUND_STEPS if steps < below), 1.0), ""
     if cheapest.steps.middle < below:
-        steps, whose = round(cheapest.steps.middle, 1), f" ({cheapest.place})"
+        steps, whose = cheapest.steps.middle, f" ({cheapest.place})"
     by_rate, by_steps = row.speedup_at(rate), row.tokens.middle / steps
     held_by = "cost" if by_steps > by_rate else "acceptance"
-    at = "one step" if steps == 1 else f"{steps:g} steps"
+    at = "one step" if steps == 1 else f"{steps:.1f} steps"
     ways = f"{accepted} {by_rate:.2f}×, at {at}{whose} {by_steps:.2f}×"
     return f"{start}. Its {held_by} holds it back more: {ways}"
 

@@ -124,6 +124,8 @@ class AuditRow(PrintedRow):
         stated = self.figure("tokens_per_iteration")
         if stated.is_known:
             return stated.plus(1 if self.is_without_own_token else 0)
+        if not self._accepted.is_known:
+            return UNKNOWN
         fewest = self.drafted.high if self.proposes_k else self.drafted.low
         return PrintedFigure(
             1 + fewest * self.figure("acceptance_rate").low, 1 + self._accepted.high

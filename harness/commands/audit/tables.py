@@ -59,34 +59,63 @@ class AuditedText(NamedTuple):
         return [row for table in self.tables for row in table]
 
 
-def stated_rows(typed: Mapping[str, str]) -> list[AuditRow]:
-    """Rows by arguments, whose values are apart by commas; one value holds for all rows.
+def stated_rows(typed: Sequence[Mapping[str, str]]) -> list[AuditRow]:
+    """Rows by arguments. What one states of the regular arm, and its settings, hold for the next ones too.
+
+    Args:
+        typed: of each row; of a single one values may be apart by commas, for a row each.
 
     Raises:
-        SettingError: one is no such number, or they are of different numbers of rows.
+        SettingError: one is no such number, they are of different numbers of rows, or a row has no figure.
     """
-    columns = {name: PrintedColumn(SHORT_NAMES.get(name, name)) for name in typed}
-    values = {name: text.split(",") for name, text in typed.items()}
-    number = max(map(len, values.values()), default=1)
+    by_row = _divided(typed[0]) if len(typed) == 1 else typed
     rows = []
-    for place in range(number):
-        cells = {name: texts[min(place, len(texts) - 1)] for name, texts in values.items()}
+    common: dict[str, str] = {}
+    for place, stated in enumerate(by_row, start=1):
+        cells = {**common, **stated}
+        columns = {name: PrintedColumn(SHORT_NAMES.get(name, name)) for name in cells}
         row = row_of(
-            "the figure" if number == 1 else f"row {place + 1}", cells, columns, AuditRow("")
+            "the figure" if len(by_row) == 1 else f"row {place}", cells, columns, AuditRow("")
         )
         for name, text in row.unread.items():
-            rule = "must be a number, with its unit, or a range"
-            if name == "speedup" and "%" in text:
-                rule = f"may be a part: write +{text} for a gain"
             as_typed = next(each for each, column in columns.items() if column.name == name)
-            raise SettingError(as_typed, rule, text[:40])
+            raise SettingError(as_typed, _rule_of(name, text), text[:40])
+        if len(typed) > 1 and not has_figures(row):
+            rule = f"is typed again, and begins row {place}, which has no speed, speed-up, acceptance or length"
+            raise SettingError(next(iter(stated)), rule)
         rows.append(row)
+        common = {
+            name: text
+            for name, text in cells.items()
+            if columns[name].name in SETTINGS or columns[name].name.startswith("regular_")
+        }
+    return rows
+
+
+def _divided(typed: Mapping[str, str]) -> list[dict[str, str]]:
+    """The values of each row, where they are apart by commas; one value holds for all rows."""
+    values = {name: text.split(",") for name, text in typed.items()}
+    number = max(map(len, values.values()), default=1)
     for name, texts in values.items():
         if len(texts) not in (1, number):
-            raise SettingError(
-                name, f"must have one value, or one for each of {number} rows", typed[name]
-            )
-    return rows
+            rule = f"must have one value, or one for each of {number} rows"
+            raise SettingError(name, rule, typed[name])
+    return [
+        {name: texts[min(place, len(texts) - 1)] for name, texts in values.items()}
+        for place in range(number)
+    ]
+
+
+def _rule_of(name: str, text: str) -> str:
+    """The rule that a value of this column breaks."""
+    if name == "speedup" and "%" in text:
+        return f"may be a part: write +{text} for a gain"
+    if name == "acceptance_rate" and re.fullmatch(r"[\d.]+", text):
+        return f"is above 1: write {text}% for a share"
+    if name.endswith("tokens_per_second") and "ms" in text:
+        other = name.replace("tokens_per_second", "ms_per_token")
+        return f"must be tokens per second: write {other}={text} for a time per token"
+    return "must be a number, with its unit, or a range"
 
 
 def read_text(

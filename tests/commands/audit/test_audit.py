@@ -153,6 +153,11 @@ def test_planted_lines_are_found_and_steps_are_named(audit: Audit, seed: int) ->
         ("speedup=+34% length=1.90", 0, "1.90 tokens per iteration of 1.42 steps, 1.34×"),
         ("baseline=22.7,88.9 speed=40.6,116.8 acceptance=73.9% K=3", 0, "row 2 (K=3): 3.22 tokens per"),
         ("baseline=95 speed=600 K=4 acceptance=0.55", 1, "speed-up 6.32× by tokens/s is above 5: K=4 draft tokens"),
+        # A name that is typed again begins the next row.
+        ("baseline=22.7 speed=40.6 baseline=88.9 speed=116.8 acceptance=73.9% K=3", 0, "row 2 (K=3): 3.22 tokens per"),
+        ("baseline=130 speed=161 acceptance=74% K=3 speed=118 acceptance=52% K=4", 0, "row 2 (K=4): 3.08 tokens per"),
+        # An impossible rate yields no tokens, which no other figure could be held against.
+        ("baseline=20 speed=30 K=2 acceptance=180%", 1, "2 of 2 figures, 1 impossible, 1 consistent"),
         # More than K + 1 have no rate and no limit.
         ("length=4.2 K=3 speed=50 baseline=20", 3, "2.50×; at one step it would be 4.20×"),
         ("speedup=+34% K=5,3 acceptance=0.6,0.7", 0, "An iteration costs 2.19 to 3.18 regular steps, in 2 rows"),
@@ -326,6 +331,9 @@ def test_a_bad_argument_ends_in_one_line(audit: Audit, tmp_path: Path) -> None:
         (["a.csv", "bach_size=3"], "did you mean batch_size?"),
         (["a.csv", "batch_size=many"], "batch_size=many: must be a number"),
         (["K=-1", "speedup=2"], "K=-1: must be a number"),
+        (["acceptance=72", "speedup=2"], "acceptance=72: is above 1: write 72% for a share"),
+        (["baseline=33ms", "speed=22ms"], "write regular_ms_per_token=33ms for a time per token"),
+        (["speedup=2", "K=3", "K=4"], "K: is typed again, and begins row 2, which has no speed"),
         (["speedup=34%"], "speedup=34%: may be a part: write +34% for a gain"),
         (["speedup=2,3,4", "K=3,4"], "K=3,4: must have one value, or one for each of 3 rows"),
         (["a.csv", "K=3,4"], "takes one file with one value of each NAME"),
