@@ -72,6 +72,7 @@ MISTAKES = {
     "recovery engine=simulated": "engine=simulated: must decode a model",
     "latency engine=huggingface draft=tiny_medusa": "draft=tiny_medusa: must be a model, lookup or early_exit",
     "plan draft=7B_2GPUs gpus=2 gpu_memory=40GB": "draft.gpus=2: must be 1: a draft is whole on one GPU",
+    "latency placement.gpus=4": "placement.gpus=4: must not exceed the number of GPUs, 0",
     # Servers
     "latency engine=server": "engine.url=null: must be set, or a server's command typed last",
     "latency engine=server \"engine.url='http://h/v1?key=x'\"": "engine.url: key: what is typed is written into",

@@ -103,7 +103,7 @@ def test_a_regular_step_that_they_share_moves_no_k_against_another() -> None:
     ("k", "rows", "complaint"),
     [
         (6, 1, "has no price of K=6 with 1 in flight, but of K=2, 4: measure K=6"),
-        (4, 2, "has no price of K=4 with 2 in flight, but with 1, 8 in flight: measure batch_size=2"),
+        (4, 2, "has no price with 2 in flight, but with 1, 8 in flight: measure batch_size=2"),
         (4, 8, "has no price with 8 in flight: answers take 1.9 times as long"),
     ],
 )  # fmt: skip
@@ -118,7 +118,7 @@ def test_nothing_is_extrapolated(k: int, rows: int, complaint: str) -> None:
     alone = cost_of(points[:3])
     with pytest.raises(SettingError, match="K=6, but of K=2, 4: measure K=6"):
         alone.at(6)
-    with pytest.raises(SettingError, match="K=4 with 2 in flight, but with 1 in flight"):
+    with pytest.raises(SettingError, match="no price with 2 in flight, but with 1 in flight"):
         alone.at(4, 2)
 
 

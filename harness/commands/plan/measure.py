@@ -100,6 +100,11 @@ class PlanExperiment(Experiment[PlanSettings, PlanRow]):
         self.predictions, notes = predictions(
             costs, accepted, load, length, other_texts=typed.path != path
         )
+        asked = self.settings.decoding.num_draft_tokens
+        predicted = {columns["num_draft_tokens"] for columns in self.predictions}
+        if asked != DecodingSettings.num_draft_tokens and asked not in predicted:
+            known = ", ".join(map(str, sorted(predicted)))
+            notes.append(f"no price or no yield of K={asked}, but of K={known}: measure K={asked}")
         model = ModelSettings(name=costs.origin.get("model") or Path(path).stem, repository=SERVED)
         self.settings = replace(self.settings, model=model, draft=None)
         # Settings that nothing was measured with.

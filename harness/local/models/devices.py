@@ -59,7 +59,8 @@ def usable_gpus(placement: PlacementSettings, models: Mapping[str, ModelSettings
 def check_gpu_numbers(
     placement: PlacementSettings, models: Mapping[str, ModelSettings], num_gpus: int
 ) -> None:
-    """Raise a SettingError for more GPUs than there are; a machine without any uses the CPU.
+    """Raise a SettingError for more GPUs than there are; a model's own number is of no effect on a machine without any,
+    which uses the CPU and says so.
 
     Args:
         models: by their roles.
@@ -67,7 +68,8 @@ def check_gpu_numbers(
     numbers = {"placement": placement.gpus}
     numbers |= {role: model.gpus for role, model in models.items()}
     for setting, number in numbers.items():
-        if number is not None and 0 < num_gpus < number:
+        has_effect = num_gpus > 0 or setting == "placement"
+        if number is not None and has_effect and num_gpus < number:
             rule = f"must not exceed the number of GPUs, {num_gpus}"
             raise SettingError(f"{setting}.gpus", rule, number)
 

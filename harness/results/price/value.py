@@ -160,9 +160,8 @@ class IterationCost:
         if ks:
             raise SettingError("costs", f"{rule}, but of K={ks}: measure K={k}")
         loads = ", ".join(map(str, self.loads)) or "none"
-        raise SettingError(
-            "costs", f"{rule}, but with {loads} in flight: measure batch_size={rows}"
-        )
+        rule = f"has no price with {rows} in flight, but with {loads} in flight"
+        raise SettingError("costs", f"{rule}: measure batch_size={rows}")
 
     def speedup(self, tokens_per_iteration: Interval, k: int, rows: int = 1) -> Interval:
         """The speed-up of decoding at this yield; its interval has those of cost and yield."""

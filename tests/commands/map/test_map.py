@@ -154,7 +154,7 @@ def test_a_server_whose_k_depends_on_its_load_has_none() -> None:
         (["batch_size=8"], "batch_size=8: changes nothing: batch_sizes"),
         (["engine=huggingface"], "batch_sizes=[1,4,16]: must be 1 with engine=huggingface"),
         (
-            [*SERVER, "engine.url=http://localhost:1/v1"],
+            [*SERVER[:-1], "engine.url=http://localhost:1/v1"],
             "engine.regular_url=http://localhost:1/v1: must be another",
         ),
         ([*SERVER, "draft_tokens=[2]"], "draft_tokens=[2]: must be null with engine=server"),

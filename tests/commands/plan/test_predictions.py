@@ -134,6 +134,13 @@ def test_what_was_measured_with_answers_of_another_length_is_not_held_against_it
     assert rows.predicted_speedup[0] == pytest.approx(rows.measured_speedup[0], rel=0.05)
 
 
+def test_a_k_without_a_price_is_named(harness: Harness, table: str) -> None:
+    asked = [table, "acceptance=0.8", "batch_size=1"]
+    named = "No price or no yield of K=16, but of K=2, 4, 8: measure K=16."
+    assert named in harness("plan", *asked, "K=16").stdout
+    assert "measure K=" not in harness("plan", *asked, "K=8").stdout.partition("Next")[0]
+
+
 def test_planted_costs_of_a_map_are_no_measurement(harness: Harness) -> None:
     cells = ["batch_sizes=[4]", "draft_tokens=[2]", "num_prompts=10"]
     harness("map", "engine=simulated", *cells, "hydra.run.dir=cells")
@@ -199,7 +206,8 @@ def test_what_typed_numbers_predict(
     ],
 )  # fmt: skip
 def test_mistakes(harness: Harness, table: str, arguments: list[str], complaint: str) -> None:
-    assert complaint in harness.refused("plan", table, *arguments)
+    costs = [] if any(word.startswith("costs=") for word in arguments) else [table]
+    assert complaint in harness.refused("plan", *costs, *arguments)
 
 
 def test_rows_say_whose_costs_they_are_of_and_no_length_that_nobody_knows(
