@@ -149,7 +149,8 @@ def accuracy_table(runs: Sequence[Named[EvalRow]]) -> Table:
         columns,
         strong=lambda line: len(seeds) > 1 and line.row.seed == "all",
         faint=lambda line: line.row.status != "ok",
-        about="Difference: speculative minus regular, percentage points.",
+        about="Difference: speculative minus regular, percentage points. Wald's ±, which published tables print, is too"
+        " narrow over few questions; Wilson's interval is not.",
         notes=(MULTIPLICATION_NOTE,) if is_published else (),
     )
 

@@ -15,7 +15,8 @@ from harness.results.statistics.interval import CONFIDENCE, Interval
 def wald_interval(successes: int, total: int) -> Interval:
     """Wald's interval of a proportion, p̂ ± z √(p̂ (1 − p̂) / n), as published accuracy tables print it.
 
-    The bounds are not clipped to [0, 1], so that half their distance is the published ±.
+    The bounds are not clipped to [0, 1], so that half their distance is the published ±. At a proportion of 0.95 they
+    hold it over 8, 15, 30 and 100 trials in 34, 54, 78 and 88 % of the cases.
     """
     if total == 0:
         return Interval()
