@@ -99,9 +99,12 @@ def nearest(word: str, known: Iterable[str], prefix: str = "") -> str:
     Args:
         prefix: of the suggestion, but not of the words: `draft.`.
     """
+    names = list(known)
     # A single wrong letter is half of `7C`.
     cutoff = 0.5 if len(word) <= 4 else 0.6
-    matches = difflib.get_close_matches(word, list(known), 1, cutoff)
+    # `llama2_70B` is meant by `70B`, and not `7B`.
+    matches = [name for name in names if name.endswith(f"_{word}")][:2]
+    matches = matches or difflib.get_close_matches(word, names, 1, cutoff)
     return did_you_mean([f"{prefix}{match}" for match in matches])
 
 

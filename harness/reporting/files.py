@@ -21,12 +21,11 @@ from harness.reporting.table import (
     legend,
     naming,
     sentences,
+    visible,
 )
 from harness.results.runs import Run
 from harness.results.statistics.interval import Interval
 
-# Control characters except tab and line feed.
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 # Characters that Markdown interprets: `*`, `[`, `](`, and an underscore that begins or ends a word. One
 # within a word, `tiny_draft`, is no emphasis.
 _SPECIAL = re.compile(r"([\\`*\[\]|~$#]|(?<=\])\(|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")
@@ -116,7 +115,7 @@ def markdown(report: ReportContents, note: str) -> str:
 
 def escape(text: str) -> str:
     """Escape text, so that Markdown shows it as it is; line ends become `<br>`."""
-    lines = _CONTROL.sub(" ", text.replace("\r\n", "\n").replace("\r", "\n"))
+    lines = visible(text.replace("\r\n", "\n").replace("\r", "\n"))
     escaped = _SPECIAL.sub(r"\\\1", lines)
     # HTML becomes entities, because not every renderer takes a backslash before it.
     return html.escape(escaped, quote=False).replace("\n", "<br>")
@@ -132,7 +131,6 @@ def _render(template: str, **content: Any) -> str:
         extensions=["jinja2.ext.do"],
     )
     environment.filters |= {
-        "plain": lambda text: _CONTROL.sub(" ", text),
         "escaped": escape,
         "number": _number,
         "scale": _scale,
@@ -143,7 +141,7 @@ def _render(template: str, **content: Any) -> str:
         "without": without,
         "first": lambda table: table.first(_MOST_ROWS),
     }
-    return environment.get_template(template).render(content, zip=zip)
+    return visible(environment.get_template(template).render(content, zip=zip))
 
 
 def _side(figure: Interval, reference: float) -> str:

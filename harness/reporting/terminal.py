@@ -125,6 +125,9 @@ def _print_text(text: str, style: str, console: Console, more: str = "") -> None
         joined = f"{text}     {more}"
         # Below the text where there is no room beside it.
         if cell_len(joined) > console.width:
+            text = textwrap.fill(
+                text, console.width, subsequent_indent=_INDENT, break_long_words=False
+            )
             joined = f"{text}\n{textwrap.fill(more, console.width, initial_indent=_INDENT, subsequent_indent=_INDENT)}"
         shown = Text(visible(joined))
         shown.stylize(style, 0, len(visible(text)))

@@ -119,6 +119,9 @@ def read_file(path: Path, kinds: Iterable[type[Row]]) -> Contents:
     unread = []
     for cells in reader:
         line = f"{path}, line {reader.line_num}"
+        if cells == header:
+            # Of files that were joined.
+            continue
         if len(cells) == len(header):
             named = dict(zip(header, cells, strict=True))
             row = kind.parse(named)

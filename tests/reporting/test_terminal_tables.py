@@ -62,3 +62,6 @@ def test_text_for_files_has_whole_names_and_no_colours(monkeypatch: pytest.Monke
     text = as_text([Line(f"{'a' * 60} · temperature=0.0 · model={name} · seed=0", "warning")], 100)
     assert "\x1b" not in text
     assert name in text
+    # A headline is wrapped as what stands below it.
+    headline = as_text([Line("  Fastest: " + "a word " * 20, "good", "95 % interval")], 80)
+    assert max(map(len, headline.splitlines())) <= 80

@@ -415,6 +415,9 @@ def test_what_is_not_whole_is_left_out_and_noted(tmp_path: Path) -> None:
     found = read_file(path, row_kinds())
     assert [row.run for row in found.rows] == ["1"]
     assert found.torn[0].startswith(f"{path}, line 3: ")
+    # Of two files that were joined the second header is no run.
+    path.write_bytes(path.read_bytes() + path.read_bytes())
+    assert [row.run for row in read_file(path, row_kinds()).rows] == ["1", "1"]
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
     assert read_file(tmp_path / "other.csv", row_kinds()).kind is None
 

@@ -24,6 +24,8 @@ from harness.config.settings import rule_of_paths
 from harness.reporting.files import ReportContents, html_page, markdown, on_terminal
 from harness.reporting.optional_plots import INSTALL_PLOTS, optional_plots
 from harness.reporting.overview import days_of, environment_table, files_table
+from harness.reporting.page import without
+from harness.reporting.table import Table, visible
 from harness.reporting.terminal import WIDE, plain_console, print_document
 from harness.reporting.words import common_settings
 from harness.results.runs import measured_of
@@ -45,7 +47,7 @@ From CSV files to answers in the terminal, report.md, and report.html: one page 
   format=row  instead prints a Markdown table with a row for each run of latency: pair, device, prompts, settings,
               speed-up, tokens per iteration, the run's id and the command (without keys)
   format=json instead prints what each page says, as values: relation, subject, reference, interval, family
-  format=latex  instead prints the first table
+  format=latex  instead prints the first table of each question and series
   format=svg  instead writes a picture for a slide, speedups.svg: one bar for each pair of latency, with its interval;
               format=png for the same as speedups.png
   output=DIR  where report.md, report.html and pictures go; by default the first PATH if that is a directory, else here
@@ -169,15 +171,26 @@ def _statements(report: ReportContents) -> str:
 
 
 def _latex(report: ReportContents) -> str:
-    """The first table of a report in LaTeX."""
+    """The first table of each question and series in LaTeX, below what its runs share."""
+    texts = []
+    for page in report.pages.values():
+        for part in page.parts or [page]:
+            for table in part.full_tables[:1]:
+                titles = filter(None, (page.title, without(part.title, page.title)))
+                about = " ".join(" · ".join(titles).split())
+                texts.append(f"% {about}\n{_tabular(table)}")
+    return visible("\n".join(texts))
+
+
+def _tabular(table: Table) -> str:
     import pandas as pd
 
-    columns, rows = report.all_tables[0].shown()
+    columns, rows = table.shown()
     headings = [" ".join(column.heading.split()) for column in columns]
-    table = pd.DataFrame(
+    frame = pd.DataFrame(
         [[" ".join(cell.split()) for cell in row] for row in rows], columns=headings
     )
-    return str(table.style.hide(axis="index").format(escape="latex").to_latex(hrules=True))
+    return str(frame.style.hide(axis="index").format(escape="latex").to_latex(hrules=True))
 
 
 def _draw(findings: Findings, path: Path, file: Path) -> None:

@@ -158,7 +158,7 @@ def test_a_figure_that_is_text_is_noted(tmp_path: Path) -> None:
 
 
 MARKUP = "math [/no_think] <b>&amp;</b> *x*"
-ESCAPE = "\x1b[31mred\x1b]0;title\x07 \x9b2J"
+ESCAPE = "\x1b[31mred\x1b]0;title\x07 \x9b2J \u202e"
 
 
 def test_names_are_text_wherever_they_are_shown(harness: Harness, tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_names_are_text_wherever_they_are_shown(harness: Harness, tmp_path: Path
         if text is ran.stdout:
             assert "[/no_think]" in words
             assert "␛[31mred␛]0;title␇" in words
-        assert not {"\x1b", "\x07", "\x9b"} & set(text + ran.stderr)
+        assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(text + ran.stderr)
     page = (tmp_path / "results" / "report.html").read_text()
     assert "math [/no_think] &lt;b&gt;&amp;amp;&lt;/b&gt; *x*" in page
     assert "&lt;i&gt;" in page
@@ -189,4 +189,4 @@ def test_names_are_text_wherever_they_are_shown(harness: Harness, tmp_path: Path
     assert "math \\[/no\\_think\\] &lt;b&gt;&amp;amp;&lt;/b&gt; \\*x\\*" in markdown.replace(
         "no_think", "no\\_think"
     )
-    assert not {"\x1b", "\x07"} & set(page + markdown)
+    assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(page + markdown)

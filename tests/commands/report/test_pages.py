@@ -120,7 +120,7 @@ def test_markdown_has_as_many_cells_in_every_row(report: ReportContents) -> None
     ("text", "expected"),
     [
         ("a|b", r"a\|b"), ("tiny_draft", "tiny_draft"), ("_a_", r"\_a\_"), ("<b>", "&lt;b&gt;"), ("a\r\nb", "a<br>b"),
-        ("*x*", r"\*x\*"), ("\x00", " "), ("$1$", r"\$1\$"), ("&lt;", "&amp;lt;"), 
+        ("*x*", r"\*x\*"), ("\x00", "␀"), ("$1$", r"\$1\$"), ("&lt;", "&amp;lt;"), 
         ("[x](javascript:y)", r"\[x\]\(javascript:y)"), ("\\", "\\\\"),
     ],
 )  # fmt: skip

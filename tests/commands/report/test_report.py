@@ -170,3 +170,20 @@ def test_a_picture_for_a_slide(harness: Harness) -> None:
     assert Path("slides/speedups.png").read_bytes().startswith(b"\x89PNG")
     write(Path("alone/latency.csv"), latency_run(status="failed"))
     assert "no run with a speed-up" in harness.refused("report", "alone", "format=svg")
+
+
+def test_latex_has_a_table_for_each_series_and_says_what_its_runs_share(
+    harness: Harness, tmp_path: Path
+) -> None:
+    runs = [latency_run(k, prompts=name) for name in ("english", "tiny") for k in (2, 4)]
+    runs.append(latency_run(model="a \u202e %", speedup_low=None, speedup_high=None))
+    write(tmp_path / "latency.csv", *runs)
+    printed = harness("report", "latency.csv", "format=latex").stdout
+    assert printed.count(r"\begin{tabular}") == 3
+    comments = [line for line in printed.splitlines() if line.startswith("% ")]
+    assert [("english" in line, "tiny" in line) for line in comments[:2]] == [
+        (True, False),
+        (False, True),
+    ]
+    assert all("A100" in line for line in comments[:2])
+    assert "\u202e" not in printed
