@@ -346,7 +346,12 @@ def test_memory_in_pools_of_graphs_counts(monkeypatch: pytest.MonkeyPatch) -> No
 def test_more_gpus_than_there_are() -> None:
     model = ModelSettings(name="big", repository="x/y", gpus=4)
     four = PlacementSettings(gpus=4)
-    check_gpu_numbers(four, {"model": model}, 0)
+    # A model for GPUs runs where there are none.
+    check_gpu_numbers(PlacementSettings(), {"model": model}, 0)
+    with pytest.raises(
+        SettingError, match=r"^placement\.gpus=4: must not exceed the number of GPUs, 0$"
+    ):
+        check_gpu_numbers(four, {}, 0)
     check_gpu_numbers(four, {"model": model}, 4)
     rule = r"must not exceed the number of GPUs, 3$"
     with pytest.raises(SettingError, match=rf"^placement\.gpus=4: {rule}"):
