@@ -13,7 +13,6 @@ from typing import Any
 
 from harness.commands.read_runs import Findings, every_run
 from harness.config.acceptance_rules import PARAMETERS
-from harness.config.command_line import Words
 from harness.config.errors import SettingError
 from harness.config.settings import check_address
 from harness.measuring.prices import (
@@ -23,7 +22,6 @@ from harness.measuring.prices import (
     why_no_price,
 )
 from harness.measuring.rows import LatencyRow
-from harness.results.environment import typed_in
 from harness.results.files import read_kind
 from harness.results.price.table import PriceTable, read_table
 from harness.results.price.value import COSTS_FILE, IterationCost
@@ -71,7 +69,7 @@ def read_prices(setting: str, path: str, context: int = 128, key: str | None = N
         return PriceTable({"": cost}, notes=[_ALONE])
     file = Path(path).expanduser()
     if file.suffix == ".json" and (costs := _read_json(setting, file)):
-        return PriceTable({"": costs}, origin=_typed_for(file.parent))
+        return PriceTable({"": costs})
     name, _, draft = path.rpartition("@")
     if name and not file.exists() and _holds_runs(Path(name).expanduser()):
         return read_prices(setting, name).for_draft(setting, draft, path)
@@ -127,13 +125,9 @@ def _origin(runs: Sequence[Run[Any]]) -> dict[str, Any]:
         return {}
     run = runs[-1]
     columns = {name: value for name in _ORIGIN if (value := getattr(run.last, name))}
-    return columns | _typed_for(run.directory)
-
-
-def _typed_for(directory: Path | None) -> dict[str, str]:
-    """The line that was typed for the run of a directory, if it was one of `latency`."""
-    typed = None if directory is None else typed_in(directory)
-    return {"cost_command": typed} if typed and Words.parse(typed).typed[0] == "latency" else {}
+    if run.command == "latency":
+        columns["cost_command"] = run.typed
+    return columns
 
 
 def _yields(

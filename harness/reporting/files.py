@@ -67,11 +67,6 @@ class ReportContents:
             answers[question] = said_by(replace(page, finding=findings))
         return answers
 
-    @property
-    def all_tables(self) -> list[Table]:
-        pages = [part for page in self.pages.values() for part in (*page.parts, page)]
-        return [table for page in pages for table in page.full_tables] + [*self.sources]
-
 
 def said_by(page: Page) -> list[Line]:
     """Return the sentences of a page: doubts, findings and reasons."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from harness.config.amounts import counted
+from harness.results.environment import typed_in
 from harness.results.row import Row
 from harness.results.rows.prompts import LatencyPromptRow, read_prompts
 from harness.results.schema import RunRow
@@ -51,6 +52,11 @@ class Run(Generic[AnyRunRow]):
     def prompt_rows(self) -> list[LatencyPromptRow]:
         """The rows of its `latency_prompts.csv`, both arms; [] where that is not found."""
         return read_prompts(self.directory, self.id)
+
+    @property
+    def typed(self) -> str | None:
+        """The line that was typed for it; None where its directory is gone."""
+        return None if self.directory is None else typed_in(self.directory)
 
     @property
     def command(self) -> str:

@@ -9,6 +9,8 @@ from typing import Any
 
 from harness.commands.eval.rows import AnswerRow, EvalRow
 from harness.measuring.rows import LatencyRow
+from harness.reporting.files import ReportContents
+from harness.reporting.table import Table
 from harness.results.files import append_rows
 from harness.results.row import Row
 from harness.results.rows.prompts import LatencyPromptRow
@@ -111,6 +113,11 @@ def answer_row(run: str | None, index: int, correct: bool, **changes: Any) -> An
         "completion": "2", "answer": "2", "correct": correct, "num_tokens": 1, "time_ms": 1.0, "outcomes": [],
     }  # fmt: skip
     return AnswerRow(**shared | changes)
+
+
+def all_tables(report: ReportContents) -> list[Table]:
+    pages = [part for page in report.pages.values() for part in (*page.parts, page)]
+    return [table for page in pages for table in page.full_tables] + [*report.sources]
 
 
 def write(path: Path, *runs: Sequence[Row]) -> Path:

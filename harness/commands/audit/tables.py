@@ -39,6 +39,10 @@ _IN_CELLS = {
     "speed": r"((?<=→ )[\d.]+|[\d.]+(?= ?t\w*/s\S* @))",
     "acceptance": r"@ ([\d.]+ ?%)",
 }
+_RULE = (
+    "must be a number or a range, in its own unit: a share as 72% or 0.72, a speed in tokens/s, a time per token as"
+    " ms_per_token=22 and regular_ms_per_token=33"
+)
 # Columns and cells of a note.
 _MOST_NAMED = 8
 
@@ -79,7 +83,10 @@ def stated_rows(typed: Sequence[Mapping[str, str]]) -> list[AuditRow]:
         )
         for name, text in row.unread.items():
             as_typed = next(each for each, column in columns.items() if column.name == name)
-            raise SettingError(as_typed, _rule_of(name, text), text[:40])
+            rule = _RULE
+            if name == "speedup" and "%" in text:
+                rule = f"may be a part: write +{text} for a gain"
+            raise SettingError(as_typed, rule, text[:40])
         if len(typed) > 1 and not has_figures(row):
             rule = f"is typed again, and begins row {place}, which has no speed, speed-up, acceptance or length"
             raise SettingError(next(iter(stated)), rule)
@@ -104,18 +111,6 @@ def _divided(typed: Mapping[str, str]) -> list[dict[str, str]]:
         {name: texts[min(place, len(texts) - 1)] for name, texts in values.items()}
         for place in range(number)
     ]
-
-
-def _rule_of(name: str, text: str) -> str:
-    """The rule that a value of this column breaks."""
-    if name == "speedup" and "%" in text:
-        return f"may be a part: write +{text} for a gain"
-    if name == "acceptance_rate" and re.fullmatch(r"[\d.]+", text):
-        return f"is above 1: write {text}% for a share"
-    if name.endswith("tokens_per_second") and "ms" in text:
-        other = name.replace("tokens_per_second", "ms_per_token")
-        return f"must be tokens per second: write {other}={text} for a time per token"
-    return "must be a number, with its unit, or a range"
 
 
 def read_text(

@@ -10,7 +10,6 @@ from harness.measuring.rows import LatencyRow
 from harness.reporting.files import escape
 from harness.reporting.names import name_of
 from harness.reporting.words import called, device_of, labels
-from harness.results.environment import typed_in
 from harness.results.runs import Run
 from harness.results.schema import NO_VERDICT
 from harness.results.statistics.interval import UNKNOWN
@@ -78,8 +77,7 @@ def _command(run: Run[LatencyRow]) -> str:
     row = run.last
     commands = [_as_code(without_port(command)) for command in row.server_command or []]
     if not commands:
-        typed = typed_in(run.directory) if run.directory else None
-        return UNKNOWN if typed is None else _as_code(typed)
+        return UNKNOWN if run.typed is None else _as_code(run.typed)
     # The regular command follows from the other one, unless there are two.
     return " against ".join(reversed(commands)) if row.draft == SECOND_COMMAND else commands[-1]
 

@@ -28,7 +28,6 @@ from harness.reporting.page import NextStep, Page, heading, in_full, in_short
 from harness.reporting.table import Column, Line, Table, share
 from harness.reporting.terminal import WIDE, plain_console, print_document
 from harness.reporting.words import disturbed_runs, latency_again, short_commit
-from harness.results.environment import typed_in
 from harness.results.runs import Run, grouped
 from harness.results.schema import NO_VERDICT, RunRow
 
@@ -259,17 +258,16 @@ def _next_steps(
     lacking = [row for row in unsure if row.needs_runs and row.after.kind == "latency"]
     if not lacking:
         return []
-    directories = {run.id: run.directory for run in runs}
+    typed = {run.id: run.typed for run in runs}
     lines = []
     for row, path in ((lacking[0].before, settings.before), (lacking[0].after, settings.after)):
-        directory = directories[str(row.run)]
-        typed = None if directory is None else typed_in(directory)
-        if typed is None:
+        line = typed[str(row.run)]
+        if line is None:
             gone = f"the directory of {row.run} is gone: type its command with repeats=5"
             return [NextStep("more runs of both", command=gone)]
         # Each side collects its own.
-        file = f" {shlex.quote(f'results.file={path}')}" if Path(path).is_file() else ""
-        lines.append(latency_again(typed, f"repeats=5{file}"))
+        file = [f"results.file={path}"] if Path(path).is_file() else []
+        lines.append(latency_again(line, shlex.join(["repeats=5", *file])))
     return [NextStep("more runs of both", command="\n".join(lines))]
 
 

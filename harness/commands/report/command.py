@@ -176,9 +176,8 @@ def _latex(report: ReportContents) -> str:
     for page in report.pages.values():
         for part in page.parts or [page]:
             for table in part.full_tables[:1]:
-                titles = filter(None, (page.title, without(part.title, page.title)))
-                about = " ".join(" · ".join(titles).split())
-                texts.append(f"% {about}\n{_tabular(table)}")
+                about = f"{page.title} · {without(part.title, page.title)}".split()
+                texts.append(f"% {' '.join(about).strip(' ·')}\n{_tabular(table)}")
     return visible("\n".join(texts))
 
 

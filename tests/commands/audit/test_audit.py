@@ -331,8 +331,14 @@ def test_a_bad_argument_ends_in_one_line(audit: Audit, tmp_path: Path) -> None:
         (["a.csv", "bach_size=3"], "did you mean batch_size?"),
         (["a.csv", "batch_size=many"], "batch_size=many: must be a number"),
         (["K=-1", "speedup=2"], "K=-1: must be a number"),
-        (["acceptance=72", "speedup=2"], "acceptance=72: is above 1: write 72% for a share"),
-        (["baseline=33ms", "speed=22ms"], "write regular_ms_per_token=33ms for a time per token"),
+        (
+            ["acceptance=72", "speedup=2"],
+            "acceptance=72: must be a number or a range, in its own unit: a share as 72%",
+        ),
+        (
+            ["baseline=33ms", "speed=22ms"],
+            "a time per token as ms_per_token=22 and regular_ms_per_token=33",
+        ),
         (["speedup=2", "K=3", "K=4"], "K: is typed again, and begins row 2, which has no speed"),
         (["speedup=34%"], "speedup=34%: may be a part: write +34% for a gain"),
         (["speedup=2,3,4", "K=3,4"], "K=3,4: must have one value, or one for each of 3 rows"),

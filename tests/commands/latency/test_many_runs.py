@@ -20,7 +20,7 @@ from harness.results.files import append_rows
 from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.runs import Run, group
 from pages import findings
-from report_files import latency_run, over, prompt_rows, write
+from report_files import all_tables, latency_run, over, prompt_rows, write
 
 
 def rivals_of(directory: Path, num_prompts: int = 15, *, factor: float, **changes: Any) -> str:
@@ -74,7 +74,7 @@ def test_the_fastest_of_several_has_an_interval_that_holds_for_all(tmp_path: Pat
     assert high > 2.11
     assert "for 3 pairs at once" in text
     assert re.search(r"Cannot be told apart from it: [^;]*draft1[^;]*?\.$", text)
-    table = build([tmp_path]).all_tables[0]
+    table = all_tables(build([tmp_path]))[0]
     assert "hold together" in legend(table.shown()[0])
 
 

@@ -13,7 +13,7 @@ from browser import CHROMIUM, browser, contrast
 from harness.commands.report.command import build
 from harness.reporting.files import ReportContents, escape, html_page, markdown
 from pages import Elements
-from report_files import eval_run, latency_run, write
+from report_files import all_tables, eval_run, latency_run, write
 
 pytest.importorskip("matplotlib", reason="specharness[report] is not installed")
 from harness.reporting.drawing import as_svgs  # after the skip
@@ -109,7 +109,7 @@ def test_the_same_figures_give_the_same_page(
 def test_markdown_has_as_many_cells_in_every_row(report: ReportContents) -> None:
     text = markdown(report, "")
     tables = [block.splitlines() for block in text.split("\n\n") if block.startswith("|")]
-    assert len(tables) == len(report.all_tables)
+    assert len(tables) == len(all_tables(report))
     for table in tables:
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table}) == 1
     assert "**2.50× (" in text

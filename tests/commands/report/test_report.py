@@ -9,12 +9,12 @@ from harness.commands.latency.ranking import RankedRun, ranked_runs
 from harness.commands.report.command import build
 from harness.reporting.files import ReportContents
 from in_process import Harness
-from report_files import latency_run, prompt_rows, write
+from report_files import all_tables, latency_run, prompt_rows, write
 
 
 def cells(report: ReportContents, key: str) -> list[tuple[str, ...]]:
     """The rows of a table as shown, `[]` where the report has no such table."""
-    tables = {table.key: table for table in report.all_tables}
+    tables = {table.key: table for table in all_tables(report)}
     return tables[key].shown()[1] if key in tables else []
 
 
