@@ -15,7 +15,12 @@ _BOOLEANS = {"true": True, "false": False}
 
 
 def read_arguments(
-    kind: type[Settings], words: Words, usage: str, *, passes_on: bool = False
+    kind: type[Settings],
+    words: Words,
+    usage: str,
+    *,
+    passes_on: bool = False,
+    joins: bool = False,
 ) -> tuple[Settings, list[str]]:
     """The settings that are typed, and all other words. `-h` and `--help` print the usage, and end the process.
 
@@ -23,6 +28,7 @@ def read_arguments(
         kind: a dataclass whose fields are texts, numbers, booleans or literals, each with a default.
         passes_on: whether further settings and options, and servers, are those of another command; else they are
             mistakes.
+        joins: whether a setting that is typed again adds a value, behind a comma; else that is a mistake.
 
     Raises:
         SettingError: no such setting or option, or a value of another type.
@@ -39,8 +45,9 @@ def read_arguments(
     for word in words.typed:
         name, equals, text = word.partition("=")
         if equals and name in names:
-            if name in values:
+            if name in values and not joins:
                 raise SettingError(name, f"is typed twice: {values[name]} and {text}")
+            text = f"{values[name]},{text}" if name in values else text
             values[name] = _converted(name, text, types[name])
             continue
         is_option = word.startswith("-") and word != "-"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import make_dataclass
 from pathlib import Path
 from typing import Any
@@ -43,8 +43,8 @@ others? Nothing is run.
                  bench_serving, AIPerf or guidellm
   -              the same from standard input: paste a table, then Ctrl-D
   columns={{...}}  our NAME of what columns hold whose headings are not known
-  NAME=VALUE     without a file the figures: a NAME that is typed again begins the next row, for which settings and the
-                 regular arm's speeds still hold; with a file what holds for all of its rows
+  NAME=VALUE     without a file the figures: a NAME that is typed again is the next row's, one value holds for all rows
+                 (commas between values do the same); with a file what holds for all of its rows
   baseline=      tokens/s of the regular arm, or its result file
 
 A claim is consistent, impossible, unlikely (chance, or another average, definition or run may explain it), or not
@@ -70,18 +70,12 @@ def main(words: Words) -> None:
         SettingError: a wrong argument, or a text that is not read.
         VerdictError: a claim is impossible (exit code 1), or unlikely, or none could be checked (3).
     """
-    typed: list[dict[str, str]] = []
-    paths: list[str] = []
-    for words_of_row in _by_row(words.typed):
-        settings, others = read_arguments(_ARGUMENTS, Words(words_of_row, words.servers), _HELP)
-        paths += others
-        typed.append(
-            {"K" if name == "k" else name: text for name, text in vars(settings).items() if text}
-        )
-    columns = _columns(typed[0].pop("columns", "{}"))
+    settings, paths = read_arguments(_ARGUMENTS, words, _HELP, joins=True)
+    typed = {"K" if name == "k" else name: text for name, text in vars(settings).items() if text}
+    columns = _columns(typed.pop("columns", "{}"))
     regular = []
-    if typed[0].get("baseline", "").endswith((".json", ".jsonl")):
-        regular = _regular_rows(typed[0].pop("baseline"))
+    if typed.get("baseline", "").endswith((".json", ".jsonl")):
+        regular = _regular_rows(typed.pop("baseline"))
     stated = stated_rows(typed)
     title, reading = "figures", AuditedText([stated], [])
     if paths or not any(map(has_figures, stated)):
@@ -101,21 +95,6 @@ def main(words: Words) -> None:
     has_cost = any(row.steps.is_known for row in reading.rows)
     if not has_cost and {claim.verdict for claim in judged} == {"not stated"}:
         raise VerdictError("nothing could be checked: too little is stated", 3)
-
-
-def _by_row(words: Sequence[str]) -> list[list[str]]:
-    """The words of each row: a name that is typed again begins the next one."""
-    rows: list[list[str]] = [[]]
-    names: set[str] = set()
-    for word in words:
-        name, equals, _ = word.partition("=")
-        if equals and name in names:
-            rows.append([])
-            names = set()
-        if equals:
-            names.add(name)
-        rows[-1].append(word)
-    return rows
 
 
 def _columns(typed: str) -> Mapping[str, str]:

@@ -63,54 +63,34 @@ class AuditedText(NamedTuple):
         return [row for table in self.tables for row in table]
 
 
-def stated_rows(typed: Sequence[Mapping[str, str]]) -> list[AuditRow]:
-    """Rows by arguments. What one states of the regular arm, and its settings, hold for the next ones too.
-
-    Args:
-        typed: of each row; of a single one values may be apart by commas, for a row each.
+def stated_rows(typed: Mapping[str, str]) -> list[AuditRow]:
+    """Rows by arguments, whose values are apart by commas; one value holds for all rows.
 
     Raises:
-        SettingError: one is no such number, they are of different numbers of rows, or a row has no figure.
+        SettingError: one is no such number, or they are of different numbers of rows.
     """
-    by_row = _divided(typed[0]) if len(typed) == 1 else typed
+    columns = {name: PrintedColumn(SHORT_NAMES.get(name, name)) for name in typed}
+    values = {name: text.split(",") for name, text in typed.items()}
+    number = max(map(len, values.values()), default=1)
     rows = []
-    common: dict[str, str] = {}
-    for place, stated in enumerate(by_row, start=1):
-        cells = {**common, **stated}
-        columns = {name: PrintedColumn(SHORT_NAMES.get(name, name)) for name in cells}
+    for place in range(number):
+        cells = {name: texts[min(place, len(texts) - 1)] for name, texts in values.items()}
         row = row_of(
-            "the figure" if len(by_row) == 1 else f"row {place}", cells, columns, AuditRow("")
+            "the figure" if number == 1 else f"row {place + 1}", cells, columns, AuditRow("")
         )
         for name, text in row.unread.items():
-            as_typed = next(each for each, column in columns.items() if column.name == name)
             rule = _RULE
             if name == "speedup" and "%" in text:
                 rule = f"may be a part: write +{text} for a gain"
+            as_typed = next(each for each, column in columns.items() if column.name == name)
             raise SettingError(as_typed, rule, text[:40])
-        if len(typed) > 1 and not has_figures(row):
-            rule = f"is typed again, and begins row {place}, which has no speed, speed-up, acceptance or length"
-            raise SettingError(next(iter(stated)), rule)
         rows.append(row)
-        common = {
-            name: text
-            for name, text in cells.items()
-            if columns[name].name in SETTINGS or columns[name].name.startswith("regular_")
-        }
-    return rows
-
-
-def _divided(typed: Mapping[str, str]) -> list[dict[str, str]]:
-    """The values of each row, where they are apart by commas; one value holds for all rows."""
-    values = {name: text.split(",") for name, text in typed.items()}
-    number = max(map(len, values.values()), default=1)
     for name, texts in values.items():
         if len(texts) not in (1, number):
-            rule = f"must have one value, or one for each of {number} rows"
-            raise SettingError(name, rule, typed[name])
-    return [
-        {name: texts[min(place, len(texts) - 1)] for name, texts in values.items()}
-        for place in range(number)
-    ]
+            raise SettingError(
+                name, f"must have one value, or one for each of {number} rows", typed[name]
+            )
+    return rows
 
 
 def read_text(

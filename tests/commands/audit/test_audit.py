@@ -153,7 +153,7 @@ def test_planted_lines_are_found_and_steps_are_named(audit: Audit, seed: int) ->
         ("speedup=+34% length=1.90", 0, "1.90 tokens per iteration of 1.42 steps, 1.34×"),
         ("baseline=22.7,88.9 speed=40.6,116.8 acceptance=73.9% K=3", 0, "row 2 (K=3): 3.22 tokens per"),
         ("baseline=95 speed=600 K=4 acceptance=0.55", 1, "speed-up 6.32× by tokens/s is above 5: K=4 draft tokens"),
-        # A name that is typed again begins the next row.
+        # A name that is typed again is the next row's; one value holds for all rows.
         ("baseline=22.7 speed=40.6 baseline=88.9 speed=116.8 acceptance=73.9% K=3", 0, "row 2 (K=3): 3.22 tokens per"),
         ("baseline=130 speed=161 acceptance=74% K=3 speed=118 acceptance=52% K=4", 0, "row 2 (K=4): 3.08 tokens per"),
         # An impossible rate yields no tokens, which no other figure could be held against.
@@ -339,7 +339,10 @@ def test_a_bad_argument_ends_in_one_line(audit: Audit, tmp_path: Path) -> None:
             ["baseline=33ms", "speed=22ms"],
             "a time per token as ms_per_token=22 and regular_ms_per_token=33",
         ),
-        (["speedup=2", "K=3", "K=4"], "K: is typed again, and begins row 2, which has no speed"),
+        (
+            ["speedup=2", "K=3", "speedup=3", "K=4", "K=5"],
+            "speedup=2,3: must have one value, or one for each of 3 rows",
+        ),
         (["speedup=34%"], "speedup=34%: may be a part: write +34% for a gain"),
         (["speedup=2,3,4", "K=3,4"], "K=3,4: must have one value, or one for each of 3 rows"),
         (["a.csv", "K=3,4"], "takes one file with one value of each NAME"),
