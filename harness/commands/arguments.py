@@ -19,15 +19,12 @@ def read_arguments(
     words: Words,
     usage: str,
     *,
-    passes_on: bool = False,
     joins: bool = False,
 ) -> tuple[Settings, list[str]]:
     """The settings that are typed, and all other words. `-h` and `--help` print the usage, and end the process.
 
     Args:
         kind: a dataclass whose fields are texts, numbers, booleans or literals, each with a default.
-        passes_on: whether further settings and options, and servers, are those of another command; else they are
-            mistakes.
         joins: whether a setting that is typed again adds a value, behind a comma; else that is a mistake.
 
     Raises:
@@ -36,7 +33,7 @@ def read_arguments(
     if not {"-h", "--help"}.isdisjoint(words.typed):
         print(usage)
         raise SystemExit(0)
-    if words.servers and not passes_on:
+    if words.servers:
         raise SettingError("--", "no such argument; --help lists them")
     names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
     types = get_type_hints(kind)
@@ -52,7 +49,7 @@ def read_arguments(
             continue
         is_option = word.startswith("-") and word != "-"
         is_setting = bool(equals) and name.isidentifier() and not Path(word).exists()
-        if not passes_on and (is_option or is_setting):
+        if is_option or is_setting:
             rule = f"no such argument{nearest(name, names)}; --help lists them"
             raise SettingError(name, rule)
         others.append(word)
