@@ -26,10 +26,12 @@ class RequestError:
 
     Attributes:
         code: HTTP's; 408 for a time-out, 499 for a cancelled request, 0 without an answer.
+        retry_after_s: seconds after which the server wants to be asked again; None where it names none.
     """
 
     code: int
     message: str
+    retry_after_s: float | None = None
 
     def __str__(self) -> str:
         return self.message

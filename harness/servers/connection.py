@@ -11,7 +11,6 @@ from harness.config.errors import RunError
 from harness.config.model_names import SERVED
 from harness.config.run import PromptedSettings
 from harness.config.settings import DecodingSettings
-from harness.engines.counts import Counts
 from harness.engines.protocol import Request, Traits
 from harness.engines.record import Opening
 from harness.engines.requests import RequestError, RequestRecord
@@ -51,7 +50,7 @@ class Connection:
         sender: sends them.
         counters: that grow while it answers.
         traits: how it answers.
-        drafts: whether it speculates, as far as its first answer and its counters show.
+        drafts: whether it speculates, as far as its first answer shows.
         was_asked: whether it got a question; the request that found out the form is none.
     """
 
@@ -108,14 +107,13 @@ async def connect(
             await sender.send(Outgoing(form.body(probe), record))
             error = record.error
             if error is None:
-                counts = page.read() or Counts()
                 return Connection(
                     client,
                     form,
                     sender,
                     AnswerCounters(page, say),
                     _traits(form, record),
-                    drafts=any((record.draft_tokens[0], counts.drafts, counts.proposed)),
+                    drafts=record.draft_tokens[0] > 0,
                 )
             if error.code not in _FORM_ERRORS:
                 break

@@ -125,6 +125,11 @@ class AnswerCounters:
         self._num_left = 0
         self._is_always_busy = False
 
+    def show_drafts(self) -> bool:
+        """Whether the server has drafted anything by now."""
+        counts = self._page.read() or Counts()
+        return bool(counts.drafts or counts.proposed)
+
     def begin(self) -> None:
         """Read the counters once the server is idle, or has stayed busy with requests of others for `_MOST_DRAINING_S`.
 

@@ -108,7 +108,7 @@ class ServerEngine(Engine):
             self.close()
             raise
         first, *others = self.arms
-        if not others and first.connection is not None and first.connection.drafts:
+        if not others and first.drafts:
             # A server alone is measured as it is.
             first.name = "speculative"
 
@@ -227,6 +227,8 @@ class ServerEngine(Engine):
 
     def close(self) -> None:
         self._stop_all()
+        # Those of answers that were not read to their end.
+        self.run(self.loop.shutdown_asyncgens())
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
         self.loop.close()
@@ -249,6 +251,7 @@ class ServerArm(Arm):
         process: of a server that was started here, until `stop`.
         asked: the server, as it was last asked; None before it is.
         connection: made by `connect`, dropped by `stop`.
+        drafts: whether it speculates, as far as its first answer and its counters show.
         devices: on which it computes, as `connect` saw them; empty where they are not known.
         requests: records of the last ones.
     """
@@ -259,6 +262,7 @@ class ServerArm(Arm):
         self.process: StartedServer | None = None
         self.asked: AskedServer | None = None
         self.connection: Connection | None = None
+        self.drafts = False
         self.devices: Sequence[str] = ()
         self.requests: Sequence[RequestRecord] = ()
         self._takes_tools = False
@@ -331,6 +335,7 @@ class ServerArm(Arm):
         finally:
             connecting.cancel()
         self.traits = self.connection.traits
+        self.drafts = self.connection.counters.show_drafts() or self.connection.drafts
         self.devices = devices_of(self.url, self.process.pid if self.process else None)
 
     def stop(self) -> None:

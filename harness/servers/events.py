@@ -7,6 +7,7 @@ tokens and caches, are left out where they cannot be true.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
@@ -22,6 +23,9 @@ from harness.servers.http import RequestFailed
 # parser of thoughts or of tool calls divides the text of a token.
 _MORE_BURSTS = 0.1
 _FEW_BURSTS = 2
+
+# The most letters of a token: vocabularies have some of many spaces or dashes.
+_MOST_OF_TOKEN = 2048
 
 # No vocabulary or answer has more.
 Natural = Annotated[int, Field(ge=0, lt=2**31)]
@@ -160,8 +164,8 @@ def read_event(content: Any) -> Event:
         shown = value if len(value) <= 40 else f"{value[:40]}…"
         raise AnswerError(f"{entry} is {shown}: {error['msg']}") from invalid
     if event.error:
-        about = event.error if isinstance(event.error, dict) else {}
-        message = str(about.get("message") or event.error)
+        about = event.error if isinstance(event.error, dict) else {"message": event.error}
+        message = str(about.get("message") or json.dumps(about))
         code = about.get("code")
         # vLLM refuses a parameter within a stream that has begun with status 200.
         if isinstance(code, int) and code >= 400:
@@ -288,10 +292,14 @@ def _words(reports: Mapping[str, Any], names: Iterable[str]) -> str:
     return from_outside(", ".join(words))
 
 
-def check_length(number: int, max_tokens: int) -> None:
-    """Raise an AnswerError for more tokens than were asked for."""
+def check_length(request: RequestRecord, max_tokens: int) -> None:
+    """Raise an AnswerError for more tokens than were asked for, or for text that no such tokens have."""
+    number = max(len(request.token_ids), len(request.shown_ids), len(request.logprobs))
     if number > max_tokens:
         raise AnswerError(f"the server sent {number} tokens for max_tokens={max_tokens}")
+    num_letters = len(request.text)
+    if num_letters > _MOST_OF_TOKEN * max_tokens:
+        raise AnswerError(f"the server sent {num_letters:,} letters for max_tokens={max_tokens}")
 
 
 def check_usage(usage: int, request: RequestRecord, max_tokens: int) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import json
 import os
 import re
-from collections.abc import AsyncIterator, Mapping
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from harness.config.errors import RunError
+from harness.config.errors import RunError, SettingError
 
 if TYPE_CHECKING:
     import ssl
@@ -18,11 +21,13 @@ if TYPE_CHECKING:
     import httpx2
 
 
-# Of a page, whose timeout is that of each read.
+# Of a page, from the first byte that is sent to the last that is read.
 _PAGE_TIMEOUT_S = 5.0
-# The most that is read of a page, an error's too, and that a line of an answer may have.
+# The most bytes of a page, an error's too, of an event or an answer without a stream, and of a whole answer, whose
+# events may each have the log-probabilities of a vocabulary.
 _MOST_OF_PAGE = 4_000_000
-_MOST_OF_ANSWER = 64_000_000
+_MOST_OF_EVENT = 64_000_000
+_MOST_OF_ANSWER = 2**30
 # Addresses of this machine, which no proxy is asked for.
 _HERE = re.compile(r"https?://(127\.[\d.]+|0\.0\.0\.0|localhost|\[::1\])(:|/|$)", re.IGNORECASE)
 # HTTP's statuses of a request whose key is missing or wrong.
@@ -30,17 +35,21 @@ KEY_REFUSED = (401, 403)
 # HTTP's status of a request that came to the wrong server.
 _MISDIRECTED = 421
 
+Result = TypeVar("Result")
+
 
 class RequestFailed(RunError):
     """A request that was refused, or not answered.
 
     Attributes:
         code: HTTP's, 400 or more; 0 without an answer.
+        retry_after_s: seconds after which the server wants to be asked again; None where it names none.
     """
 
-    def __init__(self, message: str, code: int = 0) -> None:
+    def __init__(self, message: str, code: int = 0, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.code = code
+        self.retry_after_s = retry_after_s
 
 
 @functools.cache
@@ -51,15 +60,29 @@ def _certificates() -> ssl.SSLContext:
     return httpx2.create_ssl_context()
 
 
-def client_settings(url: str, key: str | None, timeout_s: float) -> dict[str, Any]:
-    """How a client asks one server, with the key of its API if it has one."""
-    return {
-        "headers": {"Authorization": f"Bearer {key}"} if key else {},
-        "timeout": timeout_s,
-        "verify": _certificates(),
-        "follow_redirects": True,
-        "trust_env": not _HERE.match(url),
-    }
+def _client(url: str, key: str | None, timeout_s: float, **settings: Any) -> httpx2.AsyncClient:
+    """A client that asks one server, with the key of its API if it has one.
+
+    Raises:
+        SettingError: a proxy in the environment has no address that can be used.
+    """
+    import httpx2
+
+    headers = {"Accept-Encoding": "identity"}
+    if key:
+        headers["Authorization"] = f"Bearer {key}"
+    try:
+        return httpx2.AsyncClient(
+            headers=headers,
+            timeout=timeout_s,
+            verify=_certificates(),
+            follow_redirects=True,
+            trust_env=not _HERE.match(url),
+            **settings,
+        )
+    except ValueError as error:
+        rule = "must be the address of a proxy, http://HOST:PORT"
+        raise SettingError(" or ".join(_proxy_variables(url)), rule) from error
 
 
 def new_client(url: str, key: str | None, timeout_s: float) -> httpx2.AsyncClient:
@@ -76,14 +99,16 @@ def new_client(url: str, key: str | None, timeout_s: float) -> httpx2.AsyncClien
             reason = f"{url} sends requests on to {there}, another server: name that one"
             raise RequestFailed(reason, _MISDIRECTED)
 
-    return httpx2.AsyncClient(
+    return _client(
+        url,
+        key,
+        timeout_s,
         base_url=url,
         # Without an expiry: a new connection would be in the times of the arm whose turns are further apart.
         limits=httpx2.Limits(
             max_connections=None, max_keepalive_connections=None, keepalive_expiry=None
         ),
         event_hooks={"request": [check]},
-        **client_settings(url, key, timeout_s),
     )
 
 
@@ -99,24 +124,45 @@ def page(url: str, key: str | None) -> str:
         key: of the server's API. It is not sent on where another server is pointed to.
 
     Raises:
-        RequestFailed: nothing answers, what answers is malformed, or it is an error.
+        RequestFailed: nothing answers in time, what answers is malformed, or it is an error.
     """
     import httpx2
 
-    data = bytearray()
+    async def read() -> str:
+        async with (
+            asyncio.timeout(_PAGE_TIMEOUT_S),
+            _client(url, key, _PAGE_TIMEOUT_S) as client,
+            client.stream("GET", url) as response,
+        ):
+            # Not decompressed: a few bytes would make gigabytes.
+            data = await _joined(response.aiter_raw(), _MOST_OF_PAGE)
+        if response.is_error:
+            code = response.status_code
+            raise RequestFailed(f"{code} {response.reason_phrase}".rstrip(), code)
+        return data.decode(errors="replace")
+
     try:
-        client = httpx2.Client(**client_settings(url, key, _PAGE_TIMEOUT_S))
-        with client, client.stream("GET", url) as response:
-            for part in response.iter_bytes():
-                data += part
-                if len(data) >= _MOST_OF_PAGE:
-                    break
+        return in_thread(read())
+    except TimeoutError as error:
+        raise RequestFailed(f"no end after {_PAGE_TIMEOUT_S:g} s") from error
     except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as error:
         raise RequestFailed(str(error)) from error
-    if response.is_error:
-        code = response.status_code
-        raise RequestFailed(f"{code} {response.reason_phrase}".rstrip(), code)
-    return data.decode(errors="replace")
+
+
+def in_thread(coroutine: Coroutine[Any, Any, Result]) -> Result:
+    """The result of a coroutine that runs in a thread: the caller's may have a loop, as a notebook's has, and signals
+    end its wait at once.
+    """
+    result: Future[Result] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(asyncio.run(coroutine))
+        except BaseException as error:
+            result.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return result.result()
 
 
 @asynccontextmanager
@@ -125,7 +171,7 @@ async def answer_to(
     path: str,
     body: Mapping[str, Any],
 ) -> AsyncIterator[httpx2.Response]:
-    """The answer to a request, whose body has not been read.
+    """The answer to a request, whose body has not been read, and must be within the client's timeout for all of it.
 
     A connection that was kept alive may be closed by the server just as the request is sent: then it is sent again, at
     last on a new one. A server that died of a request on a new connection does not get it twice.
@@ -135,7 +181,24 @@ async def answer_to(
 
     Raises:
         RequestFailed: there is no answer, or it is an error.
+        TimeoutError: it has not ended in time.
     """
+    async with asyncio.timeout(client.timeout.read):
+        response = await _begun(client, path, body)
+        try:
+            if response.is_error:
+                text = (await body_of(response, _MOST_OF_PAGE)).decode(errors="replace")
+                code = response.status_code
+                reason = f"{code} {response.reason_phrase}: {text}"
+                wait = response.headers.get("retry-after", "")
+                raise RequestFailed(reason, code, float(wait) if wait.isdecimal() else None)
+            yield response
+        finally:
+            await response.aclose()
+
+
+async def _begun(client: httpx2.AsyncClient, path: str, body: Mapping[str, Any]) -> httpx2.Response:
+    """The head of an answer. Raises RequestFailed where there is none."""
     import httpx2
 
     is_new_connection = False
@@ -148,10 +211,9 @@ async def answer_to(
     watched = {"trace": note_connection}
     message = client.build_request("POST", path, json=body, extensions=watched)
     closed = (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError)
-    response: httpx2.Response | None = None
-    while response is None:
+    while True:
         try:
-            response = await client.send(message, stream=True)
+            return await client.send(message, stream=True)
         except closed as error:
             # Each attempt uses up a connection that was kept alive, and all of them may be closed by now.
             if is_new_connection:
@@ -161,14 +223,6 @@ async def answer_to(
                 raise RequestFailed(reason) from error
         except httpx2.TransportError as error:
             raise RequestFailed(_why_unanswered(str(client.base_url), error)) from error
-    try:
-        if response.is_error:
-            text = (await body_of(response, _MOST_OF_PAGE)).decode(errors="replace")
-            code = response.status_code
-            raise RequestFailed(f"{code} {response.reason_phrase}: {text}", code)
-        yield response
-    finally:
-        await response.aclose()
 
 
 def _why_unanswered(url: str, error: Exception) -> str:
@@ -176,44 +230,73 @@ def _why_unanswered(url: str, error: Exception) -> str:
     cause = str(error) or type(error).__name__
     if "CERTIFICATE_VERIFY_FAILED" in cause:
         cause += "; SSL_CERT_FILE=FILE names a certificate to trust"
-    for variable in os.environ:
-        if not _HERE.match(url) and variable.lower() in ("http_proxy", "https_proxy", "all_proxy"):
-            cause += f"; {variable} is set"
+    for variable in _proxy_variables(url):
+        cause += f"; {variable} is set"
     return f"nothing answers at {url} ({cause}): is the server running?"
 
 
-async def body_of(response: httpx2.Response, most: int = _MOST_OF_ANSWER) -> bytes:
+def _proxy_variables(url: str) -> list[str]:
+    """Variables of the environment that name a proxy for an address."""
+    names = ("http_proxy", "https_proxy", "all_proxy")
+    return [name for name in os.environ if not _HERE.match(url) and name.lower() in names]
+
+
+async def body_of(response: httpx2.Response, most: int = _MOST_OF_EVENT) -> bytes:
     """An answer's body, without what is beyond `most` bytes."""
+    return await _joined(response.aiter_bytes(), most)
+
+
+async def _joined(parts: AsyncIterator[bytes], most: int) -> bytes:
     data = bytearray()
-    async for part in response.aiter_bytes():
+    async for part in parts:
         data += part
         if len(data) >= most:
             break
-    return bytes(data)
+    return bytes(data[:most])
 
 
-async def events(response: httpx2.Response) -> AsyncIterator[Any]:
-    """The JSON of each server-sent event, a line such as `data: {"choices": ...}`; of an answer
-    without a stream the whole.
+async def events(response: httpx2.Response) -> AsyncGenerator[Any]:
+    """The JSON of each server-sent event, such as `data: {"choices": ...}`; of an answer without a stream the whole.
 
     Raises:
-        RunError: a line has no end.
+        RunError: the answer or one of its events is too long.
     """
-    line = bytearray()
-    others = bytearray()
-    async for data in response.aiter_bytes():
-        *ends, rest = data.split(b"\n")
-        for end in ends:
-            line += end
-            if not line.startswith(b"data:"):
-                others += line
-            elif b"[DONE]" not in line[:16]:
-                yield json.loads(line[5:])
-            line.clear()
-        line += rest
-        if len(line) + len(others) > _MOST_OF_ANSWER:
-            raise RunError(f"a line of the answer has more than {_MOST_OF_ANSWER:,} bytes")
-    # Over several lines where a server indents it, or with a line end behind it.
-    whole = (others + line).lstrip()
-    if whole.startswith(b"{"):
-        yield json.loads(whole)
+    import httpx2
+
+    parts = response.aiter_bytes()
+    beginning = b""
+    async for part in parts:
+        beginning = (beginning + part).lstrip()
+        if beginning:
+            break
+    if beginning.startswith(b"{"):
+        body = beginning + await _joined(parts, _MOST_OF_EVENT)
+        if len(body) > _MOST_OF_EVENT:
+            raise RunError(f"the answer has more than {_MOST_OF_EVENT:,} bytes")
+        yield json.loads(body)
+        return
+
+    async def whole() -> AsyncIterator[bytes]:
+        num_bytes = len(beginning)
+        yield beginning
+        async for part in parts:
+            num_bytes += len(part)
+            if num_bytes > _MOST_OF_ANSWER:
+                raise RunError(f"the answer has more than {_MOST_OF_ANSWER:,} bytes")
+            yield part
+        # The last event may lack its end.
+        yield b"\n\n"
+
+    # Whatever type the server calls its stream.
+    stream = httpx2.Response(
+        200,
+        headers={"content-type": "text/event-stream"},
+        content=whole(),
+        request=response.request,
+    )
+    try:
+        async for event in httpx2.EventSource(stream, _MOST_OF_EVENT):
+            if event.data and not event.data.startswith("[DONE]"):
+                yield json.loads(event.data)
+    except httpx2.SSEError as error:
+        raise RunError(str(error)) from error

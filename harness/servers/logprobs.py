@@ -55,10 +55,11 @@ class TextScorer:
         tasks = [asyncio.create_task(score(prompt, text)) for prompt, text in texts]
         try:
             return await asyncio.gather(*tasks)
-        except (RequestFailed, httpx2.RequestError) as error:
+        except (RequestFailed, httpx2.RequestError, TimeoutError) as error:
             url = str(self.client.base_url).rstrip("/")
             about = f"log-probabilities of a text from {url}"
-            raise RunError(f"{about}: {from_outside(str(error))}") from error
+            reason = from_outside(str(error)) or f"no end after {self.client.timeout.read:g} s"
+            raise RunError(f"{about}: {reason}") from error
         finally:
             # After a failure no other one is sent.
             for task in tasks:

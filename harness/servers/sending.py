@@ -12,6 +12,7 @@ import json
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -115,8 +116,7 @@ class Sender:
         self.request_seconds()
         self.num_in_flight += 1
         try:
-            async with asyncio.timeout(timeout_s):
-                await self._read(outgoing)
+            await self._read(outgoing)
         except TimeoutError:
             was_answered = False
             request.error = RequestError(408, f"Timeout: no end after {timeout_s:g} s")
@@ -127,9 +127,11 @@ class Sender:
             raise
         except Exception as error:
             code = 0
+            retry_after_s = None
             was_answered = isinstance(error, HarnessError)
             if isinstance(error, RequestFailed):
                 code = error.code
+                retry_after_s = error.retry_after_s
                 was_answered = code > 0
             message = str(error)
             if isinstance(error, json.JSONDecodeError):
@@ -137,7 +139,7 @@ class Sender:
             reason = from_outside(message).rstrip(".")
             if not isinstance(error, HarnessError):
                 reason = f"{type(error).__name__}: {reason}"
-            request.error = RequestError(code, reason)
+            request.error = RequestError(code, reason, retry_after_s)
         finally:
             self.request_seconds()
             self.num_in_flight -= 1
@@ -191,12 +193,15 @@ class Sender:
         path = "chat/completions" if self._settings.chat is True else "completions"
         started = time.perf_counter()
         try:
-            async with answer_to(self._client, path, body) as response:
-                async for content in events(response):
+            async with (
+                answer_to(self._client, path, body) as response,
+                aclosing(events(response)) as contents,
+            ):
+                async for content in contents:
                     self.last_event = time.perf_counter()
                     event = read_event(content)
                     note_event(request, event, self.last_event - started)
-                    check_length(max(len(request.token_ids), len(request.shown_ids)), max_tokens)
+                    check_length(request, max_tokens)
                     if event.token_ids and self._knows_tokens:
                         outgoing.add(event.token_ids)
                     if request.has_enough:

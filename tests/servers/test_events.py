@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import httpx2
@@ -49,6 +49,8 @@ def test_a_reported_failure_is_one() -> None:
     for error in ({"message": "out of memory", "type": "x", "param": None}, "out of memory"):
         with pytest.raises(RunError, match=r"^out of memory$"):
             read_event({"error": error})
+    with pytest.raises(RunError, match=r'^{"message": null, "code": "x"}$'):
+        read_event({"error": {"message": None, "code": "x"}})
 
 
 @pytest.mark.parametrize(("code", "known"), [(400, 400), (None, 0), ("bad", 0), (True, 0)])
@@ -164,15 +166,18 @@ def test_counts_that_cannot_be_are_left_out_and_named(
 
 
 def test_counts_are_compared_with_what_was_asked_and_what_arrived() -> None:
-    check_length(8, 8)
     check_usage(8, answer(num_ids=8), 8)
     check_usage(8, answer(num_ids=7), 8)  # the token that ended the text
     check_usage(5, answer(), 8)  # special tokens alone
     for usage, num_ids, text in ((10_000_000, 8, ""), (3, 8, ""), (6, 3, ""), (0, 0, "text")):
         with pytest.raises(AnswerError):
             check_usage(usage, answer(num_ids=num_ids, text=text), 8)
-    with pytest.raises(AnswerError, match="the server sent 16 tokens for max_tokens=8"):
-        check_length(16, 8)
+    for sent in (answer(16), answer(shown_ids=[5] * 16), answer(logprobs=[0.5] * 16)):
+        with pytest.raises(AnswerError, match="the server sent 16 tokens for max_tokens=8"):
+            check_length(sent, 8)
+    check_length(answer(8, text="a" * 8 * 2048), 8)
+    with pytest.raises(AnswerError, match="the server sent 16,385 letters for max_tokens=8"):
+        check_length(answer(text="a" * 16_385), 8)
 
 
 def answer(num_ids: int = 0, arrivals: Sequence[float] = (), **fields: Any) -> RequestRecord:
@@ -210,8 +215,9 @@ def test_an_answer_has_a_token_for_each_iteration_and_accepted_draft_token(
     assert mentions(reported(counts, num_tokens=least - 1).impossible, f"answers have {least - 1}")
 
 
-async def events_of(body: bytes) -> list[Any]:
-    return [event async for event in events(httpx2.Response(200, content=body))]
+async def events_of(body: bytes | AsyncIterator[bytes]) -> list[Any]:
+    request = httpx2.Request("POST", "http://localhost")
+    return [event async for event in events(httpx2.Response(200, content=body, request=request))]
 
 
 @pytest.mark.parametrize("indent", [None, 2])
@@ -223,9 +229,28 @@ def test_an_answer_without_a_stream_is_read_in_any_layout(indent: int | None, en
     assert asyncio.run(events_of(body.encode())) == [answer]
 
 
-def test_comments_between_events_are_none() -> None:
-    body = b': ping\n\nevent: message\ndata: {"a": 1}\n\n: {\ndata: [DONE]\n\n'
-    assert asyncio.run(events_of(body)) == [{"a": 1}]
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        (': ping\n\nevent: message\ndata: {"a": 1}\n\n: {\ndata: [DONE]\n\n', [{"a": 1}]),
+        # The last one lacks its end.
+        ('data: {"a": "é"}\n\ndata:{"b": 2}', [{"a": "é"}, {"b": 2}]),
+        ('data: {"a":\ndata: "é"}\n\n', [{"a": "é"}]),
+        ('data:\n\ndata: \n\n\n\ndata: {"a": 1}\n\n', [{"a": 1}]),
+    ],
+)
+def test_events_are_read_however_they_are_cut(
+    body: str, found: list[Any], end: str, size: int
+) -> None:
+    data = body.replace("\n", end).encode()
+
+    async def parts() -> AsyncIterator[bytes]:
+        for first in range(0, len(data), size):
+            yield data[first : first + size]
+
+    assert asyncio.run(events_of(parts())) == found
 
 
 @pytest.mark.parametrize("part", ["delta", "message"])

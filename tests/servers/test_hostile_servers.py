@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
+import gzip
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2
@@ -12,12 +15,15 @@ import pytest
 
 from echo_questions import TOKENIZER, Open, arm_of, ask, engine_of, texts, time_is_up_when
 from echo_server import EchoServer, serving
-from harness.config.errors import RunError
+from harness.config.errors import RunError, SettingError
 from harness.engines.protocol import Answered
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import timed_answer
 from harness.servers import engine as server_module
 from harness.servers import http
+from harness.servers.dialects import DIALECTS
+from harness.servers.identity import AskedServer, ListedModel, server_report
+from harness.servers.logprobs import TextScorer
 from harness.servers.sending import Outgoing, Sender
 from harness.servers.settings import ServerSettings
 from wording import mentions
@@ -62,7 +68,7 @@ def test_a_line_that_is_no_json_is_shown() -> None:
     request = RequestRecord(0, 1)
     asyncio.run(sent(request))
     assert mentions(
-        str(request.error), "JSONDecodeError: Expecting", "line 1 column 3", "{oops: 1}"
+        str(request.error), "JSONDecodeError: Expecting", "line 1 column 2", "{oops: 1}"
     )
 
 
@@ -242,12 +248,86 @@ def test_an_error_page_without_an_end_is_cut(open_engine: Open) -> None:
     assert num_bytes[0] == 4_000_000
 
 
-@pytest.mark.parametrize("begin", [b"data: ", b""])
-def test_a_line_without_an_end_is_refused(begin: bytes) -> None:
+@pytest.mark.parametrize(
+    ("data", "most", "error"),
+    [
+        (b"data: " + b"x" * 65_536, 65_000_000, "event exceeded the 64000000 byte limit"),
+        (b": " + b"x" * 65_536 + b"\n", 2**21, "the answer has more than 1,048,576 bytes"),
+        (b"{" * 65_536, 65_000_000, "the answer has more than 64,000,000 bytes"),
+    ],
+)
+def test_an_answer_without_an_end_is_refused(
+    monkeypatch: pytest.MonkeyPatch, data: bytes, most: int, error: str
+) -> None:
     """Reading takes no time that grows with the square of its length."""
-    client, num_bytes = endless(begin + b"x" * 65_536, 200)
-    assert error_of(client) == "a line of the answer has more than 64,000,000 bytes"
-    assert num_bytes[0] < 65_000_000
+    if most < 2**22:
+        monkeypatch.setattr(http, "_MOST_OF_ANSWER", 2**20)
+    client, num_bytes = endless(data, 200)
+    assert error in error_of(client)
+    assert num_bytes[0] <= most
+
+
+def drip(first: bytes) -> Any:
+    """Serve a beginning, and a byte of a page or a head now and then, without an end."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(first)
+        with contextlib.suppress(ConnectionError):
+            while not reader.at_eof():
+                writer.write(b" ")
+                await writer.drain()
+                await asyncio.sleep(0.01)
+        writer.close()
+
+    return SimpleNamespace(serve=serve)
+
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-length: 100000\r\n"
+
+
+@pytest.mark.parametrize("first", [HEAD + b"\r\n", HEAD + b"x-head: "])
+def test_what_drips_is_no_page_and_no_answer(monkeypatch: pytest.MonkeyPatch, first: bytes) -> None:
+    """One deadline for all of it: each of its bytes comes in time."""
+    monkeypatch.setattr(http, "_PAGE_TIMEOUT_S", 0.2)
+    with serving(drip(first)) as url:
+        with pytest.raises(http.RequestFailed, match=r"no end after 0.2 s"):
+            http.page(f"{url}/models", None)
+        assert server_report(url, None) is None
+
+        async def score() -> None:
+            async with http.new_client(url, None, 0.2) as client:
+                dialect = DIALECTS["vllm"]
+                asked = AskedServer(ListedModel("m"), dialect, None)
+                await TextScorer(client, asked, 1).score_all([([1], [2])], 1)
+
+        with pytest.raises(
+            RunError, match=r"log-probabilities of a text from .* no end after 0.2 s"
+        ):
+            asyncio.run(score())
+
+
+def test_a_compressed_page_is_not_unpacked() -> None:
+    """A few bytes may be gigabytes; nobody asked for compression."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert b"accept-encoding: identity" in head.lower()
+        packed = gzip.compress(b" " * 100_000_000)
+        length = f"content-encoding: gzip\r\ncontent-length: {len(packed)}\r\n\r\n"
+        writer.write(b"HTTP/1.1 200 OK\r\n" + length.encode() + packed)
+        await writer.drain()
+        writer.close()
+
+    with serving(SimpleNamespace(serve=serve)) as url:
+        assert len(http.page(f"{url}/models", None)) < 200_000
+
+
+def test_a_proxy_without_an_address_is_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "htp://user:secret@proxy")
+    with pytest.raises(SettingError, match=r"^HTTP_PROXY: must be the address of a proxy") as error:
+        http.page("http://server.example/v1/models", None)
+    assert "secret" not in str(error.value)
 
 
 def test_what_in_the_environment_keeps_a_server_from_answering_is_named(

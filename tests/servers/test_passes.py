@@ -110,7 +110,7 @@ def test_what_a_plain_server_predicts(harness: Harness, plain: str) -> None:
 def test_a_server_with_a_key(harness: Harness, plain: str, monkeypatch: pytest.MonkeyPatch) -> None:
     PlainServer.key = "Bearer secret"
     asked = f"costs={plain}", "acceptance=3@4"
-    assert "HTTP 401; api_key_variable=NAME" in harness.refused("plan", *asked)
+    assert "401 Unauthorized; api_key_variable=NAME" in harness.refused("plan", *asked)
     with_user = plain.replace("//", "//me:secret@")
     assert harness.refused("plan", f"costs={with_user}", *asked[1:]).startswith(
         "costs: a key or password"

@@ -353,7 +353,7 @@ def test_a_request_that_takes_too_long_is_a_time_out(
     )
     with pytest.raises(RunError, match=r"Timeout: no end after 300 s"):
         timed_answer(engine, engine.arms[0], ask(2))
-    assert asked == [300, 300]
+    assert asked.count(300) == 2
     requests = arm_of(engine).requests
     assert [(one.error.code, len(one.token_ids)) for one in requests if one.error] == [(408, 1)] * 2
     assert all(one.seconds > 0 for one in requests)

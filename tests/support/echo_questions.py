@@ -87,5 +87,5 @@ def time_is_up_when(
         return limit
 
     planted = SimpleNamespace(**vars(asyncio) | {"timeout": timeout})
-    monkeypatch.setattr("harness.servers.sending.asyncio", planted)
+    monkeypatch.setattr("harness.servers.http.asyncio", planted)
     return asked
