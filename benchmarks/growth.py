@@ -168,7 +168,14 @@ class Decoder:
         def verdict() -> None:
             accept, following = turn.uniforms[:, :k, 1], turn.uniforms[:, :, 2]
             found = verify(
-                Offer(WARP(step.logits), proposal.tokens, proposal.probabilities, accept, following)
+                Offer(
+                    WARP(step.logits),
+                    proposal.tokens,
+                    proposal.probabilities,
+                    accept,
+                    following,
+                    torch.full((len(accept),), k),
+                )
             )
             self._next = found.next_token.tolist()
 

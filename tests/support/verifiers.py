@@ -30,6 +30,20 @@ def arguments(
     return target, tokens, draft, *numbers
 
 
+def offer_of(
+    target: Tensor,
+    tokens: Tensor,
+    draft: Tensor | None,
+    accept: Tensor,
+    following: Tensor,
+    lengths: Tensor | None = None,
+) -> Offer:
+    """An offer, of all K tokens in each row where no lengths are given."""
+    if lengths is None:
+        lengths = torch.full((len(tokens),), tokens.shape[1])
+    return Offer(target, tokens, draft, accept, following, lengths)
+
+
 def first_two_tokens(
     judge: Callable[..., Verdict], num_draws: int, deterministic: bool = False
 ) -> tuple[Tensor, Tensor]:
@@ -65,7 +79,7 @@ def first_two_tokens(
     lengths = {"lengths": torch.arange(num_draws) % 3} if deterministic else {}
     tokens = torch.stack([x1, x2], 1)
     verdict = judge(
-        Offer(target, tokens, draft, uniform(num_draws, 2), uniform(num_draws, 3), **lengths)
+        offer_of(target, tokens, draft, uniform(num_draws, 2), uniform(num_draws, 3), **lengths)
     )
     first = torch.where(verdict.num_accepted > 0, x1, verdict.next_token)
     # A row that stopped after its first token continues with regular decoding.

@@ -20,7 +20,7 @@ from harness.engines.arrivals import Origin, origins
 from harness.local.decoding.inference import inference
 from harness.local.decoding.protocols import Drafter, NonFiniteError, Runner, Step
 from harness.local.decoding.randomness import Purpose, inverse_cdf
-from harness.local.decoding.transfer import row_indices, to_device
+from harness.local.decoding.transfer import to_device
 from harness.local.decoding.verify import Offer, Verdict, verify
 from harness.local.decoding.warp import BatchWarp, Warp
 
@@ -256,7 +256,6 @@ class Loop:
             if draft_probabilities is not None:
                 draft_probabilities = draft_probabilities[:, :width]
             accept_uniforms = self._uniforms_from(drafting, width, Purpose.ACCEPT)
-            is_ragged = min(lengths) < width
 
             def judge(logits: Tensor) -> Verdict:
                 return self._verification(
@@ -266,7 +265,7 @@ class Loop:
                         draft_probabilities=draft_probabilities,
                         accept_uniforms=accept_uniforms,
                         next_uniforms=next_uniforms,
-                        lengths=to_device(lengths, logits.device) if is_ragged else None,
+                        lengths=to_device(lengths, logits.device),
                     )
                 )
 
@@ -382,7 +381,7 @@ class Loop:
         if len(set(starts)) == 1:
             return uniforms[:, starts[0] : starts[0] + count]
         device = uniforms.device
-        index = to_device(starts, device).unsqueeze(1) + row_indices(count, device)
+        index = to_device(starts, device).unsqueeze(1) + torch.arange(count, device=device)
         # A row near its end may not need them all; positions beyond the stream are never decided.
         return uniforms.gather(1, index.clamp(max=uniforms.shape[1] - 1))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 
 import torch
@@ -25,12 +24,6 @@ def to_device(
     if torch.device(device).type != "cuda":
         return torch.tensor(numbers, dtype=torch.long, device=device)
     return torch.tensor(numbers, dtype=torch.long, pin_memory=True).to(device, non_blocking=True)
-
-
-@functools.lru_cache(maxsize=256)
-def row_indices(num_rows: int, device: torch.device) -> Tensor:
-    """Return the numbers of B rows, [B]; to index with, not to write to."""
-    return torch.arange(num_rows, device=device)
 
 
 def padded(rows: Sequence[Sequence[int]]) -> list[list[int]]:

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from harness.local.decoding.randomness import inverse_cdf
-from harness.local.decoding.transfer import row_indices
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +32,7 @@ class Offer:
         accept_uniforms: [B, K] in [0, 1), one for each test.
         next_uniforms: [B, K + 1] in [0, 1), one for each position the next token may have.
         lengths: [B] from 0 to K, how many draft tokens each row was offered; the others only fill
-            the batch up and do not count. None for K in every row.
+            the batch up and do not count.
     """
 
     target_probabilities: Tensor
@@ -41,7 +40,7 @@ class Offer:
     draft_probabilities: Tensor | None
     accept_uniforms: Tensor
     next_uniforms: Tensor
-    lengths: Tensor | None = None
+    lengths: Tensor
 
     @property
     def target_probability(self) -> Tensor:
@@ -92,10 +91,9 @@ def verify(offer: Offer, *, lenience: float = 1.0) -> Verdict:
     return Verdict(*accepted_prefix(accepted, offer), target_probability, draft_probability)
 
 
-def prefix_length(accepted: Tensor, lengths: Tensor | None) -> Tensor:
+def prefix_length(accepted: Tensor, lengths: Tensor) -> Tensor:
     """Count the tests [B, K] that pass before the first that fails, at most lengths [B]."""
-    num_accepted = accepted.cumprod(-1).sum(-1)
-    return num_accepted if lengths is None else torch.minimum(num_accepted, lengths)
+    return torch.minimum(accepted.cumprod(-1).sum(-1), lengths)
 
 
 def accepted_prefix(accepted: Tensor, offer: Offer) -> tuple[Tensor, Tensor]:
@@ -108,9 +106,9 @@ def accepted_prefix(accepted: Tensor, offer: Offer) -> tuple[Tensor, Tensor]:
     """
     num_rows, num_draft_tokens = accepted.shape
     num_accepted = prefix_length(accepted, offer.lengths)
-    rows = row_indices(num_rows, accepted.device)
+    rows = torch.arange(num_rows, device=accepted.device)
     weights = offer.target_probabilities[rows, num_accepted]
-    rejected = num_accepted < (num_draft_tokens if offer.lengths is None else offer.lengths)
+    rejected = num_accepted < offer.lengths
     # The index of the rejected token, if there is one.
     index = num_accepted.clamp(max=num_draft_tokens - 1)
     if offer.draft_probabilities is None:
@@ -176,8 +174,6 @@ def _passes(residual_mass: Tensor, reach: Tensor, offer: Offer) -> Tensor:
     reach = reach[:, 1:]
     # A whole block passes with its reach. With that in place of the mass its test is that of the others.
     mass = torch.cat([residual_mass[:, 1:], reach[:, -1:]], 1)
-    if offer.lengths is None:
-        return offer.accept_uniforms * (mass + 1 - reach) < mass
     lengths = offer.lengths.unsqueeze(1)
     prefix_lengths = torch.arange(1, reach.shape[1] + 1, device=reach.device)
     mass = torch.where(prefix_lengths == lengths, reach, mass)
@@ -201,14 +197,13 @@ def verify_typical(offer: Offer, *, epsilon: float = 0.09, delta: float = 0.3) -
     threshold = (delta * (-entropy).exp()).clamp(max=epsilon)
     is_typical = target_probability > threshold
     num_accepted = prefix_length(is_typical, offer.lengths)
-    rows = row_indices(len(num_accepted), num_accepted.device)
+    rows = torch.arange(len(num_accepted), device=num_accepted.device)
     following = target[rows, num_accepted]
     # V for nan, as `inverse_cdf` gives: the loop then ends the row.
     is_finite = following.sum(-1).isfinite()
     next_token = following.argmax(-1).where(is_finite, following.shape[-1])
-    if offer.lengths is not None:
-        drawn = inverse_cdf(following, offer.next_uniforms[:, 0])
-        next_token = next_token.where(offer.lengths > 0, drawn)
+    drawn = inverse_cdf(following, offer.next_uniforms[:, 0])
+    next_token = next_token.where(offer.lengths > 0, drawn)
     return Verdict(num_accepted, next_token, target_probability, offer.draft_probability)
 
 

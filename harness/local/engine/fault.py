@@ -112,8 +112,7 @@ class ResidualWarpedTwice(Fault):
         place = verdict.num_accepted.clamp(max=num_draft_tokens - 1)
         residual = (target[rows, place] - draft[rows, place]).clamp(min=0)
         wrong = inverse_cdf(warp(residual.log()), offer.next_uniforms[rows, place])
-        lengths = num_draft_tokens if offer.lengths is None else offer.lengths
-        recovered = (verdict.num_accepted < lengths) & (residual.sum(-1) > 0)
+        recovered = (verdict.num_accepted < offer.lengths) & (residual.sum(-1) > 0)
         next_token = torch.where(recovered, wrong, verdict.next_token)
         return dataclasses.replace(verdict, next_token=next_token)
 

@@ -250,7 +250,7 @@ def product(rows: Tensor, matrix: Tensor) -> Tensor:
     product of few rows takes up to twice as long, and separates two kernels.
     """
     is_transposed_weight = matrix.stride(0) == 1
-    suits_sums = rows.dtype == torch.float32 and is_transposed_weight
+    suits_sums = rows.dtype == torch.float32 and rows.is_cpu and is_transposed_weight
     if not suits_sums or len(rows) > _FEW_ROWS:
         return rows @ matrix
     # as_strided forces the rows into memory; otherwise each sum would compute them again.

@@ -10,6 +10,7 @@ import pytest
 import torch
 from scipy import stats
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from chains import (
@@ -34,7 +35,14 @@ from harness.local.decoding.verify import (
 )
 from harness.local.decoding.warp import Warp
 from harness.local.drafting.model import ModelDrafter
-from verifiers import FALSE_ALARM_RATE, arguments, first_two_tokens, p_value, without_residual
+from verifiers import (
+    FALSE_ALARM_RATE,
+    arguments,
+    first_two_tokens,
+    offer_of,
+    p_value,
+    without_residual,
+)
 
 Rule = Callable[..., Verdict]
 
@@ -74,7 +82,7 @@ def test_rows_are_judged_apart(rule: Rule) -> None:
     accept = torch.tensor([[0.999, 0.999], [0.0, 0.0], [0.0, 0.0]])
     draft = one_hot(1, 2).expand(3, 2, 4)
     for lengths in (None, torch.tensor([2, 2, 1])):
-        verdict = rule(Offer(target, tokens, draft, accept, torch.zeros(3, 3), lengths=lengths))
+        verdict = rule(offer_of(target, tokens, draft, accept, torch.zeros(3, 3), lengths=lengths))
         assert verdict.num_accepted.tolist() == [2, 1, 0]
         assert verdict.next_token.tolist() == [3, 0, 0]
 
@@ -84,7 +92,7 @@ def test_acceptance_compares_the_uniform_with_the_ratio(uniform: float, accepted
     target = torch.tensor([[[0.4, 0.6], [1.0, 0.0]]])
     draft = torch.tensor([[[0.8, 0.2]]])
     verdict = verify(
-        Offer(target, torch.tensor([[0]]), draft, torch.tensor([[uniform]]), torch.zeros(1, 2))
+        offer_of(target, torch.tensor([[0]]), draft, torch.tensor([[uniform]]), torch.zeros(1, 2))
     )
     assert verdict.num_accepted.item() == accepted
     assert verdict.target_probability.item() == pytest.approx(0.4)
@@ -95,7 +103,7 @@ def test_acceptance_compares_the_uniform_with_the_ratio(uniform: float, accepted
 def test_equal_distributions_are_never_rejected(rule: Rule) -> None:
     target, tokens, *_ = arguments(500, 3)
     accept = torch.full((500, 3), 1 - 2**-24)
-    verdict = rule(Offer(target, tokens, target[:, :3], accept, torch.rand(500, 4)))
+    verdict = rule(offer_of(target, tokens, target[:, :3], accept, torch.rand(500, 4)))
     assert (verdict.num_accepted == 3).all()
 
 
@@ -107,14 +115,25 @@ def test_a_rejection_between_models_that_differ_by_rounding_alone_is_drawn_from_
     draft = target[:, :1].clone()
     draft[..., 0] = draft[..., 0].nextafter(torch.tensor(1.0))
     accept, following = torch.full((1, 1), 1 - 2**-24), torch.full((1, 2), 0.25)
-    verdict = verify(Offer(target, torch.tensor([[0]]), draft, accept, following))
+    verdict = verify(offer_of(target, torch.tensor([[0]]), draft, accept, following))
     assert (verdict.num_accepted.tolist(), verdict.next_token.tolist()) == ([0], [0])
+
+
+@pytest.mark.parametrize("rule", [verify, verify_block, verify_typical])
+def test_a_rule_that_is_traced_keeps_no_fake_tensor(rule: Rule) -> None:
+    offered = arguments(1, 3)
+    expected = rule(offer_of(*offered))
+    with FakeTensorMode() as fake:
+        rule(offer_of(*map(fake.from_tensor, offered)))
+    found = rule(offer_of(*offered))
+    assert not isinstance(found.next_token, FakeTensor)
+    assert torch.equal(found.next_token, expected.next_token)
 
 
 def test_lenience_accepts_more() -> None:
     target, tokens, draft, *numbers = arguments(5000, 3)
     for proposed in (draft, None):
-        offer = Offer(target, tokens, proposed, *numbers)
+        offer = offer_of(target, tokens, proposed, *numbers)
         lenient = verify(offer, lenience=0.5)
         assert lenient.num_accepted.sum() > verify(offer).num_accepted.sum()
 
@@ -130,7 +149,7 @@ def test_the_motivating_example_of_block_verification() -> None:
         for tokens in ([0, 0], [0, 1], [1, 0], [1, 1]):
             offered = torch.tensor(tokens).expand(num_rows, 2), draft.expand(num_rows, 2, 2)
             verdict = rule(
-                Offer(target.expand(num_rows, 3, 2), *offered, accept, torch.zeros(num_rows, 3))
+                offer_of(target.expand(num_rows, 3, 2), *offered, accept, torch.zeros(num_rows, 3))
             )
             expected[rule] += float(draft[tokens].prod() * verdict.num_accepted.float().mean())
     assert expected[verify] == pytest.approx(10 / 9, abs=1e-3)
@@ -148,7 +167,7 @@ def test_the_motivating_example_of_block_verification() -> None:
 )
 def test_a_typical_token_is_accepted(probabilities: list[float], accepted: int) -> None:
     target = torch.tensor([[probabilities, probabilities]])
-    offer = Offer(
+    offer = offer_of(
         target, torch.tensor([[0]]), None, torch.tensor([[0.999]]), torch.full((1, 2), 0.9999)
     )
     verdict = verify_typical(offer)
@@ -165,7 +184,7 @@ def test_a_row_is_judged_by_its_own_offer(rule: Rule, deterministic: bool) -> No
     draft[1000:, 2, :] = 0  # behind the offer a draft distribution may be anything
     proposed = None if deterministic else draft
     lengths = torch.cat([torch.arange(1000) % 4, torch.arange(1000) % 3])
-    ragged = rule(Offer(target, tokens, proposed, accept, following, lengths=lengths))
+    ragged = rule(offer_of(target, tokens, proposed, accept, following, lengths=lengths))
     undrafted = lengths == 0
     drawn = inverse_cdf(target[undrafted, 0], following[undrafted, 0])
     assert torch.equal(ragged.next_token[undrafted], drawn)
@@ -173,7 +192,7 @@ def test_a_row_is_judged_by_its_own_offer(rule: Rule, deterministic: bool) -> No
         rows = lengths == length
         short = None if proposed is None else proposed[rows, :length]
         offered = target[rows, : length + 1], tokens[rows, :length], short
-        alone = rule(Offer(*offered, accept[rows, :length], following[rows, : length + 1]))
+        alone = rule(offer_of(*offered, accept[rows, :length], following[rows, : length + 1]))
         assert torch.equal(ragged.num_accepted[rows], alone.num_accepted)
         assert torch.equal(ragged.next_token[rows], alone.next_token)
         assert set(alone.num_accepted.tolist()) == set(range(length + 1))
@@ -189,8 +208,8 @@ def test_a_deterministic_proposal_is_one_drawn_with_certainty(rule: Rule) -> Non
     tokens = target[:, :3].argmax(-1)
     certain = torch.nn.functional.one_hot(tokens, 6).float()
     lengths = torch.arange(3000) % 4
-    ours = rule(Offer(target, tokens, None, *numbers, lengths))
-    dense = rule(Offer(target, tokens, certain, *numbers, lengths))
+    ours = rule(offer_of(target, tokens, None, *numbers, lengths))
+    dense = rule(offer_of(target, tokens, certain, *numbers, lengths))
     assert set(ours.num_accepted.tolist()) == {0, 1, 2, 3}
     assert torch.equal(ours.num_accepted, dense.num_accepted)
     assert torch.equal(ours.next_token, dense.next_token)
@@ -303,7 +322,7 @@ def offer() -> Offer:
     draft = torch.rand(NUM_ROWS, NUM_DRAFT_TOKENS, SIZE, generator=generator) ** 6
     target, draft = target / target.sum(-1, keepdim=True), draft / draft.sum(-1, keepdim=True)
     streams = uniforms(11, 0, NUM_ROWS * (NUM_DRAFT_TOKENS + 1)).view(NUM_ROWS, -1, len(Purpose))
-    return Offer(target, draft.argmax(-1), draft, streams[:, :-1, 1], streams[:, :, 2])
+    return offer_of(target, draft.argmax(-1), draft, streams[:, :-1, 1], streams[:, :, 2])
 
 
 @pytest.mark.parametrize("rates", [(0.3,), (0.95,), (0.9, 0.2), (0.0,), (1.0,)])

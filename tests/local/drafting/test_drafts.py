@@ -28,6 +28,7 @@ from harness.local.drafting.model import (
 from harness.local.models.sketch import sketch_model
 from harness.local.runners.snapshot import SnapshotRunner
 from tiny_checkpoints import as_checkpoint, make_config
+from verifiers import offer_of
 
 TOKENS = torch.tensor([[5, 9, 3, 4, 7, 1, 8, 11, 3, 10, 1, 2]])
 
@@ -170,7 +171,7 @@ def offer() -> Offer:
     target = torch.zeros(2, 5, SIZE)
     target[:, :, 0] = 1
     tokens = torch.zeros(2, 4, dtype=torch.long)
-    return Offer(target, tokens, None, torch.zeros(2, 4), torch.zeros(2, 5))
+    return offer_of(target, tokens, None, torch.zeros(2, 4), torch.zeros(2, 5))
 
 
 @pytest.mark.parametrize(
