@@ -182,6 +182,7 @@ LATENCIES: dict[str, tuple[Changes, Changes]] = {
     "as many prompts as anybody measures": (UNSURE | {"speedup_covers": over(250), "num_prompts": 250}, {}),
     "more than that": (UNSURE | {"speedup_covers": over(251), "num_prompts": 251}, {}),
     "no difference to see": (UNSURE | {"speedup": 1.0, "speedup_covers": over(15)}, {}),
+    "answers of one token": (UNSURE | {"speedup_covers": over(15), "max_new_tokens": 1}, {}),
     "runs": (UNSURE | {"speedup_covers": over(15, num_runs=3)}, {}),
     "no phases": ({"draft_ms": None}, {}),
     "slow": ({"mean_num_draft_tokens": 0.4, "speedup": 0.9, "speedup_low": 0.8,

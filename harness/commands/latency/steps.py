@@ -35,8 +35,8 @@ def steps_after_run(rows: Sequence[LatencyRow]) -> list[NextStep]:
     if row.arm == "speculative" and row.url is not None and row.regular_url is None:
         changes = "regular_url=http://HOST:PORT/v1"
         return [NextStep("is it faster than without a draft?", changes)]
-    if row.status != "ok" or not has_verdict(rows):
-        # What failed would fail again.
+    if row.status != "ok" or not has_verdict(rows) or row.max_new_tokens == 1:
+        # What failed would fail again, and speculation decides no first token.
         return []
     possible = [
         _better_interval(row),

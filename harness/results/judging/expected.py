@@ -77,8 +77,11 @@ def texts_of(run: Run[AcceptanceRow], k: int) -> list[AcceptanceTextRow]:
 
 
 def best_row(rows: Sequence[AcceptanceRow]) -> AcceptanceRow:
-    """The row of the K with the highest expected speed-up; without costs that of the largest K."""
-    return max(rows, key=lambda row: (_expected(row)[0], row.num_draft_tokens or 0))
+    """The row of the K with the highest expected speed-up; without costs of the one that was served, or the largest."""
+    return max(
+        rows,
+        key=lambda row: (_expected(row)[0], row.health is not None, row.num_draft_tokens or 0),
+    )
 
 
 def _expected(row: AcceptanceRow) -> tuple[float, float]:

@@ -20,6 +20,9 @@ from harness.commands.acceptance.health import drafted_k, health_columns, likeli
 from harness.engines.counts import DraftCounts
 from harness.engines.door.reading import ReadText
 from harness.engines.requests import RequestRecord
+from harness.results.judging.expected import best_row
+from harness.results.rows.acceptance import AcceptanceRow
+from harness.results.statistics.interval import Interval
 from harness.results.statistics.iterations import acceptance_chances, cut
 from in_process import Harness, results
 from planted_faults import planted
@@ -168,3 +171,12 @@ def test_the_k_of_a_server_is_that_which_its_totals_show(
 ) -> None:
     request = RequestRecord(0, 3, **{"num_tokens": 41, "max_new_tokens": 41} | answer)
     assert drafted_k([request], typed) == expected
+
+
+def test_without_costs_the_k_that_was_served_is_in_the_headline() -> None:
+    rows = [AcceptanceRow(num_draft_tokens=k, tokens_per_iteration=Interval(k)) for k in (2, 3, 4)]
+    assert best_row(rows).num_draft_tokens == 4
+    rows[1] = replace(rows[1], health="as its weights say")
+    assert best_row(rows).num_draft_tokens == 3
+    rows[0] = replace(rows[0], expected_speedup=Interval(1.2))
+    assert best_row(rows).num_draft_tokens == 2
