@@ -103,8 +103,12 @@ class ServedAnswer:
         text = self._held + "".join(texts)
         if finish_reason:
             text += self._detokenizer.flush()
-        if found := [text.index(stop) for stop in self.stops if stop in text]:
-            text = text[: min(found)]
+        places = {stop: text.find(stop) for stop in self.stops}
+        ends = [(place + len(stop), place) for stop, place in places.items() if place >= 0]
+        if ends:
+            # Of the one that ends first, however many tokens an iteration brought; of two, the longer one.
+            _, place = min(ends)
+            text = text[:place]
             finish_reason = "stop"
         held = 0 if finish_reason else max((_overlap(text, stop) for stop in self.stops), default=0)
         text, self._held = text[: len(text) - held], text[len(text) - held :]

@@ -374,7 +374,9 @@ def is_variable(word: str) -> bool:
 
 
 def _locate_program(words: Sequence[str], dialects: Sequence[Dialect]) -> ServerCommand:
+    runs_image = False
     for index, word in enumerate(words):
+        is_image = runs_image and not word.startswith(("/", ".", "~", "-"))
         for dialect in dialects:
             startup = dialect.startup
             for program in startup.programs:
@@ -385,8 +387,10 @@ def _locate_program(words: Sequence[str], dialects: Sequence[Dialect]) -> Server
                 end = index + 1 + len(others)
                 if is_named and list(words[index + 1 : end]) == others:
                     return ServerCommand(tuple(words), dialect, end)
-            if any(image in word for image in startup.images) and index > 0:
+            # A path may have the words of an image in it.
+            if is_image and any(image in word for image in startup.images):
                 return ServerCommand(tuple(words), dialect, index + 1)
+        runs_image = runs_image or PurePosixPath(word).name in CONTAINERS
     return ServerCommand(tuple(words), UNKNOWN)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from fakes import MarkovRunner
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import DecodingSettings
 from harness.engines.door.serving import ENDING, Piece, Refusal, TokenLogprob
-from harness.engines.protocol import Engine, Request
+from harness.engines.protocol import Engine, Request, in_batches
 from harness.local.decoding.loop import Loop, RowRequest
 from harness.local.decoding.protocols import NonFiniteError, Step
 from harness.local.decoding.randomness import uniforms
@@ -338,6 +339,23 @@ def test_a_stop_text_ends_the_answer_and_is_never_shown(
     pieces = [growing.take(ids(burst), 0, 0) for burst in bursts]
     assert [piece.text for piece in pieces] == shown
     assert [piece.finish_reason for piece in pieces] == [*[None] * len(bursts[1:]), "stop"]
+
+
+@pytest.mark.parametrize("stops", [["abb", "b"], ["bab", "a"], ["aab", "ab", "b"]])
+def test_where_stop_texts_overlap_the_one_that_ends_first_counts(stops: list[str]) -> None:
+    """However many tokens an iteration brought: so the texts of both arms are the same."""
+    for letters in itertools.product("abc", repeat=5):
+        texts = set()
+        for width in (1, 2, 5):
+            growing = answer(stops=stops)
+            text = ""
+            for burst in in_batches(letters, width):
+                piece = growing.take(ids("".join(burst)), 0, 0)
+                text += piece.text
+                if piece.finish_reason:
+                    break
+            texts.add((text, piece.finish_reason))
+        assert len(texts) == 1, (letters, texts)
 
 
 def test_what_only_began_like_a_stop_text_is_shown() -> None:

@@ -191,6 +191,19 @@ def test_variables_of_a_container_go_with_their_flags(variable: str) -> None:
     assert regular.words == expected.words
 
 
+@pytest.mark.parametrize(
+    ("command", "title"),
+    [
+        ("A=0 /home/me/vllm/vllm-env/bin/llama-server -m x.gguf", "llama.cpp"),
+        ("./serve.sh /models/vllm/vllm-test {port}", ""),
+        ("docker run -v /srv/vllm/vllm-a:/m me/server {port}", ""),
+        ("sudo docker run -p {port}:80 vllm/vllm-openai --model A", "vLLM"),
+    ],
+)
+def test_only_a_containers_image_is_a_program(command: str, title: str) -> None:
+    assert read(command).dialect.title == title
+
+
 def test_two_servers_on_a_cpu_bind_no_threads_to_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     beside = read("A=1 vllm serve B --spec-tokens 3").without_core_binding()
     variable = "VLLM_CPU_OMP_THREADS_BIND=nobind"
