@@ -6,7 +6,7 @@ others, drafts at all, takes prompts from a cache, was restarted, or is only one
 
 from __future__ import annotations
 
-import re
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,12 +15,9 @@ from harness.config.amounts import counted
 from harness.engines.counts import Counts, growth
 from harness.servers.dialects import known_counters, would_show_drafts
 from harness.servers.http import RequestFailed, page, root_of
-from harness.servers.identity import start_time
+from harness.servers.identity import samples, start_time
 
 _PAGES = ("/metrics", "/prometheus/metrics")
-# `vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="2"} 123.0`
-_SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(\{[^}]*\})? (\S+)", re.MULTILINE)
-_POSITION = re.compile(r'position="(\d+)"')
 # How often a page is read again where it could not be read, and after how many seconds.
 _ATTEMPTS = 3
 _RETRY_S = 0.1
@@ -35,18 +32,17 @@ def read_counters(text: str) -> Counts:
     accepted_at: dict[int, float] = {}
     words: dict[str, str] = {}
     names = known_counters()
-    for name, labels, number in _SAMPLE.findall(text):
-        counter = names.get(name.removesuffix("_total"))
-        value = _number(number)
-        if counter is None or value is None:
+    for sample in samples(text):
+        counter = names.get(sample.name.removesuffix("_total"))
+        if counter is None or not 0 <= sample.value < math.inf:
             continue
         if counter == "accepted_at":
-            if found := _POSITION.search(labels):
-                position = int(found[1])
-                accepted_at[position] = accepted_at.get(position, 0.0) + value
+            position = sample.labels.get("position", "")
+            if position.isdecimal():
+                accepted_at[int(position)] = accepted_at.get(int(position), 0.0) + sample.value
             continue
-        totals[counter] = totals.get(counter, 0.0) + value
-        words[counter] = name
+        totals[counter] = totals.get(counter, 0.0) + sample.value
+        words[counter] = sample.name
     if "proposed" not in totals and would_show_drafts(text):
         totals |= {"drafts": 0.0, "proposed": 0.0}
     return Counts(accepted_at=accepted_at, words=words, **totals)
@@ -68,8 +64,7 @@ class CounterPage:
         self._candidates = [pages] if pages else [(root + path,) for path in _PAGES]
         self._last: Counts | None = None
         self._num_missed = 0
-        # Processes that began before now are workers; one that began later is a restart.
-        self._newest_start = time.time()
+        self._newest_start: float | None = None
 
     def read(self) -> Counts | None:
         """The counters now; None where they cannot be read. A server without any is soon not asked
@@ -84,9 +79,8 @@ class CounterPage:
                 counts = read_counters("\n".join(texts))
                 if counts.is_known:
                     self._candidates = [pages]
-                    starts = [_number(start_time(text) or "") for text in texts]
-                    newest = max((start for start in starts if start is not None), default=None)
-                    self._last = self._with_restarts(counts, newest)
+                    starts = [float(start) for start in map(start_time, texts) if start]
+                    self._last = self._with_restarts(counts, max(starts, default=None))
                     return self._last
             if self._last is not None:
                 time.sleep(_RETRY_S)
@@ -96,15 +90,17 @@ class CounterPage:
         return None
 
     def _with_restarts(self, counts: Counts, started: float | None) -> Counts:
-        """Count a restart where the server's start is new, or is not reported and a counter fell."""
-        restarts = 0.0
-        if self._last is not None:
-            restarts = self._last.restarts
-            was_restarted = not growth(replace(counts, restarts=restarts), self._last).is_known
-            if started is not None:
-                was_restarted = started > self._newest_start
-            restarts += was_restarted
-        self._newest_start = max(self._newest_start, started or 0.0)
+        """Count a restart where the server's start is later than before, or is not reported and a counter fell."""
+        restarts = 0.0 if self._last is None else self._last.restarts
+        if started is None and self._last is not None:
+            restarts += not growth(replace(counts, restarts=restarts), self._last).is_known
+        elif started is not None and self._newest_start is not None:
+            restarts += started > self._newest_start
+            if started < self._newest_start:
+                # An older process answers again: they are workers behind one address.
+                restarts = 0.0
+        if started is not None:
+            self._newest_start = max(started, self._newest_start or started)
         return replace(counts, restarts=restarts)
 
 
@@ -159,11 +155,3 @@ class AnswerCounters:
             return None
         self._restarts_reported = now.restarts
         return growth(now, self._before)
-
-
-def _number(text: str) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if 0 <= value < float("inf") else None

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from harness.config.errors import SettingError, from_outside
 from harness.config.model_names import SERVED
@@ -20,8 +20,11 @@ from harness.engines.record import ServerIdentity
 from harness.servers.dialects import DIALECTS, Dialect, known_pages
 from harness.servers.http import KEY_REFUSED, RequestFailed, page, root_of
 
+if TYPE_CHECKING:
+    from prometheus_client.samples import Sample
+
 # Prometheus's name of a process's start, in seconds since the epoch.
-_START = re.compile(r"^process_start_time_seconds(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
+_START = "process_start_time_seconds"
 # Statuses of a page that a server does not have, or not for GET.
 _NO_PAGE = (404, 405, 501)
 # `-Q4_K_M.gguf`, `.BF16-00001-of-00003.gguf`: llama.cpp serves a model by its file, whose name ends so.
@@ -140,8 +143,20 @@ def why_not_ready(url: str, key: str | None) -> str | None:
 
 def start_time(counters: str) -> str | None:
     """When the process behind a page of counters was started: seconds since the epoch, as text; None if unknown."""
-    match = _START.search(counters)
-    return match[1] if match else None
+    starts = [sample.value for sample in samples(counters) if sample.name == _START]
+    return str(starts[0]) if starts else None
+
+
+def samples(counters: str) -> list[Sample]:
+    """The samples on a page of counters in Prometheus's format; none where it is another page."""
+    # It imports servers of its own, which takes a tenth of a second.
+    from prometheus_client.parser import text_string_to_metric_families
+
+    try:
+        families = text_string_to_metric_families(counters)
+        return [sample for family in families for sample in family.samples]
+    except ValueError:
+        return []
 
 
 def _answer(url: str, key: str | None, is_optional: bool = False) -> str | None:
