@@ -151,11 +151,18 @@ class RequestRecord:
         return num_iterations
 
     @property
+    def came_at_once(self) -> bool:
+        """Whether all arrivals are within a small part of the request's time."""
+        if not self.arrivals:
+            return False
+        return self.arrivals[-1] - self.arrivals[0] < _HELD_BACK * self.seconds
+
+    @property
     def bursts(self) -> list[float]:
         """The times of arrivals; of several that follow each other at once, the first one's."""
         nearest_s = _TOGETHER * (self.time_per_output_token_ms or 0.0) / 1000
         firsts = self.arrivals[:1]
-        if firsts and self.arrivals[-1] - firsts[0] < _HELD_BACK * self.seconds:
+        if self.came_at_once:
             nearest_s = max(nearest_s, _FASTEST_TOKEN_S)
         for earlier, later in itertools.pairwise(self.arrivals):
             if later - earlier >= nearest_s:

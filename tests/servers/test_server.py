@@ -213,6 +213,8 @@ LATE = [0.5 + 0.04 * (place // 4) + 0.00001 * place for place in range(30)]
         (LATE, [], 1.0, True),
         # Nothing is known of what the server did, and a busy client merges no events.
         (LATE, [], 0.5, False),
+        # A proxy gave all at the end.
+        (AT_THE_END, [], 0.5, True),
         (STEADY[::2], [], 0.5, True),
         # An iteration yields three tokens, which may come one by one.
         (STEADY[::3], [(4, 2)] * 10, 1.0, False),
@@ -232,6 +234,9 @@ def test_more_tokens_at_once_than_an_iteration_yields_were_held_back(
     )
     assert found.held_back == held_back
     assert (found.time_per_output_token_p50_ms is None) == held_back
+    # Of the whole answer.
+    has_first = found.time_to_first_token_p50_ms is not None
+    assert has_first == (arrivals[0] != AT_THE_END[0])
 
 
 def test_an_unknown_yield_is_below_the_whole_answer() -> None:

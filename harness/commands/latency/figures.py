@@ -39,29 +39,27 @@ def _time(row: LatencyRow) -> str | None:
     return f"{row.ms_per_token:.2f}{spread}"
 
 
-def _percentiles(heading: str, name: str) -> Column:
+def _percentiles(heading: str, name: str, meaning: str = "") -> Column:
     """A column with the percentiles of a time, such as `time_to_first_token`."""
 
     def percentiles(row: LatencyRow) -> str | None:
         values = [getattr(row, f"{name}_p{percentile}_ms") for percentile in PERCENTILES]
         return None if None in values else " / ".join(f"{value:.1f}" for value in values)
 
-    return Column(f"{heading}\np50 / p99", of=percentiles, optional=True)
+    return Column(f"{heading}\np50 / p99", of=percentiles, optional=True, meaning=meaning)
 
 
 # Columns about a row of `latency`.
 SPEEDUP = Column("speed-up\n(95 % interval)", with_bounds, stated_speedup, reference=1)
 _ACCEPTED = Column("accepted", share, "acceptance_rate")
 _NAME = Column("arm", text=True, of=arm_name)
-_TIMES = (
-    "TPOT: time per output token after the first, a mean for each request; AIPerf calls it inter-token latency."
-    " ITL: time between two arrivals, each of one or more tokens; AIPerf has single events (inter-chunk latency)."
-)
+_TPOT = "time per output token after the first, a mean for each request; AIPerf calls it inter-token latency"
+_ITL = "time between two arrivals, each of one or more tokens; AIPerf has single events (inter-chunk latency)"
 _REQUESTS = (
     _NAME,
     _percentiles("first token ms", "time_to_first_token"),
-    _percentiles("TPOT ms", "time_per_output_token"),
-    _percentiles("ITL ms", "inter_token_latency"),
+    _percentiles("TPOT ms", "time_per_output_token", _TPOT),
+    _percentiles("ITL ms", "inter_token_latency", _ITL),
     Column("in\nflight", number(1), "mean_in_flight", optional=True),
     Column("sent\nrequests/s", number(), "offered_rate", optional=True),
     Column("answered\nrequests/s", number(), "requests_per_second"),
@@ -232,7 +230,7 @@ def arms_table(pairs: Sequence[RankedRun]) -> Table:
 def requests_table(run: Run[LatencyRow]) -> Table:
     """Times of the requests of each arm, and the load that was held, where requests were sent."""
     served = [row for row in run.rows if row.was_served]
-    return Table.of("requests", "", served, _REQUESTS, notes=(_TIMES,))
+    return Table.of("requests", "", served, _REQUESTS)
 
 
 # The speed-up of fewer prompts is noise.

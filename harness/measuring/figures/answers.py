@@ -6,6 +6,7 @@ import statistics
 from dataclasses import dataclass, replace
 
 from harness.measuring.figures.measured import Group, MeasuredArm, MeasuredRun
+from harness.measuring.figures.requests import first_token_times
 from harness.results.row import Ratio, pooled
 from harness.results.schema import MaybeBool, MaybeFloat, MaybeInt
 
@@ -50,7 +51,11 @@ class AnswerFigures(Group):
     tokens_per_second_per_user: MaybeFloat = pooled(
         Ratio(of="num_tokens"), "1000 / `ms_per_token`: what a row's reader gets", "tokens/s"
     )
-    time_to_first_token_ms: MaybeFloat = pooled("mean", "mean time to the first token", "ms")
+    time_to_first_token_ms: MaybeFloat = pooled(
+        "mean",
+        "mean time to the first token; empty where answers were held back to their ends",
+        "ms",
+    )
     peak_memory_bytes: MaybeInt = pooled(
         "largest", "most GPU memory allocated or held by CUDA graphs, summed over GPUs", "bytes"
     )
@@ -68,11 +73,7 @@ class AnswerFigures(Group):
         if waits:
             mean_ms = sum(wait.ms for wait in waits) / sum(wait.num_tokens for wait in waits)
         ms_per_token = [wait.ms / wait.num_tokens for wait in waits]
-        first_ms = [
-            request.time_to_first_token_ms
-            for request in answered
-            if request.time_to_first_token_ms is not None
-        ]
+        first_ms = first_token_times(run, arm)
         peaks = [generation.peak_memory_bytes or 0 for generation in arm.generations]
         return cls(
             num_prompts=len(arm.requests),

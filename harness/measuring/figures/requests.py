@@ -89,7 +89,7 @@ class RequestFigures(Group):
         loads = [generation.load for generation in arm.generations if generation.load is not None]
         load_s = sum(load.seconds for load in loads)
         rate = run.settings.engine.rate
-        is_held_back = _is_held_back(run, arm)
+        is_held_back = were_held_back(run, arm)
         per_output_token = [request.time_per_output_token_ms for request in answered]
         offered_s = sum(load.offered_s for load in loads)
         return cls(
@@ -101,7 +101,7 @@ class RequestFigures(Group):
             offered_rate=len(requests) / offered_s if offered_s else None,
             fell_behind=_fell_behind(arm, rate) if rate else None,
             **percentile_columns(
-                time_to_first_token=[request.time_to_first_token_ms for request in answered],
+                time_to_first_token=first_token_times(run, arm),
                 time_per_output_token=[] if is_held_back else per_output_token,
                 inter_token_latency=itertools.chain.from_iterable(
                     request.inter_token_latencies_ms for request in answered
@@ -110,16 +110,27 @@ class RequestFigures(Group):
         )
 
 
-def _is_held_back(run: MeasuredRun, arm: MeasuredArm) -> bool:
+def first_token_times(run: MeasuredRun, arm: MeasuredArm) -> list[float]:
+    """Milliseconds to the first token of each answer; none where answers were held back to their ends."""
+    arrived = [request for request in arm.answered if request.arrivals]
+    if arm.was_sent and were_held_back(run, arm) and all(each.came_at_once for each in arrived):
+        return []
+    return [1000 * request.arrivals[0] for request in arrived]
+
+
+def were_held_back(run: MeasuredRun, arm: MeasuredArm) -> bool:
     """Whether more tokens arrived together than an iteration yields, as behind hidden thoughts or a proxy: then nothing
     is known of the time after the first.
     """
     share = None if run.quietness is None else run.quietness.columns()["processor_share"]
-    # A client that waits for its processor reads events late, but as many as were sent.
+    # A client that waits for its processor reads events late, but as many as were sent, and not all of them at the end.
     is_late = share is not None and share < QUIET
     answered = [request for request in arm.answered if request.arrivals]
     num_tokens = sum(request.num_tokens for request in answered)
-    num_arrivals = sum(len(request.arrivals if is_late else request.bursts) for request in answered)
+    num_arrivals = sum(
+        len(request.arrivals if is_late and not request.came_at_once else request.bursts)
+        for request in answered
+    )
     reported = reported_acceptance(arm)
     yielded = reported.get("tokens_per_iteration")
     if arm.name == "regular" and reported.get("acceptance_rate") is None:
