@@ -15,6 +15,7 @@ from architectures import VOCABULARY, random_model
 from drafts import DRAFTS, with_head
 from harness.config.errors import RunError
 from harness.config.settings import DecodingSettings
+from harness.engines.divergence import margin_deviation
 from harness.engines.door.reading import Transcript
 from harness.engines.record import Preparation
 from harness.local.decoding.protocols import Drafter, NonFiniteError, Proposal, Step
@@ -28,10 +29,12 @@ from harness.local.engine.reading import (
 )
 from harness.local.engine.reference import (
     NUM_POSITIONS,
+    ModelReference,
     largest_rounding,
     open_reference,
     recompute,
 )
+from harness.local.engine.runners import open_runners
 from harness.local.runners.snapshot import SnapshotRunner
 from small_heads import block_head, eagle_head, layer_config
 from tiny_checkpoints import pair_of
@@ -193,6 +196,26 @@ def test_logits_along_a_text_of_several_pieces_are_the_model_s_own() -> None:
         whole = models.target.model(torch.tensor([[5, 6, *long]])).logits[0, 1:-1]
     torch.testing.assert_close(torch.from_numpy(logits[0]), whole, atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(torch.from_numpy(logits[1, :3]), whole[:3], atol=1e-4, rtol=1e-4)
+
+
+def test_passes_that_decode_are_held_against_the_eager_model() -> None:
+    """But for texts of another engine, and in 8 bits, where a row is rounded by its neighbours."""
+    models = pair("none")
+    runners = open_runners(models, Preparation(decoding=DecodingSettings(), runner="static"))
+    prompt, text = [5, 6], [7, 8, 9, 10, 11, 12, 13]
+    own = ModelReference(runners, verification_width=4, num_rows=2)
+    [logits] = own.logits_along([prompt], [text])
+    assert own.logits_by_another_route(prompt, text) == pytest.approx(logits, abs=1e-4)
+    found = own.kernel_deviations(prompt, text, logits)
+    assert 0 < found.passes < 5 * found.rounding
+    tilted = own.kernel_deviations(prompt, text, logits * 1.01)
+    assert tilted.passes > 100 * found.rounding
+    others = ModelReference(runners)
+    assert others.kernel_deviations(prompt, text, logits) is None
+    rounded = others.logits_by_another_route(prompt, text)
+    assert 0 < margin_deviation(logits, rounded) < 1e-4
+    models.target.model.is_loaded_in_8bit = True
+    assert own.kernel_deviations(prompt, text, logits) is None
 
 
 def test_routes_that_agree_leave_the_rounding_of_two_logits() -> None:
