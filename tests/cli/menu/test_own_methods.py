@@ -120,8 +120,8 @@ class Mine(Method):
 def test_generate_drafts_as_many_tokens_as_the_page_states(harness: Harness) -> None:
     Path("mine.py").write_text(MODEL)
     for draft in ("tiny_draft", "./mine.py:Mine"):
-        settings = [f"draft={draft}", "engine=huggingface", "K=16", "temperature=0", "n=2"]
-        harness("latency", *settings, "prompts=tiny")
+        settings = [f"draft={draft}", "engine=huggingface", "K=16", "temperature=0", "tokens=24"]
+        harness("latency", *settings, "prompts=tiny", "num_prompts=1", "num_warmup=0")
     rows = results()
     shipped, own = rows[rows["arm"] == "speculative"]["acceptance_rate"]
     assert own == shipped
