@@ -11,17 +11,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
-from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from harness.cli import signals
-from harness.cli.manifest import Manifest, SweepFile
+from harness.cli.manifest import Manifest
 from harness.cli.menu import conversion, server_words
 from harness.cli.menu.names import method_name
-from harness.commands.command import Command, ConfiguredCommand, Service
+from harness.commands.command import ConfiguredCommand, Service
 from harness.commands.registry import configured
 from harness.config.engines import check_settings_have_no_key
 from harness.config.errors import SettingError
@@ -93,8 +92,6 @@ def _run(config: Any, servers: Sequence[Sequence[str]]) -> Sequence[Any]:
     sweep: Path | None = None
     if hydra.mode is RunMode.MULTIRUN:
         sweep = Path(hydra.runtime.cwd, hydra.sweep.dir)
-    if isinstance(command, Command):
-        _check_directory(command, OmegaConf.select(config, "results.file"), hydra, sweep)
     manifest = None if sweep is None else Manifest.read(sweep)
     settings = _settings(command, plain, manifest)
     _check_machine(command, settings)
@@ -179,24 +176,6 @@ def _note_imports(command: ConfiguredCommand[Any], settings: RunSettings) -> Non
     computes_here = engine_of(settings).computes_here
     libraries = "torch and transformers" if computes_here else "transformers"
     note(f"{settings.model.name}{draft}: importing {libraries}")
-
-
-def _check_directory(
-    command: Command[Any, Any], collecting_file: object, hydra: HydraConf, sweep: Path | None
-) -> None:
-    """Raise a SettingError where the run's or sweep's own rows would go to a file that has other content."""
-    own = SweepFile(sweep or Path(hydra.runtime.output_dir), command.row)
-    setting, value = "hydra.run.dir", hydra.run.dir
-    if sweep is not None:
-        setting, value = "hydra.sweep.dir", hydra.sweep.dir
-    rule = "must be another directory than that of"
-    if own.collects(collecting_file):
-        file = f"results.file={collecting_file}, which collects all runs"
-        raise SettingError(setting, f"{rule} {file}", value)
-    # A single run leaves such a file alone, and writes another one.
-    if sweep is not None and own.is_foreign():
-        file = f"your own {own.path.name}, which the sweep would replace"
-        raise SettingError(setting, f"{rule} {file}", value)
 
 
 def _settings(

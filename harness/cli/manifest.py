@@ -172,18 +172,26 @@ class SweepFile:
                 file.path.unlink()
 
 
-def check_unused(hydra: Any) -> None:
-    """Raise a SettingError for the directory of a run or a sweep that has files which would be replaced.
-
-    Args:
-        hydra: Hydra's own part of the composed configuration.
-    """
-    is_sweep = hydra.mode is RunMode.MULTIRUN
-    setting, value = "hydra.run.dir", hydra.run.dir
+def check_unused(config: DictConfig) -> None:
+    """Raise a SettingError for the directory of a run or a sweep that has files which would be replaced."""
+    is_sweep = config.hydra.mode is RunMode.MULTIRUN
+    setting, value = "hydra.run.dir", config.hydra.run.dir
     if is_sweep:
-        setting, value = "hydra.sweep.dir", hydra.sweep.dir
+        setting, value = "hydra.sweep.dir", config.hydra.sweep.dir
     check_settings_have_no_key([f"{setting}={value}"])
     directory = Path(value)
+    command = configured(config.command)
+    if isinstance(command, Command):
+        own = SweepFile(directory, command.row)
+        rule = "must be another directory than that of"
+        results_file = _results_file(config)
+        if own.collects(results_file):
+            file = f"results.file={results_file}, which collects all runs"
+            raise SettingError(setting, f"{rule} {file}", value)
+        # A single run leaves such a file alone, and writes another one.
+        if is_sweep and own.is_foreign():
+            file = f"your own {own.path.name}, which the sweep would replace"
+            raise SettingError(setting, f"{rule} {file}", value)
     if is_sweep and Manifest.is_in(directory):
         # It goes on, or replaces its own jobs.
         return
@@ -227,16 +235,6 @@ class SweepCallback(Callback):
         command = configured(config.command)
         kind = command.row if isinstance(command, Command) else None
         try:
-            results_file = OmegaConf.select(config, "results.file")
-        except OmegaConfBaseException:
-            # Each job has its own: `results/${oc.env:SLURM_JOB_ID}.csv` of jobs that a launcher starts.
-            results_file = None
-        if kind is not None:
-            file = SweepFile(directory, kind)
-            if file.is_foreign() or file.collects(results_file):
-                # An exception would become a warning of Hydra's: the first job raises it.
-                return
-        try:
             choices = _choices(config)
         except ValueError:
             # `range(0,3,0)`: Hydra reports it again.
@@ -253,7 +251,7 @@ class SweepCallback(Callback):
             started=time.time(),
             choices=choices,
             is_repeated=_ROUND in choices,
-            results_file=results_file,
+            results_file=_results_file(config),
             details=bool(OmegaConf.select(config, "results.details")),
         )
         try:
@@ -270,6 +268,17 @@ class SweepCallback(Callback):
             # From now on this process only waits for jobs that run elsewhere: a signal ends that with the sweep's
             # table.
             signals.raise_postponed()
+
+
+def _results_file(config: DictConfig) -> str | None:
+    """The file that collects the rows of all runs; None where each job has its own, such as
+    `results/${oc.env:SLURM_JOB_ID}.csv` of jobs that a launcher starts.
+    """
+    try:
+        file: str | None = OmegaConf.select(config, "results.file")
+    except OmegaConfBaseException:
+        return None
+    return file
 
 
 def round_overrides(command: str, settings: Sequence[str]) -> list[str]:

@@ -1,4 +1,5 @@
-"""What harness takes from Hydra beyond its public interface. Needs nothing but Hydra, so that it runs with any release:
+"""What harness takes from Hydra beyond its public interface. Needs no support of other tests, so that it runs with any
+release:
 
 pip install --no-deps --target /tmp/hydra hydra-core==1.3.2
 PYTHONPATH=/tmp/hydra:. pytest --noconftest -o addopts= tests/cli/test_hydra_app.py
@@ -40,7 +41,7 @@ def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (directory / "model").mkdir(parents=True)
     defaults = "defaults: [{model: small}, {override hydra/job_logging: disabled}, _self_]\n"
     output = "hydra: {output_subdir: null, run: {dir: out}, sweep: {dir: out}}\n"
-    (directory / "main.yaml").write_text(f"{defaults}{output}size: 1\n")
+    (directory / "main.yaml").write_text(f"{defaults}{output}command: latency\nsize: 1\n")
     (directory / "model" / "small.yaml").write_text("layers: 2\n")
     (tmp_path / "mine" / "model").mkdir(parents=True)
     (tmp_path / "mine" / "model" / "own.yaml").write_text("layers: 3\n")

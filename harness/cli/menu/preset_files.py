@@ -86,7 +86,7 @@ class PresetLoader(ConfigLoaderImpl):
         )
         # That of a sweep is made for all of its jobs, and none when Hydra only asks for the mode.
         if validate_sweep_overrides and run_mode is (config.hydra.mode or RunMode.RUN):
-            check_unused(config.hydra)
+            check_unused(config)
         return config
 
     def _load_single_config(self, default: ResultDefault, repo: IConfigRepository) -> ConfigResult:
