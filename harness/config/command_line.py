@@ -36,11 +36,6 @@ class Words:
         typed, *servers = parts
         return cls(typed, servers)
 
-    @classmethod
-    def parse(cls, line: str) -> Words:
-        """The words of a line that starts a command in a shell."""
-        return cls.divide(shlex.split(line)[1:])
-
     @property
     def arguments(self) -> list[str]:
         """The arguments of a process, as `divide` takes them."""

@@ -58,7 +58,8 @@ def typed_again(
 
 def latency_again(line: str, changes: str) -> str:
     """The line that was typed for a run of `latency`, with other settings, and a directory of its own."""
-    return str(_with_changes(Words.parse(line), changes, "latency", ("dir",)))
+    _, *arguments = shlex.split(line)
+    return str(_with_changes(Words.divide(arguments), changes, "latency", ("dir",)))
 
 
 def _with_changes(words: Words, changes: str, command: str, leaving_out: Collection[str]) -> Words:
