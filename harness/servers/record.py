@@ -71,7 +71,7 @@ class ServerRecord(EngineRecord):
             return {}
         measured = commands_of(run)[-1]
         if not measured.is_known:
-            return {}
+            return {"num_draft_tokens": run.decoding.num_draft_tokens} if settings.takes_k else {}
         return {
             "num_draft_tokens": measured.num_draft_tokens,
             "draft_method": measured.method,

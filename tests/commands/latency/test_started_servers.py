@@ -85,6 +85,15 @@ def test_names_and_k_are_those_of_the_command(harness: Harness) -> None:
     assert row["model"] == "tiny", "as the server calls it"
 
 
+def test_a_sweep_over_k_of_two_commands_of_any_program_has_its_k(harness: Harness) -> None:
+    quick = [each for each in QUICK if each != "model=tiny"] + ["engine.chat=false"]
+    commands = behind(ECHO, f"{ECHO} -k {{K}}")
+    page = harness("latency", "-m", "K=1,3", *quick, *commands, code=None).stdout
+    rows = results().query("arm == 'speculative'")
+    assert rows["num_draft_tokens"].tolist() == rows["mean_proposed"].tolist() == [1, 3]
+    assert "echo_server" not in page, "the commands differ in K alone"
+
+
 def test_three_commands_are_a_sweep_against_the_first(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
