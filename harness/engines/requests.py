@@ -25,7 +25,8 @@ class RequestError:
     """Why a request failed.
 
     Attributes:
-        code: HTTP's; 408 for a time-out, 499 for a cancelled request, 0 without an answer.
+        code: HTTP's; 204 for an answer without a token, 408 for a time-out, 499 for a cancelled request, 0 without an
+            answer.
         retry_after_s: seconds after which the server wants to be asked again; None where it names none.
     """
 
@@ -35,6 +36,9 @@ class RequestError:
 
     def __str__(self) -> str:
         return self.message
+
+
+EMPTY = RequestError(204, "the answer has no token")
 
 
 @dataclass
@@ -96,6 +100,11 @@ class RequestRecord:
     def answered(self) -> bool:
         """Whether it came to its end, with a token."""
         return self.error is None and self.num_tokens > 0
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether there is no whole answer; one without a token is whole, and has no time."""
+        return self.error not in (None, EMPTY)
 
     @property
     def was_left(self) -> bool:

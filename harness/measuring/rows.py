@@ -84,7 +84,7 @@ class LatencyRow(
     @property
     def mean_answer_length(self) -> float | None:
         """Mean number of tokens of an answer."""
-        num_answers = (self.num_prompts or 0) - (self.num_failed or 0)
+        num_answers = (self.num_prompts or 0) - (self.num_failed or 0) - (self.num_empty or 0)
         return self.num_tokens / num_answers if self.num_tokens and num_answers else None
 
     @property

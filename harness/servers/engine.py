@@ -36,7 +36,7 @@ from harness.engines.protocol import (
 )
 from harness.engines.rates import arrival_times
 from harness.engines.record import Opening
-from harness.engines.requests import Load, RequestError, RequestRecord
+from harness.engines.requests import EMPTY, Load, RequestRecord
 from harness.engines.text_tokenizer import TextTokenizer
 from harness.servers.connection import Connection, connect
 from harness.servers.devices import devices_of
@@ -404,7 +404,7 @@ class ServerArm(Arm):
             # A text may have ended it at once.
             may_be_empty = request.may_be_empty or "stop" in sent.body
             if sent.request.error is None and not sent.request.num_tokens and not may_be_empty:
-                sent.request.error = RequestError(0, "the answer has no token")
+                sent.request.error = EMPTY
         num_left = sum(record.was_left for record in [*self.requests, *load.extra])
         return Answered(
             requests=self.requests,

@@ -76,6 +76,7 @@ class Choice(Fields):
     A chat has a `delta` in a stream, and a `message` without one.
     """
 
+    index: Natural | None = None
     text: str | None = None
     content: str | None = _at("delta content", "message content")
     # Thoughts have one of two names, and some servers send them under both.
@@ -290,6 +291,13 @@ def _words(reports: Mapping[str, Any], names: Iterable[str]) -> str:
             if value is not PydanticUndefined:
                 words.append(f"{path.path[-1]} {value}")
     return from_outside(", ".join(words))
+
+
+def check_choices(event: Event, num_answers: int) -> None:
+    """Raise an AnswerError for another answer beside those that were asked for."""
+    index = max((choice.index or 0 for choice in event.choices or ()), default=0)
+    if index >= num_answers:
+        raise AnswerError(f"the server sent choice {index}, and {num_answers} was asked for")
 
 
 def check_length(request: RequestRecord, max_tokens: int) -> None:

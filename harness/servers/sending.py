@@ -24,6 +24,7 @@ from harness.engines.text_tokenizer import TextTokenizer
 from harness.engines.tokenizer import Tokenizer
 from harness.servers.events import (
     REPORTS,
+    check_choices,
     check_length,
     joined_surrogates,
     note_event,
@@ -200,6 +201,7 @@ class Sender:
                 async for content in contents:
                     self.last_event = time.perf_counter()
                     event = read_event(content)
+                    check_choices(event, num_answers)
                     note_event(request, event, self.last_event - started)
                     check_length(request, max_tokens)
                     if event.token_ids and self._knows_tokens:

@@ -46,6 +46,36 @@ def test_a_count_that_cannot_be_fails_the_request(open_engine: Open) -> None:
     assert all(request.num_tokens == 7 for request in requests)
 
 
+def test_a_server_that_is_busy_at_first_is_asked_again(
+    open_engine: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it wishes, and a line says so; not for ever, and not where something is measured."""
+    pauses: list[float] = []
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+
+    planted = SimpleNamespace(**vars(asyncio) | {"sleep": pause})
+    monkeypatch.setattr("harness.servers.connection.asyncio", planted)
+    server = EchoServer(num_busy=2)
+    engine = open_engine(server)
+    assert pauses == [1, 1]
+    server.num_busy = 10_000
+    assert {request.error.code for request in answered(engine).requests} == {429}
+    with pytest.raises(RunError, match=r"engine.url=.*429"):
+        open_engine(EchoServer(num_busy=10_000))
+    assert len(pauses) == 2 + 60
+
+
+def test_a_choice_that_nobody_asked_for_fails_the_request(open_engine: Open) -> None:
+    server = EchoServer()
+    engine = open_engine(server)
+    extra = {"choices": [{"index": 1, "text": "b"}]}
+    server.twist = lambda event: event and event | extra
+    (request,) = answered(engine, 1).requests
+    assert str(request.error) == "the server sent choice 1, and 1 was asked for"
+
+
 def test_an_answer_without_a_token_has_failed(open_engine: Open) -> None:
     server = EchoServer()
     engine = open_engine(server)

@@ -38,6 +38,7 @@ class EchoServer:
         num_draft_tokens: it claims to draft so many and to accept half of them; None if it does not speculate.
         context: that it tells, in tokens.
         fail_every: this request and every so many after it get status 500.
+        num_busy: so many first requests get status 429, and are to come again after a second.
         break_every: the same for connections that end in the middle.
         die_after: it answers so many requests, and none after them.
         stop_after: its answers end after so many tokens.
@@ -71,6 +72,7 @@ class EchoServer:
     context: int | None = None
     fail_every: int = 0
     break_every: int = 0
+    num_busy: int = 0
     die_after: int = 0
     stop_after: int = 1_000_000
     metrics: bool = False
@@ -198,6 +200,9 @@ class EchoServer:
         number = len(self.bodies)
         if self.die_after and number > self.die_after:
             return False
+        if number <= self.num_busy:
+            self._send(writer, 429, {"error": {"message": "busy"}}, head="retry-after: 1\r\n")
+            return True
         if self.fail_every and number % self.fail_every == 0:
             self._send(writer, 500, {"error": {"message": self.error_text}})
             return True
@@ -306,11 +311,15 @@ class EchoServer:
 
     @staticmethod
     def _send(
-        writer: asyncio.StreamWriter, status: int, content: Any, is_text: bool = False
+        writer: asyncio.StreamWriter,
+        status: int,
+        content: Any,
+        is_text: bool = False,
+        head: str = "",
     ) -> None:
         data = (content if is_text else json.dumps(content)).encode()
-        head = f"HTTP/1.1 {status} X\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
-        writer.write(head.encode() + data)
+        head = f"content-type: application/json\r\ncontent-length: {len(data)}\r\n{head}\r\n"
+        writer.write(f"HTTP/1.1 {status} X\r\n{head}".encode() + data)
 
 
 def _text(tokens: list[int]) -> str:

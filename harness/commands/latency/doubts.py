@@ -104,6 +104,14 @@ def _failures(run: _Run) -> str:
     return f"{failed} ({errors[0]})" if failed and errors else failed
 
 
+def _empty(run: _Run) -> str:
+    """How many answers of each arm ended without a token."""
+    return _each_arm(
+        run,
+        lambda row: f"{row.num_empty} of {row.num_prompts} {row.arm}" if row.num_empty else None,
+    )
+
+
 def _has_a_slower_runner(run: _Run) -> bool:
     draft_runner = run.last.draft_runner
     return run.last.runner in _SLOW_RUNNERS and draft_runner not in (None, *_SLOW_RUNNERS)
@@ -293,6 +301,7 @@ DOUBTS = (
         " speed-up.",
     ),
     Doubt("against", _failures, "Requests failed: {found}."),
+    Doubt("against", _empty, "Answers without a token are left out: {found}."),
     Doubt(
         "comparison",
         lambda run: run.last.has_one_server,

@@ -260,7 +260,10 @@ def _check_failures(run: MeasuredRun) -> None:
     """Raise a RunError if too many requests failed for a verdict from the others."""
     evidence = []
     for name, arm in run.arms.items():
-        num_failed = len(arm.requests) - len(arm.answered)
+        num_failed = sum(request.has_failed for request in arm.requests)
+        if arm.requests and not arm.answered:
+            # Not even a whole answer has a token.
+            num_failed = len(arm.requests)
         evidence.append(ArmEvidence(arm=name, num_prompts=len(arm.requests), num_failed=num_failed))
     reason = too_many_failures(evidence)
     if reason is not None:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from harness.engines.requests import EMPTY
 from harness.measuring.figures.acceptance import reported_acceptance
 from harness.measuring.figures.machine import QUIET
 from harness.measuring.figures.measured import Group, MeasuredArm, MeasuredRun
@@ -74,6 +75,9 @@ class RequestFigures(Group):
     num_failed: MaybeInt = pooled(
         "largest", "requests that failed, time-outs too; the other figures leave them out"
     )
+    num_empty: MaybeInt = pooled(
+        "largest", "answers that ended without a token; the other figures leave them out"
+    )
 
     @property
     def was_served(self) -> bool:
@@ -94,7 +98,8 @@ class RequestFigures(Group):
         offered_s = sum(load.offered_s for load in loads)
         return cls(
             requests_per_second=len(answered) / arm.seconds,
-            num_failed=len(requests) - len(answered),
+            num_failed=sum(request.has_failed for request in requests),
+            num_empty=sum(request.error == EMPTY for request in requests),
             tokens_per_arrival=arm.tokens_per_arrival,
             held_back=is_held_back,
             mean_in_flight=sum(load.request_seconds for load in loads) / load_s if loads else None,

@@ -56,6 +56,7 @@ SAID: list[tuple[Changes, Changes, str]] = [
     ({}, FAILED | {"status": "no_verdict"}, ""),
     ({}, {"engine": "simulated"}, "engine=simulated: costs and acceptance are planted"),
     ({"num_failed": 1}, {"num_failed": 2}, "failed: 1 of 15 regular and 2 of 15 speculative."),
+    ({"num_empty": 2}, {"num_empty": 1}, "left out: 2 of 15 regular and 1 of 15 speculative."),
     ({"num_failed": 1}, {}, "Requests failed: 1 of 15 regular."),
     ({}, {"synthetic_acceptance": 0.8}, "=0.8: draft tokens were accepted at random, this often."),
     ({}, {"lossy": True, "lenience": 0.5}, "lenience 0.5: the speculative output no longer follows"),

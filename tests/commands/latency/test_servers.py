@@ -15,6 +15,7 @@ from packaging.version import Version
 import processes
 from echo_server import EchoServer, Serve, serving
 from in_process import Harness, only, results
+from known_server import KnownServer
 from wording import mentions
 
 QUICK = ["engine=server", "model=tiny", "num_prompts=9", "decoding.max_new_tokens=8"]
@@ -67,6 +68,24 @@ def test_nothing_about_a_server_is_taken_from_the_settings(harness: Harness, ser
     report = harness("report", "output=page").stdout
     assert "tiny_medusa (as labelled)" in report
     assert "K=8" not in report
+
+
+def test_empty_answers_are_left_out_and_no_failures(harness: Harness, serve: Serve) -> None:
+    servers = KnownServer(lengths=(0, 9, 9)), KnownServer(lengths=(0, 9, 9), drafts=((2, 1),))
+    asked = ["engine=server", "model=tiny", "num_prompts=15", "decoding=greedy"]
+    asked += ["decoding.ignore_eos=false", "decoding.max_new_tokens=9"]
+    done = harness("latency", *asked, *serve(*servers), code=None)
+    rows = results()
+    num_empty = sum(answer.num_tokens == 0 for answer in servers[0].noted[-15:])
+    assert rows["num_empty"].tolist() == [num_empty] * 2
+    assert 0 < num_empty < 15
+    assert rows["num_failed"].tolist() == [0, 0]
+    assert rows["num_tokens"].tolist() == [9 * (15 - num_empty)] * 2
+    said = f"left out: {num_empty} of 15 regular and {num_empty} of 15 speculative."
+    assert said in " ".join(done.summary.split())
+    nothing = KnownServer(lengths=(0,)), KnownServer(lengths=(0,))
+    refused = harness("latency", *asked, *serve(*nothing), "resume=false", code=1).complaint
+    assert mentions(refused, "15 of 15 regular requests failed", "the answer has no token")
 
 
 class NineTimes(EchoServer):
