@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from harness.config.amounts import counted, percent
+from harness.config.machine import is_loopback
 from harness.measuring.rows import LatencyRow
 from harness.reporting.words import LOSSY, TOO_LONG, lossy_rule, synthetic_value, too_long
 from harness.results.runs import Run
@@ -118,12 +119,14 @@ def _has_a_slower_runner(run: _Run) -> bool:
 
 
 def _in_two_places(run: _Run) -> str | None:
-    """The addresses of two servers, of which one would be slower by what is not speculation."""
+    """The addresses of two servers, of which one would be slower by what is not speculation; None on this machine."""
     row = run.last
     if row.url is None or row.regular_url is None:
         return None
-    places = [urlsplit(url).netloc for url in (row.regular_url, row.url)]
-    return None if places[0] == places[1] else " and ".join(places)
+    addresses = [urlsplit(url) for url in (row.regular_url, row.url)]
+    are_here = all(is_loopback(address.hostname or "") for address in addresses)
+    places = [address.netloc for address in addresses]
+    return None if are_here or places[0] == places[1] else " and ".join(places)
 
 
 def _busy(run: _Run) -> str | None:
