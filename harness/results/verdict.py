@@ -157,12 +157,17 @@ def _judged_speedup(row: ComparedRow, family: int) -> Statement:
 
 
 def _waited(row: ComparedRow) -> str:
-    """Why times of models of this process say nothing: their threads waited for other programs and each other."""
+    """Why times of models on this machine say nothing: their threads waited for other programs and each other. How many
+    a server that was started here has is not known.
+    """
     share = getattr(row, "processor_share", None)
-    threads = row.num_threads or 1
-    if share is None or share >= _LEAST_PROCESSOR_SHARE or threads == 1 or row.engine == "server":
+    if share is None or share >= _LEAST_PROCESSOR_SHARE:
         return ""
-    return f"{threads} threads got {percent(share)} of the CPU time they wanted"
+    waited = f"got {percent(share)} of the CPU time they wanted"
+    if row.server_command:
+        return f"the servers {waited}"
+    threads = row.num_threads or 1
+    return "" if threads == 1 or row.engine == "server" else f"{threads} threads {waited}"
 
 
 def why_no_ranking(regular_ms: Iterable[float]) -> str | None:

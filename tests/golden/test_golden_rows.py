@@ -202,6 +202,7 @@ LATENCIES: dict[str, tuple[Changes, Changes]] = {
     "hardly more at the largest K": (KNOWN_COSTS | {BY_K: [2.0, 2.9, 3.5, 3.84]}, {}),
     "threads that wait": (BUSY | {"processor_share": 0.18, "speedup_covers": over(15)}, {}),
     "one thread that waits": (BUSY | {"processor_share": 0.18, "num_threads": 1, "speedup_covers": over(15)}, {}),
+    "started servers that wait": (COMMANDS | BUSY | {"processor_share": 0.4, "url": None, "regular_url": None}, {}),
     "slow verification": (HARDLY | KNOWN_COSTS | {"verify_ms": 500.0}, {}),
     "slow beside others": (HARDLY | KNOWN_COSTS | BUSY | {"verify_ms": 500.0, "processor_share": 0.16}, {}),
     "a busy machine and servers elsewhere": (COMMANDS | BUSY | {"processor_share": 0.4, "server_command": None}, {}),
