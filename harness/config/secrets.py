@@ -161,11 +161,8 @@ def secrets_in_word(word: str, flag: str = "") -> Iterator[str]:
 
 
 def _shell_words(line: str) -> list[str]:
-    """The words of a line as a shell divides it, `;` and brackets too; those between spaces where it would refuse."""
-    lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
-    lexer.whitespace_split = True
-    lexer.commenters = ""
+    """The words of a line as a shell divides it; those between spaces where it would refuse."""
     try:
-        return list(lexer)
+        return shlex.split(line)
     except ValueError:
         return line.split()

@@ -26,7 +26,8 @@ COMMANDS = [
     *(f"docker run {typed} {{}}" for typed in (f"-e HF_TOKEN={KEY}", f"-eHF_TOKEN={KEY}", f"--env=api_key={KEY}")),
     *(f"{{}} -H '{header}: {KEY}'" for header in ("Cookie", "Authorization", "X-Api-Key", "PRIVATE-TOKEN")),
     *(f"{{}} -H 'A: Bearer {KEY}'", f"{{}} sk-{KEY}", f"{{}} --x=hf_{KEY}{KEY}", f"{{}} -k sk-{KEY}"),
-    *(f"sh -c '{typed} {{}}'" for typed in (f"API_KEY={KEY}", f"token={KEY} exec")),
+    *(f"sh -c '{typed} {{}}'" for typed in (f"API_KEY={KEY}", f"token={KEY} exec", f"cd x;token={KEY}")),
+    *(f"{{}} '--token\t{KEY}'", "{} --x abcdefghij0123456789kl"),
     *(f"{{}} --from https://{rest}" for rest in (f"me:{KEY}@host/x", f"{KEY}@host", f"host/x?a=b&key={KEY}")),
 ]  # fmt: skip
 SETTINGS = [
