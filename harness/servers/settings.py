@@ -117,8 +117,8 @@ class ServerSettings(EngineSettings):
         rule = "must be positive"
         require(self.start_timeout_s > 0, "start_timeout_s", rule, self.start_timeout_s)
         require(self.timeout_s > 0, "timeout_s", rule, self.timeout_s)
-        rule = "must be positive and at most 1000, in requests per second"
-        require(self.rate is None or 0 < self.rate <= 1000, "rate", rule, self.rate)
+        rule = "must be from 1e-6 to 1000 requests per second"
+        require(self.rate is None or 1e-6 <= self.rate <= 1000, "rate", rule, self.rate)
         for name, value in (self.extra or {}).items():
             place = _SET_ELSEWHERE.get(name)
             advice = f"must not hold {name}" + (f", which {place} sets" if place else "")

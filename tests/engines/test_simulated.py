@@ -94,8 +94,8 @@ def test_requests_at_a_rate_wait_as_queueing_theory_says(harness: Harness) -> No
 @pytest.mark.parametrize(
     ("name", "wrong", "rule"),
     [
-        ("step_ms", 0.0, "must be positive"),
-        ("rate", 0.0, "must be positive"),
+        ("step_ms", 0.0, "must be at least 1e-6"),
+        ("rate", 0.0, "must be at least 1e-6"),
         ("noise", -0.1, "must be from 0 to 10"),
         ("drift", 100.1, "must be from 0 to 100"),
         ("acceptance", 1.2, "must be from 0 to 1"),

@@ -54,6 +54,8 @@ def _better_interval(row: LatencyRow) -> NextStep | None:
     if has_bounds and verdict.why:
         # Such as on a busy machine.
         again = typed_again("resume=false", command="latency")
+        if row.server_command:
+            return NextStep("a quiet machine", command=again)
         return NextStep("one thread, or a quiet machine", command=f"OMP_NUM_THREADS=1 {again}")
     coverage = Coverage.of(row.speedup)
     if coverage is None or (has_bounds and not verdict.includes_1):

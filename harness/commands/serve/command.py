@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 # Seconds after a signal in which answers may end, and then those in which the rest of them is sent.
 _GRACE_S = 3
 _SENDING_S = 5
+# Connections at once, those with half a request among them.
+_MOST_CONNECTIONS = 1024
 # Seconds in which a whole request must arrive.
 _REQUEST_S = 60
 
@@ -92,6 +94,8 @@ class _Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        if len(self.connections) > _MOST_CONNECTIONS:
+            transport.close()
         self.loop.call_later(_REQUEST_S, self._close_if_half)
 
     def _close_if_half(self) -> None:

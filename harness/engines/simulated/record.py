@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from harness.config.model_names import SERVED
-from harness.config.settings import ModelSettings
+from harness.config.settings import ModelSettings, require
 from harness.engines.record import EngineRecord, Opening
 from harness.engines.simulated.settings import SimulatedSettings
 from harness.results.schema import SIMULATED
@@ -20,6 +20,9 @@ from harness.results.schema import SIMULATED
 if TYPE_CHECKING:
     from harness.config.run import RunSettings
     from harness.engines.protocol import Engine
+
+
+_MOST_TOKENS = 100_000
 
 
 class Simulated(EngineRecord):
@@ -33,6 +36,12 @@ class Simulated(EngineRecord):
     computes_here = False
     queues = True
     own_clock = True
+
+    def check(self, run: RunSettings) -> None:
+        super().check(run)
+        number = run.decoding.max_new_tokens
+        rule = f"must be at most {_MOST_TOKENS:,}: each is simulated"
+        require(number <= _MOST_TOKENS, "decoding.max_new_tokens", rule, number)
 
     def adapted(self, run: RunSettings) -> RunSettings:
         """Without the models, whose names would look like those of a measurement."""

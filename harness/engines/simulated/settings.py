@@ -66,7 +66,7 @@ class SimulatedSettings(EngineSettings):
     def __post_init__(self) -> None:
         for name in ("step_ms", "rate"):
             value = getattr(self, name)
-            require(value is None or value > 0, name, "must be positive", value)
+            require(value is None or value >= 1e-6, name, "must be at least 1e-6", value)
         for names, most in _BOUNDS.items():
             for name in names:
                 value = getattr(self, name)

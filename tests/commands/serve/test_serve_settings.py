@@ -71,6 +71,8 @@ def test_a_request_has_room_for_its_prompts(max_prompt_tokens: int, status: int)
     client = TestClient(make_app(served, None), base_url="http://localhost")
     body = {"prompt": "a" * 2_000_000, "unknown": 1}
     assert client.post("/v1/completions", json=body).status_code == status
+    wrong = client.get("/v1/completions")
+    assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
 
 
 # The command with an engine that never opens, because its thread computes.
