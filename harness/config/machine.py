@@ -9,7 +9,6 @@ import functools
 import ipaddress
 import os
 import platform
-import re
 import shutil
 import subprocess
 import sys
@@ -18,8 +17,6 @@ from pathlib import Path, PurePosixPath
 
 import pynvml
 
-# Makers of GPUs beside NVIDIA, by their PCI numbers.
-_MAKERS = {"0x1002": "AMD", "0x8086": "Intel"}
 # Exists where a GPU's driver runs.
 _DRIVER = Path("/dev/nvidiactl")
 _PRINT_GPUS = """
@@ -67,35 +64,6 @@ def gpu_names() -> list[str]:
             # For CUDA what names no GPU ends the list: -1 and NoDevFiles hide every one.
             break
     return chosen
-
-
-def other_gpus(cards: Path = Path("/sys/class/drm"), lists: Path = Path("/usr/share")) -> list[str]:
-    """Names of AMD's and Intel's GPUs, which NVIDIA's library does not know, by Linux' own files.
-
-    Args:
-        cards: the system's directory of graphics cards.
-        lists: the directory with the lists of names: of libdrm, and of PCI devices.
-    """
-    names = []
-    for card in sorted(cards.glob("card*")):
-        device = card / "device"
-        maker = _MAKERS.get(_text(device / "vendor"))
-        if maker is None:
-            continue
-        model = _text(device / "device").removeprefix("0x")
-        revision = _text(device / "revision").removeprefix("0x")
-        name = _text(device / "product_name")
-        if maker == "AMD" and not name:
-            name = _amd_name(lists, model, revision)
-        elif not name:
-            name = _intel_name(lists, model)
-        names.append(name or f"{maker} GPU {model}")
-    return names
-
-
-def device_names() -> list[str]:
-    """All that may compute here, where nobody knows what does: NVIDIA's GPUs, else others' and the processor."""
-    return gpu_names() or [*other_gpus(), cpu_name() or "unknown CPU"]
 
 
 def num_usable_cores() -> int:
@@ -180,27 +148,6 @@ def _of_mac() -> str | None:
     name = output_of(["sysctl", "-n", "machdep.cpu.brand_string"])
     cores = output_of(["sysctl", "-n", "hw.physicalcpu"])
     return f"{name}, {cores} cores" if name and name.startswith("Apple") and cores else name
-
-
-def _amd_name(lists: Path, model: str, revision: str) -> str:
-    """The name of an AMD GPU in libdrm's list; empty if unknown."""
-    for line in _text(lists / "libdrm" / "amdgpu.ids").splitlines():
-        parts = [part.strip() for part in line.split(",")]
-        if [part.lower() for part in parts[:2]] == [model, revision]:
-            return ",".join(parts[2:])
-    return ""
-
-
-def _intel_name(lists: Path, model: str) -> str:
-    """The name of an Intel GPU in the list of PCI devices, `Intel Arc B580`; empty if unknown."""
-    for directory in ("misc", "hwdata"):
-        # Devices are indented below their maker.
-        _, _, from_intel_on = _text(lists / directory / "pci.ids").partition("\n8086  ")
-        intel_devices = re.split(r"\n(?![\t#])", from_intel_on)[0]
-        match = re.search(rf"^\t{model}  .*?\[(?:Intel )?(.+)\]$", intel_devices, re.MULTILINE)
-        if match is not None:
-            return f"Intel {match[1]}"
-    return ""
 
 
 def _num_visible_cores() -> int:

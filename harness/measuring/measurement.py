@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from harness.config.acceptance_rules import PARAMETERS, RULES
-from harness.config.machine import cpu_name, gpu_names, num_usable_cores, other_gpus
+from harness.config.machine import cpu_name, gpu_names, num_usable_cores
 from harness.config.methods import METHODS
 from harness.config.run import RunSettings
 from harness.config.settings import PromptSettings
@@ -126,7 +126,7 @@ def _digest(
     prompts = asked.pop("prompts", None)
     if prompts:
         prompts = _prompts(prompts)
-    cpu = [*other_gpus(), cpu_name(), num_usable_cores(), os.environ.get("OMP_NUM_THREADS")]
+    cpu = [cpu_name(), num_usable_cores(), os.environ.get("OMP_NUM_THREADS")]
     # Of a command in the user's own file.
     command = Path(sys.modules[type(settings).__module__].__file__ or "")
     everything: dict[str, Any] = {

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from harness.config.demand import Demand
 from harness.config.errors import HarnessError, RunError, SettingError
-from harness.config.machine import device_names
 from harness.config.model_names import SERVED
 from harness.config.run import RunSettings
 from harness.config.settings import DecodingSettings
@@ -198,10 +197,8 @@ class Session:
         self.identify()
         settings = self.settings
         engine = engine_of(settings)
-        if not engine.loads_pair:
-            # Those of a server are seen when it has answered.
-            self.devices = device_names() if engine.own_clock else []
-        elif self.placed is None:
+        # Those of a server are seen when it has answered.
+        if engine.loads_pair and self.placed is None:
             # The first demand of a run is its largest.
             demand = Demand(
                 batch_size,

@@ -187,54 +187,6 @@ def test_without_its_library_a_driver_is_asked_by_torch(
     assert machine._all_gpus() == []
 
 
-def card(cards: Path, number: int, vendor: str, **files: str) -> None:
-    """A graphics card as Linux shows it."""
-    device = cards / f"card{number}" / "device"
-    device.mkdir(parents=True)
-    for name, text in {"vendor": vendor, **files}.items():
-        (device / name).write_text(f"{text}\n", encoding="utf-8")
-
-
-@pytest.fixture
-def lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The system's lists of names, without other programs."""
-    monkeypatch.setattr(machine, "output_of", lambda command, *options: None)
-    amd = tmp_path / "lists" / "libdrm" / "amdgpu.ids"
-    amd.parent.mkdir(parents=True)
-    amd.write_text("1.0.0\n744C,\tC8,\tAMD Radeon RX 7900 XTX\n744C,\tCC,\tAMD Radeon RX 7900 XT\n")
-    pci = tmp_path / "lists" / "misc" / "pci.ids"
-    pci.parent.mkdir()
-    pci.write_text(
-        "1002  AMD\n\te20b  Another device [Not this one]\n"
-        "8086  Intel Corporation\n\t56a0  DG2 [Arc A770]\n\te20b  Battlemage G21 [Arc B580]\n"
-        "\t9bc5  CometLake-S GT2 [UHD Graphics 630]\n"
-        "8087  Another maker\n\te20c  Its device [Not this one]\n"
-    )
-    return tmp_path / "lists"
-
-
-def test_gpus_without_nvidias_library_are_named(
-    tmp_path: Path, lists: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cards = tmp_path / "drm"
-    card(cards, 0, "0x1002", device="0x744c", revision="0xcc")
-    card(cards, 1, "0x8086", device="0xe20b", revision="0x00")
-    card(
-        cards, 2, "0x1002", device="0x74a1", revision="0x00", product_name="AMD Instinct MI300X OAM"
-    )
-    card(cards, 3, "0x1002", device="0x7551", revision="0xc0")
-    card(cards, 4, "0x10de", device="0x2684", revision="0xa1")
-    # A connector of the first one.
-    (cards / "card0-DP-1").mkdir()
-    named = ["AMD Radeon RX 7900 XT", "Intel Arc B580", "AMD Instinct MI300X OAM", "AMD GPU 7551"]
-    assert machine.other_gpus(cards, lists) == named
-    monkeypatch.setattr(machine, "other_gpus", lambda: ["GPU B"])
-    monkeypatch.setattr(machine, "cpu_name", lambda: None)
-    for gpus, others in ((["GPU A"], ["GPU A"]), ([], ["GPU B", "unknown CPU"])):
-        monkeypatch.setattr(machine, "gpu_names", lambda gpus=gpus: gpus)
-        assert machine.device_names() == others
-
-
 @pytest.mark.parametrize(
     ("device", "name"),
     [
