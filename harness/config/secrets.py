@@ -36,8 +36,9 @@ _NO_KEY = re.compile(
     r"|[\w.-]+\.(?:pem|key|crt|txt|json|ya?ml|toml|env)",
     re.IGNORECASE,
 )
-# `max_tokens`, `--spec-tokens 4`: a name in the plural has keys only where the value has so many signs, and a digit.
-_ONE_OF_SEVERAL = re.compile(r"(?=.*\d)[\w+/=-]{12,}")
+# `max_tokens`, `--spec-tokens 4`: a name in the plural has keys only where the value has so many signs, digits and
+# letters among them.
+_ONE_OF_SEVERAL = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[\w+/=-]{12,}")
 # `HF_TOKEN=x` and `Cookie: x` as a word begins, also behind `--env=`; `{"token": "x"}`, and `?key=x` of an address.
 # A value is only looked at, because another name may begin in it.
 _NAME_AND_VALUE = re.compile(

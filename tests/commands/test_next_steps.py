@@ -90,7 +90,7 @@ def test_the_next_command_of_eval_is_accepted(changes: dict[str, Any]) -> None:
 def test_the_next_command_of_a_prediction_measures_the_same_pair(harness: Harness, k: int) -> None:
     """The best K, or twice the largest that has a price."""
     few = ["engine=simulated", "num_prompts=8", "tokens=100", "resume=false"]
-    for number in (4, k):
+    for number in {4, k}:
         harness("latency", *few, f"K={number}", f"hydra.run.dir=runs/{number}")
     with collected() as steps:
         harness("plan", "costs=runs", "acceptance=0.9")

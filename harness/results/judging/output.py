@@ -48,7 +48,7 @@ def _judged(rows: Sequence[Any], lossy_by: str) -> tuple[Relation, str]:
         if row.check == "reference":
             return "undecided", str(row.finding)
         if row.check == "greedy":
-            if not row.num_tokens:
+            if row.num_tokens == 0:
                 return "undecided", "no token of a greedy text was compared"
             return (
                 "undecided",

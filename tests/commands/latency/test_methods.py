@@ -49,7 +49,7 @@ def test_the_schedule_of_transformers_changes_k(harness: Harness, chatty: list[s
     row = results().iloc[-1]
     assert (row["identical_prompts"], row["num_draft_tokens"]) == (3, "auto")
     assert row["tokens_per_iteration"] > 1
-    refused = harness.refused("latency", *chatty, "draft=lookup", *by_generate)
+    refused = harness.refused("latency", chatty[0], "draft=lookup", *by_generate)
     assert "num_draft_tokens=auto: needs a draft model" in refused
 
 
