@@ -74,6 +74,8 @@ class Sampling:
             places: of tokens that cannot be drawn.
             tolerances: [n].
         """
+        if not places:
+            return []
         moved = logits.copy()
         for place in places:
             row = logits[place]

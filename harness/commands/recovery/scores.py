@@ -11,7 +11,7 @@ import operator
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 from scipy.special import entr
@@ -48,6 +48,29 @@ _MOST_APART = 5.0
 _MOST_LOOKED_AT = 256
 
 
+class GreedyScore(NamedTuple):
+    """A greedy answer by the logits before each of its n tokens.
+
+    Attributes:
+        likeliest: [n], the largest logits.
+        margins: [n], by how much the tokens' own are smaller.
+        differs: whether a token is not the first of those with the largest logit.
+    """
+
+    answer: Answer
+    likeliest: Floats
+    margins: Floats
+    differs: bool
+
+    @classmethod
+    def of(cls, answer: Answer, logits: Floats) -> Self:
+        """A score by logits [n, V], which are not kept."""
+        tokens = answer.record.token_ids
+        likeliest = logits.max(-1)
+        margins = likeliest - logits[range(len(tokens)), tokens]
+        return cls(answer, likeliest, margins, tokens != logits.argmax(-1).tolist())
+
+
 @dataclass
 class GreedyTexts:
     """The greedy texts of a run that were compared.
@@ -66,23 +89,20 @@ class GreedyTexts:
     num_tokens: int = 0
     num_cut_short: int = 0
 
-    def add_scored(self, answer: Answer, logits: Floats, tolerances: Floats) -> None:
-        """Add a text by the logits [n, V] before each of its tokens: each must be the likeliest one, but for rounding.
+    def add_scored(self, score: GreedyScore, tolerances: Floats) -> None:
+        """Add a text each of whose tokens must be the likeliest one, but for rounding.
 
         Args:
             tolerances: [n], the largest difference of two logits that rounding explains.
         """
-        request, record = answer
-        tokens = record.token_ids
-        margins = logits.max(-1) - logits[range(len(tokens)), tokens]
         divergence = None
-        if margins.any():
-            place = int((margins / tolerances).argmax())
-            divergence = Divergence(place, float(margins[place]), float(tolerances[place]))
-        elif tokens != logits.argmax(-1).tolist():
+        if score.margins.any():
+            place = int((score.margins / tolerances).argmax())
+            divergence = Divergence(place, float(score.margins[place]), float(tolerances[place]))
+        elif score.differs:
             self.num_tied += 1
-        self.num_tokens += len(tokens)
-        self._add(divergence, request, record)
+        self.num_tokens += len(score.margins)
+        self._add(divergence, *score.answer)
 
     def add(
         self, divergence: Divergence | None, request: PlannedRequest, *texts: RequestRecord
@@ -215,7 +235,7 @@ class Scores:
         longest = max((len(alike[0].record.token_ids) for alike in distinct), default=1)
         room = _MOST_LOGITS // (longest * self._reference.vocabulary_size)
         num_before = len(self.drawn)
-        greedy: list[tuple[Answer, Floats]] = []
+        greedy: list[GreedyScore] = []
         with progress("comparing", len(distinct)) as advance:
             for batch in in_batches(distinct, max(1, min(self.num_together, room))):
                 texts = [alike[0].record.token_ids for alike in batch]
@@ -225,21 +245,21 @@ class Scores:
                     along = padded[: len(text)]
                     again = self._read_again(alike[0], along)
                     if alike[0].request.is_greedy:
-                        greedy += [(answer, along) for answer in alike]
+                        greedy += [GreedyScore.of(answer, along) for answer in alike]
                     else:
                         self._add_drawn(alike, along, again)
                     advance(None)
         # By the rounding of all texts that were read twice.
-        for answer, along in greedy:
-            self.greedy.add_scored(answer, along, self._tolerances(along))
+        for score in greedy:
+            self.greedy.add_scored(score, self._tolerances(score.likeliest))
         # Bets go on from one text to the next: their order must not depend on what was drawn.
         asked = {answer.request.index: number for number, answer in enumerate(answers)}
         added = sorted(self.drawn[num_before:], key=lambda text: asked[text.answer.request.index])
         self.drawn[num_before:] = added
 
-    def _tolerances(self, logits: Floats) -> Floats:
-        """The largest difference [n] of two logits that rounding explains, before each token of a text."""
-        return self._reference.tolerance(logits.max(-1), root_mean_square(self._deviations))
+    def _tolerances(self, likeliest: Floats) -> Floats:
+        """The largest difference [n] of two logits that rounding explains, where the largest logits are these [n]."""
+        return self._reference.tolerance(likeliest, root_mean_square(self._deviations))
 
     def _read_again(self, answer: Answer, logits: Floats) -> Floats | None:
         """The logits of a text by another route, which shows rounding: for some texts of each sampling setting."""
@@ -273,7 +293,7 @@ class Scores:
             name = _AT_PLACE if request.is_at_place else sampling.name
             self._roundings[name].append(rounding_between(exact, other))
         entropies = entr(exact).sum(-1)
-        tolerances = self._tolerances(logits)
+        tolerances = self._tolerances(logits.max(-1))
         for answer in alike:
             text = answer.record.token_ids
             impossible = np.flatnonzero(exact[range(len(text)), text] == 0).tolist()

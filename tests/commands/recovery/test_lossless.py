@@ -17,7 +17,7 @@ import torch
 from architectures import random_model
 from harness.commands.recovery.record import RecoverySettings
 from harness.commands.recovery.sampling import Sampling
-from harness.commands.recovery.scores import GreedyTexts, Scores
+from harness.commands.recovery.scores import GreedyScore, GreedyTexts, Scores
 from harness.commands.recovery.workload import Answer, Asking, PlannedRequest
 from harness.config.faults import FAULTS as PLANTED
 from harness.config.settings import DecodingSettings
@@ -164,7 +164,8 @@ def scored(text: Sequence[int], logits: Floats, tolerance: float) -> GreedyTexts
     )
     record = RequestRecord(0, 1, token_ids=list(text), num_tokens=len(text))
     texts = GreedyTexts(frozenset())
-    texts.add_scored(Answer(request, record), logits, np.full(len(text), tolerance))
+    score = GreedyScore.of(Answer(request, record), logits)
+    texts.add_scored(score, np.full(len(text), tolerance))
     return texts
 
 
