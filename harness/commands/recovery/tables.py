@@ -62,8 +62,7 @@ class Checks:
         findings = [_greedy_findings(self.greedy)] if self.greedy else []
         findings += [_sampled_findings(self.sampled)] if self.sampled else []
         if self.kernels is not None and self.kernels.verdict == "lossy":
-            apart = _check_finding(self.kernels)
-            findings.append(f"the logits of decoding and of the eager model are {apart}")
+            findings.append(f"the kernels that decode are {_kernel_findings(self.kernels)}")
         self.findings = "; ".join(findings)
         lossy_by = ""
         if self.row.lossy:
@@ -102,8 +101,9 @@ def recovery_page(runs: Sequence[Run]) -> Page | None:
     in_flight = counted(run.row.batch_size or 1, "request")
     title = heading(run.row, f"{in_flight} in flight · {settings_line([asked])}")
     tables = [_checks_table(run), _kinds_table(run)]
+    why = [("Kernels", _kernel_findings(run.kernels))] if run.kernels else []
     steps = _next_steps(run)
-    return Page(title, [_finding(run)], _doubts(run), tables, (), steps, statements)
+    return Page(title, [_finding(run)], _doubts(run), tables, why, steps, statements)
 
 
 def _finding(checks: Checks) -> Line:
@@ -218,7 +218,7 @@ def _checks_table(checks: Checks) -> Table:
         Column("accepted", percent, "acceptance_rate", optional=True),
         Column("tokens", "{:,}".format, "num_tokens", optional=True),
         Column("arm", of="arm", varies=True),
-        Column("finding", text=True, of=_check_finding, optional=True),
+        Column("finding", text=True, of="finding", optional=True),
     )
     return Table.of("recovery", _TITLE, checks.deciding, columns, notes=tuple(_notes(checks)))
 
@@ -245,12 +245,10 @@ def _identical(row: RecoveryRow | None) -> str | None:
     return f"{row.identical_prompts} of {row.num_prompts}"
 
 
-def _check_finding(row: RecoveryRow) -> str | None:
-    """The finding of a check: `0.04 apart, rounding of bfloat16 0.05` of kernels and the eager model."""
-    if row.kernel_deviation is None or row.rounding_deviation is None:
-        return row.finding
-    rounding = f"rounding of {row.dtype or 'the format'} {row.rounding_deviation:.2g}"
-    return f"{row.kernel_deviation:.2g} apart, {rounding}"
+def _kernel_findings(row: RecoveryRow) -> str:
+    """`0.04 apart from the eager model's logits, rounding of bfloat16 0.05`."""
+    rounding = f"rounding of {row.dtype or 'the format'} {row.rounding_deviation or 0.0:.2g}"
+    return f"{row.kernel_deviation or 0.0:.2g} apart from the eager model's logits, {rounding}"
 
 
 def _greedy_findings(row: RecoveryRow) -> str:
