@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from harness.reporting.changes import BeforeAndAfter, Compared
     from harness.reporting.drawing import Plot
     from harness.reporting.page import Page
-    from harness.reporting.table import Table
     from harness.results.row import Row
     from harness.results.runs import Run
     from harness.results.schema import RunRow
@@ -185,11 +184,9 @@ class Experiment(Protocol[SomeSettings, MadeRow]):
 
     Attributes:
         settings: those given, with the command's own changes, checked early and without models.
-        more: tables about what no row has, which end the page of the run.
     """
 
     settings: SomeSettings
-    more: Sequence[Table] = ()
 
     def measure(self, session: Session) -> None:
         """Measure. If anything ends this early, earlier measurements are kept."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +78,6 @@ def run_command(
             if is_mistake and not any(row.has_figures for row in rows):
                 rows = []
             page = record.page([Run(list(rows), directory=directory)]) if rows else None
-            if page is not None:
-                page = replace(page, tables=(*page.tables, *experiment.more))
             saved, write_error = _write(session, rows, page)
             show("")
         session.close()

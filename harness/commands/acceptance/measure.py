@@ -32,7 +32,6 @@ from harness.measuring.prompts.encoding import completion_ids
 from harness.measuring.prompts.sets import Occurrence, Prompt, lines_in_words, load_prompts
 from harness.measuring.prompts.transcripts import Reading
 from harness.measuring.session import Session
-from harness.reporting.table import Table
 from harness.results.price.value import IterationCost
 from harness.results.rows.acceptance import (
     PARTS_FILE,
@@ -82,7 +81,6 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         asked = settings.num_prompts
         automatic = min(len(answered), GIVEN) or min(len(self.prompt_set.prompts), WRITTEN)
         self.prompts = self.prompt_set.take(automatic if asked == "auto" else asked)
-        self.more: Sequence[Table] = ()
         self.texts: list[AcceptanceTextRow] = []
         self.read: list[ReadText] = []
         self.too_long: Counter[str] = Counter()

@@ -70,9 +70,9 @@ def stopwatches_of(runners: PairRunners, make_arms: MakeArms) -> Stopwatches:
         return make_arms(lambda: PhaseTimer(devices))
 
     def passes(question: Question) -> list[float | None] | None:
-        number = question.decoding.num_draft_tokens
-        if runners.pair.draft_settings is None or number == "auto":
+        if runners.pair.draft_settings is None:
             return None
+        number = question.decoding.most_draft_tokens
         # Only the static runner reads each width at its own speed: compiled ones have few widths, and a
         # recurrent state also reads again what was kept before.
         if runners.target_name != "static":
