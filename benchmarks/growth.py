@@ -41,6 +41,7 @@ from harness.local.decoding.protocols import Proposal, Runner, Step
 from harness.local.decoding.verify import Offer, verify
 from harness.local.decoding.warp import Warp
 from harness.local.drafting.model import ModelDrafter
+from harness.local.drafting.on_host import OnHost
 from harness.local.models.cache_names import cache_name
 from harness.local.runners.snapshot import SnapshotRunner
 from harness.local.runners.static import StaticRunner
@@ -125,7 +126,8 @@ def compiled(model: PreTrainedModel, point: Point, drafts: bool) -> Runner:
     """The static runner with its passes compiled, and room for all turns."""
     runner, k = StaticRunner(model), point.num_draft_tokens
     widths = (1, 2) if drafts else (1, k + 1)
-    runner.compile(point.batch_size, point.context + 32 * (k + 1), widths)
+    runner.fix(point.batch_size, point.context + 32 * (k + 1), widths)
+    runner.compile()
     return runner
 
 
@@ -144,7 +146,7 @@ class Decoder:
     def __init__(self, pair: Pair, make: MakeRunner, point: Point) -> None:
         self._pair, self._point = pair, point
         self._target = make(pair.target, point, False)
-        self._drafter = ModelDrafter(make(pair.draft, point, True), WARP)
+        self._drafter = OnHost(ModelDrafter(make(pair.draft, point, True), WARP))
         # Equal prompts are read once; rows become ragged with the first turn.
         prompts = [[1] * point.context] * point.batch_size
         self._next = [1] * point.batch_size

@@ -1,4 +1,4 @@
-"""Where the time of an answer goes: seconds of the phases of a loop, as an engine's stopwatches measure them."""
+"""Where the time of an answer goes: seconds of the phases of a loop, by the clock of the device that computes them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Phases:
-    """Seconds and calls of the phases of a loop; nothing where no stopwatch ran.
+    """Seconds and calls of the phases of a loop; nothing of an engine that does not time them.
 
     The phases: `forward` is the target's passes after the prompt, one per iteration, each with the
     decision that follows it. `drafting` is the proposals.

@@ -177,7 +177,7 @@ class Answered:
         batch: of requests that began together and were decided together, in place of times of their own.
         load: what a server had in flight meanwhile.
         counted: growth of a server's counters meanwhile; None where it reports none.
-        phases: the time of each, of an arm under stopwatches.
+        phases: the time of each, of an engine that times them.
         arm: its name.
         question: that it answers; None where only requests are known.
         peak_memory_bytes: the most that GPUs held meanwhile; None where that is not known.
@@ -326,22 +326,6 @@ class Weights:
 
 
 @dataclass(frozen=True)
-class Stopwatches:
-    """Measures where the time of an engine goes.
-
-    Attributes:
-        are_free: whether they cost next to nothing, so that timed arms may have them too.
-        arms: makes copies of the engine's arms whose answers have their `phases`.
-        pass_ms: milliseconds of the target's pass over 1, 2, 3, ... tokens behind a question's prompts. None in place
-            of a width that was not timed, and in place of the list where passes cannot be timed.
-    """
-
-    are_free: bool
-    arms: Callable[[], Sequence[Arm]]
-    pass_ms: Callable[[Question], list[float | None] | None]
-
-
-@dataclass(frozen=True)
 class Blocks:
     """Starts each arm afresh for a question or several, because not all fit into memory beside each other.
 
@@ -377,7 +361,8 @@ class Engine:
     Attributes:
         arms: `regular`, and `speculative` where there is a draft.
         weights: the models that generate, where they are in this process.
-        stopwatches: for the phases of answers, of an engine that can time them.
+        pass_ms: milliseconds of the target's pass over 1, 2, 3, ... tokens behind a question's prompts. None in place
+            of a width that was not timed, and in place of the list where passes cannot be timed.
         blocks: of an engine whose arms are started several times.
         servers: that answer, for rows.
         runner: what runs the target, or both models, for rows.
@@ -387,7 +372,7 @@ class Engine:
 
     arms: Sequence[Arm]
     weights: Weights | None = None
-    stopwatches: Stopwatches | None = None
+    pass_ms: Callable[[Question], list[float | None] | None] | None = None
     blocks: Blocks | None = None
     servers: Servers | None = None
     runner: str | None = None

@@ -24,6 +24,7 @@ from architectures import (
 )
 from chains import GREEDY, autoregressive, requests, row_steps, speculative, texts
 from drafts import DRAFTS
+from harness.local.decoding.iteration import Calls
 from harness.local.decoding.loop import Loop, RowRequest
 from harness.local.decoding.protocols import Drafter, Runner
 from harness.local.decoding.randomness import uniforms
@@ -172,12 +173,12 @@ def test_a_row_gets_what_it_gets_alone_whoever_joins_and_leaves(
 ) -> None:
     def loop() -> Loop:
         if name == "none":
-            return Loop(kind(random_model("llama")))
+            return Loop(Calls(kind(random_model("llama"))))
         warp = BatchWarp()
         target, drafter = DRAFTS[name](warp)
         runner = kind(target, hidden_layers=drafter.layers)
         rule = verify_block if block else verify
-        return Loop(runner, drafter, K, verification=rule, redraw=block, warp=warp)
+        return Loop(Calls(runner, drafter, K, verification=rule, redraw=block, warp=warp))
 
     first, *others = different_requests()
     alone = [collect(loop(), request, {}, {}) for request in [first, *others]]

@@ -19,6 +19,7 @@ from harness.config.errors import RunError, SettingError
 from harness.config.settings import DecodingSettings
 from harness.engines.door.serving import ENDING, Piece, Refusal, TokenLogprob
 from harness.engines.protocol import Engine, Request, in_batches
+from harness.local.decoding.iteration import Calls
 from harness.local.decoding.loop import Loop, RowRequest
 from harness.local.decoding.protocols import NonFiniteError, Step
 from harness.local.decoding.randomness import uniforms
@@ -33,7 +34,7 @@ class Table(MarkovRunner):
     def add(self, prompts: Sequence[Sequence[int]]) -> Step:
         assert self._num_extended == 0
         self.rows += [list(prompt) for prompt in prompts]
-        return Step(self._logits[torch.tensor([prompt[-1] for prompt in prompts])])
+        return Step(self._logits[torch.tensor([prompt[-1] if prompt else 0 for prompt in prompts])])
 
 
 class TableArm:
@@ -66,10 +67,10 @@ class TableArm:
         assert self.gate.wait(60)
         target = Table(self._transitions)
         if not self._number:
-            return Loop(target)
+            return Loop(Calls(target))
         warp = BatchWarp()
         drafter = ModelDrafter(Table(0.5 * chain(0) + 0.5 * chain(1)), warp)
-        return Loop(target, drafter, self._number, warp=warp)
+        return Loop(Calls(target, drafter, self._number, warp=warp))
 
     def logprobs(self, *_: Any) -> list[Any]:
         return []

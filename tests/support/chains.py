@@ -10,6 +10,7 @@ from scipy import stats
 from torch import Tensor
 
 from harness.engines import protocol
+from harness.local.decoding.iteration import Calls
 from harness.local.decoding.loop import Iteration, Loop, RowRequest, RowStep
 from harness.local.decoding.protocols import Drafter, Runner
 from harness.local.decoding.randomness import uniforms
@@ -80,7 +81,7 @@ def decoded(loop: Loop, requests: Sequence[RowRequest]) -> Iterator[Iteration]:
 
 
 def autoregressive(target: Runner, requests: Sequence[RowRequest]) -> Iterator[Iteration]:
-    return decoded(Loop(target), requests)
+    return decoded(Loop(Calls(target)), requests)
 
 
 def speculative(
@@ -91,8 +92,8 @@ def speculative(
     *options: Any,
     **named: Any,
 ) -> Iterator[Iteration]:
-    """The options are those of `Loop`, behind K."""
-    return decoded(Loop(target, drafter, num_draft_tokens, *options, **named), requests)
+    """The options are those of `Calls`, behind K."""
+    return decoded(Loop(Calls(target, drafter, num_draft_tokens, *options, **named)), requests)
 
 
 def records_of(arm: Any, requests: Sequence[protocol.Request]) -> Iterator[Iteration]:

@@ -8,7 +8,6 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from architectures import random_model, random_pair
-from harness.local.decoding.protocols import Drafter
 from harness.local.decoding.warp import AnyWarp
 from harness.local.drafting.model import ModelDrafter, ParallelDrafter, truncated
 from harness.local.runners.static import StaticRunner
@@ -31,37 +30,38 @@ MASK = 96
 
 
 # A target on the first device, and a drafter for it with a warp, whose model is on the second.
-Draft = Callable[..., tuple[PreTrainedModel, Drafter]]
+Draft = Callable[..., tuple[PreTrainedModel, Any]]
 
 
-def model(warp: AnyWarp, first: str = "cpu", second: str = "cpu") -> tuple[Any, Drafter]:
+def model(warp: AnyWarp, first: str = "cpu", second: str = "cpu") -> tuple[Any, Any]:
     target, draft = random_pair("llama")
     return target.to(first), ModelDrafter(StaticRunner(draft.to(second)), warp)
 
 
-def agreeing(warp: AnyWarp) -> tuple[Any, Drafter]:
+def agreeing(warp: AnyWarp) -> tuple[Any, Any]:
     target = target_model()
     return target, ModelDrafter(StaticRunner(target), warp)
 
 
-def early_exit(warp: AnyWarp) -> tuple[Any, Drafter]:
+def early_exit(warp: AnyWarp) -> tuple[Any, Any]:
     target = random_model("llama")
     return target, ModelDrafter(StaticRunner(truncated(target, 2)), warp)
 
 
-def parallel(warp: AnyWarp) -> tuple[Any, Drafter]:
-    return target_model(), ParallelDrafter(StaticRunner(target_model(seed=1)), warp, MASK)
+def parallel(warp: AnyWarp, first: str = "cpu", second: str = "cpu") -> tuple[Any, Any]:
+    draft = StaticRunner(target_model(seed=1).to(second))
+    return target_model().to(first), ParallelDrafter(draft, warp, MASK)
 
 
 def with_head(make_head: Callable[[], Any]) -> Draft:
-    def draft(warp: AnyWarp, first: str = "cpu", second: str = "cpu") -> tuple[Any, Drafter]:
+    def draft(warp: AnyWarp, first: str = "cpu", second: str = "cpu") -> tuple[Any, Any]:
         target = target_model().to(first)
         return target, head_drafter(make_head().to(second), target, warp)
 
     return draft
 
 
-def with_mtp(warp: AnyWarp, first: str = "cpu", second: str = "cpu") -> tuple[Any, Drafter]:
+def with_mtp(warp: AnyWarp, first: str = "cpu", second: str = "cpu") -> tuple[Any, Any]:
     target, layers = mtp_target("deepseek_v3")
     return target.to(first), head_drafter(mtp_head(layers).to(second), target, warp)
 
@@ -71,7 +71,7 @@ DRAFTS: dict[str, Draft] = {
     "model that agrees": agreeing,
     "early exit": early_exit,
     "parallel": parallel,
-    "lookup": lambda warp: (target_model(), lookup_drafter()),
+    "lookup": lambda warp, first="cpu", second="cpu": (target_model().to(first), lookup_drafter()),
     "EAGLE-3": with_head(lambda: eagle_head(layer_config("llama"))),
     "P-EAGLE": with_head(lambda: eagle_head(layer_config("qwen3"), mask_token_id=MASK)),
     "DFlash": with_head(block_head),

@@ -27,7 +27,10 @@ class MarkovRunner(Runner):
         self.rows = [list(prompt) for prompt in prompts]
         self._num_extended = 0
         width = max(map(len, prompts))
-        return Step(self._logits[torch.tensor([row[-1] for row in self.rows])], self._hidden(width))
+        return Step(
+            self._logits[torch.tensor([row[-1] if row else 0 for row in self.rows])],
+            self._hidden(width),
+        )
 
     def extend(self, tokens: Tensor) -> Step:
         self.num_calls += 1

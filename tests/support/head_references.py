@@ -20,6 +20,7 @@ from harness.local.drafting.heads.checkpoint import read_head
 from harness.local.drafting.heads.corrected import DFlash2, Domino, DSpark
 from harness.local.drafting.heads.eagle import Eagle3, PEagle
 from harness.local.drafting.heads.medusa import Medusa
+from harness.local.drafting.on_host import on_host
 from harness.local.models.checkpoints import Checkpoint, is_recurrent
 from harness.local.runners.snapshot import SnapshotRunner
 from harness.local.runners.static import StaticRunner
@@ -34,9 +35,9 @@ Expected = Callable[[Tensor, Tensor, Tensor], Tensor]
 class Checked(Drafter):
     """Another drafter, each of whose distributions is compared with a plain computation of it."""
 
-    def __init__(self, drafter: Drafter, target: PreTrainedModel, expected: Expected) -> None:
+    def __init__(self, drafter: Any, target: PreTrainedModel, expected: Expected) -> None:
         self.layers = drafter.layers
-        self._drafter = drafter
+        self._drafter = on_host(drafter)
         self._target = target
         self._expected = expected
         self.rows: list[list[int]] = []
@@ -83,9 +84,7 @@ class Checked(Drafter):
         self._drafter.select(rows)
 
 
-def check_against(
-    target: PreTrainedModel, drafter: Drafter, expected: Expected, k: int = 4
-) -> None:
+def check_against(target: PreTrainedModel, drafter: Any, expected: Expected, k: int = 4) -> None:
     """Ragged rows that accept different numbers of tokens and end at different times."""
     checked = Checked(drafter, target, expected)
     what = requests(PROMPTS, Warp(), length=40, stop=range(60, 63))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from harness.local.decoding.protocols import Runner, Step
 from harness.local.decoding.verify import Offer, Verdict
@@ -76,7 +77,7 @@ class NeighbourTemperature(Fault):
     """Once rows have left a batch or joined it, each row is drawn with the settings of the next one."""
 
     def __init__(self) -> None:
-        self._set_rows: Callable[[Sequence[Warp]], None] | None = None
+        self._set_rows: Callable[[Sequence[Warp], Any], None] | None = None
 
     def verdict(self, rule: Callable[[Offer], Verdict], warp: BatchWarp, offer: Offer) -> Verdict:
         if self._set_rows is None:
@@ -84,8 +85,8 @@ class NeighbourTemperature(Fault):
             warp.set_rows = self._shift  # type: ignore[method-assign]
         return rule(offer)
 
-    def _shift(self, rows: Sequence[Warp]) -> None:
-        self._set_rows([*rows[1:], rows[0]])
+    def _shift(self, rows: Sequence[Warp], device: Any) -> None:
+        self._set_rows([*rows[1:], rows[0]], device)
 
 
 class _SwappingRunner(Proxy):

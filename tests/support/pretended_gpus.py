@@ -66,8 +66,39 @@ class _OnGpu(torch.Tensor):
         return self.to("cpu").tolist()
 
 
+class CudaGraph:
+    """The operations of a call, which are repeated over the same tensors: what is new in a call, such as a number that
+    the host has read or a tensor that it has made, is not.
+    """
+
+    def __init__(self) -> None:
+        self.operations: list[tuple[Any, Any, Any, Any]] = []
+
+    def replay(self) -> None:
+        for func, args, kwargs, results in self.operations:
+            again = func(*args, **kwargs)
+            for old, new in zip(_within(results), _within(again), strict=True):
+                # A view, or a tensor that was written to, is in the same memory.
+                if old.data_ptr() != new.data_ptr():
+                    old.copy_(new)
+
+
 class PretendedGpus(TorchDispatchMode):
-    """Stands in for CUDA."""
+    """Stands in for CUDA.
+
+    Attributes:
+        graph: that captures what is called; None for none.
+    """
+
+    graph: CudaGraph | None = None
+
+    @contextmanager
+    def captured(self, graph: CudaGraph, pool: Any = None) -> Iterator[None]:
+        self.graph = graph
+        try:
+            yield
+        finally:
+            self.graph = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -88,6 +119,7 @@ class PretendedGpus(TorchDispatchMode):
         if packet in _INDEXING:
             tensors = [tensor for tensor in tensors if isinstance(tensor, _OnGpu)]
         if packet is _aten._local_scalar_dense:
+            self._refuse_capture(packet)
             return func(args[0].held)
         # A single number in main memory is an argument of a kernel.
         places = {
@@ -115,6 +147,8 @@ class PretendedGpus(TorchDispatchMode):
         if func is _aten.scaled_dot_product_attention.default:
             func = _attention
         results = func(*args, **kwargs)
+        if self.graph is not None:
+            self.graph.operations.append((func, args, kwargs, results))
         return _mapped(
             lambda one: given.get(id(one), _OnGpu(one, place)) if isinstance(one, Tensor) else one,
             results,
@@ -125,11 +159,17 @@ class PretendedGpus(TorchDispatchMode):
     ) -> Any:
         into = func is _aten.copy_.default
         here, there = _place(args[into]), _place(args[0]) if into else wanted or _place(args[0])
+        if here != there:
+            self._refuse_capture(func)
         if here == there or there.type == "cuda" or not args[into].numel():
             return self._run(func, args, kwargs, there)
         assert not into, "not needed so far"
         kwargs = {name: value for name, value in kwargs.items() if name != "non_blocking"}
         return func(args[0].held, **{**kwargs, "device": there}).clone()
+
+    def _refuse_capture(self, what: Any) -> None:
+        if self.graph is not None:
+            raise RuntimeError(f"{what}: operation not permitted when stream is capturing")
 
 
 class _Stream:
@@ -140,7 +180,7 @@ class _Stream:
     def wait_stream(self, other: _Stream) -> None: ...
 
 
-def _members() -> dict[str, Any]:
+def _members(gpus: PretendedGpus) -> dict[str, Any]:
     """The members of `torch.cuda` that are replaced, by name."""
 
     class Event:
@@ -156,12 +196,15 @@ def _members() -> dict[str, Any]:
 
     stream = _Stream()
     return {
+        "CUDAGraph": CudaGraph,
         "Event": Event,
         "Stream": _Stream,
         "_lazy_init": lambda: None,
         "current_stream": lambda device=None: stream,
         "device": nullcontext,
         "get_device_capability": lambda device=None: (9, 0),
+        "graph": gpus.captured,
+        "graph_pool_handle": lambda: None,
         "set_stream": lambda stream: None,
         "stream": nullcontext,
         "synchronize": lambda device=None: None,
@@ -200,7 +243,7 @@ def pretended_gpus() -> Iterator[PretendedGpus]:
 
     gpus = PretendedGpus()
     with pytest.MonkeyPatch.context() as patch:
-        for name, member in _members().items():
+        for name, member in _members(gpus).items():
             patch.setattr(torch.cuda, name, member)
         patch.setattr(torch, "tensor", tensor)
         patch.setattr(torch.Tensor, "cuda", lambda self, device=None: self.to(device or "cuda:0"))

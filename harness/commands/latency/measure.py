@@ -15,10 +15,9 @@ from harness.commands.latency.record import LatencySettings
 from harness.config.errors import RunError
 from harness.config.settings import require
 from harness.engines.door import local
-from harness.engines.protocol import Answered, Arm, Engine, Question
+from harness.engines.protocol import Answered, Engine, Question
 from harness.engines.registry import engine_of
 from harness.engines.text_tokenizer import text_of
-from harness.engines.timing import timed_answer
 from harness.engines.tokenizer import Tokenizer
 from harness.measuring.acceptance import acceptance_columns
 from harness.measuring.figures.measured import MeasuredArm, MeasuredRun, StoppedBy, figures_of
@@ -48,11 +47,6 @@ from harness.results.verdict import ArmEvidence, judged, too_many_failures
 class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
     """Both arms on the same prompts, in turns: batch by batch, or lap by lap where an engine keeps
     requests in flight (`Engine.queues`).
-
-    Stopwatches split the time of an arm into drafting and verifying. Where they cost nothing, as on
-    a CPU, they run while an arm is timed. Elsewhere each arm answers a batch once more under
-    stopwatches, after both were timed, so that drift of the machine hits the times and their split
-    alike.
 
     Attributes:
         run: everything that was measured by now, from which the figures of the rows follow. Each step of `measure`
@@ -117,10 +111,9 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
         example = questions[0]
         # An average step reads the prompt and half of the new tokens.
         context = round(encoded.mean_length + new_tokens / 2)
-        watches = engine.stopwatches
         self.run = dataclasses.replace(
             self.run,
-            pass_ms=None if watches is None else watches.pass_ms(example),
+            pass_ms=None if engine.pass_ms is None else engine.pass_ms(example),
             roofs=()
             if placed is None
             else local("engine.planning").roofs(placed, settings.batch_size, context),
@@ -145,12 +138,6 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
         """
         settings = self.settings
         run = self.run
-        timed: Sequence[Arm] = engine.arms
-        watched: Sequence[Arm] = []
-        if engine.stopwatches is not None:
-            watched = engine.stopwatches.arms()
-            if engine.stopwatches.are_free:
-                timed, watched = watched, []
         reference = None if engine.weights is None else engine.weights.reference
         started = time.monotonic()
         num_answered = 0
@@ -159,7 +146,6 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
             engine,
             questions,
             [warmup] * settings.num_warmup,
-            arms=timed,
             allow_failures=True,
             question_for=conversations.for_arm,
         ):
@@ -170,13 +156,9 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
             conversations.keep(generation)
             if run.quietness is not None:
                 run.quietness.look()
-            if len(self.unwritten) < len(timed):
+            if len(self.unwritten) < len(engine.arms):
                 continue
-            for arm in watched:
-                # Once more, under stopwatches.
-                question = conversations.for_arm(questions[num_answered], arm.name)
-                run.arms[arm.name].phases.add(timed_answer(engine, arm, question).phases)
-            if len(timed) > 1:
+            if len(engine.arms) > 1:
                 compare_texts(run, reference, session.tokenizer, self.unwritten)
             self._write(session)
             num_answered += 1

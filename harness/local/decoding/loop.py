@@ -10,18 +10,17 @@ import functools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from harness.engines.arrivals import Origin, origins
 from harness.local.decoding.inference import inference
-from harness.local.decoding.protocols import Drafter, NonFiniteError, Runner, Step
+from harness.local.decoding.iteration import Calls
+from harness.local.decoding.protocols import NonFiniteError, Step, TensorDrafter
 from harness.local.decoding.randomness import Purpose, inverse_cdf
-from harness.local.decoding.transfer import to_device
-from harness.local.decoding.verify import Offer, Verdict, verify
+from harness.local.decoding.state import RowState
 from harness.local.decoding.warp import BatchWarp, Warp
 
 
@@ -60,7 +59,6 @@ class BatchRow:
     number: int
     request: RowRequest
     num_generated: int = 0
-    num_iterations: int = 0
     has_ended: bool = False
 
     def take(self, tokens: list[int]) -> list[int]:
@@ -130,55 +128,42 @@ class Decision(NamedTuple):
     """All that the host must know of what was decided in one row.
 
     Attributes:
-        target_probabilities, draft_probabilities: of the draft tokens under the two models.
+        proposed: the draft tokens that the row was offered.
+        target_probabilities, draft_probabilities: of these under the two models.
     """
 
     num_accepted: int
     next_token: int
-    draft_tokens: Sequence[int] = ()
+    proposed: Sequence[int] = ()
     target_probabilities: Sequence[float] = ()
     draft_probabilities: Sequence[float] = ()
+
+
+class Watch(Protocol):
+    """A clock beside the calls of iterations."""
+
+    def begin(self) -> None:
+        """An iteration begins."""
+
+    def end(self, phase: str) -> None:
+        """The call ends: `drafting` or `forward`. Nothing waits for the device."""
 
 
 class Loop:
     """Decodes the rows of some requests together: `add` them, and take a `step` while rows go on.
 
     Args:
-        target: the runner of the model that decides.
-        drafter: proposes tokens; None for regular decoding, one token per row and forward pass.
-        num_draft_tokens: K; 0 is regular decoding.
-        verification: the rule of acceptance, called where a row is offered a token.
-        redraw: propose and accept with numbers that no other iteration takes, for a rule by which a
-            rejection depends on later tokens (block verification): a position that is drafted again
-            must not meet the numbers by which it was rejected, see `randomness`. With
-            max_new_tokens=64 and K=4 a row's stream has 65 entries by position, then a block of 4 for
-            each iteration.
-        warp: the drafter's own, if rows with other settings may join: it then follows the batch.
+        calls: of an iteration; loops that share them decode one after the other.
+        watch: of these calls; None for none.
     """
 
-    def __init__(
-        self,
-        target: Runner,
-        drafter: Drafter | None = None,
-        num_draft_tokens: int = 0,
-        *,
-        verification: Callable[[Offer], Verdict] = verify,
-        redraw: bool = False,
-        warp: BatchWarp | None = None,
-    ) -> None:
-        self._target = target
-        self._drafter = drafter
-        self._num_draft_tokens = num_draft_tokens if drafter is not None else 0
-        self._verification = verification
-        self._redraw = redraw
-        self._warp = warp or BatchWarp()
+    def __init__(self, calls: Calls, watch: Watch | None = None) -> None:
+        self._calls = calls
+        self._target = calls.target
+        self._drafter = calls.drafter
+        self._watch = watch
         self._rows: list[BatchRow] = []
-        # [B, 1], decided, but not read by the target yet.
-        self._next_tokens = torch.empty(0, 1, dtype=torch.long)
-        # [B, P, len(Purpose)]; a shorter request's numbers are filled up with zeros that decide nothing.
-        self._uniforms = torch.empty(0)
-        # The same for each purpose, [B, P].
-        self._uniforms_for: Sequence[Tensor] = ()
+        self._state = RowState.empty(0, 0, "cpu")
         self._num_added = 0
         # Lets the drafter read prompts that only the target has read.
         self._begin_drafting: Callable[[], None] | None = None
@@ -201,98 +186,71 @@ class Loop:
         prompts = [request.prompt for request in requests]
         step = self._target.add(prompts) if self._rows else self._target.start(prompts)
 
-        streams = [request.uniforms for request in requests]
         warp = BatchWarp()
-        warp.set_rows([request.warp for request in requests])
-        uniforms = torch.stack([stream[:1, Purpose.TARGET] for stream in streams])
-        drawn = inverse_cdf(warp(step.logits), uniforms)
-        first_tokens = drawn.flatten().tolist()
+        warp.set_rows([request.warp for request in requests], step.logits.device)
+        uniforms = torch.stack([request.uniforms[:1, Purpose.TARGET] for request in requests])
+        drawn = inverse_cdf(warp(step.logits), uniforms).flatten()
+        first_tokens = drawn.tolist()
         if self._drafter is not None:
             begin = self._drafter.add if self._rows else self._drafter.start
             # With the next call, because a reader waits for the first tokens.
             self._begin_drafting = functools.partial(begin, prompts, first_tokens, step)
 
-        self._next_tokens = torch.cat([self._next_tokens, drawn]) if self._rows else drawn
-        self._uniforms = pad_sequence([*self._uniforms, *streams], batch_first=True)
-        self._uniforms_for = self._uniforms.unbind(-1)
+        self._make_room(requests)
+        existing = drawn.clamp(max=step.logits.shape[-1] - 1)
+        for index, request in enumerate(requests):
+            self._state.begin(
+                len(self._rows) + index,
+                request.prompt,
+                existing[index],
+                request.max_new_tokens,
+                request.uniforms,
+            )
         self._rows = [*self._rows, *added]
-        self._warp.set_rows([row.request.warp for row in self._rows])
-        step = Step(step.logits.unsqueeze(1))
+        self._set_warps()
         decisions = [Decision(0, token) for token in first_tokens]
-        return self._apply_decisions(added, step, decisions, [0] * len(added))
+        return self._apply_decisions(added, Step(step.logits.unsqueeze(1)), decisions)
 
     @inference
     def step(self) -> Iteration:
         """Decide further tokens of all rows, at least one of each."""
         self._settle()
         rows = self._rows
-        # Draft: K tokens for each row, or as many as it may still take before its last one. Each row
-        # has its own limit, whatever the others need: an answer must not depend on its batch. So the
-        # cache never holds more than prompt and `max_new_tokens`.
-        most = self._num_draft_tokens
-        limits = [min(most, row.request.max_new_tokens - row.num_generated - 1) for row in rows]
-        lengths = [0] * len(rows)
-        width = max(limits)
-        positions = [row.num_generated for row in rows]
-        drafting = positions
-        if self._redraw:
-            # Behind those by position, the numbers that this iteration alone takes.
-            drafting = [row.request.max_new_tokens + 1 + row.num_iterations * most for row in rows]
-        if self._drafter is not None and width > 0:
-            proposal = self._drafter.propose(
-                width, self._uniforms_from(drafting, width, Purpose.DRAFT)
-            )
-            offered = proposal.lengths
-            if offered is None:
-                offered = [proposal.tokens.shape[1]] * len(rows)
-            lengths = [min(limit, count) for limit, count in zip(limits, offered, strict=True)]
-            width = max(lengths)
+        calls = self._calls
+        # K tokens for each row, or as many as it may still take before its last one. So the caches never hold more than
+        # prompt, `max_new_tokens` and K.
+        limits = [row.request.max_new_tokens - row.num_generated - 1 for row in rows]
+        count = min(calls.num_draft_tokens, max(limits))
+        if count > 0 and self._state.is_fixed:
+            count = calls.num_draft_tokens
+        lengths = [len(row.request.prompt) + row.num_generated - 1 for row in rows]
+        state = self._state.first(calls.num_rows(len(rows)) if self._state.is_fixed else len(rows))
+        state.longest = max(lengths)
 
-        # Verify: one pass of the target gives the probabilities after each token.
-        next_uniforms = self._uniforms_from(positions, width + 1, Purpose.TARGET)
-        if width:
-            draft_tokens = proposal.tokens[:, :width]
-            draft_probabilities = proposal.probabilities
-            if draft_probabilities is not None:
-                draft_probabilities = draft_probabilities[:, :width]
-            accept_uniforms = self._uniforms_from(drafting, width, Purpose.ACCEPT)
-
-            def judge(logits: Tensor) -> Verdict:
-                return self._verification(
-                    Offer(
-                        target_probabilities=self._warp(logits),
-                        draft_tokens=draft_tokens,
-                        draft_probabilities=draft_probabilities,
-                        accept_uniforms=accept_uniforms,
-                        next_uniforms=next_uniforms,
-                        lengths=to_device(lengths, logits.device),
-                    )
-                )
-
-            tokens = torch.cat([self._next_tokens, draft_tokens], dim=1)
-            step, verdict = self._target.decide(tokens, judge)
-            self._next_tokens = verdict.next_token.unsqueeze(1)
-            decisions = _read(verdict, draft_tokens)
-        else:
-            # No row is offered a token: as in regular decoding, the target draws the next one.
-            def draw(logits: Tensor) -> Tensor:
-                return inverse_cdf(self._warp(logits[:, -1]), next_uniforms)
-
-            step, self._next_tokens = self._target.decide(self._next_tokens, draw)
-            decisions = [Decision(0, token) for token in self._next_tokens.flatten().tolist()]
-
-        iteration = self._apply_decisions(rows, step, decisions, lengths)
+        if self._watch is not None:
+            self._watch.begin()
+        proposal = None
+        if count > 0:
+            proposal = calls.propose(state, count, [min(count, limit) for limit in limits])
+            if self._watch is not None:
+                self._watch.end("drafting")
+        packed, step = calls.decide(state, proposal)
+        if self._watch is not None:
+            self._watch.end("forward")
+        decisions = [_unpacked(numbers) for numbers in packed.tolist()[: len(rows)]]
+        iteration = self._apply_decisions(rows, step, decisions)
 
         # Roll back: the token before the proposal stays, and so do those accepted. The next one is
         # not read yet.
         num_accepted = [row_step.num_accepted for row_step in iteration.row_steps]
-        self._target.keep([count + 1 for count in num_accepted])
-        if self._drafter is not None:
-            self._drafter.observe(
-                num_accepted, [row_step.tokens for row_step in iteration.row_steps], step
-            )
-        for row in rows:
-            row.num_iterations += 1
+        counts = [number + 1 for number in num_accepted]
+        self._target.keep(counts)
+        if isinstance(self._drafter, TensorDrafter):
+            if proposal is not None:
+                self._drafter.keep(counts)
+        elif self._drafter is not None:
+            tokens = [row_step.tokens for row_step in iteration.row_steps]
+            self._drafter.observe(num_accepted, tokens, step)
         return iteration
 
     def drop(self, numbers: Collection[int]) -> None:
@@ -313,37 +271,51 @@ class Loop:
         if len(staying) == len(self._rows):
             return
         self._rows = [self._rows[index] for index in staying]
-        index = to_device(staying, self._uniforms.device)
-        self._next_tokens = self._next_tokens[index]
-        self._uniforms = self._uniforms[index]
-        self._uniforms_for = self._uniforms.unbind(-1)
+        self._state = self._state.select(staying)
         if staying:
-            self._warp.set_rows([row.request.warp for row in self._rows])
+            self._set_warps()
             self._target.select(staying)
             if self._drafter is not None:
                 self._drafter.select(staying)
+
+    def _make_room(self, requests: Sequence[RowRequest]) -> None:
+        """Let the state have room for rows that join: the prepared one, as long as all rows fit into it."""
+        num_rows = len(self._rows) + len(requests)
+        num_positions = max(len(request.uniforms) for request in requests)
+        prepared = self._calls.rows
+        fits = False
+        if prepared is not None:
+            longest = max(len(request.prompt) + request.max_new_tokens for request in requests)
+            fits = num_rows <= prepared.num_rows and longest <= self._calls.most_tokens
+            fits = fits and num_positions <= prepared.uniforms.shape[1]
+        if not self._rows and prepared is not None and fits:
+            prepared.rest(0)
+            self._state = prepared
+        elif not fits or not self._state.is_fixed:
+            num_positions = max(num_positions, self._state.uniforms.shape[1])
+            device = requests[0].uniforms.device
+            old = self._state if self._rows else RowState.empty(0, 0, device)
+            self._state = old.enlarged(num_rows, num_positions)
+
+    def _set_warps(self) -> None:
+        warps = [row.request.warp for row in self._rows]
+        self._calls.warp.set_rows(warps, self._state.tail.device)
 
     def _apply_decisions(
         self,
         rows: Sequence[BatchRow],
         step: Step,
         decisions: Sequence[Decision],
-        lengths: Sequence[int],
     ) -> Iteration:
-        """Give the rows their tokens. A row whose logits are not finite ends alone.
-
-        Args:
-            lengths: how many draft tokens each row was offered.
-        """
-        width = max(lengths)
+        """Give the rows their tokens. A row whose logits are not finite ends alone."""
         vocabulary_size = step.logits.shape[-1]
         row_steps: list[RowStep] = []
         kept_logits: dict[int, Tensor] = {}
         for index, (row, decision) in enumerate(zip(rows, decisions, strict=True)):
             # All that was offered must be finite, not only what was accepted: a rule may accept a
-            # token whatever the target's probability of it is (`AcceptByCoin`). The padding behind
-            # a shorter row's tokens counts, too.
+            # token whatever the target's probability of it is (`AcceptByCoin`).
             error = None
+            width = len(decision.proposed)
             position = row.num_generated
             num_finite = _num_finite(decision.target_probabilities)
             num_finite_drafted = _num_finite(decision.draft_probabilities)
@@ -362,8 +334,8 @@ class Loop:
                 if self._drafter is not None:
                     self._drafter.zero_nan()
             num_accepted = decision.num_accepted
-            tokens = row.take([*decision.draft_tokens[:num_accepted], decision.next_token])
-            proposed = list(decision.draft_tokens[: lengths[index]])
+            proposed = list(decision.proposed)
+            tokens = row.take([*proposed[:num_accepted], decision.next_token])
             rejection = None
             if num_accepted < len(proposed):
                 rejection = (
@@ -375,40 +347,17 @@ class Loop:
                 kept_logits[row.number] = step.logits[index]
         return Iteration(row_steps, kept_logits)
 
-    def _uniforms_from(self, starts: Sequence[int], count: int, purpose: Purpose) -> Tensor:
-        """Return `count` random numbers per row, from each row's own start: [B, count]."""
-        uniforms = self._uniforms_for[purpose]
-        if len(set(starts)) == 1:
-            return uniforms[:, starts[0] : starts[0] + count]
-        device = uniforms.device
-        index = to_device(starts, device).unsqueeze(1) + torch.arange(count, device=device)
-        # A row near its end may not need them all; positions beyond the stream are never decided.
-        return uniforms.gather(1, index.clamp(max=uniforms.shape[1] - 1))
 
-
-def _read(verdict: Verdict, draft_tokens: Tensor) -> list[Decision]:
-    """Copy what was decided in all rows to the host, packed into one tensor: one copy brings it all."""
-    # Of numbers of both kinds torch makes float32, in which tokens are exact, up to 2**24.
-    packed = torch.cat(
-        [
-            verdict.num_accepted.unsqueeze(1),
-            verdict.next_token.unsqueeze(1),
-            draft_tokens,
-            verdict.target_probability,
-            verdict.draft_probability,
-        ],
-        dim=1,
+def _unpacked(numbers: Sequence[float]) -> Decision:
+    """Read a row of `Decided.packed`."""
+    count = (len(numbers) - 3) // 3
+    num_accepted, next_token, num_offered = map(int, numbers[:3])
+    tokens = numbers[3 : 3 + num_offered]
+    target_probabilities = numbers[3 + count : 3 + count + num_offered]
+    draft_probabilities = numbers[3 + 2 * count : 3 + 2 * count + num_offered]
+    return Decision(
+        num_accepted, next_token, list(map(int, tokens)), target_probabilities, draft_probabilities
     )
-    width = draft_tokens.shape[1]
-    decisions = []
-    for row in packed.tolist():
-        num_accepted, next_token, *tokens = map(int, row[: width + 2])
-        target_probabilities = row[width + 2 : 2 * width + 2]
-        draft_probabilities = row[2 * width + 2 :]
-        decisions.append(
-            Decision(num_accepted, next_token, tokens, target_probabilities, draft_probabilities)
-        )
-    return decisions
 
 
 def _num_finite(probabilities: Sequence[float]) -> int:

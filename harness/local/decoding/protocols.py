@@ -1,18 +1,20 @@
-"""The two seams, Runner and Drafter.
+"""The two seams, runners and drafters.
 
 A runner hides the KV cache, a drafter hides how tokens are proposed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
-T = TypeVar("T")
+    from harness.local.decoding.state import RowState
+
 # Token ids, a list for each row.
 TokenRows = Sequence[Sequence[int]]
 
@@ -34,13 +36,9 @@ class Step:
 class Runner(Protocol):
     """A batch of sequences that can be extended and rolled back, to inherit from.
 
-    A batch is started, and then extended and kept in turns; `add` and `select` come after `keep`.
-
-    Attributes:
-        setup_seconds: how long compiling took.
+    A batch is started, and then extended and kept in turns; `add` and `select` come after `keep`. A prompt without
+    tokens is an empty row: its logits mean nothing.
     """
-
-    setup_seconds: float = 0.0
 
     def start(self, prompts: TokenRows) -> Step:
         """Begin a new batch with the token ids of B prompts."""
@@ -64,13 +62,6 @@ class Runner(Protocol):
         """Continue with these rows, renumbered in this order; one may be named several times."""
         ...
 
-    def decide(self, tokens: Tensor, decision: Callable[[Tensor], T]) -> tuple[Step, T]:
-        """Extend as `extend` does; returns the step, and what the decision makes of its logits. Stopwatches
-        time both as one phase.
-        """
-        step = self.extend(tokens)
-        return step, decision(step.logits)
-
     def zero_nan(self) -> None:
         """After a `NonFiniteError`, zero what is not finite in the cache, whose slots other rows take over: a
         mask does not hide nan.
@@ -89,16 +80,16 @@ class Proposal:
         tokens: [B, K], K >= 0.
         probabilities: [B, K, V] float32, what the tokens were drawn from; None if the drafter is
             deterministic.
-        lengths: how many of the K tokens each row is offered, 0 to K; None for all.
+        lengths: how many of the K tokens each row is offered, 0 to K; None for all. Of a `TensorDrafter` a tensor [B].
     """
 
     tokens: Tensor
     probabilities: Tensor | None = None
-    lengths: Sequence[int] | None = None
+    lengths: Sequence[int] | Tensor | None = None
 
 
-class Drafter(Protocol):
-    """A way to propose tokens.
+class AnyDrafter(Protocol):
+    """What every way to propose tokens has.
 
     Attributes:
         layers: the target's layers whose hidden states it reads; the target's runner captures them.
@@ -118,6 +109,18 @@ class Drafter(Protocol):
         """Add rows behind the others, with the arguments of `start` for these alone."""
         ...
 
+    def select(self, rows: Sequence[int]) -> None:
+        """Continue with these rows only, renumbered in this order."""
+        ...
+
+    def zero_nan(self) -> None:
+        """As `Runner.zero_nan`, in the drafter's own memory."""
+        return
+
+
+class Drafter(AnyDrafter, Protocol):
+    """A way to propose tokens that works on the host, such as one that reads the text alone, or one of a user's own."""
+
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
         """Propose up to K >= 1 tokens per row, drawn with the random numbers `uniforms` [B, K]."""
         ...
@@ -132,13 +135,37 @@ class Drafter(Protocol):
         """
         ...
 
-    def select(self, rows: Sequence[int]) -> None:
-        """Continue with these rows only, renumbered in this order."""
-        ...
 
-    def zero_nan(self) -> None:
-        """As `Runner.zero_nan`, in the drafter's own memory."""
-        return
+class TensorDrafter(AnyDrafter):
+    """A way to propose tokens by a model, to inherit from: `draft` and `learn` are functions of tensors, of the
+    rows' and of the drafter's own, which they write in place. Over rows that are fixed they read nothing on the host.
+    """
+
+    def prepare(
+        self, num_rows: int, num_draft_tokens: int, num_slots: int, device: torch.device
+    ) -> None:
+        """Make room for fixed rows once and for all: B of them, K draft tokens and `num_slots` tokens of each, on the
+        target's device. A batch that needs more goes on in copies.
+        """
+
+    def draft(self, rows: RowState, uniforms: Tensor) -> Proposal:
+        """Propose K tokens for each row, drawn with the random numbers `uniforms` [B, K]."""
+        raise NotImplementedError
+
+    def learn(
+        self, rows: RowState, num_accepted: Tensor, decided: Tensor, hidden: Tensor | None
+    ) -> None:
+        """Learn what the target has decided.
+
+        Args:
+            rows: before they move on.
+            num_accepted: [B], how many proposed tokens each row keeps.
+            decided: [B, 1 + K], these and the token that follows; what is behind them is to be ignored.
+            hidden: [B, 1 + K, L, D], the states of the target at the token before each of them.
+        """
+
+    def keep(self, counts: Sequence[int]) -> None:
+        """Learn on the host, behind an iteration with a proposal, that row b has counts[b] more tokens."""
 
 
 class NonFiniteError(ArithmeticError):

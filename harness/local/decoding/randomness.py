@@ -13,7 +13,6 @@ drafting and accepting take new numbers in every iteration (`redraw` of `loop.Lo
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import IntEnum
 
 import numpy as np
@@ -116,25 +115,3 @@ def existing_index(weights: Tensor, uniforms: Tensor) -> Tensor:
     if are_tokens(uniforms):
         return uniforms
     return inverse_cdf(weights, uniforms).clamp(max=weights.shape[-1] - 1)
-
-
-def draw(
-    extend: Callable[[Tensor], Tensor],
-    tokens: Tensor,
-    uniforms: Tensor,
-    warp: Callable[[Tensor], Tensor],
-) -> tuple[Tensor, Tensor]:
-    """Draw K tokens per row after tokens [B, n], with uniforms [B, K], K >= 1, one after the other.
-
-    `extend` appends tokens [B, n] and returns the logits [B, n, V] after each. Nothing here waits
-    for the device. Returns tokens [B, K], and the distributions [B, K, V] they were drawn from.
-    """
-    drawn: list[Tensor] = []
-    distributions: list[Tensor] = []
-    for numbers in uniforms.unsqueeze(-1).unbind(1):
-        logits = extend(tokens)
-        probabilities = warp(logits[:, -1])
-        tokens = existing_index(probabilities, numbers)
-        drawn.append(tokens)
-        distributions.append(probabilities)
-    return torch.cat(drawn, dim=1), torch.stack(distributions, dim=1)

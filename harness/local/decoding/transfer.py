@@ -26,7 +26,7 @@ def to_device(
     return torch.tensor(numbers, dtype=torch.long, pin_memory=True).to(device, non_blocking=True)
 
 
-def padded(rows: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Fill rows of tokens up to the longest one, on their right."""
-    width = max(map(len, rows))
+def padded(rows: Sequence[Sequence[int]], least: int = 0) -> list[list[int]]:
+    """Fill rows of tokens up to the longest one, on their right, and to at least `least` tokens."""
+    width = max(least, *map(len, rows))
     return [[*row, *[0] * (width - len(row))] for row in rows]

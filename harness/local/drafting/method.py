@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerBase
 
-    from harness.local.decoding.protocols import Drafter, Runner
+    from harness.local.decoding.protocols import Drafter, Runner, TensorDrafter
     from harness.local.decoding.warp import AnyWarp
     from harness.local.drafting.heads.checkpoint import HeadCheckpoint
     from harness.local.drafting.heads.head import Head
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from harness.local.models.loading import LoadedModel
 
 # Makes a drafter, given the warp of the target's logits.
-MakeDrafter = Callable[["AnyWarp"], "Drafter"]
+MakeDrafter = Callable[["AnyWarp"], "Drafter | TensorDrafter"]
 
 # The rule about `draft` with transformers' own generation.
 FOR_HUGGINGFACE = "must be a model, lookup or early_exit with engine=huggingface"
@@ -215,7 +215,7 @@ class SampledMethod(Method):
         from harness.local.drafting.heads.drafter import HeadDrafter
         from harness.local.drafting.model import ModelDrafter, ParallelDrafter, mask_token
 
-        def make(target_warp: AnyWarp) -> Drafter:
+        def make(target_warp: AnyWarp) -> TensorDrafter:
             warp = Warp(0) if settings.sampling == "greedy" else target_warp
             if pair.head is not None:
                 threshold = getattr(settings, "threshold", None) or 0.0  # 0 holds nothing back

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,13 +20,16 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from harness.config.errors import SettingError
 from harness.config.settings import DraftSettings, ModelSettings
-from harness.local.decoding.protocols import Drafter, Proposal, Runner, Step, TokenRows
-from harness.local.decoding.randomness import draw, existing_index
-from harness.local.decoding.transfer import padded, to_device
+from harness.local.decoding.iteration import filled_up, read
+from harness.local.decoding.protocols import Proposal, Runner, Step, TensorDrafter, TokenRows
+from harness.local.decoding.randomness import existing_index
+from harness.local.decoding.state import RowState
+from harness.local.decoding.transfer import to_device
 from harness.local.decoding.warp import AnyWarp
 from harness.local.models.checkpoints import Checkpoint
 from harness.local.models.sketch import Block, Sketch, sketch_model
 from harness.local.runners.base import gather_rows
+from harness.local.runners.compiled import Part
 
 # Where a configuration names the mask of a parallel draft, in the order in which vLLM looks for it.
 _MASK_KEYS = ("pard_token", "ptd_token_id")
@@ -35,19 +39,15 @@ _MASK_KEYS = ("pard_token", "ptd_token_id")
 _DEPTH_FIELDS = ("num_kv_shared_layers", "hidden_size_per_layer_input")
 
 
-class ModelDrafter(Drafter):
+class ModelDrafter(TensorDrafter):
     """Proposes by running a draft model, token by token.
 
-    The runner's cache lacks the last tokens of each row's text, `_unread`, with which the next proposal
-    begins; its verdict decides which tokens the cache lacks then. Say it was fed `a`, and drew b, c and d.
-    To draw d it was fed b and c, but never d itself:
+    The runner's cache lacks the last two tokens of each row, its tail, with which every proposal begins. Say the text
+    ends with `a x`, and b, c and d are drawn: `a x` and b and c were fed, but never d itself. Whatever is accepted,
+    the cache then keeps one token more than that, and lacks the last two again:
 
-        accepted b, then x         the cache keeps `a b`, and lacks `x`
-        accepted b, c, d, then x   the cache keeps `a b c`, and lacks `d x`
-
-    To keep the batch rectangular, all rows lack two tokens as soon as one does. The other rows give a
-    cached token back: the first row above then keeps `a`, and lacks `b x`. Tokens that were decided
-    without a proposal are unread, too.
+        accepted b, then y         the cache has `a x`, and lacks `b y`
+        accepted b, c, d, then y   the cache has `a x b c`, and lacks `d y`
 
     Args:
         runner: of the draft model.
@@ -59,70 +59,46 @@ class ModelDrafter(Drafter):
     def __init__(self, runner: Runner, warp: AnyWarp) -> None:
         self.runner = runner
         self.warp = warp
-        self._unread: list[Sequence[int]] = []
-        # From a proposal to its verdict: how many unread tokens of each row were fed, and how many
-        # draft tokens behind them.
-        self._num_fed = 0
-        self._num_drafted_fed = 0
+        self.draw = Part(functools.partial(draw_token, warp), lambda: warp.kind)
+        self._has_rows = False
 
     def clear(self) -> None:
-        self._unread = []
-        self._num_fed = 0
+        self._has_rows = False
 
     def zero_nan(self) -> None:
         self.runner.zero_nan()
 
     def add(self, prompts: TokenRows, first_tokens: Sequence[int], step: Step) -> None:
+        read_prompts = self.runner.add if self._has_rows else self.runner.start
+        self._device = read_prompts([prompt[:-1] for prompt in prompts]).logits.device
+        self._has_rows = True
+
+    def draft(self, rows: RowState, uniforms: Tensor) -> Proposal:
+        tokens = rows.tail.to(self._device)
+        offset = -1
+        drawn: list[Tensor] = []
+        distributions: list[Tensor] = []
+        for numbers in uniforms.to(self._device).split(1, dim=1):
+            step = read(self.runner, rows, tokens, offset)
+            offset += tokens.shape[1]
+            tokens, probabilities = self.draw(step.logits, numbers)
+            drawn.append(tokens)
+            distributions.append(probabilities)
+        device = rows.tail.device
         # Proposals are returned on the target's device.
-        self._device = step.logits.device
-        read = self.runner.add if self._unread else self.runner.start
-        self._runner_device = read(prompts).logits.device
-        self._unread += [[token] for token in first_tokens]
+        return Proposal(torch.cat(drawn, 1).to(device), torch.stack(distributions, 1).to(device))
 
-    def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
-        tokens, probabilities = self._draw(uniforms.to(self._runner_device))
-        return Proposal(tokens.to(self._device), probabilities.to(self._device))
-
-    def _draw(self, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-        """Feed the unread tokens, and draw tokens [B, K] from distributions [B, K, V].
-
-        Only the last one or two of each row are fed as drawing begins, because runners compile passes
-        of these widths (`widths`); those before are fed in a separate pass.
-        """
-        num_last = min([2, *map(len, self._unread)])
-        num_before = [len(tokens) - num_last for tokens in self._unread]
-        if any(num_before):
-            before = [tokens[:-num_last] for tokens in self._unread]
-            self.runner.extend(to_device(padded(before), self._runner_device))
-            self.runner.keep(num_before)
-        self._unread = [tokens[-num_last:] for tokens in self._unread]
-        # Column by column, because a column of one row costs half of a copied table.
-        columns = [
-            to_device(column, self._runner_device) for column in zip(*self._unread, strict=True)
-        ]
-        last = torch.stack(columns, dim=1)
-        self._num_fed = num_last
-        self._num_drafted_fed = uniforms.shape[1] - 1
-        return draw(lambda tokens: self.runner.extend(tokens).logits, last, uniforms, self.warp)
-
-    def observe(self, num_accepted: Sequence[int], decided: TokenRows, step: Step) -> None:
-        rows = zip(self._unread, decided, strict=True)
-        texts: list[Sequence[int]] = [[*unread, *tokens] for unread, tokens in rows]
-        if self._num_fed:
-            # How many of these tokens the cache keeps. All rows give tokens back until they lack as many as
-            # the one that lacks most; more than two would not be fed together (`_draw`).
-            counts = [self._num_fed + min(count, self._num_drafted_fed) for count in num_accepted]
-            pairs = list(zip(texts, counts, strict=True))
-            least_unread = min(2, max(len(text) - count for text, count in pairs))
-            counts = [min(count, len(text) - least_unread) for text, count in pairs]
-            self.runner.keep(counts)
-            texts = [text[count:] for text, count in zip(texts, counts, strict=True)]
-            self._num_fed = 0
-        self._unread = texts
+    def keep(self, counts: Sequence[int]) -> None:
+        self.runner.keep(counts)
 
     def select(self, rows: Sequence[int]) -> None:
         self.runner.select(rows)
-        self._unread = [self._unread[row] for row in rows]
+
+
+def draw_token(warp: AnyWarp, logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """Draw a token [B, 1] after the last of logits [B, n, V], with uniforms [B, 1]; and the distribution [B, V]."""
+    probabilities = warp(logits[:, -1])
+    return existing_index(probabilities, uniforms), probabilities
 
 
 class ParallelDrafter(ModelDrafter):
@@ -132,7 +108,8 @@ class ParallelDrafter(ModelDrafter):
     text `a b` and two masks, and predicts the next three tokens after b, after the first mask and
     after the second. Each is drawn without knowing the others.
 
-    The masks are dropped from the cache at once, so that nothing has to be taken back after a verdict.
+    The cache lacks the tokens that the last verdict decided. They are read with the masks, which the next tokens
+    overwrite.
 
     Args:
         mask: stands for a token that is not known yet.
@@ -141,23 +118,80 @@ class ParallelDrafter(ModelDrafter):
     def __init__(self, runner: Runner, warp: AnyWarp, mask: int) -> None:
         super().__init__(runner, warp)
         self._mask = mask
+        # [B, n], of which the first `_counts` [B] of each row are unread; the same counts on the host.
+        self._unread = torch.zeros(0, 1, dtype=torch.long)
+        self._counts = torch.ones(0, dtype=torch.long)
+        self._prepared = (self._unread, self._counts)
+        self._num_unread: list[int] = []
 
-    def _draw(self, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-        counts = list(map(len, self._unread))
-        num_draft_tokens = uniforms.shape[1]
-        width = max(counts) + num_draft_tokens - 1
-        masked = [[*row, *[self._mask] * (width - len(row))] for row in self._unread]
-        logits = self.runner.extend(to_device(masked, self._runner_device)).logits
-        self.runner.keep(counts)
-        self._unread = [[] for _ in counts]
-        last_unread = to_device(counts, logits.device).unsqueeze(1) - 1
-        index = last_unread + torch.arange(num_draft_tokens, device=logits.device)
-        probabilities = self.warp(gather_rows(logits, index))
-        return existing_index(probabilities, uniforms), probabilities
+    def prepare(
+        self, num_rows: int, num_draft_tokens: int, num_slots: int, device: torch.device
+    ) -> None:
+        self._device = device
+        self._make_room(num_rows, num_draft_tokens + 1)
+        self._prepared = (self._unread, self._counts)
+
+    def clear(self) -> None:
+        super().clear()
+        self._unread, self._counts = self._prepared
+        self._num_unread = []
+
+    def add(self, prompts: TokenRows, first_tokens: Sequence[int], step: Step) -> None:
+        read_prompts = self.runner.add if self._has_rows else self.runner.start
+        self._device = read_prompts(prompts).logits.device
+        self._has_rows = True
+        first = len(self._num_unread)
+        self._num_unread += [1] * len(prompts)
+        self._make_room(len(self._num_unread), 1)
+        self._unread[first : len(self._num_unread), 0] = to_device(first_tokens, self._device)
+        self._counts[first : len(self._num_unread)] = 1
+
+    def draft(self, rows: RowState, uniforms: Tensor) -> Proposal:
+        uniforms = uniforms.to(self._device)
+        num_rows, num_draft_tokens = uniforms.shape
+        width = self._unread.shape[1] if rows.is_fixed else max(self._num_unread)
+        counts = self._counts[:num_rows].unsqueeze(1)
+        masks = counts.new_full((num_rows, num_draft_tokens - 1), self._mask)
+        tokens = torch.cat([self._unread[:num_rows, :width], masks], 1)
+        places = torch.arange(tokens.shape[1], device=self._device)
+        tokens = tokens.where(places < counts, self._mask)
+        logits = read(self.runner, rows, tokens, 1 - self._counts[:num_rows]).logits
+        ahead = torch.arange(num_draft_tokens, device=self._device)
+        probabilities = self.warp(gather_rows(logits, counts - 1 + ahead))
+        drawn = existing_index(probabilities, uniforms)
+        device = rows.tail.device
+        return Proposal(drawn.to(device), probabilities.to(device))
+
+    def learn(
+        self, rows: RowState, num_accepted: Tensor, decided: Tensor, hidden: Tensor | None
+    ) -> None:
+        num_rows, width = decided.shape
+        self._make_room(num_rows, width)
+        self._unread[:num_rows, :width] = decided
+        # A row that only fills the batch up reads a token, too.
+        self._counts[:num_rows] = ((num_accepted + 1) * rows.running).clamp(min=1)
+
+    def keep(self, counts: Sequence[int]) -> None:
+        self.runner.keep(self._num_unread)
+        self._num_unread = list(counts)
+
+    def select(self, rows: Sequence[int]) -> None:
+        super().select(rows)
+        self._num_unread = [self._num_unread[row] for row in rows]
+        index = to_device(rows, self._device)
+        for tensor in (self._unread, self._counts):
+            tensor[: len(rows)] = tensor[index]
+
+    def _make_room(self, num_rows: int, width: int) -> None:
+        present_rows, present_width = self._unread.shape
+        if num_rows > present_rows or width > present_width:
+            num_rows, width = max(num_rows, present_rows), max(width, present_width)
+            self._unread = filled_up(self._unread.to(self._device), num_rows, width)
+            self._counts = filled_up(self._counts.to(self._device), num_rows)
 
 
 def widths(config: PreTrainedConfig, num_draft_tokens: int) -> list[int]:
-    """Return the widths of the passes, in tokens, for which a draft model's runner is compiled.
+    """Return the widths of a draft model's passes, in tokens, over fixed rows.
 
     A parallel draft reads up to K + 1 decided tokens with K - 1 masks.
     """

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,21 +20,20 @@ from harness.config.errors import SettingError
 from harness.config.methods import METHODS
 from harness.engines.arrivals import Watch
 from harness.engines.door.serving import TokenLogprob
-from harness.engines.phases import Phases
 from harness.engines.protocol import Answered, Arm, Engine, Request, Traits, Weights
 from harness.engines.record import Preparation
 from harness.local.decoding.loop import Iteration, Loop, RowRequest, RowStep
 from harness.local.decoding.protocols import NonFiniteError
 from harness.local.decoding.randomness import uniforms
-from harness.local.decoding.verify import AcceptByCoin
 from harness.local.decoding.warp import BatchWarp
-from harness.local.drafting.checked import blaming, checked_rule
+from harness.local.drafting.checked import blaming
 from harness.local.drafting.method import Pair
 from harness.local.engine.clock import LoopClock
 from harness.local.engine.fault import NONE, Fault, fault_of
+from harness.local.engine.preparing import prepare
 from harness.local.engine.reference import ModelReference, loaded_weights, not_finite
-from harness.local.engine.runners import PairRunners, open_runners, warp_of
-from harness.local.engine.stopwatches import PhaseTimer, stopwatches_of
+from harness.local.engine.runners import PairRunners, open_runners, verification_of, warp_of
+from harness.local.engine.stopwatches import PhaseTimer, timed_passes
 from harness.local.models.devices import release_memory
 from harness.local.runners.base import Options
 from harness.local.runners.checks import plain_outputs
@@ -53,15 +51,15 @@ class LocalArm(Arm):
         weights: its models.
         drafts: whether it speculates.
         fault: a mistake planted in the arm.
-        timer: times the phases of target and drafter; None for none.
+        timer: of the calls of its iterations.
     """
 
     name: str
     runners: PairRunners
     weights: Weights
+    timer: PhaseTimer
     drafts: bool = False
     fault: Fault = NONE
-    timer: PhaseTimer | None = None
     traits = Traits(reports_drafts=True)
 
     def answer(
@@ -95,8 +93,7 @@ class LocalArm(Arm):
         is_batch = len(requests) <= in_flight and not any(
             request.leave_after for request in requests
         )
-        phases = self.timer.phases if self.timer is not None else Phases()
-        return clock.answered(phases, as_batch=is_batch, drafts=self.drafts)
+        return clock.answered(self.timer.phases, as_batch=is_batch, drafts=self.drafts)
 
     def loop_request(self, request: Request) -> RowRequest:
         """A request as the loop takes it, with its random numbers: one for each position, and one that a
@@ -146,38 +143,20 @@ class LocalArm(Arm):
         return self.runners.pair
 
     def loop(self, first: Request) -> Loop:
-        """A loop for a request, and for others with its K and rule.
-
-        With stopwatches, the time in the target's `decide` is the phase `forward`, and the drafter's in `propose` the
-        phase `drafting`.
-        """
-        decoding = first.decoding
-        target: Any = self.runners.target
-        if self.timer is not None:
-            self.timer.phases = Phases()
-            target = self.timer.watch("forward", target, "decide")
-        if not self.drafts:
-            return Loop(target)
-        target = self.fault.runner(target)
-        # Empty as yet: the loop puts those of the requests' rows into it, and the drafter reads the same object.
+        """A loop for a request, and for others with its K and rule."""
+        self.timer.reset()
+        if not self.drafts or self.fault is NONE:
+            return Loop(self.runners.calls(first.decoding, drafts=self.drafts), self.timer)
+        # Not prepared: what takes the place of a runner or a rule counts on the host.
         warp = BatchWarp()
-        drafter: Any = self.runners.drafter(warp)
-        if self.timer is not None:
-            drafter = self.timer.watch("drafting", drafter, "propose")
-        rates = decoding.synthetic_rates
-        rule = RULES[decoding.rule].verification(decoding) if rates is None else AcceptByCoin(rates)
-        if rates is None and not RULES.is_built_in(decoding.rule):
-            rule = checked_rule(rule, decoding.rule)
-        if self.fault is not NONE:
-            rule = functools.partial(self.fault.verdict, rule, warp)
-        return Loop(
-            target,
-            drafter,
-            decoding.most_draft_tokens,
-            verification=rule,
-            redraw=RULES[decoding.rule].redraws,
+        calls = self.runners.plain_calls(
+            first.decoding,
+            self.fault.runner(self.runners.target),
+            drafts=True,
+            rule=functools.partial(self.fault.verdict, verification_of(first.decoding), warp),
             warp=warp,
         )
+        return Loop(calls, self.timer)
 
     @contextmanager
     def explained(self) -> Iterator[None]:
@@ -210,8 +189,8 @@ class LocalEngine(Engine):
 
     def __init__(self, pair: Pair, preparation: Preparation) -> None:
         self._pair = pair
-        self._fault = fault_of(preparation.fault)
         self.runners = open_runners(pair, preparation)
+        prepare(self.runners, preparation)
         drafts = pair.draft_settings is not None
         width = 1 + (preparation.decoding.most_draft_tokens if drafts else 0)
         reference = ModelReference(self.runners, width, preparation.batch_size)
@@ -220,28 +199,22 @@ class LocalEngine(Engine):
         if self.runners.draft_name != self.runner:
             self.draft_runner = self.runners.draft_name
         self.setup_seconds = self.runners.setup_seconds
-        self.arms = self._make_arms()
-        self.stopwatches = stopwatches_of(self.runners, self._make_arms)
+        self.pass_ms = functools.partial(timed_passes, self.runners)
+        timer = PhaseTimer(pair.target.input_device)
+        common = (self.runners, self.weights, timer)
+        arms = [LocalArm("regular", *common)]
+        if drafts:
+            arms.append(
+                LocalArm("speculative", *common, drafts=True, fault=fault_of(preparation.fault))
+            )
+        self.arms: Sequence[Arm] = arms
 
     def close(self) -> None:
         """Free the runners; the pair is the caller's."""
         self.arms = ()
-        self.stopwatches = None
+        self.pass_ms = None
         self.runners.close()
         release_memory(self._pair.devices)
-
-    def _make_arms(
-        self, new_timer: Callable[[], PhaseTimer | None] = lambda: None
-    ) -> Sequence[Arm]:
-        """The regular arm and, where there is a draft, the speculative one."""
-        common = (self.runners, self.weights)
-        arms = [LocalArm("regular", *common, timer=new_timer())]
-        if self._pair.draft_settings is not None:
-            timer = new_timer()
-            arms.append(
-                LocalArm("speculative", *common, drafts=True, fault=self._fault, timer=timer)
-            )
-        return arms
 
 
 def token_logprobs(logits: Tensor, tokens: Sequence[int], num_top: int) -> list[TokenLogprob]:

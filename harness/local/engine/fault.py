@@ -1,15 +1,14 @@
 """Mistakes planted in speculative decoding on purpose, for tests to catch: `recovery fault=NAME`, `serve fault=NAME`.
 
 Each is a mistake that somebody could make without noticing: texts stay fluent and nothing is raised. A fault is a class
-here, and a name in `config/faults.py`. What takes the place of the real rule, warp or runner passes
-other calls on, so that it runs on the same compiled code as the real arm.
+here, and a name in `config/faults.py`. What takes the place of the real rule or runner passes
+other calls on.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -68,9 +67,10 @@ class StaleRunner(Proxy):
         """How many rejected tokens each row keeps in this roll-back."""
         return [1] * num_rows
 
-    def decide(self, tokens: Tensor, decision: Callable[[Tensor], Any]) -> tuple[Step, Any]:
+    def extend(self, tokens: Tensor) -> Step:
         self._num_extended += tokens.shape[1]
-        return self._wrapped.decide(tokens, decision)
+        step: Step = self._wrapped.extend(tokens)
+        return step
 
     def keep(self, counts: Sequence[int]) -> None:
         stale = self.num_stale(len(counts))

@@ -24,6 +24,7 @@ from harness.local.decoding.transfer import padded
 from harness.local.decoding.warp import AnyWarp
 from harness.local.drafting.method import Pair, SampledDraftSettings
 from harness.local.drafting.model import ModelDrafter
+from harness.local.drafting.on_host import on_host
 from harness.local.engine.reference import not_finite, steps_along
 from harness.local.engine.runners import open_runners, warp_of
 from harness.results.statistics.iterations import acceptance_chances, cut
@@ -124,7 +125,7 @@ class PairReader:
                 self._drafter.runner, self._drafter.warp, tokens, answer, self._most
             )
         probabilities = draft_probabilities_by_replay(
-            self._drafter, tokens, answer, features, self._most, self._pair.vocabulary_size
+            on_host(self._drafter), tokens, answer, features, self._most, self._pair.vocabulary_size
         )
         if probabilities is None:
             rule = "must draw by harness.local.decoding.randomness.existing_index, so that texts can be replayed"
@@ -236,10 +237,10 @@ def draft_probabilities_by_replay(
             # Another token may be drawn only where the text's own cannot: what follows it is never accepted.
             if not is_taken.all() and probabilities[int(is_taken.int().argmin())] > 0:
                 return None
-        num_offered = len(drafted) if proposal.lengths is None else proposal.lengths[0]
+        num_offered = len(drafted) if proposal.lengths is None else int(proposal.lengths[0])
         num_offered = min(num_offered, len(upcoming))
         _require_finite("draft", probabilities[:num_offered], index + 1)
         replay[number, :num_offered] = probabilities[:num_offered]
         states = None if hidden is None else hidden[index].unsqueeze(0).unsqueeze(0)
-        drafter.observe([0], [[tokens[index + 1]]], Step(logits, states))
+        drafter.observe([0], [[tokens[index + 1]]], Step(logits.unsqueeze(1), states))
     return replay

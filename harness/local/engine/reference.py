@@ -32,6 +32,7 @@ from harness.engines.record import Preparation
 from harness.local.decoding.protocols import Runner, Step, TokenRows
 from harness.local.decoding.transfer import padded
 from harness.local.drafting.method import Pair
+from harness.local.drafting.on_host import on_host
 from harness.local.engine.runners import PairRunners, open_runners, warp_of
 from harness.local.models import devices
 from harness.local.runners.base import Options
@@ -170,7 +171,7 @@ class ModelReference:
         if self._pair.draft_settings is None:
             return None
         with torch.inference_mode():
-            drafter = self._runners.drafter(warp_of(decoding))
+            drafter = on_host(self._runners.drafter(warp_of(decoding)))
             drafter.start(prompts, first_tokens, self._runners.target.start(prompts))
             uniforms = torch.zeros(len(prompts), 1, device=self._pair.target.input_device)
             probabilities = drafter.propose(1, uniforms).probabilities

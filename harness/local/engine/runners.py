@@ -1,4 +1,4 @@
-"""The runners of a loaded pair, prepared for the questions of a run, and its drafters.
+"""The runners of a loaded pair, and the calls of its arms.
 
 `compiled` and `static` keep a KV cache of fixed size; `eager` rolls back to a copy of the state, and every model can
 have it. A model that cannot have the runner that was asked for gets a plainer one.
@@ -7,20 +7,22 @@ have it. A model that cannot have the runner that was asked for gets a plainer o
 from __future__ import annotations
 
 import functools
-import gc
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from transformers import PreTrainedModel
 
+from harness.config.acceptance_rules import RULES
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import DecodingSettings
 from harness.engines.record import Preparation
-from harness.local.decoding.protocols import Drafter, Runner
-from harness.local.decoding.warp import AnyWarp, Warp
-from harness.local.drafting.checked import method_of
-from harness.local.drafting.heads.drafter import CompiledDraft, HeadDrafter
+from harness.local.decoding.iteration import Calls
+from harness.local.decoding.protocols import Drafter, Runner, TensorDrafter
+from harness.local.decoding.verify import AcceptByCoin, Offer, Verdict
+from harness.local.decoding.warp import AnyWarp, BatchWarp, Warp
+from harness.local.drafting.checked import checked_rule, method_of
 from harness.local.drafting.method import MakeDrafter, Method, Pair
 from harness.local.drafting.model import widths as draft_widths
 from harness.local.models.checkpoints import is_recurrent
@@ -39,36 +41,74 @@ def warp_of(decoding: DecodingSettings) -> Warp:
     return Warp(decoding.temperature, decoding.top_k, decoding.top_p)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class PairRunners:
     """The runners and drafters of a loaded pair.
 
     Attributes:
         pair: the models.
+        decoding: the settings of the questions that they are prepared for.
         target: the target's runner.
         draft: the runner of the model that drafts, if one does.
-        compiled_draft: the compiled proposals of a head, if one drafts and could be compiled.
         target_name: of the target's runner.
         draft_name: of the draft's; the target's where it has none.
+        setup_seconds: how long compiling and capturing took.
+        prepared: the calls of the regular arm (False) and of the speculative one (True), where these are prepared.
     """
 
     pair: Pair
-    target: Runner
-    draft: Runner | None
-    compiled_draft: CompiledDraft | None
+    decoding: DecodingSettings
+    target: StaticRunner | SnapshotRunner
+    draft: StaticRunner | SnapshotRunner | None
     target_name: str
     draft_name: str
+    setup_seconds: float = 0.0
+    prepared: dict[bool, Calls] = field(default_factory=dict)
 
-    def drafter(self, warp: AnyWarp) -> Drafter:
+    def calls(self, decoding: DecodingSettings, *, drafts: bool) -> Calls:
+        """Return the calls of an arm for a batch with these settings, apart from each row's warp: prepared ones, if
+        they are for the same.
+        """
+        prepared = self.prepared.get(drafts)
+        if prepared is not None and (not drafts or _judges_alike(decoding, self.decoding)):
+            return prepared
+        return self.plain_calls(decoding, self.target, drafts=drafts)
+
+    def plain_calls(
+        self,
+        decoding: DecodingSettings,
+        target: Runner,
+        *,
+        drafts: bool,
+        rule: Callable[[Offer], Verdict] | None = None,
+        make: type[Calls] = Calls,
+        warp: BatchWarp | None = None,
+    ) -> Calls:
+        """Return calls that are not prepared.
+
+        Args:
+            target: the runner of the target, or one in its place.
+            rule: of acceptance, in place of the settings' own.
+        """
+        warp = warp or BatchWarp()
+        if not drafts:
+            return make(target, warp=warp)
+        return make(
+            target,
+            self.drafter(warp),
+            decoding.most_draft_tokens,
+            verification=rule or verification_of(decoding),
+            redraw=RULES[decoding.rule].redraws,
+            warp=warp,
+        )
+
+    def drafter(self, warp: AnyWarp) -> Drafter | TensorDrafter:
         """Make a drafter for a batch, of a pair with a draft.
 
         Args:
             warp: of the target's logits.
         """
-        drafter = self._make_drafter(warp)
-        if isinstance(drafter, HeadDrafter):
-            drafter.compiled = self.compiled_draft
-        return drafter
+        return self._make_drafter(warp)
 
     @functools.cached_property
     def _make_drafter(self) -> MakeDrafter:
@@ -79,23 +119,37 @@ class PairRunners:
 
     def close(self) -> None:
         """Give back caches and compiled calls, even where something still refers to the runners."""
-        for part in self._parts:
-            part.close()
+        self.prepared.clear()
+        self.target.close()
+        if self.draft is not None:
+            self.draft.close()
 
-    @property
-    def setup_seconds(self) -> float:
-        """How long compiling took."""
-        return sum(part.setup_seconds for part in self._parts)
 
-    @property
-    def _parts(self) -> list[Runner | CompiledDraft]:
-        parts = (self.target, self.draft, self.compiled_draft)
-        return [part for part in parts if part is not None]
+def verification_of(decoding: DecodingSettings) -> Callable[[Offer], Verdict]:
+    """The function that judges proposals."""
+    rates = decoding.synthetic_rates
+    if rates is not None:
+        return AcceptByCoin(rates)
+    rule = RULES[decoding.rule].verification(decoding)
+    if RULES.is_built_in(decoding.rule):
+        return rule
+    return checked_rule(rule, decoding.rule)
+
+
+def _judges_alike(first: DecodingSettings, second: DecodingSettings) -> bool:
+    """Whether calls for one of two settings do for the other: they differ in what rows or the host know."""
+    rows: dict[str, Any] = {
+        "temperature": 1.0,
+        "top_k": 0,
+        "top_p": 1.0,
+        "max_new_tokens": 1,
+        "ignore_eos": True,
+    }
+    return replace(first, **rows) == replace(second, **rows)
 
 
 def open_runners(pair: Pair, preparation: Preparation) -> PairRunners:
-    """Build the runners of a pair: one for the target, one for a draft model, or a head's
-    proposals.
+    """Build the runners of a pair: one for the target, and one for a draft model.
 
     Raises:
         SettingError: for a model that the runner cannot read.
@@ -103,12 +157,9 @@ def open_runners(pair: Pair, preparation: Preparation) -> PairRunners:
     settings = pair.draft_settings
     method: Method | None = None
     num_draft_tokens = preparation.decoding.most_draft_tokens
-    widths = [1]
     layers: tuple[int, ...] = ()
     if settings is not None:
         method = method_of(settings)
-        # A proposal is verified together with the token before it.
-        widths.append(num_draft_tokens + 1)
         layers = tuple(method.layers(pair))
         most = pair.target.model.config.get_text_config(decoder=True).num_hidden_layers
         if layers and not 0 <= min(layers) <= max(layers) <= most:
@@ -119,57 +170,25 @@ def open_runners(pair: Pair, preparation: Preparation) -> PairRunners:
         "hidden_layers": layers,
     }
     demand = preparation.demand
-    target = _build("model", pair.target, preparation, options, widths, demand.slots())
-
-    draft: Runner | None = None
-    # A draft without a runner, such as a text method, goes by the target's.
-    draft_name = target.name
+    takes_back = settings is not None
+    target = _build(
+        "model", pair.target, preparation, options, demand.slots(), takes_back=takes_back
+    )
+    draft: StaticRunner | SnapshotRunner | None = None
     model = None if method is None else method.model(pair)
     if model is not None:
-        widths = draft_widths(model.model.config, num_draft_tokens)
         options = {"vocabulary_size": pair.vocabulary_size}
-        draft = _build("draft", model, preparation, options, widths, demand.slots(max(widths)))
-        draft_name = draft.name
-
-    compiled_draft: CompiledDraft | None = None
-    if pair.head is not None and target.name == "compiled":
-        compiled_draft = _compiled_draft(pair, preparation)
-        draft_name = "static" if compiled_draft is None else "compiled"
-    if "compiled" in (target.name, draft_name):
-        # Tracing leaves garbage with the caches in it, which would stay: `timing` freezes what exists.
-        gc.collect()
+        num_slots = demand.slots(max(draft_widths(model.model.config, num_draft_tokens)))
+        draft = _build("draft", model, preparation, options, num_slots, takes_back=True)
     return PairRunners(
         pair=pair,
+        decoding=preparation.decoding,
         target=target,
         draft=draft,
-        compiled_draft=compiled_draft,
         target_name=target.name,
-        draft_name=draft_name,
+        # A draft without a runner, such as a text method, goes by the target's.
+        draft_name=target.name if draft is None else draft.name,
     )
-
-
-def _compiled_draft(pair: Pair, preparation: Preparation) -> CompiledDraft | None:
-    """The compiled proposals of a pair's head; None where it drafts eagerly, of which the user is told."""
-    settings = pair.draft_settings
-    num_draft_tokens = preparation.decoding.most_draft_tokens
-    if settings is None or not num_draft_tokens:
-        return None
-    drafter = method_of(settings).drafter(settings, pair, None)(warp_of(preparation.decoding))
-    if not isinstance(drafter, HeadDrafter):
-        return None
-    try:
-        num_slots = preparation.demand.slots()
-        return CompiledDraft(
-            drafter.head,
-            drafter.warp,
-            pair.target.model,
-            preparation.batch_size,
-            num_slots,
-            num_draft_tokens,
-        )
-    except UnsupportedModelError as reason:
-        preparation.say(f"{settings.name} {reason}; it drafts eagerly")
-        return None
 
 
 def _build(
@@ -177,15 +196,16 @@ def _build(
     loaded: LoadedModel,
     preparation: Preparation,
     options: Options,
-    widths: Sequence[int],
     num_slots: int,
+    *,
+    takes_back: bool,
 ) -> StaticRunner | SnapshotRunner:
     """A runner for a model.
 
     Args:
         role: `model` for the target, or `draft`; errors name it.
-        widths: the numbers of tokens of an extension.
         num_slots: `Demand.slots` of a row.
+        takes_back: whether it will be rolled back, and so reads several tokens at once.
 
     Raises:
         SettingError: for a model that cannot be read as the run would read it.
@@ -203,17 +223,8 @@ def _build(
         except UnsupportedModelError as reason:
             preparation.say(f"{name} {reason}; it runs with runner=eager")
         else:
-            on_gpu = loaded.input_device.type == "cuda"
-            if preparation.runner == "compiled" or (preparation.runner == "auto" and on_gpu):
-                preparation.say(f"{name}: compiling")
-                try:
-                    static.compile(preparation.batch_size, num_slots, widths)
-                except UnsupportedModelError as reason:
-                    preparation.say(f"{name} {reason}; it runs with runner=static")
             return static
 
-    # A target without a draft reads token by token, and is never rolled back.
-    takes_back = max(widths) > 1
     snapshot = SnapshotRunner(model, takes_back=takes_back, keeps_first=role == "model", **options)
     try:
         snapshot.check(1, num_slots)

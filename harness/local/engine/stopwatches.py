@@ -1,88 +1,81 @@
-"""Where the time of a generation goes: stopwatches around the phases of a loop, and passes of the target by the number
+"""Where the time of a generation goes: stopwatches around the calls of a loop, and passes of the target by the number
 of tokens that each reads.
 """
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from harness.engines.phases import Phases
-from harness.engines.protocol import Arm, Question, Stopwatches
+from harness.engines.protocol import Question
 from harness.local.decoding.protocols import Runner, TokenRows
 from harness.local.engine.runners import PairRunners
 from harness.local.models.devices import synchronize
-from harness.local.runners.base import Patched
 
 # Passes of each width that count; one before them does not.
 _NUM_ROUNDS = 3
 
-# Makes an engine's arms over its runners, given what makes timers.
-MakeArms = Callable[[Callable[[], "PhaseTimer"]], Sequence[Arm]]
-
 
 class PhaseTimer:
-    """Times the phases of a loop, with the devices synchronised around each call.
+    """Times the calls of iterations by the clock of the device that makes them; on a GPU by events, for which nothing
+    waits.
 
-    On a GPU that costs more than it measures, so that a timed run has no stopwatches there.
-
-    Attributes:
-        phases: of the present question.
+    Args:
+        device: the target's, for which a draft on another one waits.
     """
 
-    def __init__(self, devices: Sequence[torch.device]) -> None:
-        self._devices = devices
-        self.phases = Phases()
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        # A time, or an event, behind each call, with its phase; before the first call of an iteration without one.
+        self._marks: list[tuple[str, Any]] = []
 
-    def watch(self, phase: str, watched: Any, method: str) -> Any:
-        """The object with one method timed: the time of each call is added to the phase.
+    def reset(self) -> None:
+        """Forget what was timed."""
+        self._marks = []
 
-        Args:
-            phase: `forward` or `drafting`.
-        """
-        call = getattr(watched, method)
+    def begin(self) -> None:
+        self.end("")
 
-        def timed(*arguments: Any, **named: Any) -> Any:
-            synchronize(self._devices)
-            started = time.perf_counter()
-            result = call(*arguments, **named)
-            synchronize(self._devices)
-            self.phases.seconds[phase] += time.perf_counter() - started
-            self.phases.calls[phase] += 1
-            return result
+    def end(self, phase: str) -> None:
+        if self._device.type != "cuda":
+            self._marks.append((phase, time.perf_counter()))
+            return
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device))
+        self._marks.append((phase, event))
 
-        return Patched(watched, **{method: timed})
+    @property
+    def phases(self) -> Phases:
+        """What was timed, once the device has made all calls."""
+        phases = Phases()
+        for (_, before), (phase, after) in itertools.pairwise(self._marks):
+            if phase:
+                is_event = self._device.type == "cuda"
+                seconds = before.elapsed_time(after) / 1000 if is_event else after - before
+                phases.seconds[phase] += seconds
+                phases.calls[phase] += 1
+        return phases
 
 
-def stopwatches_of(runners: PairRunners, make_arms: MakeArms) -> Stopwatches:
-    """The stopwatches of an engine over a loaded pair.
-
-    They are free on the CPU; elsewhere they synchronise the GPU.
-    """
-    devices = runners.pair.devices
-    are_free = all(device.type == "cpu" for device in devices)
-
-    def arms() -> Sequence[Arm]:
-        return make_arms(lambda: PhaseTimer(devices))
-
-    def passes(question: Question) -> list[float | None] | None:
-        if runners.pair.draft_settings is None:
-            return None
-        number = question.decoding.most_draft_tokens
-        # Only the static runner reads each width at its own speed: compiled ones have few widths, and a
-        # recurrent state also reads again what was kept before.
-        if runners.target_name != "static":
-            return None
-        # A text this short has no room for the widest pass.
-        if number >= question.decoding.max_new_tokens:
-            return None
-        return pass_ms(runners.target, question.prompts, pass_widths(number), devices)
-
-    return Stopwatches(are_free, arms, passes)
+def timed_passes(runners: PairRunners, question: Question) -> list[float | None] | None:
+    """Milliseconds of the target's passes, as `Engine.pass_ms`."""
+    if runners.pair.draft_settings is None:
+        return None
+    number = question.decoding.most_draft_tokens
+    # Only the static runner reads each width at its own speed: compiled ones have few widths, and a
+    # recurrent state also reads again what was kept before.
+    if runners.target_name != "static":
+        return None
+    # A text this short has no room for the widest pass.
+    if number >= question.decoding.max_new_tokens:
+        return None
+    return pass_ms(runners.target, question.prompts, pass_widths(number), runners.pair.devices)
 
 
 def pass_widths(num_draft_tokens: int) -> list[int]:

@@ -1,7 +1,6 @@
-"""Compiled calls: functions of tensors of fixed shapes, and tensors that are filled up to these.
+"""Parts of an iteration that are compiled: functions of tensors of fixed shapes.
 
-Compiling fuses the many small kernels of norms and rotary embeddings. On a GPU torch also records
-CUDA graphs, which removes the host's work for each kernel.
+Compiling fuses the many small kernels of norms and rotary embeddings.
 
 On a CPU equal layers are compiled once (`compile_call`): the graph of a forward pass is cut where a
 layer begins and ends, and parts that compute the same share their code. That is the regional
@@ -13,7 +12,7 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -25,9 +24,6 @@ from torch.fx.node import map_arg
 from torch.fx.passes.split_module import split_module
 
 from harness.local.runners.checks import as_unsupported
-
-# A call on tensors that it holds already.
-Call = Callable[[], Sequence[Tensor]]
 
 # A product of more rows than this is left to a library.
 _FEW_ROWS = 8
@@ -45,84 +41,105 @@ _OPTIONS = {
     "cpp.vec_isa_ok": True,
 }
 
-# How many calls a process may compile on a GPU. Each is compiled once, for its own shapes, but dynamo counts them all
-# as new versions of one function, and refuses the ninth.
-_MOST_CALLS = 1024
-
 # Compiled parts by their signatures. Models of the same sizes share them, so a process keeps them
 # until it ends; they hold code, but no weights.
 _compiled: dict[str, Callable[..., Any]] = {}
 
 
-class CompiledCall:
-    """A function of tensors of fixed shapes, compiled for the device of its inputs.
-
-    A GPU gets `torch.compile`, with CUDA graphs that torch records and owns; a CPU `compile_call`.
+class Part:
+    """A function of tensors that runs plainly, and compiled for the shapes for which it was (`compiling`).
 
     Args:
-        call: returns new tensors, never an input.
-        example: inputs of the shapes that all calls will have.
-        model: whose layers the call runs.
-        written: all tensors that the call writes to, the same ones in every call: CUDA graphs may write to no others.
-
-    Raises UnsupportedModelError if it cannot be compiled.
+        function: of tensors or None; returns new tensors, never an input, and may write to those that it is given or
+            holds.
+        key: what it depends on beside the shapes of its inputs.
+        model: whose layers it runs.
     """
 
     def __init__(
         self,
-        call: Callable[..., Sequence[Tensor]],
-        example: Sequence[Tensor],
-        model: nn.Module,
-        written: Sequence[Tensor],
+        function: Callable[..., Any],
+        key: Callable[[], Hashable] = lambda: None,
+        model: nn.Module | None = None,
     ) -> None:
-        self._on_gpu = example[0].device.type == "cuda"
-        # What is compiled reads these very tensors. On a GPU an input of other strides would be compiled again.
-        self._inputs = [tensor.clone(memory_format=torch.contiguous_format) for tensor in example]
+        self._function = function
+        self._key = key
+        self._model = model
+        self._versions: dict[Hashable, Callable[..., Any]] = {}
+
+    def __call__(self, *inputs: Tensor | None) -> Any:
+        shapes = [None if tensor is None else tensor.shape for tensor in inputs]
+        version = self._versions.get((self._key(), *shapes))
+        if version is None:
+            version = self._function
+            if _compilers:
+                version = _compilers[-1](self._function, inputs, self._model)
+                self._versions[self._key(), *shapes] = version
+        return version(*inputs)
+
+
+# Makes a version of a part, given its function, inputs and model.
+Compiler = Callable[
+    [Callable[..., Any], Sequence[Tensor | None], nn.Module | None], Callable[..., Any]
+]
+
+# Those of the `compiling` blocks that are open.
+_compilers: list[Compiler] = []
+
+
+@contextmanager
+def compiling(device: torch.device) -> Iterator[None]:
+    """In this block every part is compiled for the inputs that it is called with.
+
+    On a GPU only parts that run a model are, by `torch.compile`: the small kernels of the others cost little once they
+    are captured.
+
+    Raises UnsupportedModelError if one cannot be compiled.
+    """
+    _compilers.append(_compile_for_gpu if device.type == "cuda" else _compile_for_cpu)
+    try:
         with as_unsupported("cannot be compiled"):
-            if self._on_gpu:
-                # Without the mark torch runs the call without graphs, and logs a warning alone.
-                for tensor in written:
-                    torch._dynamo.mark_static_address(tensor)
-                self._call: Any = torch.compile(
-                    call, mode="reduce-overhead", dynamic=False, fullgraph=True
-                )
-                with torch._dynamo.config.patch(
-                    recompile_limit=_MOST_CALLS, accumulated_recompile_limit=_MOST_CALLS
-                ):
-                    self._call(*self._inputs)
-            else:
-                # For the tiny pair `torch.compile`, without guards and with layers as
-                # `nested_compile_region`, answers at about 0.9 of this speed, but dynamo traces every
-                # layer of every pass: it compiles in 29 s instead of 20, with warm caches in 12 s
-                # instead of 4 (benchmarks/RESULTS.md).
-                self._call = compile_call(functools.partial(call, *self._inputs), model)
-
-    def __call__(self, *inputs: Tensor) -> Sequence[Tensor]:
-        """Call the function; later calls leave the results alone."""
-        for buffer, tensor in zip(self._inputs, inputs, strict=True):
-            buffer.copy_(tensor)
-        if not self._on_gpu:
-            outputs: Sequence[Tensor] = self._call()
-            return outputs
-        torch.compiler.cudagraph_mark_step_begin()
-        # The next replay of a graph overwrites its outputs.
-        return [output.clone() for output in self._call(*self._inputs)]
+            yield
+    finally:
+        _compilers.pop()
 
 
-def filled_up(tensor: Tensor, *sizes: int) -> Tensor:
-    """Fill a tensor up with zeros to these sizes of its first dimensions."""
-    missing = [size - present for size, present in zip(sizes, tensor.shape, strict=False)]
-    if not any(missing):
-        return tensor
-    padding = [0, 0] * (tensor.dim() - len(sizes))  # from the last dimension to the first
-    for count in reversed(missing):
-        padding += [0, count]
-    return nn.functional.pad(tensor, padding)
+def _compile_for_gpu(
+    function: Callable[..., Any], inputs: Sequence[Tensor | None], model: nn.Module | None
+) -> Callable[..., Any]:
+    if model is None:
+        return function
+    # Each is compiled once, for its own shapes, but dynamo counts them all as new versions of one function, and refuses
+    # the ninth.
+    compiled = torch.compile(function, dynamic=False, fullgraph=True)
+    with torch._dynamo.config.patch(recompile_limit=1024, accumulated_recompile_limit=1024):
+        compiled(*inputs)
+    return compiled
 
 
-def compile_call(call: Call, model: nn.Module) -> Call:
-    """Compile a call of a model: a function without arguments over tensors that it holds already,
-    the same ones every time.
+def _compile_for_cpu(
+    function: Callable[..., Any], inputs: Sequence[Tensor | None], model: nn.Module | None
+) -> Callable[..., Any]:
+    # For the tiny pair `torch.compile`, without guards and with layers as `nested_compile_region`, answers at about 0.9
+    # of this speed, but dynamo traces every layer of every pass: it compiles in 29 s instead of 20, with warm caches in
+    # 12 s instead of 4 (benchmarks/RESULTS.md).
+    given = [index for index, tensor in enumerate(inputs) if tensor is not None]
+
+    def call(*tensors: Tensor) -> Any:
+        arguments: list[Tensor | None] = [None] * len(inputs)
+        for index, tensor in zip(given, tensors, strict=True):
+            arguments[index] = tensor
+        return function(*arguments)
+
+    compiled = compile_call(call, [tensor for tensor in inputs if tensor is not None], model)
+    return lambda *arguments: compiled(*(arguments[index] for index in given))
+
+
+def compile_call(
+    call: Callable[..., Any], inputs: Sequence[Tensor], model: nn.Module | None
+) -> Callable[..., Any]:
+    """Compile a call of a model: a function of tensors like the inputs, and over tensors that it holds
+    already, the same ones every time.
 
     The result neither looks up the tensors again nor checks them; both would take a tenth of a
     small model's pass.
@@ -130,8 +147,8 @@ def compile_call(call: Call, model: nn.Module) -> Call:
     Raises an error of torch if the call depends on the values of tensors: they have none while the
     call is traced.
     """
-    with _layers_marked(model):
-        traced = make_fx(call, tracing_mode="fake", _allow_non_fake_inputs=True)()
+    with _layers_marked(model or nn.Module()):
+        traced = make_fx(call, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
     _tensors_to_inputs(traced)
     whole = _split_by_layer(traced)
     for node in whole.graph.find_nodes(op="call_module"):
@@ -143,8 +160,8 @@ def compile_call(call: Call, model: nn.Module) -> Call:
         node.op = "call_function"
         node.target = _compiled[signature]
     whole.recompile()
-    # `_tensors_to_inputs` has named each placeholder after the attribute with its tensor.
-    placeholders = traced.graph.find_nodes(op="placeholder")
+    # `_tensors_to_inputs` has named each further placeholder after the attribute with its tensor.
+    placeholders = traced.graph.find_nodes(op="placeholder")[: -len(inputs) or None]
     tensors = [getattr(traced, node.target) for node in placeholders]
     return functools.partial(whole.forward, *tensors)
 

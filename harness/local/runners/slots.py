@@ -219,11 +219,13 @@ class SlotCache:
         num_slots: the number of slots S that `update` returns and masks cover, at least as many as
             are written. The drafter sets it once for a whole proposal: `place` cannot know it, as
             `starts` is on the device, and compiled proposals need a fixed S.
+        first_row: from which on `update` writes, because rows join behind others.
     """
 
     def __init__(self) -> None:
         self.positions = torch.empty(0, dtype=torch.long)
         self.num_slots = 0
+        self.first_row = 0
         self._layers: dict[int, Slots] = {}
 
     def place(self, starts: Tensor, count: int) -> None:
@@ -239,10 +241,13 @@ class SlotCache:
         transformers' attention calls it.
         """
         slots = self._layers.get(layer, Slots([keys[:0], values[:0]]))
-        if not slots.have_room(len(keys), self.num_slots):
-            slots = slots.enlarged(len(keys), self.num_slots + SPARE_SLOTS)
+        num_rows = self.first_row + len(keys)
+        if not slots.have_room(num_rows, self.num_slots):
+            slots = slots.enlarged(num_rows, self.num_slots + SPARE_SLOTS)
             self._layers[layer] = slots
         all_keys, all_values = slots.buffers
+        if self.first_row:
+            all_keys, all_values = all_keys[self.first_row :], all_values[self.first_row :]
         indices = _indices(self.positions, keys.shape[1])
         written_keys = _write(all_keys, keys, indices, self.num_slots)
         return written_keys, _write(all_values, values, indices, self.num_slots)

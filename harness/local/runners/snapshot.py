@@ -218,7 +218,7 @@ class SnapshotRunner(Runner):
 
     def _read_prompts(self, prompts: TokenRows) -> tuple[ModelState, Step]:
         """Read prompts into a new state, padded on the left."""
-        width = max(map(len, prompts))
+        width = max(1, *map(len, prompts))
         padding = [width - len(prompt) for prompt in prompts]
         rows = zip(padding, prompts, strict=True)
         tokens = to_device([[*[0] * count, *prompt] for count, prompt in rows], self._device)

@@ -2,14 +2,12 @@
 changes lengths.
 
 Nothing is moved or copied as a text grows, and attention reads no more slots than the longest row
-has. After `compile` the passes of some widths are compiled; what fits none runs eagerly over the
-same slots.
+has. Over fixed slots (`fix`) a pass is a function of tensors, which can be compiled and captured.
 """
 
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Sequence
 from typing import Any, Unpack
 
@@ -21,11 +19,12 @@ from transformers import DynamicCache, PreTrainedModel
 from harness.config.amounts import round_up
 from harness.config.run import RunnerName
 from harness.local.decoding.inference import inference
+from harness.local.decoding.iteration import filled_up
 from harness.local.decoding.protocols import Runner, Step, TokenRows
 from harness.local.decoding.transfer import padded, to_device
 from harness.local.runners.base import Options, UnsupportedModelError, WithoutCudnn, run_model
 from harness.local.runners.checks import ANY_LENGTH, check_runner
-from harness.local.runners.compiled import CompiledCall, filled_up
+from harness.local.runners.compiled import Part, compiling
 from harness.local.runners.forward import SlotForward
 from harness.local.runners.slots import Slots
 
@@ -62,20 +61,18 @@ class StaticRunner(Runner):
         self._slots = _NO_SLOTS
         self._lengths: Sequence[int] = []  # kept tokens of each row
         self._num_extended = 0  # since the last keep
-        # By the number of tokens of each row, ascending. They read and write `_compiled_slots`.
-        self._passes: dict[int, CompiledCall] = {}
-        self._compiled_slots = _NO_SLOTS
-
-    @property
-    def name(self) -> RunnerName:
-        return "compiled" if self._passes else "static"
+        # Those of fixed rows, a pass over them, and its widths, ascending.
+        self._fixed_slots = _NO_SLOTS
+        self._pass = Part(self._forward)
+        self._widths: Sequence[int] = ()
+        self.name: RunnerName = "static"
 
     @inference
     def start(self, prompts: TokenRows) -> Step:
         """Begin a new batch. Raises UnsupportedModelError for a model that fills no KV cache."""
         num_needed = max(map(len, prompts)) + 1
-        if self._compiled_slots.have_room(len(prompts), num_needed):
-            self._slots = self._compiled_slots
+        if self._fixed_slots.have_room(len(prompts), num_needed):
+            self._slots = self._fixed_slots
         elif not self._slots.have_room(len(prompts), num_needed):
             self._slots = _NO_SLOTS  # before the prompts take memory
         self._lengths = []
@@ -108,24 +105,38 @@ class StaticRunner(Runner):
         if not self._slots.have_room(num_rows, longest + num_tokens):
             self._make_room(num_rows, 2 * (longest + num_tokens))
         slots = self._slots
-        width = 0
-        if self._passes and slots is self._compiled_slots:
-            width = next((width for width in self._passes if width >= num_tokens), 0)
+        outputs: Sequence[Tensor] | None = None
         with self._forward.packing:
-            if width and slots.have_room(num_rows, longest + width):
-                # Rows that only fill up the batch write from slot 0, unread.
-                starts = filled_up(self._starts(), slots.num_rows)
-                outputs = self._passes[width](filled_up(tokens, slots.num_rows, width), starts)
-                outputs = [output[:num_rows, :num_tokens] for output in outputs]
-            else:
+            if slots is self._fixed_slots:
+                outputs = self._extend_fixed(tokens, longest)
+            if outputs is None:
                 outputs = self._extend_eagerly(tokens)
         self._num_extended += num_tokens
         return Step(*outputs)
 
+    def extend_at(self, tokens: Tensor, starts: Tensor) -> Step:
+        """Extend fixed rows by tokens [B, n] from the slots `starts` [B] on: a function of tensors alone. `keep`
+        follows on the host.
+        """
+        with self._forward.packing:
+            return Step(*self._pass(tokens, starts))
+
+    def _extend_fixed(self, tokens: Tensor, longest: int) -> Sequence[Tensor] | None:
+        """Extend by a pass of fixed rows, of more rows and tokens where there is none of these; None where there is no
+        room for it.
+        """
+        num_rows, num_tokens = tokens.shape
+        slots = self._fixed_slots
+        width = next((width for width in self._widths if width >= num_tokens), None)
+        if width is None or not slots.have_room(num_rows, longest + width):
+            return None
+        # Rows that only fill up the batch write from slot 0, unread.
+        starts = filled_up(self._starts(), slots.num_rows)
+        outputs = self._pass(filled_up(tokens, slots.num_rows, width), starts)
+        return [output[:num_rows, :num_tokens] for output in outputs]
+
     def keep(self, counts: Sequence[int]) -> None:
-        if not all(0 <= count <= self._num_extended for count in counts):
-            raise ValueError(f"cannot keep {list(counts)} of {self._num_extended} tokens")
-        # Lengths say which slots count: nothing else is to be done.
+        # Lengths say which slots count: nothing else is to be done. What `extend_at` has read is not counted here.
         lengths = zip(self._lengths, counts, strict=True)
         self._lengths = [length + count for length, count in lengths]
         self._num_extended = 0
@@ -151,18 +162,17 @@ class StaticRunner(Runner):
         self._slots = _NO_SLOTS  # those of the check may have more rows than the batch
 
     @inference
-    def compile(self, batch_size: int, num_slots: int, widths: Sequence[int]) -> None:
-        """Compile passes, and compare their outputs with the model's own.
+    def fix(self, batch_size: int, num_slots: int, widths: Sequence[int]) -> None:
+        """Make room for fixed rows: `extend_at` reads and writes these slots.
 
-        Fewer rows are filled up, and fewer tokens to the next width.
+        `extend` goes by the same passes then, so that what reads a text gets the numbers of those that decoded it.
 
         Args:
             batch_size: the most rows of a batch.
-            num_slots: `Demand.slots` of a row.
-            widths: the numbers of tokens of an extension.
+            num_slots: of a row.
+            widths: of the passes, in tokens.
 
-        Raises UnsupportedModelError if the model cannot be compiled, or then gives other outputs.
-        The runner is then as it was.
+        Raises UnsupportedModelError for a model whose passes read values on the host.
         """
         if getattr(self._model, "is_loaded_in_8bit", False):
             raise UnsupportedModelError(
@@ -170,35 +180,45 @@ class StaticRunner(Runner):
             )
         if len(set(getattr(self._model, "hf_device_map", {}).values())) > 1:
             raise UnsupportedModelError("is on several devices")
-        started = time.perf_counter()
         states, _ = self._read_prompts([[0]])
         slots = Slots.like(states, batch_size, round_up(num_slots))
-        call = functools.partial(self._forward, slots, slots.num_slots)
-        starts = torch.zeros(batch_size, dtype=torch.long, device=self._device)
-        passes = {}
-        with self._forward.packing:
-            for width in sorted(set(widths)):
-                tokens = starts.unsqueeze(1).expand(-1, width)
-                passes[width] = CompiledCall(call, [tokens, starts], self._model, slots.buffers)
-        self._passes = passes
-        self._compiled_slots = slots
+        self._fixed_slots = slots
+        self._pass = Part(
+            functools.partial(self._forward, slots, slots.num_slots), model=self._model
+        )
+        self._widths = sorted(set(widths))
+
+    @inference
+    def compile(self) -> None:
+        """Compile the passes of fixed rows, and compare their outputs with the model's own.
+
+        Raises UnsupportedModelError if the model cannot be compiled, or then gives other outputs.
+        The runner then has no fixed rows.
+        """
+        starts = torch.zeros(self._fixed_slots.num_rows, dtype=torch.long, device=self._device)
         try:
+            with compiling(self._device):
+                for width in self._widths:
+                    self.extend_at(starts.unsqueeze(1).repeat(1, width), starts)
+            self.name = "compiled"
             # Short rows are enough: compiled passes see all slots, so that a model that counts from
             # their end differs at any length.
-            check_runner(self, self._model, self._options, min(2, batch_size), num_slots=0)
+            num_rows = min(2, self._fixed_slots.num_rows)
+            check_runner(self, self._model, self._options, num_rows, num_slots=0)
         except UnsupportedModelError:
             self.close()
             raise
-        self.setup_seconds = time.perf_counter() - started
 
     @inference
     def zero_nan(self) -> None:
         self._slots.zero_nan()
-        self._compiled_slots.zero_nan()
+        self._fixed_slots.zero_nan()
 
     def close(self) -> None:
-        self._passes = {}
-        self._compiled_slots = _NO_SLOTS
+        self._pass = Part(self._forward)
+        self._widths = ()
+        self.name = "static"
+        self._fixed_slots = _NO_SLOTS
         self._slots = _NO_SLOTS
 
     def _extend_eagerly(self, tokens: Tensor) -> Sequence[Tensor]:
@@ -233,7 +253,7 @@ class StaticRunner(Runner):
         lengths = list(map(len, prompts))
         # Padding follows a prompt, which therefore never sees it: positions and masks are the
         # model's own.
-        tokens = to_device(padded(prompts), self._device)
+        tokens = to_device(padded(prompts, least=1), self._device)
         last_tokens = to_device(lengths, self._device) - 1
         with WithoutCudnn():
             logits, *hidden = run_model(self._model, self._options, tokens, cache, last_tokens)
@@ -242,7 +262,7 @@ class StaticRunner(Runner):
             rows = [row[:length] for row, length in zip(states, lengths, strict=True)]
             outputs.append(pad_sequence(rows, batch_first=True, padding_side="left"))
         lengths_read = {layer.get_seq_length() for layer in cache.layers}
-        if lengths_read != {max(lengths)}:
+        if lengths_read != {max(1, *lengths)}:
             raise UnsupportedModelError("does not keep its state in a KV cache")
         keys_and_values: list[Tensor] = []
         for layer in cache.layers:

@@ -26,6 +26,7 @@ from chains import (
 from fakes import MarkovRunner, TableDrafter
 from harness.engines.arrivals import Origin
 from harness.local.decoding import reference
+from harness.local.decoding.iteration import Calls
 from harness.local.decoding.loop import Iteration, Loop, RowRequest
 from harness.local.decoding.protocols import NonFiniteError, Proposal, Step
 from harness.local.decoding.randomness import Purpose, inverse_cdf, uniforms
@@ -270,7 +271,7 @@ def test_an_iteration_may_have_numbers_that_no_other_and_no_position_has(
 
     drafter = Noting(dict.fromkeys(range(SIZE), 0))
     runner = MarkovRunner(torch.eye(SIZE).roll(1, dims=1).add(0.01).log().softmax(-1))
-    loop = Loop(runner, drafter, 3, verification=reject, redraw=redraw)
+    loop = Loop(Calls(runner, drafter, 3, verification=reject, redraw=redraw))
     loop.add([RowRequest([1], stream, Warp(1.0), max_new_tokens=9)])
     for _ in range(3):
         loop.step()

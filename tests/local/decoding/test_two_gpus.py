@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from architectures import random_model
 from chains import requests, row_steps, speculative
 from drafts import DRAFTS
+from harness.local.decoding.iteration import Calls
 from harness.local.decoding.loop import Iteration, Loop
 from harness.local.decoding.protocols import Drafter, Runner
 from harness.local.decoding.warp import AnyWarp, BatchWarp, Warp
@@ -95,7 +96,11 @@ def test_rows_that_differ_leave_and_join(drafts: bool, compared: Callable[..., N
     def decode(first: str, second: str) -> Iterator[Iteration]:
         warp = BatchWarp()
         runner, drafter = drafting("model", warp, first, second)
-        loop = Loop(runner, drafter, NUM_DRAFT_TOKENS, warp=warp) if drafts else Loop(runner)
+        loop = (
+            Loop(Calls(runner, drafter, NUM_DRAFT_TOKENS, warp=warp))
+            if drafts
+            else Loop(Calls(runner))
+        )
         joining = [
             *on(first, Warp(0.5, top_k=5), [[3, 4]], 8),
             *on(first, Warp(0.7, top_p=0.8), [[9] * 120], 20),

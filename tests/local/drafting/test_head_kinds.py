@@ -15,10 +15,11 @@ from transformers.modeling_layers import MtpModel
 from architectures import VOCABULARY
 from chains import GREEDY
 from drafts import MASK
-from harness.local.decoding.protocols import Drafter, Proposal
+from harness.local.decoding.protocols import Proposal
 from harness.local.decoding.warp import AnyWarp, Warp
 from harness.local.drafting.heads.head import Head
 from harness.local.drafting.model import ModelDrafter, ParallelDrafter
+from harness.local.drafting.on_host import on_host
 from harness.local.runners.snapshot import SnapshotRunner
 from harness.local.runners.static import StaticRunner
 from head_references import (
@@ -51,11 +52,11 @@ FEWER = {"reduced": True, "norm_before_residual": True, "norm_before_fc": True}
 EAGLE_31 = {"fc_norm": True, "norm_output": True, "own_embedding": False, "own_output": False}
 
 # A target, a drafter for it, and what it should draft.
-Kind = Callable[[], tuple[PreTrainedModel, Drafter, Expected]]
+Kind = Callable[[], tuple[PreTrainedModel, Any, Expected]]
 
 
 def with_head(make_expected: Callable[..., Expected], make_head: Callable[[], Head]) -> Kind:
-    def kind() -> tuple[PreTrainedModel, Drafter, Expected]:
+    def kind() -> tuple[PreTrainedModel, Any, Expected]:
         target, head = target_model(), make_head()
         return target, head_drafter(head, target, Warp()), make_expected(head, target)
 
@@ -69,7 +70,7 @@ def eagle(style: str = "llama", num_layers: int = 1, **changes: Any) -> Kind:
     )
 
 
-def model() -> tuple[PreTrainedModel, Drafter, Expected]:
+def model() -> tuple[PreTrainedModel, Any, Expected]:
     """One plain pass over the text and the drawn tokens."""
     own = target_model(seed=1)
 
@@ -80,7 +81,7 @@ def model() -> tuple[PreTrainedModel, Drafter, Expected]:
     return target_model(), ModelDrafter(StaticRunner(own), Warp()), expected
 
 
-def parallel() -> tuple[PreTrainedModel, Drafter, Expected]:
+def parallel() -> tuple[PreTrainedModel, Any, Expected]:
     """One plain pass over the text and masks."""
     model = target_model(seed=1)
     drafter = ParallelDrafter(StaticRunner(model), Warp(), MASK)
@@ -96,7 +97,7 @@ def parallel() -> tuple[PreTrainedModel, Drafter, Expected]:
 def mtp(family: str) -> Kind:
     """One row alone, all entries read at once by transformers' cache and masks, and the drawn tokens after them."""
 
-    def kind() -> tuple[PreTrainedModel, Drafter, Expected]:
+    def kind() -> tuple[PreTrainedModel, Any, Expected]:
         target, layers = mtp_target(family)
 
         def expected(decided: Tensor, drawn: Tensor, features: Tensor) -> Tensor:
@@ -173,7 +174,7 @@ def test_a_token_too_early_is_noticed() -> None:
 def proposed(head: Head, warp: AnyWarp, most: int, threshold: float = 0.0) -> tuple[Proposal, Any]:
     """What a head drafts after `PROMPTS`, and the target's step."""
     target = target_model()
-    drafter = head_drafter(head, target, warp, threshold)
+    drafter = on_host(head_drafter(head, target, warp, threshold))
     step = SnapshotRunner(target, hidden_layers=drafter.layers).start(PROMPTS)
     drafter.start(PROMPTS, [1, 2, 3], step)
     return drafter.propose(most, torch.full((3, most), 0.99)), step
@@ -203,8 +204,8 @@ def test_confidence_shortens_the_offer() -> None:
         before = torch.tensor([first, *proposal.tokens[row, :-1].tolist()])
         known = torch.cat([states, head.markov_head["markov_w1"].weight[before]], dim=1)
         sure = head.confidence_head["proj"](known).squeeze(1) >= 0
-        assert proposal.lengths[row] == [*sure.tolist(), False].index(False)
-    assert len(set(proposal.lengths)) > 1
+        assert int(proposal.lengths[row]) == [*sure.tolist(), False].index(False)
+    assert len(set(proposal.lengths.tolist())) > 1
 
 
 def test_no_token_is_drawn_that_does_not_exist() -> None:

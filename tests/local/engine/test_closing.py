@@ -51,9 +51,6 @@ def pair(save_model: Callable[..., ModelSettings]) -> Pair:
 def use(engine: Engine) -> None:
     for arm in engine.arms:
         arm.answer(QUESTION.requests, 1)
-    if engine.stopwatches is not None:
-        for arm in engine.stopwatches.arms():
-            arm.answer(QUESTION.requests, 1)
     engine.weights.reference.logits([[5, 6, 7]])
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch._dynamo.utils import counters
 
 from chains import records_of, row_steps, texts
 from harness.config.demand import Demand
@@ -26,7 +25,6 @@ from harness.engines.arrivals import Arrival
 from harness.engines.record import Preparation
 from harness.local.decoding.verify import Offer, Verdict, verify, verify_block
 from harness.local.decoding.warp import BatchWarp, Warp
-from harness.local.drafting.heads.drafter import CompiledDraft
 from harness.local.drafting.method import Pair
 from harness.local.engine.engine import LocalArm, LocalEngine, token_logprobs
 from harness.local.engine.fault import fault_of
@@ -34,12 +32,13 @@ from harness.local.engine.pair import PlacedPair, plan_pair
 from harness.local.engine.records import Local
 from harness.local.engine.reference import not_finite
 from harness.local.models.fit import fit
+from harness.local.runners.base import UnsupportedModelError
 from harness.local.runners.static import StaticRunner
 from harness.measuring.prompts import sets
 from planted_faults import IN_BATCHES, planted
 from some_questions import question_of
 from tiny_checkpoints import as_draft, load, on_gpu, shipped
-from traced import assert_static, run_as_traced, run_by_dynamo
+from traced import run_as_traced
 from verifiers import arguments
 
 DECODING = DecodingSettings(max_new_tokens=12, num_draft_tokens=3)
@@ -155,10 +154,11 @@ def test_only_the_widths_that_run_are_prepared(
 ) -> None:
     prepared: list[list[int]] = []
 
-    def compile_widths(runner: object, batch_size: int, num_slots: int, widths: Any) -> None:
+    def fix(runner: object, batch_size: int, num_slots: int, widths: Any) -> None:
         prepared.append([*widths])
+        raise UnsupportedModelError("is not fixed")
 
-    monkeypatch.setattr(StaticRunner, "compile", compile_widths)
+    monkeypatch.setattr(StaticRunner, "fix", fix)
     if not drafts:
         pair = dataclasses.replace(pair, draft=None, draft_settings=None)
     open_engine(pair, "compiled")
@@ -178,7 +178,7 @@ def test_a_question_may_differ_from_what_the_engine_was_opened_for(pair: Pair) -
 
 def test_stopwatches_count_every_pass(pair: Pair) -> None:
     engine = open_engine(pair, "eager")
-    regular, speculative = engine.stopwatches.arms()
+    regular, speculative = engine.arms
     for _ in range(2):  # each question by itself
         answered = regular.answer(QUESTION.requests, len(QUESTION.prompts))
         assert answered.batch.num_iterations == 11
@@ -264,65 +264,6 @@ def test_a_draft_that_drafts_nothing_needs_no_compiled_proposals(
     regular, speculative = (texts(records_of(arm, question.requests), 1) for arm in engine.arms)
     assert speculative == regular
     engine.close()
-
-
-@pytest.mark.parametrize("head", ["tiny_eagle3", "tiny_dflash"])
-def test_a_shorter_proposal_comes_from_the_compiled_one(
-    head: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As it is asked for near the end of an answer."""
-    run_as_traced(monkeypatch)
-    drafted: dict[int, int] = {}
-    original = CompiledDraft.__call__
-
-    def noting(self: CompiledDraft, unread: Any, uniforms: torch.Tensor) -> Any:
-        draft = original(self, unread, uniforms)
-        drafted[uniforms.shape[1]] = draft.tokens.shape[1]
-        return draft
-
-    monkeypatch.setattr(CompiledDraft, "__call__", noting)
-    pair = shallow_pair(head)
-    decoding = dataclasses.replace(DECODING, num_draft_tokens=4, max_new_tokens=6)
-    found = []
-    for runner in ("eager", "compiled"):
-        engine = LocalEngine(pair, Preparation(decoding=decoding, runner=runner, longest_prompt=5))
-        for number in (1, 3):
-            fixed = dataclasses.replace(
-                decoding, num_draft_tokens=number, max_new_tokens=number + 3
-            )
-            question = question_of(PROMPTS[:1], fixed)
-            found.append(texts(records_of(engine.arms[1], question.requests), 1))
-        engine.close()
-    assert found[:2] == found[2:]
-    assert {1, 3} <= drafted.keys()
-    assert set(drafted.values()) == {4}
-
-
-@pytest.mark.parametrize("head", ["tiny_eagle3", "tiny_dflash"])
-def test_torch_compile_traces_a_head_s_proposal_whole(
-    head: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The way of GPUs."""
-    run_by_dynamo(monkeypatch)
-    pair = shallow_pair(head)
-    engine = open_engine(pair, "compiled")
-    assert engine.runners.compiled_draft is not None
-    assert_static(engine.runners.compiled_draft.cache.buffers)
-    assert texts_of(engine) == texts_of(open_engine(pair, "eager"))
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("head", ["tiny_eagle3", "tiny_dflash"])
-def test_a_gpu_records_graphs_of_a_pass_and_of_a_head_s_proposal(head: str) -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
-    pair = on_gpu(shallow_pair(head))
-    eager = texts_of(open_engine(pair, "eager"))
-    counters.clear()
-    engine = open_engine(pair, "compiled")
-    assert engine.runners.compiled_draft is not None
-    assert texts_of(engine) == eager
-    assert counters["inductor"]["cudagraph_skips"] == 0
 
 
 def test_a_head_on_a_gpu_that_its_target_is_not_on(gpus: Any) -> None:

@@ -22,6 +22,7 @@ from harness.local.decoding.protocols import Drafter, NonFiniteError, Proposal, 
 from harness.local.decoding.warp import Warp
 from harness.local.drafting.method import Pair
 from harness.local.drafting.model import ModelDrafter
+from harness.local.drafting.on_host import on_host
 from harness.local.engine.reading import (
     PairReader,
     draft_probabilities_by_chunk,
@@ -63,8 +64,9 @@ def proposed(drafter: Drafter, target: Any, prefix: list[int], token: int, most:
     hidden = None
     if drafter.layers:
         hidden = SnapshotRunner(target, hidden_layers=drafter.layers).start([prefix]).hidden
-    drafter.start([prefix], [token], Step(torch.empty(1, VOCABULARY), hidden))
-    return drafter.propose(most, torch.rand(1, most))
+    told = on_host(drafter)
+    told.start([prefix], [token], Step(torch.empty(1, VOCABULARY), hidden))
+    return told.propose(most, torch.rand(1, most))
 
 
 def answer_along(drafter: Drafter, text: list[int] = TEXT, hidden: Any = None) -> Any:
@@ -73,7 +75,7 @@ def answer_along(drafter: Drafter, text: list[int] = TEXT, hidden: Any = None) -
     answer = range(len(PROMPT), len(tokens))
     if type(drafter) is ModelDrafter:
         return draft_probabilities_by_chunk(drafter.runner, drafter.warp, tokens, answer, K)
-    return draft_probabilities_by_replay(drafter, tokens, answer, hidden, K, VOCABULARY)
+    return draft_probabilities_by_replay(on_host(drafter), tokens, answer, hidden, K, VOCABULARY)
 
 
 @pytest.mark.parametrize("place", [0, 6])
@@ -120,7 +122,7 @@ def test_any_drafter_replays_a_text_if_it_takes_its_tokens() -> None:
 
         def __init__(self, warp: Warp, takes: bool) -> None:
             self.takes = takes
-            self._model = ModelDrafter(own_model(), warp)
+            self._model = on_host(ModelDrafter(own_model(), warp))
 
         def start(self, *arguments: Any) -> None:
             self._model.start(*arguments)

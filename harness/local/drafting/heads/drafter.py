@@ -1,33 +1,28 @@
 """Drafting with a head of any kind: the target's features, the head's cache, and its proposals.
 
-`observe` keeps the features, the target's own hidden states, of the decided tokens. `propose` then
-hands them to the head's `draft`, which reads them into the cache and draws K tokens. `draft` is a
-function of tensors, so that it can be compiled (`CompiledDraft`); what fits no compiled proposal runs
-eagerly.
+`learn` keeps the features, the target's own hidden states, of the decided tokens. `draft` then hands them to the
+head's, which reads them into the cache and draws K tokens.
 """
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+import functools
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import PreTrainedModel
 
 from harness.config.amounts import round_up
-from harness.local.decoding.inference import inference
-from harness.local.decoding.protocols import Drafter, Proposal, Step, TokenRows
+from harness.local.decoding.iteration import filled_up
+from harness.local.decoding.protocols import Proposal, Step, TensorDrafter, TokenRows
 from harness.local.decoding.randomness import are_tokens, existing_index
+from harness.local.decoding.state import RowState
 from harness.local.decoding.transfer import padded, to_device
-from harness.local.decoding.warp import AnyWarp, BatchWarp
+from harness.local.decoding.warp import AnyWarp
 from harness.local.drafting.heads.head import Draft, Head, Unread
-from harness.local.runners.base import WithoutCudnn
-from harness.local.runners.checks import require_close
-from harness.local.runners.compiled import CompiledCall, filled_up
+from harness.local.runners.base import WithoutCudnn, gather_rows
+from harness.local.runners.compiled import Part
 from harness.local.runners.slots import SlotCache
 
 
@@ -59,26 +54,18 @@ class HeadSampler:
         return Draft(tokens, probabilities)
 
 
-@dataclass
-class _Row:
-    """The features of one row that the head has not read, from a verdict to the next proposal.
+def propose(head: Head, cache: SlotCache, draw: HeadSampler, *inputs: Tensor) -> list[Tensor]:
+    """Draft with a head -> the tensors of its `Draft`.
 
-    A verdict brings one for each token that it decided: the hidden states of the target at the token
-    before it. They are views of the target's outputs until a proposal needs them, so that a head costs
-    nothing while nothing is drafted.
-
-    Attributes:
-        parts: [n, L, D] each, in order.
-        following: the token after each feature.
-        num_read: how many features have been read before, which are its entries in the cache.
+    Args:
+        inputs: the fields of an `Unread`, and uniforms [B, K].
     """
+    *unread, uniforms = inputs
+    draft = head.draft(Unread(*unread), uniforms, cache, draw)
+    return [tensor for tensor in draft if tensor is not None]
 
-    parts: list[Tensor]
-    following: list[int]
-    num_read: int = 0
 
-
-class HeadDrafter(Drafter):
+class HeadDrafter(TensorDrafter):
     """A drafter over a head.
 
     A head with a cache has an entry there for each decided token but the last, which has no
@@ -91,11 +78,8 @@ class HeadDrafter(Drafter):
             accepted with at least this probability; 0 offers all.
 
     Attributes:
-        compiled: drafts where it can; None where nothing is compiled.
-        cache: the batch's: that of `compiled` as long as the batch fits into it.
+        cache: the batch's.
     """
-
-    compiled: CompiledDraft | None = None
 
     def __init__(self, head: Head, warp: AnyWarp, threshold: float) -> None:
         self.head = head
@@ -105,185 +89,130 @@ class HeadDrafter(Drafter):
         self._device = next(head.parameters()).device
         self._draw = HeadSampler(head, warp)
         self._threshold = threshold
-        self._rows: list[_Row] = []
+        self._num_rows = 0
+        # How many features of each row the next proposal reads at most, where rows are not fixed.
+        self._width = 1
+        size = len(head.config.layers) * head.config.target_size
+        parameter = next(head.parameters())
+        # [B, n, L * D], and [B, n], the token after each; the first `_counts` [B] of each row are unread.
+        self._features = torch.zeros(0, 1, size, device=self._device, dtype=parameter.dtype)
+        self._following = torch.zeros(0, 1, dtype=torch.long, device=self._device)
+        self._counts = torch.zeros(0, dtype=torch.long, device=self._device)
+        self._prepared = (self._features, self._following, self._counts, self.cache)
+        self._propose_fixed: Callable[..., list[Tensor]] = self._proposer(self.cache)
+
+    def prepare(
+        self, num_rows: int, num_draft_tokens: int, num_slots: int, device: torch.device
+    ) -> None:
+        width = num_draft_tokens + 1
+        self._make_room(num_rows, width)
+        self.cache = SlotCache()
+        self.cache.num_slots = round_up(num_slots + self.head.num_written(width, num_draft_tokens))
+        self._prepared = (self._features, self._following, self._counts, self.cache)
+        warp = self.warp
+        self._propose_fixed = Part(self._proposer(self.cache), lambda: warp.kind, self.head)
+
+    def clear(self) -> None:
+        self._features, self._following, self._counts, self.cache = self._prepared
+        self._num_rows = 0
+        self._width = 1
 
     def zero_nan(self) -> None:
         self.cache.zero_nan()
-
-    def clear(self) -> None:
-        self.cache = SlotCache() if self.compiled is None else self.compiled.cache
-        self._rows = []
+        self._features.nan_to_num_(0.0, 0.0, 0.0)
 
     def add(self, prompts: TokenRows, first_tokens: Sequence[int], step: Step) -> None:
         assert step.hidden is not None, "the target's runner captures no hidden states"
-        # Where proposals are wanted.
-        self._target_device = step.hidden.device
-        for states, prompt, first in zip(step.hidden, prompts, first_tokens, strict=True):
-            # Padding on a row's left may be no number at all, and must not reach the cache.
-            self._rows.append(_Row([states[-len(prompt) :]], [*prompt[1:], first]))
-        self._reserve(0)
-
-    @inference
-    def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
-        uniforms = uniforms.to(self._device)
-        num_unread = max(len(row.following) for row in self._rows)
-        compiled = self.compiled
-        if compiled is not None and compiled.fits(self.warp, num_draft_tokens):
-            if num_unread > compiled.most_unread:
-                # Those of a prompt, or of iterations without a draft. `draft` needs the last one.
-                self._reserve(num_unread)
-                with WithoutCudnn():
-                    self.head.read(self._take_unread(num_again=1), self.cache)
-            self._reserve(compiled.num_written)
-        else:
-            compiled = None
-            self._reserve(self.head.num_written(num_unread, num_draft_tokens))
-        unread = self._take_unread()
-        if compiled is not None and self.cache is compiled.cache:
-            draft = compiled(unread, uniforms)
-        else:
+        first = self._num_rows
+        self._num_rows += len(prompts)
+        self._make_room(self._num_rows, 1)
+        lengths = list(map(len, prompts))
+        # Padding on a row's left may be no number at all, and must not reach the cache.
+        rows = zip(step.hidden, lengths, strict=True)
+        states = pad_sequence([row[-length:] for row, length in rows], batch_first=True)
+        features = states.flatten(2).to(self._features)
+        texts = zip(prompts, first_tokens, strict=True)
+        following = to_device(
+            padded([[*prompt[1:], token] for prompt, token in texts]), self._device
+        )
+        last = to_device(lengths, self._device) - 1
+        if max(lengths) > 1:
+            # All but the last, with which the first proposal begins.
+            self._reserve(max(lengths))
+            self.cache.first_row = first
             with WithoutCudnn():
-                draft = self.head.draft(unread, uniforms, self.cache, self._draw)
-        # A compiled proposal may have more tokens.
-        tokens = draft.tokens[:, :num_draft_tokens]
-        probabilities = draft.probabilities[:, :num_draft_tokens]
+                self.head.read(
+                    Unread(features, following, last, torch.zeros_like(last)), self.cache
+                )
+            self.cache.first_row = 0
+        self._features[first : self._num_rows, 0] = gather_rows(features, last)
+        self._following[first : self._num_rows, 0] = gather_rows(following, last)
+        self._counts[first : self._num_rows] = 1
+
+    def draft(self, rows: RowState, uniforms: Tensor) -> Proposal:
+        num_rows, num_draft_tokens = uniforms.shape
+        width = self._features.shape[1] if rows.is_fixed else self._width
+        counts = self._counts[:num_rows]
+        unread = (
+            self._features[:num_rows, :width],
+            self._following[:num_rows, :width],
+            counts,
+            rows.lengths.to(self._device) - counts,
+        )
+        proposer = self._propose_fixed
+        if not rows.is_fixed:
+            # The last unread feature is of the last token that the target has read.
+            self._reserve(rows.longest - 1 + self.head.num_written(width, num_draft_tokens))
+            proposer = self._proposer(self.cache)
+        with WithoutCudnn():
+            tokens, probabilities, *chances = proposer(*unread, uniforms.to(self._device))
+        device = rows.tail.device
         lengths = None
-        if draft.chances is not None and self._threshold:
-            are_likely = draft.chances[:, :num_draft_tokens] >= self._threshold
-            lengths = are_likely.long().cumprod(-1).sum(-1).tolist()
-        device = self._target_device
+        if chances and self._threshold:
+            are_likely = chances[0] >= self._threshold
+            lengths = are_likely.long().cumprod(-1).sum(-1).to(device)
         return Proposal(tokens.to(device), probabilities.to(device), lengths)
 
-    @inference
-    def observe(self, num_accepted: Sequence[int], decided: TokenRows, step: Step) -> None:
-        assert step.hidden is not None
-        for row, states, tokens in zip(self._rows, step.hidden.unbind(), decided, strict=True):
-            row.parts.append(states[: len(tokens)])
-            row.following += tokens
+    def _proposer(self, cache: SlotCache) -> Callable[..., list[Tensor]]:
+        """Return a function that drafts by the fields of an `Unread` and uniforms [B, K], over this cache."""
+        return functools.partial(propose, self.head, cache, self._draw)
 
-    @inference
-    def select(self, rows: Sequence[int]) -> None:
-        self.cache.select(to_device(rows, self._device), max(rows) + 1)
-        self._rows = [self._rows[row] for row in rows]
-
-    def _take_unread(self, num_again: int = 0) -> Unread:
-        """Return the features that wait, on the head's device, and count them as read, but the last
-        `num_again` of each row.
-        """
-        for row in self._rows:
-            row.parts = [torch.cat(row.parts)]
-        features = pad_sequence([row.parts[0] for row in self._rows], batch_first=True)
-        following = [row.following for row in self._rows]
-        unread = Unread(
-            features.flatten(2).to(self._device),
-            to_device(padded(following), self._device),
-            to_device(list(map(len, following)), self._device),
-            to_device([row.num_read for row in self._rows], self._device),
-        )
-        for row in self._rows:
-            num_new = max(0, len(row.following) - num_again)
-            row.num_read += num_new
-            row.following = row.following[num_new:]
-            row.parts = [row.parts[0][num_new:]]
-        return unread
-
-    def _reserve(self, num_ahead: int) -> None:
-        """Make room in the cache for entries behind those that were read. The compiled one keeps its
-        size: a batch that outgrows it goes on in a copy.
-        """
-        num_slots = num_ahead + max(row.num_read for row in self._rows)
-        compiled = self.compiled
-        if compiled is not None and self.cache is compiled.cache:
-            if num_slots <= self.cache.num_slots and len(self._rows) <= compiled.batch_size:
-                return
-            self.cache = self.cache.copied()
-        self.cache.num_slots = num_slots
-
-
-class CompiledDraft:
-    """Whole proposals as compiled calls, one for each K, which all drafters over a head share, one
-    after the other. A head that drafts all tokens in one pass needs a call for the largest K alone.
-
-    Fewer rows, features and tokens are filled up. What features that only fill up leave in the cache is
-    never seen.
-
-    Args:
-        warp: the one for the target's logits.
-        target: the model that is followed.
-        batch_size: the most rows of a batch.
-        num_slots: `Demand.slots` of a row.
-        num_draft_tokens: the largest K that will be asked for.
-
-    Attributes:
-        cache: the keys and values of every drafter's batch, of fixed size.
-        most_unread: how many features of each row a proposal reads.
-        num_written: how many slots behind those read before a proposal writes at most.
-        setup_seconds: how long compiling took.
-
-    Raises UnsupportedModelError if the head cannot be compiled, or then drafts otherwise.
-    """
-
-    @inference
-    def __init__(
-        self,
-        head: Head,
-        warp: AnyWarp,
-        target: PreTrainedModel,
-        batch_size: int,
-        num_slots: int,
-        num_draft_tokens: int,
+    def learn(
+        self, rows: RowState, num_accepted: Tensor, decided: Tensor, hidden: Tensor | None
     ) -> None:
-        started = time.perf_counter()
-        device = next(head.parameters()).device
-        draw = HeadSampler(head, warp)
-        self._most = num_draft_tokens
-        self._warp = warp
-        self.batch_size = batch_size
-        # A verdict leaves no more features.
-        self.most_unread = num_draft_tokens + 1
-        self.num_written = head.num_written(self.most_unread, num_draft_tokens)
-        self.cache = SlotCache()
-        self.cache.num_slots = round_up(num_slots + self.num_written)
-        config = head.config
-        shape = (batch_size, self.most_unread, len(config.layers) * config.target_size)
-        features = torch.arange(math.prod(shape), device=device).view(shape).sin()
-        following = torch.zeros(shape[:2], dtype=torch.long, device=device)
-        starts = following[:, 0]
-        unread = Unread(features.to(target.dtype), following, starts + self.most_unread, starts)
+        assert hidden is not None
+        num_rows, width = decided.shape
+        self._make_room(num_rows, width)
+        self._width = width
+        self._features[:num_rows, :width] = hidden.flatten(2)
+        self._following[:num_rows, :width] = decided
+        self._counts[:num_rows] = (num_accepted + 1) * rows.running
 
-        def propose(*inputs: Tensor) -> list[Tensor]:
-            *unread, uniforms = inputs
-            draft = head.draft(Unread(*unread), uniforms, self.cache, draw)
-            return [tensor for tensor in draft if tensor is not None]
+    def select(self, rows: Sequence[int]) -> None:
+        index = to_device(rows, self._device)
+        self.cache.select(index, self._num_rows)
+        for tensor in (self._features, self._following, self._counts):
+            tensor[: len(rows)] = tensor[index]
+        self._num_rows = len(rows)
+        # Those behind only fill a batch up.
+        self._counts[len(rows) :] = 0
 
-        example = [*unread, torch.full((batch_size, num_draft_tokens), 0.5, device=device)]
-        expected = Draft(*propose(*example))
-        self._call: CompiledCall | None = CompiledCall(propose, example, head, self.cache.buffers)
-        actual = Draft(*self._call(*example))
-        # The first token alone: rounding may draw another one, and after it nothing is equal.
-        require_close(
-            [actual.probabilities[:, 0]],
-            [expected.probabilities[:, 0]],
-            target,
-            "compiled differ from the eager ones",
-        )
-        self.setup_seconds = time.perf_counter() - started
+    def _make_room(self, num_rows: int, width: int) -> None:
+        """Copy what is unread into larger tensors, unless it has these sizes."""
+        present_rows, present_width = self._following.shape
+        if num_rows > present_rows or width > present_width:
+            num_rows, width = max(num_rows, present_rows), max(width, present_width)
+            self._features = filled_up(self._features, num_rows, width)
+            self._following = filled_up(self._following, num_rows, width)
+            self._counts = filled_up(self._counts, num_rows)
 
-    def fits(self, warp: AnyWarp, num_draft_tokens: int) -> bool:
-        """Whether it was compiled for this warp, and for `num_draft_tokens` or more."""
-        common = warp.common if isinstance(warp, BatchWarp) else warp
-        return num_draft_tokens <= self._most and common == self._warp
-
-    @inference
-    def __call__(self, unread: Unread, uniforms: Tensor) -> Draft:
-        """Draft at least as many tokens for each row as it has uniforms."""
-        assert self._call is not None
-        inputs = [filled_up(tensor, self.batch_size, self.most_unread) for tensor in unread]
-        inputs.append(filled_up(uniforms, self.batch_size, self._most))
-        outputs = self._call(*inputs)
-        return Draft(*(output[: len(uniforms)] for output in outputs))
-
-    def close(self) -> None:
-        """Give back memory. The compiled call refers to this object: without it all is freed at once."""
-        self._call = None
-        self.cache = SlotCache()
+    def _reserve(self, num_slots: int) -> None:
+        """Make room in the cache for so many entries of each row. The prepared one keeps its size: a batch that
+        outgrows it goes on in a copy.
+        """
+        *_, counts, prepared = self._prepared
+        if self.cache is prepared:
+            if num_slots <= prepared.num_slots and self._num_rows <= len(counts):
+                return
+            self.cache = prepared.copied()
+        self.cache.num_slots = num_slots

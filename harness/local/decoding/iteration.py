@@ -1,0 +1,262 @@
+"""An iteration of a batch as two calls over its state: `propose`, and `decide`, which verifies and moves the rows on.
+
+Both are functions of tensors that read nothing on the host, where the state is fixed: what is compiled or captured is
+what runs plainly. Without a proposal `decide` is a step of regular decoding.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from harness.local.decoding.protocols import (
+    Drafter,
+    Proposal,
+    Runner,
+    Step,
+    TensorDrafter,
+)
+from harness.local.decoding.randomness import Purpose, inverse_cdf
+from harness.local.decoding.state import RowState
+from harness.local.decoding.transfer import to_device
+from harness.local.decoding.verify import Offer, Verdict, verify
+from harness.local.decoding.warp import AnyWarp, BatchWarp
+
+
+class Decided(NamedTuple):
+    """What the target has decided.
+
+    Attributes:
+        packed: [B, 3 + 3 K] float32, all that the host must know, in one tensor so that it waits once: the number of
+            accepted tokens, the token that follows (V where the logits are nan), the number that was offered; then the
+            draft tokens, and their probabilities under the target and under the drafter. Of tokens up to 2**24 float32
+            is exact.
+        step: the target's pass, logits [B, 1 + K, V].
+    """
+
+    packed: Tensor
+    step: Step
+
+
+class Calls:
+    """The two calls of an arm's iterations, over the rows of any batch.
+
+    Args:
+        target: the runner of the model that decides.
+        drafter: proposes tokens; None for regular decoding, one token per row and forward pass.
+        num_draft_tokens: K; 0 is regular decoding.
+        verification: the rule of acceptance, called where a row may be offered a token.
+        redraw: propose and accept with numbers that no other iteration takes, for a rule by which a
+            rejection depends on later tokens (block verification): a position that is drafted again
+            must not meet the numbers by which it was rejected, see `randomness`. With
+            max_new_tokens=64 and K=4 a row's stream has 65 entries by position, then a block of 4 for
+            each iteration.
+        warp: the drafter's own, if rows with other settings may join: it then follows the batch.
+
+    Attributes:
+        rows: the fixed state that the calls were prepared for; None where they were not.
+        most_tokens: of a row, prompt and new ones, for which the caches of `rows` have room.
+    """
+
+    rows: RowState | None = None
+    most_tokens: int = 0
+
+    def __init__(
+        self,
+        target: Runner,
+        drafter: Drafter | TensorDrafter | None = None,
+        num_draft_tokens: int = 0,
+        *,
+        verification: Callable[[Offer], Verdict] = verify,
+        redraw: bool = False,
+        warp: BatchWarp | None = None,
+    ) -> None:
+        self.target = target
+        # One that is never asked need not read the prompts.
+        self.drafter = drafter if num_draft_tokens else None
+        self.num_draft_tokens = num_draft_tokens if drafter is not None else 0
+        self.warp = warp or BatchWarp()
+        # Numbers that an iteration takes for itself alone.
+        self._num_redrawn = num_draft_tokens if redraw else 0
+        # What follows the target's pass, which a compiled part may replace.
+        self.draw: Callable[..., Judgement] = functools.partial(draw, self.warp)
+        self.judge: Callable[..., Judgement] = functools.partial(
+            judge, self.warp, verification, self._num_redrawn
+        )
+
+    def num_rows(self, num_running: int) -> int:
+        """Return how many of the prepared rows a call takes for this many that run."""
+        assert self.rows is not None
+        return self.rows.num_rows
+
+    def propose(self, rows: RowState, count: int, limits: Sequence[int]) -> Proposal | None:
+        """Propose up to `count` >= 1 tokens for each row; None where a drafter on the host offers no row any.
+
+        Args:
+            limits: how many each row can take. Only a drafter on the host is told; `decide` knows them.
+        """
+        uniforms = rows.numbers(Purpose.DRAFT, drafting_places(rows, self._num_redrawn), count)
+        drafter = self.drafter
+        assert drafter is not None
+        if isinstance(drafter, TensorDrafter):
+            return drafter.draft(rows, uniforms)
+        num_running = len(limits)
+        proposal = drafter.propose(count, uniforms[:num_running])
+        tokens, probabilities = proposal.tokens, proposal.probabilities
+        offered = proposal.lengths
+        if offered is None:
+            offered = [tokens.shape[1]] * num_running
+        lengths = [min(limit, int(length)) for limit, length in zip(limits, offered, strict=True)]
+        width = max(lengths)
+        if width == 0:
+            return None
+        tokens = tokens[:, :width]
+        if probabilities is not None:
+            probabilities = probabilities[:, :width]
+        if rows.is_fixed:
+            tokens = filled_up(tokens, rows.num_rows, count)
+            lengths += [0] * (rows.num_rows - num_running)
+            if probabilities is not None:
+                probabilities = filled_up(probabilities, rows.num_rows, count)
+        return Proposal(tokens, probabilities, to_device(lengths, tokens.device))
+
+    def decide(self, rows: RowState, proposal: Proposal | None) -> Decided:
+        """Verify a proposal by one pass of the target, or draw a token of each row without one. The rows move on."""
+        block = rows.tail[:, 1:]
+        if proposal is None:
+            step = read(self.target, rows, block, 0)
+            judgement = self.draw(step.logits, *rows.tensors)
+        else:
+            block = torch.cat([block, proposal.tokens], 1)
+            step = read(self.target, rows, block, 0)
+            judgement = self.judge(
+                step.logits,
+                proposal.tokens,
+                proposal.probabilities,
+                proposal.lengths,
+                *rows.tensors,
+            )
+        if isinstance(self.drafter, TensorDrafter):
+            self.drafter.learn(rows, judgement.num_accepted, judgement.decided, step.hidden)
+        return Decided(judgement.packed, step)
+
+
+class Judgement(NamedTuple):
+    """What is decided by the logits of a pass; the rows have moved on by it.
+
+    Attributes:
+        packed: as of `Decided`.
+        num_accepted: [B].
+        decided: [B, 1 + K], the tokens that each row keeps and the one that follows, then any.
+    """
+
+    packed: Tensor
+    num_accepted: Tensor
+    decided: Tensor
+
+
+def draw(warp: AnyWarp, logits: Tensor, *state: Tensor) -> Judgement:
+    """Draw the next token of each row by logits [B, 1, V].
+
+    Args:
+        state: `RowState.tensors`.
+    """
+    rows = RowState.of(state)
+    uniforms = rows.numbers(Purpose.TARGET, rows.decided, 1)
+    next_token = inverse_cdf(warp(logits), uniforms)
+    # A model that is fed the index V makes a GPU fail.
+    existing = next_token.clamp(max=logits.shape[-1] - 1)
+    nothing = torch.zeros_like(rows.lengths)
+    packed = torch.stack([nothing, next_token[:, 0], nothing], 1).float()
+    rows.advance(rows.tail[:, 1:], nothing, existing[:, 0])
+    return Judgement(packed, nothing, existing)
+
+
+def judge(
+    warp: AnyWarp,
+    verification: Callable[[Offer], Verdict],
+    num_redrawn: int,
+    logits: Tensor,
+    tokens: Tensor,
+    probabilities: Tensor | None,
+    lengths: Tensor | None,
+    *state: Tensor,
+) -> Judgement:
+    """Judge the draft tokens of a proposal by logits [B, 1 + K, V].
+
+    Args:
+        verification: the rule of acceptance.
+        num_redrawn: as of `drafting_places`.
+        tokens, probabilities, lengths: the proposal's.
+        state: `RowState.tensors`.
+    """
+    rows = RowState.of(state)
+    count = tokens.shape[1]
+    # As many as each row may still take before its last one, whatever the others need: an answer must not depend on its
+    # batch.
+    offered = (rows.most - rows.decided - 1).clamp(min=0, max=count)
+    if lengths is not None:
+        offered = torch.minimum(offered, lengths)
+    accept_places = drafting_places(rows, num_redrawn)
+    verdict = verification(
+        Offer(
+            target_probabilities=warp(logits),
+            draft_tokens=tokens,
+            draft_probabilities=probabilities,
+            accept_uniforms=rows.numbers(Purpose.ACCEPT, accept_places, count),
+            next_uniforms=rows.numbers(Purpose.TARGET, rows.decided, count + 1),
+            lengths=offered,
+        )
+    )
+    num_accepted = verdict.num_accepted
+    packed = torch.cat(
+        [
+            torch.stack([num_accepted, verdict.next_token, offered], 1),
+            tokens,
+            verdict.target_probability,
+            verdict.draft_probability,
+        ],
+        dim=1,
+    )
+    next_token = verdict.next_token.clamp(max=logits.shape[-1] - 1).unsqueeze(1)
+    decided = torch.cat([tokens, next_token], 1)
+    decided = decided.scatter(1, num_accepted.unsqueeze(1), next_token)
+    block = torch.cat([rows.tail[:, 1:], tokens], 1)
+    rows.advance(block, num_accepted, next_token[:, 0])
+    return Judgement(packed, num_accepted, decided)
+
+
+def drafting_places(rows: RowState, num_redrawn: int) -> Tensor:
+    """Return where the random numbers begin [B] with which an iteration drafts and accepts.
+
+    Args:
+        num_redrawn: how many it takes for itself alone, behind those by position; 0 for those by position.
+    """
+    if not num_redrawn:
+        return rows.decided
+    return rows.most + 1 + rows.iterations * num_redrawn
+
+
+def read(runner: Runner, rows: RowState, tokens: Tensor, offset: int | Tensor) -> Step:
+    """Extend the rows of a runner by tokens [B, n], which begin `offset` behind the target's length.
+
+    Args:
+        offset: a number, or [B].
+    """
+    if not rows.is_fixed:
+        return runner.extend(tokens)
+    # A runner that counts nothing on the host.
+    static: Any = runner
+    step: Step = static.extend_at(tokens, rows.lengths + offset)
+    return step
+
+
+def filled_up(tensor: Tensor, *sizes: int) -> Tensor:
+    """Fill a tensor up with zeros to these sizes of its first dimensions."""
+    filled = tensor.new_zeros(*sizes, *tensor.shape[len(sizes) :])
+    filled[tuple(slice(size) for size in tensor.shape[: len(sizes)])] = tensor
+    return filled

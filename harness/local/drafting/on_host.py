@@ -1,0 +1,62 @@
+"""A model or a head as a drafter that is told on the host what was decided, as reading a given text does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from harness.local.decoding.inference import inference
+from harness.local.decoding.protocols import Drafter, Proposal, Step, TensorDrafter, TokenRows
+from harness.local.decoding.state import RowState
+from harness.local.decoding.transfer import padded
+
+
+class OnHost(Drafter):
+    """Keeps the rows that a `TensorDrafter` follows, as a loop keeps its own."""
+
+    def __init__(self, drafter: TensorDrafter) -> None:
+        self.layers = drafter.layers
+        self._drafter = drafter
+        self._rows = RowState.empty(0, 1, "cpu")
+
+    def clear(self) -> None:
+        self._drafter.clear()
+        self._rows = RowState.empty(0, 1, "cpu")
+
+    @inference
+    def add(self, prompts: TokenRows, first_tokens: Sequence[int], step: Step) -> None:
+        self._drafter.add(prompts, first_tokens, step)
+        first = self._rows.num_rows
+        self._rows = self._rows.enlarged(first + len(prompts), 1)
+        for row, (prompt, token) in enumerate(zip(prompts, first_tokens, strict=True), start=first):
+            self._rows.begin(row, prompt, torch.tensor(token), most=1, uniforms=torch.empty(0, 3))
+
+    @inference
+    def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
+        return self._drafter.draft(self._rows, uniforms)
+
+    @inference
+    def observe(self, num_accepted: Sequence[int], decided: TokenRows, step: Step) -> None:
+        accepted = torch.tensor(num_accepted)
+        tokens = torch.tensor(padded(decided, least=step.logits.shape[1]))
+        self._drafter.learn(self._rows, accepted, tokens, step.hidden)
+        following = tokens.gather(1, accepted.unsqueeze(1))
+        block = torch.cat([self._rows.tail[:, 1:], tokens], 1)
+        self._rows.advance(block, accepted, following[:, 0])
+        self._rows.longest += 1 + max(num_accepted)
+        self._drafter.keep([count + 1 for count in num_accepted])
+
+    @inference
+    def select(self, rows: Sequence[int]) -> None:
+        self._drafter.select(rows)
+        self._rows = self._rows.select(rows)
+
+    def zero_nan(self) -> None:
+        self._drafter.zero_nan()
+
+
+def on_host(drafter: Drafter | TensorDrafter) -> Drafter:
+    """Return a drafter that proposes and observes on the host, which its own may do already."""
+    return OnHost(drafter) if isinstance(drafter, TensorDrafter) else drafter

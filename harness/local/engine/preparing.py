@@ -1,0 +1,173 @@
+"""Prepares the calls of a pair's arms for the questions of a run: compiled, and captured where there is a GPU.
+
+What does not allow it runs plainly, of which the user is told: a model in 8 bit or on several devices, a recurrent
+state, a rule of one's own that reads a value on the host.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+
+import torch
+from transformers import PreTrainedModel
+
+from harness.config.acceptance_rules import RULES
+from harness.engines.record import Preparation
+from harness.local.decoding.inference import inference
+from harness.local.decoding.iteration import Calls
+from harness.local.decoding.protocols import Proposal, TensorDrafter
+from harness.local.decoding.state import RowState
+from harness.local.decoding.warp import BatchWarp
+from harness.local.drafting.model import widths as draft_widths
+from harness.local.engine.runners import PairRunners, warp_of
+from harness.local.models.loading import LoadedModel
+from harness.local.runners.base import UnsupportedModelError
+from harness.local.runners.capture import CapturedCalls, GraphPool
+from harness.local.runners.checks import require_close
+from harness.local.runners.compiled import Part, compiling
+from harness.local.runners.static import StaticRunner
+
+
+def prepare(runners: PairRunners, preparation: Preparation) -> None:
+    """Prepare the calls of both arms, as far as the runner that was asked for and the models allow."""
+    on_gpu = runners.pair.target.input_device.type == "cuda"
+    compiles = preparation.runner == "compiled" or (preparation.runner == "auto" and on_gpu)
+    if not (compiles or (on_gpu and preparation.runner == "static")):
+        return
+    started = time.perf_counter()
+    pair, demand = runners.pair, preparation.demand
+    num_draft_tokens = preparation.decoding.most_draft_tokens
+    # A proposal is verified together with the token before it.
+    widths = [1] if pair.draft_settings is None else [1, num_draft_tokens + 1]
+    are_fixed = _fix(runners.target, pair.target, preparation, demand.slots(), widths, compiles)
+    runners.target_name = runners.draft_name = runners.target.name
+    if are_fixed:
+        _prepare_arm(runners, preparation, compiles, drafts=False)
+    if pair.draft_settings is not None:
+        if pair.draft is not None and runners.draft is not None:
+            widths = draft_widths(pair.draft.model.config, num_draft_tokens)
+            slots = demand.slots(max(widths))
+            are_fixed &= _fix(runners.draft, pair.draft, preparation, slots, widths, compiles)
+            runners.draft_name = runners.draft.name
+        if are_fixed and num_draft_tokens and len(pair.devices) == 1:
+            is_prepared = _prepare_arm(runners, preparation, compiles, drafts=True)
+            if pair.head is not None and not is_prepared:
+                runners.draft_name = "static"
+    # Tracing leaves garbage with the caches in it, which would stay: `timing` freezes what exists.
+    gc.collect()
+    runners.setup_seconds = time.perf_counter() - started
+
+
+def _fix(
+    runner: object,
+    loaded: LoadedModel,
+    preparation: Preparation,
+    num_slots: int,
+    widths: list[int],
+    compiles: bool,
+) -> bool:
+    """Give a runner fixed rows, and compile its passes -> whether it has them."""
+    if not isinstance(runner, StaticRunner):
+        return False
+    name = loaded.settings.name
+    try:
+        runner.fix(preparation.batch_size, num_slots, widths)
+        if compiles:
+            preparation.say(f"{name}: compiling")
+            runner.compile()
+    except UnsupportedModelError as reason:
+        preparation.say(f"{name} {reason}; it runs with runner=static")
+        return False
+    return True
+
+
+def _prepare_arm(
+    runners: PairRunners, preparation: Preparation, compiles: bool, *, drafts: bool
+) -> bool:
+    """Prepare the calls of an arm -> whether they are."""
+    on_gpu = runners.pair.target.input_device.type == "cuda"
+    calls = runners.plain_calls(
+        preparation.decoding,
+        runners.target,
+        drafts=drafts,
+        warp=BatchWarp(preparation.batch_size, runners.pair.target.input_device),
+        make=CapturedCalls if on_gpu else Calls,
+    )
+    try:
+        prepare_calls(calls, runners.pair.target.model, preparation, compiles=compiles)
+    except UnsupportedModelError as reason:
+        who = runners.pair.target.settings.name
+        if drafts and runners.pair.draft_settings is not None:
+            who = runners.pair.draft_settings.name
+        preparation.say(f"{who} {reason}; its iterations run eagerly")
+        return False
+    runners.prepared[drafts] = calls
+    return True
+
+
+@inference
+def prepare_calls(
+    calls: Calls, model: PreTrainedModel, preparation: Preparation, *, compiles: bool
+) -> None:
+    """Compile calls over fixed rows, which their runners have, and capture `CapturedCalls`.
+
+    Args:
+        model: the target.
+
+    Raises UnsupportedModelError if they cannot be, or then decide by other numbers.
+    """
+    decoding, batch_size = preparation.decoding, preparation.batch_size
+    device = model.device
+    num_numbers = decoding.max_new_tokens + 1
+    if RULES[decoding.rule].redraws:
+        num_numbers *= decoding.most_draft_tokens + 1
+    calls.rows = RowState.empty(batch_size, num_numbers, device, is_fixed=True)
+    calls.most_tokens = preparation.longest_prompt + decoding.max_new_tokens
+    warp = calls.warp
+    warp.set_rows([warp_of(decoding)] * batch_size, device)
+    # A batch whose rows all only fill it up.
+    prompts = [[0, 0]] * batch_size
+    drafter = calls.drafter
+    if isinstance(drafter, TensorDrafter):
+        num_slots = preparation.demand.slots()
+        drafter.prepare(batch_size, decoding.most_draft_tokens, num_slots, device)
+    step = calls.target.start(prompts)
+    if isinstance(drafter, TensorDrafter):
+        drafter.start(prompts, [0] * batch_size, step)
+    plain = _decode(calls)
+    if compiles:
+        calls.draw = Part(calls.draw, lambda: warp.kind)
+        calls.judge = Part(calls.judge, lambda: warp.kind)
+        with compiling(device):
+            compiled = _decode(calls)
+        require_close(compiled, plain, model, "compiled differ from the eager ones")
+    if isinstance(calls, CapturedCalls):
+        sizes = {batch_size}
+        if not compiles:
+            sizes |= {2**power for power in range(batch_size.bit_length())}
+        calls.capture(sorted(sizes), GraphPool())
+        require_close(_decode(calls), plain, model, "captured differ from the eager ones")
+
+
+def _decode(calls: Calls) -> list[torch.Tensor]:
+    """Make each call once -> what must not depend on how it is made: logits, and the distribution of the first draft
+    token. Rounding may draw another one, and after it nothing is equal.
+    """
+    rows = calls.rows
+    assert rows is not None
+    rows.rest(0)
+    rows.tail.zero_()
+    outputs = [calls.decide(rows, None).step.logits.clone()]
+    count = calls.num_draft_tokens
+    if count:
+        rows.tail.zero_()
+        tokens = rows.tail.new_zeros(rows.num_rows, count)
+        proposal: Proposal | None = Proposal(tokens, lengths=tokens[:, 0].clone())
+        if isinstance(calls.drafter, TensorDrafter):
+            proposal = calls.propose(rows, count, ())
+            assert proposal is not None
+            if proposal.probabilities is not None:
+                outputs.append(proposal.probabilities[:, 0].clone())
+        outputs.append(calls.decide(rows, proposal).step.logits[:, 0].clone())
+    return outputs

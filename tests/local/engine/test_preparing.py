@@ -1,0 +1,184 @@
+"""Prepared calls: compiled parts, and captured calls on a GPU or a pretended one, decide what plain calls decide.
+
+A pretended GPU repeats the operations of a captured call over the same tensors, and refuses whatever a call reads on
+the host or brings from there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from chains import row_steps
+from drafts import DRAFTS
+from harness.config.acceptance_rules import RULES
+from harness.config.settings import DecodingSettings
+from harness.engines.record import Preparation
+from harness.local.decoding.iteration import Calls
+from harness.local.decoding.loop import Iteration, Loop, RowRequest, RowStep
+from harness.local.decoding.randomness import uniforms
+from harness.local.decoding.verify import Offer, Verdict, verify
+from harness.local.decoding.warp import BatchWarp, Warp
+from harness.local.drafting.model import ModelDrafter
+from harness.local.engine.preparing import prepare_calls
+from harness.local.engine.runners import verification_of
+from harness.local.runners.base import UnsupportedModelError
+from harness.local.runners.capture import CapturedCalls
+from harness.local.runners.forward import SlotForward
+from harness.local.runners.static import StaticRunner
+from traced import run_as_traced
+
+K = 3
+ROWS = 3
+LENGTHS = (18, 9, 1, 12, 2, 25, 7)
+DECODING = DecodingSettings(num_draft_tokens=K, temperature=0.8, max_new_tokens=max(LENGTHS))
+PREPARATION = Preparation(decoding=DECODING, runner="static", batch_size=ROWS, longest_prompt=20)
+# Of a pair, a head that drafts token by token, one that drafts a block, and text: all rules and warps; of others one.
+SETTINGS = [
+    {"temperature": 0.0},
+    {"rule": "block"},
+    {"rule": "typical", "top_k": 20},
+    {"rule": "google", "lenience": 0.5, "top_p": 0.9},
+    {"synthetic_acceptance": (1.0, 0.5)},
+]
+CASES = [(name, {}) for name in DRAFTS if name not in ("early exit", "model that agrees")]
+CASES += [(name, one) for name in ("model", "EAGLE-3", "DFlash", "lookup") for one in SETTINGS]
+
+
+def requests(decoding: DecodingSettings, device: str) -> list[RowRequest]:
+    """Requests of several lengths, one with a prompt of one token; of text that repeats itself."""
+    asked = []
+    for number, length in enumerate(LENGTHS):
+        prompt = [(5 + number + place % 3) % 40 for place in range(1 + 3 * number % 8)]
+        each = K + 1 if RULES[decoding.rule].redraws else 1
+        numbers = uniforms(0, number, (length + 1) * each, device)
+        warp = Warp(decoding.temperature, decoding.top_k, decoding.top_p)
+        asked.append(RowRequest(prompt, numbers, warp, length, frozenset({50})))
+    return asked
+
+
+def play(calls: Calls, asked: Sequence[RowRequest], num_rows: int = ROWS) -> list[RowStep]:
+    """All that is decided where each request joins as soon as there is room for it."""
+    loop = Loop(calls)
+    waiting = list(asked)
+    iterations: list[Iteration] = []
+    while waiting or loop.num_running:
+        room = num_rows - loop.num_running
+        joining, waiting = waiting[:room], waiting[room:]
+        iterations.append((loop.add(joining) if joining else loop.step()).sound())
+    return sorted(row_steps(iterations), key=lambda step: step.row)
+
+
+def calls_of(
+    name: str,
+    decoding: DecodingSettings,
+    device: str = "cpu",
+    *,
+    compiles: bool = False,
+    rule: Any = None,
+) -> Calls:
+    """Calls over a pair with fixed rows; on a GPU they are captured."""
+    warp = BatchWarp(ROWS, device)
+    target, drafter = DRAFTS[name](warp, device, device)
+    runner = StaticRunner(target, hidden_layers=drafter.layers)
+    preparation = dataclasses.replace(PREPARATION, decoding=decoding)
+    runners = [(runner, [1, K + 1])]
+    if isinstance(drafter, ModelDrafter):
+        runners.append((drafter.runner, [1, 2, 2 * K]))  # type: ignore[arg-type]
+    with torch.inference_mode():
+        for one, widths in runners:
+            one.fix(ROWS, preparation.demand.slots(2 * K), widths)
+            if compiles:
+                one.compile()
+    make = Calls if device == "cpu" else CapturedCalls
+    calls = make(
+        runner,
+        drafter,
+        K,
+        verification=rule or verification_of(decoding),
+        redraw=RULES[decoding.rule].redraws,
+        warp=warp,
+    )
+    prepare_calls(calls, target, preparation, compiles=compiles)
+    return calls
+
+
+def plain(name: str, decoding: DecodingSettings) -> Calls:
+    warp = BatchWarp()
+    target, drafter = DRAFTS[name](warp)
+    runner = StaticRunner(target, hidden_layers=drafter.layers)
+    redraw = RULES[decoding.rule].redraws
+    rule = verification_of(decoding)
+    return Calls(runner, drafter, K, verification=rule, redraw=redraw, warp=warp)
+
+
+def forbid_eager_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(*_: Any) -> Any:
+        raise AssertionError("a pass that is not prepared")
+
+    monkeypatch.setattr(SlotForward, "__call__", forbidden)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "changes"), CASES[::2])
+def test_compiled_parts_decide_what_plain_calls_decide(
+    name: str, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts run as they were traced, which no value on the host can be."""
+    if name == "MTP":
+        pytest.skip("its experts are multiplied in bfloat16 where torch traces")
+    run_as_traced(monkeypatch)
+    decoding = dataclasses.replace(DECODING, **changes)
+    asked = requests(decoding, "cpu")
+    expected = play(plain(name, decoding), asked)
+    calls = calls_of(name, decoding, compiles=True)
+    forbid_eager_passes(monkeypatch)
+    for _ in range(2):
+        assert play(calls, asked) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "changes"), CASES)
+def test_captured_calls_decide_what_plain_calls_decide(
+    name: str, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch, gpus: Any
+) -> None:
+    decoding = dataclasses.replace(DECODING, **changes)
+    expected = play(plain(name, decoding), requests(decoding, "cpu"))
+    calls = calls_of(name, decoding, "cuda:0")
+    forbid_eager_passes(monkeypatch)
+    for num_rows in (ROWS, 2, ROWS):
+        assert play(calls, requests(decoding, "cuda:0"), num_rows) == expected
+
+
+@pytest.mark.slow
+def test_rows_that_do_not_fit_are_decided_plainly(gpus: Any) -> None:
+    """More rows, a longer row, and settings that were not prepared, alone and beside others."""
+    asked = requests(DECODING, "cpu")
+    longer = dataclasses.replace(asked[0], prompt=[7] * 30)
+    greedy = dataclasses.replace(asked[1], warp=Warp(0))
+    for drafting in ("model", "EAGLE-3"):
+        calls = calls_of(drafting, DECODING, "cuda:0")
+        for among in ([*asked[:3], longer, *asked[3:]], [greedy, *asked], asked):
+            for num_rows in (ROWS + 1, ROWS):
+                moved = [
+                    dataclasses.replace(one, uniforms=one.uniforms.to("cuda:0")) for one in among
+                ]
+                assert play(calls, moved, num_rows) == play(plain(drafting, DECODING), among)
+
+
+def reading(offer: Offer) -> Verdict:
+    """A rule of one's own that reads a value on the host."""
+    assert float(offer.target_probabilities.sum()) > 0
+    return verify(offer)
+
+
+def test_a_rule_that_reads_a_value_is_refused(monkeypatch: pytest.MonkeyPatch, gpus: Any) -> None:
+    run_as_traced(monkeypatch)
+    with pytest.raises(UnsupportedModelError, match=r"cannot be captured: .*capturing"):
+        calls_of("model", DECODING, "cuda:0", rule=reading)
+    with pytest.raises(UnsupportedModelError, match="cannot be compiled"):
+        calls_of("model", DECODING, compiles=True, rule=reading)
