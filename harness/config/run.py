@@ -50,7 +50,8 @@ class RunSettings:
         force: load the pair even if the plan says that it does not fit.
         weights: `random` builds the models from their configurations alone, without a download, to measure times.
         runner: what runs the models. `eager` as they are; `static` on a cache of fixed size; `compiled` by torch on
-            such a cache. `auto` is `compiled` on CUDA and `static` elsewhere.
+            such a cache. On a GPU both run as CUDA graphs, and `auto` is `compiled` for latency, map and recovery and
+            `static` for the others; elsewhere it is `static`.
         engine: who generates.
     """
 
@@ -77,6 +78,9 @@ class RunSettings:
     MAY_IDLE: ClassVar[bool] = False
     # Whether the command compares times, so that `decoding.ignore_eos=auto` means something.
     COMPARES_TIMES: ClassVar[bool] = False
+    # What `runner=auto` is on a GPU: `static` is ready at once, and `compiled` after minutes, for times and for what
+    # tests the kernels that are timed.
+    GPU_RUNNER: ClassVar[RunnerName] = "static"
 
     def __post_init__(self) -> None:
         require_at_least(self, batch_size=1, seed=0)

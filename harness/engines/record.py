@@ -33,6 +33,7 @@ class Preparation:
     Attributes:
         decoding: settings of the questions.
         runner: to try first; a model that cannot have it gets a plainer one.
+        gpu_runner: what `auto` is on a GPU.
         batch_size: the most prompts of a question; for an engine that queues, the most in flight.
         longest_prompt: the most tokens of a prompt.
         fault: a mistake to plant in the speculative arm, for engines with `own_loop`.
@@ -41,6 +42,7 @@ class Preparation:
 
     decoding: DecodingSettings
     runner: RunnerName = "auto"
+    gpu_runner: RunnerName = "static"
     batch_size: int = 1
     longest_prompt: int = 0
     fault: str = "none"

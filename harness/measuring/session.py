@@ -236,6 +236,7 @@ class Session:
         preparation = Preparation(
             decoding=decoding,
             runner=self.settings.runner,
+            gpu_runner=self.settings.GPU_RUNNER,
             batch_size=batch_size,
             longest_prompt=longest_prompt,
             fault=fault,

@@ -154,12 +154,14 @@ def times_table(regular: LatencyRow, row: LatencyRow) -> Table:
 
 
 def _phases(regular: LatencyRow, row: LatencyRow) -> str | None:
-    """The time of an iteration, and its phases, which a separate pass may have timed; None where one is unknown."""
+    """The time of an iteration, and its phases; None where one is unknown."""
     times = (row.iteration_ms, row.draft_ms, row.verify_ms, regular.target_step_ms)
     if None in times:
         return None
     total, drafting, verifying, step = (f"{ms:.2f}" for ms in times)
-    phases = f"under stopwatches drafting {drafting}, verifying {verifying}, a target step {step}"
+    phases = f"drafting {drafting}, verifying {verifying}; a target step {step}"
+    if row.host_share is not None:
+        phases += f"; this program's own host {percent(row.host_share)} of it"
     batch = "; of a row, and a batch lasts as long as its slowest"
     return f"{total} ms; {phases}{batch if (row.batch_size or 1) > 1 else ''}"
 

@@ -28,6 +28,8 @@ _OTHERWISE_BY_ANSWER = 1.2
 _SLOW_RUNNERS = ("eager", "static")
 # Of an engine that verifies by itself, a smaller share of the tested draft tokens gets a note.
 _LOW_ACCEPTANCE = 0.2
+# The share of an iteration that this program's host may take.
+_MOST_OF_HOST = 0.1
 
 _Run = Run[LatencyRow]
 # `against`: a reason not to believe the figures as they stand; `comparison`: the same of the speed-up, where there is
@@ -116,6 +118,17 @@ def _empty(run: _Run) -> str:
 def _has_a_slower_runner(run: _Run) -> bool:
     draft_runner = run.last.draft_runner
     return run.last.runner in _SLOW_RUNNERS and draft_runner not in (None, *_SLOW_RUNNERS)
+
+
+def _slow_host(run: _Run) -> str:
+    """How much of an iteration or a step this program's own host takes, where that is much."""
+
+    def share(row: LatencyRow) -> str | None:
+        if row.host_share is None or row.host_share <= _MOST_OF_HOST:
+            return None
+        return f"{percent(row.host_share)} of the {row.arm} arm's time"
+
+    return _each_arm(run, share)
 
 
 def _in_two_places(run: _Run) -> str | None:
@@ -302,6 +315,12 @@ DOUBTS = (
         _has_a_slower_runner,
         "The draft has a faster runner ({row.draft_runner}) than the target ({row.runner}), which inflates the"
         " speed-up.",
+    ),
+    Doubt(
+        "against",
+        _slow_host,
+        "This program's own host takes {found}, in which no model computes: the speed-up is of this host too, and not"
+        " of the pair alone.",
     ),
     Doubt("against", _failures, "Requests failed: {found}."),
     Doubt("against", _empty, "Answers without a token are left out: {found}."),

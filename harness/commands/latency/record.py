@@ -50,6 +50,7 @@ class LatencySettings(PromptedSettings, RepeatedSettings):
     laps: int | Literal["auto"] = "auto"
 
     COMPARES_TIMES = True
+    GPU_RUNNER = "compiled"
     ANSWERS_TURNS = True
 
     def __post_init__(self) -> None:

@@ -37,6 +37,7 @@ class MapSettings(PromptedSettings):
 
     # So `decoding.ignore_eos=auto` is allowed.
     COMPARES_TIMES = True
+    GPU_RUNNER = "compiled"
 
     def __post_init__(self) -> None:
         super().__post_init__()

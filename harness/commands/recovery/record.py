@@ -64,6 +64,8 @@ class RecoverySettings(PromptedSettings):
             at a time.
     """
 
+    GPU_RUNNER = "compiled"
+
     num_prompts: int = 15
     num_draws: int | Literal["auto"] = "auto"
     false_alarm_rate: float = 1e-9

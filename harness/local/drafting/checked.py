@@ -15,7 +15,13 @@ from harness.config.errors import HarnessError, RunError, in_one_line
 from harness.config.failures import as_run_error
 from harness.config.methods import METHODS
 from harness.config.settings import DraftSettings
-from harness.local.decoding.protocols import Drafter, NonFiniteError, Proposal, Runner
+from harness.local.decoding.protocols import (
+    Drafter,
+    NonFiniteError,
+    Proposal,
+    Runner,
+    TensorDrafter,
+)
 from harness.local.decoding.verify import Offer, Verdict
 from harness.local.decoding.warp import AnyWarp
 from harness.local.drafting.method import MakeDrafter, Method, Pair
@@ -62,10 +68,14 @@ class CheckedMethod(Blamed):
         with blaming(self._name):
             make = self._wrapped.drafter(settings, pair, runner)
 
-        def make_checked(warp: AnyWarp) -> Drafter:
+        def make_checked(warp: AnyWarp) -> Drafter | TensorDrafter:
             with blaming(self._name):
-                checked: Any = CheckedDrafter(make(warp), self._name)
-                return checked
+                drafter = make(warp)
+            # One of tensors is called within a captured call; its mistakes are blamed where that is made.
+            if isinstance(drafter, TensorDrafter):
+                return drafter
+            checked: Any = CheckedDrafter(drafter, self._name)
+            return checked
 
         return make_checked
 

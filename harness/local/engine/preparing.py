@@ -32,8 +32,12 @@ from harness.local.runners.static import StaticRunner
 def prepare(runners: PairRunners, preparation: Preparation) -> None:
     """Prepare the calls of both arms, as far as the runner that was asked for and the models allow."""
     on_gpu = runners.pair.target.input_device.type == "cuda"
-    compiles = preparation.runner == "compiled" or (preparation.runner == "auto" and on_gpu)
-    if not (compiles or (on_gpu and preparation.runner == "static")):
+    runner = preparation.runner
+    if runner == "auto":
+        runner = preparation.gpu_runner if on_gpu else "static"
+    compiles = runner == "compiled"
+    # Eager calls on a CPU know where each row is as numbers, which is faster there.
+    if not compiles and not (on_gpu and runner == "static"):
         return
     started = time.perf_counter()
     pair, demand = runners.pair, preparation.demand
@@ -45,10 +49,12 @@ def prepare(runners: PairRunners, preparation: Preparation) -> None:
     if are_fixed:
         _prepare_arm(runners, preparation, compiles, drafts=False)
     if pair.draft_settings is not None:
-        if pair.draft is not None and runners.draft is not None:
-            widths = draft_widths(pair.draft.model.config, num_draft_tokens)
+        model = runners.drafting_model
+        if model is not None:
+            widths = draft_widths(model.model.config, num_draft_tokens)
             slots = demand.slots(max(widths))
-            are_fixed &= _fix(runners.draft, pair.draft, preparation, slots, widths, compiles)
+            are_fixed &= _fix(runners.draft, model, preparation, slots, widths, compiles)
+            assert runners.draft is not None
             runners.draft_name = runners.draft.name
         if are_fixed and num_draft_tokens and len(pair.devices) == 1:
             is_prepared = _prepare_arm(runners, preparation, compiles, drafts=True)
@@ -73,12 +79,20 @@ def _fix(
     name = loaded.settings.name
     try:
         runner.fix(preparation.batch_size, num_slots, widths)
-        if compiles:
-            preparation.say(f"{name}: compiling")
-            runner.compile()
     except UnsupportedModelError as reason:
         preparation.say(f"{name} {reason}; it runs with runner=static")
         return False
+    if not compiles:
+        return True
+    preparation.say(f"{name}: compiling")
+    try:
+        runner.compile()
+    except UnsupportedModelError as reason:
+        preparation.say(f"{name} {reason}; it runs with runner=static")
+        if loaded.input_device.type != "cuda":
+            return False
+        # Its own kernels can be captured all the same.
+        runner.fix(preparation.batch_size, num_slots, widths)
     return True
 
 

@@ -50,6 +50,7 @@ class PairRunners:
         decoding: the settings of the questions that they are prepared for.
         target: the target's runner.
         draft: the runner of the model that drafts, if one does.
+        drafting_model: that model.
         target_name: of the target's runner.
         draft_name: of the draft's; the target's where it has none.
         setup_seconds: how long compiling and capturing took.
@@ -60,6 +61,7 @@ class PairRunners:
     decoding: DecodingSettings
     target: StaticRunner | SnapshotRunner
     draft: StaticRunner | SnapshotRunner | None
+    drafting_model: LoadedModel | None
     target_name: str
     draft_name: str
     setup_seconds: float = 0.0
@@ -185,6 +187,7 @@ def open_runners(pair: Pair, preparation: Preparation) -> PairRunners:
         decoding=preparation.decoding,
         target=target,
         draft=draft,
+        drafting_model=model,
         target_name=target.name,
         # A draft without a runner, such as a text method, goes by the target's.
         draft_name=target.name if draft is None else draft.name,

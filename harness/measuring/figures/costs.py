@@ -34,6 +34,10 @@ class CostFigures(Group):
     iteration_ms: MaybeFloat = pooled(
         Ratio(over="num_iterations"), "a whole iteration in the timed run", "ms"
     )
+    host_share: MaybeFloat = pooled(
+        "mean",
+        "of an iteration, or of a step, in which its calls are not under way: this program's own host",
+    )
     step_bytes: MaybeInt = pooled(
         "mean", "weights and cache that a step of the target reads", "bytes"
     )
@@ -50,7 +54,7 @@ class CostFigures(Group):
     @classmethod
     def measured(cls, run: MeasuredRun, arm: MeasuredArm) -> Group:
         pass_ms = arm.phases.ms_per_iteration("forward")
-        columns: dict[str, Any] = {}
+        columns: dict[str, Any] = {"host_share": _host_share(arm)}
         if arm.name == "regular":
             columns["target_step_ms"] = pass_ms
         else:
@@ -78,6 +82,16 @@ def _iteration_ms(arm: MeasuredArm) -> float | None:
             seconds += answered.seconds - answered.batch.first_s
             num_iterations += answered.batch.num_iterations
     return 1000 * seconds / num_iterations if num_iterations else None
+
+
+def _host_share(arm: MeasuredArm) -> float | None:
+    """The share of the time after the prompts' pass that is in no phase; None where phases were not timed."""
+    whole_ms = _iteration_ms(arm)
+    forward_ms = arm.phases.ms_per_iteration("forward")
+    if not whole_ms or forward_ms is None:
+        return None
+    drafting_ms = arm.phases.ms_per_iteration("drafting") or 0.0
+    return max(0.0, 1 - (forward_ms + drafting_ms) / whole_ms)
 
 
 def _prediction(regular: MeasuredArm, speculative: MeasuredArm) -> float | None:

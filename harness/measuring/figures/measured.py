@@ -34,7 +34,7 @@ class MeasuredArm:
     Attributes:
         generations: the timed answers to the questions, batch by batch, or lap by lap where
             requests are sent (`Answered.has_request_times`).
-        phases: seconds of `forward`, passes of the target, and of `drafting`, under stopwatches.
+        phases: seconds of `forward`, passes of the target, and of `drafting`.
         divergences: of greedy speculative output from the regular one, by index of the prompt; None
             where there is none.
     """

@@ -115,6 +115,8 @@ SAID: list[tuple[Changes, Changes, str]] = [
     ({"fell_behind": False, "requests_per_second": 7.9}, {"request_rate": 10.0}, ""),
     ({}, {"salted": False}, "takes no cache salt"),
     ({}, {"salted": True}, ""),
+    ({"host_share": 0.11}, {"host_share": 0.2}, "11 % of the regular arm's time and 20 % of the speculative arm's"),
+    ({"host_share": 0.1}, {}, ""),
     ({}, LOW, "Acceptance is low: 20.0 % of the tested draft tokens."),
     ({}, LOW | {"conditional_acceptance_rate": 0.21}, ""),
     ({}, LOW | {"requests_per_second": None}, ""),
