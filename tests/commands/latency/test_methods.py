@@ -62,15 +62,14 @@ def test_recovery_finds_the_lossy_rule(harness: Harness, chatty: list[str]) -> N
 def test_a_head_that_cannot_be_compiled_drafts_eagerly_and_says_so(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*arguments: object) -> None:
+    def refuse(*arguments: object, **named: object) -> None:
         raise UnsupportedModelError("cannot be compiled: a test says so")
 
-    # A pass of no width.
-    monkeypatch.setattr(StaticRunner, "compile", lambda self, *_: self._passes.update({0: None}))
-    monkeypatch.setattr("harness.local.drafting.heads.drafter.CompiledCall", refuse)
+    monkeypatch.setattr(StaticRunner, "compile", lambda self: setattr(self, "name", "compiled"))
+    monkeypatch.setattr("harness.local.engine.preparing.prepare_calls", refuse)
     short = ["num_prompts=2", "num_warmup=0", "decoding.max_new_tokens=4"]
     said = harness("latency", "draft=tiny_medusa", "runner=compiled", *short).stderr
-    assert mentions(said, "tiny_medusa", "a test says so", "drafts eagerly")
+    assert mentions(said, "tiny_medusa", "a test says so", "run eagerly")
     row = results().iloc[-1]
     assert (row.runner, row.draft_runner) == ("compiled", "static")
 
