@@ -47,6 +47,10 @@ os.environ["PYTHONPATH"] = os.pathsep.join(map(str, _PATHS))
 # One directory for all processes of pytest-xdist, which inherit it.
 _shared = tempfile.TemporaryDirectory(prefix="harness-tests-")
 _CRASHED = Path(os.environ.setdefault("HARNESS_TESTS_SHARED", _shared.name)) / "crashed"
+if _CRASHED.parent == Path(_shared.name):  # in the first process alone
+    from shipped_copies import ONE_LAYER, copy_shipped
+
+    copy_shipped(ONE_LAYER, num_hidden_layers=1)
 
 # Only a power failure could lose what is not written through, and each command would wait for the disk nine times.
 os.fsync = lambda descriptor: None

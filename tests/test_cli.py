@@ -14,9 +14,9 @@ import pytest
 
 from documented import ROOT
 from harness.commands.registry import commands, with_settings
-from harness.config.paths import PACKAGE
 from in_process import Harness, only
 from processes import run
+from shipped_copies import copy_shipped
 
 
 def test_without_a_command_it_lists_them(harness: Harness) -> None:
@@ -199,7 +199,7 @@ def test_a_run_reads_and_writes_there(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     model = tmp_path / ODD / "mödel=1"
-    shutil.copytree(PACKAGE / "local" / "models" / "shipped" / "tiny_draft", model)
+    copy_shipped(model)
     (tmp_path / ODD / "p.txt").write_text("Once\nTwice\n")
     pair = [f"model={ODD}/mödel=1", f"draft=./{ODD}/mödel=1", f"prompts={ODD}/p.txt"]
     quick = ["num_prompts=2", "decoding.max_new_tokens=4"]

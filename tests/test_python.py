@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,9 +16,9 @@ import harness
 from forked import fork_worker
 from harness.cli import worker
 from harness.cli.frames import frame
-from harness.config.paths import PACKAGE
 from harness.measuring.rows import LatencyRow
 from in_process import QUICKEST_PAIR
+from shipped_copies import copy_shipped
 
 SHORT = ["num_prompts=2", "num_warmup=0", "decoding.max_new_tokens=4"]
 
@@ -107,7 +106,7 @@ def test_a_mistake_is_raised(
 
 
 def test_a_failed_run_is_raised_and_keeps_its_row() -> None:
-    shutil.copytree(PACKAGE / "local" / "models" / "shipped" / "tiny_draft", "broken")
+    copy_shipped(Path("broken"))
     Path("broken/model.safetensors").write_bytes(b"no weights")
     with pytest.raises(harness.RunError):
         harness.run("latency", *SHORT, "model=./broken", "draft=none")

@@ -16,7 +16,7 @@ from harness.commands.latency.page import latency_page
 from harness.config.command_line import Words
 from harness.reporting import words
 from harness.results.runs import Run
-from in_process import QUICKEST_PAIR, Harness
+from in_process import QUICK_MODELS, QUICKEST_PAIR, Harness
 from next_steps import accepted, all_accepted, collected
 from pages import short
 from report_files import eval_run, latency_run, over
@@ -38,7 +38,7 @@ NO_BOUNDS = {"speedup_low": None, "speedup_high": None}
     "typed",
     [
         "latency",
-        "latency model=tiny_draft draft=early_exit K=4 T=0 n=20",
+        "latency model=tiny_draft draft=lookup K=4 T=0 n=20",
         "latency precision=2% budget=30s prompts=english",
     ],
 )
@@ -154,12 +154,12 @@ def test_a_command_is_typed_again_with_changes(line: str, changes: str, again: s
 def test_the_steps_of_runs_are_accepted_and_one_runs(harness: Harness) -> None:
     lines = [json.dumps({"prompt": f"Count {n}.", "completion": "one two"}) for n in range(3)]
     Path("mine.jsonl").write_text("\n".join(lines))
-    few = [*QUICKEST_PAIR, "tokens=4", "num_warmup=0"]
+    models = [*QUICK_MODELS, "tokens=4", "num_warmup=0"]
     texts = [*QUICKEST_PAIR, "up_to=2", "texts_per_prompt=1"]
     with collected() as steps:
         harness("acceptance", *texts, "prompts=./mine.jsonl", "T=0")
-        harness("latency", *few, "num_prompts=2", "draft=early_exit_1")
-        harness("latency", "-m", *few, "num_prompts=2", "draft=early_exit_1", "K=1,2")
+        harness("latency", *models, "num_prompts=2")
+        harness("latency", "-m", *models, "num_prompts=2", "K=1,2")
         harness("plan", *QUICKEST_PAIR)
         harness(
             "recovery", *QUICKEST_PAIR, "num_draws=1000", "num_prompts=2", "tokens=4", code=None

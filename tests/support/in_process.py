@@ -15,6 +15,7 @@ from harness.cli import main as cli
 from harness.results.statistics.interval import Coverage
 from kept_pairs import keep
 from remembered_configs import remember
+from shipped_copies import ONE_LAYER
 
 keep()
 remember()
@@ -22,6 +23,8 @@ remember()
 
 # Where any pair will do: the target has 2 layers, and tiny has 24.
 QUICKEST_PAIR = ["model=tiny_draft", "draft=lookup"]
+# And where a model is to draft: it has one layer.
+QUICK_MODELS = ["model=tiny_draft", f"draft={ONE_LAYER}"]
 
 
 class Outcome(NamedTuple):

@@ -14,14 +14,12 @@ import torch
 from torch import nn
 
 from harness.config.methods import METHODS
-from harness.config.paths import PACKAGE
 from harness.config.run import RunSettings
 from harness.engines import keeper
 from harness.engines.registry import engine_of, pair_of
 from harness.local.engine.pair import PlannedPair
 from harness.local.models.loading import LoadedModel, PlacedModel
-
-_SHIPPED = PACKAGE / "local" / "models" / "shipped"
+from shipped_copies import ONE_LAYER, SHIPPED
 
 _plan = keeper._planned_pair
 _load = PlacedModel.load
@@ -64,7 +62,8 @@ def _is_shipped(settings: RunSettings) -> bool:
         return False
     if settings.draft is not None and not METHODS.is_built_in(settings.draft.method):
         return False
-    return all(_SHIPPED in Path(model.repository).parents for model in settings.models.values())
+    places = [Path(model.repository) for model in settings.models.values()]
+    return all(place == ONE_LAYER or SHIPPED in place.parents for place in places)
 
 
 def _load_once(placed: PlacedModel) -> LoadedModel:

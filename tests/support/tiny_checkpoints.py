@@ -19,15 +19,14 @@ from transformers import (
 
 from architectures import random_model
 from harness.config.demand import Demand
-from harness.config.paths import PACKAGE
 from harness.config.settings import DraftSettings, Dtype, ModelSettings, PlacementSettings
 from harness.local.drafting.method import ModelDraftSettings, Pair
 from harness.local.engine.pair import plan_pair
 from harness.local.models.checkpoints import Checkpoint
 from harness.local.models.loading import LoadedModel
+from shipped_copies import SHIPPED
 
 VOCABULARY_SIZE = 320
-SHIPPED = PACKAGE / "local" / "models" / "shipped"
 _GPU = torch.device("cuda", 0)
 
 # Enough width that scales and tables of quantized weights are told apart from the weights themselves.

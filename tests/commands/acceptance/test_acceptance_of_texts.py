@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,13 +18,12 @@ from harness.results.files import append_rows
 from harness.results.rows.acceptance import TEXTS_FILE, AcceptanceRow, AcceptanceTextRow
 from harness.results.runs import Run
 from harness.results.statistics.interval import UNKNOWN, Interval
-from in_process import QUICKEST_PAIR, Harness, only, results
+from in_process import QUICK_MODELS, QUICKEST_PAIR, Harness, only, results
 from pages import full
 from report_files import run_id
+from shipped_copies import ONE_LAYER, copy_shipped
 from wording import mentions
 
-SHIPPED = Path(__file__).parents[3] / "harness" / "local" / "models" / "shipped"
-EARLY_EXIT = ["model=tiny_draft", "draft=early_exit_1"]
 SHORT = ["decoding.max_new_tokens=20", "decoding.ignore_eos=true"]
 
 
@@ -40,11 +38,11 @@ def texts_of(rows: pd.DataFrame) -> pd.DataFrame:
 @pytest.mark.parametrize(
     ("pair", "k"),
     [
-        (["model=tiny_draft", "draft=lookup"], 5),
-        (["model=tiny_draft", "draft=tiny_draft"], 2),
+        (QUICKEST_PAIR, 5),
+        (QUICK_MODELS, 2),
         (["model=tiny", "draft=tiny_eagle3"], 5),
     ],
-    ids=lambda pair: "-".join(pair) if isinstance(pair, list) else str(pair),
+    ids=["lookup", "model", "head"],
 )
 def test_greedy_iterations_are_those_of_decoding(harness: Harness, pair: list[str], k: int) -> None:
     """Without coins the expected number of iterations is the number that decoding takes, text by text."""
@@ -66,7 +64,7 @@ def test_greedy_iterations_are_those_of_decoding(harness: Harness, pair: list[st
 
 
 def test_a_run_says_the_answer(harness: Harness) -> None:
-    outcome = harness("acceptance", *EARLY_EXIT, "num_prompts=9", "up_to=6", *SHORT)
+    outcome = harness("acceptance", *QUICK_MODELS, "num_prompts=9", "up_to=6", *SHORT)
     rows = results("acceptance")
     assert rows.num_draft_tokens.tolist() == [1, 2, 3, 4, 5, 6]
     assert rows.tokens_per_iteration.is_monotonic_increasing
@@ -86,7 +84,7 @@ def test_a_run_says_the_answer(harness: Harness) -> None:
     found = f"{best.tokens_per_iteration:.2f} tokens per iteration at K={best.num_draft_tokens}"
     assert found in lines[2]
     # The same prompts and lengths, without the settings that `latency` lacks.
-    asked = " ".join([*EARLY_EXIT, "num_prompts=9", *SHORT])
+    asked = " ".join([*QUICK_MODELS, "num_prompts=9", *SHORT])
     command = f"harness latency {asked} K={best.num_draft_tokens}"
     assert " ".join(outcome.stdout.split()).endswith(command)
     assert len([line for line in lines if line.strip()]) <= 12
@@ -154,17 +152,17 @@ def test_texts_of_a_prompt_that_are_read_together_are_as_those_read_apart(
 
 def test_an_earlier_run_of_latency(harness: Harness) -> None:
     few = ["num_prompts=3", "num_warmup=0", "tokens=9", "decoding.ignore_eos=false"]
-    harness("latency", *EARLY_EXIT, *few)
+    harness("latency", *QUICK_MODELS, *few)
     answered = pd.read_csv(only("latency_prompts.csv")).query("arm == 'regular'")
     directory = only("latency_prompts.csv").parent
-    harness("acceptance", *EARLY_EXIT, f"prompts={directory}", "up_to=8")
+    harness("acceptance", *QUICK_MODELS, f"prompts={directory}", "up_to=8")
     assert texts().completion.tolist() == answered.completion.tolist()
 
 
 def test_several_drafts_on_the_same_texts(harness: Harness, tmp_path: Path) -> None:
     """One of them is the target itself."""
-    shutil.copytree(SHIPPED / "tiny_draft", tmp_path / "itself")
-    drafts = "draft=lookup,early_exit_1,./itself"
+    copy_shipped(tmp_path / "itself")
+    drafts = f"draft=lookup,{ONE_LAYER},./itself"
     asked = ["num_prompts=2", *SHORT]
     harness("acceptance", "-m", "model=tiny_draft", drafts, "up_to=3", *asked)
     ids = [pd.read_csv(file).token_ids.tolist() for file in Path().rglob("acceptance_texts.csv")]

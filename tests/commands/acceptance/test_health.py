@@ -5,8 +5,6 @@ A healthy drafter is called broken in one run of a million.
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -24,18 +22,15 @@ from harness.results.judging.expected import best_row
 from harness.results.rows.acceptance import AcceptanceRow
 from harness.results.statistics.interval import Interval
 from harness.results.statistics.iterations import acceptance_chances, cut
-from in_process import Harness, results
+from in_process import QUICK_MODELS, Harness, results
 from planted_faults import planted
 from served import served
+from shipped_copies import copy_shipped
 
-SHIPPED = Path(__file__).parents[3] / "harness" / "local" / "models" / "shipped"
 ASKED = [
     *["num_prompts=10", "texts_per_prompt=1", "batch_size=10"],
     *["decoding.max_new_tokens=64", "up_to=4"],
 ]
-
-# Where any pair will do: the target `tiny` has 24 layers.
-TWO_LAYERS = ["model=tiny_draft", "draft=early_exit_1"]
 
 # Settings of the server and of the client.
 Planted = tuple[list[str], list[str]]
@@ -44,26 +39,24 @@ Planted = tuple[list[str], list[str]]
 def without_its_window(directory: Path) -> Planted:
     """A draft with a sliding window, which the server reads as full attention."""
     window = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 2}
-    shutil.copytree(SHIPPED / "tiny_draft", directory)
-    file = directory / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | window))
-    return ["model=tiny_draft", "draft=tiny_draft"], ["model=tiny_draft", f"draft={directory}"]
+    copy_shipped(directory, num_hidden_layers=1, **window)
+    return QUICK_MODELS, ["model=tiny_draft", f"draft={directory}"]
 
 
 def honest(directory: Path) -> Planted:
-    return TWO_LAYERS, TWO_LAYERS
+    return QUICK_MODELS, QUICK_MODELS
 
 
 def greedily(directory: Path) -> Planted:
     """A server that drafts greedily, as most do; the client does not know."""
-    return [*TWO_LAYERS, "draft.sampling=greedy"], TWO_LAYERS
+    return [*QUICK_MODELS, "draft.sampling=greedy"], QUICK_MODELS
 
 
 def compared(directory: Path) -> Planted:
     """A server that keeps a draft token where the target draws the same one."""
-    server = [*TWO_LAYERS, f"fault={planted('SamplesCompared')}"]
+    server = [*QUICK_MODELS, f"fault={planted('SamplesCompared')}"]
     # The warmer, the more of what rejection accepts is lost.
-    return server, [*TWO_LAYERS, "T=1"]
+    return server, [*QUICK_MODELS, "T=1"]
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from harness.local.engine import planning
 from harness.local.engine.planning import capacity
 from harness.local.models.fit import PlacementProblem
 from harness.local.models.sketch import Block, LayerCache, Sketch, TensorSketch
-from in_process import Harness
+from in_process import QUICK_MODELS, QUICKEST_PAIR, Harness
 from wording import mentions
 
 
@@ -99,10 +99,10 @@ def test_the_figures_of_a_pair(plan: Plan) -> None:
 
 
 def test_a_sweep_over_methods_gives_each_its_own_settings(plan: Plan) -> None:
-    own = ["draft.max_ngram=2", "draft.layers=[1]"]
-    assert "2 of 2 fit" in plan("-m", "draft=lookup,early_exit", *own).stdout
+    own = ["draft.max_ngram=2", "draft.sampling=greedy"]
+    assert "2 of 2 fit" in plan("-m", "draft=lookup,tiny_draft", *own).stdout
     refused = plan("draft=lookup", *own, code=2)
-    assert "draft.layers=[1]: is for" in refused.stderr
+    assert "draft.sampling=greedy: is for" in refused.stderr
 
 
 def test_what_would_fit_instead(plan: Plan) -> None:
@@ -176,7 +176,7 @@ def test_early_exit_holds_a_cache_and_reads_its_share_of_the_target(plan: Plan) 
 
 def test_acceptance_predicts_the_speedup(harness: Harness, tmp_path: Path) -> None:
     """Over the bytes that `acceptance` counts itself where nothing else is known."""
-    pair = ["model=tiny_draft", "draft=early_exit_1", "tokens=20", "decoding.ignore_eos=true"]
+    pair = [*QUICK_MODELS, "tokens=20", "decoding.ignore_eos=true"]
     harness("acceptance", *pair, "num_prompts=8", "up_to=4", f"hydra.run.dir={tmp_path}/found")
     found = pd.read_csv(tmp_path / "found" / "acceptance.csv")
     best = found.loc[found.expected_speedup.idxmax()]
@@ -191,10 +191,8 @@ def test_acceptance_predicts_the_speedup(harness: Harness, tmp_path: Path) -> No
             expected = best[f"expected_speedup{end}"]
             assert row[f"predicted_speedup{end}"] == pytest.approx(expected, rel=0.02)
     complaint = harness.refused("plan", *pair, f"acceptance={tmp_path}/found", "temperature=0")
-    assert complaint.endswith("but of model=tiny_draft draft=early_exit_1 temperature=0.5")
-    complaint = harness.refused(
-        "plan", "model=tiny_draft", "draft=lookup", f"acceptance={tmp_path}/found"
-    )
+    assert complaint.endswith(f"but of {' '.join(QUICK_MODELS)} temperature=0.5")
+    complaint = harness.refused("plan", *QUICKEST_PAIR, f"acceptance={tmp_path}/found")
     assert "has no run of acceptance with model=tiny_draft draft=lookup" in complaint
 
 

@@ -23,13 +23,12 @@ from harness.measuring.reported import ReportedReference, ReturnedLogprobs
 from harness.results.statistics.drawn_tokens import NO_ROUNDING
 from harness.servers.events import AnswerError
 from harness.servers.logprobs import TextScorer
-from in_process import Harness, results
+from in_process import QUICK_MODELS, Harness, results
 from served import served, serving
 from some_settings import settings_of
 from wording import mentions
 
-# Two layers.
-SERVED = ["model=tiny_draft", "draft=early_exit_1", "batch_size=16", "runner=eager"]
+SERVED = [*QUICK_MODELS, "batch_size=16", "runner=eager"]
 QUICK = ["model=tiny_draft", "engine=server", "batch_size=16", "num_prompts=1", "tokens=16"]
 QUICK += ["temperature=1.5", "num_draws=200", "shift=0.5", "false_alarm_rate=1e-6"]
 QUICK += ["by_kind=false", "reference=regular", "samplings=[logprobs,logprobs_whole]"]

@@ -17,6 +17,7 @@ from harness.engines.requests import RequestRecord
 from harness.local.drafting.method import Pair
 from in_process import Harness, results
 from pair_server import pair_servers, shipped_pair
+from shipped_copies import ONE_LAYER
 
 QUICK = ["model=tiny_draft", "engine=server", "batch_size=16", "num_prompts=1", "tokens=8", "K=1"]
 QUICK += ["temperature=1", "shift=0.5", "false_alarm_rate=1e-6", "by_kind=false"]
@@ -25,8 +26,8 @@ QUICK += ["samplings=[as_asked]"]
 
 @pytest.fixture(scope="module")
 def pair() -> Pair:
-    """A target that is its own draft: what the servers do is tested, and 2 layers do it 12 times as fast."""
-    return shipped_pair("tiny_draft", "tiny_draft")
+    """What the servers do is tested, and 2 layers do it 12 times as fast."""
+    return shipped_pair("tiny_draft", str(ONE_LAYER))
 
 
 def refuse(*_: Any, **__: Any) -> Any:

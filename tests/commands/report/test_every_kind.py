@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import itertools
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,13 +17,13 @@ from harness.commands.plan.rows import PlanRow
 from harness.commands.registry import commands, row_kinds
 from harness.commands.report.command import build, write
 from harness.config.errors import SettingError
-from harness.config.paths import PACKAGE
 from harness.results.files import read_kind, write_rows
 from harness.results.row import ColumnDescription
 from harness.results.schema import RunRow
 from in_process import Harness
 from report_files import eval_run, latency_run
 from report_files import write as write_file
+from shipped_copies import copy_shipped
 
 VALUES: dict[Any, Any] = {
     str: "text", int: 3, float: 0.5, bool: True, list: [1, 2], dict: {"cpu": 5}, list[str]: ["text"],
@@ -163,7 +162,7 @@ ESCAPE = "\x1b[31mred\x1b]0;title\x07 \x9b2J \u202e"
 
 def test_names_are_text_wherever_they_are_shown(harness: Harness, tmp_path: Path) -> None:
     model = "./[bold red]m <i>"
-    shutil.copytree(PACKAGE / "local" / "models" / "shipped" / "tiny_draft", tmp_path / model)
+    copy_shipped(tmp_path / model)
     prompts = [
         {"prompt": f"{MARKUP} {number} {ESCAPE}", "category": name}
         for name in (MARKUP, ESCAPE)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import sys
 import time
@@ -16,10 +15,10 @@ import pytest
 
 from harness.commands import read_runs
 from harness.config.errors import SettingError
-from harness.config.paths import PACKAGE
 from harness.measuring.prompts import limits
 from harness.measuring.prompts.limits import within_limits
 from in_process import QUICKEST_PAIR, Harness
+from shipped_copies import copy_shipped
 
 PAIR = ["model=./model", "draft=none", "num_prompts=2", "chat_template=always"]
 ENDLESS_LOOP = 3 * "{% for i in range(99999) %}" + 3 * "{% endfor %}"
@@ -30,7 +29,7 @@ GROWS = [{"type": "Replace", "pattern": {"String": "a"}, "content": 20 * "a"}] *
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(limits, "_SECONDS", 1)
-    shutil.copytree(PACKAGE / "local" / "models" / "shipped" / "tiny_draft", tmp_path / "model")
+    copy_shipped(tmp_path / "model")
     return tmp_path / "model"
 
 
