@@ -165,6 +165,11 @@ class ModelSettings:
             if place is not None:
                 check_files(name, place)
 
+    def is_same(self, other: ModelSettings) -> bool:
+        """Whether both are one model, whatever it is called."""
+        names = {*ModelSettings.__dataclass_fields__} - {"name"}
+        return all(getattr(self, name) == getattr(other, name) for name in names)
+
 
 @dataclass(frozen=True, kw_only=True)
 class DraftSettings:

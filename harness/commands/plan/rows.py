@@ -30,7 +30,7 @@ class PlanRow(RunRow):
     num_parameters: MaybeInt = figure("parameters of the target")
     draft_num_parameters: MaybeInt = figure("parameters of the draft")
     model_bytes: MaybeInt = figure("weights of the target", "bytes")
-    draft_bytes: MaybeInt = figure("weights of the draft; 0 where it shares the target's", "bytes")
+    draft_bytes: MaybeInt = figure("weights of the draft", "bytes")
     cache_bytes: MaybeInt = figure("KV cache of the target", "bytes")
     draft_cache_bytes: MaybeInt = figure("KV cache of the draft", "bytes")
     needed_bytes: MaybeInt = figure("weights and caches of both", "bytes")

@@ -72,8 +72,7 @@ class Pair:
 
     Attributes:
         target: the model whose output is wanted.
-        draft: the draft model, whose `model` is the target's where the draft is the target itself; None for an
-            early exit, which `Method.model` makes, and for heads and text methods.
+        draft: the draft model; None for an early exit, which `Method.model` makes, and for heads and text methods.
         head: the head on the target's hidden states that drafts, if one does.
         draft_settings: of the draft, whether model, head or text method; None without one.
         shares_tokenizer: whether the draft has the target's tokenizer; one with another is for transformers alone.
@@ -269,21 +268,15 @@ class ModelDraft(SampledMethod):
         target: Checkpoint,
         weights: Weights | None,
     ) -> DraftPlan:
-        """Return a plan with the target itself, a head or a draft model, by its configuration."""
+        """Return a plan with a head or a draft model, by its configuration."""
         from harness.local.drafting.heads.checkpoint import read_head
         from harness.local.models.random_weights import checkpoint_for
 
-        identifying = [name for name in ModelSettings.__dataclass_fields__ if name != "name"]
-        is_target = all(
-            getattr(target.settings, name) == getattr(settings, name) for name in identifying
-        )
-        head = None
-        needs_weights = weights == "stored"
-        if is_target:
-            plan = DraftPlan(settings, shared=target)
-        elif head := read_head(settings, target, layers=settings.layers, weights=needs_weights):
-            plan = DraftPlan(settings, head=head)
-        else:
+        rule = "is the model itself, which always agrees and costs as much: name another one"
+        require(not settings.is_same(target.settings), "draft", rule, settings.name)
+        head = read_head(settings, target, layers=settings.layers, weights=weights == "stored")
+        plan = DraftPlan(settings, head=head)
+        if head is None:
             plan = DraftPlan(settings, checkpoint=checkpoint_for("draft", settings, weights))
         if settings.threshold is not None and not (head and head.config.confidence):
             rule = f"is for heads with a confidence head (DSpark), not for draft={settings.name}"
@@ -291,10 +284,6 @@ class ModelDraft(SampledMethod):
         rule = f"is for heads and early_exit, and draft={settings.name} is a model"
         require(head is not None or settings.layers is None, "draft.layers", rule, settings.layers)
         return plan
-
-    def describe(self, settings: ModelDraftSettings) -> str:
-        """Describe the target itself as a draft."""
-        return "is the target itself: it shares its weights, always agrees and costs as much"
 
     def model(self, pair: Pair) -> LoadedModel | None:
         """Return the draft model, None if the draft is a head."""

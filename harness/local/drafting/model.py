@@ -258,8 +258,6 @@ def shared_sketch(checkpoint: Checkpoint, draft: DraftSettings, dtype: torch.dty
         blocks=(cache_block,),
         num_parameters=0,
         borrowed_tensors=tuple(whole.tensors),
-        # An early exit is no model of its own.
-        is_target=isinstance(draft, ModelSettings),
     )
 
 

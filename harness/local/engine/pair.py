@@ -218,16 +218,12 @@ class PlacedPair(PlannedPair):
     def load(self) -> Pair:
         """Load the weights. Raises RunError or SettingError if memory, files or a library fail."""
         target, *others = [model.load() for model in self.models]
-        settings: Any = self.draft_settings
         draft = others[0] if others else None
         head = None
         if self.head is not None:
             device = self.placements[-1].devices[0]
             head = self.head.load(device, target.dtype, target.model)
-        elif draft is None and isinstance(settings, ModelSettings):
-            # `draft=` is the same model as `model=`.
-            draft = dataclasses.replace(target, settings=settings)
-        return Pair(target, draft, self.tokenizer, head, settings, self.shares_tokenizer)
+        return Pair(target, draft, self.tokenizer, head, self.draft_settings, self.shares_tokenizer)
 
 
 def plan_pair(

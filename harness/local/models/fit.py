@@ -433,10 +433,7 @@ def _largest_that_fits(limit: int, fits: Callable[[int], bool]) -> int:
 def _fewer_bits(problem: PlacementProblem) -> list[Remedy]:
     """Return each change of one model's bits that is enough; if none is, the mildest change of both."""
     smaller = [_quantized(sketch) for sketch in problem.models]
-    if problem.models[-1].is_target:
-        changes = [[*pair] for pair in zip(*smaller, strict=False)]
-    else:
-        changes = [[sketch] for sketches in smaller for sketch in sketches]
+    changes = [[sketch] for sketches in smaller for sketch in sketches]
     fitting = [_in_fewer_bits(changed) for changed in changes if _fits(_changed(problem, changed))]
     if fitting:
         return fitting
@@ -449,7 +446,7 @@ def _fewer_bits(problem: PlacementProblem) -> list[Remedy]:
 def _quantized(sketch: Sketch) -> list[Sketch]:
     """Return the model in each format of fewer bits."""
     # Without bitsandbytes, or if its weights are stored in such a format, no tensor has `outputs`.
-    if not any(tensor.outputs for tensor in sketch.tensors) and not sketch.is_target:
+    if not any(tensor.outputs for tensor in sketch.tensors):
         return []
     smaller = []
     for quantization in _QUANTIZATIONS[_QUANTIZATIONS.index(sketch.quantization) + 1 :]:
@@ -469,8 +466,7 @@ def _more_gpus(problem: PlacementProblem) -> list[Remedy]:
     Further GPUs than the machine has are assumed to have as much free memory as the one that has most.
     """
     target = problem.models[0]
-    # A draft that is the target itself stays whole on one GPU: more of them do not help.
-    if problem.models[-1].is_target or not problem.run_gpus:
+    if not problem.run_gpus:
         return []
     room = max(problem.free[gpu] for gpu in problem.gpus)
     for count in range(2, _MOST_GPUS + 1):

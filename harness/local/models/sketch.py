@@ -130,7 +130,6 @@ class Sketch:
         copied: for a draft head: matrices of the target that it copies to its own device where they
             are on others.
         borrowed_tensors: for a draft: weights of the target that its passes read too.
-        is_target: for a draft: whether it is the target itself, as long as its settings are the same.
         drafts_in_one_pass: for a draft: whether one pass drafts all tokens.
         pass_numbers: about how many numbers a layer works with at once for each token of a pass; 0
             where unknown.
@@ -149,7 +148,6 @@ class Sketch:
     spare_slots: int | None = None
     copied: tuple[Block, ...] = ()
     borrowed_tensors: tuple[TensorSketch, ...] = ()
-    is_target: bool = False
     drafts_in_one_pass: bool = False
     pass_numbers: int = 0
     estimated_cache: bool = False

@@ -126,13 +126,6 @@ def test_a_cache_beyond_the_reserve_counts(plan: Plan) -> None:
     plan(*asked, f"batch_size={int(batch.partition('=')[2]) + 1}", code=1)
 
 
-def test_equal_models_share_their_weights_but_no_cache(plan: Plan) -> None:
-    row = plan("model=7B", "draft=7B", "gpu_memory=24GB").row
-    assert row["draft_bytes"] == 0
-    assert row["needed_bytes"] == row["model_bytes"] + 2 * row["cache_bytes"]
-    assert row["highest_speedup"] == pytest.approx(1)
-
-
 def test_a_plan_is_collected_only_where_asked(plan: Plan, tmp_path: Path) -> None:
     plan()
     assert not (tmp_path / "results").exists()

@@ -311,16 +311,6 @@ def test_remedies_are_the_pairs() -> None:
     assert found == ["model=13B_4bit draft=7B_4bit (12.2 GB)"]
 
 
-def test_remedies_of_a_draft_that_is_the_target_change_both() -> None:
-    target = sketch(26)
-    twin = draft(0, settings={"name": "13B"}, is_target=True)
-    found = remedies(case(target, twin, free=machine(16)))
-    assert found == [
-        "model=13B_8bit draft=13B_8bit (13.4 GB)",
-        "model=13B_4bit draft=13B_4bit (7.11 GB)",
-    ]
-
-
 def test_a_smaller_batch_or_less_text_is_a_remedy() -> None:
     demand = Demand(
         batch_size=64, prompt_tokens=500, new_tokens=500, num_draft_tokens=0, runner="eager"

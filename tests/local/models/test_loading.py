@@ -223,17 +223,14 @@ def test_bitsandbytes_that_is_missing_or_fails_on_this_device(
         load(settings)
 
 
-def test_equal_settings_share_their_weights(save_model: SaveModel) -> None:
+@pytest.mark.parametrize("change", [{"quantization": "8bit"}, {"dtype": "bfloat16"}])
+def test_a_model_drafts_for_itself_in_another_format_alone(
+    save_model: SaveModel, change: dict[str, Any]
+) -> None:
     settings = save_model()
     twin = dataclasses.replace(settings, name="the same by another name")
-    pair = load_pair(settings, twin, PlacementSettings())
-    assert pair.draft.model is pair.target.model
-    assert pair.draft.settings.name == twin.name
-
-
-@pytest.mark.parametrize("change", [{"quantization": "8bit"}, {"dtype": "bfloat16"}])
-def test_other_settings_do_not_share(save_model: SaveModel, change: dict[str, Any]) -> None:
-    settings = save_model()
+    with pytest.raises(SettingError, match=r"^draft=the same by another name: is the model itself"):
+        load_pair(settings, twin, PlacementSettings())
     pair = load_pair(settings, dataclasses.replace(settings, **change), PlacementSettings())
     assert pair.draft.model is not pair.target.model
     assert pair.target.dtype == torch.float32
