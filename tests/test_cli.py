@@ -219,9 +219,10 @@ TINY = ["tiny", "tiny_dflash", "tiny_draft", "tiny_eagle3", "tiny_medusa", "tiny
 
 
 def test_a_pattern_sweeps_over_presets(harness: Harness) -> None:
-    outcome = harness("plan", "-m", "model=tiny", "draft=glob(tiny*)")
+    outcome = harness("plan", "-m", "model=tiny", "draft=glob(tiny_*)")
     jobs = [line.partition(":")[0] for line in outcome.stderr.splitlines() if line.startswith("[")]
-    assert jobs == [f"[{number}/{len(TINY)}] draft={name}" for number, name in enumerate(TINY, 1)]
+    drafts = TINY[1:5]
+    assert jobs == [f"[{number}/4] draft={name}" for number, name in enumerate(drafts, 1)]
 
 
 @pytest.mark.parametrize(

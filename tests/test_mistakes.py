@@ -59,6 +59,7 @@ MISTAKES = {
     "plan gpu_memory=40": "gpu_memory=40: must be an amount with its unit, such as 40GB or 80GiB",
     # What has no meaning together
     "latency K=auto": "decoding.num_draft_tokens=auto: must be a number with engine=local; engine=huggingface has",
+    "plan draft=early_exit_8": "draft=early_exit_8: needs engine=huggingface",
     "latency draft=tiny": "draft=tiny: is the model itself, which always agrees and costs as much",
     "latency draft=lookup threshold=0.5": "draft.threshold=0.5: is for models and heads, not for draft=lookup",
     "latency weights=random model=gpt2 draft=7B": "draft=7B: must have the vocabulary of model=gpt2",

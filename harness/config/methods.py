@@ -18,7 +18,6 @@ class MethodRecord(RecordWithSettings):
         name: what `draft=` calls it.
         summary: what it proposes, in half a line, for help.
         settings: the dataclass of what can be set under `draft.`.
-        shares_weights: whether it drafts with the target's own weights.
         batches: whether it drafts for several prompts at once.
         named: whether `draft=NAME` alone chooses it; False for models, which have names of their
             own.
@@ -26,7 +25,6 @@ class MethodRecord(RecordWithSettings):
 
     summary: ClassVar[str]
     settings: ClassVar[type[DraftSettings]] = DraftSettings
-    shares_weights: ClassVar[bool] = False
     batches: ClassVar[bool] = True
     named: ClassVar[bool] = True
 

@@ -113,16 +113,16 @@ def test_a_pair_is_tried_again_after_the_hub_was_out_of_reach(
 def test_a_job_with_a_wrong_setting_is_in_the_table_of_its_sweep_alone(harness: Harness) -> None:
     """The models show that a setting is wrong: what the target's layers are is known when they are read."""
     arguments = ["latency", "model=tiny_draft", "num_prompts=2", "decoding.max_new_tokens=4"]
-    wrong = [*arguments, "draft=early_exit", "draft.layers=[9]"]
+    wrong = [*arguments, "engine=huggingface", "draft=early_exit", "draft.layers=[9]"]
     complaint = harness.refused(*wrong)
-    assert mentions(complaint, "draft.layers=9", "2")
+    assert mentions(complaint, "draft.layers=[9]", "below the 2 layers")
     assert not Path("results/latency.csv").exists()
     assert not list(Path("outputs").rglob("latency.csv"))
 
     swept = harness(*wrong, "-m", "draft=lookup,early_exit", "hydra.sweep.dir=s", code=2)
-    assert "[2/2] draft=early_exit: refused: draft.layers=9" in swept.stderr
+    assert "[2/2] draft=early_exit: refused: draft.layers=[9]" in swept.stderr
     assert "the same command again" not in swept.stderr
-    assert "draft.layers=9" in " ".join(swept.stdout.split())
+    assert "draft.layers=[9]" in " ".join(swept.stdout.split())
     statuses = {row.draft: row.status for row in read_rows("s/latency.csv", LatencyRow)}
     assert statuses == {"lookup": "ok", "early_exit": "refused"}
     assert {row.draft for row in read_rows("results/latency.csv", LatencyRow)} == {"lookup"}

@@ -110,7 +110,7 @@ def p_value(name: str, rule: Callable[..., Verdict], num_rows: int = 1500) -> fl
 
 # Lookup needs texts that it knows: its own file has those.
 @pytest.mark.parametrize("rule", [verify, without_residual])
-@pytest.mark.parametrize("name", ["model", "early exit", "EAGLE-3", "DFlash", "Medusa", "MTP"])
+@pytest.mark.parametrize("name", ["model", "EAGLE-3", "DFlash", "Medusa", "MTP"])
 def test_drawn_texts_follow_the_target_and_those_of_a_broken_verifier_do_not(
     name: str, rule: Callable[..., Verdict]
 ) -> None:

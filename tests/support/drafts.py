@@ -7,9 +7,9 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from architectures import random_model, random_pair
+from architectures import random_pair
 from harness.local.decoding.warp import AnyWarp
-from harness.local.drafting.model import ModelDrafter, ParallelDrafter, truncated
+from harness.local.drafting.model import ModelDrafter, ParallelDrafter
 from harness.local.runners.static import StaticRunner
 from mtp_models import mtp_target
 from small_heads import (
@@ -43,11 +43,6 @@ def agreeing(warp: AnyWarp) -> tuple[Any, Any]:
     return target, ModelDrafter(StaticRunner(target), warp)
 
 
-def early_exit(warp: AnyWarp) -> tuple[Any, Any]:
-    target = random_model("llama")
-    return target, ModelDrafter(StaticRunner(truncated(target, 2)), warp)
-
-
 def parallel(warp: AnyWarp, first: str = "cpu", second: str = "cpu") -> tuple[Any, Any]:
     draft = StaticRunner(target_model(seed=1).to(second))
     return target_model().to(first), ParallelDrafter(draft, warp, MASK)
@@ -69,7 +64,6 @@ def with_mtp(warp: AnyWarp, first: str = "cpu", second: str = "cpu") -> tuple[An
 DRAFTS: dict[str, Draft] = {
     "model": model,
     "model that agrees": agreeing,
-    "early exit": early_exit,
     "parallel": parallel,
     "lookup": lambda warp, first="cpu", second="cpu": (target_model().to(first), lookup_drafter()),
     "EAGLE-3": with_head(lambda: eagle_head(layer_config("llama"))),

@@ -45,7 +45,7 @@ def sketch(
     first = Block(("model.embed",), (TensorSketch(small, read_per_token=0.0),))
     blocks = (first, *layers, Block(("head",), (TensorSketch(small),)))
     name = "13B" if role == "model" else "7B"
-    asked = ModelSettings(**{"name": name, "repository": "x/y"} | (settings or {}))
+    asked = ModelSettings(**{"name": name, "repository": f"x/{name}"} | (settings or {}))
     return Sketch(
         role,
         asked,

@@ -4,8 +4,8 @@ its work. One's own is in a file (`draft=./my_method.py:MyMethod`).
 What needs torch is imported inside functions: names, settings and help are known without it.
 
 A run calls a method in this order: `check` with the settings alone, `plan` before weights load,
-`layers` and `model` while the pair is prepared, and `drafter` when it decodes. Hugging
-Face's engine asks for transformers' words instead: `huggingface`.
+`layers` while the pair is prepared, and `drafter` when it decodes. Hugging Face's engine asks for
+transformers' words instead: `huggingface`.
 """
 
 from __future__ import annotations
@@ -57,13 +57,11 @@ class DraftPlan:
             a draft.
         checkpoint: the draft model, where it has weights of its own.
         head: the draft head, which reads the target's hidden states.
-        shared: the target, or its first layers, where these draft.
     """
 
     settings: DraftSettings | None
     checkpoint: Checkpoint | None = None
     head: HeadCheckpoint | None = None
-    shared: Checkpoint | None = None
 
 
 @dataclass(frozen=True)
@@ -72,10 +70,9 @@ class Pair:
 
     Attributes:
         target: the model whose output is wanted.
-        draft: the draft model; None for an early exit, which `Method.model` makes, and for heads and text methods.
+        draft: the draft model; None for heads and for methods without weights.
         head: the head on the target's hidden states that drafts, if one does.
         draft_settings: of the draft, whether model, head or text method; None without one.
-        shares_tokenizer: whether the draft has the target's tokenizer; one with another is for transformers alone.
     """
 
     target: LoadedModel
@@ -83,7 +80,6 @@ class Pair:
     tokenizer: PreTrainedTokenizerBase
     head: Head | None = None
     draft_settings: DraftSettings | None = None
-    shares_tokenizer: bool = True
 
     @property
     def devices(self) -> list[torch.device]:
@@ -98,12 +94,10 @@ class Pair:
     @property
     def vocabulary_size(self) -> int:
         """V, the width to which logits are cut: outputs may be padded beyond it, each model's
-        differently. With a draft of another tokenizer it is the target's own.
+        differently.
         """
-        width = vocabulary_size(self.target.model.config)
-        if self.draft is None or not self.shares_tokenizer:
-            return width
-        return min(width, vocabulary_size(self.draft.model.config))
+        models = [self.target] if self.draft is None else [self.target, self.draft]
+        return min(vocabulary_size(loaded.model.config) for loaded in models)
 
     @property
     def context(self) -> int | None:
@@ -143,17 +137,9 @@ class Method(MethodRecord):
         """
         return DraftPlan(settings)
 
-    def describe(self, settings: Any) -> str:
-        """Return a few words about a draft without weights of its own: text, or shared with the target."""
-        return "no weights"
-
     def layers(self, pair: Pair) -> Sequence[int]:
         """Return the numbers of the target's layers whose hidden states the drafters read."""
         return () if pair.head is None else pair.head.config.layers
-
-    def model(self, pair: Pair) -> LoadedModel | None:
-        """Return the model that drafts, for which a runner is made; None if no model drafts."""
-        return None
 
     def drafter(self, settings: Any, pair: Pair, runner: Runner | None) -> MakeDrafter:
         """Return a function that makes a drafter, given the warp of the target's logits.
@@ -161,7 +147,7 @@ class Method(MethodRecord):
         Args:
             settings: an object of the class `settings`, completed by `plan`.
             pair: the loaded models.
-            runner: the runner of `model`, if there is one.
+            runner: the runner of the draft model, if there is one.
         """
         raise NotImplementedError("drafter()")
 
@@ -220,7 +206,8 @@ class SampledMethod(Method):
                 threshold = getattr(settings, "threshold", None) or 0.0  # 0 holds nothing back
                 return HeadDrafter(pair.head, warp, threshold)
             assert runner is not None
-            mask = None if pair.draft is None else mask_token(pair.draft.model.config)
+            assert pair.draft is not None
+            mask = mask_token(pair.draft.model.config)
             if mask is not None:
                 return ParallelDrafter(runner, warp, mask)
             return ModelDrafter(runner, warp)
@@ -285,10 +272,6 @@ class ModelDraft(SampledMethod):
         require(head is not None or settings.layers is None, "draft.layers", rule, settings.layers)
         return plan
 
-    def model(self, pair: Pair) -> LoadedModel | None:
-        """Return the draft model, None if the draft is a head."""
-        return pair.draft
-
     def huggingface(
         self, pair: Pair, settings: ModelDraftSettings, decoding: DecodingSettings
     ) -> dict[str, Any]:
@@ -327,7 +310,7 @@ class Mtp(SampledMethod):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EarlyExitSettings(SampledDraftSettings):
+class EarlyExitSettings(DraftSettings):
     """Settings of `draft=early_exit`; `draft=early_exit_8` has 8 layers.
 
     Attributes:
@@ -337,30 +320,26 @@ class EarlyExitSettings(SampledDraftSettings):
     # One number in a tuple, because `draft.layers` of a head is a list.
     layers: tuple[int, ...] | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        rule = "must be one number: how many of the target's layers draft"
-        require(self.layers is None or len(self.layers) == 1, "layers", rule, self.layers)
 
-    @property
-    def num_layers(self) -> int:
-        """The number of layers that draft, in the settings of a plan."""
-        assert self.layers is not None, "EarlyExit.plan fills it in"
-        return self.layers[0]
-
-
-class EarlyExit(SampledMethod):
-    """The first layers of the target as a draft model without weights of its own."""
+class EarlyExit(Method):
+    """The first layers of the target, by transformers' assisted generation alone (LayerSkip, Elhoushi et al. 2024,
+    arXiv:2404.16710, trains models so that these predict well).
+    """
 
     name = "early_exit"
-    summary = "the target's own first layers, a quarter of them; early_exit_8 has 8"
+    summary = "with engine=huggingface: the target's own first layers, a quarter of them; early_exit_8 has 8"
     settings = EarlyExitSettings
-    shares_weights = True
 
     def choice(self, name: str) -> dict[str, Any] | None:
         """Return no settings for `early_exit`, and 8 layers for `early_exit_8`."""
         number = re.fullmatch(r"early_exit_(\d+)", name)
         return {"layers": [int(number[1])]} if number else super().choice(name)
+
+    def check(self, run: RunSettings) -> None:
+        """Refuse every engine but transformers' own."""
+        assert run.draft is not None
+        is_theirs = run.engine.name == "huggingface"
+        require(is_theirs, "draft", "needs engine=huggingface", run.draft.name)
 
     def plan(
         self,
@@ -369,32 +348,15 @@ class EarlyExit(SampledMethod):
         weights: Weights | None,
     ) -> DraftPlan:
         """Return a plan whose settings have the number of layers, a quarter if none was given."""
-        from harness.local.drafting.model import truncated_config
-
         total = target.config.get_text_config(decoder=True).num_hidden_layers
         layers = settings.layers or (max(1, total // 4),)
-        config = truncated_config(target.config, layers[0])
-        first_layers = dataclasses.replace(target, config=config)
-        return DraftPlan(dataclasses.replace(settings, layers=layers), shared=first_layers)
+        rule = f"must be one number below the {total} layers of the target"
+        is_less = len(layers) == 1 and 1 <= layers[0] < total
+        require(is_less, "draft.layers", rule, [*layers])
+        return DraftPlan(dataclasses.replace(settings, layers=layers))
 
-    def describe(self, settings: EarlyExitSettings) -> str:
-        number = settings.num_layers
-        layers = "layer" if number == 1 else f"{number} layers"
-        return f"the first {layers} of the model"
-
-    def model(self, pair: Pair) -> LoadedModel:
-        """Return the target's first layers as a model."""
-        from harness.local.drafting.model import truncated
-
-        settings: Any = pair.draft_settings
-        shorter = truncated(pair.target.model, settings.num_layers)
-        as_model = dataclasses.replace(pair.target.settings, name=settings.name)
-        return dataclasses.replace(pair.target, settings=as_model, model=shorter)
-
-    def huggingface(
-        self, pair: Pair, settings: EarlyExitSettings, decoding: DecodingSettings
-    ) -> dict[str, Any]:
-        return {"assistant_early_exit": settings.num_layers}
+    def huggingface(self, pair: Pair, settings: Any, decoding: DecodingSettings) -> dict[str, Any]:
+        return {"assistant_early_exit": settings.layers[0]}
 
 
 @dataclass(frozen=True, kw_only=True)

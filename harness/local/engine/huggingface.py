@@ -84,9 +84,8 @@ class HuggingFaceEngine(Engine):
         if draft_settings is not None:
             method = method_of(draft_settings)
             arguments = method.huggingface(pair, draft_settings, preparation.decoding)
-            assistant = arguments.get("assistant_model")
-            if method.shares_weights:
-                assistant = pair.target.model
+            exits_early = "assistant_early_exit" in arguments
+            assistant = pair.target.model if exits_early else arguments.get("assistant_model")
         # The reference has the same weights in our eager runner.
         self._reference = open_reference(pair, preparation)
         self._devices = pair.devices

@@ -24,7 +24,7 @@ from harness.local.decoding.protocols import TokenRows
 from harness.local.drafting.checked import method_of
 from harness.local.drafting.heads.checkpoint import HeadCheckpoint
 from harness.local.drafting.method import DraftPlan, Pair
-from harness.local.drafting.model import mask_token, shared_sketch
+from harness.local.drafting.model import mask_token
 from harness.local.models.checkpoints import (
     Checkpoint,
     check_quantizer,
@@ -59,8 +59,7 @@ class PlannedPair:
 
     Attributes:
         checkpoints: of the target, and of the draft if it is a model with its own weights.
-        sketches: the sizes of these, then of what else drafts with weights or a cache of its own: a head, or
-            layers of the target.
+        sketches: the sizes of these, then of a head that drafts.
         placement: the run's.
         draft_settings: of the draft, of any kind; None without one.
         head: a draft that is a head.
@@ -187,11 +186,9 @@ class PlacedPair(PlannedPair):
         lines: list[str | None] = [model.describe() for model in self.models]
         draft_settings = self.draft_settings
         if draft_settings is not None and len(self.models) == 1:
+            how = "no weights of its own"
             if self.head is not None:
-                size = amount(self.sketches[-1].weight_bytes)
-                how = f"{self.head.kind.title} head, {size}"
-            else:
-                how = method_of(draft_settings).describe(draft_settings)
+                how = f"{self.head.kind.title} head, {amount(self.sketches[-1].weight_bytes)}"
             lines.append(f"draft {draft_settings.name}: {how}")
         lines += [sketch.about_cache for sketch in self.sketches]
         if any(checkpoint.random for checkpoint in self.checkpoints):
@@ -223,7 +220,7 @@ class PlacedPair(PlannedPair):
         if self.head is not None:
             device = self.placements[-1].devices[0]
             head = self.head.load(device, target.dtype, target.model)
-        return Pair(target, draft, self.tokenizer, head, self.draft_settings, self.shares_tokenizer)
+        return Pair(target, draft, self.tokenizer, head, self.draft_settings)
 
 
 def plan_pair(
@@ -324,8 +321,6 @@ def sketch_pair(
         sketches.append(dataclasses.replace(sketch, drafts_in_one_pass=is_parallel))
     if plan.head is not None:
         sketches.append(plan.head.sketch(sketches[0].dtype))
-    if plan.settings is not None and plan.shared is not None:
-        sketches.append(shared_sketch(plan.shared, plan.settings, sketches[0].dtype))
     return PlannedPair(
         checkpoints=checkpoints,
         sketches=sketches,

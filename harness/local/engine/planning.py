@@ -199,8 +199,11 @@ def _notes(problem: PlacementProblem) -> list[str]:
 
 
 def pass_bytes(pair: PlannedPair, demand: Demand, draft_tokens: Iterable[int]) -> PassBytes | None:
-    """The bytes that passes of a pair read, for each K; None if the size of a cache is not known."""
-    if not all(sketch.knows_cache for sketch in pair.sketches):
+    """The bytes that passes of a pair read, for each K; None if the size of a cache is not known, or where layers of
+    the target draft.
+    """
+    exits_early = pair.draft_settings is not None and pair.draft_settings.method == "early_exit"
+    if exits_early or not all(sketch.knows_cache for sketch in pair.sketches):
         return None
     target, *drafts = pair.sketches
     # An average pass finds half of the new tokens in the cache.

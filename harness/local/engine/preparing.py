@@ -49,12 +49,10 @@ def prepare(runners: PairRunners, preparation: Preparation) -> None:
     if are_fixed:
         _prepare_arm(runners, preparation, compiles, drafts=False)
     if pair.draft_settings is not None:
-        model = runners.drafting_model
-        if model is not None:
-            widths = draft_widths(model.model.config, num_draft_tokens)
+        if pair.draft is not None and runners.draft is not None:
+            widths = draft_widths(pair.draft.model.config, num_draft_tokens)
             slots = demand.slots(max(widths))
-            are_fixed &= _fix(runners.draft, model, preparation, slots, widths, compiles)
-            assert runners.draft is not None
+            are_fixed &= _fix(runners.draft, pair.draft, preparation, slots, widths, compiles)
             runners.draft_name = runners.draft.name
         if are_fixed and num_draft_tokens and len(pair.devices) == 1:
             is_prepared = _prepare_arm(runners, preparation, compiles, drafts=True)

@@ -231,9 +231,10 @@ def steps_along(
 def open_reference(
     pair: Pair, preparation: Preparation, never_drawn: Collection[int] = ()
 ) -> ModelReference:
-    """A reference over a loaded pair, with eager runners beside those of the engine that is prepared."""
+    """A reference over the target of a loaded pair, with an eager runner: a draft of another engine needs none."""
     preparation = replace(preparation, runner="eager")
-    return ModelReference(open_runners(pair, preparation), never_drawn=never_drawn)
+    target_alone = replace(pair, draft=None, head=None, draft_settings=None)
+    return ModelReference(open_runners(target_alone, preparation), never_drawn=never_drawn)
 
 
 def loaded_weights(pair: Pair, reference: ModelReference) -> Weights:

@@ -23,7 +23,7 @@ from harness.local.decoding.protocols import Drafter, Runner, TensorDrafter
 from harness.local.decoding.verify import AcceptByCoin, Offer, Verdict
 from harness.local.decoding.warp import AnyWarp, BatchWarp, Warp
 from harness.local.drafting.checked import checked_rule, method_of
-from harness.local.drafting.method import MakeDrafter, Method, Pair
+from harness.local.drafting.method import MakeDrafter, Pair
 from harness.local.drafting.model import widths as draft_widths
 from harness.local.models.checkpoints import is_recurrent
 from harness.local.models.loading import LoadedModel
@@ -49,8 +49,7 @@ class PairRunners:
         pair: the models.
         decoding: the settings of the questions that they are prepared for.
         target: the target's runner.
-        draft: the runner of the model that drafts, if one does.
-        drafting_model: that model.
+        draft: the runner of the draft model, if there is one.
         target_name: of the target's runner.
         draft_name: of the draft's; the target's where it has none.
         setup_seconds: how long compiling and capturing took.
@@ -61,7 +60,6 @@ class PairRunners:
     decoding: DecodingSettings
     target: StaticRunner | SnapshotRunner
     draft: StaticRunner | SnapshotRunner | None
-    drafting_model: LoadedModel | None
     target_name: str
     draft_name: str
     setup_seconds: float = 0.0
@@ -157,12 +155,10 @@ def open_runners(pair: Pair, preparation: Preparation) -> PairRunners:
         SettingError: for a model that the runner cannot read.
     """
     settings = pair.draft_settings
-    method: Method | None = None
     num_draft_tokens = preparation.decoding.most_draft_tokens
     layers: tuple[int, ...] = ()
     if settings is not None:
-        method = method_of(settings)
-        layers = tuple(method.layers(pair))
+        layers = tuple(method_of(settings).layers(pair))
         most = pair.target.model.config.get_text_config(decoder=True).num_hidden_layers
         if layers and not 0 <= min(layers) <= max(layers) <= most:
             rule = f"layers() are {layers}, and the model has {most}"
@@ -177,17 +173,15 @@ def open_runners(pair: Pair, preparation: Preparation) -> PairRunners:
         "model", pair.target, preparation, options, demand.slots(), takes_back=takes_back
     )
     draft: StaticRunner | SnapshotRunner | None = None
-    model = None if method is None else method.model(pair)
-    if model is not None:
+    if pair.draft is not None:
         options = {"vocabulary_size": pair.vocabulary_size}
-        num_slots = demand.slots(max(draft_widths(model.model.config, num_draft_tokens)))
-        draft = _build("draft", model, preparation, options, num_slots, takes_back=True)
+        num_slots = demand.slots(max(draft_widths(pair.draft.model.config, num_draft_tokens)))
+        draft = _build("draft", pair.draft, preparation, options, num_slots, takes_back=True)
     return PairRunners(
         pair=pair,
         decoding=preparation.decoding,
         target=target,
         draft=draft,
-        drafting_model=model,
         target_name=target.name,
         # A draft without a runner, such as a text method, goes by the target's.
         draft_name=target.name if draft is None else draft.name,

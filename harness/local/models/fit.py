@@ -391,6 +391,12 @@ def remedies(problem: PlacementProblem) -> list[Remedy]:
 
 
 def _fits(problem: PlacementProblem) -> bool:
+    target, *drafts = problem.models
+    # A model is no draft of its own.
+    if any(
+        draft.spare_slots is None and draft.settings.is_same(target.settings) for draft in drafts
+    ):
+        return False
     with suppress(Misfit, SettingError):
         return bool(fit(problem))
     return False

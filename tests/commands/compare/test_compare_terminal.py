@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -193,10 +194,11 @@ def test_without_a_prompt_that_can_be_answered_nothing_is_printed(pipe: Pipe) ->
         assert outcome.stdout == ""
 
 
-def test_without_a_draft_and_with_the_model_as_its_own(pipe: Pipe) -> None:
+def test_without_a_draft_and_with_one_that_always_agrees(pipe: Pipe) -> None:
     alone = pipe("draft=none", "prompt=Banana")
     assert "regular\n" in alone.stdout
     assert "speculative" not in alone.stdout
-    own = pipe("draft=./chain", "prompt=Banana", "view=log")
+    shutil.copytree("chain", "twin")
+    own = pipe("draft=./twin", "prompt=Banana", "view=log")
     assert "100 % of the draft tokens accepted" in own.stdout
     assert "No draft token was rejected." in own.stdout

@@ -16,7 +16,7 @@ from wording import mentions
 
 METHODS = {
     "lookup": ["draft=lookup", "draft.max_ngram=2"],
-    "early exit": ["draft=early_exit"],
+    "early exit": ["draft=early_exit", "engine=huggingface"],
     "by argmax": ["draft.sampling=greedy"],
     "block": ["decoding.rule=block"],
     "typical": ["decoding.rule=typical"],

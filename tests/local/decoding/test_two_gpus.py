@@ -18,7 +18,6 @@ from harness.local.decoding.iteration import Calls
 from harness.local.decoding.loop import Iteration, Loop
 from harness.local.decoding.protocols import Drafter, Runner
 from harness.local.decoding.warp import AnyWarp, BatchWarp, Warp
-from harness.local.drafting.model import ModelDrafter, truncated
 from harness.local.runners.snapshot import SnapshotRunner
 from harness.local.runners.static import StaticRunner
 from pretended_gpus import pretended_gpus
@@ -47,9 +46,6 @@ def drafting(kind: str, warp: AnyWarp, first: str, second: str) -> tuple[Runner,
         # Its matrices are on both devices: the head's own has a copy of the embedding.
         target = spread(target_model(), first, second)
         drafter: Drafter = head_drafter(block_head().to(second), target, warp)
-    elif kind == "spread, early exit":
-        target = spread(random_model("llama"), first, second)
-        drafter = ModelDrafter(StaticRunner(truncated(target, 2)), warp)
     else:
         target, drafter = DRAFTS[kind](warp, first, second)
     return StaticRunner(target, hidden_layers=drafter.layers), drafter
@@ -78,7 +74,7 @@ def on(device: str, warp: Warp = WARP, prompts: list[list[int]] = PROMPTS, lengt
     "kind",
     [
         *("model", "EAGLE-3", "DFlash", "Medusa"),
-        *("MTP", "recurrent", "spread, early exit", "spread, head"),
+        *("MTP", "recurrent", "spread, head"),
     ],
 )
 def test_records_are_those_of_a_cpu(kind: str, compared: Callable[..., None]) -> None:

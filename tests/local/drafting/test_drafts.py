@@ -1,4 +1,4 @@
-"""The first layers of a model as a draft: the target's own modules, and nothing of the target changes."""
+"""Drafts of transformers alone, and checks of drafters and rules of the user's own."""
 
 from __future__ import annotations
 
@@ -11,74 +11,17 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from architectures import ARCHITECTURES, RECURRENT, random_model
-from harness.config.errors import RunError, SettingError
+from harness.config.errors import RunError
 from harness.local.decoding.protocols import Proposal
 from harness.local.decoding.verify import Offer, verify
 from harness.local.drafting.checked import CheckedDrafter, checked_rule
 from harness.local.drafting.method import EarlyExit, EarlyExitSettings
 from harness.local.drafting.model import (
-    shared_sketch,
-    truncated,
-    truncated_config,
     widths,
 )
-from harness.local.models.sketch import sketch_model
-from harness.local.runners.snapshot import SnapshotRunner
 from tiny_checkpoints import as_checkpoint, make_config
 from verifiers import offer_of
-
-TOKENS = torch.tensor([[5, 9, 3, 4, 7, 1, 8, 11, 3, 10, 1, 2]])
-
-
-def logits(model: PreTrainedModel) -> torch.Tensor:
-    with torch.no_grad():
-        return model(TOKENS).logits
-
-
-def on_its_own(model: PreTrainedModel, num_layers: int) -> PreTrainedModel:
-    """A model of that many layers with a copy of the weights."""
-    copy = AutoModelForCausalLM.from_config(
-        truncated_config(model.config, num_layers), dtype=torch.float32
-    ).eval()
-    missing, _ = copy.load_state_dict(model.state_dict(), strict=False)
-    assert not missing
-    return copy
-
-
-@pytest.mark.parametrize("name", [*ARCHITECTURES, *RECURRENT])
-def test_it_computes_what_the_first_layers_compute(name: str) -> None:
-    model = random_model(name)
-    before = logits(model)
-    shorter = truncated(model, 2)
-    assert torch.equal(logits(shorter), logits(on_its_own(model, 2)))
-    own = {parameter.data_ptr() for parameter in model.parameters()}
-    kept = {parameter.data_ptr() for parameter in shorter.parameters()}
-    assert kept < own
-    assert not torch.equal(logits(shorter), before)
-    assert torch.equal(logits(model), before)
-    assert (model.config.num_hidden_layers, shorter.config.num_hidden_layers) == (3, 2)
-    SnapshotRunner(shorter).check(2)
-
-
-def test_the_text_part_of_a_model_that_also_reads_images() -> None:
-    text = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "head_dim": 8}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 97}
-    vision = {
-        "hidden_size": 16,
-        "intermediate_size": 16,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-    }
-    config = AutoConfig.for_model("gemma3", text_config=text | heads, vision_config=vision)
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    before = logits(model)
-    shorter = truncated(model, 2)
-    assert torch.equal(logits(shorter), logits(on_its_own(model, 2)))
-    assert torch.equal(logits(model), before)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +33,7 @@ def test_a_quarter_of_the_layers_draft_unless_it_is_said(
     target = as_checkpoint(make_config("llama", num_hidden_layers=total))
     settings = EarlyExitSettings(name="early_exit", method="early_exit", layers=asked)
     planned: Any = EarlyExit().plan(settings, target, None).settings
-    assert planned.num_layers == layers
+    assert planned.layers == (layers,)
 
 
 def test_the_widths_of_a_draft_models_passes() -> None:
@@ -99,33 +42,6 @@ def test_the_widths_of_a_draft_models_passes() -> None:
     config.pard_token = 5
     assert widths(config, 4) == [8]
     assert widths(config, 0) == [1]
-
-
-@pytest.mark.parametrize("num_layers", [0, 3])
-def test_the_number_of_layers_is_checked(num_layers: int) -> None:
-    with pytest.raises(SettingError, match=rf"draft\.layers={num_layers}: must be"):
-        truncated_config(random_model("gpt2").config, num_layers)
-
-
-def test_layers_that_depend_on_their_number_are_refused_before_anything_loads() -> None:
-    config = AutoConfig.for_model("gemma3n_text", num_hidden_layers=8, num_kv_shared_layers=2)
-    with pytest.raises(SettingError, match=r"^draft: early_exit cannot shorten gemma3n_text"):
-        truncated_config(config, 4)
-
-
-def test_more_tokens_read_more_experts_of_the_borrowed_layers() -> None:
-    """As they do where the same layers are a model of their own."""
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_local_experts": 8}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "num_experts_per_tok": 2}
-    alone = as_checkpoint(make_config("mixtral", num_hidden_layers=2, **sizes, **heads))
-    whole = sketch_model(alone, torch.float32)
-    draft = shared_sketch(
-        alone, EarlyExitSettings(name="early_exit", method="early_exit"), torch.float32
-    )
-    assert draft.weight_bytes == 0
-    for num_tokens in (1, 8, 1000):
-        assert draft.read_bytes(num_tokens) == whole.read_bytes(num_tokens)
-    assert draft.read_bytes(8) > 1.5 * draft.read_bytes(1)
 
 
 # Drafters and rules of the user's own ---------------------------------------------------------------------------------

@@ -50,8 +50,7 @@ def own_model() -> SnapshotRunner:
     return SnapshotRunner(random_model("mistral", seed=1, sliding_window=5))
 
 
-DRAFTERS = {name: draft for name, draft in DRAFTS.items() if name != "early exit"}
-DRAFTERS |= {
+DRAFTERS = DRAFTS | {
     "model with windows": lambda warp: (None, ModelDrafter(own_model(), warp)),
     "greedy model": lambda warp: (None, ModelDrafter(own_model(), Warp(0))),
     "EAGLE-3 with fewer tokens": with_head(lambda: eagle_head(layer_config("llama"), reduced=True)),

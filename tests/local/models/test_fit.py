@@ -309,6 +309,10 @@ def test_remedies_are_the_pairs() -> None:
     # In 8 bits the model would fit alone, but not with its draft.
     found = remedies(case(sketch(6, 4.5), draft(3, layer_gb=4.5), free=machine(16, cpu_gb=1)))
     assert found == ["model=13B_4bit draft=7B_4bit (12.2 GB)"]
+    # As its own draft the model is refused.
+    smaller = {"name": "13B_8bit", "repository": "x/13B", "quantization": "8bit"}
+    found = remedies(case(sketch(12), draft(12, settings=smaller), free=machine(16)))
+    assert found[0] == "model=13B_4bit (3.30 GB)"
 
 
 def test_a_smaller_batch_or_less_text_is_a_remedy() -> None:
