@@ -110,7 +110,7 @@ class PairPlan:
     """A pair that was placed on a machine.
 
     Attributes:
-        models: the target, then a draft with weights or a cache of its own.
+        models: the target, then a draft model or head.
         draft_layers: `draft.layers`: how many of the target's layers draft, or those that a head reads.
         reserve_bytes: what stays free on each GPU; 0 without one.
         misfit: what does not fit, in one line; the models are then where they would be with more memory.

@@ -349,7 +349,7 @@ class EarlyExit(Method):
     ) -> DraftPlan:
         """Return a plan whose settings have the number of layers, a quarter if none was given."""
         total = target.config.get_text_config(decoder=True).num_hidden_layers
-        layers = settings.layers or (max(1, total // 4),)
+        layers = (max(1, total // 4),) if settings.layers is None else settings.layers
         rule = f"must be one number below the {total} layers of the target"
         is_less = len(layers) == 1 and 1 <= layers[0] < total
         require(is_less, "draft.layers", rule, [*layers])

@@ -207,7 +207,7 @@ class PlacedPair(PlannedPair):
             "weight_bytes": target.placement.bytes_per_device,
         }
         draft = self.sketches[-1]
-        if draft.role == "draft" and draft.weight_bytes:
+        if draft.role == "draft":
             columns["draft_dtype"] = str(draft.dtype).removeprefix("torch.")
             columns["draft_weight_bytes"] = self.placements[-1].bytes_per_device
         return columns

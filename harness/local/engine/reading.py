@@ -119,7 +119,7 @@ class PairReader:
     ) -> Tensor:
         """The draft's probabilities [len(answer) - 1, K], as `draft_probabilities_by_replay` returns them."""
         settings = self._pair.draft_settings
-        # A draft model with the target's tokenizer, which drafts token by token.
+        # A draft model that drafts token by token.
         if type(self._drafter) is ModelDrafter:
             return draft_probabilities_by_chunk(
                 self._drafter.runner, self._drafter.warp, tokens, answer, self._most

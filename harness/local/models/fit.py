@@ -80,7 +80,7 @@ class PlacementProblem:
     """The models to place, the machine, and the run.
 
     Attributes:
-        models: the target, then the draft if it has its own weights or cache.
+        models: the target, then a draft model or head.
         placement: settings for both models; an explicit map is the target's alone.
         free: bytes on each usable GPU, and in main memory (`"cpu"`). Without a GPU everything goes
             to the CPU.
