@@ -52,11 +52,25 @@ RATIOS = [
     ("regular over generate", "generate", "static regular"),
     ("regular over its bare forwards", "static regular", "bare regular"),
     ("speculative over its bare forwards", "static speculative", "bare speculative"),
-    ("regular over the time inside its passes", "static regular", "passes of regular"),
+    (
+        "regular over the time inside its passes",
+        "static regular",
+        "passes of static regular",
+    ),
     (
         "speculative over the time inside its passes",
         "static speculative",
-        "passes of speculative",
+        "passes of static speculative",
+    ),
+    (
+        "compiled regular over the time inside its passes",
+        "compiled regular",
+        "passes of compiled regular",
+    ),
+    (
+        "compiled speculative over the time inside its passes",
+        "compiled speculative",
+        "passes of compiled speculative",
     ),
     ("static regular over eager regular", "eager regular", "static regular"),
     (
@@ -133,9 +147,22 @@ def now() -> Any:
     return np.array([time.perf_counter(), time.process_time()])
 
 
+# An object and the name of its method that is a forward pass.
+Pass = tuple[Any, str]
+
+
+def passes_of(engine: LocalEngine) -> list[Pass]:
+    """The forward passes of an engine: of its models, and of its runners over fixed rows."""
+    pair = engine.runners.pair
+    models = [loaded.model for loaded in (pair.target, pair.draft) if loaded is not None]
+    runners = [engine.runners.target, engine.runners.draft]
+    passes: list[Pass] = [(model, "forward") for model in models]
+    return passes + [(runner, "extend_at") for runner in runners if hasattr(runner, "extend_at")]
+
+
 @contextmanager
-def stopwatch(models: Sequence[PreTrainedModel]) -> Iterator[list[float]]:
-    """The time inside the models' forward passes within the block, by both clocks as in `now`.
+def stopwatch(passes: Sequence[Pass]) -> Iterator[list[float]]:
+    """The time inside these forward passes within the block, by both clocks as in `now`.
 
     Not by hooks, of which torch's own work would count as the harness's.
     """
@@ -149,17 +176,16 @@ def stopwatch(models: Sequence[PreTrainedModel]) -> Iterator[list[float]]:
         return output
 
     with ExitStack() as undo:
-        for model in models:
-            undo.callback(setattr, model, "forward", model.forward)
-            model.forward = partial(timed, model.forward)
+        for owner, name in passes:
+            method = getattr(owner, name)
+            undo.callback(setattr, owner, name, method)
+            setattr(owner, name, partial(timed, method))
         yield inside
 
 
-def ours(
-    engine: LocalEngine, arm: Arm, question: Question, models: Sequence[PreTrainedModel] = ()
-) -> Seconds:
-    """Answer a question with our loop; of models given, the passes are timed."""
-    with without_garbage_collection(), stopwatch(models) as inside:
+def ours(engine: LocalEngine, arm: Arm, question: Question, passes: Sequence[Pass] = ()) -> Seconds:
+    """Answer a question with our loop; the passes given are timed."""
+    with without_garbage_collection(), stopwatch(passes) as inside:
         started = now()
         generation = timed_answer(engine, arm, question)
         _, cpu = now() - started
@@ -254,13 +280,15 @@ def main() -> None:
     if options.runner == "static":
         static = LocalEngine(pair, preparation)
         contenders |= {
-            f"static {arm.name}": partial(ours, static, arm, models=models) for arm in static.arms
+            f"static {arm.name}": partial(ours, static, arm, passes=passes_of(static))
+            for arm in static.arms
         }
     if options.runner == "compiled":
         compiled = LocalEngine(common.load(settings), preparation)
         print(f"compiled in {compiled.setup_seconds:.0f} s")
         contenders |= {
-            f"compiled {arm.name}": partial(ours, compiled, arm) for arm in compiled.arms
+            f"compiled {arm.name}": partial(ours, compiled, arm, passes=passes_of(compiled))
+            for arm in compiled.arms
         }
     if options.runner == "compiled" and options.best:
         best_settings = common.cpu_settings(options, *overrides, f"draft={options.best}")
@@ -272,10 +300,9 @@ def main() -> None:
     }
 
     seconds = common.take_turns(contenders, questions)
-    if options.runner == "static":
-        for arm in static.arms:
-            passes = [answer.passes for answer in seconds[f"static {arm.name}"] if answer.passes]
-            seconds[f"passes of {arm.name}"] = passes
+    for arm in engine.arms:
+        name = f"{options.runner} {arm.name}"
+        seconds[f"passes of {name}"] = [one.passes for one in seconds[name] if one.passes]
     common.show(
         f"K={decoding.num_draft_tokens}, temperature {decoding.temperature:g}, {len(questions)} prompts ×"
         f" {decoding.max_new_tokens} tokens, {common.versions()}",

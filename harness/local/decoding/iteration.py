@@ -27,6 +27,10 @@ from harness.local.decoding.verify import Offer, Verdict, verify
 from harness.local.decoding.warp import AnyWarp, BatchWarp
 
 
+# What `judge` returns.
+Judgement = tuple[Tensor, Tensor, Tensor]
+
+
 class Decided(NamedTuple):
     """What the target has decided.
 
@@ -129,11 +133,11 @@ class Calls:
         block = rows.tail[:, 1:]
         if proposal is None:
             step = read(self.target, rows, block, 0)
-            judgement = self.draw(step.logits, *rows.tensors)
+            packed, num_accepted, decided = self.draw(step.logits, *rows.tensors)
         else:
             block = torch.cat([block, proposal.tokens], 1)
             step = read(self.target, rows, block, 0)
-            judgement = self.judge(
+            packed, num_accepted, decided = self.judge(
                 step.logits,
                 proposal.tokens,
                 proposal.probabilities,
@@ -141,26 +145,12 @@ class Calls:
                 *rows.tensors,
             )
         if isinstance(self.drafter, TensorDrafter):
-            self.drafter.learn(rows, judgement.num_accepted, judgement.decided, step.hidden)
-        return Decided(judgement.packed, step)
-
-
-class Judgement(NamedTuple):
-    """What is decided by the logits of a pass; the rows have moved on by it.
-
-    Attributes:
-        packed: as of `Decided`.
-        num_accepted: [B].
-        decided: [B, 1 + K], the tokens that each row keeps and the one that follows, then any.
-    """
-
-    packed: Tensor
-    num_accepted: Tensor
-    decided: Tensor
+            self.drafter.learn(rows, num_accepted, decided, step.hidden)
+        return Decided(packed, step)
 
 
 def draw(warp: AnyWarp, logits: Tensor, *state: Tensor) -> Judgement:
-    """Draw the next token of each row by logits [B, 1, V].
+    """Draw the next token of each row by logits [B, 1, V]; returns what `judge` does.
 
     Args:
         state: `RowState.tensors`.
@@ -173,7 +163,7 @@ def draw(warp: AnyWarp, logits: Tensor, *state: Tensor) -> Judgement:
     nothing = torch.zeros_like(rows.lengths)
     packed = torch.stack([nothing, next_token[:, 0], nothing], 1).float()
     rows.advance(rows.tail[:, 1:], nothing, existing[:, 0])
-    return Judgement(packed, nothing, existing)
+    return packed, nothing, existing
 
 
 def judge(
@@ -186,7 +176,10 @@ def judge(
     lengths: Tensor | None,
     *state: Tensor,
 ) -> Judgement:
-    """Judge the draft tokens of a proposal by logits [B, 1 + K, V].
+    """Judge the draft tokens of a proposal by logits [B, 1 + K, V], and let the rows move on.
+
+    Returns `Decided.packed`, the numbers of accepted tokens [B], and tokens [B, 1 + K]: those that each row keeps and
+    the one that follows, then any.
 
     Args:
         verification: the rule of acceptance.
@@ -227,7 +220,7 @@ def judge(
     decided = decided.scatter(1, num_accepted.unsqueeze(1), next_token)
     block = torch.cat([rows.tail[:, 1:], tokens], 1)
     rows.advance(block, num_accepted, next_token[:, 0])
-    return Judgement(packed, num_accepted, decided)
+    return packed, num_accepted, decided
 
 
 def drafting_places(rows: RowState, num_redrawn: int) -> Tensor:
