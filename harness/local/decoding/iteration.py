@@ -21,11 +21,10 @@ from harness.local.decoding.protocols import (
     TensorDrafter,
 )
 from harness.local.decoding.randomness import Purpose, inverse_cdf
-from harness.local.decoding.state import RowState
+from harness.local.decoding.state import Column, RowState
 from harness.local.decoding.transfer import to_device
 from harness.local.decoding.verify import Offer, Verdict, verify
 from harness.local.decoding.warp import AnyWarp, BatchWarp
-
 
 # What `judge` returns.
 Judgement = tuple[Tensor, Tensor, Tensor]
@@ -103,7 +102,7 @@ class Calls:
         Args:
             limits: how many each row can take. Only a drafter on the host is told; `decide` knows them.
         """
-        uniforms = rows.numbers(Purpose.DRAFT, drafting_places(rows, self._num_redrawn), count)
+        uniforms = rows.random(Purpose.DRAFT, drafting_places(rows, self._num_redrawn), count)
         drafter = self.drafter
         assert drafter is not None
         if isinstance(drafter, TensorDrafter):
@@ -130,10 +129,10 @@ class Calls:
 
     def decide(self, rows: RowState, proposal: Proposal | None) -> Decided:
         """Verify a proposal by one pass of the target, or draw a token of each row without one. The rows move on."""
-        block = rows.tail[:, 1:]
+        block = rows.tokens(1)
         if proposal is None:
             step = read(self.target, rows, block, 0)
-            packed, num_accepted, decided = self.draw(step.logits, *rows.tensors)
+            packed, num_accepted, decided = self.draw(step.logits, rows.numbers, rows.uniforms)
         else:
             block = torch.cat([block, proposal.tokens], 1)
             step = read(self.target, rows, block, 0)
@@ -142,27 +141,28 @@ class Calls:
                 proposal.tokens,
                 proposal.probabilities,
                 proposal.lengths,
-                *rows.tensors,
+                rows.numbers,
+                rows.uniforms,
             )
         if isinstance(self.drafter, TensorDrafter):
             self.drafter.learn(rows, num_accepted, decided, step.hidden)
         return Decided(packed, step)
 
 
-def draw(warp: AnyWarp, logits: Tensor, *state: Tensor) -> Judgement:
+def draw(warp: AnyWarp, logits: Tensor, numbers: Tensor, uniforms: Tensor) -> Judgement:
     """Draw the next token of each row by logits [B, 1, V]; returns what `judge` does.
 
     Args:
-        state: `RowState.tensors`.
+        numbers, uniforms: of a `RowState`.
     """
-    rows = RowState.of(state)
-    uniforms = rows.numbers(Purpose.TARGET, rows.decided, 1)
-    next_token = inverse_cdf(warp(logits), uniforms)
+    rows = RowState(numbers, uniforms)
+    drawn_by = rows.random(Purpose.TARGET, rows.of(Column.DECIDED), 1)
+    next_token = inverse_cdf(warp(logits), drawn_by)
     # A model that is fed the index V makes a GPU fail.
     existing = next_token.clamp(max=logits.shape[-1] - 1)
-    nothing = torch.zeros_like(rows.lengths)
+    nothing = torch.zeros_like(next_token[:, 0])
     packed = torch.stack([nothing, next_token[:, 0], nothing], 1).float()
-    rows.advance(rows.tail[:, 1:], nothing, existing[:, 0])
+    rows.advance(rows.tokens(1), nothing, existing[:, 0])
     return packed, nothing, existing
 
 
@@ -174,7 +174,8 @@ def judge(
     tokens: Tensor,
     probabilities: Tensor | None,
     lengths: Tensor | None,
-    *state: Tensor,
+    numbers: Tensor,
+    uniforms: Tensor,
 ) -> Judgement:
     """Judge the draft tokens of a proposal by logits [B, 1 + K, V], and let the rows move on.
 
@@ -185,13 +186,13 @@ def judge(
         verification: the rule of acceptance.
         num_redrawn: as of `drafting_places`.
         tokens, probabilities, lengths: the proposal's.
-        state: `RowState.tensors`.
+        numbers, uniforms: of a `RowState`.
     """
-    rows = RowState.of(state)
+    rows = RowState(numbers, uniforms)
     count = tokens.shape[1]
     # As many as each row may still take before its last one, whatever the others need: an answer must not depend on its
     # batch.
-    offered = (rows.most - rows.decided - 1).clamp(min=0, max=count)
+    offered = (rows.of(Column.MOST) - rows.of(Column.DECIDED) - 1).clamp(min=0, max=count)
     if lengths is not None:
         offered = torch.minimum(offered, lengths)
     accept_places = drafting_places(rows, num_redrawn)
@@ -200,8 +201,8 @@ def judge(
             target_probabilities=warp(logits),
             draft_tokens=tokens,
             draft_probabilities=probabilities,
-            accept_uniforms=rows.numbers(Purpose.ACCEPT, accept_places, count),
-            next_uniforms=rows.numbers(Purpose.TARGET, rows.decided, count + 1),
+            accept_uniforms=rows.random(Purpose.ACCEPT, accept_places, count),
+            next_uniforms=rows.random(Purpose.TARGET, rows.of(Column.DECIDED), count + 1),
             lengths=offered,
         )
     )
@@ -218,7 +219,7 @@ def judge(
     next_token = verdict.next_token.clamp(max=logits.shape[-1] - 1).unsqueeze(1)
     decided = torch.cat([tokens, next_token], 1)
     decided = decided.scatter(1, num_accepted.unsqueeze(1), next_token)
-    block = torch.cat([rows.tail[:, 1:], tokens], 1)
+    block = torch.cat([rows.tokens(1), tokens], 1)
     rows.advance(block, num_accepted, next_token[:, 0])
     return packed, num_accepted, decided
 
@@ -230,8 +231,8 @@ def drafting_places(rows: RowState, num_redrawn: int) -> Tensor:
         num_redrawn: how many it takes for itself alone, behind those by position; 0 for those by position.
     """
     if not num_redrawn:
-        return rows.decided
-    return rows.most + 1 + rows.iterations * num_redrawn
+        return rows.of(Column.DECIDED)
+    return rows.of(Column.MOST) + 1 + rows.of(Column.ITERATIONS) * num_redrawn
 
 
 def read(runner: Runner, rows: RowState, tokens: Tensor, offset: int | Tensor) -> Step:
@@ -244,7 +245,7 @@ def read(runner: Runner, rows: RowState, tokens: Tensor, offset: int | Tensor) -
         return runner.extend(tokens)
     # A runner that counts nothing on the host.
     static: Any = runner
-    step: Step = static.extend_at(tokens, rows.lengths + offset)
+    step: Step = static.extend_at(tokens, rows.of(Column.LENGTH) + offset)
     return step
 
 

@@ -163,7 +163,7 @@ class Loop:
         self._drafter = calls.drafter
         self._watch = watch
         self._rows: list[BatchRow] = []
-        self._state = RowState.empty(0, 0, "cpu")
+        self._state = RowState.resting(0, 0, "cpu")
         self._num_added = 0
         # Lets the drafter read prompts that only the target has read.
         self._begin_drafting: Callable[[], None] | None = None
@@ -197,15 +197,14 @@ class Loop:
             self._begin_drafting = functools.partial(begin, prompts, first_tokens, step)
 
         self._make_room(requests)
-        existing = drawn.clamp(max=step.logits.shape[-1] - 1)
-        for index, request in enumerate(requests):
-            self._state.begin(
-                len(self._rows) + index,
-                request.prompt,
-                existing[index],
-                request.max_new_tokens,
-                request.uniforms,
-            )
+        last_token = step.logits.shape[-1] - 1
+        for row, (request, token) in enumerate(
+            zip(requests, first_tokens, strict=True), start=len(self._rows)
+        ):
+            # A model that is fed the index V makes a GPU fail.
+            existing = min(token, last_token)
+            most = request.max_new_tokens
+            self._state.begin(row, request.prompt, existing, most, request.uniforms)
         self._rows = [*self._rows, *added]
         self._set_warps()
         decisions = [Decision(0, token) for token in first_tokens]
@@ -292,14 +291,13 @@ class Loop:
             prepared.rest(0)
             self._state = prepared
         elif not fits or not self._state.is_fixed:
-            num_positions = max(num_positions, self._state.uniforms.shape[1])
             device = requests[0].uniforms.device
-            old = self._state if self._rows else RowState.empty(0, 0, device)
+            old = self._state if self._rows else RowState.resting(0, 0, device)
             self._state = old.enlarged(num_rows, num_positions)
 
     def _set_warps(self) -> None:
         warps = [row.request.warp for row in self._rows]
-        self._calls.warp.set_rows(warps, self._state.tail.device)
+        self._calls.warp.set_rows(warps, self._state.numbers.device)
 
     def _apply_decisions(
         self,

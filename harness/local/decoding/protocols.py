@@ -104,6 +104,7 @@ class AnyDrafter(Protocol):
 
     def clear(self) -> None:
         """Forget the batch, if there is one; `add` follows."""
+        return
 
     def add(self, prompts: TokenRows, first_tokens: Sequence[int], step: Step) -> None:
         """Add rows behind the others, with the arguments of `start` for these alone."""

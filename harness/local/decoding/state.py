@@ -1,13 +1,13 @@
-"""The state of the rows of a batch, on the device: tensors that every iteration reads and writes in place.
+"""The state of the rows of a batch, on the device: two tensors that every iteration reads and writes in place.
 
 The host keeps no counts of its own beside them: what it must know follows from the tokens that its rows have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from enum import IntEnum
 
 import torch
 from torch import Tensor
@@ -15,8 +15,25 @@ from torch import Tensor
 from harness.local.decoding.randomness import Purpose
 from harness.local.decoding.transfer import to_device
 
-# What is on the device, by its names in a state.
-_TENSORS = ("tail", "lengths", "decided", "most", "iterations", "running", "uniforms")
+
+class Column(IntEnum):
+    """A number that the device knows of each row; indexes the last dimension of `RowState.numbers`."""
+
+    # The last two tokens. The target has not read the second.
+    PREVIOUS = 0
+    LAST = 1
+    # Tokens that the target has read. A draft model has read one less: it begins with the last two.
+    LENGTH = 2
+    # New tokens so far, which is the row's place in its random numbers; and those that end the row.
+    DECIDED = 3
+    MOST = 4
+    ITERATIONS = 5
+    # 0 for a row that only fills a batch of fixed size up: it does not move.
+    RUNNING = 6
+
+
+# What a row is that only fills a batch up: it writes where no row that runs reads, and is offered nothing.
+_RESTING = {Column.LENGTH: 1, Column.MOST: 1}
 
 
 @dataclass
@@ -24,30 +41,20 @@ class RowState:
     """The rows of a batch, as the two calls of an iteration need them.
 
     Attributes:
-        tail: [B, 2], the last two tokens of each row. The target has not read the second.
-        lengths: [B], the tokens that the target has read. A draft model has read one less: it begins with the tail.
-        decided: [B], new tokens so far, which is the row's place in its random numbers.
-        most: [B], new tokens that end the row.
-        iterations: [B], so far.
-        running: [B], 0 for rows that only fill a batch of fixed size up: they do not move.
-        uniforms: [B, P, len(Purpose)]; behind a shorter request's numbers are zeros that decide nothing.
+        numbers: [B, len(Column)], int64.
+        uniforms: [B, P, len(Purpose)]; behind a shorter request's are zeros that decide nothing.
         is_fixed: whether these tensors, and the caches of both models, stay where they are and as large as they are:
             then the calls are functions of tensors alone, which can be compiled and captured.
-        longest: of `lengths`, as the host knows it, for caches that grow.
+        longest: of the lengths, as the host knows it, for caches that grow.
     """
 
-    tail: Tensor
-    lengths: Tensor
-    decided: Tensor
-    most: Tensor
-    iterations: Tensor
-    running: Tensor
+    numbers: Tensor
     uniforms: Tensor
     is_fixed: bool = False
     longest: int = 0
 
     @classmethod
-    def empty(
+    def resting(
         cls,
         num_rows: int,
         num_positions: int,
@@ -56,89 +63,76 @@ class RowState:
         is_fixed: bool = False,
     ) -> RowState:
         """Return rows that do not run."""
-
-        def zeros(*sizes: int, dtype: torch.dtype = torch.long) -> Tensor:
-            return torch.zeros(sizes, dtype=dtype, device=device)
-
-        state = cls(
-            tail=zeros(num_rows, 2),
-            lengths=zeros(num_rows),
-            decided=zeros(num_rows),
-            most=zeros(num_rows),
-            iterations=zeros(num_rows),
-            running=zeros(num_rows),
-            uniforms=zeros(num_rows, num_positions, len(Purpose), dtype=torch.float32),
-            is_fixed=is_fixed,
-        )
+        numbers = torch.zeros(num_rows, len(Column), dtype=torch.long, device=device)
+        uniforms = torch.zeros(num_rows, num_positions, len(Purpose), device=device)
+        state = cls(numbers, uniforms, is_fixed)
         state.rest(0)
         return state
 
-    @classmethod
-    def of(cls, tensors: Sequence[Tensor]) -> RowState:
-        """Return the rows of these `tensors`."""
-        named: dict[str, Any] = dict(zip(_TENSORS, tensors, strict=True))
-        return cls(**named)
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        """Everything that is on the device."""
-        return [getattr(self, name) for name in _TENSORS]
-
     @property
     def num_rows(self) -> int:
-        return len(self.tail)
+        return len(self.numbers)
+
+    def of(self, column: Column) -> Tensor:
+        """Return a number of each row [B], which later writes change."""
+        return self.numbers[:, column]
+
+    def tokens(self, count: int) -> Tensor:
+        """Return a copy of the last one or two tokens of each row, [B, count]."""
+        tokens = self.numbers[:, Column.LAST + 1 - count : Column.LAST + 1]
+        # Compiled passes rely on the layout, which of one row has several names.
+        return tokens.clone(memory_format=torch.contiguous_format)
 
     def first(self, num_rows: int) -> RowState:
         """Return the first rows, which share their memory with these."""
         if num_rows == self.num_rows:
             return self
-        return self._changed(lambda tensor: tensor[:num_rows])
+        return replace(self, numbers=self.numbers[:num_rows], uniforms=self.uniforms[:num_rows])
 
     def enlarged(self, num_rows: int, num_positions: int) -> RowState:
-        """Return a copy of other sizes, which is not fixed. New rows do not run."""
-        enlarged = RowState.empty(num_rows, num_positions, self.tail.device)
-        enlarged.longest = self.longest
+        """Return a copy with at least as many rows and random numbers, which is not fixed."""
+        num_positions = max(num_positions, self.uniforms.shape[1])
+        enlarged = RowState.resting(num_rows, num_positions, self.numbers.device)
         num_kept = min(num_rows, self.num_rows)
-        for name in _TENSORS:
-            kept = getattr(self, name)[:num_kept]
-            if name == "uniforms":
-                enlarged.uniforms[:num_kept, : kept.shape[1]] = kept[:, :num_positions]
-            else:
-                getattr(enlarged, name)[:num_kept] = kept
+        enlarged.numbers[:num_kept] = self.numbers[:num_kept]
+        enlarged.uniforms[:num_kept, : self.uniforms.shape[1]] = self.uniforms[:num_kept]
+        enlarged.longest = self.longest
         return enlarged
 
     def begin(
-        self, row: int, prompt: Sequence[int], first_token: Tensor, most: int, uniforms: Tensor
+        self, row: int, prompt: Sequence[int], first_token: int, most: int, uniforms: Tensor
     ) -> None:
-        """Let a row begin behind a prompt, whose first new token [] has been decided."""
-        self.tail[row, 0] = prompt[-1]
-        self.tail[row, 1] = first_token
-        self.lengths[row] = len(prompt)
-        self.longest = max(self.longest, len(prompt))
-        self.decided[row] = 1
-        self.most[row] = most
-        self.iterations[row] = 0
-        self.running[row] = 1
+        """Let a row begin behind a prompt, whose first new token has been decided."""
+        begun = {
+            Column.PREVIOUS: prompt[-1],
+            Column.LAST: first_token,
+            Column.LENGTH: len(prompt),
+            Column.DECIDED: 1,
+            Column.MOST: most,
+            Column.ITERATIONS: 0,
+            Column.RUNNING: 1,
+        }
+        self.numbers[row] = torch.tensor([begun[column] for column in Column])
         self.uniforms[row, : len(uniforms)] = uniforms
+        self.longest = max(self.longest, len(prompt))
 
     def select(self, rows: Sequence[int]) -> RowState:
         """Return the state of these rows: the same tensors where they are fixed."""
-        index = to_device(rows, self.tail.device)
+        index = to_device(rows, self.numbers.device)
+        numbers, uniforms = self.numbers[index], self.uniforms[index]
         if not self.is_fixed:
-            return self._changed(lambda tensor: tensor[index])
-        for tensor in self.tensors:
-            tensor[: len(rows)] = tensor[index]
+            return replace(self, numbers=numbers, uniforms=uniforms)
+        self.numbers[: len(rows)] = numbers
+        self.uniforms[: len(rows)] = uniforms
         self.rest(len(rows))
         return self
 
     def rest(self, first_row: int) -> None:
-        """Let the rows from this one on only fill the batch up: they write where no row that runs reads."""
-        for counts in (self.running, self.decided, self.iterations):
-            counts[first_row:] = 0
-        for counts in (self.lengths, self.most):
-            counts[first_row:] = 1
+        """Let the rows from this one on only fill the batch up."""
+        for column in Column:
+            self.numbers[first_row:, column] = _RESTING.get(column, 0)
 
-    def numbers(self, purpose: Purpose, starts: Tensor, count: int) -> Tensor:
+    def random(self, purpose: Purpose, starts: Tensor, count: int) -> Tensor:
         """Return `count` random numbers of each row, from its place in `starts` [B] on: [B, count]."""
         places = starts.unsqueeze(1) + torch.arange(count, device=starts.device)
         numbers = self.uniforms[..., purpose]
@@ -153,13 +147,12 @@ class RowState:
             num_accepted: [B], how many of them were kept behind the first.
             next_token: [B], the token after these.
         """
-        last = block.gather(1, num_accepted.unsqueeze(1))
-        moved = (num_accepted + 1) * self.running
-        self.tail.copy_(torch.cat([last, next_token.unsqueeze(1)], 1))
-        self.lengths.add_(moved)
-        self.decided.add_(moved)
-        self.iterations.add_(1)
-
-    def _changed(self, change: Callable[[Tensor], Tensor]) -> RowState:
-        changed: dict[str, Any] = {name: change(getattr(self, name)) for name in _TENSORS}
-        return replace(self, **changed)
+        moved = (num_accepted + 1) * self.of(Column.RUNNING)
+        previous = block.gather(1, num_accepted.unsqueeze(1)).squeeze(1)
+        columns = list(self.numbers.unbind(1))
+        columns[Column.PREVIOUS] = previous
+        columns[Column.LAST] = next_token
+        columns[Column.LENGTH] = columns[Column.LENGTH] + moved
+        columns[Column.DECIDED] = columns[Column.DECIDED] + moved
+        columns[Column.ITERATIONS] = columns[Column.ITERATIONS] + 1
+        self.numbers.copy_(torch.stack(columns, 1))

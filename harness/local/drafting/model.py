@@ -12,7 +12,7 @@ from transformers import PreTrainedConfig
 from harness.local.decoding.iteration import filled_up, read
 from harness.local.decoding.protocols import Proposal, Runner, Step, TensorDrafter, TokenRows
 from harness.local.decoding.randomness import existing_index
-from harness.local.decoding.state import RowState
+from harness.local.decoding.state import Column, RowState
 from harness.local.decoding.transfer import to_device
 from harness.local.decoding.warp import AnyWarp
 from harness.local.runners.base import gather_rows
@@ -57,7 +57,7 @@ class ModelDrafter(TensorDrafter):
         self._has_rows = True
 
     def draft(self, rows: RowState, uniforms: Tensor) -> Proposal:
-        tokens = rows.tail.to(self._device)
+        tokens = rows.tokens(2).to(self._device)
         offset = -1
         drawn: list[Tensor] = []
         distributions: list[Tensor] = []
@@ -67,7 +67,7 @@ class ModelDrafter(TensorDrafter):
             tokens, probabilities = self.draw(step.logits, numbers)
             drawn.append(tokens)
             distributions.append(probabilities)
-        device = rows.tail.device
+        device = rows.numbers.device
         # Proposals are returned on the target's device.
         return Proposal(torch.cat(drawn, 1).to(device), torch.stack(distributions, 1).to(device))
 
@@ -142,7 +142,7 @@ class ParallelDrafter(ModelDrafter):
         ahead = torch.arange(num_draft_tokens, device=self._device)
         probabilities = self.warp(gather_rows(logits, counts - 1 + ahead))
         drawn = existing_index(probabilities, uniforms)
-        device = rows.tail.device
+        device = rows.numbers.device
         return Proposal(drawn.to(device), probabilities.to(device))
 
     def learn(
@@ -152,7 +152,7 @@ class ParallelDrafter(ModelDrafter):
         self._make_room(num_rows, width)
         self._unread[:num_rows, :width] = decided
         # A row that only fills the batch up reads a token, too.
-        self._counts[:num_rows] = ((num_accepted + 1) * rows.running).clamp(min=1)
+        self._counts[:num_rows] = ((num_accepted + 1) * rows.of(Column.RUNNING)).clamp(min=1)
 
     def keep(self, counts: Sequence[int]) -> None:
         self.runner.keep(self._num_unread)

@@ -14,24 +14,18 @@ from harness.local.decoding.transfer import padded
 
 
 class OnHost(Drafter):
-    """Keeps the rows that a `TensorDrafter` follows, as a loop keeps its own."""
+    """Keeps the rows of one batch that a `TensorDrafter` follows, as a loop keeps its own."""
 
     def __init__(self, drafter: TensorDrafter) -> None:
         self.layers = drafter.layers
         self._drafter = drafter
-        self._rows = RowState.empty(0, 1, "cpu")
-
-    def clear(self) -> None:
-        self._drafter.clear()
-        self._rows = RowState.empty(0, 1, "cpu")
 
     @inference
     def add(self, prompts: TokenRows, first_tokens: Sequence[int], step: Step) -> None:
-        self._drafter.add(prompts, first_tokens, step)
-        first = self._rows.num_rows
-        self._rows = self._rows.enlarged(first + len(prompts), 1)
-        for row, (prompt, token) in enumerate(zip(prompts, first_tokens, strict=True), start=first):
-            self._rows.begin(row, prompt, torch.tensor(token), most=1, uniforms=torch.empty(0, 3))
+        self._drafter.start(prompts, first_tokens, step)
+        self._rows = RowState.resting(len(prompts), 1, "cpu")
+        for row, (prompt, token) in enumerate(zip(prompts, first_tokens, strict=True)):
+            self._rows.begin(row, prompt, token, most=1, uniforms=self._rows.uniforms[row])
 
     @inference
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
@@ -42,9 +36,9 @@ class OnHost(Drafter):
         accepted = torch.tensor(num_accepted)
         tokens = torch.tensor(padded(decided, least=step.logits.shape[1]))
         self._drafter.learn(self._rows, accepted, tokens, step.hidden)
-        following = tokens.gather(1, accepted.unsqueeze(1))
-        block = torch.cat([self._rows.tail[:, 1:], tokens], 1)
-        self._rows.advance(block, accepted, following[:, 0])
+        following = tokens.gather(1, accepted.unsqueeze(1)).squeeze(1)
+        block = torch.cat([self._rows.tokens(1), tokens], 1)
+        self._rows.advance(block, accepted, following)
         self._rows.longest += 1 + max(num_accepted)
         self._drafter.keep([count + 1 for count in num_accepted])
 
@@ -52,9 +46,6 @@ class OnHost(Drafter):
     def select(self, rows: Sequence[int]) -> None:
         self._drafter.select(rows)
         self._rows = self._rows.select(rows)
-
-    def zero_nan(self) -> None:
-        self._drafter.zero_nan()
 
 
 def on_host(drafter: Drafter | TensorDrafter) -> Drafter:

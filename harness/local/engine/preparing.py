@@ -134,7 +134,7 @@ def prepare_calls(
     num_numbers = decoding.max_new_tokens + 1
     if RULES[decoding.rule].redraws:
         num_numbers *= decoding.most_draft_tokens + 1
-    calls.rows = RowState.empty(batch_size, num_numbers, device, is_fixed=True)
+    calls.rows = RowState.resting(batch_size, num_numbers, device, is_fixed=True)
     calls.most_tokens = preparation.longest_prompt + decoding.max_new_tokens
     warp = calls.warp
     warp.set_rows([warp_of(decoding)] * batch_size, device)
@@ -169,12 +169,11 @@ def _decode(calls: Calls) -> list[torch.Tensor]:
     rows = calls.rows
     assert rows is not None
     rows.rest(0)
-    rows.tail.zero_()
     outputs = [calls.decide(rows, None).step.logits.clone()]
     count = calls.num_draft_tokens
     if count:
-        rows.tail.zero_()
-        tokens = rows.tail.new_zeros(rows.num_rows, count)
+        rows.rest(0)
+        tokens = rows.numbers.new_zeros(rows.num_rows, count)
         proposal: Proposal | None = Proposal(tokens, lengths=tokens[:, 0].clone())
         if isinstance(calls.drafter, TensorDrafter):
             proposal = calls.propose(rows, count, ())

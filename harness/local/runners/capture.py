@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from harness.local.decoding.iteration import Calls, Decided
 from harness.local.decoding.protocols import Proposal, TensorDrafter
@@ -28,8 +29,8 @@ class CapturedCalls(Calls):
         super().__init__(*arguments, **named)
         self._sizes: Sequence[int] = ()
         self._replays: dict[Hashable, Callable[[], Any]] = {}
-        # What captured decisions read, by the number of rows.
-        self._proposals: dict[int, Proposal] = {}
+        # Tokens and lengths of proposals from the host, which captured decisions read, by the number of rows.
+        self._given: dict[int, tuple[Tensor, Tensor]] = {}
 
     def num_rows(self, num_running: int) -> int:
         return min(size for size in self._sizes if size >= num_running)
@@ -58,9 +59,10 @@ class CapturedCalls(Calls):
                     self._replays["propose", *key] = propose
                     proposal: Proposal = propose()
                 else:
-                    tokens = rows.tail.new_zeros(size, count)
-                    proposal = Proposal(tokens, lengths=tokens[:, 0].clone())
-                self._proposals[size] = proposal
+                    tokens = rows.numbers.new_zeros(size, count)
+                    lengths = tokens[:, 0].clone()
+                    proposal = Proposal(tokens, lengths=lengths)
+                    self._given[size] = (tokens, lengths)
                 decide = functools.partial(super().decide, rows, proposal)
                 self._replays["decide", *key] = capture(decide)
 
@@ -73,8 +75,15 @@ class CapturedCalls(Calls):
 
     def decide(self, rows: RowState, proposal: Proposal | None) -> Decided:
         replay = self._replay("step" if proposal is None else "decide", rows)
-        if replay is None or not self._takes(rows, proposal):
+        if replay is None:
             return super().decide(rows, proposal)
+        if proposal is not None and not isinstance(self.drafter, TensorDrafter):
+            tokens, lengths = self._given[rows.num_rows]
+            if proposal.probabilities is not None:
+                return super().decide(rows, proposal)
+            assert isinstance(proposal.lengths, Tensor)
+            tokens.copy_(proposal.tokens)
+            lengths.copy_(proposal.lengths)
         decided: Decided = replay()
         return decided
 
@@ -82,23 +91,6 @@ class CapturedCalls(Calls):
         if not rows.is_fixed:
             return None
         return self._replays.get((call, rows.num_rows, self.warp.kind))
-
-    def _takes(self, rows: RowState, proposal: Proposal | None) -> bool:
-        """Whether the captured decision reads this proposal: the captured one, or one that can be copied into it."""
-        captured = self._proposals.get(rows.num_rows)
-        if proposal is None or captured is None or proposal is captured:
-            return True
-        pairs = [
-            (captured.tokens, proposal.tokens),
-            (captured.probabilities, proposal.probabilities),
-            (captured.lengths, proposal.lengths),
-        ]
-        if any((old is None) != (new is None) for old, new in pairs):
-            return False
-        for old, new in pairs:
-            if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor):
-                old.copy_(new)
-        return True
 
 
 class GraphPool:

@@ -68,13 +68,15 @@ class Part:
         self._versions: dict[Hashable, Callable[..., Any]] = {}
 
     def __call__(self, *inputs: Tensor | None) -> Any:
-        shapes = [None if tensor is None else tensor.shape for tensor in inputs]
-        version = self._versions.get((self._key(), *shapes))
+        # Compiled code knows its inputs' layout, and does not check it.
+        layouts = [None if each is None else (each.shape, each.stride()) for each in inputs]
+        key = (self._key(), *layouts)
+        version = self._versions.get(key)
         if version is None:
             version = self._function
             if _compilers:
                 version = _compilers[-1](self._function, inputs, self._model)
-                self._versions[self._key(), *shapes] = version
+                self._versions[key] = version
         return version(*inputs)
 
 

@@ -17,7 +17,7 @@ from harness.config.amounts import round_up
 from harness.local.decoding.iteration import filled_up
 from harness.local.decoding.protocols import Proposal, Step, TensorDrafter, TokenRows
 from harness.local.decoding.randomness import are_tokens, existing_index
-from harness.local.decoding.state import RowState
+from harness.local.decoding.state import Column, RowState
 from harness.local.decoding.transfer import padded, to_device
 from harness.local.decoding.warp import AnyWarp
 from harness.local.drafting.heads.head import Draft, Head, Unread
@@ -157,7 +157,7 @@ class HeadDrafter(TensorDrafter):
             self._features[:num_rows, :width],
             self._following[:num_rows, :width],
             counts,
-            rows.lengths.to(self._device) - counts,
+            rows.of(Column.LENGTH).to(self._device) - counts,
         )
         proposer = self._propose_fixed
         if not rows.is_fixed:
@@ -166,7 +166,7 @@ class HeadDrafter(TensorDrafter):
             proposer = self._proposer(self.cache)
         with WithoutCudnn():
             tokens, probabilities, *chances = proposer(*unread, uniforms.to(self._device))
-        device = rows.tail.device
+        device = rows.numbers.device
         lengths = None
         if chances and self._threshold:
             are_likely = chances[0] >= self._threshold
@@ -186,7 +186,7 @@ class HeadDrafter(TensorDrafter):
         self._width = width
         self._features[:num_rows, :width] = hidden.flatten(2)
         self._following[:num_rows, :width] = decided
-        self._counts[:num_rows] = (num_accepted + 1) * rows.running
+        self._counts[:num_rows] = (num_accepted + 1) * rows.of(Column.RUNNING)
 
     def select(self, rows: Sequence[int]) -> None:
         index = to_device(rows, self._device)
