@@ -9,7 +9,7 @@ from typing import Generic
 from harness.config.amounts import change_in_percent
 from harness.reporting.names import Name, name_of
 from harness.results.judging.change import Figure, judged_change
-from harness.results.judging.statement import Relation, Statement
+from harness.results.judging.statement import Statement
 from harness.results.runs import AnyRunRow, Run
 from harness.results.schema import RunRow
 from harness.results.statistics.comparisons import UNKNOWN, Comparison, Noise
@@ -69,8 +69,9 @@ class Compared:
     noise: Noise | None = None
 
     @property
-    def verdict(self) -> Relation:
-        return self.statement.relation
+    def verdict(self) -> str:
+        """`better`, `worse`, `no worse` or `cannot tell`."""
+        return self.statement.words
 
     @property
     def change(self) -> str | None:

@@ -23,6 +23,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from harness.reporting.table import in_lines
+from harness.results.judging.statement import Relation, Statement
 from harness.results.statistics.arrays import Floats
 from harness.results.statistics.interval import Interval
 
@@ -42,6 +43,8 @@ _LONGEST_LINE = 56
 _SLIDE_WIDTH = 7.5
 _LONGEST_NAME = 84
 _DOTS_PER_INCH = 200
+# Of bars: green for a gain, orange for a loss, and else grey.
+_COLOURS: dict[Relation, str] = {"above": "C2", "below": "C1"}
 
 
 class Plot(NamedTuple):
@@ -129,17 +132,19 @@ def _whiskers(value: Interval) -> Floats:
     return np.maximum([[value.estimate - value.low], [value.high - value.estimate]], 0)
 
 
-def bar_figure(bars: Sequence[tuple[str, Interval, str]], x_label: str) -> Figure:
+def bar_figure(bars: Sequence[tuple[str, Statement]], x_label: str) -> Figure:
     """A horizontal bar for each item, with its name above and its value behind it, and a line at 1.
 
     Args:
-        bars: name, value, and colour of each.
+        bars: the name of each, and what is said of it.
     """
     figure = Figure(figsize=(_SLIDE_WIDTH, 1.1 + 0.62 * len(bars)), layout="constrained")
     axes: Any = figure.subplots()
     axes.set(xlabel=x_label)
-    for index, (name, value, colour) in enumerate(bars):
+    for index, (name, statement) in enumerate(bars):
+        value = statement.interval
         length = value.estimate
+        colour = _COLOURS.get(statement.relation, "C5")
         axes.barh(index, length, height=0.42, color=colour)
         axes.errorbar(
             length, index, xerr=_whiskers(value), color="black", elinewidth=1.2, capsize=3

@@ -23,6 +23,7 @@ from harness.reporting.table import (
     sentences,
     visible,
 )
+from harness.results.judging.statement import Statement
 from harness.results.runs import Run
 from harness.results.statistics.interval import Interval
 
@@ -139,13 +140,11 @@ def _render(template: str, **content: Any) -> str:
     return visible(environment.get_template(template).render(content, zip=zip))
 
 
-def _side(figure: Interval, reference: float) -> str:
-    """Return where an interval is: `above` or `below` the reference, `over` it if it includes it, or `unknown`."""
-    if not figure.has_bounds:
+def _side(statement: Statement) -> str:
+    """Return what a statement says: `above` or `below` its reference, `over` it if that is open, or `unknown`."""
+    if not statement.interval.has_bounds:
         return "unknown"
-    if not figure.excludes(reference):
-        return "over"
-    return "above" if figure.low > reference else "below"
+    return "over" if statement.relation == "open" else statement.relation
 
 
 def _roles(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -167,19 +166,21 @@ def _roles(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str
 
 def _number(value: object) -> float | None:
     """Return the number that a cell is sorted by; None for text."""
+    if isinstance(value, Statement):
+        value = value.interval
     if isinstance(value, Interval):
         value = value.estimate
     is_number = isinstance(value, int | float) and math.isfinite(value)
     return float(value) if is_number else None  # type: ignore[arg-type]
 
 
-def _scale(figures: Sequence[Interval | None], reference: float) -> Callable[[float], float]:
-    """Return the scale of a column's figures, a function: value -> pixels from the left.
+def _scale(statements: Sequence[Statement | None], reference: float) -> Callable[[float], float]:
+    """Return the scale of a column's intervals, a function: value -> pixels from the left.
 
     Args:
         reference: the value at which a line is drawn, 1 for speed-ups.
     """
-    shown = [figure for figure in figures if figure is not None]
+    shown = [statement.interval for statement in statements if statement is not None]
     ends = [end for figure in shown for end in (figure.estimate, figure.low, figure.high)]
     known_ends = [reference, *(end for end in ends if not math.isnan(end))]
     # The margin on both sides of the estimates is limited: one wide interval must not squeeze all others.

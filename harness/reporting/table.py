@@ -24,6 +24,7 @@ from itertools import takewhile
 from typing import Any, Literal, Self, TypeVar
 
 from harness.config.amounts import percent
+from harness.results.judging.statement import Relation, Statement
 
 # How a value is read from an item: a function of the item, or a path of attributes, such as
 # `regular.ms_per_token`. What is read from None is None.
@@ -31,6 +32,13 @@ Of = str | Callable[[Any], Any]
 Item = TypeVar("Item")
 Key = TypeVar("Key")
 Style = Literal["plain", "strong", "dim", "warning", "good", "bad"]
+_STYLES: dict[Relation, Style] = {
+    "above": "good",
+    "below": "bad",
+    "open": "strong",
+    "lossless": "good",
+    "lossy": "bad",
+}
 
 
 @dataclass(frozen=True)
@@ -48,7 +56,8 @@ class Column:
         once: whether a cell that is equal to the one above is left empty.
         identifies_row: whether it says, as the text columns at the left do, what the row is about.
             A table that is too wide is printed in parts, and each part begins with these columns.
-        reference: of a column of `Interval`s, which are also drawn on a page: where a line is. None for others.
+        reference: of a column of `Statement`s, whose intervals are also drawn on a page: where a line is. None for
+            others.
         meaning: what the heading stands for, where readers may not know it; said beside the table.
     """
 
@@ -232,6 +241,16 @@ def naming(columns: Sequence[Column]) -> list[Column]:
 def legend(columns: Sequence[Column]) -> str:
     """Meanings of headings that need one: `c: time of a draft token; v: …`; empty where none does."""
     return "; ".join(f"{column.name}: {column.meaning}" for column in columns if column.meaning)
+
+
+def style_of(statement: Statement) -> Style:
+    """The style of a sentence that says what a statement does."""
+    return _STYLES[statement.relation]
+
+
+def stated(statement: Statement) -> str:
+    """The interval of a speed-up: `2.31× (2.18 to 2.42)`."""
+    return f"{statement.interval:×}"
 
 
 # Forms of a number: `2.31×`, `83.4 %`, and of an `Interval` `2.31× (2.18 to 2.42)`.

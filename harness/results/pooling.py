@@ -55,6 +55,7 @@ def merge(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
         if pooled_ids and run.directory is None and pooled_ids[0] in by_id:
             # Its command and its machine are those of the runs that it pools.
             run.directory = by_id[pooled_ids[0]].directory
+        run.parts = [by_id[part] for part in pooled_ids if part in by_id]
     by_measurement: dict[str, list[Run]] = {}
     for run in single:
         if run.id in pooled:
@@ -84,7 +85,7 @@ def _pooled_run(runs: Sequence[Run[Any]]) -> Run[Any] | None:
     rows = pooled_rows([run.rows for run in runs])
     if not rows or rows[-1].speedup is None or not rows[-1].speedup.has_bounds:
         return None
-    return Run(rows, runs[-1].file, runs[-1].directory, len(runs))
+    return Run(rows, runs[-1].file, runs[-1].directory, len(runs), runs)
 
 
 def pooled_rows(runs: Sequence[Sequence[AnyRow]]) -> list[AnyRow]:

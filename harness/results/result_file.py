@@ -16,13 +16,12 @@ from typing import Any
 from harness.results.environment import environment
 from harness.results.judging.statement import Statement
 from harness.results.locked_files import replace_file
-from harness.results.schema import ComparedRow, RunRow
+from harness.results.schema import RunRow
 from harness.results.statistics.interval import Interval
-from harness.results.verdict import verdict_of
 
 NAME = "result.json"
 SCHEMA = Path(__file__).with_name("result.schema.json")
-VERSION = 1
+VERSION = 2
 
 
 def write_result(
@@ -36,7 +35,7 @@ def write_result(
     """Write the file of a run, whole or not at all; a run without rows leaves none.
 
     Args:
-        rows: all rows of the run, the one that is judged last.
+        rows: all rows of the run.
         devices: product names of the devices that computed.
         finding, doubts: sentences of the run's page.
         statements: what the finding says, as values.
@@ -44,23 +43,12 @@ def write_result(
     if not rows:
         return
     last = rows[-1]
-    verdict: dict[str, Any] | None = None
-    # A grid has a statement for each cell, and no verdict.
-    is_speculative = getattr(last, "arm", "speculative") == "speculative"
-    if len(rows) <= 2 and isinstance(last, ComparedRow) and is_speculative:
-        judged = verdict_of(last)
-        verdict = {
-            "conclusion": judged.relation,
-            "reason": judged.why or None,
-            "speedup": _as_json(judged.interval),
-        }
     content = {
         "version": VERSION,
         "command": last.kind,
         "run": last.run,
         "status": last.status,
         "error": last.error,
-        "verdict": verdict,
         "finding": [*finding],
         "doubts": [*doubts],
         "statements": [statement.as_json() for statement in statements],

@@ -41,12 +41,14 @@ class Run(Generic[AnyRunRow]):
         directory: of the run, where it can be found.
         times: how many runs with the same `measurement` and outcome were read: this is all of them, pooled, or the
             newest.
+        parts: the runs that a pooled one is made of, as far as they were read.
     """
 
     rows: list[AnyRunRow]
     file: Path | None = None
     directory: Path | None = None
     times: int = 1
+    parts: Sequence[Run[AnyRunRow]] = ()
 
     @functools.cached_property
     def prompt_rows(self) -> list[LatencyPromptRow]:

@@ -124,13 +124,7 @@ def judge(speedup: Interval, why: str = "") -> Statement:
         why: why nothing can be concluded from it, whatever it is; empty where nothing is known
             against it.
     """
-    if why:
-        return Statement("cannot tell", speedup, why)
-    if not speedup.has_bounds:
-        return Statement("cannot tell", speedup, "no interval")
-    if not speedup.excludes(1):
-        return Statement("cannot tell", speedup)
-    return Statement("faster" if speedup.low > 1 else "slower", speedup)
+    return Statement.ordered("pays", speedup, why)
 
 
 def verdict_of(row: ComparedRow, family: int = 1) -> Statement:
@@ -467,8 +461,7 @@ def _at_once(speedup: Interval, family: int, row: ComparedRow) -> Interval:
     coverage = Coverage.of(row.speedup)
     num_units = getattr(row, "num_prompts", None) or 0
     if coverage is not None:
-        num_units = coverage.num_effective or coverage.num_units
-        num_units = min(num_units, coverage.num_runs or num_units)
+        num_units = coverage.fewest
     # Of a run that stopped by itself; an interval over several runs has the usual level.
     is_looked_at = getattr(row, "stopped_by", None) is not None
     over_runs = coverage is not None and coverage.num_runs is not None

@@ -19,7 +19,7 @@ from harness.results.runs import Run
 from in_process import QUICK_MODELS, QUICKEST_PAIR, Harness
 from next_steps import accepted, all_accepted, collected
 from pages import short
-from report_files import eval_run, latency_run, over
+from report_files import eval_run, for_each_k, latency_run, over
 
 BY_K = "tokens_per_iteration_by_num_draft_tokens"
 # A run of `latency` with an interval, K=4 and known costs.
@@ -27,7 +27,7 @@ FIGURES: dict[str, Any] = {
     "num_tokens": 960, "mean_proposed": 4.0, "mean_num_draft_tokens": 4.0,
      "acceptance_rate": 0.6, "mean_acceptance_length": 3.5, "tokens_per_iteration": 3.5, "draft_ms": 80.0,
     "verify_ms": 330.0, "predicted_speedup": 1.9, "speedup": 1.8, "speedup_low": 1.7, "speedup_high": 1.9,
-    "speedup_covers": over(15), "visible_difference": 0.05, BY_K: [1.9, 2.6, 3.1, 3.5],
+    "speedup_covers": over(15), "visible_difference": 0.05, **for_each_k(1.9, 2.6, 3.1, 3.5),
 }  # fmt: skip
 UNSURE = {"speedup": 1.02, "speedup_low": 0.99, "speedup_high": 1.05}
 SLOWER = {"speedup": 0.8, "speedup_low": 0.7, "speedup_high": 0.9}
@@ -46,8 +46,8 @@ NO_BOUNDS = {"speedup_low": None, "speedup_high": None}
     "changes",
     [
         {},
-        {BY_K: [1.9, 1.95, 1.96, 1.96]},
-        {BY_K: [1.01, 1.01, 1.01, 1.01]},
+        for_each_k(1.9, 1.95, 1.96, 1.96),
+        for_each_k(1.01, 1.01, 1.01, 1.01),
         UNSURE,
         SLOWER | {BY_K: None},
         NO_BOUNDS | {"speedup_covers": over(5), "num_prompts": 5},

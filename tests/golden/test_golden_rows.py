@@ -26,7 +26,7 @@ from harness.results.rows.acceptance import AcceptanceRow
 from harness.results.runs import Run
 from harness.results.statistics.interval import NAN, Coverage, Interval
 from pages import full, short
-from report_files import eval_run, latency_run, over
+from report_files import eval_run, for_each_k, latency_run, over
 
 Changes = dict[str, Any]
 SEEDS = {"seeds": (0, 1)}
@@ -199,7 +199,7 @@ LATENCIES: dict[str, tuple[Changes, Changes]] = {
         NO_BOUNDS | {"speedup_covers": over(3), "num_different_prompts": 3}, {}
     ),
     "too few conversations": (NO_BOUNDS | {"speedup_covers": over(3)}, {}),
-    "hardly more at the largest K": (KNOWN_COSTS | {BY_K: [2.0, 2.9, 3.5, 3.84]}, {}),
+    "hardly more at the largest K": (KNOWN_COSTS | for_each_k(2.0, 2.9, 3.5, 3.84), {}),
     "threads that wait": (BUSY | {"processor_share": 0.18, "speedup_covers": over(15)}, {}),
     "one thread that waits": (BUSY | {"processor_share": 0.18, "num_threads": 1, "speedup_covers": over(15)}, {}),
     "started servers that wait": (COMMANDS | BUSY | {"processor_share": 0.4, "url": None, "regular_url": None}, {}),
@@ -209,9 +209,9 @@ LATENCIES: dict[str, tuple[Changes, Changes]] = {
     "a busy machine and its own servers": (COMMANDS | BUSY | {"processor_share": 0.4, "url": "http://127.0.0.1:1/v1",
                                            "regular_url": "http://127.0.0.1:2/v1", "server_command": None}, {}),
     "a slow server": (COMMANDS | {"speedup": 0.8, "speedup_low": 0.7, "speedup_high": 0.9}, {}),
-    "a larger K": (KNOWN_COSTS | {BY_K: [1.9, 2.6, 3.1, 3.5], "tokens_per_iteration": 3.5}, {}),
-    "a smaller K": (KNOWN_COSTS | {BY_K: [1.9, 1.95, 1.96, 1.96], "tokens_per_iteration": 1.96}, {}),
-    "no K": (KNOWN_COSTS | {BY_K: [1.01, 1.01, 1.01, 1.01], "tokens_per_iteration": 1.01}, {}),
+    "a larger K": (KNOWN_COSTS | for_each_k(1.9, 2.6, 3.1, 3.5) | {"tokens_per_iteration": 3.5}, {}),
+    "a smaller K": (KNOWN_COSTS | for_each_k(1.9, 1.95, 1.96, 1.96) | {"tokens_per_iteration": 1.96}, {}),
+    "no K": (KNOWN_COSTS | for_each_k(1.01, 1.01, 1.01, 1.01) | {"tokens_per_iteration": 1.01}, {}),
     "a command to show": (COMMANDS | {"speedup_covers": over(15), "num_tokens": 960}, {}),
 }  # fmt: skip
 

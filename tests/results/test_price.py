@@ -12,7 +12,6 @@ import pytest
 from scipy import stats
 
 from harness.config.errors import SettingError
-from harness.results.judging.expected import best_k
 from harness.results.price.shape import Point, StartNoise, shape_of
 from harness.results.price.table import read_table
 from harness.results.price.value import IterationCost, mean_time
@@ -48,8 +47,6 @@ def test_a_prediction_is_tokens_over_regular_steps() -> None:
     assert cost.speedup(Interval(3.0), 4).estimate == pytest.approx(2)
     assert not cost.speedup(Interval(3.0), 4).has_bounds
     assert cost.speedup(Interval(0.0, 0.0, 0.1), 4).estimate == 0
-    best = best_k(cost, {4: Interval(3.0), 8: Interval(4.0), 16: Interval(17.0)})
-    assert (best.k, best.speedup.estimate, best.alike) == (4, pytest.approx(2), [])
 
 
 def test_both_parts_widen_the_interval() -> None:
@@ -72,31 +69,6 @@ def test_both_parts_widen_the_interval() -> None:
     assert str(found.covers) == "15 prompts"
     exact = cost_of([(1, 1, Interval(20, 20, 20, covers)), (5, 1, known)])
     assert exact.speedup(Interval(3.0), 4).low == exact.speedup(Interval(3.0), 4).high
-
-
-def test_a_k_that_cannot_be_told_from_the_best_is_named() -> None:
-    covers = Coverage(15, "prompt")
-    points = [(1, 1, 20.0), (3, 1, 25.0), (5, 1, 30.0)]
-    cost = cost_of(
-        [(width, rows, Interval(ms, 0.97 * ms, 1.03 * ms, covers)) for width, rows, ms in points]
-    )
-    assert best_k(cost, {2: Interval(2.5), 4: Interval(3.05)}).alike == [2]
-    assert best_k(cost, {2: Interval(2.0), 4: Interval(3.05)}).alike == []
-    with pytest.raises(SettingError, match="has no price of K=3, but of K=2, 4"):
-        best_k(cost, {3: Interval(2.0)})
-    with pytest.raises(SettingError, match="queued"):
-        best_k(replace(cost, refused={1: "queued"}), {4: Interval(3.05)})
-
-
-def test_a_regular_step_that_they_share_moves_no_k_against_another() -> None:
-    covers = Coverage(15, "prompt")
-    step = Interval(20, 16, 24, covers)
-    times = [Interval(ms, 0.99 * ms, 1.01 * ms, covers) for ms in (25.0, 30.0)]
-    cost = cost_of([(1, 1, step), (3, 1, times[0]), (5, 1, times[1])])
-    best = best_k(cost, {2: Interval(2.4), 4: Interval(3.05)})
-    assert (best.k, best.alike) == (4, [])
-    assert best.speedup.low < 0.9 * best.speedup.estimate
-    assert best_k(replace(cost, one_step=False), {2: Interval(2.4), 4: Interval(3.05)}).alike == [2]
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,10 @@ import pytest
 
 from harness.measuring.rows import LatencyRow
 from harness.results.files import append_rows, read_file
-from harness.results.judging.statement import Relation
+from harness.results.judging.statement import WORDS, Kind, Relation
 from harness.results.result_file import SCHEMA, write_result
 from harness.results.statistics.interval import Coverage, Interval
+from harness.results.verdict import verdict_of
 from in_process import Harness, only
 from report_files import latency_run, over
 
@@ -38,7 +39,7 @@ def test_a_run_leaves_its_rows_verdict_and_command(harness: Harness) -> None:
     assert (content["command"], content["status"], content["error"]) == ("latency", "ok", None)
     assert [row["arm"] for row in content["rows"]] == ["regular", "speculative"]
     speedup = content["rows"][1]["speedup"]
-    assert content["verdict"]["speedup"] == speedup
+    assert content["statements"][0]["interval"] == speedup
     assert speedup["low"] < speedup["estimate"] < speedup["high"]
     summary = " ".join(file.with_name("summary.txt").read_text().split())
     assert content["finding"][0].partition(" (")[0] in summary
@@ -56,6 +57,7 @@ def test_the_documented_example_passes_the_schema() -> None:
     statement = schema["properties"]["statements"]["items"]
     assert {*content["statements"][0]} == {*statement["properties"]} == {*statement["required"]}
     assert statement["properties"]["relation"]["enum"] == [*get_args(Relation)]
+    assert statement["properties"]["kind"]["enum"] == [*get_args(Kind)] == [*WORDS]
 
 
 def test_predictions_are_statements_with_their_best_k(harness: Harness) -> None:
@@ -65,17 +67,17 @@ def test_predictions_are_statements_with_their_best_k(harness: Harness) -> None:
     harness("plan", "costs=costs.csv", "acceptance=yields.csv")
     statements = valid(only("result.json"))["statements"]
     said = {
-        (one["relation"], one["subject"]["num_draft_tokens"]): one["reference"]
+        (one["words"], one["subject"]["num_draft_tokens"]): one["reference"]
         and one["reference"]["num_draft_tokens"]
         for one in statements
     }
     assert said == {
         ("faster", 4): None,
-        ("best", 4): None,
         ("gains less", 2): 4,
-        ("as good", 3): 4,
+        ("cannot be told apart", 3): 4,
     }
-    assert {one["figure"] for one in statements} == {"predicted speed-up"}
+    assert {(one["figure"], one["family"]) for one in statements} == {("predicted speed-up", 3)}
+    assert all(one["interval"]["low"] for one in statements)
     assert statements[0]["interval"]["estimate"] == pytest.approx(4 / 1.5)
 
 
@@ -88,7 +90,7 @@ def test_a_failed_run_says_why(harness: Harness) -> None:
     row = read_file(Path("results/latency.csv"), [LatencyRow]).rows[0]
     append_rows(Path("undecided.csv"), [dataclasses.replace(row, ignore_eos="auto")])
     assert read_file(Path("undecided.csv"), [LatencyRow]).rows[0].values()["ignore_eos"] == "auto"
-    assert content["verdict"] is None
+    assert content["statements"] == []
     assert "is no CSV file" in harness("report", str(only("result.json")), code=2).complaint
 
 
@@ -99,15 +101,16 @@ def test_what_is_not_known_is_null_and_has_its_reason(tmp_path: Path) -> None:
         drift=Interval(1.0, 0.9, 1.1),
         speedup=Interval(2.0, covers=Coverage(3, "prompt")),
     )
-    write_result(tmp_path, [row], [])
+    write_result(tmp_path, [row], [], statements=[verdict_of(row)])
     content = valid(tmp_path / "result.json")
     estimate = {"estimate": 2.0, "low": None, "high": None, "covers": over(3)}
     reason = "no interval from fewer than 8 prompts"
-    assert content["verdict"] == {
-        "conclusion": "cannot tell",
-        "reason": reason,
-        "speedup": estimate,
-    }
+    (statement,) = content["statements"]
+    assert (statement["relation"], statement["why"], statement["interval"]) == (
+        "open",
+        reason,
+        estimate,
+    )
     written = content["rows"][0]
     assert (written["ms_per_token"], written["ms_per_token_std"]) == (50.0, None)
     assert written["drift"] == {"estimate": 1.0, "low": 0.9, "high": 1.1, "covers": None}

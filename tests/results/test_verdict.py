@@ -70,17 +70,20 @@ def test_why_there_is_no_interval(speedup: Interval, why: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("speedup", "relation"),
+    ("speedup", "relation", "why"),
     [
-        (Interval(1.2, 1.1, 1.3), "faster"),
-        (Interval(0.8, 0.7, 0.9), "slower"),
-        (Interval(1.2, 0.9, 1.5), "cannot tell"),
-        (Interval(3.0), "cannot tell"),
+        (Interval(1.2, 1.1, 1.3), "above", ""),
+        (Interval(0.8, 0.7, 0.9), "below", ""),
+        (Interval(1.2, 0.9, 1.5), "open", ""),
+        (Interval(3.0), "open", "no interval"),
+        (Interval(), "open", "no interval"),
     ],
 )
-def test_an_interval_decides_and_nothing_else(speedup: Interval, relation: str) -> None:
-    assert judge(speedup).relation == relation
-    assert judge(speedup, "any reason").relation == "cannot tell"
+def test_an_interval_decides_and_nothing_else(speedup: Interval, relation: str, why: str) -> None:
+    judgement = judge(speedup)
+    assert (judgement.relation, judgement.why, judgement.interval) == (relation, why, speedup)
+    doubted = judge(speedup, "any reason")
+    assert (doubted.relation, doubted.why) == ("open", "any reason")
 
 
 @pytest.mark.parametrize(
@@ -267,7 +270,7 @@ def test_nothing_is_faster_than_its_tokens_per_iteration() -> None:
     assert refusal(arm("regular"), speculative, Interval(2.0)) is None
     # The same without an interval may be chance. To leave out what is above the limit would bias what is left.
     lucky = rows(speedup=Interval(2.0), tokens_per_iteration=1.5)[1]
-    assert verdict_of(lucky).relation == "cannot tell"
+    assert verdict_of(lucky).relation == "open"
     assert verdict_of(lucky).interval.estimate == 2.0
     # At a rate the slower server also has the longer queue.
     assert refusal(arm("regular"), replace(speculative, request_rate=4.0), PAYS) is None
@@ -339,18 +342,19 @@ def test_rows_of_arms_that_cannot_be_compared_lose_their_speedup() -> None:
 def test_random_weights_conclude_nothing() -> None:
     row = rows()[1]
     assert verdict_of(row).pays
-    assert verdict_of(replace(row, weights="random")).relation == "cannot tell"
+    assert verdict_of(replace(row, weights="random")).relation == "open"
     by_coin = replace(row, weights="random", draft="7B", synthetic_acceptance=0.8)
     assert verdict_of(by_coin).pays
     cell = MapRow(speedup=Interval(2.0, 1.5, 2.5))
     assert verdict_of(cell).pays
-    assert not verdict_of(replace(cell, speedup=Interval(2.0))).has_interval
+    assert not verdict_of(replace(cell, speedup=Interval(2.0))).is_judged
 
 
 def test_an_interval_among_many_is_wider() -> None:
     row = rows(speedup=Interval(2.0, 1.01, 3.96, Coverage(9, "prompt")))[1]
     assert verdict_of(row).pays
-    assert verdict_of(row, family=5).includes_1
+    among = verdict_of(row, family=5)
+    assert (among.relation, among.is_judged, among.family) == ("open", True, 5)
     # The interval of a run that stopped by itself has a higher level already; one over several runs has the usual one.
     over_runs = replace(row, speedup=replace(row.speedup, covers=Coverage(9, "prompt", num_runs=5)))
     for measured, is_narrower in ((row, True), (over_runs, False)):
@@ -358,7 +362,7 @@ def test_an_interval_among_many_is_wider() -> None:
         stopped = verdict_of(replace(measured, stopped_by="precision"), family=5).interval
         assert (stopped.high < usual.high) == is_narrower
     damaged = replace(row, speedup=Interval(2.0, -1.0, 3.96))
-    assert not verdict_of(damaged).has_interval
+    assert not verdict_of(damaged).is_judged
     for speedup in (None, Interval(1e7, 1e7, 1e7)):
         assert verdict_of(replace(row, speedup=speedup)).why == "no speed-up was measured"
 

@@ -12,7 +12,7 @@ from harness.config.amounts import percent
 from harness.engines.door.reading import ReadText
 from harness.engines.requests import RequestRecord
 from harness.measuring.acceptance import tokens_in_burst
-from harness.results.judging.expected import health_of
+from harness.results.judging.health import Health, health_of, why_unknown
 from harness.results.rows.acceptance import AcceptanceRow
 from harness.results.statistics.interval import Interval
 
@@ -80,7 +80,7 @@ def health_columns(
     if num_iterations:
         served = num_tokens / num_iterations
     is_possible = likelihood["impossible_share"] <= MOST_IMPOSSIBLE
-    health = health_of(
+    health: Health = health_of(
         served,
         weights,
         is_counted=num_iterations is not None,
@@ -136,10 +136,7 @@ def health_in_words(row: AcceptanceRow) -> str:
     allowed = row.weights_tokens_per_iteration
     weights = f"{allowed or Interval():.2f}"
     if row.health == "cannot tell":
-        reason = "the engine does not report what it accepted"
-        if row.served_tokens_per_iteration is not None:
-            reason = f"the engine drafts fewer than K={row.num_draft_tokens}, or does not report what it accepted"
-        return f"cannot tell: {reason}; its weights decide {weights} tokens"
+        return f"cannot tell: {why_unknown(row)}; its weights decide {weights} tokens"
     if row.health == "other texts":
         return f"the engine's texts are not {row.model}'s: {off_policy(row)}"
     served = f"{row.served_tokens_per_iteration or 0:.2f} tokens per iteration at K={row.num_draft_tokens}"

@@ -15,17 +15,13 @@ from harness.reporting.names import Named, named_runs
 from harness.reporting.page import NextStep, Page, heading, title_of_many
 from harness.reporting.table import Column, Line, Table, TableRow, number, times
 from harness.reporting.words import in_words, typed_again
-from harness.results.judging.expected import (
-    best_row,
-    judged_drafts,
-    judged_health,
-    rows_of,
-    texts_of,
-)
+from harness.results.judging.drafts import judged_drafts
+from harness.results.judging.health import judged_health
 from harness.results.judging.statement import Statement
 from harness.results.rows.acceptance import AcceptancePartRow, AcceptanceRow, AcceptanceTextRow
 from harness.results.runs import Run, grouped
 from harness.results.statistics.interval import UNKNOWN, Interval
+from harness.results.texts import best_row, rows_of, texts_of
 
 if TYPE_CHECKING:
     from harness.reporting.drawing import Plot

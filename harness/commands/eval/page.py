@@ -16,6 +16,7 @@ from harness.reporting.table import (
     Table,
     number,
     share,
+    style_of,
 )
 from harness.reporting.words import (
     arm_name,
@@ -27,7 +28,6 @@ from harness.results.judging.change import ACCURACY, judged_differences
 from harness.results.judging.statement import Statement
 from harness.results.published import MULTIPLICATION_NOTE
 from harness.results.runs import Run
-from harness.results.statistics.interval import Interval
 
 # Settings that `recovery` lacks, and questions, which are not its prompts.
 _OWN_SETTINGS = ("operands", "replacement", "seeds", "num_prompts")
@@ -43,9 +43,9 @@ def eval_page(runs: Sequence[Run[EvalRow]]) -> Page | None:
     rows = [merged_rows(member.run.rows)[-1] for member in named]
     statements = judged_differences(rows)
     findings = [*map(_finding, rows, statements)]
-    table = accuracy_table(named)
+    table = accuracy_table(named, statements)
     # A difference is looked into first.
-    order = sorted(range(len(named)), key=lambda i: statements[i].relation == "cannot tell")
+    order = sorted(range(len(named)), key=lambda i: not statements[i].is_conclusion)
     steps = [step for i in order for step in _next_steps(named[i].run.rows, statements[i])]
     if len(named) > 1:
         findings = [
@@ -71,13 +71,13 @@ def _finding(row: EvalRow, statement: Statement) -> Line:
         return Line(f"{_percent(row.accuracy or 0)} % correct", "strong", asked)
     points = 100 * statement.interval.estimate
     certainty = f"95 % interval {statement.interval.bounds('.1%')}"
-    if statement.relation == "cannot tell":
+    style = style_of(statement)
+    if not statement.is_conclusion:
         about = "; ".join(filter(None, [certainty, statement.why]))
-        return Line(f"no significant difference: {points:+.1f} points", "strong", about)
+        return Line(f"no significant difference: {points:+.1f} points", style, about)
     more_accurate, less_accurate = ACCURACY.words
-    if statement.relation == "worse":
-        return Line(f"{less_accurate} by {-points:.1f} points", "bad", certainty)
-    return Line(f"{more_accurate} by {points:.1f} points", "good", certainty)
+    words = more_accurate if statement.relation == "above" else less_accurate
+    return Line(f"{words} by {abs(points):.1f} points", style, certainty)
 
 
 def _doubts(row: EvalRow) -> list[str]:
@@ -102,7 +102,7 @@ def _next_steps(rows: Sequence[EvalRow], statement: Statement) -> list[NextStep]
     row = merged_rows(rows)[-1]
     if row.difference is None or row.status != "ok":
         return []
-    if statement.relation != "cannot tell":
+    if statement.is_conclusion:
         recovery = typed_again("", command="recovery", leaving_out=_OWN_SETTINGS)
         return [lossless_again(row) or NextStep("is it lossless?", command=recovery)]
     # Drawn operands: no data set that may have no more, nor all that there are.
@@ -116,8 +116,20 @@ def _next_steps(rows: Sequence[EvalRow], statement: Statement) -> list[NextStep]
     return [NextStep("more questions", f"num_prompts={number}")] if number > num_asked else []
 
 
-def accuracy_table(runs: Sequence[Named[EvalRow]]) -> Table:
-    """A row for each arm: of one run for each of its seeds and all of them, of several runs merged over their seeds."""
+def accuracy_table(runs: Sequence[Named[EvalRow]], statements: Sequence[Statement]) -> Table:
+    """A row for each arm: of one run for each of its seeds and all of them, of several runs merged over their seeds.
+
+    Args:
+        statements: about the difference in each run.
+    """
+    said = {id(statement.subject): statement for statement in statements}
+
+    def difference_of(line: Named[EvalRow]) -> Statement | None:
+        if line.row.difference is None:
+            return None
+        one_seed = Statement("changed", "open", line.row.difference, "of a single seed")
+        return said.get(id(line.row), one_seed)
+
     lines = []
     for named in runs:
         rows = merged_rows(named.run.rows)
@@ -134,7 +146,7 @@ def accuracy_table(runs: Sequence[Named[EvalRow]]) -> Table:
         Column("correct %\n± Wald", of=_with_margin),
         Column("Wilson\n95 %", of=_wilson).at("row"),
         Column("parsed", of=_num_parsed, optional=True).at("row"),
-        Column("difference", _difference, "row.difference", optional=True, reference=0),
+        Column("difference", _difference, difference_of, optional=True, reference=0),
         Column("McNemar p", "{:.2g}".format, "row.mcnemar_p_value", optional=True),
         Column("ms per\nanswer", number(), "row.ms_per_answer"),
         Column("accepted", share, "row.acceptance_rate"),
@@ -184,7 +196,8 @@ def _wilson(row: EvalRow) -> str | None:
     return f"{_percent(row.wilson_low)} to {_percent(row.wilson_high)}"
 
 
-def _difference(difference: Interval) -> str:
+def _difference(statement: Statement) -> str:
+    difference = statement.interval
     bounds = difference.bounds(".1%")
     return f"{100 * difference.estimate:+.1f}\n{bounds}"
 

@@ -9,7 +9,7 @@ from harness.config.amounts import counted, percent
 from harness.config.model_names import SECOND_COMMAND
 from harness.measuring.prices import costs_in_steps
 from harness.measuring.rows import LatencyRow
-from harness.reporting.table import Line, times
+from harness.reporting.table import Line, style_of, times
 from harness.results.judging.statement import Statement
 from harness.results.runs import Run
 from harness.results.schema import NO_VERDICT, ComparedRow
@@ -52,15 +52,16 @@ def headline(verdict: Statement) -> Line:
         covers += " of one start of each server" if is_served else " of one run"
     if verdict.family > 1:
         covers += f", for {verdict.family} pairs at once"
-    if verdict.relation == "faster":
+    style = style_of(verdict)
+    if verdict.relation == "above":
         bounds = speedup.bounds()
-        return Line(f"{times(speedup.estimate)} faster", "good", f"95 % interval {bounds}{covers}")
-    if verdict.relation == "slower":
+        return Line(f"{times(speedup.estimate)} faster", style, f"95 % interval {bounds}{covers}")
+    if verdict.relation == "below":
         slowdown = Interval(1 / speedup.estimate, 1 / speedup.high, 1 / speedup.low)
         more = f"95 % interval {slowdown.bounds()}{covers}; speed-up {speedup:×}"
-        return Line(f"{times(1 / speedup.estimate)} slower", "bad", more)
+        return Line(f"{times(1 / speedup.estimate)} slower", style, more)
     because = verdict.why or f"95 % interval{covers}, includes 1"
-    return Line(f"cannot tell: {speedup:×}", "strong", because)
+    return Line(f"cannot tell: {speedup:×}", style, because)
 
 
 def stated_speedup(row: LatencyRow) -> Interval | None:
@@ -77,7 +78,7 @@ def result_line(row: LatencyRow) -> str:
     return f"{row.ms_per_token:.2f} ms/token" if speedup is None else f"{speedup:×}"
 
 
-def reasons(run: Run[LatencyRow]) -> list[str]:
+def reasons(run: Run[LatencyRow], verdict: Statement) -> list[str]:
     """Acceptance and its price; of a loss also what causes it."""
     regular, row = run.rows[0], run.last
     if row.acceptance_rate is None and row.tokens_per_iteration is None:
@@ -101,9 +102,8 @@ def reasons(run: Run[LatencyRow]) -> list[str]:
         parts.append(f"{row.tokens_per_iteration:.1f} tokens {price}")
     if share is not None:
         parts[-1] += f"; a regular step is {percent(share)} of an iteration's time"
-    limit = held_back(regular, row)
-    is_loss = row.speedup is not None and row.speedup.estimate < 1
-    return [": ".join(parts), *([limit] if limit and is_loss else [])]
+    limit = held_back(regular, row) if verdict.relation == "below" else None
+    return [": ".join(parts), *filter(None, [limit])]
 
 
 def _not_reported(row: LatencyRow) -> str:

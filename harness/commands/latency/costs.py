@@ -6,7 +6,8 @@ Of rows of one run of `latency`, `row` is that of the speculative arm, `regular`
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
 from harness.config.amounts import amount, percent
 from harness.measuring.prices import (
@@ -19,14 +20,13 @@ from harness.measuring.prices import (
 )
 from harness.measuring.rows import LatencyRow
 from harness.reporting.table import Table
-from harness.results.judging.expected import best_of
+from harness.results.judging.choice import Choice, choice_of
+from harness.results.price.value import ratio
 from harness.results.runs import Run
-from harness.results.statistics.interval import Interval
+from harness.results.statistics.interval import Coverage, Interval
 
 # The most predictions for other K that fit on a line.
 _MOST_K = 8
-# A gain of less from one K to the next is none.
-_RISE = 1.01
 
 
 def main_limit(tokens: float, proposed: float, costs: StepCosts) -> str:
@@ -56,15 +56,23 @@ def predicted_by_k(regular: LatencyRow | None, row: LatencyRow) -> dict[int, Int
     lengths = lengths_by_k(row)
     if costs is None or row.was_starved or len(lengths) != row.num_draft_tokens:
         return {}
-    return {k: lengths[k].scaled(1 / steps) for k, steps in steps_by_k(row, costs).items()}
+    # Files do not say what the intervals of a list cover.
+    covers = Coverage(row.num_different_prompts or row.num_prompts or 1, "prompt")
+    return {
+        k: replace(lengths[k].scaled(1 / steps), covers=covers)
+        for k, steps in steps_by_k(row, costs).items()
+    }
 
 
-def still_rises(predictions: Mapping[int, Interval]) -> bool:
-    """Whether the largest K is the best, and clearly better than the one before it."""
-    last = max(predictions)
-    before = predictions.get(last - 1)
-    gain = predictions[last].estimate
-    return before is not None and best_of(predictions) == last and gain > _RISE * before.estimate
+def choice_of_k(regular: LatencyRow | None, row: LatencyRow) -> Choice | None:
+    """What may be said of every K up to the measured one, by `predicted_by_k`; None where fewer than two are known.
+
+    Yields of two K count as independent, although they are of the same texts: more K are alike than need be.
+    """
+    predictions = predicted_by_k(regular, row)
+    if len(predictions) < 2:
+        return None
+    return choice_of(predictions, lambda k, best: ratio(predictions[k], predictions[best]))
 
 
 def share_of_predicted(row: LatencyRow) -> float | None:
@@ -168,24 +176,15 @@ def _phases(regular: LatencyRow, row: LatencyRow) -> str | None:
 
 def _by_k(regular: LatencyRow, row: LatencyRow) -> str | None:
     """`1: 1.42 to 1.51×  2: 1.80 to 1.97×`: what this run predicts for smaller K; None where it predicts none."""
-    predictions = predicted_by_k(regular, row)
-    if len(predictions) < 2:
+    choice = choice_of_k(regular, row)
+    if choice is None:
         return None
     shown = []
-    for k, figure in [*predictions.items()][:_MOST_K]:
+    for k, verdict in [*choice.verdicts.items()][:_MOST_K]:
+        figure = verdict.interval
         shown.append(f"{k}: {figure.bounds() or f'{figure.estimate:.2f}'}×")
-    shown_k = "  ".join(shown)
-    return f"{shown_k} predicted (intervals are of acceptance alone); {choice_of_k(predictions)}"
-
-
-def choice_of_k(predictions: Mapping[int, Interval]) -> str:
-    """The choice of K by predictions from K=1 on: `K=2 is the best of 1 to 4`, or that none pays."""
-    best, last = best_of(predictions), max(predictions)
-    if predictions[best].estimate <= 1:
-        return f"no K from 1 to {last} pays"
-    if still_rises(predictions):
-        return f"the speed-up still rises at K={last}"
-    return f"K={best} is the best of 1 to {last}"
+    about = "intervals for all K at once, of acceptance alone"
+    return "; ".join(filter(None, [f"{'  '.join(shown)} predicted ({about})", choice.words]))
 
 
 def _draft_reads(row: LatencyRow) -> str | None:

@@ -22,8 +22,9 @@ from harness.config.amounts import percent
 from harness.measuring.figures.requests import PERCENTILES
 from harness.measuring.prices import StepCosts, costs_in_steps
 from harness.measuring.rows import LatencyRow
-from harness.reporting.table import Column, Table, number, share, times, with_bounds
+from harness.reporting.table import Column, Table, number, share, stated, times, with_bounds
 from harness.reporting.words import arm_name
+from harness.results.judging.statement import Statement
 from harness.results.prompt_times import common_times, waits_of_both_arms
 from harness.results.published import DIFFERENCES, Published, published_for
 from harness.results.rows.prompts import LatencyPromptRow, tokens_per_iteration
@@ -49,8 +50,13 @@ def _percentiles(heading: str, name: str, meaning: str = "") -> Column:
     return Column(f"{heading}\np50 / p99", of=percentiles, optional=True, meaning=meaning)
 
 
+def _known_verdict(pair: RankedRun) -> Statement | None:
+    """Whether a pair pays; None of a target alone."""
+    verdict = pair.member.verdict
+    return verdict if verdict.interval.is_known else None
+
+
 # Columns about a row of `latency`.
-SPEEDUP = Column("speed-up\n(95 % interval)", with_bounds, stated_speedup, reference=1)
 _ACCEPTED = Column("accepted", share, "acceptance_rate")
 _NAME = Column("arm", text=True, of=arm_name)
 _TPOT = "time per output token after the first, a mean for each request; AIPerf calls it inter-token latency"
@@ -75,7 +81,7 @@ _PAIRS = (
     Column("pair", text=True, of="name.pair", once=True, varies=True),
     Column("settings", text=True, of=lambda pair: " · ".join(pair.name.details), optional=True),
     _K,
-    SPEEDUP.at("row"),
+    Column("speed-up\n(95 % interval)", stated, _known_verdict, reference=1),
     Column("", of="remark", optional=True, text=True),
     # A run without a draft has the row of the regular arm alone.
     Column(
@@ -85,14 +91,6 @@ _PAIRS = (
     ),
     Column("regular\nms/token", number(), "regular.ms_per_token"),
     _ACCEPTED.at("row"),
-    Column(
-        "all at\nonce",
-        of=lambda pair: (
-            pair.member.at_once.interval.bounds() if pair.member.at_once.family > 1 else None
-        ),
-        optional=True,
-        meaning="95 % intervals that hold together for all runs of a series",
-    ),
     Column(
         "runs",
         of="run.times",
@@ -104,7 +102,9 @@ _PAIRS = (
 
 def pairs_table(pairs: Sequence[RankedRun], further_notes: Sequence[str] = ()) -> Table:
     """Speed-up of each pair and K, with the settings in which they differ."""
-    notes = (*further_notes, *caveats(pair.run for pair in pairs))
+    family = max(pair.member.verdict.family for pair in pairs)
+    at_once = [f"Intervals of speed-ups hold for all {family} at once."] if family > 1 else []
+    notes = (*further_notes, *at_once, *caveats(pair.run for pair in pairs))
     return Table.of("pairs", "How much faster?", pairs, _PAIRS, strong="is_first", notes=notes)
 
 
@@ -212,7 +212,7 @@ _ARMS = (
         "peak memory GB", lambda size: f"{size / 1e9:.2f}", "arm.peak_memory_bytes", optional=True
     ),
     Column("tokens\nper answer", number(1), _length, optional=True).at("arm"),
-    replace(SPEEDUP, optional=True, reference=None).at("arm"),
+    Column("speed-up\n(95 % interval)", with_bounds, stated_speedup, optional=True).at("arm"),
     Column("without the\nfirst token", with_bounds, "arm.decode_speedup", optional=True),
     Column("greedy texts\nidentical", of=_identical_texts, optional=True).at("arm"),
 )
@@ -372,7 +372,7 @@ _PUBLISHED = (
     Column("their\nms/token", "{:.3g}".format, "theirs.ms_per_token"),
     Column("our\nms/token", number(), "ours.ms_per_token", optional=True),
     Column("their\nspeed-up", of="theirs.speedup_text"),
-    replace(SPEEDUP.at("ours"), heading="our\nspeed-up", optional=True, reference=None),
+    Column("our\nspeed-up", with_bounds, stated_speedup, optional=True).at("ours"),
     Column("their tokens\nper iteration", number(), "theirs.mean_acceptance_length", optional=True),
     Column("our tokens\nper iteration", number(), _our_length, optional=True),
 )

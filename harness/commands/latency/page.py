@@ -26,7 +26,11 @@ from harness.commands.latency.ranking import (
     ranked_runs,
     shared_details,
 )
-from harness.commands.latency.steps import steps_after_run, steps_after_runs
+from harness.commands.latency.steps import (
+    steps_after_run,
+    steps_after_runs,
+    steps_without_interval,
+)
 from harness.measuring.rows import LatencyRow
 from harness.reporting.page import Page, heading, title_of_many
 from harness.reporting.table import Column, Line, Table, number
@@ -61,11 +65,12 @@ def latency_page(runs: Sequence[Run[LatencyRow]]) -> Page | None:
     elif pairs:
         whole = [pair for pair in pairs if not pair.member.is_partial]
         page = _part(whole) if whole else Page(title_of_many([pair.row for pair in pairs]))
-        page = replace(page, finding=[Line("No run has a verdict.", "strong")])
+        nothing = [Line("No run has a verdict.", "strong")]
+        page = replace(page, finding=nothing, next=steps_without_interval(pairs))
     else:
         return None
     if len(pairs) > 1:
-        statements = [said for pair in pairs for said in pair.series.statements_about(pair.member)]
+        statements = [said for pair in pairs for said in pair.member.statements]
         others = [pair.run for pair in pairs if not pair.has_verdict]
         page = replace(page, statements=statements, without_verdict=others)
     return replace(page, plots=plots)
@@ -73,10 +78,10 @@ def latency_page(runs: Sequence[Run[LatencyRow]]) -> Page | None:
 
 def _page_of_run(pair: RankedRun) -> Page:
     """The verdict, both arms, why, what to type next, and the figures behind it."""
-    run = pair.run
+    run, verdict = pair.run, pair.member.verdict
     return Page(
         heading(run.last, settings_line(run.rows)),
-        [headline(pair.member.alone)] if has_verdict(run.rows) else [],
+        [headline(verdict)] if has_verdict(run.rows) else [],
         doubts(run),
         [
             _bars(run.rows),
@@ -88,12 +93,12 @@ def _page_of_run(pair: RankedRun) -> Page:
             published_table([pair] if run.status == "ok" else []),
         ],
         [
-            *(("Why", reason) for reason in reasons(run)),
+            *(("Why", reason) for reason in reasons(run, verdict)),
             *(("Checked", held) for held in checked(run.rows)),
             *(("Ended", ended) for ended in end(run.last)),
         ],
-        steps_after_run(run.rows),
-        [pair.member.alone] if has_verdict(run.rows) else [],
+        steps_after_run(run.rows, verdict),
+        [verdict] if has_verdict(run.rows) else [],
     )
 
 

@@ -69,10 +69,13 @@ def speedup_bars(runs: Sequence[Run[LatencyRow]]) -> Plot | None:
     ordered = sorted(compared, key=attrgetter("speedup"), reverse=True)[:_MOST_BARS]
     bars = []
     for pair in ordered:
-        colour = {"faster": "C2", "slower": "C1"}.get(pair.member.alone.relation, "C5")
-        bars.append((pair.name.label(", "), pair.interval, colour))
+        bars.append((pair.name.label(", "), pair.member.verdict))
     title = title_of_many([pair.row for pair in ordered])
-    return Plot(title, bar_figure(bars, "speed-up over regular decoding, 95 % intervals"))
+    about = "speed-up over regular decoding, 95 % intervals"
+    family = max(pair.member.verdict.family for pair in ordered)
+    if family > 1:
+        about += f" for {family} pairs at once"
+    return Plot(title, bar_figure(bars, about))
 
 
 def _costs(group: Sequence[RankedRun]) -> Curves:

@@ -22,7 +22,7 @@ _MOST_NAMED = 3
 # What is said of those that were compared with the reference, in this order.
 _STANDINGS = {
     "gains more": "Gains significantly more, but is not shown to pay",
-    "as good": "Cannot be told apart from it",
+    "cannot be told apart": "Cannot be told apart from it",
     "gains less": "Gains significantly less",
     "not ranked": "Not ranked",
 }
@@ -64,13 +64,13 @@ class RankedRun:
 
     @property
     def interval(self) -> Interval:
-        """The speed-up of the run by itself."""
-        return self.member.alone.interval
+        """The speed-up, by an interval that holds for all that are read together."""
+        return self.member.verdict.interval
 
     @property
     def has_verdict(self) -> bool:
         """Whether it is whole, and something may be said of it; an arm alone needs no interval."""
-        return self.member.has_interval or self.member.is_arm_alone
+        return self.member.is_judged or self.member.is_arm_alone
 
     @property
     def is_reference(self) -> bool:
@@ -80,7 +80,7 @@ class RankedRun:
     @property
     def is_first(self) -> bool:
         """Whether it is the reference of several."""
-        return self.is_reference and self.member.standing is not None
+        return self.is_reference and bool(self.series.standings)
 
     @property
     def remark(self) -> str:
@@ -88,11 +88,11 @@ class RankedRun:
         the verdict of one that is compared with none.
         """
         disturbed = "" if self.row.was_quiet else "not quiet"
-        if self.member.standing is not None:
+        if self.series.standings:
             is_best = self.is_reference and self.series.is_reference_best
             return disturbed or ("best" if is_best else "")
-        relation = "" if self.speedup is None else self.member.alone.relation
-        return "\n".join(filter(None, [relation, disturbed]))
+        words = "" if self.speedup is None else self.member.verdict.words
+        return "\n".join(filter(None, [words, disturbed]))
 
     @property
     def model(self) -> str:
@@ -176,32 +176,32 @@ def answers(pairs: Sequence[RankedRun]) -> list[Line]:
     none of single runs.
     """
     first = next((pair for pair in pairs if pair.is_first), None)
-    others = [pair for pair in pairs if pair.member.standing is not None and pair is not first]
+    others = [pair for pair in pairs if pair.member.standing is not None]
     if first is None or not others:
         return []
     others.sort(key=lambda pair: -(pair.speedup or 0.0))
-    by_relation = grouped(others, attrgetter("member.standing.relation"))
+    by_words = grouped(others, attrgetter("member.standing.words"))
     beginning = "None is shown to pay; the highest"
     if any(pair.member.is_shown for pair in others):
         beginning = "None that ran quietly is shown to pay; the highest of those"
     if first.member.is_shown:
-        is_fastest = first.series.is_reference_highest and "not ranked" not in by_relation
+        is_fastest = first.series.is_reference_highest and "not ranked" not in by_words
         beginning = "Fastest" if is_fastest else "Fastest shown to pay"
-    answer = headline(first.member.at_once)
-    style = answer.style if answer.style in ("good", "bad") else "plain"
+    answer = headline(first.member.verdict)
+    style = answer.style if first.member.verdict.is_conclusion else "plain"
     lines = [Line(f"{beginning}: {first.name.label(', ')}: {answer.text}", style, answer.more)]
-    for relation, words in _STANDINGS.items():
-        by_reason = grouped(by_relation.get(relation, []), attrgetter("member.standing.why"))
+    for words, sentence in _STANDINGS.items():
+        by_reason = grouped(by_words.get(words, []), attrgetter("member.standing.why"))
         for why, rivals in by_reason.items():
             because = f" ({why})" if why else ""
-            lines.append(Line(f"{words}{because}: {_named(rivals, first)}."))
+            lines.append(Line(f"{sentence}{because}: {_named(rivals, first)}."))
     return lines
 
 
 def _named(rivals: Sequence[RankedRun], first: RankedRun) -> str:
     """`K=2: 0.81 (0.74 to 0.88) of its speed-up; K=8`, and what the intervals cover."""
     names = []
-    covers = ""
+    covers = None
     for rival in rivals:
         name = rival.name.label(", ")
         if rival.name.group == first.name.group and rival.k is not None:
@@ -209,11 +209,11 @@ def _named(rivals: Sequence[RankedRun], first: RankedRun) -> str:
         share = rival.member.standing.interval if rival.member.standing else Interval()
         if share.has_bounds:
             name += f": {share:.2f} of its speed-up"
-            covers = f" over {share.covers}"
+            covers = f" over {share.covers}" if share.covers else ""
         names.append(name)
     if len(names) > _MOST_NAMED:
         names[_MOST_NAMED:] = [f"and {len(names) - _MOST_NAMED} more"]
-    about = f" (simultaneous 95 % intervals{covers})" if covers else ""
+    about = "" if covers is None else f" (simultaneous 95 % intervals{covers})"
     return "; ".join(names) + about
 
 

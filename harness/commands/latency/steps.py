@@ -9,19 +9,14 @@ from collections.abc import Sequence
 from operator import attrgetter
 
 from harness.commands.latency.answer import has_verdict
-from harness.commands.latency.costs import (
-    choice_of_k,
-    predicted_by_k,
-    still_rises,
-)
+from harness.commands.latency.costs import choice_of_k
 from harness.commands.latency.ranking import RankedRun
 from harness.config.amounts import percent
 from harness.measuring.rows import LatencyRow
 from harness.reporting.page import NextStep
 from harness.reporting.words import typed_again
-from harness.results.judging.expected import best_of
+from harness.results.judging.statement import Statement
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Coverage
-from harness.results.verdict import verdict_of
 
 # More prompts than this are not asked for: such a small difference is none that matters.
 _MOST_PROMPTS = 500
@@ -29,8 +24,12 @@ _MOST_PROMPTS = 500
 _LEAST_DIFFERENCE = 0.005
 
 
-def steps_after_run(rows: Sequence[LatencyRow]) -> list[NextStep]:
-    """Steps that would improve the answer of a run."""
+def steps_after_run(rows: Sequence[LatencyRow], verdict: Statement) -> list[NextStep]:
+    """Steps that would improve the answer of a run.
+
+    Args:
+        verdict: whether it pays.
+    """
     regular, row = rows[0], rows[-1]
     if row.arm == "speculative" and row.url is not None and row.regular_url is None:
         changes = "regular_url=http://HOST:PORT/v1"
@@ -39,73 +38,108 @@ def steps_after_run(rows: Sequence[LatencyRow]) -> list[NextStep]:
         # What failed would fail again, and speculation decides no first token.
         return []
     possible = [
-        _better_interval(row),
-        _another_k(regular, row),
-        _to_show(row),
-        _another_run(row),
+        _better_interval(row, verdict),
+        _another_k(regular, row, verdict),
+        _to_show(row, verdict),
+        _another_run(row, verdict),
     ]
-    return [step for step in possible if step is not None]
+    # The first reason for a command counts.
+    by_command: dict[str, NextStep] = {}
+    for step in possible:
+        if step is not None:
+            by_command.setdefault(step.changes or step.command, step)
+    return [*by_command.values()]
 
 
-def _better_interval(row: LatencyRow) -> NextStep | None:
-    """An interval where there is none, or a narrower one where it includes 1; None where the verdict needs neither."""
-    verdict = verdict_of(row)
-    has_bounds = verdict.interval.has_bounds
-    if has_bounds and verdict.why:
+def _better_interval(row: LatencyRow, verdict: Statement) -> NextStep | None:
+    """An interval where there is none, or a narrower one where it includes 1; None for a conclusion."""
+    if verdict.is_conclusion:
+        return None
+    if not verdict.interval.has_bounds:
+        return _an_interval(row)
+    if verdict.why:
         # Such as on a busy machine.
         again = typed_again("resume=false", command="latency")
         if row.server_command:
             return NextStep("a quiet machine", command=again)
         return NextStep("one thread, or a quiet machine", command=f"OMP_NUM_THREADS=1 {again}")
+    return _narrower(row, verdict)
+
+
+def _an_interval(row: LatencyRow) -> NextStep | None:
+    """The fewest prompts or starts that give an interval; None where the run says nothing of its units."""
     coverage = Coverage.of(row.speedup)
-    if coverage is None or (has_bounds and not verdict.includes_1):
+    if coverage is None:
         return None
-    aim = "a narrower interval" if has_bounds else "an interval"
+    aim = "an interval"
+    if row.stopped_by == "budget":
+        return NextStep(aim, "budget=null")
+    if coverage.unit == "block":
+        return NextStep(aim, f"engine.blocks={max(4, 2 * coverage.num_units)}")
+    prompts_per_unit = _prompts_per_unit(row, coverage)
+    if coverage.unit == "prompt" and prompts_per_unit > 1:
+        # They were asked more than once.
+        return NextStep(f"{aim} needs {FEWEST_FOR_INTERVAL} different prompts", "prompts=FILE")
+    num_units = FEWEST_FOR_INTERVAL
+    if coverage.num_effective:
+        num_units = math.ceil(num_units * coverage.num_units / coverage.num_effective)
+    return NextStep(aim, f"num_prompts={num_units * prompts_per_unit}")
+
+
+def _narrower(row: LatencyRow, verdict: Statement) -> NextStep | None:
+    """More of what an interval that includes 1 covers; None where no difference is expected."""
+    coverage = Coverage.of(row.speedup)
+    if coverage is None:
+        return None
+    aim = "a narrower interval"
     if row.stopped_by == "budget":
         return NextStep(aim, "budget=null")
     # Prompts do not narrow what varies from run to run, or from start to start.
-    if has_bounds and coverage.num_runs is not None:
+    if coverage.num_runs is not None:
         return NextStep(aim, f"repeats={2 * coverage.num_runs}")
     if coverage.unit == "block":
         return NextStep(aim, f"engine.blocks={max(4, 2 * coverage.num_units)}")
-    prompts_per_unit = math.ceil((row.num_prompts or 1) / coverage.num_units)
-    if coverage.unit == "prompt" and row.num_different_prompts is None:
-        # `num_prompts` counts each turn of a conversation, and the setting each conversation.
-        prompts_per_unit = 1
-    if not has_bounds:
-        if coverage.unit == "prompt" and prompts_per_unit > 1:
-            # They were asked more than once.
-            return NextStep(f"{aim} needs {FEWEST_FOR_INTERVAL} different prompts", "prompts=FILE")
-        num_units = FEWEST_FOR_INTERVAL
-        if coverage.num_effective:
-            num_units = math.ceil(num_units * coverage.num_units / coverage.num_effective)
-        return NextStep(aim, f"num_prompts={num_units * prompts_per_unit}")
     difference = abs(math.log(verdict.interval.estimate))
     are_equal = row.has_one_server or row.has_same_command or difference < _LEAST_DIFFERENCE
     if are_equal or not row.visible_difference:
         return None
     # What can be seen shrinks with the root of the units.
     more = max((row.visible_difference / difference) ** 2, 2)
-    num_prompts = math.ceil(more * coverage.num_units) * prompts_per_unit
+    num_prompts = math.ceil(more * coverage.num_units) * _prompts_per_unit(row, coverage)
     if num_prompts > _MOST_PROMPTS:
-        return None
+        where = aim if row.was_quiet else f"{aim}, on a quiet machine"
+        return NextStep(where, "repeats=5")
     return NextStep(f"to see a difference of {percent(difference)}", f"num_prompts={num_prompts}")
 
 
-def _another_k(regular: LatencyRow, row: LatencyRow) -> NextStep | None:
+def _prompts_per_unit(row: LatencyRow, coverage: Coverage) -> int:
+    if coverage.unit == "prompt" and row.num_different_prompts is None:
+        # `num_prompts` counts each turn of a conversation, and the setting each conversation.
+        return 1
+    return math.ceil((row.num_prompts or 1) / coverage.num_units)
+
+
+def _another_k(regular: LatencyRow, row: LatencyRow, verdict: Statement) -> NextStep | None:
     """The K that promises most, or another draft where none pays."""
-    predictions = predicted_by_k(regular, row)
-    if not predictions:
-        is_slower = verdict_of(row).relation == "slower"
-        return _free_draft([row], "it does not pay") if is_slower else None
-    best = best_of(predictions)
-    gain = predictions[best].estimate
-    choice = choice_of_k(predictions)
-    if gain <= 1:
-        return _free_draft([row], choice)
-    if best < max(predictions):
-        return NextStep(f"{choice}, {gain:.2f}× predicted", f"K={best}")
-    return NextStep(choice, f"K={2 * best}") if still_rises(predictions) else None
+    choice = choice_of_k(regular, row)
+    if choice is None or not choice.is_known:
+        is_loss = verdict.relation == "below"
+        return _free_draft([row], "it does not pay") if is_loss else None
+    if choice.none_pays:
+        return _free_draft([row], choice.words)
+    best = choice.best
+    largest = max(choice.verdicts)
+    predicted = choice.verdicts[best].interval.estimate
+    if not choice.any_pays:
+        # What was measured decides, where it can.
+        is_loss = verdict.relation == "below" and best < largest
+        return NextStep(f"may pay: {predicted:.2f}× predicted", f"K={best}") if is_loss else None
+    if best < largest:
+        return NextStep(f"{choice.words}, {predicted:.2f}× predicted", f"K={best}")
+    before = choice.standings.get(largest - 1)
+    if before is not None and before.relation == "below":
+        return NextStep(f"the speed-up still rises at K={largest}", f"K={2 * largest}")
+    return NextStep(f"{choice.words}; a larger K", f"K={2 * largest}")
 
 
 def _free_draft(rows: Sequence[LatencyRow], finding: str) -> NextStep | None:
@@ -116,18 +150,18 @@ def _free_draft(rows: Sequence[LatencyRow], finding: str) -> NextStep | None:
     return NextStep(f"{finding}; a draft that costs nothing", "draft=lookup")
 
 
-def _to_show(row: LatencyRow) -> NextStep | None:
+def _to_show(row: LatencyRow, verdict: Statement) -> NextStep | None:
     """The row of a run for a table that others add theirs to; of servers that were started here."""
     is_shown = row.server_command is not None and not row.has_same_command
-    if not is_shown or not verdict_of(row).has_interval or not row.directory:
+    if not is_shown or not verdict.is_judged or not row.directory:
         return None
     directory = shlex.quote(os.path.relpath(row.directory))
     return NextStep("to show it", command=f"harness report {directory} format=row")
 
 
-def _another_run(row: LatencyRow) -> NextStep | None:
+def _another_run(row: LatencyRow, verdict: Statement) -> NextStep | None:
     coverage = Coverage.of(row.speedup)
-    if coverage is None or coverage.num_runs is not None or not verdict_of(row).interval.has_bounds:
+    if coverage is None or coverage.num_runs is not None or not verdict.interval.has_bounds:
         return None
     return NextStep("how far off another run is", "repeats=5")
 
@@ -136,17 +170,26 @@ def steps_after_runs(pairs: Sequence[RankedRun]) -> list[NextStep]:
     """The most useful step after many runs, if there is one."""
     if any(pair.series.why_not for pair in pairs):
         return [NextStep("each job several times, in turns", "repeats=5")]
-    conclusive = [pair for pair in pairs if pair.is_best_of_draft and pair.member.has_interval]
-    if not conclusive:
-        return []
-    best = max(conclusive, key=attrgetter("member.rank"))
-    if not best.member.alone.pays:
+    judged = [pair for pair in pairs if pair.is_best_of_draft and pair.member.is_judged]
+    if not judged:
+        return steps_without_interval(pairs)
+    best = max(judged, key=attrgetter("member.rank"))
+    if not best.member.verdict.pays:
         if any(pair.member.is_shown for pair in pairs):
             return [NextStep("what pays on a quiet machine", "repeats=5")]
-        another_draft = _free_draft([pair.row for pair in pairs], "none is shown to pay")
-        return [another_draft] if another_draft else []
+        step = _better_interval(best.row, best.member.verdict)
+        if all(pair.member.verdict.relation == "below" for pair in pairs if pair.member.is_judged):
+            step = _free_draft([pair.row for pair in pairs], "none pays")
+        return [step] if step else []
     ks = {pair.name.k_order for pair in pairs if pair.name.group == best.name.group}
     if isinstance(best.k, int) and len(ks) > 1 and best.k == max(ks):
         return [NextStep(f"K={best.k} is the largest measured", f"K={2 * best.k}")]
     is_repeated = any((pair.row.repeats or 1) > 1 or pair.run.times > 1 for pair in pairs)
     return [] if is_repeated else [NextStep("how far off other runs may be", "repeats=5")]
+
+
+def steps_without_interval(pairs: Sequence[RankedRun]) -> list[NextStep]:
+    """What gives an interval to the run with the most in flight, and so to all."""
+    largest = max(pairs, key=attrgetter("load"))
+    step = _an_interval(largest.row) if largest.row.status == "ok" else None
+    return [step] if step else []

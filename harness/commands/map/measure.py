@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from operator import attrgetter
 from typing import Any
 
 from harness.commands.command import Experiment
@@ -21,11 +22,11 @@ from harness.measuring.prices import iteration_cost
 from harness.measuring.progress import note, say
 from harness.measuring.session import Session
 from harness.reporting.names import name_of
-from harness.results.judging.grid import cells_of, for_vllm, schedule_of
+from harness.results.judging.grid import cells_of, for_vllm, schedule_file, schedule_of
 from harness.results.judging.series import judged_at_once
 from harness.results.locked_files import replace_file
 from harness.results.price.value import write_costs
-from harness.results.runs import Run
+from harness.results.runs import Run, grouped
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL
 
 _ONE_AT_A_TIME = (
@@ -111,9 +112,12 @@ class MapExperiment(Experiment[MapSettings, MapRow]):
             run = Run([*cell.rows(session)])
             run.prompt_rows = cell.prompt_rows
             self.measured.insert(0, run)
-        schedule, _ = schedule_of(judged_at_once(cells_of(self.rows(session))))
-        if schedule:
-            replace_file(session.directory / "schedule_vllm.json", for_vllm(schedule).encode())
+        cells = judged_at_once(cells_of(self.rows(session)))
+        for context, with_context in grouped(cells, attrgetter("sides.context")).items():
+            schedule, _ = schedule_of(with_context)
+            if schedule:
+                file = session.directory / schedule_file(context)
+                replace_file(file, for_vllm(schedule).encode())
         cost = iteration_cost(self.measured, str(session.run_id))
         # What an iteration costs depends on the context, too.
         if cost.loads and len(self.settings.contexts) < 2:

@@ -16,22 +16,19 @@ from harness.commands.map.rows import MapRow
 from harness.config.amounts import counted
 from harness.reporting.names import Name, distinct_names
 from harness.reporting.page import NextStep, Page, title_of_many
-from harness.reporting.table import Column, Line, Style, Table, TableRow
+from harness.reporting.table import Column, Line, Table, TableRow, style_of
 from harness.reporting.words import disturbed_runs
-from harness.results.judging.grid import cells_of, highest, schedule_of
+from harness.results.judging.grid import cells_of, highest, schedule_file, schedule_of
 from harness.results.judging.series import Member, Sides
+from harness.results.judging.statement import Relation
 from harness.results.runs import Run, grouped
 from harness.results.schema import NO_VERDICT
 
 if TYPE_CHECKING:
     from harness.reporting.drawing import Plot
 
-# By what is said of a speed-up; of several K at one load the first of these counts.
-_WORDS: dict[str, tuple[str, Style]] = {
-    "faster": ("pays", "good"),
-    "cannot tell": ("cannot tell", "strong"),
-    "slower": ("does not pay", "bad"),
-}
+# How a load is said; of several K the first of these counts.
+_WORDS: dict[Relation, str] = {"above": "pays", "open": "cannot tell", "below": "does not pay"}
 # Columns of which cells of one grid may have different values.
 _SIDES = ("context", "batch_size")
 
@@ -98,7 +95,7 @@ def _page_of_grid(pairs: Sequence[RankedRun], ended: set[str], *, has_file: bool
     ]
     largest = max(cell.sides.size for cell in cells)
     steps = []
-    if not ended and any(cell.at_once.pays and cell.sides.size == largest for cell in cells):
+    if not ended and any(cell.verdict.pays and cell.sides.size == largest for cell in cells):
         sizes = f"{largest},{2 * largest},{4 * largest}"
         steps.append(NextStep(f"beyond {largest}", f"'batch_sizes=[{sizes}]'"))
     contexts = grouped(cells, attrgetter("sides.context")).values()
@@ -108,16 +105,11 @@ def _page_of_grid(pairs: Sequence[RankedRun], ended: set[str], *, has_file: bool
         [doubt for doubt in doubts if doubt],
         [_grid(cells), reasons_table(pairs), arms_table(pairs)],
         [
-            *([] if ended else [("Use", _schedule_in_words(cells, has_file=has_file))]),
+            *([] if ended else _schedules(cells, has_file=has_file)),
             *_prompt_speeds(cells),
         ],
         steps,
-        [
-            statement
-            for cell in cells
-            for statement in (cell.at_once, cell.standing)
-            if statement is not None
-        ],
+        [statement for cell in cells for statement in cell.statements],
     )
 
 
@@ -137,18 +129,19 @@ def _finding(cells: Sequence[Member]) -> Line:
     up_to = highest_in_words(cells)
     if not up_to:
         return Line(f"{prefix}cannot tell", "strong", _undecided(cells) or "")
-    # By what the best K says there.
-    sizes: dict[str, list[str]] = {relation: [] for relation in _WORDS}
+    sizes: dict[Relation, list[str]] = {}
     for size, at_size in grouped(cells, attrgetter("sides.size")).items():
-        relations = {cell.at_once.relation for cell in at_size}
-        relation = next(relation for relation in _WORDS if relation in relations)
-        sizes[relation].append(str(size))
-    relation = next(name for name in ("faster", "slower", "cannot tell") if sizes[name])
-    word, style = _WORDS[relation]
-    text = f"{prefix}{word} at {_load(cells)} {', '.join(sizes[relation])}"
-    if relation == "faster" and sizes["slower"]:
-        text += f"; not at {', '.join(sizes['slower'])}"
-    return Line(text, style, up_to)
+        relations = {cell.verdict.relation for cell in at_size}
+        # Of several K the one that says most for speculation.
+        said = next(relation for relation in _WORDS if relation in relations)
+        sizes.setdefault(said, []).append(str(size))
+    order: Sequence[Relation] = ("above", "below", "open")
+    first = next(relation for relation in order if relation in sizes)
+    text = f"{prefix}{_WORDS[first]} at {_load(cells)} {', '.join(sizes[first])}"
+    if first == "above" and "below" in sizes:
+        text += f"; not at {', '.join(sizes['below'])}"
+    styles = [style_of(cell.verdict) for cell in cells if cell.verdict.relation == first]
+    return Line(text, styles[0], up_to)
 
 
 def highest_in_words(cells: Sequence[Member]) -> str:
@@ -158,33 +151,39 @@ def highest_in_words(cells: Sequence[Member]) -> str:
         return ""
     _, size, k = cell.sides
     with_k = f"K={k}, " if k else ""
-    text = f"up to {cell.at_once.interval:×}: {with_k}{_load(cells)} {size}"
-    family = cell.at_once.family
+    text = f"up to {cell.verdict.interval:×}: {with_k}{_load(cells)} {size}"
+    family = cell.verdict.family
     return f"{text}, by intervals for {family} cells at once" if family > 1 else text
 
 
 def _undecided(cells: Sequence[Member]) -> str | None:
-    """How many measured cells have no verdict, and why; None where all have one."""
-    reasons = [cell.alone.why for cell in cells if not cell.alone.has_interval]
+    """How many measured cells cannot tell for a reason, and which; None where there is none."""
+    reasons = [cell.verdict.why for cell in cells if not cell.verdict.is_judged]
     if not reasons:
         return None
+    num_open = sum(not cell.verdict.is_conclusion for cell in cells)
+    number = f"{num_open} of {len(cells)} measured cells cannot tell whether it pays"
     first, *others = dict.fromkeys(reasons)
     others_too = " (others for other reasons)" if others else ""
-    number = f"{len(reasons)} of {len(cells)} measured cells"
-    return f"{number} cannot tell whether it pays: {first}{others_too}."
+    if num_open > len(reasons):
+        return f"{number}, {len(reasons)} of them for this reason: {first}{others_too}."
+    return f"{number}: {first}{others_too}."
 
 
-def _schedule_in_words(cells: Sequence[Member], *, has_file: bool) -> str:
-    """`by batch size: K=5 at 1 to 15, K=0 at 16 (schedule_vllm.json)`."""
-    schedule, why_none = schedule_of(cells)
-    if not schedule:
-        return f"no schedule: {why_none}"
-    ranges = []
-    for first, last, k in schedule:
-        sizes = " to ".join(dict.fromkeys([str(first), str(last)]))
-        ranges.append(f"K={k} at {sizes}")
-    file = " (schedule_vllm.json)" if has_file else ""
-    return f"by {_load(cells)}: {', '.join(ranges)}{file}"
+def _schedules(cells: Sequence[Member], *, has_file: bool) -> Iterator[tuple[str, str]]:
+    """`by batch size: K=5 at 1 to 15, K=0 at 16 (schedule_vllm.json)`, for each context."""
+    for context, with_context in grouped(cells, attrgetter("sides.context")).items():
+        prefix = f"context of {context} tokens, " if context else ""
+        schedule, why_none = schedule_of(with_context)
+        if not schedule:
+            yield "Use", f"{prefix}no schedule: {why_none}"
+            continue
+        ranges = []
+        for first, last, k in schedule:
+            sizes = " to ".join(dict.fromkeys([str(first), str(last)]))
+            ranges.append(f"K={k} at {sizes}")
+        file = f" ({schedule_file(context)})" if has_file else ""
+        yield "Use", f"{prefix}by {_load(cells)}: {', '.join(ranges)}{file}"
 
 
 def _prompt_speeds(cells: Sequence[Member]) -> Iterator[tuple[str, str]]:
@@ -219,4 +218,4 @@ def _grid(cells: Sequence[Member]) -> Table:
 
 def _cell(cell: Member) -> str:
     """`2.50× (2.40 to 2.60)`, or `1.04× cannot tell` where no interval may be stated."""
-    return f"{cell.alone.interval:×}" + ("" if cell.alone.has_interval else " cannot tell")
+    return f"{cell.verdict.interval:×}" + ("" if cell.verdict.is_judged else " cannot tell")

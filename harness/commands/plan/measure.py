@@ -26,7 +26,7 @@ from harness.config.settings import LARGEST_K, DecodingSettings, ModelSettings, 
 from harness.engines.door import local
 from harness.engines.door.plans import Machine, ModelPlan, PairPlan, PassBytes, PretendedGpus
 from harness.measuring.session import Session
-from harness.results.judging.expected import best_k
+from harness.results.judging.choice import best_of
 from harness.results.price.table import PriceTable
 from harness.results.price.value import IterationCost, write_costs
 from harness.results.rows.acceptance import AcceptanceRow
@@ -235,10 +235,10 @@ def _prediction(reads: PassBytes, accepted: Mapping[int, Interval]) -> dict[str,
     if not accepted:
         return {}
     steps = {k: reads.iteration_steps(k) for k in accepted}
-    best = best_k(IterationCost.from_steps(steps), accepted)
+    speedups = {k: tokens.scaled(1 / steps[k]) for k, tokens in accepted.items()}
+    best = best_of(speedups)
     return {
-        "predicted_speedup": best.speedup,
-        "predicted_tokens_per_iteration": accepted[best.k].estimate,
-        "best_num_draft_tokens": best.k,
-        "as_good_num_draft_tokens": [*best.alike] or None,
+        "predicted_speedup": speedups[best],
+        "predicted_tokens_per_iteration": accepted[best].estimate,
+        "best_num_draft_tokens": best,
     }

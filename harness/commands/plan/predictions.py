@@ -13,9 +13,10 @@ from harness.config.acceptance_math import change_with_length, length_in_answers
 from harness.config.amounts import percent
 from harness.config.errors import SettingError
 from harness.reporting.page import NextStep, Page, heading, title_of_many
-from harness.reporting.table import Column, Line, Style, Table, number, times, with_bounds
+from harness.reporting.table import Column, Line, Table, number, style_of, times, with_bounds
 from harness.reporting.words import latency_again
-from harness.results.judging.expected import best_k, highest, judged_predictions
+from harness.results.judging.choice import best_of
+from harness.results.judging.predictions import highest, judged_predictions
 from harness.results.judging.statement import Statement
 from harness.results.price.table import PriceTable
 from harness.results.price.value import NUM_SWEEPS, OTHER_TEXTS, IterationCost, ratio
@@ -27,7 +28,6 @@ _UNLIKE_STEPS = 0.1
 _SAME_YIELD = 0.01
 # A prediction counts as close within this share of what was measured.
 _CLOSE = 0.05
-_STYLES: dict[str, Style] = {"faster": "good", "slower": "bad", "cannot tell": "strong"}
 
 
 def predictions(
@@ -76,16 +76,23 @@ def predictions(
                 if k in yields
             }
             try:
-                # With none in common it says why.
-                best = best_k(cost, tokens or yields, rows)
+                # With none in common the price of any says why.
+                priced = tokens or yields
+                speedups = {k: cost.speedup(figure, k, rows) for k, figure in priced.items()}
+                if not speedups:
+                    raise SettingError("acceptance", "has no K")
             except SettingError as error:
                 problems.append((draft or name or error.setting, error))
                 continue
+            best = best_of(speedups)
+            speeds = speedups
+            if cost.one_step:
+                speeds = {k: ratio(tokens[k], cost.at(k, rows).ms) for k in speedups}
             doubts += _of_regular_steps(cost, accepted.costs.get(name), rows)
             for k, tokens_of_k in tokens.items():
                 point = cost.at(k, rows)
                 answer_length = lengths[k]
-                speedup = cost.speedup(tokens_of_k, k, rows)
+                speedup = speedups[k]
                 # Answers of another length are faster or slower by that alone.
                 is_measured = abs(ratio(tokens_of_k, yields[k]).estimate - 1) < _SAME_YIELD
                 measured = accepted.measured.get((name, k, rows)) if is_measured else None
@@ -97,8 +104,8 @@ def predictions(
                     "iteration_ms": point.ms,
                     "predicted_speedup": ratio(speedup, OTHER_TEXTS) if other_texts else speedup,
                     "predicted_tokens_per_iteration": tokens_of_k.estimate,
-                    "best_num_draft_tokens": best.k,
-                    "as_good_num_draft_tokens": [*best.alike] or None,
+                    "best_num_draft_tokens": best,
+                    "relative_to_best": ratio(speeds[k], speeds[best]) if k != best else None,
                     "measured_speedup": measured,
                     "max_new_tokens": answer_length and round(answer_length),
                 }
@@ -150,17 +157,35 @@ def predictions_page(rows: Sequence[PlanRow], failed: Sequence[PlanRow]) -> Page
             title = f"{rows[0].model} · costs {rows[0].cost_source}"
     doubts = [f"Failed: {row.error}" for row in failed]
     doubts += doubts_of_notes(rows)
+    judged = judged_predictions(rows)
+    marks = _marks(judged)
     table = Table.of(
         "predictions",
         "What is predicted of decoding",
         rows,
-        _COLUMNS,
+        (
+            *_COLUMNS,
+            Column("", of=lambda row: marks.get(id(row)), text=True, optional=True),
+            *_DETAILS,
+        ),
         strong=lambda row: row.num_draft_tokens == row.best_num_draft_tokens,
     )
-    statements = judged_predictions(rows)
-    findings = [*_findings(rows, statements), *_beside_measured(rows)]
+    findings = [*_findings(rows, judged), *_beside_measured(rows)]
     covers, steps = [("Covers", _covers(rows))], [_next_step(rows)]
+    statements = [statement for of_load in judged for statement in of_load]
     return Page(title, findings, doubts, [table], covers, steps, statements)
+
+
+def _marks(judged: Sequence[Sequence[Statement]]) -> dict[int, str]:
+    """What is said of rows, by their identity, but of those that gain less."""
+    marks = {}
+    for verdict, *standings in judged:
+        is_best = verdict.pays and {standing.relation for standing in standings} == {"below"}
+        marks[id(verdict.subject)] = "best" if is_best else ""
+        for standing in standings:
+            if standing.relation != "below":
+                marks[id(standing.subject)] = standing.words
+    return marks
 
 
 def best_in_words(rows: Sequence[PlanRow]) -> str:
@@ -173,12 +198,6 @@ def _speedup(row: PlanRow) -> Interval:
     return row.predicted_speedup or Interval(0.0)
 
 
-def _among_others(row: PlanRow) -> str:
-    if row.num_draft_tokens == row.best_num_draft_tokens:
-        return "best K"
-    return "as good" if row.num_draft_tokens in (row.as_good_num_draft_tokens or ()) else ""
-
-
 _COLUMNS = (
     Column("costs", of="cost_source", text=True, once=True, varies=True),
     Column("acceptance", of="acceptance_source", text=True, once=True, varies=True),
@@ -186,8 +205,8 @@ _COLUMNS = (
     Column("in\nflight", of="batch_size", identifies_row=True, varies=True),
     Column("K", of="num_draft_tokens", identifies_row=True),
     Column("predicted speed-up\n(95 % interval)", with_bounds, "predicted_speedup"),
-    # One K of each draft is the best of none.
-    Column("", of=_among_others, text=True, varies=True),
+)
+_DETAILS = (
     Column("measured", times, "measured_speedup", optional=True),
     Column("tokens per\niteration", number(), "predicted_tokens_per_iteration"),
     Column("pays\nabove", number(), "break_even_tokens", optional=True),
@@ -195,15 +214,13 @@ _COLUMNS = (
 )
 
 
-def _findings(rows: Sequence[PlanRow], statements: Sequence[Statement]) -> Iterator[Line]:
-    """For each costs, acceptance and load the best draft and K."""
+def _findings(rows: Sequence[PlanRow], judged: Sequence[Sequence[Statement]]) -> Iterator[Line]:
+    """For each costs, acceptance and load the highest prediction."""
     num_sources, num_drafts, num_loads = (
         len(set(map(attrgetter(*names), rows)))
         for names in (("cost_source", "acceptance_source"), ("draft",), ("batch_size",))
     )
-    for statement in statements:
-        if statement.relation not in _STYLES:
-            continue
+    for statement, *standings in judged:
         best = statement.subject
         about = f"{best.cost_source} with {best.acceptance_source}: " if num_sources > 1 else ""
         name = f"{best.draft} " if num_drafts > 1 else ""
@@ -211,13 +228,26 @@ def _findings(rows: Sequence[PlanRow], statements: Sequence[Statement]) -> Itera
         if num_loads > 1 or (best.batch_size or 1) > 1:
             load = f" with {best.batch_size or 1} in flight"
         bounds = statement.interval.bounds()
-        details = [f"95 % interval {bounds}"] if bounds else []
-        if best.as_good_num_draft_tokens:
-            others_k = ", ".join(map(str, best.as_good_num_draft_tokens))
-            details.append(f"indistinguishable: K={others_k}")
+        details = []
+        if bounds:
+            at_once = f" for {statement.family} at once" if statement.family > 1 else ""
+            details.append(f"95 % interval {bounds}{at_once}")
+        alike = [
+            standing.subject
+            for standing in standings
+            if standing.is_judged and not standing.is_conclusion
+        ]
+        if alike:
+            others = [
+                f"K={row.num_draft_tokens}"
+                if row.draft == best.draft
+                else f"{row.draft} K={row.num_draft_tokens}"
+                for row in alike
+            ]
+            details.append(f"cannot be told apart: {', '.join(others)}")
         gain = f"{times(statement.interval.estimate)} predicted"
         text = f"{about}{gain} at {name}K={best.num_draft_tokens}{load}"
-        yield Line(text, _STYLES[statement.relation], "; ".join(details))
+        yield Line(text, style_of(statement), "; ".join(details))
 
 
 def _beside_measured(rows: Sequence[PlanRow]) -> Iterator[Line]:

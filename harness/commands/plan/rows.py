@@ -59,8 +59,8 @@ class PlanRow(RunRow):
     )
     predicted_tokens_per_iteration: MaybeFloat = figure("of that prediction", "tokens")
     best_num_draft_tokens: MaybeInt = figure("the K for which most is predicted", "tokens")
-    as_good_num_draft_tokens: list[int] | None = figure(
-        "other K whose predictions cannot be told from it, as JSON"
+    relative_to_best: Interval | None = figure(
+        "decoding speed predicted for this K over that of the K for which most is predicted, each by itself"
     )
     iteration_ms: Interval | None = figure("an iteration, as `costs` measured it", "ms")
     measured_speedup: MaybeFloat = figure(

@@ -17,7 +17,7 @@ from harness.reporting.names import named_runs
 from harness.reporting.page import NextStep, Page, heading, title_of_many
 from harness.reporting.table import Column, Line, Table, TableRow, number, times
 from harness.reporting.words import typed_again
-from harness.results.judging.expected import judged_predictions
+from harness.results.judging.predictions import judged_predictions
 from harness.results.runs import Run
 
 _NO_GPU = "No GPU here: planned for main memory; gpus=4 gpu_memory=40GB pretends GPUs."
@@ -40,7 +40,7 @@ def plan_page(rows: Sequence[PlanRow]) -> Page | None:
     for row in rows:
         if row.predicted_speedup is not None:
             best = replace(row, num_draft_tokens=row.best_num_draft_tokens)
-            statements += judged_predictions([best])
+            statements += judged_predictions([best])[0]
     if len(rows) > 1:
         finding = Line(f"{len(fitting)} of {len(rows)} fit", "good" if fitting else "bad")
         slowest = sorted({_rates(row)[-1][0] for row in rows if row.bandwidths})

@@ -165,5 +165,5 @@ class Recovery(Command[RecoverySettings, RecoveryRow]):
         checks = Checks(rows)
         if checks.verdict not in _EXIT_CODES:
             return None
-        message = f"{checks.verdict}: {checks.statement.why}"
+        message = f"{checks.verdict}: {checks.statement.reason}"
         return VerdictError(message, _EXIT_CODES[checks.verdict])

@@ -75,7 +75,7 @@ class Checks:
     def verdict(self) -> str:
         """`lossless`, `lossy`, `undecided` or the status of an unfinished run."""
         status = self.rows[-1].status or "ok"
-        return self.statement.relation if status == "ok" else status
+        return self.statement.words if status == "ok" else status
 
 
 def recovery_page(runs: Sequence[Run]) -> Page | None:
@@ -112,7 +112,7 @@ def _finding(checks: Checks) -> Line:
         so_far = f"so far {checks.findings}; only a whole run decides" if checks.findings else ""
         return Line(f"no verdict: {checks.verdict}", "warning", so_far)
     text = "cannot tell" if checks.verdict == "undecided" else checks.verdict
-    return Line(text, _STYLES[checks.verdict], checks.statement.why)
+    return Line(text, _STYLES[checks.verdict], checks.statement.reason)
 
 
 def _doubts(checks: Checks) -> list[str]:
@@ -147,7 +147,7 @@ def _notes(checks: Checks) -> list[str]:
     notes = [f"{in_flight} in flight, of mixed lengths; some left midway.{drawn}"]
     if row.refused:
         notes.append(f"Refused by the engine, or not asked for, so not tested: {row.refused}.")
-    if checks.verdict in _STYLES and checks.findings not in checks.statement.why:
+    if checks.verdict in _STYLES and checks.findings not in checks.statement.reason:
         notes.append(f"{checks.findings}.")
     if sampled is None or not sampled.num_draws or checks.verdict not in _STYLES:
         return notes
@@ -281,7 +281,9 @@ def _sampled_findings(row: RecoveryRow) -> str:
     elif evidence >= NOTABLE_EVIDENCE:
         odds = odds_in_words(evidence)
         found = f"are evidence of {odds} against the target's distribution, not yet decisive"
-    return f"{draws} {found} (p-value {p_value_in_words(row.p_value)}){_past_ends(row)}"
+    power = f", power {_share(row.power)}" if row.verdict == "lossless" else ""
+    p_value = p_value_in_words(row.p_value)
+    return f"{draws} {found} (p-value {p_value}{power}){_past_ends(row)}"
 
 
 def _past_ends(row: RecoveryRow) -> str:

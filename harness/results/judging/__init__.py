@@ -1,3 +1,4 @@
-"""What may be said of several runs: statements (`statement`), of a series (`series`), of a grid (`grid`), of a figure
-before and after a change (`change`), of computed speed-ups (`expected`), and of texts (`output`).
+"""What may be said of several runs: statements (`statement`), of a series (`series`), of a grid (`grid`), of several K
+(`choice`), of computed drafts and predictions (`drafts`, `predictions`), of a figure before and after a change
+(`change`), of an engine and its weights (`health`), and of texts (`output`).
 """

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from harness.results.judging.statement import Relation, Statement
+from harness.results.judging.statement import Kind, Relation, Statement
 from harness.results.schema import RunRow
 from harness.results.statistics.comparisons import Comparison, Direction
 from harness.results.statistics.interval import Interval
@@ -60,21 +60,26 @@ def judged_change(
     Schuirmann 1987). What is within the margin is no worse, also where it is significantly below.
 
     Args:
-        margin: a change for the worse up to this share, or difference, is tolerated; None asks for a difference only.
+        margin: of a change for the worse, as a share or difference: what is shown to be within it is no worse, and what
+            is neither is worse only if that is shown; None asks for a difference only.
         why: why nothing can be concluded; empty where nothing is known against it.
         subject, reference: rows after and before; without a reference that of the subject's own regular arm.
     """
-    least, most = _gain(figure, comparison.change)
+    change = comparison.change
+    least, most = _gain(figure, change)
     least_of_90, _ = _gain(figure, comparison.one_sided)
-    relation: Relation = "cannot tell"
+    if not change.has_bounds:
+        why = why or "no interval"
+    kind: Kind = "changed"
+    relation: Relation = "open"
     if not why:
         if least > 0:
-            relation = "better"
+            relation = "above"
         elif margin is not None and least_of_90 > -margin:
-            relation = "no worse"
+            kind, relation = "margin", "above"
         elif most < 0:
-            relation = "worse"
-    return Statement(relation, comparison.change, why, subject, reference, figure=figure.name)
+            relation = "below"
+    return Statement(kind, relation, change, why, subject, reference, figure=figure.name)
 
 
 def _gain(figure: Figure, change: Interval) -> Sequence[float]:
@@ -93,9 +98,10 @@ def judged_together(
     family = sum(not math.isnan(p_value) for p_value in p_values)
     judged = []
     for statement, p_value in zip(statements, adjusted_p_values(p_values), strict=True):
-        if statement.relation in ("better", "worse") and p_value >= _LEVEL:
+        is_difference = statement.kind == "changed" and statement.is_conclusion
+        if is_difference and p_value >= _LEVEL:
             why = f"not significant among {family} comparisons"
-            statement = replace(statement, relation="cannot tell", why=why)
+            statement = replace(statement, relation="open", why=why)
         judged.append(replace(statement, family=max(1, family)))
     return judged
 

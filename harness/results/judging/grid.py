@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from operator import attrgetter
-from statistics import fmean
 from typing import Any
 
 from harness.results.judging.series import Member
@@ -36,37 +34,33 @@ def cells_of(rows: Sequence[Any]) -> list[Run[Any]]:
 
 def highest(cells: Sequence[Member]) -> Member | None:
     """The cell with the highest speed-up of those that pay, else of all with an interval; None without any."""
-    decidable = [cell for cell in cells if cell.at_once.has_interval]
-    paying = [cell for cell in decidable if cell.at_once.pays]
-    return max(paying or decidable, key=lambda cell: cell.alone.interval.estimate, default=None)
+    decidable = [cell for cell in cells if cell.verdict.is_judged]
+    paying = [cell for cell in decidable if cell.verdict.pays]
+    return max(paying or decidable, key=lambda cell: cell.verdict.interval.estimate, default=None)
 
 
 def schedule_of(cells: Sequence[Member]) -> tuple[Schedule, str]:
-    """The K to use at each batch size, 0 where none is shown to pay at every context; without a schedule, none and the
-    reason.
+    """The K to use at each batch size, 0 for none; without a schedule, none and the reason.
 
-    Of several K that pay the one with the highest mean speed-up is taken. A batch size without any interval gets the K
-    of the next smaller one. K=0 counts as if switching the draft off were free.
+    Of several K that are shown to pay at a batch size the one with the highest speed-up is taken. Where none is, the K
+    of the next smaller size stays, unless it is shown to lose: then there is none. K=0 counts as if switching the draft
+    off were free.
 
-    With K=5 best at batch size 1, K=2 at 16 and none at 64: [(1, 15, 5), (16, 63, 2), (64, 64, 0)].
+    With K=5 best at batch size 1, K=2 at 16 and a loss at 64: [(1, 15, 5), (16, 63, 2), (64, 64, 0)].
+
+    Args:
+        cells: with one context.
     """
     if not any(cell.sides.k for cell in cells):
         return [], "the server does not report its K"
     ordered = sorted(cells, key=attrgetter("sides.size", "sides.k"))
     chosen: dict[int, int] = {}
+    k: int | None = None
     for size, at_size in grouped(ordered, attrgetter("sides.size")).items():
-        # Logarithms, so that twice as fast and half as fast cancel out.
-        gains = {
-            k: fmean(math.log(cell.alone.interval.estimate) for cell in with_k)
-            for k, with_k in grouped(at_size, attrgetter("sides.k")).items()
-            if all(cell.at_once.pays for cell in with_k)
-        }
-        if gains:
-            chosen[size] = max(gains, key=lambda k: gains[k])
-        elif any(cell.at_once.has_interval for cell in at_size):
-            chosen[size] = 0
-        elif not chosen:
-            return [], f"no cell has an interval at the smallest load, {size}"
+        k = _chosen(at_size, k)
+        if k is None:
+            return [], f"nothing is shown at the smallest load, {size}"
+        chosen[size] = k
     if not any(chosen.values()):
         return [], "no K is shown to pay at any load"
     # A range begins at each batch size whose K differs from that of the smaller one.
@@ -78,6 +72,27 @@ def schedule_of(cells: Sequence[Member]) -> tuple[Schedule, str]:
         for index, (first, last) in enumerate(zip(firsts, lasts, strict=True))
     ]
     return schedule, ""
+
+
+def _chosen(cells: Sequence[Member], smaller: int | None) -> int | None:
+    """The K to use at a batch size; None where nothing is shown.
+
+    Args:
+        cells: of one batch size.
+        smaller: the K of the next smaller one; None for the smallest.
+    """
+    paying = [cell for cell in cells if cell.verdict.pays]
+    if paying:
+        return max(paying, key=lambda cell: cell.verdict.interval.estimate).sides.k
+    losing = [cell.sides.k for cell in cells if cell.verdict.relation == "below"]
+    if len(losing) == len(cells) or smaller in losing:
+        return 0
+    return smaller
+
+
+def schedule_file(context: int) -> str:
+    """The file of a schedule: of contexts, one for each number of tokens; 0 for prompts as they are."""
+    return f"schedule_vllm_{context}.json" if context else "schedule_vllm.json"
 
 
 def for_vllm(schedule: Schedule) -> str:

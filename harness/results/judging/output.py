@@ -18,22 +18,26 @@ def judged_output(rows: Sequence[Any], findings: str, lossy_by: str = "") -> Sta
 
     Args:
         rows: of one run, one for each check.
-        findings: the figures of the checks, in words: the reason where the verdict follows from them alone.
+        findings: the figures of the checks, in words, which the verdict rests on.
         lossy_by: what is lossy by definition; empty for a lossless rule.
     """
-    relation, why = _judged(rows, lossy_by)
-    why = why or findings
+    relation, reason = _judged(rows, lossy_by)
+    evidence = reason or findings
     fault = rows[0].fault
     if fault not in (None, "none"):
-        why = f"a control, fault={fault} was planted, which the checks must find: {why}"
-    return Statement(relation, why=why, subject=rows[0], figure="output")
+        evidence = f"a control, fault={fault} was planted, which the checks must find: {evidence}"
+    # Rows of a damaged file may name no check that decides.
+    if relation == "open" or not evidence:
+        why = evidence or "no check was finished"
+        return Statement("lossless", "open", why=why, subject=rows[0], figure="output")
+    return Statement("lossless", relation, evidence=evidence, subject=rows[0], figure="output")
 
 
 def _judged(rows: Sequence[Any], lossy_by: str) -> tuple[Relation, str]:
     """The verdict, and its reason where that is not in the figures."""
     status = rows[-1].status or "ok"
     if status != "ok":
-        return "undecided", status
+        return "open", status
     if any(row.verdict == "lossy" for row in rows):
         return "lossy", ""
     if lossy_by:
@@ -41,17 +45,17 @@ def _judged(rows: Sequence[Any], lossy_by: str) -> tuple[Relation, str]:
     undecided = [row for row in rows if row.verdict == "undecided"]
     for row in undecided:
         if row.num_cut_short:
-            return "undecided", (
+            return "open", (
                 f"{row.num_cut_short} of {row.num_prompts} greedy texts ended before the length that was asked"
                 " for, without an end token: the context may be too short, or the server ignores ignore_eos"
             )
         if row.check == "reference":
-            return "undecided", str(row.finding)
+            return "open", str(row.finding)
         if row.check == "greedy":
             if row.num_tokens == 0:
-                return "undecided", "no token of a greedy text was compared"
+                return "open", "no token of a greedy text was compared"
             return (
-                "undecided",
+                "open",
                 "greedy texts differ, and no logits say whether rounding explains it",
             )
     if not undecided:
@@ -61,7 +65,7 @@ def _judged(rows: Sequence[Any], lossy_by: str) -> tuple[Relation, str]:
     evidence, num_draws = weakest.evidence or 0.0, weakest.num_draws or 0
     num_needed = max(row.num_draws_needed or 0 for row in rows)
     if not num_needed and rounding >= _ROUNDING_OF_SHIFT * shift > 0:
-        return "undecided", (
+        return "open", (
             f"rounding ({rounding:.2g}) is nearly as large as the shift ({shift:g}) that is to be seen: a larger"
             " shift= can be tested, or the engine in float32"
         )
@@ -69,11 +73,11 @@ def _judged(rows: Sequence[Any], lossy_by: str) -> tuple[Relation, str]:
     if num_needed:
         advice = f"at least num_draws={num_needed} is needed"
     if evidence >= NOTABLE_EVIDENCE:
-        return "undecided", (
+        return "open", (
             f"{num_draws:,} drawn tokens are evidence of {odds_in_words(evidence)} against the target's distribution,"
             f" not yet decisive; {advice}"
         )
-    return "undecided", (
+    return "open", (
         f"{num_draws:,} drawn tokens would see a shift of {percent(shift)} between parts of their distribution with"
         f" a chance of at least {percent(weakest.power or 0.0, 1)} only; {advice}"
     )

@@ -2,19 +2,20 @@
 
 The reference of a series is, of the runs that are shown to pay by intervals that hold for all at once, the one with
 the highest speed-up; without any the highest sound one. Every other run is compared with it: prompt by prompt where
-all ran quietly on the same prompts, else by intervals that hold for all at once. On a busy machine speed-ups differ
-from run to run by 6 % (standard deviation), which no comparison of prompts covers: then 19 % of the orders of six equal
-pairs were wrong over 30 prompts, by intervals 1.5 % (measured by `git show 4b116405:benchmarks/ranking_order.py`).
+all ran quietly on the same prompts, those of repeated runs too, else by whether their intervals overlap. On a busy
+machine speed-ups differ from run to run by 6 % (standard deviation), which no comparison of prompts covers: then 19 %
+of the orders of six equal pairs were wrong over 30 prompts, by intervals 1.5 % (measured by
+`git show 4b116405:benchmarks/ranking_order.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, NamedTuple, Self
 
-from harness.results.judging.statement import Statement, standing
+from harness.results.judging.statement import Statement
 from harness.results.prompt_times import common_times, waits_of_both_arms
 from harness.results.runs import Run, grouped
 from harness.results.schema import NO_VERDICT
@@ -68,15 +69,13 @@ class Member:
     """A run of a series.
 
     Attributes:
-        alone: its speed-up by itself.
-        at_once: the same by an interval that holds for the whole family.
-        standing: how it compares with the reference: `best` of the reference itself, else `as good`, `gains less`,
-            `gains more` or `not ranked`; None in a series of one run, and without a speed-up.
+        verdict: whether it pays, by an interval that holds for all runs that are read together.
+        standing: how it compares with the reference; None of the reference itself, in a series of one run, and without
+            a speed-up.
     """
 
     run: Run[Any]
-    alone: Statement
-    at_once: Statement
+    verdict: Statement
     standing: Statement | None = None
 
     @property
@@ -89,9 +88,9 @@ class Member:
         return self.run.status not in ("ok", NO_VERDICT)
 
     @property
-    def has_interval(self) -> bool:
+    def is_judged(self) -> bool:
         """Whether there is an interval that may be stated, of a run that is whole."""
-        return self.alone.has_interval and not self.is_partial
+        return self.verdict.is_judged and not self.is_partial
 
     @property
     def is_arm_alone(self) -> bool:
@@ -101,25 +100,32 @@ class Member:
     @property
     def is_sound(self) -> bool:
         """Whether it has an interval, from a quiet machine."""
-        return self.has_interval and self.run.last.was_quiet
+        return self.is_judged and self.run.last.was_quiet
 
     @property
     def is_shown(self) -> bool:
         """Whether it is shown to pay, whatever else is in the family."""
-        return self.has_interval and self.at_once.pays
+        return self.is_judged and self.verdict.pays
 
     @property
     def rank(self) -> tuple[bool, bool, bool, float]:
         """The higher, the better its speed-up is known, or the higher that is: a few prompts, or a busy machine, may
         show any.
         """
-        return self.is_sound, self.is_shown, self.has_interval, self.speedup or 0.0
+        return self.is_sound, self.is_shown, self.is_judged, self.speedup or 0.0
 
     @property
     def speedup(self) -> float | None:
         """The speed-up as far as it may be stated; None for a partial run."""
-        interval = self.alone.interval
+        interval = self.verdict.interval
         return interval.estimate if interval.is_known and not self.is_partial else None
+
+    @property
+    def statements(self) -> list[Statement]:
+        """What is said of it; nothing of an arm alone, and of a run that is not whole."""
+        if self.is_partial or self.is_arm_alone:
+            return []
+        return [self.verdict, *filter(None, [self.standing])]
 
 
 @dataclass(eq=False)
@@ -137,6 +143,11 @@ class Series:
     why_not: str
 
     @property
+    def standings(self) -> list[Statement]:
+        """How the others compare with the reference; [] where nothing is compared."""
+        return [member.standing for member in self.members if member.standing is not None]
+
+    @property
     def is_reference_highest(self) -> bool:
         """Whether no other run has a higher speed-up than the reference, be it by chance."""
         first = self.reference and self.reference.speedup
@@ -145,21 +156,15 @@ class Series:
     @property
     def is_reference_best(self) -> bool:
         """Whether the reference is shown to pay, and to gain more than every other run."""
-        standings = [member.standing for member in self.members if member is not self.reference]
-        relations = {standing.relation for standing in standings if standing is not None}
-        return bool(self.reference and self.reference.is_shown) and relations == {"gains less"}
-
-    def statements_about(self, member: Member) -> list[Statement]:
-        """What is said of a member: of the reference also whether it pays."""
-        alone = [member.at_once] if member is self.reference else []
-        return alone if member.standing is None else [*alone, member.standing]
+        relations = {standing.relation for standing in self.standings}
+        return bool(self.reference and self.reference.is_shown) and relations == {"below"}
 
 
 def judged_at_once(runs: Sequence[Run[Any]]) -> list[Member]:
-    """These runs, each by itself and by an interval that holds for all of them at once."""
-    alone = [Member(run, *[verdict_of(run.last)] * 2) for run in runs]
-    family = max(1, sum(member.has_interval for member in alone))
-    return [replace(member, at_once=verdict_of(member.run.last, family)) for member in alone]
+    """These runs, each by an interval that holds for all of them at once."""
+    alone = [Member(run, verdict_of(run.last)) for run in runs]
+    family = max(1, sum(member.is_judged for member in alone))
+    return [Member(run, verdict_of(run.last, family)) for run in runs]
 
 
 def series_of(runs: Sequence[Run[Any]], *, at_once: bool = False) -> list[Series]:
@@ -210,37 +215,54 @@ def _ranked(members: list[Member]) -> Series:
 
 
 def _rank(series: Series, compared: Sequence[Member]) -> None:
-    """Set the standing of each member with a speed-up."""
+    """Set the standing of each member with a speed-up but the reference."""
     first = series.reference
     assert first is not None
     ranked = [first]
+    family = first.verdict.family
     for member in compared:
         if member is first:
             continue
-        if member.has_interval and (member.is_sound or not first.is_sound):
+        if member.is_judged and (member.is_sound or not first.is_sound):
             ranked.append(member)
-        else:
-            why = "no interval" if not member.has_interval else "drift or a busy machine"
-            member.standing = Statement("not ranked", why=why, subject=member.run.last)
-    first.standing = replace(first.at_once, relation="best", why=first.alone.why)
+            continue
+        why = "drift or a busy machine" if member.is_judged else "no interval"
+        member.standing = Statement(
+            "compared",
+            "open",
+            why=why,
+            subject=member.run.last,
+            reference=first.run.last,
+            family=family,
+        )
     is_fair = not series.why_not and all(member.run.last.was_quiet for member in ranked)
     times = _common_times(ranked) if is_fair else None
-    shares = [Interval()] * len(ranked) if times is None else relative_to(0, *times)
+    shares = [_share_of_bounds(member, first) for member in ranked]
+    if times is not None:
+        shares = relative_to(0, *times, family)
     for member, share in zip(ranked[1:], shares[1:], strict=True):
-        relation = standing(share)
-        if times is None and member.at_once.interval.high < first.at_once.interval.low:
-            relation = "gains less"
-        member.standing = Statement(
-            relation, share, subject=member.run.last, reference=first.run.last, family=len(ranked)
+        member.standing = Statement.ordered(
+            "compared", share, subject=member.run.last, reference=first.run.last, family=family
         )
 
 
+def _share_of_bounds(member: Member, reference: Member) -> Interval:
+    """The ratio of two speed-ups in bounds that exclude 1 where their intervals do not overlap."""
+    its, others = member.verdict.interval, reference.verdict.interval
+    return Interval(its.estimate / others.estimate, its.low / others.high, its.high / others.low)
+
+
 def _common_times(members: Sequence[Member]) -> tuple[Floats, Floats] | None:
-    """Milliseconds per token [num_members, num_units] of the regular and of the speculative arms, over the units that
-    all have; None for one member, and where there are too few units.
+    """Milliseconds per token [num_members, num_runs, num_units] of the regular and of the speculative arms, over the
+    units that all runs of all members have; None for one member, and where there are too few units.
     """
     if len(members) < 2:
         return None
-    waits = [waits_of_both_arms(member.run.prompt_rows) for member in members]
+    runs = [member.run.parts or [member.run] for member in members]
+    num_runs = min(map(len, runs))
+    waits = [waits_of_both_arms(run.prompt_rows) for parts in runs for run in parts[:num_runs]]
     regular, speculative = common_times(waits)
-    return (regular, speculative) if regular.shape[1] >= FEWEST_FOR_INTERVAL else None
+    if regular.shape[1] < FEWEST_FOR_INTERVAL:
+        return None
+    shape = (len(members), num_runs, regular.shape[1])
+    return regular.reshape(shape), speculative.reshape(shape)

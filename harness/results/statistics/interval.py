@@ -75,6 +75,12 @@ class Coverage:
             text += f" and the noise of {differences} between identical runs"
         return text
 
+    @property
+    def fewest(self) -> int:
+        """The number of its scarcest choice: of `15 prompts and 5 runs` the runs."""
+        num_units = self.num_effective or self.num_units
+        return min(num_units, self.num_runs or num_units)
+
     @classmethod
     def of(cls, interval: Interval | None) -> Coverage | None:
         """The coverage of an interval; None without an interval."""

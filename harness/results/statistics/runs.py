@@ -16,7 +16,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from harness.results.statistics.arrays import Floats
-from harness.results.statistics.ratios import RatioEstimate, ratio_estimate
+from harness.results.statistics.ratios import (
+    RatioEstimate,
+    jackknife_estimate,
+    ratio_estimate,
+)
 
 
 def ratio_over_runs(
@@ -41,20 +45,42 @@ def ratio_over_runs(
     Returns:
         The estimate. With one run it covers the units alone, and says so.
     """
+    tops, bottoms = np.array([[numerators], [denominators]], dtype=np.float64)
+    over_units = ratio_estimate(tops.sum(axis=1), bottoms.sum(axis=1), unit)
+    return _with_runs(over_units, tops, bottoms)
+
+
+def share_over_runs(numerators: ArrayLike, denominators: ArrayLike) -> RatioEstimate:
+    """The product of some totals over the product of others, by `jackknife_estimate` over units, and over runs.
+
+    Args:
+        numerators, denominators: [num_totals, num_runs, num_units], positive.
+    """
     tops, bottoms = np.array([numerators, denominators], dtype=np.float64)
-    num_runs = len(tops)
-    over_units = ratio_estimate([tops.sum(axis=0)], [bottoms.sum(axis=0)], unit)
+    over_units = jackknife_estimate(tops.sum(axis=1), bottoms.sum(axis=1))
+    return _with_runs(over_units, tops, bottoms)
+
+
+def _with_runs(over_units: RatioEstimate, tops: Floats, bottoms: Floats) -> RatioEstimate:
+    """An estimate over units with what varies from run to run.
+
+    Args:
+        tops, bottoms: [num_totals, num_runs, num_units], see `ratio_estimate`.
+    """
+    _, num_runs, num_units = tops.shape
     if num_runs == 1:
         return over_units
     # What each value adds to the log of the ratio, to first order.
-    squares = MeanSquares.of(np.asarray(tops / tops.mean() - bottoms / bottoms.mean()))
+    added = tops / tops.mean(axis=(1, 2), keepdims=True)
+    added -= bottoms / bottoms.mean(axis=(1, 2), keepdims=True)
+    squares = MeanSquares.of(added.sum(axis=0))
     share = max(squares.units - squares.residual, 0.0) / squares.units if squares.units else 0.0
     return replace(
         over_units,
         covers=replace(over_units.covers, num_runs=num_runs),
         unit_variance=share * over_units.unit_variance,
         # A mean over all values has the variance of single values over their number.
-        run_variance=squares.runs / tops.size,
+        run_variance=squares.runs / (num_runs * num_units),
         run_degrees_of_freedom=num_runs - 1,
     )
 

@@ -18,11 +18,11 @@ from harness.commands.acceptance.health import drafted_k, health_columns, likeli
 from harness.engines.counts import DraftCounts
 from harness.engines.door.reading import ReadText
 from harness.engines.requests import RequestRecord
-from harness.results.judging.expected import best_row
 from harness.results.rows.acceptance import AcceptanceRow
 from harness.results.statistics.interval import Interval
 from harness.results.statistics.iterations import acceptance_chances, cut
-from in_process import QUICK_MODELS, Harness, results
+from in_process import Harness, QUICK_MODELS, results
+from harness.results.texts import best_row
 from planted_faults import planted
 from served import served
 from shipped_copies import copy_shipped

@@ -165,13 +165,13 @@ def test_wrong_settings(harness: Harness, arguments: list[str], complaint: str) 
 
 
 def test_a_cell_without_an_interval_decides_nothing() -> None:
-    """Between cells that can tell it gets the K of the size below; at the end the schedule ends before it."""
+    """It gets the K of the size below."""
     alone = replace(row(8, 4, 1.04), speedup=Interval(1.04))
-    assert schedule([alone])[1] == "no cell has an interval at the smallest load, 8"
+    assert schedule([alone])[1] == "nothing is shown at the smallest load, 8"
     assert schedule([row(2, 4, 1.5), alone, row(16, 4, 1.4)])[0] == [(1, 16, 4)]
     error = "the arms did not do the same work"
     refused = replace(row(16, 4, 1.0), speedup=None, status=NO_VERDICT, error=error)
-    assert schedule([row(2, 4, 1.5), refused])[0] == [(1, 2, 4)]
+    assert schedule([row(2, 4, 1.5), refused])[0] == [(1, 16, 4)]
 
 
 def test_it_says_that_the_machine_was_busy() -> None:
@@ -185,9 +185,11 @@ def test_it_says_that_the_machine_was_busy() -> None:
 @pytest.mark.parametrize("weights", ["stored", "random"])
 def test_the_drawing_has_a_curve_for_each_k(weights: str) -> None:
     cells = [replace(cell, weights=weights) for cell in ROWS]
-    relations = [cell.alone.relation for cell in judged_at_once(cells_of(cells))]
-    stored = ["faster", "faster", "cannot tell", "faster", "faster", "slower"]
-    assert relations == (stored if weights == "stored" else ["cannot tell"] * 6)
+    verdicts = [cell.verdict for cell in judged_at_once(cells_of(cells))]
+    stored = ["above", "above", "open", "above", "above", "below"]
+    relations = [verdict.relation for verdict in verdicts]
+    assert relations == (stored if weights == "stored" else ["open"] * 6)
+    assert {verdict.family for verdict in verdicts} == {6 if weights == "stored" else 1}
     page = map_page([Run(cells)])
     ((_, figure),) = page.plots()["load"]
     handles, names = figure.axes[0].get_legend_handles_labels()
@@ -207,12 +209,37 @@ def test_schedules_of_cells_that_can_tell() -> None:
     # The best K cannot tell, and another one can.
     unsure = [row(1, 5, 2.0, spread=1.5), row(1, 1, 1.5), row(16, 1, 1.4)]
     assert schedule(unsure)[0] == [(1, 16, 1)]
-    # Over contexts, twice as fast and half as fast cancel out.
-    contexts = [
+
+
+def test_a_load_at_which_nothing_is_shown_keeps_the_k_of_the_next_smaller_one() -> None:
+    """It is switched off only where that K is shown to lose."""
+    open_at_16 = row(16, 4, 1.0)
+    alone = replace(row(64, 4, 1.2), speedup=Interval(1.2))
+    assert schedule([row(1, 4, 2.0), open_at_16, alone])[0] == [(1, 64, 4)]
+    assert schedule([row(1, 4, 2.0), row(16, 4, 0.7)])[0] == [(1, 15, 4), (16, 16, 0)]
+    other_loses = [row(1, 4, 2.0), open_at_16, row(16, 8, 0.7)]
+    assert schedule(other_loses)[0] == [(1, 16, 4)]
+    all_lose = [row(1, 4, 2.0), row(16, 2, 0.6), row(16, 8, 0.7), row(64, 2, 1.0)]
+    assert schedule(all_lose)[0] == [(1, 15, 4), (16, 64, 0)]
+    assert schedule([row(1, 4, 1.0), row(16, 4, 2.0)])[1].startswith("nothing is shown at")
+
+
+def test_cells_that_cannot_tell_are_all_counted() -> None:
+    cells = [row(1, 4, 2.0), row(16, 4, 1.0), replace(row(64, 4, 1.2), speedup=Interval(1.2))]
+    (doubt,) = map_page([Run(cells)]).doubts
+    assert doubt.startswith("2 of 3 measured cells cannot tell whether it pays, 1 of them for")
+
+
+def test_each_context_has_a_schedule() -> None:
+    cells = [
         replace(row(1, k, speedup), context=context)
         for context, k, speedup in ((10, 1, 1.3), (10, 5, 2.0), (900, 1, 1.3), (900, 5, 0.5))
     ]
-    assert schedule(contexts)[0] == [(1, 1, 1)]
+    page = map_page([Run(cells)])
+    assert [text for name, text in page.why if name == "Use"] == [
+        "context of 10 tokens, by batch size: K=5 at 1 (schedule_vllm_10.json)",
+        "context of 900 tokens, by batch size: K=1 at 1 (schedule_vllm_900.json)",
+    ]
 
 
 def test_vllm_gets_the_ranges_and_the_largest_k() -> None:

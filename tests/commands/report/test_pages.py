@@ -138,7 +138,7 @@ def test_no_table_runs_past_the_edge_of_a_telephone(report: ReportContents, tmp_
         too_wide = "[...document.querySelectorAll('html, .wide')].filter(e => e.scrollWidth > e.clientWidth)"
         assert chromium.evaluate(f"{too_wide}.map(e => e.className)") == []
         card = "document.querySelector('.pairs tbody tr')"
-        assert "2.50× (2.40 to 2.60)" in chromium.evaluate(f"{card}.innerText")
+        assert "2.50× (2.37 to 2.63)" in chromium.evaluate(f"{card}.innerText")
         assert "70.0 %" not in chromium.evaluate(f"{card}.innerText")
         chromium.evaluate(f"{card}.querySelector('summary').click()")
         assert "70.0 %" in chromium.evaluate(f"{card}.innerText")

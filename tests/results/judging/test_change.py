@@ -28,11 +28,11 @@ from harness.results.statistics.proportions import (
 def relation(
     comparison: Comparison, better: Literal["lower", "higher"] = "lower", margin: float = 0.02
 ) -> str:
-    return judged_change(Figure("a figure", better, ("up", "down")), comparison, margin).relation
+    return judged_change(Figure("a figure", better, ("up", "down")), comparison, margin).words
 
 
 def accuracy(comparison: Comparison, margin: float | None = None) -> str:
-    return judged_change(ACCURACY, comparison, margin).relation
+    return judged_change(ACCURACY, comparison, margin).words
 
 
 def test_a_lower_figure_is_better_or_worse() -> None:
@@ -85,12 +85,12 @@ def test_five_answers_lost_of_a_hundred_are_worse_alone_but_not_among_four() -> 
     lost = compare_proportions([True] * 98 + [False] * 2, [False] * 5 + [True] * 93 + [False] * 2)
     assert lost.change.high < 0
     (alone,) = judged_together([judged_change(ACCURACY, lost)], [lost.p_value])
-    assert (alone.relation, alone.family) == ("worse", 1)
+    assert (alone.words, alone.family) == ("worse", 1)
     same = compare_proportions([True] * 100, [True] * 100)
     comparisons = [lost, same, same, same]
     statements = [judged_change(ACCURACY, comparison) for comparison in comparisons]
     among, *_ = judged_together(statements, [comparison.p_value for comparison in comparisons])
-    assert (among.relation, among.family) == ("cannot tell", 4)
+    assert (among.words, among.family) == ("cannot tell", 4)
     assert among.why == "not significant among 4 comparisons"
     assert among.interval == alone.interval
 
@@ -108,9 +108,9 @@ def test_evaluations_that_are_read_together_are_one_family() -> None:
     same = EvalRow(run="b", difference=Interval(0.0, -0.05, 0.05))
     alone_arm, failed = EvalRow(run="c"), EvalRow(run="d", status="failed", error="no server")
     (alone,) = judged_differences([lost])
-    assert (alone.relation, alone.subject.run, alone.figure) == ("worse", "a", "accuracy")
+    assert (alone.words, alone.subject.run, alone.figure) == ("worse", "a", "accuracy")
     together = judged_differences([lost, same, alone_arm, failed])
-    assert [statement.relation for statement in together] == ["cannot tell"] * 4
+    assert [(statement.relation, statement.family) for statement in together] == [("open", 2)] * 4
     assert [statement.why for statement in together] == [
         "not significant among 2 comparisons",
         "",

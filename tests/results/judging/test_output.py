@@ -16,7 +16,7 @@ IDENTICAL = "15 of 15 greedy texts identical"
 
 
 @pytest.mark.parametrize(
-    ("changes", "relation", "why", "exit_code"),
+    ("changes", "relation", "reason", "exit_code"),
     [
         ({}, "lossless", IDENTICAL, None),
         ({"verdict": "lossy"}, "lossy", IDENTICAL, 1),
@@ -34,19 +34,20 @@ IDENTICAL = "15 of 15 greedy texts identical"
         ),
         (
             {"verdict": "undecided"},
-            "undecided",
+            "open",
             "greedy texts differ, and no logits say whether rounding explains it",
             3,
         ),
-        ({"status": "interrupted"}, "undecided", "interrupted", None),
+        ({"status": "interrupted"}, "open", "interrupted", None),
     ],
 )
 def test_a_run_has_one_statement_with_its_reason(
-    changes: dict[str, object], relation: str, why: str, exit_code: int | None
+    changes: dict[str, object], relation: str, reason: str, exit_code: int | None
 ) -> None:
     row = RecoveryRow.from_values({**GREEDY.values(), **changes})
     page = recovery_page([Run([row])])
     (statement,) = page.statements
-    assert (statement.relation, statement.why, statement.figure) == (relation, why, "output")
+    assert (statement.relation, statement.reason, statement.figure) == (relation, reason, "output")
+    assert statement.why == (reason if relation == "open" else "")
     bad_answer = Recovery().judge([row])
     assert (bad_answer and bad_answer.exit_code) == exit_code

@@ -2,25 +2,47 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
-from harness.results.judging.statement import Statement, standing
+from harness.results.judging.statement import Statement
 from harness.results.statistics.interval import Interval
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "relation"),
+    ("low", "high", "relation", "words"),
     [
-        (1.1, 1.4, "gains more"),
-        (0.9, 1.2, "as good"),
-        (1.0, 1.2, "as good"),
-        (0.7, 0.9, "gains less"),
+        (1.1, 1.4, "above", "gains more"),
+        (0.9, 1.2, "open", "cannot be told apart"),
+        (1.0, 1.2, "open", "cannot be told apart"),
+        (1 + 1e-15, 1 + 1e-15, "open", "cannot be told apart"),
+        (0.8, 0.8, "below", "gains less"),
+        (0.7, 0.9, "below", "gains less"),
+        (math.nan, math.nan, "open", "not ranked"),
     ],
 )
-def test_the_interval_of_two_speedups_decides(low: float, high: float, relation: str) -> None:
-    assert standing(Interval((low + high) / 2, low, high)) == relation
+def test_the_interval_of_two_speedups_decides(
+    low: float, high: float, relation: str, words: str
+) -> None:
+    statement = Statement.ordered("compared", Interval((low + high) / 2, low, high))
+    assert (statement.relation, statement.words) == (relation, words)
+    assert bool(statement.why) == math.isnan(low)
 
 
-def test_a_reason_is_written_where_there_is_one() -> None:
-    assert Statement("no verdict", why="unequal work").as_json()["why"] == "unequal work"
-    assert Statement("no verdict").as_json()["why"] is None
+def test_a_reason_leaves_it_open_whatever_the_interval_is() -> None:
+    statement = Statement.ordered("pays", Interval(2.0, 1.5, 2.5), "unequal work")
+    assert (statement.relation, statement.words) == ("open", "cannot tell")
+    assert statement.as_json()["why"] == "unequal work"
+    assert Statement.ordered("pays", Interval(2.0, 1.5, 2.5)).as_json()["why"] is None
+
+
+@pytest.mark.parametrize(
+    ("interval", "why"), [(Interval(2.0), ""), (Interval(), ""), (Interval(2.0, 1.5, 2.5), "busy")]
+)
+def test_no_conclusion_stands_without_bounds_or_against_a_reason(
+    interval: Interval, why: str
+) -> None:
+    with pytest.raises(ValueError, match="without bounds or evidence"):
+        Statement("pays", "above", interval, why)
+    assert Statement("lossless", "lossless", evidence="15 of 15 texts identical").is_conclusion

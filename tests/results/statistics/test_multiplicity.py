@@ -58,16 +58,16 @@ def test_intervals_of_a_table_hold_together() -> None:
     assert wrong_apart / 400 > 0.2
 
 
-def test_equal_single_and_few_alternatives_have_no_interval() -> None:
+def test_equal_alternatives_are_known_exactly_and_few_units_have_no_interval() -> None:
     same = relative_to_best(np.full((2, 15), 2.0), np.ones((2, 15)))
     assert [share.estimate for share in same] == pytest.approx([1, 1])
-    assert not any(share.has_bounds for share in same)
+    assert all(share.low == share.estimate == share.high for share in same)
     rng = np.random.default_rng(0)
     few = relative_to_best(*alternatives(rng, np.array([0.0, -1.0]), num_units=7))
     assert few[1].estimate < 1
     assert math.isnan(few[1].high)
     other, best = relative_to_best(*alternatives(rng, np.array([-1.0, 0.0])))
-    assert (best.estimate, best.has_bounds) == (1, False)
+    assert (best.low, best.estimate, best.high) == (1, 1, 1)
     assert other.high < 1
 
 

@@ -1,0 +1,106 @@
+"""Which of several K is the best, by intervals that hold for all of them at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from harness.results.judging.statement import Statement
+from harness.results.statistics.interval import CONFIDENCE, Interval
+from harness.results.statistics.multiplicity import widened
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What may be said of several K.
+
+    Attributes:
+        best: the K with the highest speed-up, be it by chance.
+        verdicts: by K whether it pays.
+        standings: how each other K compares with the best.
+    """
+
+    best: int
+    verdicts: Mapping[int, Statement]
+    standings: Mapping[int, Statement]
+
+    @property
+    def alike(self) -> Sequence[int]:
+        """The K that cannot be told apart from the best, and that one."""
+        others = [k for k, standing in self.standings.items() if not standing.is_conclusion]
+        return sorted([self.best, *others])
+
+    @property
+    def is_known(self) -> bool:
+        return any(verdict.is_judged for verdict in self.verdicts.values())
+
+    @property
+    def any_pays(self) -> bool:
+        """Whether any K is shown to pay."""
+        return any(verdict.pays for verdict in self.verdicts.values())
+
+    @property
+    def none_pays(self) -> bool:
+        """Whether every K is shown not to pay."""
+        return all(verdict.relation == "below" for verdict in self.verdicts.values())
+
+    @property
+    def words(self) -> str:
+        """`K=2 is shown to be the best of 1 to 4`, or why none is; empty where nothing is known."""
+        ks = sorted(self.verdicts)
+        if not self.is_known:
+            return ""
+        if self.none_pays:
+            return f"no K of {_listed(ks)} pays"
+        if not self.any_pays:
+            return f"none of K={_listed(ks)} is shown to pay"
+        if len(self.alike) > 1:
+            return f"K={_listed(self.alike)} cannot be told apart"
+        return f"K={self.best} is shown to be the best of {_listed(ks)}"
+
+
+def choice_of(speedups: Mapping[int, Interval], share_of: Callable[[int, int], Interval]) -> Choice:
+    """The choice among several K.
+
+    Args:
+        speedups: by K, each by itself.
+        share_of: the speed-up of a K over that of another one.
+    """
+    family = len(speedups)
+    # Any of them may be the one with the best.
+    num_pairs = max(1, family * (family - 1) // 2)
+    best = best_of(speedups)
+    verdicts = {}
+    standings = {}
+    for k, speedup in speedups.items():
+        verdicts[k] = Statement.ordered("pays", at_once(speedup, family), family=family)
+        if k != best:
+            share = at_once(share_of(k, best), num_pairs)
+            standings[k] = Statement.ordered("compared", share, family=family)
+    return Choice(best, verdicts, standings)
+
+
+def best_of(speedups: Mapping[int, Interval]) -> int:
+    """The K with the highest speed-up, be it by chance."""
+    return max(speedups, key=lambda k: speedups[k].estimate)
+
+
+def at_once(interval: Interval, number: int) -> Interval:
+    """An interval that holds together with others.
+
+    Args:
+        number: of all of them.
+    """
+    if number == 1 or not interval.has_bounds:
+        return interval
+    covers = interval.covers
+    degrees_of_freedom = float("inf") if covers is None else covers.fewest - 1
+    return widened(interval, number, degrees_of_freedom, CONFIDENCE)
+
+
+def _listed(ks: Sequence[int]) -> str:
+    """`1 to 4`, `2 and 8`, `2, 4 and 8`."""
+    if len(ks) > 2 and ks[-1] - ks[0] == len(ks) - 1:
+        return f"{ks[0]} to {ks[-1]}"
+    *first, last = map(str, ks)
+    return f"{', '.join(first)} and {last}" if first else last
