@@ -23,7 +23,7 @@ class BeforeAndAfter(Generic[AnyRunRow]):
 
     Attributes:
         before, after: the runs of each, repetitions of one another.
-        margin: a change for the worse up to this share is tolerated.
+        margin: what is shown to be less than this share for the worse is no worse.
         noise: runs of one program with the same settings on the same devices, whose differences are noise.
     """
 

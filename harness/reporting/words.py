@@ -56,6 +56,11 @@ def typed_again(
     return again
 
 
+def is_typed(name: str) -> bool:
+    """Whether a setting was typed, be it with its default."""
+    return any(_setting_in(word).rpartition(".")[2] == name for word in Words.noted().typed)
+
+
 def latency_again(line: str, changes: str) -> str:
     """The line that was typed for a run of `latency`, with other settings, and a directory of its own."""
     _, *arguments = shlex.split(line)

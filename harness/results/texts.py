@@ -27,10 +27,12 @@ def texts_of(run: Run[AcceptanceRow], k: int) -> list[AcceptanceTextRow]:
 
 
 def best_row(rows: Sequence[AcceptanceRow]) -> AcceptanceRow:
-    """The row of the K with the highest expected speed-up; without costs of the one that was served, or the largest."""
+    """The row of the K that another engine drafted with; else of the highest expected speed-up, or without costs of the
+    largest K.
+    """
     return max(
         rows,
-        key=lambda row: (expected(row)[0], row.health is not None, row.num_draft_tokens or 0),
+        key=lambda row: (row.health is not None, expected(row)[0], row.num_draft_tokens or 0),
     )
 
 

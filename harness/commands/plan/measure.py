@@ -22,10 +22,11 @@ from harness.commands.read_runs import runs_of_pair
 from harness.config.acceptance_rules import PARAMETERS
 from harness.config.errors import SettingError
 from harness.config.model_names import SERVED
-from harness.config.settings import LARGEST_K, DecodingSettings, ModelSettings, api_key
+from harness.config.settings import LARGEST_K, ModelSettings, api_key
 from harness.engines.door import local
 from harness.engines.door.plans import Machine, ModelPlan, PairPlan, PassBytes, PretendedGpus
 from harness.measuring.session import Session
+from harness.reporting.words import is_typed
 from harness.results.judging.choice import best_of
 from harness.results.price.table import PriceTable
 from harness.results.price.value import IterationCost, write_costs
@@ -95,14 +96,13 @@ class PlanExperiment(Experiment[PlanSettings, PlanRow]):
             raise SettingError("acceptance", rule, self.settings.acceptance)
         in_flight = self.settings.batch_size
         load = in_flight if in_flight > 1 else None
-        typed_length = self.settings.decoding.max_new_tokens
-        length = None if typed_length == DecodingSettings.max_new_tokens else typed_length
+        length = self.settings.decoding.max_new_tokens if is_typed("max_new_tokens") else None
         self.predictions, notes = predictions(
             costs, accepted, load, length, other_texts=typed.path != path
         )
         asked = self.settings.decoding.num_draft_tokens
         predicted = {columns["num_draft_tokens"] for columns in self.predictions}
-        if asked != DecodingSettings.num_draft_tokens and asked not in predicted:
+        if is_typed("num_draft_tokens") and asked not in predicted:
             known = ", ".join(map(str, sorted(predicted)))
             notes.append(f"no price or no yield of K={asked}, but of K={known}: measure K={asked}")
         model = ModelSettings(name=costs.origin.get("model") or Path(path).stem, repository=SERVED)

@@ -78,7 +78,7 @@ class PlanSettings(RunSettings):
         costs: what an iteration costs: a directory or CSV file of `latency`, a run's `costs.json`, a table (`FILE`, or
             `FILE@WORD` for its rows with that word), or the address of a plain server, whose passes are timed. The
             speed-up is predicted from it and from `acceptance`, without models, for answers as long as those that were
-            measured, or of `decoding.max_new_tokens` where that is not 64; None for the bytes that the pair reads.
+            measured, or of `decoding.max_new_tokens` where that is typed; None for the bytes that the pair reads.
         acceptance: what an iteration yields: a run of `acceptance` or, with `costs`, of `latency` (its directory or
             CSV file) or a table; or a guess, the chance that a draft token is accepted if those before it were: `0.7`,
             or for each position `[0.8,0.7,0.6]`; or tokens per iteration at one K: `3.2@4`.

@@ -25,7 +25,7 @@ from harness.config.command_line import Words
 from harness.config.errors import CANNOT_TELL, SettingError, VerdictError
 from harness.config.settings import require
 from harness.reporting.page import NextStep, Page, heading, in_full, in_short
-from harness.reporting.table import Column, Line, Table, share
+from harness.reporting.table import Column, Line, Table, share, style_of
 from harness.reporting.terminal import WIDE, plain_console, print_document
 from harness.reporting.words import disturbed_runs, latency_again, short_commit
 from harness.results.runs import Run, grouped
@@ -45,14 +45,16 @@ between runs with the same settings: ms per token, speed-up, tokens per iteratio
 
   before=PATH   a CSV file (results/latency.csv, results/eval.csv) or a directory with some. The runs' own
   after=PATH    directories, which the column `directory` names, must still be there: they have the prompts
-  margin=0.02   a change for the worse up to this share is tolerated (of accuracy: two percentage points)
+  margin=0.02   what is shown to be less than this share for the worse is no worse (of accuracy: two percentage
+                points)
   noise=PATH    runs of one unchanged program (A/A), whose differences are noise. To obtain them:
                 harness latency SETTINGS repeats=10 results.file=results/aa.csv
   details=true  also everything behind the answer
 
-Each pair is faster, slower, no worse than the margin (two one-sided tests at 5 %), or it cannot be told which. Times
-differ between identical runs too: measure both sides with repeats=5, or give noise=. With a single run on each side
-and no noise=, times get no verdict. Significance is adjusted for the number of figures and pairs.
+Each figure is better; no worse, if it is shown to be within the margin (two one-sided tests at 5 %); worse, if it is
+shown to be worse and not to be within the margin; or it cannot be told. Times differ between identical runs too:
+measure both sides with repeats=5, or give noise=. With a single run on each side and no noise=, times get no verdict.
+Significance is adjusted for the number of figures and pairs.
 
   harness latency repeats=5 results.file=results/before.csv      before the change, then
   harness latency repeats=5 results.file=results/after.csv       after it
@@ -231,21 +233,35 @@ def _notes(compared: Sequence[Compared], margin: str) -> list[str]:
 
 def _finding(compared: Sequence[Compared], margin: str) -> Line:
     by_verdict = grouped(compared, attrgetter("verdict"))
+    several = len({row.name.label() for row in compared}) > 1
     if worst := by_verdict.get("worse"):
-        return Line(f"worse: {_changes(worst)}", "bad", "95 % intervals")
+        style = style_of(worst[0].statement)
+        return Line(f"worse: {_changes(worst, several)}", style, "95 % intervals")
     if unsure := by_verdict.get("cannot tell"):
-        return Line("cannot tell whether it is worse", "strong", unsure[0].statement.why)
+        style = style_of(unsure[0].statement)
+        return Line("cannot tell whether it is worse", style, unsure[0].statement.why)
     if better := by_verdict.get("better"):
-        return Line(f"no worse, and better: {_changes(better)}", "good", "95 % intervals")
+        style = style_of(better[0].statement)
+        return Line(f"no worse, and better: {_changes(better, several)}", style, "95 % intervals")
+    style = style_of(compared[0].statement)
     return Line(
-        "no worse", "good", f"by {margin} or more, in any of {counted(len(compared), 'figure')}"
+        "no worse", style, f"none of {counted(len(compared), 'figure')} is worse by {margin}"
     )
 
 
-def _changes(compared: Sequence[Compared]) -> str:
-    """Each figure with its change and the interval of that."""
-    figures = [f"{row.figure.name} {row.change} ({row.interval})" for row in compared]
-    return ", ".join(figures[:_MOST_CHANGES])
+def _changes(compared: Sequence[Compared], several: bool) -> str:
+    """Each figure with its change and the interval of that: `K=4: speed-up -13.0 % (-14.2 % to -11.8 %)`.
+
+    Args:
+        several: whether other measurements were compared too, so that these are named.
+    """
+    texts = []
+    for row in compared[:_MOST_CHANGES]:
+        whose = f"{row.name.label(', ')}: " if several else ""
+        texts.append(f"{whose}{row.figure.name} {row.change} ({row.interval})")
+    if several and len(compared) > _MOST_CHANGES:
+        texts.append(f"and {len(compared) - _MOST_CHANGES} more")
+    return ", ".join(texts)
 
 
 def _next_steps(

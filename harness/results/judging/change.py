@@ -60,8 +60,8 @@ def judged_change(
     Schuirmann 1987). What is within the margin is no worse, also where it is significantly below.
 
     Args:
-        margin: of a change for the worse, as a share or difference: what is shown to be within it is no worse, and what
-            is neither is worse only if that is shown; None asks for a difference only.
+        margin: what is shown to be less than this share, or difference, for the worse is no worse; None asks for a
+            difference only.
         why: why nothing can be concluded; empty where nothing is known against it.
         subject, reference: rows after and before; without a reference that of the subject's own regular arm.
     """

@@ -58,8 +58,8 @@ class AcceptanceRow(PromptedRow):
         "tokens",
     )
     weights_tokens_per_iteration: Interval | None = figure(
-        "expected by the weights of the same texts; an engine with these weights is outside of the interval in one run"
-        " of a million",
+        "expected by the weights of the same texts; an engine with these weights is outside of the interval in two"
+        " runs of a million",
         "tokens",
     )
 

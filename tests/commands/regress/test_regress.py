@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -235,6 +236,22 @@ def test_tokens_per_iteration_are_compared_seed_by_seed(tmp_path: Path) -> None:
     assert figure.mean_before == pytest.approx(figure.mean_after)
     verdicts = [compared_runs(before, after, margin=0.02)[2].verdict for after in (same, less)]
     assert verdicts == ["no worse", "worse"]
+
+
+def test_the_first_line_names_the_measurement_that_is_worse(
+    harness: Harness, tmp_path: Path
+) -> None:
+    """K=4 takes 15 % longer after the change, and K=2 does not."""
+    rng = np.random.default_rng(0)
+    for side, k, slowdown in (
+        *(("before", 2, 0.0), ("before", 4, 0.0)),
+        *(("after", 2, 0.0), ("after", 4, 0.15)),
+    ):
+        write_runs(tmp_path / side, rng, np.ones(15), slowdown, 5, num_draft_tokens=k)
+    outcome = harness("regress", str(tmp_path / "before"), str(tmp_path / "after"), code=1)
+    for printed in (" ".join(outcome.stdout.split()), outcome.complaint):
+        assert re.search(r"worse: 13B with 7B, K=4: ms per token \+1[0-9.]+ %", printed)
+        assert "K=2: " not in printed.partition("95 % intervals")[0]
 
 
 def test_accuracy_is_compared_question_by_question(harness: Harness, tmp_path: Path) -> None:
