@@ -76,7 +76,7 @@ def test_before_and_after_no_change(harness: Harness, snapshot: SnapshotAssertio
     for name in ("before", "after"):
         asked = ["repeats=3", "num_prompts=10", f"results.file={name}.csv"]
         harness("latency", *PLANTED, *asked)
-    outcome = harness("regress", "before.csv", "after.csv", code=None)
+    outcome = harness("regress", "before.csv", "after.csv", code=3)
     assert steady(outcome.stdout) == snapshot
 
 

@@ -10,11 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_rgba
 
 from harness.commands.latency.figures import Category, pairs_table, parts_of
+from harness.commands.latency.plots import speedup_bars
 from harness.commands.latency.ranking import ranked_runs
 from harness.commands.report.command import build
 from harness.measuring.rows import LatencyRow
+from harness.reporting.files import html_page
 from harness.results.files import append_rows
 from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.runs import Run, group
@@ -77,6 +80,28 @@ def test_the_fastest_of_several_has_an_interval_that_holds_for_all(tmp_path: Pat
     assert re.search(r"Cannot be told apart from it: [^;]*draft1[^;]*?\.", text)
     table = all_tables(build([tmp_path]))[0]
     assert "Intervals of speed-ups hold for all 3 at once." in table.notes
+
+
+def test_pictures_say_what_the_page_says(tmp_path: Path) -> None:
+    """Alone three of four would pay; among them none is shown to."""
+    near = ((1.08, 0.07), (1.07, 0.065), (1.06, 0.059), (1.05, 0.06))
+    far = ((2.0, 0.1), (0.5, 0.05), (1.0, 0.1))
+    for number, (cases, colours) in enumerate(((near, ["C5"] * 4), (far, ["C2", "C5", "C1"]))):
+        runs = []
+        for place, (speedup, spread) in enumerate(cases):
+            bounds = {"speedup_low": speedup - spread, "speedup_high": speedup + spread}
+            rows = latency_run(
+                draft=f"d{place}", speedup=speedup, speedup_covers=over(15), **bounds
+            )
+            append_rows(tmp_path / str(number) / "latency.csv", rows)
+            runs.append(Run(rows))
+        (axes,) = speedup_bars(runs).figure.axes
+        assert [bar.get_facecolor() for bar in axes.patches] == [*map(to_rgba, colours)]
+        report = build([tmp_path / str(number)])
+        page = html_page(report, {})
+        sides = re.findall(r'class="whisker (\w+)"', page)
+        expected = {"C2": "above", "C5": "over", "C1": "below"}
+        assert sorted(sides) == sorted(expected[colour] for colour in colours)
 
 
 @pytest.mark.parametrize(

@@ -93,14 +93,42 @@ def test_yields_of_texts_of_another_length_are_those_of_answers_as_long_as_the_p
     harness("latency", *asked, "tokens=24", "results.file=costs.csv")
     harness("latency", *asked, "tokens=200", "engine.acceptance=0.9", "results.file=other.csv")
     settings = SimulatedSettings(acceptance=0.9)
-    for more, tokens in ((), 24), (("tokens=200",), 200):
+    for more, tokens in ((), 24), (("tokens=200",), 200), (("tokens=64",), 64):
         rows, _ = rows_of(harness, "costs=costs.csv", "acceptance=other.csv", *more)
         [row] = rows.to_dict("records")
         assert row["max_new_tokens"] == tokens
-        yielded = length_in_answers([0.9], 6, tokens)
+        yielded = simulated_length(0.9, 6, tokens)
         assert row["predicted_tokens_per_iteration"] == pytest.approx(yielded, rel=0.02)
     rows, _ = rows_of(harness, "costs=costs.csv", "acceptance=other.csv")
     assert rows.predicted_speedup[0] == pytest.approx(truth(settings, 6, 24), rel=0.02)
+
+
+def simulated_length(rate: float, k: int, num_tokens: int, num_answers: int = 4000) -> float:
+    """Tokens per iteration of answers that are decoded one draft token after the other; the first token is the
+    prompt's.
+    """
+    rng = np.random.default_rng(0)
+    num_iterations = 0
+    for _ in range(num_answers):
+        left = num_tokens - 1
+        while left > 0:
+            num_drafted = min(k, left - 1)
+            rejected = np.flatnonzero(rng.random(num_drafted) >= rate)
+            left -= 1 + (rejected[0] if rejected.size else num_drafted)
+            num_iterations += 1
+    return num_answers * (num_tokens - 1) / num_iterations
+
+
+@pytest.mark.parametrize(("rate", "k", "num_tokens"), [(0.8, 4, 9), (0.6, 2, 5), (0.9, 6, 24)])
+def test_tokens_per_iteration_of_short_answers_are_those_of_answers(
+    rate: float, k: int, num_tokens: int
+) -> None:
+    simulated = simulated_length(rate, k, num_tokens)
+    assert length_in_answers([rate], k, num_tokens) == pytest.approx(simulated, rel=0.01)
+
+
+def test_two_decoded_tokens_take_one_iteration_or_two() -> None:
+    assert length_in_answers([0.8], 4, 3) == pytest.approx(2 / (0.8 * 1 + 0.2 * 2))
 
 
 def test_lengths_that_no_answer_has_take_no_time() -> None:
