@@ -1,19 +1,30 @@
 """How often does a page say something false?
 
-    python benchmarks/truth.py --pages 1000 --processes 2
+    python benchmarks/truth.py --pages 1000 --processes 2 --seed 7
 
-Draws worlds of `engine=simulated`, runs whole commands in them, and holds every statement of their pages
-(`results.judging`) against what was planted, which a few lines here compute. False is
+Draws worlds of `engine=simulated`, runs whole commands in them, and holds what their pages say against what was
+planted, which a few lines here compute. False is
 
     faster, slower, pays     where the planted speed-up is on the other side of 1, or 1
     gains less, gains more   where the planted ratio of both speed-ups is on the other side, or none
-    a schedule               that takes a K at a load where it is planted to lose
+    not ranked               for a reason that is not so
+    best, fastest            of findings, marks in tables and steps, where another one gains as much or more
+    no K pays, none pays     where one does
+    still rises              where the largest K gains no more than the one before it
+    would give               a cause of a loss, where there is none
+    a bar, a mark            of another colour or side than the planted speed-up
+    a schedule               that takes a K at a load where it is shown to pay and planted to lose, or that switches off
+                             a K that gains there; at a load where nothing is shown it keeps the K of the smaller one
     worse, better            where the planted change has the other direction, or none
     no worse                 where the planted change is worse than the margin
-    best, of predictions     where the planted speed-up of one that gains less is no lower
+    format=json              that has other statements than the page
 
-`plan` gets the costs of one sweep and the acceptance of another one, of other texts. The answers of `eval` are planted
-as rows, because no model answers questions here; `compare` makes no statement.
+`cannot be told apart` and `cannot tell` say nothing that could be false; they are counted. `plan` gets the costs of one
+sweep and the acceptance of another one, of other texts. The answers of `eval` and the texts of `acceptance` are planted
+as rows, because no model answers here; `compare` makes no statement.
+
+Half of the worlds have a trouble (`TROUBLES`). Not among them is a machine that wanders differently under each arm, as
+one start of a server cannot show that: `repeats=` or `engine.blocks=` do.
 
 Intervals that miss the planted value are counted apart: their level is 95 %, for all of a family at once.
 """
@@ -22,9 +33,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import math
 import os
 import random
+import re
 import shutil
 import tempfile
 from collections import Counter
@@ -36,24 +49,35 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.colors import to_hex
+from scipy import special
 
 import harness
 from harness.commands.eval.rows import EvalRow
+from harness.commands.latency.plots import speedup_bars
+from harness.commands.latency.ranking import RankedRun, ranked_runs
 from harness.commands.plan.rows import PlanRow
 from harness.commands.read_runs import read
 from harness.commands.registry import measurement
+from harness.commands.regress.command import RegressSettings, page_of_changes
 from harness.commands.regress.comparisons import compared_runs
+from harness.commands.report.command import build, statements_in_json
 from harness.config.errors import VerdictError
+from harness.engines.simulated import engine as simulated
 from harness.engines.simulated.settings import SimulatedSettings
-from harness.results.files import rows_in
+from harness.measuring.rows import LatencyRow
+from harness.reporting.page import Page
+from harness.results.files import append_rows, rows_in
 from harness.results.judging.grid import cells_of, schedule_of
-from harness.results.judging.series import judged_at_once
+from harness.results.judging.series import Member, judged_at_once
 from harness.results.judging.statement import Statement
-from harness.results.runs import Run
+from harness.results.rows.acceptance import TEXTS_FILE, AcceptanceRow, AcceptanceTextRow
+from harness.results.runs import Run, grouped
 from harness.results.statistics.proportions import (
     difference_of_paired_proportions,
     wilson_interval,
 )
+from harness.results.statistics.ratios import ratio_of_totals
 
 # Planted values as near to each other as this are equal: sums of the bench are rounded.
 _ROUNDING = 1e-6
@@ -61,60 +85,159 @@ _ROUNDING = 1e-6
 _ROUNDING_AT_LOADS = 0.015
 
 
+# What disturbs a world, and the settings of `World` and of the engine that plant it.
+TROUBLES: Mapping[str, Mapping[str, Any]] = {
+    "lengths": {"lengths": "lognormal"},
+    "lengths of few": {"lengths": "Pareto"},
+    "two lengths": {"lengths": "bimodal"},
+    "long answers are accepted more": {"lengths": "bimodal", "longer_log_odds": 0.8},
+    "a few easy prompts": {"tails": True, "prompts_differ": 0.5},
+    "unlike prompts": {"prompts_differ": 1.0},
+    "acceptance falls": {"falls": 0.85},
+    "the machine wanders": {"wander": 0.15},
+    "the regular arm warms up": {"warm_up": 0.6},
+    "answers as short as K": {"lengths": "short"},
+}
+# Troubles whose truth holds at any load: rows of one length fill a batch until its end.
+AT_LOADS = ("a few easy prompts", "unlike prompts", "acceptance falls", "the machine wanders")
+# By name, a quantile in [0, 1) -> tokens.
+_LENGTHS: Mapping[str, Callable[[float], int]] = {
+    "lognormal": lambda quantile: max(2, round(24 * math.exp(0.8 * _normal(quantile)))),
+    "Pareto": lambda quantile: min(200, max(2, round(10 * (1 - quantile) ** (-1 / 1.5)))),
+    "bimodal": lambda quantile: 12 if quantile < 0.7 else 90,
+    "short": lambda quantile: 4 + int(5 * quantile),
+}
+# Seconds after which a wandering machine has forgotten how fast it was, and passes that an arm takes to warm up.
+_WANDERS_S, _WARM_UP = 20.0, 150
+# Quantiles that stand for a population of lengths, and of prompts.
+_NUM_LENGTHS, _NUM_PROMPTS = 20, 31
+
+
+def _normal(quantile: float) -> float:
+    return float(special.ndtri(quantile))
+
+
 @dataclass(frozen=True)
 class World:
-    """A planted world: what all of its runs share."""
+    """A planted world: what all of its runs share.
+
+    Attributes:
+        lengths: the name of the population of lengths; empty where all answers have `num_tokens`.
+        longer_log_odds: added to the log-odds of acceptance in answers that are longer than the median.
+        tails: whether prompts differ with the tails of Student's t on 2 degrees of freedom.
+        wander: the standard deviation of how fast the machine is, under both arms.
+        warm_up: how much longer the first passes of the regular arm take, as a share.
+    """
 
     engine: Mapping[str, Any]
     num_prompts: int
     num_tokens: int
     seed: int
-    lengths: Sequence[int] = ()
+    lengths: str = ""
+    longer_log_odds: float = 0.0
+    tails: bool = False
+    wander: float = 0.0
+    warm_up: float = 0.0
+
+    @property
+    def population(self) -> Sequence[int]:
+        """Lengths that are equally likely."""
+        if not self.lengths:
+            return [self.num_tokens]
+        places = (np.arange(_NUM_LENGTHS) + 0.5) / _NUM_LENGTHS
+        return [_LENGTHS[self.lengths](place) for place in places]
 
     def typed(self, **engine: Any) -> list[str]:
         """Its settings as they are typed."""
         settings = {**self.engine, **engine}
-        typed = [f"engine.{name}={value}" for name, value in settings.items()]
+        typed = [
+            f"engine.{name}={[*value] if isinstance(value, tuple) else value}"
+            for name, value in settings.items()
+        ]
+        num_tokens = self.num_tokens
         if self.lengths:
-            typed += [f"engine.lengths={[*self.lengths]}", "decoding.ignore_eos=false"]
+            drawn = random.Random(f"lengths {self.seed}")
+            lengths = [drawn.choice(self.population) for _ in range(self.num_prompts)]
+            typed += [f"engine.lengths={lengths}", "decoding.ignore_eos=false"]
+            num_tokens = max(self.population)
         return [
             *("engine=simulated", f"num_prompts={self.num_prompts}", f"seed={self.seed}"),
-            *(f"max_new_tokens={self.num_tokens}", "temperature=1", *typed),
+            *(f"max_new_tokens={num_tokens}", "temperature=1", *typed),
         ]
+
+    def log_odds(self, length: int, settings: SimulatedSettings) -> Sequence[float]:
+        """What is added to the log-odds of acceptance in equally likely prompts with answers of a length."""
+        places = (np.arange(_NUM_PROMPTS) + 0.5) / _NUM_PROMPTS
+        each = special.stdtrit(2, places) if self.tails else special.ndtri(places)
+        longer = self.longer_log_odds if length > np.median(self.population) else 0.0
+        return [longer + settings.prompts_differ * float(value) for value in each]
 
     def speedup(self, k: int, load: int = 1, **engine: Any) -> float:
         """The planted speed-up: the expected time of all answers without drafts over that with them."""
         settings = SimulatedSettings(**{**self.engine, **engine})
-        lengths = self.lengths or (self.num_tokens,)
         regular = speculative = 0.0
-        for length in lengths:
+        for length, times in Counter(self.population).items():
             step_ms = settings.pass_ms(1, load) + _stall_ms(settings)
-            regular += settings.first_ms + (length - 1) * step_ms
-            speculative += settings.first_ms + _expected_ms(settings, k, load, length - 1)
+            regular += times * (settings.first_ms + (length - 1) * step_ms)
+            log_odds = self.log_odds(length, settings)
+            decoded = [_expected(settings, k, load, length - 1, value)[0] for value in log_odds]
+            speculative += times * (settings.first_ms + float(np.mean(decoded)))
         return regular / speculative
 
+    @contextlib.contextmanager
+    def planted(self) -> Iterator[None]:
+        """The troubles that no setting plants, within the block, in which one engine answers."""
+        pass_of, row_of = simulated._Batch._pass, simulated._Row.of
+        drawn = random.Random(f"wander {self.seed} {random.random()}")
+        passes: Counter[str] = Counter()
+        wandered = {"since_s": 0.0, "log": drawn.gauss(0, self.wander)}
 
-def _expected_ms(settings: SimulatedSettings, k: int, load: int, num_tokens: int) -> float:
-    """The mean time of the iterations that decode so many tokens, over prompts that differ in acceptance."""
-    nodes, weights = np.polynomial.hermite_e.hermegauss(15)
-    mean = 0.0
-    for node, weight in zip(nodes, weights / weights.sum(), strict=True):
-        rates = [
-            _shifted(rate, settings.prompts_differ * node)
-            for rate in settings.acceptance_by_position
-        ]
-        expected = [0.0]
-        for left in range(1, num_tokens + 1):
-            proposed = min(k, left - 1)
-            ms = settings.iteration_ms(proposed, load) + _stall_ms(settings)
-            reached = 1.0
-            for place in range(proposed):
-                rate = rates[min(place, len(rates) - 1)]
-                ms += reached * (1 - rate) * expected[left - 1 - place]
-                reached *= rate
-            expected.append(ms + reached * expected[left - 1 - proposed])
-        mean += weight * expected[num_tokens]
-    return mean
+        def slowed(batch: Any, ms: float) -> None:
+            arm, now_s = batch._arm.name, batch._clock.now_s
+            passes[arm] += 1
+            kept = math.exp(-max(0.0, now_s - wandered["since_s"]) / _WANDERS_S)
+            spread = self.wander * math.sqrt(1 - kept**2)
+            wandered.update(since_s=now_s, log=kept * wandered["log"] + drawn.gauss(0, spread))
+            factor = math.exp(wandered["log"])
+            if arm == "regular" and passes[arm] <= _WARM_UP:
+                factor *= 1 + self.warm_up
+            pass_of(batch, ms * factor)
+
+        def row(settings: Any, request: Any, sent_s: float, **more: Any) -> Any:
+            drawn_row = row_of(settings, request, sent_s, **more)
+            if self.tails:
+                place = random.Random(f"tail {request.seed} {request.index}").random()
+                drawn_row.log_odds = settings.prompts_differ * float(special.stdtrit(2, place))
+            if drawn_row.length > np.median(self.population):
+                drawn_row.log_odds += self.longer_log_odds
+            return drawn_row
+
+        simulated._Batch._pass, simulated._Row.of = slowed, row  # type: ignore[method-assign, assignment]
+        try:
+            yield
+        finally:
+            simulated._Batch._pass, simulated._Row.of = pass_of, row_of  # type: ignore[method-assign]
+
+
+def _expected(
+    settings: SimulatedSettings, k: int, load: int, num_tokens: int, log_odds: float
+) -> tuple[float, float]:
+    """The mean time, and number, of the iterations that decode so many tokens of a prompt."""
+    rates = [_shifted(rate, log_odds) for rate in settings.acceptance_by_position]
+    times, numbers = [0.0], [0.0]
+    for left in range(1, num_tokens + 1):
+        proposed = min(k, left - 1)
+        ms = settings.iteration_ms(proposed, load) + _stall_ms(settings)
+        number = 1.0
+        reached = 1.0
+        for place in range(proposed):
+            rate = rates[min(place, len(rates) - 1)]
+            ms += reached * (1 - rate) * times[left - 1 - place]
+            number += reached * (1 - rate) * numbers[left - 1 - place]
+            reached *= rate
+        times.append(ms + reached * times[left - 1 - proposed])
+        numbers.append(number + reached * numbers[left - 1 - proposed])
+    return times[num_tokens], numbers[num_tokens]
 
 
 def _stall_ms(settings: SimulatedSettings) -> float:
@@ -131,36 +254,34 @@ def _shifted(rate: float, log_odds: float) -> float:
 
 @dataclass
 class Found:
-    """What a page said: statements and false ones by relation, and intervals and those that miss."""
+    """What a page said: claims and false ones by their words, and intervals and those that miss."""
 
     command: str
     said: Counter[str] = field(default_factory=Counter)
     wrong: Counter[str] = field(default_factory=Counter)
     intervals: Counter[str] = field(default_factory=Counter)
 
-    def check(self, relation: str, *, is_false: bool) -> None:
-        self.said[relation] += 1
-        self.wrong[relation] += is_false
+    def check(self, words: str, *, is_false: bool) -> None:
+        self.said[words] += 1
+        self.wrong[words] += is_false
 
     def check_speedup(self, statement: Statement, truth: float, rounding: float) -> None:
         """Hold a statement about a speed-up against the planted one."""
-        low, high = 1 - rounding, 1 + rounding
-        sides = {"faster": truth <= low, "slower": truth >= high}
-        if abs(truth - 1) <= _ROUNDING:
-            sides = {"faster": True, "slower": True}
-        self.check(statement.relation, is_false=sides.get(statement.relation, False))
+        self.check(statement.words, is_false=_is_false(statement, truth, rounding))
         self._count(statement, truth, rounding)
 
     def check_share(self, statement: Statement, truth: float, rounding: float) -> None:
         """Hold a statement about the ratio of two speed-ups against the planted one."""
-        sides = {"gains less": truth >= 1 - rounding, "gains more": truth <= 1 + rounding}
-        self.check(statement.relation, is_false=sides.get(statement.relation, False))
+        is_false = _is_false(statement, truth, rounding)
+        if statement.words == "not ranked":
+            is_false = not _is_rightly_left_out(statement)
+        self.check(statement.words, is_false=is_false)
         self._count(statement, truth, rounding)
 
     def check_difference(self, statement: Statement, truth: float) -> None:
         """Hold a statement about two proportions against their planted difference."""
-        sides = {"better": truth <= 0, "worse": truth >= 0}
-        self.check(statement.relation, is_false=sides.get(statement.relation, False))
+        sides = {"above": truth <= 0, "below": truth >= 0}
+        self.check(statement.words, is_false=sides.get(statement.relation, False))
         interval = statement.interval
         self.intervals["alone"] += 1
         self.intervals["alone, missed"] += not interval.low <= truth <= interval.high
@@ -174,6 +295,100 @@ class Found:
                 1 + rounding
             )
             self.intervals[f"{level}, missed"] += not is_held
+
+
+def _is_false(statement: Statement, truth: float, rounding: float) -> bool:
+    if abs(truth - 1) <= _ROUNDING:
+        return statement.is_conclusion
+    sides = {"above": truth <= 1 - rounding, "below": truth >= 1 + rounding}
+    return sides.get(statement.relation, False)
+
+
+def _is_rightly_left_out(statement: Statement) -> bool:
+    """Whether a run that is not ranked has the reason that is given."""
+    speedup = getattr(statement.subject, "speedup", None)
+    if statement.why == "drift or a busy machine":
+        return not statement.subject.was_quiet
+    is_partial = statement.subject.status not in (None, "ok")
+    return is_partial or speedup is None or not speedup.has_bounds or _is_doubted(statement)
+
+
+def _is_doubted(statement: Statement) -> bool:
+    """Whether its machine gave several threads too little time for a verdict."""
+    row = statement.subject
+    return (row.processor_share or 1.0) < 0.5 and (row.num_threads or 1) > 1
+
+
+# Several K, as choices name them.
+_LISTED = r"(\d+ to \d+|(?:\d+, )*\d+ and \d+)"
+
+
+def _ks_in(words: str) -> list[int]:
+    """The K of `1 to 4`, or `2, 4 and 8`."""
+    numbers = [*map(int, re.findall(r"\d+", words))]
+    return [*range(numbers[0], numbers[-1] + 1)] if " to " in words else numbers
+
+
+def _check_words(found: Found, text: str, truth: Callable[[int], float]) -> None:
+    """Hold what a step, or a line of *by K*, says of K against the planted speed-up of each."""
+    if match := re.search(rf"no K of {_LISTED} pays", text):
+        found.check("no K pays", is_false=max(map(truth, _ks_in(match[1]))) > 1 + _ROUNDING)
+    if match := re.search(rf"K=(\d+) is shown to be the best of {_LISTED}", text):
+        others = [truth(k) for k in _ks_in(match[2]) if k != int(match[1])]
+        best = truth(int(match[1]))
+        found.check("best", is_false=best <= max(others) + _ROUNDING or best <= 1 + _ROUNDING)
+    if match := re.search(r"still rises at K=(\d+)", text):
+        last = int(match[1])
+        found.check("still rises", is_false=truth(last) <= truth(last - 1) + _ROUNDING)
+    for words in ("cannot be told apart", "is shown to pay"):
+        if words in text:
+            found.check(f"K: {words}", is_false=False)
+
+
+def _check_page(found: Found, page: Page, planted: Callable[[Any], float], rounding: float) -> None:
+    """Hold statements, the cells of tables that are drawn, and words about causes and steps against what is planted."""
+    for statement in page.statements:
+        _check(found, statement, planted, rounding)
+    speedups = [planted(said.subject) for said in page.statements if said.reference is None]
+    for part in page.parts or [page]:
+        for table in part.tables:
+            for row in table.rows:
+                for cell in row.cells:
+                    if isinstance(cell, Statement) and cell.subject is not None:
+                        truth = planted(cell.subject)
+                        found.check("mark", is_false=_is_false(cell, truth, rounding))
+        for _, text in part.why:
+            if "would give" in text and speedups:
+                found.check("a cause of a loss", is_false=min(speedups) >= 1 - rounding)
+    for step in page.next:
+        if re.match("none pays|it does not pay", step.text) and speedups:
+            found.check("none pays", is_false=max(speedups) > 1 + rounding)
+
+
+def _check_marks(found: Found, runs: Sequence[Run[Any]], planted: Callable[[Any], float]) -> None:
+    """Hold the marks of a best run, and the colours of bars, against what is planted."""
+    pairs = ranked_runs(runs)
+    for members in grouped(pairs, lambda pair: id(pair.series)).values():
+        for pair in members:
+            if "best" in pair.remark:
+                rivals = [other for other in members if other is not pair]
+                others = [planted(rival.row) for rival in rivals if rival.speedup is not None]
+                best = planted(pair.row)
+                found.check("best", is_false=best <= max(others) + _ROUNDING or best <= 1)
+    plot = speedup_bars(runs)
+    if plot is not None:
+        truths = _in_order_of_bars(pairs, planted)
+        for bar, truth in zip(plot.figure.axes[0].patches, truths, strict=True):
+            colour = to_hex(bar.get_facecolor())
+            sides = {to_hex("C2"): truth <= 1 + _ROUNDING, to_hex("C1"): truth >= 1 - _ROUNDING}
+            found.check("bar", is_false=sides.get(colour, False))
+
+
+def _in_order_of_bars(pairs: Sequence[RankedRun], planted: Callable[[Any], float]) -> list[float]:
+    """The planted speed-up of each bar of `speedup_bars`."""
+    known = [pair for pair in pairs if pair.speedup is not None]
+    known.sort(key=lambda pair: pair.speedup or 0.0, reverse=True)
+    return [planted(pair.row) for pair in known[:12]]
 
 
 @contextlib.contextmanager
@@ -190,7 +405,7 @@ def _elsewhere() -> Iterator[None]:
 
 
 def drawn_world(rng: random.Random, *, loads: bool = False) -> World:
-    """Any world; of four one has arms that are equal, and of four another one starts unevenly or stalls."""
+    """Any world; of four one has arms that are equal, another one starts unevenly or stalls, and two have a trouble."""
     engine: dict[str, Any] = {
         "step_ms": 20.0,
         "first_ms": 0.0,
@@ -201,32 +416,45 @@ def drawn_world(rng: random.Random, *, loads: bool = False) -> World:
         "draft_ms": round(rng.uniform(0.2, 6.0), 2),
         "width_ms": round(rng.uniform(0.0, 1.0), 2),
     }
+    trouble: dict[str, Any] = {}
+    if rng.random() < 0.5:
+        trouble = dict(TROUBLES[rng.choice(AT_LOADS if loads else [*TROUBLES])])
+    if "prompts_differ" in trouble:
+        engine["prompts_differ"] = trouble.pop("prompts_differ")
+    if "falls" in trouble:
+        falls = trouble.pop("falls")
+        engine["acceptance"] = tuple(
+            round(engine["acceptance"] * falls**place, 3) for place in range(8)
+        )
     if rng.random() < 0.25:
         engine |= {"acceptance": 0.0, "draft_ms": 0.0, "width_ms": 0.0}
     if rng.random() < 0.25:
         engine |= {"drift": rng.choice([0.0, 0.3]), "stall_every": 200, "stall_ms": 300}
     num_prompts = 8 if loads else rng.choice([8, 10, 15, 30])
-    return World(engine, num_prompts, rng.choice([16, 32]), rng.randrange(10**6))
+    return World(engine, num_prompts, rng.choice([16, 32]), rng.randrange(10**6), **trouble)
 
 
-def _page_of_results(command: str = "latency") -> Sequence[Statement]:
-    """The statements of the page about all runs in `results`."""
-    record = measurement(command)
-    page = record.page(read([Path("results")]).runs_of(record.row))
-    return () if page is None else page.statements
-
-
-def _check_series(found: Found, truths: Mapping[str, float]) -> Sequence[Statement]:
-    """Hold the statements of a page about several runs against the planted speed-up of each run; return them."""
+def _check_results(found: Found, truths: Mapping[str, float]) -> Page | None:
+    """Hold the page about all runs in `results`, its pictures and its JSON against the planted speed-up of each run."""
 
     def planted(row: Any) -> float:
         # It may be that of several runs.
         return truths[str((row.pooled_runs or [row.run])[0])]
 
-    statements = _page_of_results()
-    for statement in statements:
-        _check(found, statement, planted, _ROUNDING)
-    return statements
+    record = measurement("latency")
+    runs = read([Path("results")]).runs_of(record.row)
+    page = record.page(runs)
+    if page is None:
+        return None
+    _check_page(found, page, planted, _ROUNDING)
+    _check_marks(found, runs, planted)
+    said = json.loads(statements_in_json(build(["results"])))
+    of_page = json.loads(json.dumps([statement.as_json() for statement in page.statements]))
+    # A page about unlike runs has a part for each series, in an order of its own.
+    in_json = [statement for page_said in said.values() for statement in page_said]
+    ordered = [sorted(map(json.dumps, statements)) for statements in (of_page, in_json)]
+    found.check("format=json", is_false=ordered[0] != ordered[1])
+    return page
 
 
 def _check(
@@ -234,29 +462,74 @@ def _check(
 ) -> None:
     """Hold what is said of one of several runs against the planted speed-up of a row."""
     truth = planted(statement.subject)
-    if statement.relation in ("faster", "slower", "cannot tell"):
-        found.check_speedup(statement, truth, rounding)
-    elif statement.reference is not None:
+    if statement.kind == "compared":
         found.check_share(statement, truth / planted(statement.reference), rounding)
     else:
-        found.check(statement.relation, is_false=False)
+        found.check_speedup(statement, truth, rounding)
 
 
-def _run(*typed: str) -> str:
+def _run(world: World, *typed: str) -> str:
     """Run `latency`; the id of the run."""
     # A run without a verdict has rows, too.
-    with contextlib.suppress(VerdictError):
+    with contextlib.suppress(VerdictError), world.planted():
         harness.run("latency", *typed)
     return str(pd.read_csv("results/latency.csv")["run"].iloc[-1])
 
 
 def one_run(rng: random.Random) -> Found:
-    """A single run: the verdict in its `result.json` is its only statement."""
+    """A single run whose yields of smaller K are known, as of our own loop."""
     found = Found("latency")
-    world, k = drawn_world(rng), rng.choice([1, 2, 4, 8])
-    truths = {_run(*world.typed(), f"K={k}"): world.speedup(k)}
-    _check_series(found, truths)
+    world, k = drawn_world(rng), rng.choice([2, 4, 8])
+    truth = world.speedup(k)
+    _run(world, *world.typed(), f"K={k}")
+    (read_run,) = read([Path("results")]).runs_of(LatencyRow)
+    read_run.rows[:] = _with_yields(world, k, read_run.rows, rng)
+    page = measurement("latency").page([read_run])
+    assert page is not None
+    _check_page(found, page, lambda row: truth, _ROUNDING)
+    for text in [*(step.text for step in page.next), *_cells(page)]:
+        _check_words(found, text, world.speedup)
     return found
+
+
+def _with_yields(world: World, k: int, rows: Sequence[Any], rng: random.Random) -> list[Any]:
+    """Rows of a run with what its loop would have measured beside: phases, and yields of every K along its answers."""
+    settings = SimulatedSettings(**world.engine)
+    prompts = []
+    for _ in range(world.num_prompts):
+        length = rng.choice(world.population)
+        prompts.append((length, rng.choice(world.log_odds(length, settings))))
+    tokens = [max(1.0, length - 1.0) for length, _ in prompts]
+    yields = []
+    for smaller in range(1, k + 1):
+        iterations = [
+            max(1.0, _expected(settings, smaller, 1, length - 1, odds)[1])
+            for length, odds in prompts
+        ]
+        yields.append(ratio_of_totals([tokens], [iterations]))
+    # Phases are means over a hundred iterations or more.
+    noise = [math.exp(rng.gauss(0, settings.noise / 10)) for _ in range(3)]
+    step_ms = noise[0] * (settings.pass_ms(1) + _stall_ms(settings))
+    regular = replace(rows[0], target_step_ms=step_ms)
+    if len(rows) < 2:
+        return [regular]
+    proposed = rows[-1].mean_num_draft_tokens or float(k)
+    verify_ms = settings.pass_ms(1) + proposed * settings.width_ms + _stall_ms(settings)
+    speculative = replace(
+        rows[-1],
+        draft_ms=noise[1] * proposed * settings.draft_ms,
+        verify_ms=noise[2] * verify_ms,
+        mean_num_draft_tokens=proposed,
+        tokens_per_iteration_by_num_draft_tokens=yields,
+    )
+    return [regular, speculative]
+
+
+def _cells(page: Page) -> Iterator[str]:
+    """The texts in the tables of a page."""
+    for table in page.tables:
+        for row in table.rows:
+            yield from (cell for cell in row.cells if isinstance(cell, str))
 
 
 def sweep_over_k(rng: random.Random) -> Found:
@@ -264,8 +537,8 @@ def sweep_over_k(rng: random.Random) -> Found:
     found = Found("sweep over K")
     world = drawn_world(rng)
     ks = sorted(rng.sample([1, 2, 3, 4, 6, 8], rng.choice([2, 3, 4])))
-    truths = {_run(*world.typed(), f"K={k}"): world.speedup(k) for k in ks}
-    _check_series(found, truths)
+    truths = {_run(world, *world.typed(), f"K={k}"): world.speedup(k) for k in ks}
+    _check_results(found, truths)
     return found
 
 
@@ -278,10 +551,10 @@ def sweep_over_drafts(rng: random.Random) -> Found:
     for number in range(rng.choice([2, 3, 4, 5])):
         # Another setting, and the same time.
         draft = {"acceptance": acceptance, "draft_ms": draft_ms + number * 1e-9}
-        if rng.random() < 0.5 and acceptance:
+        if rng.random() < 0.5 and acceptance and not isinstance(acceptance, tuple):
             draft["acceptance"] = round(min(0.98, acceptance * rng.uniform(0.7, 1.3)), 3)
-        truths[_run(*world.typed(**draft), f"K={k}")] = world.speedup(k, **draft)
-    _check_series(found, truths)
+        truths[_run(world, *world.typed(**draft), f"K={k}")] = world.speedup(k, **draft)
+    _check_results(found, truths)
     return found
 
 
@@ -313,13 +586,13 @@ def mixed_report(rng: random.Random) -> Found:
             typed.append(f"num_prompts={rng.choice([4, 12, 20])}")
         # A measurement that is made again is the same with another noise.
         for repeat in range(1, rng.choice([2, 2, 4])):
-            run = _run(*typed, f"repeat={repeat}")
+            run = _run(world, *typed, f"repeat={repeat}")
             truths[run] = world.speedup(k)
             if rng.random() < 0.2 and _damage(rng, run) == "interrupted":
                 interrupted.add(run)
-    for statement in _check_series(found, truths):
-        is_whole = statement.subject is None or statement.subject.run not in interrupted
-        found.check("of a whole run", is_false=not is_whole)
+    page = _check_results(found, truths)
+    for statement in () if page is None else page.statements:
+        found.check("of a whole run", is_false=statement.subject.run in interrupted)
     return found
 
 
@@ -330,7 +603,8 @@ def one_map(rng: random.Random) -> Found:
     sizes = rng.choice([[1, 4], [1, 4, 16], [1, 2, 8]])
     ks = rng.choice([[1, 3], [1, 3, 5], [2, 4]])
     typed = [f"batch_sizes={sizes}", f"draft_tokens={ks}"]
-    harness.run("map", *world.typed(), *typed)
+    with world.planted():
+        harness.run("map", *world.typed(), *typed)
     record = measurement("map")
     (run,) = read([Path("results")]).runs_of(record.row)
     page = record.page([run])
@@ -339,16 +613,27 @@ def one_map(rng: random.Random) -> Found:
     def planted(row: Any) -> float:
         return world.speedup(int(row.num_draft_tokens), int(row.batch_size))
 
-    for statement in page.statements:
-        assert statement.subject is not None
-        at_one = statement.subject.batch_size == 1
-        _check(found, statement, planted, _ROUNDING if at_one else _ROUNDING_AT_LOADS)
-    schedule, _ = schedule_of(judged_at_once(cells_of(run.rows)))
-    if schedule:
-        used = {size: k for first, last, k in schedule for size in sizes if first <= size <= last}
-        gains = [world.speedup(k, size) for size, k in used.items() if k]
-        found.check("schedule", is_false=min(gains) <= 1 - _ROUNDING_AT_LOADS)
+    _check_page(found, page, planted, _ROUNDING_AT_LOADS)
+    _check_schedule(found, judged_at_once(cells_of(run.rows)), planted)
     return found
+
+
+def _check_schedule(found: Found, cells: Sequence[Member], planted: Callable[[Any], float]) -> None:
+    """Hold the schedule of a map against the planted speed-up of each cell."""
+    schedule, _ = schedule_of(cells)
+    cell_of = {(cell.sides.size, cell.sides.k): cell for cell in cells}
+    before = 0
+    for size in sorted({size for size, _ in cell_of}) if schedule else ():
+        k = next(k for first, last, k in schedule if first <= size <= last)
+        if k:
+            cell = cell_of[size, k]
+            gains = planted(cell.run.last) > 1 - _ROUNDING_AT_LOADS
+            words = "schedule" if cell.verdict.is_conclusion else "schedule, kept"
+            found.check(words, is_false=cell.verdict.is_conclusion and not gains)
+        elif before:
+            gains = planted(cell_of[size, before].run.last) >= 1 + _ROUNDING_AT_LOADS
+            found.check("schedule, off", is_false=gains)
+        before = k
 
 
 def one_regress(rng: random.Random) -> Found:
@@ -357,16 +642,14 @@ def one_regress(rng: random.Random) -> Found:
     world = drawn_world(rng)
     k, number, margin = rng.choice([2, 4]), rng.choice([3, 5]), 0.02
     factor = rng.choice([1.0, 1.0, 1.03, 1.1, 0.9])
-    slower = {"draft_ms": world.engine["draft_ms"] * factor + (factor - 1)}
-    if slower["draft_ms"] < 0:
-        slower = {"draft_ms": 0.0}
+    slower = {"draft_ms": max(0.0, world.engine["draft_ms"] * factor + (factor - 1))}
     typed = ["engine.start_noise=0.01", f"K={k}"]
     for side, engine in (("before", {}), ("after", slower)):
         for repeat in range(number):
             # The same texts on both sides, as `repeats=` has them, and another noise.
             again = f"seed={world.seed + repeat}"
             noise = f"repeat={1 + 10 * (side == 'after')}"
-            with contextlib.suppress(VerdictError):
+            with contextlib.suppress(VerdictError), world.planted():
                 harness.run(
                     "latency",
                     *world.typed(**engine),
@@ -387,7 +670,9 @@ def one_regress(rng: random.Random) -> Found:
     before, after = sides
     # The planted gain of each figure; tokens per iteration stay the same.
     gains = dict.fromkeys(("ms per token", "speed-up", "ms per iteration"), change)
-    for compared in compared_runs(before, after, margin):
+    every = compared_runs(before, after, margin)
+    are_worse = []
+    for compared in every:
         gain = gains.get(compared.figure.name, 1.0)
         wrong = {
             "worse": gain >= 1 - _ROUNDING,
@@ -395,6 +680,14 @@ def one_regress(rng: random.Random) -> Found:
             "no worse": gain < 1 - margin - _ROUNDING,
         }
         found.check(compared.verdict, is_false=wrong.get(compared.verdict, False))
+        if compared.figure.decides:
+            are_worse.append(gain < 1 - _ROUNDING)
+    if every:
+        settings = RegressSettings("before.csv", "after.csv", margin)
+        (finding,) = page_of_changes(every, settings, before, after, []).finding
+        said = finding.text.partition(":")[0]
+        wrong = {"worse": not any(are_worse), "no worse, and better": change <= 1 + _ROUNDING}
+        found.check(f"first line: {said}", is_false=wrong.get(said, False))
     return found
 
 
@@ -411,27 +704,86 @@ def one_plan(rng: random.Random) -> Found:
     world = drawn_world(rng)
     ks = sorted(rng.sample([1, 2, 3, 4, 6, 8], rng.choice([2, 3, 4])))
     acceptance = world.engine["acceptance"]
-    if acceptance and rng.random() < 0.5:
+    if acceptance and not isinstance(acceptance, tuple) and rng.random() < 0.5:
         acceptance = round(rng.uniform(0.2, 0.95), 2)
     others = replace(world, seed=world.seed + 1, num_prompts=rng.choice([8, 15, 30]))
     for k in ks:
-        _run(*world.typed(), f"K={k}")
-        _run(*others.typed(acceptance=acceptance), f"K={k}", "results.file=others.csv")
+        _run(world, *world.typed(), f"K={k}")
+        _run(others, *others.typed(acceptance=acceptance), f"K={k}", "results.file=others.csv")
     typed = ["costs=results/latency.csv", "acceptance=others.csv", "hydra.run.dir=predicted"]
     harness.run("plan", *typed)
     page = measurement("plan").page([Run(rows_in(Path("predicted/plan.csv"), PlanRow))])
     assert page is not None
-    for statement in page.statements:
-        truth = world.speedup(statement.subject.num_draft_tokens, acceptance=acceptance)
-        if statement.relation in ("faster", "slower", "cannot tell"):
-            found.check_speedup(statement, truth, _ROUNDING)
-        elif statement.reference is not None:
-            k = statement.reference.num_draft_tokens
-            planted = world.speedup(k, acceptance=acceptance)
-            found.check_share(statement, truth / planted, _ROUNDING)
-        else:
-            found.check(statement.relation, is_false=False)
+
+    def planted(row: Any) -> float:
+        return world.speedup(row.num_draft_tokens, acceptance=acceptance)
+
+    _check_page(found, page, planted, _ROUNDING)
+    for cells in (row.cells for row in page.tables[0].rows):
+        if "best" in cells:
+            (k,) = (cell for cell in cells if isinstance(cell, int) and cell in ks)
+            speedups = {each: world.speedup(each, acceptance=acceptance) for each in ks}
+            best = speedups.pop(k)
+            found.check("best", is_false=best <= max([1.0, *speedups.values()]) + _ROUNDING)
     return found
+
+
+def one_acceptance(rng: random.Random) -> Found:
+    """Several drafts on the same texts, of which some are equal."""
+    found = Found("acceptance")
+    world = drawn_world(rng)
+    ks = range(1, 9)
+    truths: dict[tuple[str, int], float] = {}
+    runs = []
+    prompts = [rng.choice(world.population) for _ in range(world.num_prompts)]
+    for number in range(rng.choice([1, 2, 3, 5])):
+        name, engine = f"draft{number}", dict(world.engine)
+        if rng.random() < 0.5 and not isinstance(engine["acceptance"], tuple):
+            engine["acceptance"] = round(min(0.98, engine["acceptance"] * rng.uniform(0.7, 1.3)), 3)
+        settings = SimulatedSettings(**engine)
+        texts = []
+        for length in prompts:
+            odds = rng.choice(world.log_odds(length, settings))
+            texts.append([max(1.0, _expected(settings, k, 1, length - 1, odds)[1]) for k in ks])
+        tokens = [max(1, length - 1) for length in prompts]
+        rows = []
+        for k in ks:
+            cost = settings.iteration_ms(k) / settings.pass_ms(1)
+            decided = ratio_of_totals([tokens], [[iterations[k - 1] for iterations in texts]])
+            columns: dict[str, Any] = {"run": name, "model": "m", "draft": name, "status": "ok"}
+            columns |= {"num_draft_tokens": k, "iteration_cost": cost, "text_source": "given"}
+            row = AcceptanceRow(
+                **columns, tokens_per_iteration=decided, expected_speedup=decided.scaled(1 / cost)
+            )
+            rows.append(row)
+            truths[name, k] = _expected_speedup(world, settings, k, cost)
+        text_rows = [
+            AcceptanceTextRow(
+                run=name,
+                prompt_index=index,
+                token_ids=[index],
+                num_tokens=num_tokens,
+                iterations_by_num_draft_tokens=iterations,
+            )
+            for index, (num_tokens, iterations) in enumerate(zip(tokens, texts, strict=True))
+        ]
+        append_rows(Path(name) / TEXTS_FILE, text_rows)
+        runs.append(Run(rows, directory=Path(name)))
+    page = measurement("acceptance").page(runs)
+    assert page is not None
+    _check_page(found, page, lambda row: truths[row.draft, row.num_draft_tokens], _ROUNDING)
+    return found
+
+
+def _expected_speedup(world: World, settings: SimulatedSettings, k: int, cost: float) -> float:
+    """Tokens over iterations of the whole population, over what an iteration costs."""
+    tokens = iterations = 0.0
+    for length in world.population:
+        log_odds = world.log_odds(length, settings)
+        numbers = [max(1.0, _expected(settings, k, 1, length - 1, odds)[1]) for odds in log_odds]
+        tokens += max(1, length - 1)
+        iterations += float(np.mean(numbers))
+    return tokens / iterations / cost
 
 
 def one_eval(rng: random.Random) -> Found:
@@ -477,6 +829,7 @@ COMMANDS: dict[str, Callable[[random.Random], Found]] = {
     "report": mixed_report,
     "regress": one_regress,
     "plan": one_plan,
+    "acceptance": one_acceptance,
     "eval": one_eval,
 }
 
@@ -485,6 +838,7 @@ def page(numbered: tuple[str, int]) -> Found:
     """One page of a command, by the number of its world."""
     name, number = numbered
     with _elsewhere():
+        random.seed(number)
         return COMMANDS[name](random.Random(f"{name} {number}"))
 
 
@@ -498,8 +852,8 @@ def show(name: str, found: Sequence[Found]) -> None:
     )
     said: Counter[str] = sum((one.said for one in found), Counter())
     wrong: Counter[str] = sum((one.wrong for one in found), Counter())
-    relations = [f"{relation} {wrong[relation]} of {number}" for relation, number in said.items()]
-    print(f"    false: {', '.join(relations)}")
+    texts = [f"{words} {wrong[words]} of {number}" for words, number in sorted(said.items())]
+    print(f"    false: {', '.join(texts)}")
     intervals: Counter[str] = sum((one.intervals for one in found), Counter())
     for level in ("alone", "at once"):
         if intervals[level]:
@@ -512,9 +866,12 @@ def main() -> None:
     parser.add_argument("--pages", type=int, default=600, help="in all")
     parser.add_argument("--commands", nargs="*", default=[*COMMANDS], choices=[*COMMANDS])
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=0, help="of the worlds")
     options = parser.parse_args()
     each = max(1, options.pages // len(options.commands))
-    numbered = [(name, number) for name in options.commands for number in range(each)]
+    first = options.seed * 10**6
+    numbers = range(first, first + each)
+    numbered = [(name, number) for name in options.commands for number in numbers]
     with Pool(options.processes, maxtasksperchild=25) as pool:
         found = pool.map(page, numbered, chunksize=4)
     by_name: dict[str, list[Found]] = {}
@@ -522,6 +879,8 @@ def main() -> None:
         by_name.setdefault(name, []).append(one)
     for name, pages in by_name.items():
         show(name, pages)
+    num_false = sum(any(one.wrong.values()) for one in found)
+    print(f"in all {num_false} of {len(found)} pages, {100 * num_false / len(found):.1f} %")
 
 
 if __name__ == "__main__":

@@ -112,7 +112,7 @@ def exit_code(command: str, rows: Rows) -> int:
     if any(row.status == REFUSED for row in rows):
         return 2
     jobs = grouped(rows, attrgetter("job")).values()
-    bad_answers = [measurement(command).judge(job) for job in jobs]
+    bad_answers = [measurement(command).bad_answer(job) for job in jobs]
     return min((answer.exit_code for answer in bad_answers if answer is not None), default=0)
 
 

@@ -154,7 +154,7 @@ class Command(ConfiguredCommand[SomeSettings], Generic[SomeSettings, SomeRow]):
         """Why a job has no full result, for its line."""
         return f"{str(row.status).replace('_', ' ')}: {row.error}"
 
-    def judge(self, rows: Sequence[SomeRow]) -> VerdictError | None:
+    def bad_answer(self, rows: Sequence[SomeRow]) -> VerdictError | None:
         """The error of a run that succeeded and whose answer is not the good one; None for one that is."""
         for row in rows:
             if row.status == NO_VERDICT:

@@ -87,7 +87,7 @@ def run_command(
         if write_error is not None:
             # A full disk is worse news than the error that ended the run, which becomes its context.
             raise write_error
-    bad_answer = record.judge(rows)
+    bad_answer = record.bad_answer(rows)
     if bad_answer is not None:
         raise bad_answer
     # Not `rows`: some commands have written others while they measured.

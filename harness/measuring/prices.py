@@ -273,7 +273,7 @@ def why_no_price(run: Run[LatencyRow]) -> str:
         setting = "not reported" if row.num_draft_tokens is None else row.num_draft_tokens
         return f"K is {setting}: a price is that of one K (K=4)"
     if _drafts_less(row):
-        return f"{drafted:.1f} tokens were drafted of K={k}, so that the text decides what an iteration costs"
+        return f"{drafted:.1f} tokens were drafted of K={k}, so the cost of an iteration depends on the text"
     if _load(row) is None:
         return "rows of a batch wait for each other, or requests came at a rate: keep some in flight (batch_size=4)"
     if any(each.held_back for each in run.rows):

@@ -12,7 +12,7 @@ from harness.results.judging.change import Figure, judged_change
 from harness.results.judging.statement import Statement
 from harness.results.runs import AnyRunRow, Run
 from harness.results.schema import RunRow
-from harness.results.statistics.comparisons import UNKNOWN, Comparison, Noise
+from harness.results.statistics.comparisons import NOT_COMPARED, Comparison, Noise
 
 ONE_RUN = "one run on each side, which says nothing about noise: repeats=5, or noise="
 
@@ -36,7 +36,9 @@ class BeforeAndAfter(Generic[AnyRunRow]):
     def runs(self) -> Sequence[Run[AnyRunRow]]:
         return [*self.before, *self.after]
 
-    def compared(self, figure: Figure, comparison: Comparison = UNKNOWN, why: str = "") -> Compared:
+    def compared(
+        self, figure: Figure, comparison: Comparison = NOT_COMPARED, why: str = ""
+    ) -> Compared:
         """A figure on both sides.
 
         Args:

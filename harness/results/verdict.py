@@ -61,7 +61,7 @@ MOST_READ_OTHERWISE = 0.02
 _FEWEST_ALIKE = 20
 _FEWEST_DIFFERENT = 3
 # The speed-up of a run whose times are not known yet.
-_UNKNOWN = Interval()
+_NOT_TIMED = Interval()
 # Regular arms of one target under the same conditions take the same time, within this factor.
 _MOST_APART = 1.5
 # A damaged file may hold any number.
@@ -116,17 +116,6 @@ class ArmEvidence:
         return cls(**filled | further)
 
 
-def judge(speedup: Interval, why: str = "") -> Statement:
-    """The conclusion that an interval allows.
-
-    Args:
-        speedup: regular over speculative time.
-        why: why nothing can be concluded from it, whatever it is; empty where nothing is known
-            against it.
-    """
-    return Statement.ordered("pays", speedup, why)
-
-
 def verdict_of(row: ComparedRow, family: int = 1) -> Statement:
     """The statement about the speed-up of a run, from the row of its speculative arm.
 
@@ -139,15 +128,17 @@ def verdict_of(row: ComparedRow, family: int = 1) -> Statement:
 
 def _judged_speedup(row: ComparedRow, family: int) -> Statement:
     if row.status == NO_VERDICT:
-        return judge(Interval(), row.error or "the arms cannot be compared")
+        return Statement.ordered("pays", Interval(), row.error or "the arms cannot be compared")
     speedup = _at_once(_interval_of(row), family, row)
     if math.isnan(speedup.estimate):
-        return judge(speedup, "no speed-up was measured")
+        return Statement.ordered("pays", speedup, "no speed-up was measured")
     if row.weights == "random" and not row.synthetic:
-        return judge(speedup, "random weights accept by chance; the texts mean nothing")
+        return Statement.ordered(
+            "pays", speedup, "random weights accept by chance; the texts mean nothing"
+        )
     if speedup.has_bounds:
-        return judge(speedup, _waited(row))
-    return judge(speedup, why_no_interval(row))
+        return Statement.ordered("pays", speedup, _waited(row))
+    return Statement.ordered("pays", speedup, why_no_interval(row))
 
 
 def _waited(row: ComparedRow) -> str:
@@ -197,7 +188,7 @@ def why_no_interval(row: ComparedRow) -> str:
 
 
 def refusal(
-    regular: ArmEvidence, speculative: ArmEvidence, speedup: Interval = _UNKNOWN
+    regular: ArmEvidence, speculative: ArmEvidence, speedup: Interval = _NOT_TIMED
 ) -> str | None:
     """Why the arms cannot be compared; None where nothing is known against it.
 
@@ -216,7 +207,7 @@ def refusal(
     )
 
 
-def too_many_failures(arms: Sequence[ArmEvidence], speedup: Interval = _UNKNOWN) -> str | None:
+def too_many_failures(arms: Sequence[ArmEvidence], speedup: Interval = _NOT_TIMED) -> str | None:
     """The failures, where they are more than 1 % of an arm's requests, or could change the verdict.
 
     Those that failed are left out of the times. If each had taken ten times as long as the others,
@@ -234,7 +225,8 @@ def too_many_failures(arms: Sequence[ArmEvidence], speedup: Interval = _UNKNOWN)
     for arm in arms:
         added = 1 + _TIME_OF_A_FAILURE * arm.num_failed / max(1, arm.num_prompts)
         factor = added if arm.arm == "regular" else 1 / added
-        if judge(speedup.scaled(factor)).relation != judge(speedup).relation:
+        scaled = Statement.ordered("pays", speedup.scaled(factor))
+        if scaled.relation != Statement.ordered("pays", speedup).relation:
             return " and ".join(failures) + ", which could change the verdict"
     return None
 

@@ -46,14 +46,14 @@ def test_a_series_each_and_one_bold_sentence_for_it(tmp_path: Path) -> None:
     """Single runs are rows."""
     report = afternoon(tmp_path)
     first, second = bold(report)
-    assert first.startswith("  Fastest: 13B with 7B, K=4: 2.00× faster")
-    assert second.startswith("  Fastest: 13B with 7B, K=2: 1.40× faster")
+    assert first.startswith("  Highest shown to pay: 13B with 7B, K=4: 2.00× faster")
+    assert second.startswith("  Highest shown to pay: 13B with 7B, K=2: 1.40× faster")
     page = report.pages["Is it faster?"]
     assert [len(part.tables[0].rows) for part in page.parts] == [3, 2, 5]
     # Above them all, below what distinguishes them.
     above = [line.text for line in report.answers["Is it faster?"]]
     for title in ("15 prompts (english) · temperature 0.5", "15 prompts (english) · greedy"):
-        assert above[above.index(f"13B with 7B · {title}") + 1].startswith("Fastest")
+        assert above[above.index(f"13B with 7B · {title}") + 1].startswith("Highest")
 
 
 def test_no_setting_that_all_rows_share_is_in_the_rows(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_made_up_runs_are_apart_and_nothing_is_said_of_them(tmp_path: Path) -> N
 def test_planted_runs_alone_are_told_as_ever(harness: Harness) -> None:
     harness("latency", "engine=simulated", "num_prompts=8", "-m", "K=2,4")
     shown = harness("report").stdout
-    assert "Fastest: simulated, K=4" in shown
+    assert "Highest shown to pay: simulated, K=4" in shown
     assert "Made up" not in shown
 
 
@@ -152,7 +152,7 @@ def test_a_terminal_shows_five_series(tmp_path: Path) -> None:
     ]
     report = build([write(tmp_path / "latency.csv", *runs)])
     shown = as_text(on_terminal(report))
-    assert shown.count("Fastest") == 5
+    assert shown.count("Highest shown to pay") == 5
     assert "3 more: report.md" in shown
     assert markdown(report, "").count("### ") == 8
 

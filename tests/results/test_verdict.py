@@ -12,10 +12,10 @@ from harness.commands.map.rows import MapRow
 from harness.commands.registry import measurement
 from harness.config.model_names import SECOND_COMMAND
 from harness.measuring.rows import LatencyRow
+from harness.results.judging.statement import Statement
 from harness.results.statistics.interval import Coverage, Interval
 from harness.results.verdict import (
     ArmEvidence,
-    judge,
     judged,
     refusal,
     verdict_of,
@@ -80,9 +80,9 @@ def test_why_there_is_no_interval(speedup: Interval, why: str) -> None:
     ],
 )
 def test_an_interval_decides_and_nothing_else(speedup: Interval, relation: str, why: str) -> None:
-    judgement = judge(speedup)
+    judgement = Statement.ordered("pays", speedup)
     assert (judgement.relation, judgement.why, judgement.interval) == (relation, why, speedup)
-    doubted = judge(speedup, "any reason")
+    doubted = Statement.ordered("pays", speedup, "any reason")
     assert (doubted.relation, doubted.why) == ("open", "any reason")
 
 
@@ -319,11 +319,11 @@ def test_rows_of_arms_that_cannot_be_compared_lose_their_speedup() -> None:
     assert refused[1].speedup is None
     assert refused[1].decode_speedup is None
     assert judged(refused) == refused
-    bad_answer = measurement("latency").judge(refused)
+    bad_answer = measurement("latency").bad_answer(refused)
     assert str(bad_answer).startswith("no verdict: the arms did not do the same work")
     assert bad_answer.exit_code == 3
     assert verdict_of(refused[1]).why == refused[1].error
-    assert measurement("latency").judge(rows()) is None
+    assert measurement("latency").bad_answer(rows()) is None
     # Texts that are drawn and end by themselves may differ more.
     for temperature, refuses in ((1.0, False), (0.0, True)):
         pair = [replace(r, ignore_eos=False, temperature=temperature) for r in rows(num_tokens=40)]

@@ -20,7 +20,7 @@ from harness.results.judging.health import judged_health
 from harness.results.judging.statement import Statement
 from harness.results.rows.acceptance import AcceptancePartRow, AcceptanceRow, AcceptanceTextRow
 from harness.results.runs import Run, grouped
-from harness.results.statistics.interval import UNKNOWN, Interval
+from harness.results.statistics.interval import DASH, Interval
 from harness.results.texts import best_row, rows_of, texts_of
 
 if TYPE_CHECKING:
@@ -169,10 +169,10 @@ def _by_k(rows: Sequence[AcceptanceRow], best: AcceptanceRow) -> Table:
     speedups = [row.expected_speedup for row in shown]
     lines = {
         "tokens": [f"{estimate_of(row.tokens_per_iteration):.2f}" for row in shown],
-        "accepted": [UNKNOWN if rate is None else percent(rate) for rate in accepted],
+        "accepted": [DASH if rate is None else percent(rate) for rate in accepted],
     }
     if any(speedups):
-        lines["speed-up"] = [times(gain.estimate) if gain else UNKNOWN for gain in speedups]
+        lines["speed-up"] = [times(gain.estimate) if gain else DASH for gain in speedups]
     columns = (Column("K", text=True), *(Column(str(row.num_draft_tokens)) for row in shown))
     cells = tuple(TableRow((name, *values)) for name, values in lines.items())
     return Table("by_k", "", columns, cells, look="bare")

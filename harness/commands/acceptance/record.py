@@ -90,7 +90,7 @@ class Acceptance(Command[AcceptanceSettings, AcceptanceRow]):
     def needs_local(self, settings: AcceptanceSettings) -> bool:
         return True
 
-    def judge(self, rows: Sequence[AcceptanceRow]) -> VerdictError | None:
+    def bad_answer(self, rows: Sequence[AcceptanceRow]) -> VerdictError | None:
         """The error where an engine does not accept what its weights say, or where this is unknown."""
         from harness.commands.acceptance.health import health_in_words
 

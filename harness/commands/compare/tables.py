@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
-from dataclasses import replace
 
 from harness.commands.compare.rows import CompareRow
 from harness.config.amounts import counted, percent
@@ -25,7 +24,6 @@ from harness.results.acceptance import Rejection
 from harness.results.judging.statement import Statement
 from harness.results.runs import Run
 from harness.results.statistics.interval import Interval
-from harness.results.verdict import judge
 
 
 def verdict(row: CompareRow) -> Document:
@@ -117,7 +115,7 @@ def races_page(runs: Sequence[Run[CompareRow]]) -> Page | None:
 def _statement(row: CompareRow) -> Statement:
     speedup = Interval() if row.speedup is None else Interval(row.speedup)
     why = row.why_no_verdict or "a single prompt, timed once"
-    return replace(judge(speedup, why), subject=row)
+    return Statement.ordered("pays", speedup, why, subject=row)
 
 
 def _quoted(token: str) -> str:

@@ -45,7 +45,7 @@ class EvalSettings(RunSettings):
                 "operands",
                 "must be the lowest and the highest operand, such as [1,99], from 0 to 10^9",
             ),
-            (are_seeds, "seeds", "must be different numbers, none negative, and one at least"),
+            (are_seeds, "seeds", "must be one or more different numbers of 0 or more"),
             (self.num_prompts >= 1, "num_prompts", "must be at least 1"),
             (self.num_prompts <= 10**6, "num_prompts", "must be at most 10^6"),
             (self.weights == "stored", "weights", "must be stored: random weights know no answers"),

@@ -115,7 +115,7 @@ def _not_reported(row: LatencyRow) -> str:
     return "acceptance is not reported by the server"
 
 
-def checked(rows: Sequence[LatencyRow]) -> list[str]:
+def checks_that_held(rows: Sequence[LatencyRow]) -> list[str]:
     """The checks that passed, and the ratio of the regular arm to itself."""
     regular, row = rows[0], rows[-1]
     if not has_verdict(rows) or not row.speedup or row.is_simulated:

@@ -349,7 +349,7 @@ DOUBTS = (
     Doubt(
         "comparison",
         lambda run: run.last.drifted and run.last.drift,
-        "The speed-up changed during the run: the second half has {found:.2f} times the speed-up of the first.",
+        "The speed-up changed during the run: that of the second half is {found:.2f} times that of the first.",
     ),
     Doubt(
         "comparison",
@@ -424,7 +424,7 @@ DOUBTS = (
     Doubt(
         "against",
         lambda run: run.last.speedup and run.last.speedup.has_bounds and _same_prompts(run),
-        "{found} prompts are the same: the interval covers repetition of it, not other prompts.",
+        "{found} prompts are the same: the interval says how repeatable this prompt is, nothing about others.",
     ),
     Doubt(
         "setting note",

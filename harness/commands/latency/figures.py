@@ -29,7 +29,7 @@ from harness.results.prompt_times import common_times, waits_of_both_arms
 from harness.results.published import DIFFERENCES, Published, published_for
 from harness.results.rows.prompts import LatencyPromptRow, tokens_per_iteration
 from harness.results.runs import Run, grouped
-from harness.results.statistics.interval import UNKNOWN, Interval
+from harness.results.statistics.interval import DASH, Interval
 from harness.results.statistics.ratios import ratio_of_totals
 
 
@@ -110,7 +110,7 @@ def pairs_table(pairs: Sequence[RankedRun], further_notes: Sequence[str] = ()) -
 
 def _positions(rates: Sequence[float | None]) -> str:
     """`92 87 –`, in percent."""
-    return " ".join(UNKNOWN if rate is None else f"{100 * rate:.0f}" for rate in rates)
+    return " ".join(DASH if rate is None else f"{100 * rate:.0f}" for rate in rates)
 
 
 def _costs(pair: RankedRun) -> StepCosts | None:
@@ -269,7 +269,7 @@ def _divided(key: str, column: str, title: str, pairs: Sequence[RankedRun]) -> T
     for pair in pairs:
         if pair.is_best_of_draft:
             name = pair.name.label() if len(pairs) > 1 else ""
-            for part in parts_of(pair.run, attrgetter(column)):
+            for part in categories_of(pair.run, attrgetter(column)):
                 parts.append(replace(part, pair=name))
     by_name = grouped(parts, attrgetter("name"))
     columns = (
@@ -286,7 +286,9 @@ def _divided(key: str, column: str, title: str, pairs: Sequence[RankedRun]) -> T
     return Table.of(key, title, shown, columns, about=about)
 
 
-def parts_of(run: Run[LatencyRow], name_of: Callable[[LatencyPromptRow], object]) -> list[Category]:
+def categories_of(
+    run: Run[LatencyRow], name_of: Callable[[LatencyPromptRow], object]
+) -> list[Category]:
     """Speed-up and acceptance of parts of a run's prompts; [] for batches, which time all their prompts together.
 
     Args:

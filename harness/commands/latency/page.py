@@ -7,7 +7,7 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from harness.commands.latency.answer import checked, end, has_verdict, headline, reasons
+from harness.commands.latency.answer import checks_that_held, end, has_verdict, headline, reasons
 from harness.commands.latency.costs import times_table
 from harness.commands.latency.doubts import doubts
 from harness.commands.latency.figures import (
@@ -94,7 +94,7 @@ def _page_of_run(pair: RankedRun) -> Page:
         ],
         [
             *(("Why", reason) for reason in reasons(run, verdict)),
-            *(("Checked", held) for held in checked(run.rows)),
+            *(("Checked", held) for held in checks_that_held(run.rows)),
             *(("Ended", ended) for ended in end(run.last)),
         ],
         steps_after_run(run.rows, verdict),

@@ -185,8 +185,7 @@ def answers(pairs: Sequence[RankedRun]) -> list[Line]:
     if any(pair.member.is_shown for pair in others):
         beginning = "None that ran quietly is shown to pay; the highest of those"
     if first.member.is_shown:
-        is_fastest = first.series.is_reference_highest and "not ranked" not in by_words
-        beginning = "Fastest" if is_fastest else "Fastest shown to pay"
+        beginning = "Fastest" if first.series.is_reference_best else "Highest shown to pay"
     answer = headline(first.member.verdict)
     style = answer.style if first.member.verdict.is_conclusion else "plain"
     lines = [Line(f"{beginning}: {first.name.label(', ')}: {answer.text}", style, answer.more)]

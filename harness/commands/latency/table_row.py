@@ -12,7 +12,7 @@ from harness.reporting.names import name_of
 from harness.reporting.words import called, device_of, labels
 from harness.results.runs import Run
 from harness.results.schema import NO_VERDICT
-from harness.results.statistics.interval import UNKNOWN
+from harness.results.statistics.interval import DASH
 from harness.results.verdict import verdict_of
 from harness.servers.dialects import without_port
 
@@ -56,17 +56,17 @@ _COLUMNS: Mapping[str, Callable[[LatencyRow], str]] = {
     "model": lambda row: ", ".join([called(row.model or "unknown model"), *labels(row)]),
     "server": lambda row: row.server or f"harness {row.harness_version}, engine={row.engine}",
     "draft": _draft,
-    "K": lambda row: str(name_of(row).num_draft_tokens or UNKNOWN),
+    "K": lambda row: str(name_of(row).num_draft_tokens or DASH),
     "device": device_of,
-    "dtype": lambda row: row.dtype or UNKNOWN,
+    "dtype": lambda row: row.dtype or DASH,
     "prompts": lambda row: f"{row.num_prompts or 0} ({row.prompts or 'unknown'})",
-    "tokens": lambda row: str(row.max_new_tokens or UNKNOWN),
-    "temperature": lambda row: UNKNOWN if row.temperature is None else f"{row.temperature:g}",
+    "tokens": lambda row: str(row.max_new_tokens or DASH),
+    "temperature": lambda row: DASH if row.temperature is None else f"{row.temperature:g}",
     "speed-up (95 % interval)": _speedup,
     "tokens per iteration": lambda row: (
-        f"{row.tokens_per_iteration:.2f}" if row.tokens_per_iteration else UNKNOWN
+        f"{row.tokens_per_iteration:.2f}" if row.tokens_per_iteration else DASH
     ),
-    "run": lambda row: row.run or UNKNOWN,
+    "run": lambda row: row.run or DASH,
 }
 
 
@@ -77,7 +77,7 @@ def _command(run: Run[LatencyRow]) -> str:
     row = run.last
     commands = [_as_code(without_port(command)) for command in row.server_command or []]
     if not commands:
-        return UNKNOWN if run.typed is None else _as_code(run.typed)
+        return DASH if run.typed is None else _as_code(run.typed)
     # The regular command follows from the other one, unless there are two.
     return " against ".join(reversed(commands)) if row.draft == SECOND_COMMAND else commands[-1]
 

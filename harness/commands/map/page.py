@@ -18,7 +18,7 @@ from harness.reporting.names import Name, distinct_names
 from harness.reporting.page import NextStep, Page, title_of_many
 from harness.reporting.table import Column, Line, Table, TableRow, style_of
 from harness.reporting.words import disturbed_runs
-from harness.results.judging.grid import cells_of, highest, schedule_file, schedule_of
+from harness.results.judging.grid import cells_of, highest_cell, schedule_file, schedule_of
 from harness.results.judging.series import Member, Sides
 from harness.results.judging.statement import Relation
 from harness.results.runs import Run, grouped
@@ -84,7 +84,7 @@ def _page_of_grid(pairs: Sequence[RankedRun], ended: set[str], *, has_file: bool
     cells = [pair.member for pair in pairs]
     runs = [pair.run for pair in pairs]
     # Where no cell can tell, the finding says why.
-    undecided = _undecided(cells) if highest(cells) else None
+    undecided = _undecided(cells) if highest_cell(cells) else None
     disturbed = disturbed_runs(runs, "cell")
     measured = counted(len(cells), "cell")
     doubts = [
@@ -146,7 +146,7 @@ def _finding(cells: Sequence[Member]) -> Line:
 
 def highest_in_words(cells: Sequence[Member]) -> str:
     """`up to 2.44× (2.39 to 2.49): K=5, batch size 1, by intervals for 9 cells at once`; empty without intervals."""
-    cell = highest(cells)
+    cell = highest_cell(cells)
     if cell is None:
         return ""
     _, size, k = cell.sides

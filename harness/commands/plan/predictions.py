@@ -16,7 +16,7 @@ from harness.reporting.page import NextStep, Page, heading, title_of_many
 from harness.reporting.table import Column, Line, Table, number, style_of, times, with_bounds
 from harness.reporting.words import latency_again
 from harness.results.judging.choice import best_of
-from harness.results.judging.predictions import highest, judged_predictions
+from harness.results.judging.predictions import highest_prediction, judged_predictions
 from harness.results.judging.statement import Statement
 from harness.results.price.table import PriceTable
 from harness.results.price.value import NUM_SWEEPS, OTHER_TEXTS, IterationCost, ratio
@@ -190,7 +190,7 @@ def _marks(judged: Sequence[Sequence[Statement]]) -> dict[int, str]:
 
 def best_in_words(rows: Sequence[PlanRow]) -> str:
     """`2.13× (1.98 to 2.30) at K=4`, of the highest prediction."""
-    best = highest(rows)
+    best = highest_prediction(rows)
     return f"{_speedup(best):×} at K={best.num_draft_tokens}"
 
 
@@ -280,7 +280,7 @@ def _covers(rows: Sequence[PlanRow]) -> str:
 
 
 def _next_step(rows: Sequence[PlanRow]) -> NextStep:
-    best = highest(rows)
+    best = highest_prediction(rows)
     ks = {row.num_draft_tokens or 0 for row in rows if row.draft == best.draft}
     largest = max(ks)
     k = f"K={best.num_draft_tokens}"

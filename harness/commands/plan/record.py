@@ -184,7 +184,7 @@ class Plan(Command[PlanSettings, PlanRow]):
     def needs_local(self, settings: PlanSettings) -> bool:
         return settings.costs is None
 
-    def judge(self, rows: Sequence[PlanRow]) -> VerdictError | None:
+    def bad_answer(self, rows: Sequence[PlanRow]) -> VerdictError | None:
         """The error where the pair does not fit."""
         return None if rows[0].status != "does_not_fit" else VerdictError(str(rows[0].error), 1)
 

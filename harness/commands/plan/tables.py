@@ -136,7 +136,8 @@ def _why(row: PlanRow) -> Iterator[tuple[str, str]]:
         bounds = row.predicted_speedup.bounds()
         # What it costs is by bytes.
         interval = f" (95 % interval {bounds}, of acceptance alone)" if bounds else ""
-        yield "Gain", f"{most} {_predicted(row)} predicted{at_a_time}{interval}"
+        gain = f"{most} {times(row.predicted_speedup.estimate)}"
+        yield "Gain", f"{gain}, predicted for K={row.best_num_draft_tokens}{at_a_time}{interval}"
 
 
 def _measure(row: PlanRow, num_plans: int) -> NextStep:

@@ -22,7 +22,7 @@ from harness.commands.recovery.workload import (
     PlannedRequest,
     acceptance_of,
     crash_risk,
-    refusal,
+    why_refused,
 )
 from harness.config.errors import RunError
 from harness.config.settings import DecodingSettings
@@ -150,7 +150,7 @@ def kind_checks(asking: Asking, arm: Arm, regular: Arm | None) -> Iterator[Colum
                 unanswered.append(_columns(name, "not asked", why))
                 continue
             try:
-                if why := refusal(arm, planned[0], settings.seed):
+                if why := why_refused(arm, planned[0], settings.seed):
                     unanswered.append(_columns(name, "refused", f"refused: {why}"))
                     continue
                 if kind.is_long:
@@ -158,7 +158,7 @@ def kind_checks(asking: Asking, arm: Arm, regular: Arm | None) -> Iterator[Colum
                 doing = f"asking, {name}"
                 answers = asking.ask(arm, planned, kind.num_in_flight, doing)
                 expected: Sequence[Answer] = ()
-                if regular is not None and refusal(regular, planned[0], settings.seed) is None:
+                if regular is not None and why_refused(regular, planned[0], settings.seed) is None:
                     expected = asking.ask(regular, planned, kind.num_in_flight, doing)
             except RunError as error:
                 if not _still_answer(arms, asking, every[0]):

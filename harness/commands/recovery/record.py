@@ -158,7 +158,7 @@ class Recovery(Command[RecoverySettings, RecoveryRow]):
 
         return Checks(rows).verdict
 
-    def judge(self, rows: Sequence[RecoveryRow]) -> VerdictError | None:
+    def bad_answer(self, rows: Sequence[RecoveryRow]) -> VerdictError | None:
         """The error where the pair is lossy, or where nothing can be told."""
         from harness.commands.recovery.tables import Checks
 

@@ -94,7 +94,7 @@ def recovery_page(runs: Sequence[Run]) -> Page | None:
             name = run.name.label() if run.name else ""
             findings.append(dataclasses.replace(finding, text=f"{name}: {finding.text}"))
         steps = _next_steps(neediest)
-        return Page(title, findings, (), [pairs_table(every)], (), steps, statements)
+        return Page(title, findings, (), [verdicts_table(every)], (), steps, statements)
     (run,) = every
     # The first check is of greedy texts; the last one has the temperature that was asked for.
     asked = dataclasses.replace(run.rows[-1], num_prompts=None, batch_size=None)
@@ -179,7 +179,7 @@ def _next_steps(checks: Checks) -> list[NextStep]:
     return [NextStep("is the runner the cause?", "runner=eager")] if is_suspect else []
 
 
-def pairs_table(every: Sequence[Checks]) -> Table:
+def verdicts_table(every: Sequence[Checks]) -> Table:
     """One row per run."""
     columns = (
         Column("pair", text=True, of="name.cell"),

@@ -144,7 +144,7 @@ def taken_samplings(
         planned = PlannedRequest(tuple(prompt), sampling, num_tokens=1, index=0)
         if why := crash_risk(arm, settings, sampling):
             say(f"{sampling.name} is not asked for: {why}")
-        elif refusal(arm, planned, settings.seed) is None:
+        elif why_refused(arm, planned, settings.seed) is None:
             taken.append(sampling)
     refused = [sampling.name for sampling in tried if sampling not in taken]
     if not taken:
@@ -167,7 +167,7 @@ def crash_risk(arm: Arm, settings: RecoverySettings, sampling: Sampling) -> str 
     return f"it may end this server, as it ends {program}; 'samplings=[as_asked,{parameter}]' asks for it"
 
 
-def refusal(arm: Arm, planned: PlannedRequest, seed: int) -> str | None:
+def why_refused(arm: Arm, planned: PlannedRequest, seed: int) -> str | None:
     """Why an arm refuses a request or its sampling setting; None where it takes it.
 
     Raises:

@@ -137,7 +137,7 @@ def main(words: Words) -> None:
     finally:
         gc.enable()
     if settings.format != "page":
-        print(_statements(report) if settings.format == "json" else _latex(report))
+        print(statements_in_json(report) if settings.format == "json" else _latex(report))
         return
     # The files first: they are complete even if the terminal shows only half.
     written = write(report, output)
@@ -161,7 +161,7 @@ def _print_rows(findings: Findings, path: Path) -> None:
     print("\n".join(command.table_rows(runs)))
 
 
-def _statements(report: ReportContents) -> str:
+def statements_in_json(report: ReportContents) -> str:
     """What each page says, as JSON."""
     said = {
         question: [statement.as_json() for statement in page.statements]

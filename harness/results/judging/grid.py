@@ -32,7 +32,7 @@ def cells_of(rows: Sequence[Any]) -> list[Run[Any]]:
     return [Run(cell) for cell in cells]
 
 
-def highest(cells: Sequence[Member]) -> Member | None:
+def highest_cell(cells: Sequence[Member]) -> Member | None:
     """The cell with the highest speed-up of those that pay, else of all with an interval; None without any."""
     decidable = [cell for cell in cells if cell.verdict.is_judged]
     paying = [cell for cell in decidable if cell.verdict.pays]

@@ -16,7 +16,7 @@ from harness.results.statistics.interval import Interval
 _PREDICTED = "predicted speed-up"
 
 
-def highest(rows: Sequence[Any]) -> Any:
+def highest_prediction(rows: Sequence[Any]) -> Any:
     """The row with the highest prediction."""
     return max(rows, key=lambda row: (row.predicted_speedup or Interval(0.0)).estimate)
 

@@ -148,12 +148,6 @@ class Series:
         return [member.standing for member in self.members if member.standing is not None]
 
     @property
-    def is_reference_highest(self) -> bool:
-        """Whether no other run has a higher speed-up than the reference, be it by chance."""
-        first = self.reference and self.reference.speedup
-        return all((member.speedup or 0.0) <= (first or 0.0) for member in self.members)
-
-    @property
     def is_reference_best(self) -> bool:
         """Whether the reference is shown to pay, and to gain more than every other run."""
         relations = {standing.relation for standing in self.standings}

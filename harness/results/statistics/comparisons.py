@@ -66,7 +66,7 @@ class Comparison:
 
 
 # Of what cannot be compared.
-UNKNOWN = Comparison(Interval(), Interval(), NAN)
+NOT_COMPARED = Comparison(Interval(), Interval(), NAN)
 
 
 def noise_of_runs(values: ArrayLike) -> Noise:

@@ -32,7 +32,7 @@ from harness.results.statistics.bets import (
     learner_on_parts,
     power_on_parts,
 )
-from harness.results.statistics.interval import UNKNOWN
+from harness.results.statistics.interval import DASH
 
 Finding = Literal["lossless", "lossy", "undecided"]
 
@@ -356,5 +356,5 @@ def odds_in_words(evidence: float) -> str:
 def p_value_in_words(value: float | None) -> str:
     """`0.032`, or `< 1e-300`."""
     if value is None:
-        return UNKNOWN
+        return DASH
     return f"{value:.2g}" if value else "< 1e-300"

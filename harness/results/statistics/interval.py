@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from harness.config.amounts import counted
 
 # Printed in the place of an unknown figure among known ones.
-UNKNOWN = "–"
+DASH = "–"
 NAN = float("nan")
 
 # A bootstrap over fewer units gives an interval that is far too narrow: over two prompts it is no
@@ -134,7 +134,7 @@ class Interval:
         one digit.
         """
         if not self.is_known:
-            return UNKNOWN
+            return DASH
         unit = " %" if form.endswith("%") else "×" if form == "×" else ""
         bounds = self.bounds(form)
         text = f"{self._text(self.estimate, form)}{unit}"

@@ -17,8 +17,8 @@ from harness.reporting.table import Table
 from harness.results.files import append_rows
 from harness.results.rows.acceptance import TEXTS_FILE, AcceptanceRow, AcceptanceTextRow
 from harness.results.runs import Run
-from harness.results.statistics.interval import UNKNOWN, Interval
-from in_process import QUICK_MODELS, QUICKEST_PAIR, Harness, only, results
+from harness.results.statistics.interval import DASH, Interval, UNKNOWN
+from in_process import Harness, QUICKEST_PAIR, QUICK_MODELS, only, results
 from pages import full
 from report_files import run_id
 from shipped_copies import ONE_LAYER, copy_shipped
@@ -262,7 +262,7 @@ def test_figures_that_are_not_known_are_none(tmp_path: Path) -> None:
     page = acceptance_page([run])
     table = page.tables[0]
     assert isinstance(table, Table)
-    assert [row.cells[2] for row in table.rows[1:]] == [UNKNOWN, UNKNOWN]
+    assert [row.cells[2] for row in table.rows[1:]] == [DASH, DASH]
     assert "7 texts" in page.title
     assert [*page.why] == [("Where", "b 0.91 · a 1.25")]
 

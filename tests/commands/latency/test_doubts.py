@@ -75,7 +75,7 @@ SAID: list[tuple[Changes, Changes, str]] = [
     ({}, {"gpu_throttled": "heat", "lowest_gpu_clock_mhz": 900}, "lowered to 900 MHz (heat)."),
     ({"num_throttled_units": 1}, {}, "The GPUs were not quiet: clocks were lowered."),
     ({}, {"gpu_throttled": "heat", "other_gpu_processes": 2}, "computed on them and clocks were"),
-    ({}, DRIFT | {"drifted": True}, "has 0.80 (0.70 to 0.90) times the speed-up of"),
+    ({}, DRIFT | {"drifted": True}, "of the second half is 0.80 (0.70 to 0.90) times"),
     ({}, DRIFT, ""),
     ({}, {"rare_units": "2 of 8 prompts"}, "2 of 8 prompts: they cause most"),
     ({"foreign_tokens": 5, "server_tokens": 9}, {}, "5 of 9 tokens during the regular arm are theirs."),

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgba
 
-from harness.commands.latency.figures import Category, pairs_table, parts_of
+from harness.commands.latency.figures import Category, categories_of, pairs_table
 from harness.commands.latency.plots import speedup_bars
 from harness.commands.latency.ranking import ranked_runs
 from harness.commands.report.command import build
@@ -134,7 +134,7 @@ def test_a_table_over_loads_is_in_the_order_of_the_loads() -> None:
 def by_category(prompts: list[LatencyPromptRow]) -> list[Category]:
     run = Run([LatencyRow(arm="speculative", requests_per_second=1.0, batch_size=8)])
     run.prompt_rows = prompts
-    return parts_of(run, attrgetter("category"))
+    return categories_of(run, attrgetter("category"))
 
 
 def test_a_category_is_over_all_of_its_tokens() -> None:

@@ -49,5 +49,5 @@ def test_a_run_has_one_statement_with_its_reason(
     (statement,) = page.statements
     assert (statement.relation, statement.reason, statement.figure) == (relation, reason, "output")
     assert statement.why == (reason if relation == "open" else "")
-    bad_answer = Recovery().judge([row])
+    bad_answer = Recovery().bad_answer([row])
     assert (bad_answer and bad_answer.exit_code) == exit_code
