@@ -1,4 +1,4 @@
-"""Whole pages of simulated worlds, held against what was planted: `benchmarks/truth.py` with few pages."""
+"""Whole pages of simulated worlds, held against what was planted: `benchmarks/truth.py` with 40 pages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ import pytest
 
 from benchmarks.truth import COMMANDS, page
 
-NUM_PAGES = 3
+# Those of several runs take longer.
+NUM_PAGES = {
+    **{"latency": 8, "acceptance": 8, "eval": 8, "k": 3, "drafts": 3, "plan": 4},
+    **{"map": 2, "report": 2, "regress": 2},
+}
 
 pytestmark = pytest.mark.slow
 
@@ -14,7 +18,7 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_pages_say_nothing_false(command: str) -> None:
     """Worlds are drawn once and for all: of many about 1 in 50 pages has a false statement, and none of these."""
-    found = [page((command, number)) for number in range(NUM_PAGES)]
-    false = {relation: count for one in found for relation, count in one.wrong.items() if count}
+    found = [page((command, number)) for number in range(NUM_PAGES[command])]
+    false = {words: count for one in found for words, count in one.wrong.items() if count}
     assert false == {}
-    assert sum(sum(one.said.values()) for one in found) >= NUM_PAGES
+    assert sum(bool(one.said) for one in found) > len(found) / 2

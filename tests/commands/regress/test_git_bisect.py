@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import forked
 from documented import ROOT
 
 pytestmark = pytest.mark.slow
@@ -37,6 +38,28 @@ COMMITS = [2.0, 2.0, 2.0, 2.0, 2.0, 6.0, 6.0]
 UNEVEN, FIRST_WORSE = 3, 5
 
 
+# `harness` by a fork: importing takes a new interpreter longer than these runs do.
+SHIM = """#!{python}
+import os, sys
+from functools import partial
+sys.path[:] = {path}
+import forked
+forked.address = {address!r}
+program = partial(forked.command, sys.argv[1:])
+sys.exit(forked.Forked(program, environment=dict(os.environ)).wait())
+"""
+
+
+def shim_in(directory: Path) -> Path:
+    """The directory of a program `harness`."""
+    directory.mkdir()
+    program = directory / "harness"
+    address = forked._address_of_server()
+    program.write_text(SHIM.format(python=sys.executable, path=sys.path, address=address))
+    program.chmod(0o755)
+    return directory
+
+
 def git(*words: str) -> str:
     identity = ("-c", "user.name=a", "-c", "user.email=a@b")
     return subprocess.run(
@@ -52,7 +75,7 @@ def test_the_documented_search_names_the_commit(
     beside.mkdir()
     monkeypatch.chdir(repository)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("PATH", f"{shim_in(tmp_path / 'bin')}:{os.environ['PATH']}")
     git("init", "-q", "-b", "main")
     for number, draft_ms in enumerate(COMMITS):
         start_noise = 0.5 if number == UNEVEN else 0.005
