@@ -21,9 +21,7 @@ from harness.reporting.table import (
 )
 from harness.reporting.words import explained_by_rounding, labels, lossy_warning
 from harness.results.acceptance import Rejection
-from harness.results.judging.statement import Statement
 from harness.results.runs import Run
-from harness.results.statistics.interval import Interval
 
 
 def verdict(row: CompareRow) -> Document:
@@ -108,14 +106,7 @@ def races_page(runs: Sequence[Run[CompareRow]]) -> Page | None:
     )
     doubt = "Single prompts, timed once each: an impression, not a measurement."
     table = Table.of("races", "Prompts raced in compare", races, columns)
-    statements = [_statement(row) for row in rows]
-    return Page(title_of_many(rows), doubts=[doubt], tables=[table], statements=statements)
-
-
-def _statement(row: CompareRow) -> Statement:
-    speedup = Interval() if row.speedup is None else Interval(row.speedup)
-    why = row.why_no_verdict or "a single prompt, timed once"
-    return Statement.ordered("pays", speedup, why, subject=row)
+    return Page(title_of_many(rows), doubts=[doubt], tables=[table])
 
 
 def _quoted(token: str) -> str:

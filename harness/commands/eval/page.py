@@ -122,14 +122,8 @@ def accuracy_table(runs: Sequence[Named[EvalRow]], statements: Sequence[Statemen
     Args:
         statements: about the difference in each run.
     """
-    said = {id(statement.subject): statement for statement in statements}
-
-    def difference_of(line: Named[EvalRow]) -> Statement | None:
-        if line.row.difference is None:
-            return None
-        one_seed = Statement("changed", "open", line.row.difference, "of a single seed")
-        return said.get(id(line.row), one_seed)
-
+    # Of a single seed nothing is said.
+    said = {id(item.subject): item for item in statements if item.interval.is_known}
     lines = []
     for named in runs:
         rows = merged_rows(named.run.rows)
@@ -146,7 +140,13 @@ def accuracy_table(runs: Sequence[Named[EvalRow]], statements: Sequence[Statemen
         Column("correct %\n± Wald", of=_with_margin),
         Column("Wilson\n95 %", of=_wilson).at("row"),
         Column("parsed", of=_num_parsed, optional=True).at("row"),
-        Column("difference", _difference, difference_of, optional=True, reference=0),
+        Column(
+            "difference",
+            _difference,
+            lambda line: said.get(id(line.row)),
+            optional=True,
+            reference=0,
+        ),
         Column("McNemar p", "{:.2g}".format, "row.mcnemar_p_value", optional=True),
         Column("ms per\nanswer", number(), "row.ms_per_answer"),
         Column("accepted", share, "row.acceptance_rate"),

@@ -16,7 +16,7 @@ from harness.measuring.rows import LatencyRow
 from harness.reporting.page import NextStep
 from harness.reporting.words import typed_again
 from harness.results.judging.statement import Statement
-from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Coverage
+from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Coverage, Interval
 
 # More prompts than this are not asked for: such a small difference is none that matters.
 _MOST_PROMPTS = 500
@@ -52,31 +52,33 @@ def steps_after_run(rows: Sequence[LatencyRow], verdict: Statement) -> list[Next
 
 
 def _better_interval(row: LatencyRow, verdict: Statement) -> NextStep | None:
-    """An interval where there is none, or a narrower one where it includes 1; None for a conclusion."""
-    if verdict.is_conclusion:
+    """An interval where there is none, or a narrower one where it includes 1; None for a conclusion, and where no
+    difference is expected.
+    """
+    coverage = Coverage.of(row.speedup)
+    has_bounds = verdict.interval.has_bounds
+    if verdict.is_conclusion or coverage is None:
         return None
-    if not verdict.interval.has_bounds:
-        return _an_interval(row)
-    if verdict.why:
+    if has_bounds and verdict.why:
         # Such as on a busy machine.
         again = typed_again("resume=false", command="latency")
         if row.server_command:
             return NextStep("a quiet machine", command=again)
         return NextStep("one thread, or a quiet machine", command=f"OMP_NUM_THREADS=1 {again}")
-    return _narrower(row, verdict)
-
-
-def _an_interval(row: LatencyRow) -> NextStep | None:
-    """The fewest prompts or starts that give an interval; None where the run says nothing of its units."""
-    coverage = Coverage.of(row.speedup)
-    if coverage is None:
-        return None
-    aim = "an interval"
+    aim = "a narrower interval" if has_bounds else "an interval"
     if row.stopped_by == "budget":
         return NextStep(aim, "budget=null")
+    # Prompts do not narrow what varies from run to run, or from start to start.
+    if has_bounds and coverage.num_runs is not None:
+        return NextStep(aim, f"repeats={2 * coverage.num_runs}")
     if coverage.unit == "block":
         return NextStep(aim, f"engine.blocks={max(4, 2 * coverage.num_units)}")
-    prompts_per_unit = _prompts_per_unit(row, coverage)
+    prompts_per_unit = math.ceil((row.num_prompts or 1) / coverage.num_units)
+    if coverage.unit == "prompt" and row.num_different_prompts is None:
+        # `num_prompts` counts each turn of a conversation, and the setting each conversation.
+        prompts_per_unit = 1
+    if has_bounds:
+        return _narrower(row, verdict.interval, coverage.num_units, prompts_per_unit)
     if coverage.unit == "prompt" and prompts_per_unit > 1:
         # They were asked more than once.
         return NextStep(f"{aim} needs {FEWEST_FOR_INTERVAL} different prompts", "prompts=FILE")
@@ -86,37 +88,21 @@ def _an_interval(row: LatencyRow) -> NextStep | None:
     return NextStep(aim, f"num_prompts={num_units * prompts_per_unit}")
 
 
-def _narrower(row: LatencyRow, verdict: Statement) -> NextStep | None:
-    """More of what an interval that includes 1 covers; None where no difference is expected."""
-    coverage = Coverage.of(row.speedup)
-    if coverage is None:
-        return None
-    aim = "a narrower interval"
-    if row.stopped_by == "budget":
-        return NextStep(aim, "budget=null")
-    # Prompts do not narrow what varies from run to run, or from start to start.
-    if coverage.num_runs is not None:
-        return NextStep(aim, f"repeats={2 * coverage.num_runs}")
-    if coverage.unit == "block":
-        return NextStep(aim, f"engine.blocks={max(4, 2 * coverage.num_units)}")
-    difference = abs(math.log(verdict.interval.estimate))
+def _narrower(
+    row: LatencyRow, speedup: Interval, num_units: int, prompts_per_unit: int
+) -> NextStep | None:
+    """The prompts that would show a difference, or runs where these would be too many."""
+    difference = abs(math.log(speedup.estimate))
     are_equal = row.has_one_server or row.has_same_command or difference < _LEAST_DIFFERENCE
     if are_equal or not row.visible_difference:
         return None
     # What can be seen shrinks with the root of the units.
     more = max((row.visible_difference / difference) ** 2, 2)
-    num_prompts = math.ceil(more * coverage.num_units) * _prompts_per_unit(row, coverage)
+    num_prompts = math.ceil(more * num_units) * prompts_per_unit
     if num_prompts > _MOST_PROMPTS:
-        where = aim if row.was_quiet else f"{aim}, on a quiet machine"
-        return NextStep(where, "repeats=5")
+        where = "" if row.was_quiet else ", on a quiet machine"
+        return NextStep(f"a narrower interval{where}", "repeats=5")
     return NextStep(f"to see a difference of {percent(difference)}", f"num_prompts={num_prompts}")
-
-
-def _prompts_per_unit(row: LatencyRow, coverage: Coverage) -> int:
-    if coverage.unit == "prompt" and row.num_different_prompts is None:
-        # `num_prompts` counts each turn of a conversation, and the setting each conversation.
-        return 1
-    return math.ceil((row.num_prompts or 1) / coverage.num_units)
 
 
 def _another_k(regular: LatencyRow, row: LatencyRow, verdict: Statement) -> NextStep | None:
@@ -191,5 +177,5 @@ def steps_after_runs(pairs: Sequence[RankedRun]) -> list[NextStep]:
 def steps_without_interval(pairs: Sequence[RankedRun]) -> list[NextStep]:
     """What gives an interval to the run with the most in flight, and so to all."""
     largest = max(pairs, key=attrgetter("load"))
-    step = _an_interval(largest.row) if largest.row.status == "ok" else None
-    return [step] if step else []
+    step = _better_interval(largest.row, largest.member.verdict)
+    return [step] if step and largest.row.status == "ok" else []

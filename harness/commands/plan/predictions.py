@@ -158,34 +158,17 @@ def predictions_page(rows: Sequence[PlanRow], failed: Sequence[PlanRow]) -> Page
     doubts = [f"Failed: {row.error}" for row in failed]
     doubts += doubts_of_notes(rows)
     judged = judged_predictions(rows)
-    marks = _marks(judged)
     table = Table.of(
         "predictions",
         "What is predicted of decoding",
         rows,
-        (
-            *_COLUMNS,
-            Column("", of=lambda row: marks.get(id(row)), text=True, optional=True),
-            *_DETAILS,
-        ),
+        _COLUMNS,
         strong=lambda row: row.num_draft_tokens == row.best_num_draft_tokens,
     )
     findings = [*_findings(rows, judged), *_beside_measured(rows)]
     covers, steps = [("Covers", _covers(rows))], [_next_step(rows)]
     statements = [statement for of_load in judged for statement in of_load]
     return Page(title, findings, doubts, [table], covers, steps, statements)
-
-
-def _marks(judged: Sequence[Sequence[Statement]]) -> dict[int, str]:
-    """What is said of rows, by their identity, but of those that gain less."""
-    marks = {}
-    for verdict, *standings in judged:
-        is_best = verdict.pays and {standing.relation for standing in standings} == {"below"}
-        marks[id(verdict.subject)] = "best" if is_best else ""
-        for standing in standings:
-            if standing.relation != "below":
-                marks[id(standing.subject)] = standing.words
-    return marks
 
 
 def best_in_words(rows: Sequence[PlanRow]) -> str:
@@ -205,8 +188,6 @@ _COLUMNS = (
     Column("in\nflight", of="batch_size", identifies_row=True, varies=True),
     Column("K", of="num_draft_tokens", identifies_row=True),
     Column("predicted speed-up\n(95 % interval)", with_bounds, "predicted_speedup"),
-)
-_DETAILS = (
     Column("measured", times, "measured_speedup", optional=True),
     Column("tokens per\niteration", number(), "predicted_tokens_per_iteration"),
     Column("pays\nabove", number(), "break_even_tokens", optional=True),
@@ -227,24 +208,20 @@ def _findings(rows: Sequence[PlanRow], judged: Sequence[Sequence[Statement]]) ->
         load = ""
         if num_loads > 1 or (best.batch_size or 1) > 1:
             load = f" with {best.batch_size or 1} in flight"
-        bounds = statement.interval.bounds()
         details = []
-        if bounds:
+        if bounds := statement.interval.bounds():
             at_once = f" for {statement.family} at once" if statement.family > 1 else ""
             details.append(f"95 % interval {bounds}{at_once}")
-        alike = [
-            standing.subject
-            for standing in standings
-            if standing.is_judged and not standing.is_conclusion
-        ]
+        alike = []
+        for standing in standings:
+            row = standing.subject
+            other_draft = "" if row.draft == best.draft else f"{row.draft} "
+            if standing.is_judged and not standing.is_conclusion:
+                alike.append(f"{other_draft}K={row.num_draft_tokens}")
         if alike:
-            others = [
-                f"K={row.num_draft_tokens}"
-                if row.draft == best.draft
-                else f"{row.draft} K={row.num_draft_tokens}"
-                for row in alike
-            ]
-            details.append(f"cannot be told apart: {', '.join(others)}")
+            details.append(f"cannot be told apart: {', '.join(alike)}")
+        elif statement.pays and {standing.relation for standing in standings} == {"below"}:
+            details.append(f"shown to be the best of {statement.family}")
         gain = f"{times(statement.interval.estimate)} predicted"
         text = f"{about}{gain} at {name}K={best.num_draft_tokens}{load}"
         yield Line(text, style_of(statement), "; ".join(details))

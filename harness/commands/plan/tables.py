@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from harness.commands.plan.rows import PlanRow
 from harness.config.amounts import amount
@@ -17,7 +16,6 @@ from harness.reporting.names import named_runs
 from harness.reporting.page import NextStep, Page, heading, title_of_many
 from harness.reporting.table import Column, Line, Table, TableRow, number, times
 from harness.reporting.words import typed_again
-from harness.results.judging.predictions import judged_predictions
 from harness.results.runs import Run
 
 _NO_GPU = "No GPU here: planned for main memory; gpus=4 gpu_memory=40GB pretends GPUs."
@@ -36,11 +34,6 @@ def plan_page(rows: Sequence[PlanRow]) -> Page | None:
     steps = (
         [_measure(fastest, len(rows))] if fitting else [*map(_would_fit, _remedies(fastest)[:1])]
     )
-    statements = []
-    for row in rows:
-        if row.predicted_speedup is not None:
-            best = replace(row, num_draft_tokens=row.best_num_draft_tokens)
-            statements += judged_predictions([best])[0]
     if len(rows) > 1:
         finding = Line(f"{len(fitting)} of {len(rows)} fit", "good" if fitting else "bad")
         slowest = sorted({_rates(row)[-1][0] for row in rows if row.bandwidths})
@@ -49,13 +42,13 @@ def plan_page(rows: Sequence[PlanRow]) -> Page | None:
             least += ", one GPU at a time"
         why = [("Time", least)] if slowest else []
         title, tables = title_of_many(rows), [_plans(rows)]
-        return Page(title, [finding], (), tables, why, steps, statements)
+        return Page(title, [finding], (), tables, why, steps)
     (row,) = rows
     if not row.devices_bytes:
         return None
     doubts = ([] if row.num_gpus else [_NO_GPU]) + doubts_of_notes(rows)
     title, tables = heading(row, _settings(row)), [_devices(row), _models(row)]
-    return Page(title, [_finding(row)], doubts, tables, [*_why(row)], steps, statements)
+    return Page(title, [_finding(row)], doubts, tables, [*_why(row)], steps)
 
 
 def doubts_of_notes(rows: Sequence[PlanRow]) -> list[str]:

@@ -25,7 +25,7 @@ from harness.config.command_line import Words
 from harness.config.errors import CANNOT_TELL, SettingError, VerdictError
 from harness.config.settings import require
 from harness.reporting.page import NextStep, Page, heading, in_full, in_short
-from harness.reporting.table import Column, Line, Table, share, style_of
+from harness.reporting.table import Column, Line, Table, share
 from harness.reporting.terminal import WIDE, plain_console, print_document
 from harness.reporting.words import disturbed_runs, latency_again, short_commit
 from harness.results.runs import Run, grouped
@@ -235,17 +235,13 @@ def _finding(compared: Sequence[Compared], margin: str) -> Line:
     by_verdict = grouped(compared, attrgetter("verdict"))
     several = len({row.name.label() for row in compared}) > 1
     if worst := by_verdict.get("worse"):
-        style = style_of(worst[0].statement)
-        return Line(f"worse: {_changes(worst, several)}", style, "95 % intervals")
+        return Line(f"worse: {_changes(worst, several)}", "bad", "95 % intervals")
     if unsure := by_verdict.get("cannot tell"):
-        style = style_of(unsure[0].statement)
-        return Line("cannot tell whether it is worse", style, unsure[0].statement.why)
+        return Line("cannot tell whether it is worse", "strong", unsure[0].statement.why)
     if better := by_verdict.get("better"):
-        style = style_of(better[0].statement)
-        return Line(f"no worse, and better: {_changes(better, several)}", style, "95 % intervals")
-    style = style_of(compared[0].statement)
+        return Line(f"no worse, and better: {_changes(better, several)}", "good", "95 % intervals")
     return Line(
-        "no worse", style, f"none of {counted(len(compared), 'figure')} is worse by {margin}"
+        "no worse", "good", f"none of {counted(len(compared), 'figure')} is worse by {margin}"
     )
 
 
