@@ -625,7 +625,7 @@ def one_map(rng: random.Random) -> Found:
     sizes = rng.choice([[1, 4], [1, 4, 16], [1, 2, 8]])
     ks = rng.choice([[1, 3], [1, 3, 5], [2, 4]])
     typed = [f"batch_sizes={sizes}", f"draft_tokens={ks}"]
-    with world.planted():
+    with contextlib.suppress(VerdictError), world.planted():
         harness.run("map", *world.typed(), *typed)
     record = measurement("map")
     (run,) = read([Path("results")]).runs_of(record.row)

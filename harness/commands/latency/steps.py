@@ -57,7 +57,7 @@ def _better_interval(row: LatencyRow, verdict: Statement) -> NextStep | None:
     """
     coverage = Coverage.of(row.speedup)
     has_bounds = verdict.interval.has_bounds
-    if verdict.is_conclusion or coverage is None:
+    if verdict.is_conclusion:
         return None
     if has_bounds and verdict.why:
         # Such as on a busy machine.
@@ -65,6 +65,8 @@ def _better_interval(row: LatencyRow, verdict: Statement) -> NextStep | None:
         if row.server_command:
             return NextStep("a quiet machine", command=again)
         return NextStep("one thread, or a quiet machine", command=f"OMP_NUM_THREADS=1 {again}")
+    if coverage is None:
+        return None
     aim = "a narrower interval" if has_bounds else "an interval"
     if row.stopped_by == "budget":
         return NextStep(aim, "budget=null")
