@@ -28,16 +28,14 @@ import numpy
 import pandas as pd
 
 from harness.commands.audit.judge import VERDICTS, judge
-from harness.commands.audit.rows import AuditRow, computed_speedups
-from harness.commands.audit.tables import read_text
+from harness.commands.audit.rows import AuditRow
+from harness.commands.audit.texts import read_text
 
 COLUMNS = (
     "draft", "K", "temperature", "num prompts", "tokens", "batch size", "regular ms/token", "ms/token", "regular tok/s",
     "tok/s", "speed-up", "tokens per iteration", "proposed per iteration", "accepted",
 )  # fmt: skip
 SHORT = ("draft", "K", "num prompts", "speed-up", "tokens per iteration", "accepted")
-# A rate whose definition is named, and which is not accused.
-NAMED = "named"
 DIGITS = (
     "regular ms/token",
     "ms/token",
@@ -187,15 +185,15 @@ def simulated_table(rng: random.Random, layout: int) -> str:
 # Heading, the row of the regular arm if there is one, and a row of K.
 _LAYOUTS = (
     ("n-max,mean tps,accept", "0,{base},", "{k},{tps},{rate}"),
-    ("γ,acceptance rate,τ,speed-up", "", "{k},{rate},{al},{speedup}"),
-    ("steps,topk,num_draft_tokens,throughput,accept_length", "0,0,0,{base},1.0", "{k},2,16,{tps},{al}"),
-    ("category,K,baseline tok/s,tok/s,speedup,mean accepted tokens", "", "code,{k},{base},{tps},{speedup},{al}"),
+    ("γ,acceptance rate,τ,speed-up", "0,,,1.00x", "{k},{rate},{al},{speedup}"),
+    ("steps,topk,num_draft_tokens,throughput (tok/s),accept_length", "0,0,0,{base},1.0", "{k},2,16,{tps},{al}"),
+    ("category,K,baseline tok/s,tok/s,speedup,tokens/step", "", "code,{k},{base},{tps},{speedup},{al}"),
     ("mode,tok/s,gain", "plain,{base},", "MTP n={k},{tps},{gain}"),
     ("n_max,p_min,tok/s,accept", "0,,{base},", "{k},0.75,{tps},{share}"),
     ("draft,K,AL,tok/s", "none,,,{base}", "ngram,{k},{al},{tps}"),
     ("config,K,acceptance,latency (s),vs baseline", "baseline,0,,{base_s},", "EAGLE-3,{k},{rate},{s},{fewer}"),
-    ("K   accept rate   base tok/s   spec tok/s", "", "{k}   {rate}   {base}   {tps}"),
-    ("K,mean accepted length,acceptance rate,speedup", "", "{k},{own},{rate},{speedup}"),
+    ("K   accept rate   baseline tok/s   spec tok/s", "", "{k}   {rate}   {base}   {tps}"),
+    ("K,mean accepted length,acceptance rate,speedup", "0,,,1.00x", "{k},{own},{rate},{speedup}"),
     ("draft,K,AL,TPOT ms", "vanilla,,,{base_tpot}", "EAGLE,{k},{al},{tpot}"),
     ("in flight,K,output tok/s,baseline tok/s,accept rate,tokens/step", "", "1,{k},{tps},{base},{rate},{al}"),
 )  # fmt: skip
@@ -208,9 +206,8 @@ def judged_tables(number: int, seed: int = 0) -> tuple[Counter[str], list[str]]:
     accused = []
     for place in range(number):
         text = simulated_table(rng, place % len(_LAYOUTS))
-        reading = read_text(text, {}, AuditRow(""), "table")
+        reading = read_text("table", text, {}, AuditRow(""))
         claims = [claim for row in reading.rows for claim in judge(row)]
-        verdicts["computed"] += bool(computed_speedups(reading.tables))
         worst = max((VERDICTS.index(claim.verdict) for claim in claims), default=0)
         verdicts[VERDICTS[worst]] += 1
         if VERDICTS[worst] in ("unlikely", "impossible"):
@@ -251,18 +248,16 @@ def table_of(runs: list[Run], drawn: list[int], lengths: numpy.ndarray) -> list[
 
 
 def accusations(rows: list[dict[str, str]], columns: tuple[str, ...]) -> list[str]:
-    """What `audit` says against a table, and rates that it calls accepted ÷ tested."""
+    """What `audit` says against a table."""
     lines = [columns, ["---"] * len(columns), *([row[name] for name in columns] for row in rows)]
     text = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-    (table,) = read_text(text, {}, AuditRow(""), "table").tables
-    accused = []
-    for one in (claim for row in table for claim in judge(row)):
-        if one.verdict in ("impossible", "unlikely"):
-            accused.append(f"{one.verdict}: {one}")
-        elif one.claim.startswith("acceptance rate") and "÷ tested" in one.reason:
-            # The columns are printed as accepted ÷ proposed.
-            accused.append(f"{NAMED}: {one}")
-    return accused
+    reading = read_text("table", text, {}, AuditRow(""))
+    claims = [claim for row in reading.rows for claim in judge(row)]
+    return [
+        f"{claim.verdict}: {claim}"
+        for claim in claims
+        if claim.verdict in ("impossible", "unlikely")
+    ]
 
 
 def swapped(rng: random.Random, rows: list[dict[str, str]], columns: tuple[str, ...]) -> str | None:
@@ -350,9 +345,7 @@ def main() -> None:
         accused = [
             found for _ in range(arguments.honest) if (found := accusations(drawn_table(), columns))
         ]
-        print(
-            f"\n{name}: {len(accused)} of {arguments.honest} honest tables are accused, or a rate of theirs misnamed"
-        )
+        print(f"\n{name}: {len(accused)} of {arguments.honest} honest tables are accused")
         for found in accused[:5]:
             print("  ", found[0])
         for edit in EDITS:
@@ -363,8 +356,7 @@ def main() -> None:
                 if what is None:
                     continue
                 found = accusations(table, columns)
-                is_named = bool(found) and all(one.startswith(NAMED) for one in found)
-                outcomes[NAMED if is_named else "accused" if found else "missed"] += 1
+                outcomes["accused" if found else "missed"] += 1
                 if not found:
                     print(f"   missed: {rows[0]['draft']}, {what}")
             print(f"{edit.__name__}: {dict(outcomes)} of {arguments.edits}")

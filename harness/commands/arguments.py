@@ -18,14 +18,12 @@ def read_arguments(
     kind: type[Settings],
     words: Words,
     usage: str,
-    *,
-    joins: bool = False,
 ) -> tuple[Settings, list[str]]:
     """The settings that are typed, and all other words. `-h` and `--help` print the usage, and end the process.
 
     Args:
-        kind: a dataclass whose fields are texts, numbers, booleans or literals, each with a default.
-        joins: whether a setting that is typed again adds a value, behind a comma; else that is a mistake.
+        kind: a dataclass whose fields are texts, numbers, booleans or literals, each with a default, or `list[str]`,
+            which has each value that is typed.
 
     Raises:
         SettingError: no such setting or option, or a value of another type.
@@ -42,9 +40,11 @@ def read_arguments(
     for word in words.typed:
         name, equals, text = word.partition("=")
         if equals and name in names:
-            if name in values and not joins:
+            if types[name] == list[str]:
+                values.setdefault(name, []).append(text)
+                continue
+            if name in values:
                 raise SettingError(name, f"is typed twice: {values[name]} and {text}")
-            text = f"{values[name]},{text}" if name in values else text
             values[name] = _converted(name, text, types[name])
             continue
         is_option = word.startswith("-") and word != "-"

@@ -283,15 +283,16 @@ TABLE = """k,in_flight,text,ms_per_token,acceptance_length
         (TABLE, "@prose", "has no row with prose"),
         ("text,ms\ncode,20\n", "", "must have a column k or width"),
         ("width,ms\n0,20\n1,20\n", "", "row 1 is not understood: width is 0"),
+        ("ctx,k,ms\n1024,,20\n50000,4,30\n", "", "has several ctx: 1024, 50000; name one"),
         ("k,ms\n,20\n4,1e-308\n", "", "row 2 is not understood: ms is 1e-308"),
-        ("k,in_flight,ms\n,0,20\n", "", "a row is not understood: in_flight is 0"),
+        ("k,in_flight,ms\n,0,20\n", "", "row 1 is not understood: in_flight is 0"),
         (
             "k,ms,low,high\n4,20,30,40\n",
             "",
             "row 1 is not understood: 20 ms is not between 30.0 and 40.0",
         ),
         ("k,ms,low,high\n4,20,10,\n", "", "20 ms is not between 10.0"),
-        ("k,in_flight,ms\n4,1.5,20\n", "", "a row is not understood: in_flight is 1.5"),
+        ("k,in_flight,ms\n4,1.5,20\n", "", "row 1 is not understood: in_flight is 1.5"),
         ("k,ms,acceptance_length\n4,20,9\n", "", "9 tokens per iteration of 5"),
     ],
 )

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from dataclasses import make_dataclass
+from dataclasses import field, make_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,10 @@ import yaml
 from harness.commands.arguments import read_arguments
 from harness.commands.audit.judge import judge
 from harness.commands.audit.page import audit_page
-from harness.commands.audit.rows import AuditRow, computed_speedups
-from harness.commands.audit.tables import (
+from harness.commands.audit.texts import (
     FORMS,
-    NAMES,
     SHORT_NAMES,
     AuditedText,
-    has_figures,
     read_text,
     stated_rows,
 )
@@ -27,8 +23,7 @@ from harness.config.command_line import Words
 from harness.config.errors import SettingError, VerdictError
 from harness.reporting.page import in_full
 from harness.reporting.terminal import WIDE, plain_console, print_document
-from harness.results.printed.figures import NUMBERS, SETTINGS, PrintedFigure
-from harness.results.printed.reader import read_tables
+from harness.results.printed.figures import NUMBERS
 
 _HELP = f"""\
 usage: harness audit FILE|- [columns={{HEADING: NAME, ...}}] [NAME=VALUE ...]
@@ -39,28 +34,31 @@ usage: harness audit FILE|- [columns={{HEADING: NAME, ...}}] [NAME=VALUE ...]
 What does an iteration cost by a published table, what holds the speed-up back, and is each figure possible, given the
 others? Nothing is run.
 
-  FILE           a table in Markdown, CSV, TSV or columns by spaces; or a result file of vllm bench serve, SGLang's
-                 bench_serving, AIPerf or guidellm
+  FILE           a table in Markdown, CSV, TSV or columns by spaces, of headings that docs/audit.md lists; or a result
+                 file of vllm bench serve, SGLang's bench_serving, AIPerf or guidellm
   -              the same from standard input: paste a table, then Ctrl-D
-  columns={{...}}  our NAME of what columns hold whose headings are not known
-  NAME=VALUE     without a file the figures: a NAME that is typed again is the next row's, one value holds for all rows
-                 (commas between values do the same); with a file what holds for all of its rows
-  baseline=      tokens/s of the regular arm, or its result file
+  columns={{...}}  our NAME of what columns hold, also draft (names the arm), condition (which rows must share to be
+                 compared: any heading that is not known) and unused
+  NAME=VALUE     without a file the figures: a NAME that is typed again is the next row's, one value holds for all
+                 rows; with a file what holds for all of its rows
+  baseline=      speed of the regular arm, in tokens/s or as 24.6ms (per token) or 41s (per answer); or its result file
 
 A claim is consistent, impossible, unlikely (chance, or another average, definition or run may explain it), or not
 stated: the table lacks what it could be checked against.
 
-NAME of a number:  {" ".join(NUMBERS)}
-NAME of a setting: {" ".join(SETTINGS)}
-Short for some:    {" ".join(SHORT_NAMES)}
+NAME of a number: {" ".join(NUMBERS)}
+Short for some:   {" ".join(SHORT_NAMES)}
 
   harness audit - < thread.md
   harness audit theirs.csv 'columns={{avg: tokens_per_iteration, "speed": tokens_per_second}}'
 
-Exit code 0: nothing is impossible or unlikely. 1: something is impossible. 2: a wrong argument, or no figures. 3:
-something is unlikely, or nothing could be checked or explained."""
-_TYPED = dict.fromkeys((*NAMES, *SHORT_NAMES, "k", "columns"))
-_ARGUMENTS: type[Any] = make_dataclass("AuditSettings", [(name, str, "") for name in _TYPED])
+Exit code 0: something was checked, and nothing is impossible or unlikely. 1: something is impossible. 2: a wrong
+argument, or no figures. 3: something is unlikely, or nothing could be checked."""
+_LISTS = dict.fromkeys((*SHORT_NAMES, *NUMBERS, "k"))
+_ARGUMENTS: type[Any] = make_dataclass(
+    "AuditSettings",
+    [*((name, list[str], field(default_factory=list)) for name in _LISTS), ("columns", str, "{}")],
+)
 
 
 def main(words: Words) -> None:
@@ -70,50 +68,37 @@ def main(words: Words) -> None:
         SettingError: a wrong argument, or a text that is not read.
         VerdictError: a claim is impossible (exit code 1), or unlikely, or none could be checked (3).
     """
-    settings, paths = read_arguments(_ARGUMENTS, words, _HELP, joins=True)
-    typed = {"K" if name == "k" else name: text for name, text in vars(settings).items() if text}
-    columns = _columns(typed.pop("columns", "{}"))
-    regular = []
-    if typed.get("baseline", "").endswith((".json", ".jsonl")):
-        regular = _regular_rows(typed.pop("baseline"))
+    settings, paths = read_arguments(_ARGUMENTS, words, _HELP)
+    typed = {"K" if name == "k" else name: texts for name, texts in vars(settings).items() if texts}
+    named = _columns(typed.pop("columns"))
+    regular = ""
+    if typed.get("baseline", [""])[0].endswith((".json", ".jsonl")):
+        regular = _text_of(typed.pop("baseline")[0])
     stated = stated_rows(typed)
-    title, reading = "figures", AuditedText([stated], [])
-    if paths or not any(map(has_figures, stated)):
+    title, reading = "figures", AuditedText(stated, [])
+    if paths or not typed:
         if len(paths) != 1 or len(stated) > 1:
-            raise SettingError(
-                "audit", f"takes one file with one value of each NAME, or figures; it reads {FORMS}"
-            )
+            rule = "takes one file with one value of each NAME, or figures"
+            raise SettingError("audit", f"{rule}; it reads {FORMS}")
         title = "standard input" if paths[0] == "-" else Path(paths[0]).name
-        reading = read_text(_text_of(paths[0]), columns, stated[0], title, regular)
-    computed = computed_speedups(reading.tables)
-    judged = [claim for row in reading.rows for claim in judge(row, computed)]
-    print_document(in_full(audit_page(title, reading, computed, judged)), plain_console(WIDE))
+        reading = read_text(title, _text_of(paths[0]), named, stated[0], regular)
+    judged = [claim for row in reading.rows for claim in judge(row)]
+    print_document(in_full(audit_page(title, reading, judged)), plain_console(WIDE))
     for verdict, exit_code in (("impossible", 1), ("unlikely", 3)):
         accused = [claim for claim in judged if claim.verdict == verdict]
         if accused:
             raise VerdictError(str(accused[0]), exit_code)
-    has_cost = any(row.steps.is_known for row in reading.rows)
-    if not has_cost and {claim.verdict for claim in judged} == {"not stated"}:
+    if not any(claim.verdict == "consistent" for claim in judged):
         raise VerdictError("nothing could be checked: too little is stated", 3)
 
 
-def _columns(typed: str) -> Mapping[str, str]:
+def _columns(typed: str) -> dict[str, str]:
     try:
         columns = yaml.load(typed, yaml.BaseLoader)
-        return {heading: SHORT_NAMES.get(name, name) for heading, name in columns.items()}
+        return {heading: SHORT_NAMES.get(name) or name for heading, name in columns.items()}
     except (yaml.YAMLError, AttributeError, TypeError) as error:
         rule = "must be {HEADING: NAME, ...}, in quotes for the shell"
         raise SettingError("columns", rule) from error
-
-
-def _regular_rows(path: str) -> list[AuditRow]:
-    """The runs of the regular arm's result file."""
-    plain = AuditRow("", figures={"num_draft_tokens": PrintedFigure(0, 0)})
-    tables = read_tables(_text_of(path), NAMES, {}, plain)
-    rows = [row for table in tables for row in table.rows]
-    if not rows or not all(row.is_regular for row in rows):
-        raise SettingError("baseline", "must be a result file of runs that draft nothing", path)
-    return rows
 
 
 def _text_of(path: str) -> str:

@@ -15,8 +15,8 @@ from statistics import fmean
 
 from harness.config.errors import SettingError
 from harness.results.price.value import IterationCost, why_queued
-from harness.results.printed.columns import are_numbers, meaning, spelled
-from harness.results.printed.figures import COSTS
+from harness.results.printed.figures import is_stated
+from harness.results.printed.headings import ARM, UNUSED
 from harness.results.printed.reader import PrintedRow, read_tables
 from harness.results.runs import grouped
 from harness.results.statistics.interval import NAN, Interval
@@ -24,7 +24,7 @@ from harness.results.statistics.interval import NAN, Interval
 # A slower row is no measurement of decoding.
 _LEAST_SPEEDUP = 0.02
 _NUMBERS = (
-    *COSTS,
+    *("width", "ms", "ms_low", "ms_high"),
     *("num_draft_tokens", "batch_size", "tokens_per_iteration", "ms_per_token"),
     *("tokens_per_second", "user_tokens_per_second"),
 )
@@ -93,11 +93,10 @@ def read_table(setting: str, path: str) -> PriceTable:
         text = Path(name).expanduser().read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise SettingError(setting, "cannot be read as text", path) from error
-    tables = read_tables(text, (*_NUMBERS, "draft"), {}, PrintedRow(""))
-    headings: dict[str, str] = {}
+    tables = read_tables(setting, text, (*_NUMBERS, ARM, UNUSED))
     for table in tables:
-        headings = {column.name: heading for heading, column in table.columns.items()}
-        if not {"num_draft_tokens", "width"}.isdisjoint(headings):
+        names = {column.name for column in table.columns.values()}
+        if not {"num_draft_tokens", "width"}.isdisjoint(names):
             break
     else:
         rule = "must have a column k or width (and rows, ms), or be a run of harness"
@@ -108,7 +107,7 @@ def read_table(setting: str, path: str) -> PriceTable:
         if not marked:
             raise SettingError(setting, f"has no row with {word}", path)
         # A regular step is of every draft, and of all data where it names none.
-        if headings.get("draft") in marked:
+        if any(table.columns[heading].name == ARM for heading in marked):
             marked = set()
         rows = [
             row
@@ -116,12 +115,11 @@ def read_table(setting: str, path: str) -> PriceTable:
             if word in row.cells.values()
             or (_width(row) == 1 and not any(map(row.cells.get, marked)))
         ]
-    for heading in [heading for heading in rows[0].cells if heading not in headings.values()]:
-        values = [value for value in dict.fromkeys(row.cells[heading] for row in rows) if value]
-        if values and meaning({*spelled(heading).split()}) in {*_NUMBERS} - headings.keys():
-            raise SettingError(setting, f"a row is not understood: {heading} is {values[0]}", path)
-        if len(values) > 1 and not are_numbers(values):
-            rule = f"has several {heading}: {', '.join(values[:4])}; name one: {name}@{values[0]}"
+    for heading in rows[0].conditions:
+        values = [*filter(is_stated, dict.fromkeys(row.cells[heading] for row in rows))]
+        if len(values) > 1:
+            one = f"name one, {name}@{values[0]}, or leave that column out"
+            rule = f"has several {heading}: {', '.join(values[:4])}; {one}"
             raise SettingError(setting, rule, path)
     return _table([_row(setting, path, row) for row in rows], path)
 
@@ -138,7 +136,7 @@ def _row(setting: str, path: str, row: PrintedRow) -> _Row:
     if ms is None and ms_per_token and (tokens or width == 1):
         ms = ms_per_token * (tokens or 1)
     bounds = [values[name] for name in ("ms_low", "ms_high") if name in values]
-    wrong = [f"{name} is {text}" for name, text in row.unread.items()]
+    wrong = []
     if tokens and not 1 <= tokens <= width:
         wrong.append(f"{tokens:g} tokens per iteration of {width}")
     # One bound alone is no interval.
@@ -152,7 +150,7 @@ def _row(setting: str, path: str, row: PrintedRow) -> _Row:
         time = Interval(ms, low, high)
     speed = values.get("user_tokens_per_second", values.get("tokens_per_second"))
     waits = 1000 / speed / ms_per_token if speed and ms_per_token else None
-    draft = row.settings.get("draft", "") if width > 1 else ""
+    draft = ", ".join(row.arms) if width > 1 else ""
     return _Row(draft, width, int(values.get("batch_size", 1)), time, tokens, waits)
 
 

@@ -12,27 +12,23 @@ from typing import Any
 
 Cells = Mapping[str, str]
 
-# Where result files have our figures, by our name: vllm bench serve and SGLang's bench_serving, AIPerf, guidellm.
-# `a.b` is b in a, `a/b` their ratio, and a number behind % is in percent.
+# Where result files have our figures, by a heading: vllm bench serve and SGLang's bench_serving, AIPerf, guidellm.
+# `a.b` is b in a, and `a/b` their ratio.
 _PLACES = {
     "model": "model_id input_config.endpoint.model_names",
     "prompts": "dataset_name input_config.input.public_dataset",
-    "batch_size": "max_concurrency input_config.loadgen.concurrency",
-    "tokens_per_second": "output_throughput output_token_throughput.avg"
-    " metrics.output_tokens_per_second.successful.mean",
-    "ms_per_token": "mean_tpot_ms inter_token_latency.avg metrics.inter_token_latency_ms.successful.mean",
-    "tokens_per_iteration": "accept_length spec_decode_acceptance_length spec_decode_acceptance_length.avg",
-    "acceptance_rate": "%spec_decode_acceptance_rate spec_decode_draft_acceptance_rate.avg",
-    "num_draft_tokens": "spec_decode_draft_tokens/spec_decode_num_drafts",
-    "input_tokens": "total_input_tokens/completed input_sequence_length.avg"
+    "in flight": "max_concurrency input_config.loadgen.concurrency",
+    "tok/s": "output_throughput output_token_throughput.avg metrics.output_tokens_per_second.successful.mean",
+    "ms/token": "mean_tpot_ms inter_token_latency.avg metrics.inter_token_latency_ms.successful.mean",
+    "tokens/iteration": "accept_length spec_decode_acceptance_length spec_decode_acceptance_length.avg",
+    "acceptance rate %": "spec_decode_acceptance_rate",
+    "acceptance rate": "spec_decode_draft_acceptance_rate.avg",
+    "K": "spec_decode_draft_tokens/spec_decode_num_drafts",
+    "input tokens": "total_input_tokens/completed input_sequence_length.avg"
     " metrics.prompt_token_count.successful.mean",
-    "output_tokens": "total_output_tokens/completed output_sequence_length.avg"
+    "output tokens": "total_output_tokens/completed output_sequence_length.avg"
     " metrics.output_token_count.successful.mean",
 }
-# Their names as headings; drafts whose number varies have a mean.
-KEYS = {key: name for name, keys in _PLACES.items() for key in keys.split()}
-_VARYING = "mean draft tokens"
-KEYS[_VARYING] = "mean_num_draft_tokens"
 
 
 def tables_of(text: str) -> list[Sequence[Cells]]:
@@ -42,9 +38,11 @@ def tables_of(text: str) -> list[Sequence[Cells]]:
         content = _at(runs[0], "benchmarks") or runs[0]
         runs = content if isinstance(content, list) else runs
     rows = [_cells_of_run(run) for run in runs]
-    if rows and all({*map(KEYS.get, row)} & {"tokens_per_second", "ms_per_token"} for row in rows):
+    if rows and all({"tok/s", "ms/token"} & row.keys() for row in rows):
         headings = dict.fromkeys(itertools.chain(*rows), "")
-        return [[headings | row for row in rows]]
+        # Of several runs those without drafts are the regular arm.
+        no_drafts = {"K": "0"} if "tokens/iteration" in headings else {}
+        return [[headings | ({} if "tokens/iteration" in row else no_drafts) | row for row in rows]]
     return [*_markdown_tables(text)] or [*_table_by_lines(text)]
 
 
@@ -58,17 +56,17 @@ def _json_values(text: str) -> list[Any]:
 
 def _cells_of_run(run: Any) -> dict[str, str]:
     cells = {}
-    for key, name in KEYS.items():
-        value, *below = (_at(run, part) for part in key.strip("%").split("/"))
-        if isinstance(value, str | list):
-            cells[key] = str(value).strip("[]'")
-        elif value and all(
-            isinstance(number, int | float) and number for number in (value, *below)
-        ):
-            number = value / below[0] if below else value
-            is_mean = name == "num_draft_tokens" and number % 1
-            text = f"{number:g}" if name == "batch_size" else f"{number:#.5g}"
-            cells[_VARYING if is_mean else key] = text
+    for heading, keys in _PLACES.items():
+        for key in keys.split():
+            value, *below = (_at(run, part) for part in key.split("/"))
+            if isinstance(value, str | list):
+                cells[heading] = str(value).strip("[]'")
+            elif all(isinstance(number, int | float) and number for number in (value, *below)):
+                number = value / below[0] if below else value
+                # Drafts whose number varies have no K.
+                if heading != "K" or number % 1 == 0:
+                    is_count = heading in ("K", "in flight")
+                    cells[heading] = f"{number:g}" if is_count else f"{number:#.5g}"
     return cells
 
 
@@ -112,7 +110,7 @@ def _by_heading(rows: Sequence[Sequence[str]]) -> list[dict[str, str]]:
     """The rows by heading; a heading that comes again gets the number of its column."""
     texts = [heading.strip() for heading in rows[0]]
     headings = [
-        f"{text} ({place})" if text and text in texts[: place - 1] else text
+        f"{text} ({place})" if text in texts[: place - 1] else text
         for place, text in enumerate(texts, start=1)
     ]
     padding = [""] * len(headings)

@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
-from decimal import Decimal
+from collections.abc import Callable
+from decimal import Decimal, InvalidOperation
 from typing import NamedTuple
 
-# Speeds, which both arms have: tokens per second, and times.
-RATES = ("tokens_per_second", "user_tokens_per_second")
-SPEEDS = (*RATES, "ms_per_token", "latency_s")
-COUNTS = ("num_draft_tokens", "num_nodes", "topk", "batch_size", "width")
+# Speeds, which both arms have, and the end of headings in their unit. Those of one user come first.
+SPEEDS = {
+    "ms_per_token": "tpot",
+    "user_tokens_per_second": "tok/s/user",
+    "tokens_per_second": "tok/s",
+    "latency_s": "latency s",
+}
+_COUNTS = ("num_draft_tokens", "topk", "batch_size", "width")
 NUMBERS = (
     *("tokens_per_iteration", "acceptance_rate", "speedup", *SPEEDS),
     *(f"regular_{name}" for name in SPEEDS),
-    *("mean_num_draft_tokens", *COUNTS[:-1], "p_min", "input_tokens", "output_tokens"),
+    *("num_draft_tokens", "topk", "p_min", "batch_size"),
+    *("input_tokens", "output_tokens"),
 )
-# Further numbers of a table of costs: K + 1, and the milliseconds of an iteration with their interval.
-COSTS = ("width", "ms", "ms_low", "ms_high")
-# What else a row may state.
-SETTINGS = ("name", "model", "draft", "prompts", "temperature", "devices", "engine", "dtype")
 # Signs around a cell.
 MARKS = "*`~≈† "
-_NUMBER = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d+(?:[.,]\d*)?|\.\d+)(?:[eE][-+]?\d{1,2})?"
-_TO = r"\s*(?:to|-|–|…|\.\.+)\s*"
+_NUMBER = r"\.?\d[\d.,]*(?:e[-+]?\d{1,2})?"
 # `+45 %`, `45 % faster`, `-32 % (61 against 90 tok/s)`: what is gained or lost.
-_CHANGE = re.compile(rf"([-+]?)\s*({_NUMBER})\s*(%?)\s*(faster)?\s*(?:[(\[].*)?", re.I)
+_CHANGE = re.compile(rf"([-+]?)\s*({_NUMBER})\s*%\s*(faster)?\s*(?:[(\[].*)?", re.I)
 # What may stand behind a number, by the end of its name.
 _UNITS = {
     "acceptance_rate": "%?",
@@ -36,25 +36,11 @@ _UNITS = {
     "latency_s": r"(?:s(?:ec\w*)?)?",
     "": r"(?:tok\w*)?",
 }
-_MAY_BE_0 = {"acceptance_rate", "p_min", "num_draft_tokens", "num_nodes", "topk"}
+_MAY_BE_0 = {"acceptance_rate", "p_min", "num_draft_tokens", "topk"}
 # No figure of any of these tables is larger, or smaller.
 _LARGEST, _LEAST, _LARGEST_K = 1e15, 1e-9, 128
-_NOT_STATED = {*"- -- – — n/a na nan none null ? tbd oom".split(), ""}
-# `no speculation`, `n/a - no mtp`, `plain`, `MTP off`, `baseline (greedy)`, `w/o draft`, `llama-server (no spec)`.
-_REGULAR = re.compile(
-    r"(n/?a\W+)?(.*[(,]\s*(?=(no|w/o|without)\b)|((spec\w*|mtp|draft\w*|eagle\S*)[\s:=-]+))?"
-    r"(none|no|off|disabled|plain|regular|vanilla|classic|serial|standard|stock"
-    r"|((?!vs|than|over|to)\S+ )?(baseline|(no|w/o|without)[\s-]+(spec\S*|mtp|draft\S*|sd))"
-    r"|(standard )?auto-?regressive|ar|base|target only"
-    r"|(no|w/o|without)\b[\s-]*(any )?(spec\S*|mtp|draft\S*|eagle\S*|sd)?|(non|no)-?(spec\w*|mtp))"
-    r"(\s+(decod\w*|spec\w*|mtp|draft\w*|model|target|ref\w*|run|\d+b|tp\d+))*(\s*[(,:].*)?",
-    re.IGNORECASE,
-)
-
-
-def is_regular_arm(text: str) -> bool:
-    """Whether the words of a cell say that nothing is drafted."""
-    return bool(_REGULAR.fullmatch(text.strip(f"{MARKS}()")))
+_NOT_STATED = {*"- -- – — n/a na nan none null ? tbd oom failed error".split(), ""}
+_NO_NUMBER = "is no such number"
 
 
 def is_stated(text: str) -> bool:
@@ -62,21 +48,31 @@ def is_stated(text: str) -> bool:
     return text.strip(MARKS).lower() not in _NOT_STATED
 
 
-def leading_numbers(cells: Sequence[str]) -> list[float]:
-    """The number that each cell begins with."""
-    matches = [re.match(_NUMBER, cell.strip(MARKS)) for cell in cells]
-    return [float(_decimal(match[0])) for match in matches if match]
-
-
 def _decimal(digits: str) -> Decimal:
-    """The number, whose comma is a decimal one unless it sets off thousands."""
-    is_whole = re.fullmatch(r"\d{1,3}(,\d{3})+(\.\d*)?", digits)
-    return Decimal(digits.replace(",", "" if is_whole else "."))
+    """The number of `1022.9`, `1,022.9`, `1.022,9` and `40,6`.
+
+    Raises:
+        ValueError: it is none, or its comma may be either of both.
+    """
+    if re.fullmatch(r"[1-9]\d{0,2},\d{3}", digits):
+        either = f"{digits.replace(',', '')} or {digits.replace(',', '.')}"
+        raise ValueError(f"may be {either}: write it without the comma")
+    if re.fullmatch(r"[1-9]\d{0,2}(,\d{3})+(\.\d*)?", digits):
+        digits = digits.replace(",", "")
+    elif re.fullmatch(r"\d{1,3}(\.\d{3})+,\d+", digits):
+        digits = digits.replace(".", "")
+    try:
+        return Decimal(digits.replace(",", "."))
+    except InvalidOperation as error:
+        raise ValueError(_NO_NUMBER) from error
 
 
 class PrintedFigure(NamedTuple):
-    """All values that a printed number stands for: 1.95 for 1.945 to 1.955."""
+    """A number, or one that follows from several, with the least and the most that rounds to it: 1.95 may be 1.945 to
+    1.955. The value of a range, `45-53 %`, is NaN.
+    """
 
+    value: float
     low: float
     high: float
     text: str = ""
@@ -87,74 +83,95 @@ class PrintedFigure(NamedTuple):
 
     @property
     def middle(self) -> float:
-        return (self.low + self.high) / 2
+        """The value, or the middle of a range."""
+        return (self.low + self.high) / 2 if math.isnan(self.value) else self.value
+
+    def __format__(self, unit: str) -> str:
+        """`1.95×`, `2.00× (1.00 to 5.00)` where rounding matters, `1.31 to 1.42×` of a range; empty if unknown."""
+        if not self.is_known:
+            return ""
+        span = f"{self.low:.2f} to {self.high:.2f}"
+        if math.isnan(self.value):
+            return span + unit
+        is_exact = self.high - self.low < 0.04 * self.value
+        return f"{self.value:.2f}{unit}" + ("" if is_exact else f" ({span})")
 
     def __str__(self) -> str:
-        if self.high - self.low < 0.04 * self.middle:
-            return f"{self.middle:.2f}"
-        return f"{self.low:.2f} to {self.high:.2f}" if self.is_known else ""
+        return format(self)
 
     def over(self, other: PrintedFigure) -> PrintedFigure:
-        return PrintedFigure(self.low / other.high, self.high / other.low)
+        value = self.value / other.value
+        return PrintedFigure(value, self.low / other.high, self.high / other.low)
 
-    def plus(self, number: float) -> PrintedFigure:
-        return PrintedFigure(self.low + number, self.high + number)
+    def under(self, function: Callable[[float], float], text: str = "") -> PrintedFigure:
+        """The figure that an increasing function makes of it."""
+        return PrintedFigure(function(self.value), function(self.low), function(self.high), text)
+
+    def times(self, factor: float, plus: float = 0) -> PrintedFigure:
+        return self.under(lambda end: factor * end + plus)
 
     def overlaps(self, other: PrintedFigure) -> bool:
         return self.high >= other.low and other.high >= self.low
 
     @classmethod
+    def exactly(cls, number: float, text: str = "") -> PrintedFigure:
+        return cls(number, number, number, text)
+
+    @classmethod
     def read(cls, name: str, text: str, in_percent: bool = False) -> PrintedFigure | None:
-        """`1.95×`, `80 %`, `1,234 tok/s`, `1.31× to 1.42×`, `2.26 (2.07 to 2.50)`, `+45 %`; None for `n/a`.
+        """`1.95×`, `80 %`, `1,234.5 tok/s`, `1.31× to 1.42×`, `2.26 (2.07 to 2.50)`, `+45 %`; None for `n/a`, and for 0
+        where there is none.
 
         Args:
             name: what it is a number of; the number may have its unit behind it.
-            in_percent: whether numbers of its column are in percent: shares, or what a speed-up gains.
+            in_percent: whether shares of its column are in percent.
 
         Raises:
-            ValueError: there is no such number, or `45 %`, which may be a speed-up of 0.45× or 1.45×.
+            ValueError: why it is no such number.
         """
         text = text.strip(MARKS).replace("−", "-").replace("\N{NO-BREAK SPACE}", " ")
         if not is_stated(text):
             return None
         if name == "speedup" and (change := _CHANGE.fullmatch(text)):
-            sign, digits, unit, word = change.groups()
-            if unit and (sign or word or in_percent):
-                scale = -0.01 if sign == "-" else 0.01
-                gain = cls._rounded("acceptance_rate", digits)
-                low, high = sorted(max(1 + scale * end, _LEAST) for end in gain[:2])
-                return cls(low, high, text)
+            sign, digits, word = change.groups()
+            if not (sign or word):
+                raise ValueError(f"may be a part: write +{text} for a gain")
+            gain = cls._rounded("", digits).times(-0.01 if sign == "-" else 0.01, plus=1)
+            low, high = sorted((gain.low, gain.high))
+            return cls(gain.value, max(low, _LEAST), max(high, _LEAST), text)
         unit_pattern = next(unit for end, unit in _UNITS.items() if name.endswith(end))
         number = rf"({_NUMBER})\s*({unit_pattern})"
-        cell = re.fullmatch(rf"(?i){number}(?:{_TO}{number})?\s*(?:[±(\[].*)?", text)
+        to = r"\s*(?:to|-|–|…|\.\.+)\s*"
+        cell = re.fullmatch(rf"(?i){number}(?:{to}{number})?\s*(?:[±(\[].*)?", text)
         if cell is None:
-            raise ValueError(text)
-        unit = cell[4] or cell[2]
-        is_rate = name == "acceptance_rate"
-        scale = 0.01 if is_rate and (in_percent or "%" in unit) else 1.0
-        is_share = is_rate and scale == 1
-        first, last = (cls._rounded(name, end, is_share) for end in (cell[1], cell[3] or cell[1]))
-        if last.high < first.low or (is_share and first.low > 1):
-            # `0.9-0.8`; `3.1` beside `74 %`.
-            raise ValueError(text)
-        return cls(scale * first.low, scale * last.high, text)
+            raise ValueError(_NO_NUMBER)
+        if name not in {*_MAY_BE_0, *_COUNTS} and not _decimal(cell[1]):
+            return None
+        first, last = (cls._rounded(name, digits) for digits in (cell[1], cell[3] or cell[1]))
+        if last.high < first.low:
+            raise ValueError("is no range")
+        figure = cls(math.nan if cell[3] else first.value, first.low, last.high, text)
+        if name != "acceptance_rate":
+            return figure
+        if in_percent or "%" in (cell[4] or cell[2]):
+            return figure.under(lambda share: share / 100, text)
+        if first.value > 1:
+            raise ValueError(f"is no share: write {cell[1]}% if it is in percent")
+        # Of shares 0 and 1 are none and all.
+        return cls.exactly(first.value, text) if cell[0] in ("0", "1") else figure
 
     @classmethod
-    def _rounded(cls, name: str, digits: str, is_share: bool = False) -> PrintedFigure:
-        """Raises:
-        ValueError: no such figure can have this value.
-        """
+    def _rounded(cls, name: str, digits: str) -> PrintedFigure:
         number = _decimal(digits)
         largest = _LARGEST_K if name == "num_draft_tokens" else _LARGEST
-        is_0 = number == 0 and name not in _MAY_BE_0
-        if number > largest or is_0 or (name in COUNTS and number % 1):
-            raise ValueError(digits)
-        # Of shares 0 and 1 are none and all.
-        if name in COUNTS or (is_share and digits in ("0", "1")):
-            return cls(float(number), float(number))
+        is_0 = not number and name not in _MAY_BE_0
+        if number > largest or is_0 or (name in _COUNTS and number % 1):
+            raise ValueError(_NO_NUMBER)
+        if name in _COUNTS:
+            return cls.exactly(float(number))
         # The last of many digits is not exact: programs add in another order.
         half = max(Decimal(5).scaleb(int(number.as_tuple().exponent) - 1), number / 10**9)
-        return cls(max(float(number - half), _LEAST), float(number + half))
+        return cls(float(number), max(float(number - half), _LEAST), float(number + half))
 
 
-UNKNOWN = PrintedFigure(math.nan, math.nan)
+UNKNOWN = PrintedFigure(math.nan, math.nan, math.nan)

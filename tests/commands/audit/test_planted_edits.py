@@ -18,9 +18,9 @@ from benchmarks.audit import decoded
 from harness.commands.audit.command import main
 from harness.commands.audit.judge import judge
 from harness.commands.audit.rows import AuditRow
-from harness.commands.audit.tables import AuditedText, read_text
+from harness.commands.audit.texts import AuditedText, read_text, stated_rows
 from harness.config.command_line import Words
-from harness.config.errors import VerdictError
+from harness.config.errors import SettingError, VerdictError
 from harness.results.printed.cells import Cells
 
 ROOT = Path(__file__).parents[3]
@@ -67,7 +67,7 @@ def test_honest_tables_are_not_accused(curves: dict[str, list[object]]) -> None:
 
 
 def test_planted_edits_are_found(curves: dict[str, list[object]]) -> None:
-    """All speed-ups above the tokens per iteration, all rates of the other definition, and some others."""
+    """All speed-ups above the tokens per iteration, and some others."""
     rng = random.Random(2)
     found: Counter[str] = Counter()
     for edit in benchmark.EDITS:
@@ -77,14 +77,14 @@ def test_planted_edits_are_found(curves: dict[str, list[object]]) -> None:
             if edit(rng, rows, benchmark.COLUMNS) is not None:
                 tried += 1
                 found[edit.__name__] += bool(benchmark.accusations(rows, benchmark.COLUMNS))
-    assert (found["too_fast"], found["other_rate"]) == (25, 25)
-    assert found.total() >= 58
+    assert found["too_fast"] == 25
+    assert found.total() >= 30, found
 
 
 def test_honest_tables_of_12_layouts_are_hardly_accused() -> None:
-    """Below 0.5 % unlikely, none impossible or called computed: means, medians and sums of short and long answers."""
+    """Below 0.5 % unlikely, none impossible: means, medians and sums of short and long answers."""
     verdicts, accused = benchmark.judged_tables(480)
-    assert (verdicts["impossible"], verdicts["computed"]) == (0, 0), accused
+    assert verdicts["impossible"] == 0, accused
     assert verdicts["unlikely"] <= 2, accused
 
 
@@ -92,34 +92,50 @@ THREADS = sorted((ROOT / "benchmarks" / "published" / "threads").glob("*.md"))
 THEIR_COST = "iteration by its authors, steps"
 
 
+# What some of their columns are, where the heading does not say so.
+K, OVER_REGULAR = "num_draft_tokens", {"speedup": "speedup"}
+NAMED = {
+    "colibri-569": {"draft tokens": K},
+    "deepseek-v3": OVER_REGULAR,
+    "ds4-468": OVER_REGULAR,
+    "llama.cpp-22105-q4": {"mean len": "tokens_per_iteration"},
+    "llama.cpp-22105-q8": {"mean len": "tokens_per_iteration"},
+    "mlxcel-744": {"draft tokens": K, **OVER_REGULAR},
+    "mlxcel-gb10": {"draft tokens": K},
+    "vllm-24243": {"regular seconds": "regular_latency_s", "seconds": "latency_s"},
+}
+TYPED = {"llama.cpp-22673-r9700": {"K": ["3"]}}
+
+
 def reading(path: Path) -> AuditedText:
-    return read_text(path.read_text(encoding="utf-8"), {}, AuditRow(""), path.name)
+    (everywhere,) = stated_rows(TYPED.get(path.stem, {}))
+    text = path.read_text(encoding="utf-8")
+    return read_text(path.name, text, NAMED.get(path.stem, {}), everywhere)
 
 
 def rows_with_costs(path: Path) -> list[AuditRow]:
-    return [row for row in reading(path).rows if row.steps.is_known]
+    return [row for row in reading(path).rows if row.costs]
 
 
 @pytest.mark.parametrize("path", THREADS, ids=lambda path: path.stem)
-def test_a_public_table_is_read(path: Path) -> None:
+def test_a_public_table_is_read_or_refused(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert re.match(r"Source: .*\d{4}", text.replace("\n", " ")), (
         "a source and when it was published or read"
     )
-    (rows,) = reading(path).tables
-    # Nothing is left out but what the authors say of the cost, and how long answers may be.
-    read, *unread = reading(path).notes
-    assert read.startswith("read: ")
-    for note in unread:
-        assert re.match(f"not read: ({THEIR_COST}|max new tokens)", note), note
-    judged = [claim.verdict for row in rows for claim in judge(row)]
+    if path.stem == "ollama-17865":
+        with pytest.raises(SettingError, match="not read: depth"):
+            reading(path)
+        return
+    judged = [claim.verdict for row in reading(path).rows for claim in judge(row)]
     assert {"impossible", "unlikely"}.isdisjoint(judged)
 
 
 def test_most_public_tables_hold_a_cost() -> None:
-    without = [path.stem for path in THREADS if not rows_with_costs(path)]
-    assert len(THREADS) >= 30
-    assert without == ["ollama-17865"]
+    paths = [path for path in THREADS if path.stem != "ollama-17865"]
+    without = [path.stem for path in paths if not rows_with_costs(path)]
+    assert len(paths) >= 30
+    assert without == ["rapid-mlx-2175"]
 
 
 def _their_costs(path: Path) -> dict[str, float]:
@@ -140,8 +156,12 @@ def test_costs_that_authors_published_are_found() -> None:
     """Within 5 %: 18 rows of six threads, three of which timed an iteration and a plain step."""
     compared = 0
     for path in THREADS:
-        found = {row.place: row.steps.middle for row in rows_with_costs(path)}
-        for place, cost in _their_costs(path).items():
+        theirs = _their_costs(path)
+        found = {
+            row.place: row.costs[0].steps.middle
+            for row in (rows_with_costs(path) if theirs else ())
+        }
+        for place, cost in theirs.items():
             assert found[place] == pytest.approx(cost, rel=0.05), (path.stem, place)
             compared += 1
     assert compared >= 18
