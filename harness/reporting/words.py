@@ -21,6 +21,9 @@ from harness.results.schema import RunRow
 
 # What a lossy rule means, and what prompts that were left out are.
 LOSSY = "the speculative output no longer follows the target (lossy)"
+NOT_KNOWN_LOSSLESS = (
+    "it is not known whether the speculative output follows the target (is lossless)"
+)
 TOO_LONG = "(too long for the context)"
 # Characters of a command to type that stays on one line.
 _LONGEST_COMMAND = 70
@@ -169,7 +172,8 @@ def arm_name(row: Any) -> str:
     """`speculative (lossy)` where the output may differ from the target's."""
     if row.draft == SECOND_COMMAND:
         return "first" if row.arm == "regular" else "second"
-    return f"{row.arm} (lossy)" if row.lossy and row.arm != "regular" else str(row.arm)
+    by_rule = " (lossless?)" if rule_of_unknown_kind(row) else ""
+    return f"{row.arm}{' (lossy)' if row.lossy else by_rule}" if row.arm != "regular" else row.arm
 
 
 def lossy_rule(row: Any) -> str | None:
@@ -183,6 +187,13 @@ def lossy_rule(row: Any) -> str | None:
         return f"rule {rule}"
     changed = changed_parameters(row).items()
     return ", ".join(f"{name} {value:g}" for name, value in changed) or None
+
+
+def rule_of_unknown_kind(row: Any) -> str | None:
+    """What the command of a server says of a rule of which nobody knows whether it is lossless."""
+    rule = getattr(row, "rule", None)
+    is_unknown = row.is_elsewhere and row.lossy is None and rule != DecodingSettings.rule
+    return rule if is_unknown else None
 
 
 def lossy_warning(row: Any) -> str | None:
@@ -318,6 +329,8 @@ def _rule(row: RunRow) -> str:
     rule = getattr(row, "rule", None)
     if rule in (None, DecodingSettings.rule):
         return ""
+    if rule_of_unknown_kind(row):
+        return f"{rule} (not known whether lossless)"
     by = lossy_rule(row)
     return f"{by} (lossy)" if by in (rule, f"rule {rule}") else f"rule {rule}"
 

@@ -329,7 +329,8 @@ class DecodedRow(Accepted, RunRow):
         said_as={DecodingSettings.top_p: ""},
     )
     rule: MaybeText = setting(
-        "acceptance rule; of a server what its command says of a lossy one", "decoding.rule"
+        "acceptance rule; of a server what its command says of one that may be lossy",
+        "decoding.rule",
     )
     lenience: MaybeFloat = setting(
         "lenience of the acceptance rule; below 1 is lossy", "decoding.lenience"
@@ -339,7 +340,8 @@ class DecodedRow(Accepted, RunRow):
         "decoding.synthetic_acceptance",
     )
     lossy: MaybeBool = setting(
-        "whether the speculative output may differ from the target's; of a server true where its command says so",
+        "whether the speculative output may differ from the target's; of a server true where its command says so,"
+        " empty where it is not known",
         "decoding.lossy",
     )
     ignore_eos: bool | Literal["auto"] | None = setting(

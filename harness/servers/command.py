@@ -200,14 +200,23 @@ class ServerCommand:
         return None
 
     @property
-    def lossy_by(self) -> str | None:
-        """What in it lets the output differ from the target's, as it is typed; None where nothing says so."""
-        lossy = self.startup.lossy
-        for name, value in self.values(tuple(lossy)).items():
-            if name in lossy and _as_number(value) not in lossy[name]:
+    def rule(self) -> str | None:
+        """What in it changes which tokens are accepted, as it is typed; None where the output follows the target."""
+        lossless = self.startup.lossless
+        for name, value in self.values(tuple(lossless)).items():
+            if name in lossless and _as_number(value) not in lossless[name]:
                 return f"{name} {value}"
-        beginnings = tuple(name for name in lossy if not name.startswith("-"))
+        beginnings = tuple(name for name in lossless if not name.startswith("-"))
         return next((name for name in self._variables() if name.startswith(beginnings)), None)
+
+    @property
+    def is_lossy(self) -> bool:
+        """Whether that is known to let the output differ from the target's."""
+        name, _, value = (self.rule or "").partition(" ")
+        known = [
+            values for beginning, values in self.startup.lossy.items() if name.startswith(beginning)
+        ]
+        return any(not values or value in values for values in known)
 
     def _number_at(self, place: str) -> str | None:
         """The value of a flag, or at `--spec-type:n_max` the 3 of its value `mtp:n_max=3,p_min=0.0`."""

@@ -76,8 +76,8 @@ class ServerRecord(EngineRecord):
             "num_draft_tokens": measured.num_draft_tokens,
             "draft_method": measured.method,
             "draft_remembers": measured.has_pool,
-            "rule": measured.lossy_by,
-            "lossy": True if measured.lossy_by else None,
+            "rule": measured.rule,
+            "lossy": True if measured.is_lossy else None,
         }
 
     def server_setup(self, run: RunSettings) -> ServerSetup:

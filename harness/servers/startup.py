@@ -51,7 +51,9 @@ class Startup:
             have one.
         without_core_binding: variables, `NAME=value`, with which two of these servers share a CPU. Otherwise both bind
             their threads to the same cores, and wait for each other.
-        lossy: flags and variables by which the output no longer follows the target, with the values at which it does.
+        lossless: flags and variables that change what is accepted, with the values at which the output still follows
+            the target.
+        lossy: those of them by which it no longer does, with the values at which that is known; none for any other one.
         note: what else differs between a server with speculation and one without; a line for the user.
         example: flags that would make it speculate, for errors.
     """
@@ -82,6 +84,7 @@ class Startup:
     served_name: tuple[str, ...] = ("--served-model-name",)
     sized_by: tuple[str, ...] = ()
     without_core_binding: tuple[str, ...] = ()
+    lossless: Mapping[str, Sequence[str]] = field(default_factory=dict)
     lossy: Mapping[str, Sequence[str]] = field(default_factory=dict)
     note: str = ""
     example: str = ""
@@ -191,6 +194,7 @@ LLAMA_CPP = Startup(
     pools=("ngram-mod", "ngram-cache"),
     model=("-m", "--model", "-hf", "-hfr", "--hf-repo", "-mu", "--model-url"),
     served_name=("-a", "--alias"),
+    lossless={"--spec-synth-len": (), "--spec-synth-rates": ()},
     lossy={"--spec-synth-len": (), "--spec-synth-rates": ()},
     sized_by=("-ngl", "--gpu-layers", "--n-gpu-layers"),
     note=(
@@ -232,7 +236,11 @@ VLLM = Startup(
     pools=("suffix",),
     model_follows=True,
     sized_by=("--gpu-memory-utilization", "--kv-cache-memory-bytes", "--kv-cache-memory"),
-    lossy={"--speculative-config.rejection_sample_method": ("standard", "strict", "probabilistic")},
+    # Blocks are verified losslessly: arXiv 2403.10444.
+    lossless={
+        "--speculative-config.rejection_sample_method": "standard strict probabilistic block".split()
+    },
+    lossy={"--speculative-config.rejection_sample_method": ("synthetic",)},
     without_core_binding=("VLLM_CPU_OMP_THREADS_BIND=nobind",),
     note=(
         "with a draft vLLM has fewer blocks for keys and values, and with some methods (ngram, medusa, suffix)"
@@ -240,6 +248,12 @@ VLLM = Startup(
     ),
     example='--speculative-config \'{"method": "ngram", "num_speculative_tokens": 4}\'',
 )
+
+_THRESHOLDS = {
+    "--speculative-accept-threshold-single": ("1",),
+    "--speculative-accept-threshold-acc": ("1",),
+    "SGLANG_SIMULATE_ACC_": (),
+}
 
 SGLANG = Startup(
     programs=("-m sglang.launch_server", "sglang serve"),
@@ -300,11 +314,8 @@ SGLANG = Startup(
     pools=("NGRAM",),
     model=("--model-path", "--model"),
     sized_by=("--mem-fraction-static",),
-    lossy={
-        "--speculative-accept-threshold-single": ("1",),
-        "--speculative-accept-threshold-acc": ("1",),
-        "SGLANG_SIMULATE_ACC_": (),
-    },
+    lossless=_THRESHOLDS,
+    lossy=dict.fromkeys(_THRESHOLDS, ()),
     example="--speculative-algorithm EAGLE3 --speculative-draft-model-path DRAFT",
 )
 
@@ -321,21 +332,22 @@ MLX_LM = Startup(
 )
 
 # Settings of `harness serve` that say what is accepted, with the values at which the output follows the target.
-_RULES_OF_OURS = {
-    prefix + name: exact
+_LOSSLESS_RULES = {
+    "rule": [rule for rule, record in RULES.all().items() if record.lossless],
+    "synthetic_acceptance": ["null"],
+    **{parameter: [f"{default:g}"] for parameter, default in PARAMETERS.items()},
+}
+_LOSSLESS_OF_OURS = {
+    prefix + name: values
     for prefix in ("", "decoding.")
-    for name, exact in {
-        "rule": [rule for rule, record in RULES.all().items() if record.lossless],
-        "synthetic_acceptance": ["null"],
-        **{parameter: [f"{default:g}"] for parameter, default in PARAMETERS.items()},
-    }.items()
+    for name, values in _LOSSLESS_RULES.items()
 }
 
 HARNESS = Startup(
     programs=("harness serve", "specharness serve", "-m harness serve"),
     speculation=(
         *"draft --draft K k -K --K num_draft_tokens decoding.num_draft_tokens".split(),
-        *_RULES_OF_OURS,
+        *_LOSSLESS_OF_OURS,
     ),
     drafts_by=("draft", "--draft"),
     drafts_always=True,
@@ -347,5 +359,6 @@ HARNESS = Startup(
     draft=("draft", "--draft"),
     model=("model", "--model"),
     served_name=(),
-    lossy=_RULES_OF_OURS,
+    lossless=_LOSSLESS_OF_OURS,
+    lossy=dict.fromkeys(_LOSSLESS_OF_OURS, ()),
 )

@@ -116,26 +116,33 @@ def test_a_command_says_what_it_runs(
 
 
 @pytest.mark.parametrize(
-    ("typed", "lossy_by"),
+    ("typed", "rule", "is_lossy"),
     [
         ("sglang serve --model A --speculative-algorithm EAGLE --speculative-accept-threshold-single 0.5",
-            "--speculative-accept-threshold-single 0.5"),
-        ("sglang serve --model A --speculative-algorithm EAGLE --speculative-accept-threshold-acc=1.0", None),
-        ("SGLANG_SIMULATE_ACC_LEN=3 sglang serve --model A --speculative-algorithm EAGLE", "SGLANG_SIMULATE_ACC_LEN"),
+            "--speculative-accept-threshold-single 0.5", True),
+        ("sglang serve --model A --speculative-algorithm EAGLE --speculative-accept-threshold-acc=1.0", None, False),
+        ("SGLANG_SIMULATE_ACC_LEN=3 sglang serve --model A --speculative-algorithm NGRAM",
+            "SGLANG_SIMULATE_ACC_LEN", True),
         ("vllm serve A -sc.method=ngram -sc.rejection_sample_method=synthetic",
-            "--speculative-config.rejection_sample_method synthetic"),
-        ("vllm serve A -sc.method=ngram", None),
-        ("harness serve model=7B draft=68m decoding.rule=google lenience=0.5", "lenience 0.5"),
-        ("harness serve model=7B draft=68m rule=typical", "rule typical"),
-        ("harness serve model=7B draft=68m decoding.rule=block decoding.lenience=1", None),
-        ("llama-server -m X --spec-type draft-mtp", None),
+            "--speculative-config.rejection_sample_method synthetic", True),
+        ("vllm serve A -sc.method=dspark -sc.rejection_sample_method=block", None, False),
+        ("vllm serve A -sc.method=dspark -sc.rejection_sample_method=traversal",
+            "--speculative-config.rejection_sample_method traversal", False),
+        ("sglang serve --model A --speculative-algorithm EAGLE --speculative-use-block-verification", None, False),
+        ("llama-server -m X --spec-type draft-mtp --spec-synth-len 3", "--spec-synth-len 3", True),
+        ("vllm serve A -sc.method=ngram", None, False),
+        ("harness serve model=7B draft=68m decoding.rule=google lenience=0.5", "lenience 0.5", True),
+        ("harness serve model=7B draft=68m rule=typical", "rule typical", True),
+        ("harness serve model=7B draft=68m decoding.rule=block decoding.lenience=1", None, False),
+        ("llama-server -m X --spec-type draft-mtp", None, False),
     ],
 )  # fmt: skip
-def test_a_command_says_what_makes_it_lossy(typed: str, lossy_by: str | None) -> None:
+def test_a_command_says_what_it_accepts_by(typed: str, rule: str | None, is_lossy: bool) -> None:
+    """A value that nobody knows is a rule, and not lossy."""
     command = read(typed)
-    assert command.lossy_by == lossy_by
+    assert (command.rule, command.is_lossy) == (rule, is_lossy)
     # The regular server has none of it.
-    assert command.regular().lossy_by is None
+    assert command.regular().rule is None
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,15 @@ from urllib.parse import urlsplit
 from harness.config.amounts import counted, percent
 from harness.config.machine import is_loopback
 from harness.measuring.rows import LatencyRow
-from harness.reporting.words import LOSSY, TOO_LONG, lossy_rule, synthetic_value, too_long
+from harness.reporting.words import (
+    LOSSY,
+    NOT_KNOWN_LOSSLESS,
+    TOO_LONG,
+    lossy_rule,
+    rule_of_unknown_kind,
+    synthetic_value,
+    too_long,
+)
 from harness.results.runs import Run
 from harness.results.schema import NO_VERDICT
 from harness.results.verdict import MOST_CACHED, MOST_READ_OTHERWISE
@@ -305,6 +313,11 @@ DOUBTS = (
         "engine=simulated: costs and acceptance are planted, and nothing was measured.",
     ),
     Doubt("setting against", lambda run: lossy_rule(run.last), f"{{found}}: {LOSSY}."),
+    Doubt(
+        "setting against",
+        lambda run: rule_of_unknown_kind(run.last),
+        f"{{found}}: {NOT_KNOWN_LOSSLESS}.",
+    ),
     Doubt(
         "setting against",
         lambda run: run.last.synthetic and synthetic_value(run.last),

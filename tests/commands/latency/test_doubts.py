@@ -64,6 +64,7 @@ SAID: list[tuple[Changes, Changes, str]] = [
     ({}, {"runner": "static", "draft_runner": "compiled"}, "which inflates the speed-up."),
     ({}, {"runner": "compiled", "draft_runner": "eager"}, ""),
     ({}, {"runner": "eager", "draft_runner": "static"}, ""),
+    ({}, SERVED | {"regular_url": None, "lossy": None, "rule": "--x new"}, "--x new: it is not known whether"),
     ({}, SERVED | {"url": "http://127.0.0.1:1/v1", "regular_url": "http://localhost:2/v1"}, ""),
     ({}, SERVED, "servers at gpu:2 and gpu:1 may be different machines or devices: a slower one would"),
     ({}, SERVED | {"url": "http://gpu:2/v1/b"}, ""),
