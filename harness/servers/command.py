@@ -139,14 +139,17 @@ class ServerCommand:
 
     @property
     def drafts(self) -> bool:
-        """Whether the server speculates, as far as its flags and variables show."""
+        """Whether the server speculates, as far as its flags, its variables and the file of its draft show."""
         startup = self.startup
+        if self._ways:
+            return True
         values = self.values(startup.drafts_by)
         if any(value == "none" for value in values.values()):
             return False
-        if startup.drafts_always:
+        if values or startup.drafts_always or {*startup.drafts_by} & {*self._variables()}:
             return True
-        return bool(values) or not set(startup.drafts_by).isdisjoint(self._variables())
+        draft = self.value(startup.draft)
+        return draft is not None and startup.method_of_file(draft) != ""
 
     @property
     def model(self) -> str | None:
@@ -171,28 +174,46 @@ class ServerCommand:
         return self.method if draft is None else shown_name(draft)
 
     @property
+    def _ways(self) -> list[str]:
+        """The ways to draft, as typed, ik_llama.cpp's with their settings: `mtp:n_max=3`. Each flag of llama.cpp adds
+        its ways; of other programs the last one counts.
+        """
+        names = self.startup.method
+        if self.startup.argparse:
+            return [*filter(None, [self.value(names)])]
+        ways: list[str] = []
+        for flag in self.flags(names):
+            ways += [flag.value] if ":" in flag.value else flag.value.split(",")
+        return [way for way in ways if way != "none"]
+
+    @property
     def method(self) -> str | None:
-        """The way to draft, in the server's own word."""
-        method = self.value(self.startup.method)
-        # `mtp:n_max=3,p_min=0.0`
-        return method and method.partition(":")[0]
+        """The way to draft, in the server's own word; several apart by commas."""
+        names = [way.partition(":")[0] for way in self._ways]
+        draft = self.value(self.startup.draft)
+        if not names and draft is not None and self.drafts:
+            names = [self.startup.method_of_file(draft) or ""]
+        return ",".join(names) or None
 
     @property
     def has_pool(self) -> bool:
         """Whether a prompt that is asked again finds its own answer in what the server drafts from."""
-        methods = (self.value(self.startup.method) or "").split(",")
-        return not set(self.startup.pools).isdisjoint(methods)
+        return not {*self.startup.pools}.isdisjoint((self.method or "").split(","))
 
     @property
     def num_draft_tokens(self) -> int | None:
-        """K; None where it is not known, as of several ways to draft at once, and without a draft."""
+        """K; None where it is not known, as of several ways to draft at once, or a K by load, and without a draft."""
         method = self.method or ""
-        if "," in method or not self.drafts:
+        if "," in method or not self.drafts or self.value(self.startup.k_by_load):
             return None
+        _, is_staged, settings = "".join(self._ways).partition(":")
+        if is_staged:
+            n_max = dict(part.partition("=")[::2] for part in settings.split(",")).get("n_max", "")
+            return int(n_max) if n_max.isdigit() else None
         for beginning, (flags, default) in self.startup.num_draft_tokens.items():
             if method.startswith(beginning):
                 for flag in flags:
-                    value = self._number_at(flag) or ""
+                    value = self.value(flag.split()) or ""
                     if value.isdigit():
                         return int(value) - (flag in self.startup.counts_root)
                 # One of the variables may set K.
@@ -201,31 +222,20 @@ class ServerCommand:
 
     @property
     def rule(self) -> str | None:
-        """What in it changes which tokens are accepted, as it is typed; None where the output follows the target."""
-        lossless = self.startup.lossless
-        for name, value in self.values(tuple(lossless)).items():
-            if name in lossless and _as_number(value) not in lossless[name]:
+        """What in it may let the output differ from the target's, as it is typed; None where nothing does."""
+        lossy = self.startup.lossy
+        for name, value in self.values(tuple(lossy)).items():
+            if name in lossy and _as_number(value) not in lossy[name]:
                 return f"{name} {value}"
-        beginnings = tuple(name for name in lossless if not name.startswith("-"))
+        beginnings = tuple(name for name in lossy if not name.startswith("-"))
         return next((name for name in self._variables() if name.startswith(beginnings)), None)
 
     @property
     def is_lossy(self) -> bool:
-        """Whether that is known to let the output differ from the target's."""
+        """Whether that is known to be lossy."""
         name, _, value = (self.rule or "").partition(" ")
-        known = [
-            values for beginning, values in self.startup.lossy.items() if name.startswith(beginning)
-        ]
-        return any(not values or value in values for values in known)
-
-    def _number_at(self, place: str) -> str | None:
-        """The value of a flag, or at `--spec-type:n_max` the 3 of its value `mtp:n_max=3,p_min=0.0`."""
-        flag, _, key = place.partition(":")
-        value = self.value(flag.split())
-        if not key or value is None:
-            return value
-        entries = dict(entry.partition("=")[::2] for entry in value.partition(":")[2].split(","))
-        return entries.get(key)
+        known = self.startup.known_lossy
+        return bool(name) and value in known.get(name, [value])
 
     def regular(self) -> ServerCommand:
         """The same command without what makes the server speculate.
@@ -335,7 +345,8 @@ class ServerCommand:
             if index in values or not name.startswith(startup.prefixes):
                 continue
             if _canonical_flag(name, speculating, startup) is None:
-                rule = f"{name} is not known here: the command without speculation cannot be told; {_BOTH}"
+                meant = nearest(name, speculating)
+                rule = f"{name} is not known here{meant}: the command without speculation cannot be told; {_BOTH}"
                 raise SettingError(SETTING, rule)
 
     def _variables(self) -> list[str]:
@@ -385,7 +396,7 @@ def is_variable(word: str) -> bool:
 def _locate_program(words: Sequence[str], dialects: Sequence[Dialect]) -> ServerCommand:
     runs_image = False
     for index, word in enumerate(words):
-        is_image = runs_image and not word.startswith(("/", ".", "~", "-"))
+        is_image = runs_image and not re.match(r"[/.~-]|.*(:/|=)", word)
         for dialect in dialects:
             startup = dialect.startup
             for program in startup.programs:
@@ -396,7 +407,7 @@ def _locate_program(words: Sequence[str], dialects: Sequence[Dialect]) -> Server
                 end = index + 1 + len(others)
                 if is_named and list(words[index + 1 : end]) == others:
                     return ServerCommand(tuple(words), dialect, end)
-            # A path may have the words of an image in it.
+            # Paths, mounts and variables may have the words of an image in them.
             if is_image and any(image in word for image in startup.images):
                 return ServerCommand(tuple(words), dialect, index + 1)
         runs_image = runs_image or PurePosixPath(word).name in CONTAINERS
@@ -426,7 +437,9 @@ def _as_number(value: str) -> str:
 
 
 def _canonical_flag(typed: str, names: Sequence[str], startup: Startup) -> str | None:
-    """The one of these flags that was typed, with the key of an entry behind it; None for none."""
+    """The one of these flags that was typed, with the key of an entry behind it; None for none. Of the flags of
+    speculation, which are all known, argparse takes an abbreviation that only one begins with.
+    """
     if typed in names:
         return typed
     root, dot, key = typed.partition(".")
@@ -434,6 +447,10 @@ def _canonical_flag(typed: str, names: Sequence[str], startup: Startup) -> str |
         root = root.replace("_", "-")
     if not startup.argparse:
         return root if root in names and not dot else None
+    every = [*startup.speculation, *startup.switches]
+    if root not in every and root.startswith(startup.prefixes):
+        matches = [name for name in every if name.startswith(root)]
+        root = matches[0] if len(matches) == 1 else root
     return f"{root}{dot}{key}" if root in names else None
 
 

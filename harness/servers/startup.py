@@ -2,15 +2,20 @@
 must know of them. Values without code, one for each kind of server, `Dialect.startup`.
 
 The flags are those of llama.cpp b10434, vLLM 0.32, mlx_lm 0.32 and SGLang 0.5.23; `command.py` applies them. Those of
-ik_llama.cpp, whose program has llama.cpp's name, are from its sources.
+ik_llama.cpp, whose program has llama.cpp's name, are from its sources and docs/speculative.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from harness.config.acceptance_rules import PARAMETERS, RULES
+
+
+def _no_method(path: str) -> str:
+    return ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +34,8 @@ class Startup:
         variables: how the variables begin that set the same from the environment.
         environment: how the variables begin that say how it runs.
         refused: flags under which a server cannot be measured by its command, with the reason.
-        argparse: whether flags are read as Python's argparse does: `--flag=value` and `--config.key value`. `_` stands
-            for `-` in any. An abbreviation is refused like an unknown flag.
+        argparse: whether flags are read as Python's argparse does: `--flag=value`, `--config.key value`, and unique
+            abbreviations. `_` stands for `-` in any.
         json_flags: aliases of one flag whose value is JSON, its name first; `--speculative-config.method` is its entry
             `method`.
         for_all: flags, as typed with any value, that the measurement adds to every server unless it has them.
@@ -38,10 +43,13 @@ class Startup:
         address: flags that say where it listens.
         listening: these flags with `{port}`.
         num_draft_tokens: where K is: by the beginning of the method's name (`""` for any), the flags and their default;
-            `-K --num` are aliases of one, `--spec-type:n_max` is an entry in the value of a flag.
+            `-K --num` are aliases of one.
+        k_by_load: flags by which K depends on the load.
         counts_root: those of its flags that count the token before the draft tokens, too.
         method: flags that name the way to draft.
         draft: flags that name the draft model.
+        method_of_file: how it drafts with a draft model alone, by its file: None if that is not here, empty if it does
+            not.
         pools: methods that learn from all requests: a prompt that is asked again finds its own answer there, whatever
             its salt is.
         model: flags that name the model; `model_follows` says that the first word after the program may do so.
@@ -51,9 +59,8 @@ class Startup:
             have one.
         without_core_binding: variables, `NAME=value`, with which two of these servers share a CPU. Otherwise both bind
             their threads to the same cores, and wait for each other.
-        lossless: flags and variables that change what is accepted, with the values at which the output still follows
-            the target.
-        lossy: those of them by which it no longer does, with the values at which that is known; none for any other one.
+        lossy: flags and variables by which the output no longer follows the target, with the values at which it does.
+        known_lossy: of those with further values, of which nobody knows, the lossy ones.
         note: what else differs between a server with speculation and one without; a line for the user.
         example: flags that would make it speculate, for errors.
     """
@@ -75,17 +82,19 @@ class Startup:
     address: tuple[str, ...] = ("--host", "--port")
     listening: tuple[str, ...] = ("--host", "127.0.0.1", "--port", "{port}")
     num_draft_tokens: Mapping[str, tuple[Sequence[str], int | None]] = field(default_factory=dict)
+    k_by_load: tuple[str, ...] = ()
     counts_root: tuple[str, ...] = ()
     method: tuple[str, ...] = ()
     draft: tuple[str, ...] = ()
+    method_of_file: Callable[[str], str | None] = _no_method
     pools: tuple[str, ...] = ()
     model: tuple[str, ...] = ("--model",)
     model_follows: bool = False
     served_name: tuple[str, ...] = ("--served-model-name",)
     sized_by: tuple[str, ...] = ()
     without_core_binding: tuple[str, ...] = ()
-    lossless: Mapping[str, Sequence[str]] = field(default_factory=dict)
     lossy: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    known_lossy: Mapping[str, Sequence[str]] = field(default_factory=dict)
     note: str = ""
     example: str = ""
 
@@ -103,6 +112,24 @@ _CONFIG = "may set how the server speculates: type these settings as flags"
 
 # Where llama.cpp's K was before it had --spec-type.
 _OLDER_K = "--draft-max --draft-n --draft"
+
+# Bytes of a GGUF file that hold its settings and the names of its tensors.
+_GGUF_HEADER = 2**26
+_DFLASH = b"general.architecture\x08\0\0\0\x06\0\0\0\0\0\0\0dflash"
+
+
+def gguf_method(path: str) -> str | None:
+    """How llama.cpp since b10413 drafts with a draft model alone (pull requests 26814 and 27005); a plain one is loaded
+    and not used.
+    """
+    if not Path(path).is_file():
+        return None
+    with Path(path).open("rb") as file:
+        header = file.read(_GGUF_HEADER)
+    if _DFLASH in header:
+        return "draft-dspark" if b"markov_w1.weight" in header else "draft-dflash"
+    return "draft-mtp" if b"nextn.eh_proj.weight" in header else ""
+
 
 LLAMA_CPP = Startup(
     programs=("llama-server", "llama serve"),
@@ -132,6 +159,7 @@ LLAMA_CPP = Startup(
         --spec-ngram-map-k-size-n --spec-ngram-map-k-size-m --spec-ngram-map-k-min-hits
         --spec-ngram-map-k4v-size-n --spec-ngram-map-k4v-size-m --spec-ngram-map-k4v-min-hits
         --spec-ngram-size-n --spec-ngram-size-m --spec-ngram-min-hits
+        --spec-ckpt-mode --spec-draft-adaptive-length-threshold --spec-dflash-cross-ctx
         -lcs --lookup-cache-static -lcd --lookup-cache-dynamic
         --draft --draft-n --draft-max --draft-min --draft-n-min
         --spec-stage -draft --spec-synth-len --spec-synth-rates
@@ -145,7 +173,7 @@ LLAMA_CPP = Startup(
         --spec-default --fim-qwen-7b-spec
         """.split()
     ),
-    # A draft model alone is loaded and not used; builds before --spec-type speculated by --draft-max.
+    # Builds before --spec-type speculated by --draft-max.
     drafts_by=tuple(
         """
         --spec-type --spec-default --fim-qwen-7b-spec --draft --draft-n --draft-max LLAMA_ARG_SPEC_TYPE
@@ -171,14 +199,13 @@ LLAMA_CPP = Startup(
     },
     for_all=("--metrics",),
     num_draft_tokens={
-        "draft": ((f"--spec-draft-n-max {_OLDER_K}",), 3),
-        # ik_llama.cpp: `--spec-type mtp:n_max=3,p_min=0.0`.
-        "mtp": (("--spec-type:n_max", "--spec-stage:n_max", "--draft-max"), None),
+        "draft-": ((f"--spec-draft-n-max {_OLDER_K}",), 3),
         "ngram-mod": (("--spec-ngram-mod-n-max",), 64),
         "ngram-simple": (("--spec-ngram-simple-size-m",), 48),
         "ngram-map-k4v": (("--spec-ngram-map-k4v-size-m",), 48),
         "ngram-map-k": (("--spec-ngram-map-k-size-m",), 48),
-        "": ((_OLDER_K,), None),
+        "ngram-cache": ((), None),
+        "": ((f"--spec-draft-n-max {_OLDER_K}",), None),
     },
     method=("--spec-type", "--spec-stage"),
     draft=(
@@ -190,11 +217,11 @@ LLAMA_CPP = Startup(
         "-hfrd",
         "--hf-repo-draft",
     ),
+    method_of_file=gguf_method,
     # ggml-org/llama.cpp, issue 27852: a table for all slots, and one for each.
     pools=("ngram-mod", "ngram-cache"),
     model=("-m", "--model", "-hf", "-hfr", "--hf-repo", "-mu", "--model-url"),
     served_name=("-a", "--alias"),
-    lossless={"--spec-synth-len": (), "--spec-synth-rates": ()},
     lossy={"--spec-synth-len": (), "--spec-synth-rates": ()},
     sized_by=("-ngl", "--gpu-layers", "--n-gpu-layers"),
     note=(
@@ -231,16 +258,17 @@ VLLM = Startup(
     json_flags=("--speculative-config", "-sc"),
     for_all=("--enable-prompt-tokens-details",),
     num_draft_tokens={"": (("--speculative-config.num_speculative_tokens", "--spec-tokens"), None)},
+    k_by_load=("--speculative-config.num_speculative_tokens_per_batch_size",),
     method=("--speculative-config.method", "--spec-method"),
     draft=("--speculative-config.model", "--spec-model"),
     pools=("suffix",),
     model_follows=True,
     sized_by=("--gpu-memory-utilization", "--kv-cache-memory-bytes", "--kv-cache-memory"),
     # Blocks are verified losslessly: arXiv 2403.10444.
-    lossless={
+    lossy={
         "--speculative-config.rejection_sample_method": "standard strict probabilistic block".split()
     },
-    lossy={"--speculative-config.rejection_sample_method": ("synthetic",)},
+    known_lossy={"--speculative-config.rejection_sample_method": ("synthetic",)},
     without_core_binding=("VLLM_CPU_OMP_THREADS_BIND=nobind",),
     note=(
         "with a draft vLLM has fewer blocks for keys and values, and with some methods (ngram, medusa, suffix)"
@@ -248,12 +276,6 @@ VLLM = Startup(
     ),
     example='--speculative-config \'{"method": "ngram", "num_speculative_tokens": 4}\'',
 )
-
-_THRESHOLDS = {
-    "--speculative-accept-threshold-single": ("1",),
-    "--speculative-accept-threshold-acc": ("1",),
-    "SGLANG_SIMULATE_ACC_": (),
-}
 
 SGLANG = Startup(
     programs=("-m sglang.launch_server", "sglang serve"),
@@ -314,8 +336,11 @@ SGLANG = Startup(
     pools=("NGRAM",),
     model=("--model-path", "--model"),
     sized_by=("--mem-fraction-static",),
-    lossless=_THRESHOLDS,
-    lossy=dict.fromkeys(_THRESHOLDS, ()),
+    lossy={
+        "--speculative-accept-threshold-single": ("1",),
+        "--speculative-accept-threshold-acc": ("1",),
+        "SGLANG_SIMULATE_ACC_": (),
+    },
     example="--speculative-algorithm EAGLE3 --speculative-draft-model-path DRAFT",
 )
 
@@ -332,22 +357,21 @@ MLX_LM = Startup(
 )
 
 # Settings of `harness serve` that say what is accepted, with the values at which the output follows the target.
-_LOSSLESS_RULES = {
-    "rule": [rule for rule, record in RULES.all().items() if record.lossless],
-    "synthetic_acceptance": ["null"],
-    **{parameter: [f"{default:g}"] for parameter, default in PARAMETERS.items()},
-}
-_LOSSLESS_OF_OURS = {
-    prefix + name: values
+_RULES_OF_OURS = {
+    prefix + name: exact
     for prefix in ("", "decoding.")
-    for name, values in _LOSSLESS_RULES.items()
+    for name, exact in {
+        "rule": [rule for rule, record in RULES.all().items() if record.lossless],
+        "synthetic_acceptance": ["null"],
+        **{parameter: [f"{default:g}"] for parameter, default in PARAMETERS.items()},
+    }.items()
 }
 
 HARNESS = Startup(
     programs=("harness serve", "specharness serve", "-m harness serve"),
     speculation=(
         *"draft --draft K k -K --K num_draft_tokens decoding.num_draft_tokens".split(),
-        *_LOSSLESS_OF_OURS,
+        *_RULES_OF_OURS,
     ),
     drafts_by=("draft", "--draft"),
     drafts_always=True,
@@ -359,6 +383,5 @@ HARNESS = Startup(
     draft=("draft", "--draft"),
     model=("model", "--model"),
     served_name=(),
-    lossless=_LOSSLESS_OF_OURS,
-    lossy=dict.fromkeys(_LOSSLESS_OF_OURS, ()),
+    lossy=_RULES_OF_OURS,
 )

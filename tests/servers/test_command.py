@@ -97,6 +97,24 @@ def test_ports_are_ours_unless_the_user_places_them() -> None:
         ("llama-server -m X --model Y --spec-type draft-mtp --draft-max 2 --spec-draft-n-max 4 --draft-n 6",
             "Y", "draft-mtp", "draft-mtp", 6),
         ("llama serve -hf M:Q4_K_M --spec-type draft-dflash", "M:Q4_K_M", "draft-dflash", "draft-dflash", 3),
+        # ik_llama.cpp: each flag is a stage, with its settings; of two no K is known.
+        ("llama-server -m a -md d --spec-type draft:n_max=16,p_min=0.5", "a", "d", "draft", 16),
+        ("llama-server -m a --spec-type ngram-mod:n_max=64,n_min=2 --spec-type mtp:n_max=1",
+            "a", "ngram-mod,mtp", "ngram-mod,mtp", None),
+        # llama.cpp adds up what its flags name: `none` takes nothing back.
+        ("llama-server -m a -md d --spec-type draft-simple --spec-type none", "a", "d", "draft-simple", 3),
+        ("llama-server -m a -md d --spec-type ngram-mod --spec-type draft-mtp", "a", "d", "ngram-mod,draft-mtp", None),
+        # A draft alone, whose file is not here.
+        ("llama-server -m a -md b.gguf --spec-draft-n-max 4", "a", "b.gguf", None, 4),
+        ("llama-server -m a -hfd u/r", "a", "u/r", None, None),
+        # No word of a mount is the image.
+        ("docker run -p {port}:8000 -v cache:/vllm/vllm_cache vllm/vllm-openai --model M -sc.method=mtp",
+            "M", "mtp", "mtp", None),
+        # Abbreviations that only one flag begins with; K by load.
+        ("sglang serve --model A --speculative-algo EAGLE --speculative-num-s 3", "A", "EAGLE", "EAGLE", 3),
+        ("vllm serve A --spec-met ngram --spec-tok 4", "A", "ngram", "ngram", 4),
+        ('vllm serve A -sc.method=mtp --speculative-config.num_speculative_tokens_per_batch_size [[1,5],[8,2]]',
+            "A", "mtp", "mtp", None),
         ("llama-server -m a.gguf --spec-type mtp:n_max=3,p_min=0.0", "a.gguf", "mtp", "mtp", 3),
         ("harness serve model=7B draft=68m K=6", "7B", "68m", None, 6),
         # Where no K is typed it is the program's default.
@@ -149,10 +167,11 @@ def test_a_command_says_what_it_accepts_by(typed: str, rule: str | None, is_loss
     ("typed", "said"),
     [
         ("vllm serve A", "nothing in it makes vLLM speculate: add --speculative-config"),
-        ("llama-server -m X -md Y", "nothing in it makes llama.cpp speculate: add --spec-type draft-simple -md"),
+        ("llama-server -m X -md Y --spec-type none", "nothing in it makes llama.cpp speculate: add --spec-type"),
+        ("llama-server -m X --spec-tipe draft-mtp", "--spec-tipe is not known here (did you mean --spec-type?)"),
+        ("sglang serve --model A --speculative-draft-mod X", "(did you mean --speculative-draft-model?)"),
         ("llama-server -m X --spec-type", "--spec-type needs a value behind it"),
         ("llama-server --spec-type ngram-mod --spec-new 3", "--spec-new is not known here"),
-        ("sglang serve --model A --speculative-algo NGRAM", "--speculative-algo is not known here"),
         ("vllm serve A -sc {method:ngram}", "behind --: -sc must be JSON"),
         ("vllm serve A --spec-tokens {k}", "{k} has no value: vary.k=VALUE sets one"),
         ("llama-server --fim-qwen-14b-spec --spec-default", "a preset that speculates"),

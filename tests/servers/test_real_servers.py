@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+from pathlib import Path
 
 import pytest
 
+from harness.servers.command import read_command
+from harness.servers.dialects import DIALECTS
 from harness.servers.startup import LLAMA_CPP, VLLM, Startup
 from in_process import Harness, results
-from real_servers import gguf_pair, llama_server, vllm_python
+from real_servers import gguf_pair, llama_server, llama_serving, post, vllm_python
 from recipes.tiny_gguf import CHAT_TEMPLATE, SHIPPED
 from wording import mentions
 
@@ -36,6 +39,42 @@ def test_a_verdict_from_the_command_that_starts_the_server(harness: Harness) -> 
     # Behind the name of the processor, however long that is.
     assert mentions(outcome.stdout, "new tokens", "K=4")
     assert mentions(outcome.stderr, "--spec-type draft-simple --spec-draft-n-max 4")
+
+
+@pytest.mark.parametrize("flags", ["", "draft-simple", "none", "draft-simple none"])
+def test_llama_server_drafts_where_its_command_is_read_so(flags: str) -> None:
+    """A plain draft model alone is not used, and `none` takes no other way to draft back."""
+    model, draft = gguf_pair()
+    words = ["-md", draft, "-c", "512", "-np", "1"]
+    for flag in flags.split():
+        words += ["--spec-type", flag]
+    command = read_command([llama_server(), "-m", model, *words], {}, [DIALECTS["llamacpp"]])
+    with llama_serving(model, *words) as url:
+        answer = post(f"{url}/completion", {"prompt": "a b c a b c", "n_predict": 16})
+    assert command.drafts == ("draft_n" in answer["timings"])
+
+
+@pytest.mark.parametrize(
+    ("content", "method"),
+    [
+        (b"GGUF\x08\0\0\0\x06\0\0\0\0\0\0\0dflash", "draft-dflash"),
+        (b"GGUF\x08\0\0\0\x06\0\0\0\0\0\0\0dflash markov_w1.weight", "draft-dspark"),
+        (b"GGUF blk.63.nextn.eh_proj.weight", "draft-mtp"),
+        (b"GGUF blk.63.attn_q.weight", ""),
+        (None, None),
+    ],
+)
+def test_the_file_of_a_draft_says_how_llama_server_drafts_with_it(
+    tmp_path: Path, content: bytes | None, method: str | None
+) -> None:
+    file = tmp_path / "draft.gguf"
+    if content is not None:
+        file.write_bytes(content.replace(b"GGUF\x08", b"GGUF general.architecture\x08"))
+    command = read_command(["llama-server", "-md", str(file)], {}, [DIALECTS["llamacpp"]])
+    assert command.startup.method_of_file(str(file)) == method
+    assert command.drafts == (method != "")
+    # Its own default, where it is known to draft.
+    assert command.num_draft_tokens == (3 if method else None)
 
 
 def test_vllm_from_its_command(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
