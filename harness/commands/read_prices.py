@@ -18,6 +18,7 @@ from harness.config.settings import check_address
 from harness.measuring.prices import (
     iteration_cost,
     k_of,
+    same_as_smaller_k,
     tokens_by_k,
     why_no_price,
 )
@@ -103,7 +104,7 @@ def _costs(runs: Sequence[Run[LatencyRow]], path: str) -> PriceTable:
     for draft, runs_of_draft in grouped(with_draft, _draft).items():
         priced = []
         for run in runs_of_draft:
-            reason = why_no_price(run)
+            reason = same_as_smaller_k(run, runs_of_draft) or why_no_price(run)
             if reason:
                 reasons.append(reason)
             else:

@@ -338,6 +338,21 @@ def test_a_run_leaves_its_costs_and_they_are_read_again(harness: Harness) -> Non
         assert "is no file of costs" in harness.refused("plan", f"costs={file}", "acceptance=0.7")
 
 
+def test_a_k_above_the_block_of_a_head_is_the_setting_below(harness: Harness) -> None:
+    """It has no price of its own, and nothing above it is advised."""
+    harness("latency", "-m", *SIMULATED, "K=4,7,8", "results.file=results/sweep.csv")
+    rows = pd.read_csv("results/sweep.csv", dtype=str)
+    is_above = (rows.arm == "speculative") & (rows.num_draft_tokens == "8")
+    at_most = rows[(rows.arm == "speculative") & (rows.num_draft_tokens == "7")]
+    rows.loc[is_above, "mean_num_draft_tokens"] = at_most.mean_num_draft_tokens.item()
+    rows.to_csv("sweep.csv", index=False)
+    predicted, page = rows_of(harness, "costs=sweep.csv", "acceptance=0.99")
+    assert [*predicted.num_draft_tokens] == [4, 7]
+    assert "K=8 drafts no more tokens than K=7" in page
+    assert "measure K=7" in page
+    assert "K=14" not in page
+
+
 def test_a_typed_rate_is_of_one_draft_and_what_drafted_nothing_has_no_price(
     harness: Harness,
 ) -> None:
