@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -211,6 +212,10 @@ class Encoder:
             note(described)
         if prompt_set.num_left_out:
             say(f"{counted(prompt_set.num_left_out, 'row')} without a question left out")
+        unsent = Counter(part for prompt in prompt_set.prompts for part in prompt.unsent)
+        if unsent:
+            parts = ", ".join(f"{part} ({number})" for part, number in unsent.items())
+            say(f"not sent, of {counted(len(prompt_set.prompts), 'row')}: {parts}")
         num_chats = sum(len(prompt.chat().messages) > 1 for prompt in encoded.prompts)
         if self._template.choice == "never" and num_chats and not self.settings.engine.asks_chats:
             say(

@@ -2,8 +2,8 @@
 
 `.txt` has one prompt per line. A table (`.jsonl`, a `.json` array, `.csv`, `.parquet`) has rows
 with `prompt` (text, as in HumanEval), `turns` (a list of texts, as in MT-Bench, Spec-Bench and
-SPEED-Bench), `messages` (a chat), `conversations` (as in ShareGPT), `question` (as in GSM8K) or
-`instruction` (with `input` or `context`, as in Alpaca and Dolly), and optionally `category`,
+SPEED-Bench), `messages` (a chat), `conversations` (as in ShareGPT), `question` (as in GSM8K; with
+`context`, as in SQuAD) or `instruction` (with `input` or `context`, as in Alpaca and Dolly), and optionally `category`,
 `tools` and `completion`, an answer to it. A chat has its answers as messages.
 Settings name other columns, or make the prompt from several of them.
 """
@@ -20,7 +20,7 @@ import re
 import string
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,6 +47,22 @@ _PLACEHOLDER = re.compile(
 _CHARACTERS_PER_TOKEN = 12
 # Keys of a prompt; the first that a row has counts.
 _KEYS = tuple(column for column in PROMPT_COLUMNS if column != "category")
+# What a row may hold of a prompt or a request, besides what is sent.
+_PARTS = (
+    *("context", "input", "system", "image", "images", "image_url", "audio", "video"),
+    *(
+        "max_tokens",
+        "max_completion_tokens",
+        "temperature",
+        "top_p",
+        "top_k",
+        "stop",
+        "tool_choice",
+    ),
+    *("chat_template_kwargs", "response_format", "continue_final_message"),
+)
+# Keys whose text has a subject of its own.
+_WITH_SUBJECT = ("instruction", "question")
 # Roles of the messages that a model answers.
 _ASKS = ("user", "tool")
 # Names of lines or categories in a message.
@@ -70,6 +86,7 @@ class Prompt:
             turn.
         turn: of a conversation, from 1; None for a prompt that is none.
         completion: the answer that the set has for plain text, as text or as token ids; None for none.
+        unsent: parts of its row that are not sent.
     """
 
     text: str
@@ -83,6 +100,7 @@ class Prompt:
     turns: tuple[str, ...] = ()
     turn: int | None = None
     completion: str | tuple[int, ...] | None = None
+    unsent: tuple[str, ...] = field(default=(), compare=False)
 
     def chat(self) -> Chat:
         """The chat for a chat template; plain text is one user message."""
@@ -369,7 +387,21 @@ def _from_row(row: Any, settings: PromptSettings) -> Prompt:
         turns=turns,
         messages=messages,
         tools=tools,
+        unsent=tuple(_unsent(columns, prompt)),
     )
+
+
+def _unsent(row: Mapping[str, Any], prompt: Prompt) -> Iterator[str]:
+    """Parts of a row that its prompt lacks: its images, its settings, a system prompt beside plain text."""
+    key = next(key for key in _KEYS if row.get(key) is not None)
+    sent = ["system"] if prompt.messages else []
+    if key in _WITH_SUBJECT:
+        sent.append("input" if row.get("input") else "context")
+    yield from (part for part in _PARTS if row.get(part) and part not in sent)
+    if _has_objects(row[key], "from") and any(turn["from"] == "system" for turn in row[key]):
+        yield "system"
+    if prompt.following and "max_tokens" in row:
+        yield "the beginning of the answer"
 
 
 def _with_known_columns(row: Mapping[str, Any], settings: PromptSettings) -> dict[str, Any]:
@@ -434,9 +466,9 @@ def _of_first_key(row: Mapping[str, Any]) -> Prompt:
     if isinstance(value, str) and not value.strip():
         raise NoQuestion(f"must have text as {key}")
     text = text_of(value, key)
-    # An instruction's subject has its own key, and is often empty.
+    # An instruction's or a question's subject has its own key, and is often empty.
     subject = row.get("input") or row.get("context")
-    if key == "instruction" and subject:
+    if key in _WITH_SUBJECT and subject:
         text = f"{text}\n\n{text_of(subject, 'input or context')}"
     return Prompt(text)
 

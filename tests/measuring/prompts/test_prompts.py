@@ -69,13 +69,47 @@ def test_rows_of_published_sets(load: Load) -> None:
         {"task_id": "HumanEval/0", "prompt": "def f():", "canonical_solution": "pass", "test": ""},
         {"instruction": "Name three.", "input": "", "output": "a, b, c"},
         {"instruction": "Sum up.", "input": "A text.", "output": "A."},
+        {"question": "Which?", "context": "A line.", "answer": "none"},
         {"instruction": "Who?", "context": "He did.", "response": "He.", "category": "closed_qa"},
     ]
     assert texts(load(rows)) == [
         *("Write a post.", "How many?", "def f():", "Name three."),
-        *("Sum up.\n\nA text.", "Who?\n\nHe did."),
+        *("Sum up.\n\nA text.", "Which?\n\nA line.", "Who?\n\nHe did."),
     ]
     assert load(rows).prompts[-1].category == "closed_qa"
+
+
+@pytest.mark.parametrize(
+    ("row", "unsent"),
+    [
+        ({"question": "a", "context": "b"}, ()),
+        ({"prompt": "a", "context": "b", "input": ""}, ("context",)),
+        ({"question": "a", "image": "b.png", "max_tokens": 8}, ("image", "max_tokens")),
+        ({"prompt": "a", "system": "b"}, ("system",)),
+        (
+            {"conversations": [{"from": "system", "value": "b"}, {"from": "human", "value": "a"}]},
+            ("system",),
+        ),
+        (
+            {"max_tokens": 8, "system": "b", "messages": [{"role": "user", "content": "a"}]},
+            ("max_tokens",),
+        ),
+        (
+            {
+                "max_tokens": 8,
+                "messages": [
+                    {"role": "user", "content": "a"},
+                    {"role": "assistant", "content": "{"},
+                ],
+            },
+            ("max_tokens", "the beginning of the answer"),
+        ),
+    ],
+)
+def test_parts_of_a_row_that_are_not_sent_are_known(
+    load: Load, row: object, unsent: tuple[str, ...]
+) -> None:
+    assert load([row]).prompts[0].unsent == unsent
 
 
 FIND = {"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}
