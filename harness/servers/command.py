@@ -155,10 +155,10 @@ class ServerCommand:
     def model(self) -> str | None:
         """The model as it is typed: the name under which it is served, else its file or repository."""
         startup = self.startup
-        # The first of several names, between commas or spaces.
-        names = (self.value(startup.served_name) or "").replace(",", " ").split()
-        if names:
-            return names[0]
+        # The first of several names.
+        name = (self.value(startup.served_name) or "").partition(",")[0].strip()
+        if name:
+            return name
         model = self.value(startup.model)
         if model is None and startup.model_follows and self.start < len(self.words):
             first = self.words[self.start]
@@ -381,6 +381,22 @@ def read_command(
     if filled and is_variable(filled[0]):
         filled = ["env", *filled]
     return _locate_program(filled, dialects)
+
+
+def set_for_drafts(
+    words: Sequence[str], dialects: Sequence[Dialect]
+) -> tuple[list[str], list[str]]:
+    """Flags of a command that were typed to suit speculation, with their values, and the words without them."""
+    command = _locate_program(words, dialects)
+    flags: list[str] = []
+    others = list(words[: command.start])
+    taking = others
+    for word in words[command.start :]:
+        if word.startswith("-"):
+            name = _flag_name(word).partition(".")[0]
+            taking = flags if name in command.startup.set_for_drafts else others
+        taking.append(word)
+    return flags, others
 
 
 def _variable_in(word: str) -> str:

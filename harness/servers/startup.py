@@ -36,6 +36,7 @@ class Startup:
         refused: flags under which a server cannot be measured by its command, with the reason.
         argparse: whether flags are read as Python's argparse does: `--flag=value`, `--config.key value`, and unique
             abbreviations. `_` stands for `-` in any.
+        set_for_drafts: flags that are not about speculation, and are typed to suit it.
         json_flags: aliases of one flag whose value is JSON, its name first; `--speculative-config.method` is its entry
             `method`.
         for_all: flags, as typed with any value, that the measurement adds to every server unless it has them.
@@ -76,6 +77,7 @@ class Startup:
     environment: tuple[str, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
     argparse: bool = False
+    set_for_drafts: tuple[str, ...] = ()
     json_flags: tuple[str, ...] = ()
     for_all: tuple[str, ...] = ()
     for_regular: tuple[str, ...] = ()
@@ -255,6 +257,11 @@ VLLM = Startup(
         "--root-path": _PREFIX,
     },
     argparse=True,
+    # Graphs of K + 1 tokens and their multiples pad a step of one token.
+    set_for_drafts=(
+        *("--no-async-scheduling", "--cuda-graph-sizes", "--cudagraph-capture-sizes"),
+        *("--max-cudagraph-capture-size", "--compilation-config", "-cc"),
+    ),
     json_flags=("--speculative-config", "-sc"),
     for_all=("--enable-prompt-tokens-details",),
     num_draft_tokens={"": (("--speculative-config.num_speculative_tokens", "--spec-tokens"), None)},
@@ -321,6 +328,7 @@ SGLANG = Startup(
         "--disaggregation-mode": _SEVERAL,
     },
     argparse=True,
+    set_for_drafts=("--disable-overlap-schedule", "--cuda-graph-bs", "--cuda-graph-max-bs"),
     for_all=("--enable-metrics", "--enable-cache-report"),
     # Its limit where it speculates and none is set.
     for_regular=("--max-running-requests 48",),

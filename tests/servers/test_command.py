@@ -107,6 +107,7 @@ def test_ports_are_ours_unless_the_user_places_them() -> None:
         # A draft alone, whose file is not here.
         ("llama-server -m a -md b.gguf --spec-draft-n-max 4", "a", "b.gguf", None, 4),
         ("llama-server -m a -hfd u/r", "a", "u/r", None, None),
+        ("vllm serve A --served-model-name 'Qwen 3.6 27B' -sc.method=mtp", "Qwen 3.6 27B", "mtp", "mtp", None),
         # No word of a mount is the image.
         ("docker run -p {port}:8000 -v cache:/vllm/vllm_cache vllm/vllm-openai --model M -sc.method=mtp",
             "M", "mtp", "mtp", None),

@@ -42,7 +42,7 @@ KNOWN = {
     " decode speed tok/s, generation speed tok/s, output token throughput tok/s, avg pred tok/s, mean pred tok/s",
     "ms_per_token": "tpot, mean tpot, median tpot, tpot after the first, latency tpot",
     "latency_s": "latency s, mean latency s, e2e latency s, end to end latency s, request latency s",
-    "topk": "topk, top k, eagle topk",
+    "topk": "topk, eagle topk",
     "p_min": "p min, draft p min, spec draft p min",
     "batch_size": "batch, batch size, bs, concurrency, max concurrency, in flight, rows, users, streams",
     "input_tokens": "input tokens",
