@@ -17,8 +17,8 @@ from harness.reporting.table import Table
 from harness.results.files import append_rows
 from harness.results.rows.acceptance import TEXTS_FILE, AcceptanceRow, AcceptanceTextRow
 from harness.results.runs import Run
-from harness.results.statistics.interval import DASH, Interval, UNKNOWN
-from in_process import Harness, QUICKEST_PAIR, QUICK_MODELS, only, results
+from harness.results.statistics.interval import DASH, Interval
+from in_process import QUICK_MODELS, QUICKEST_PAIR, Harness, only, results
 from pages import full
 from report_files import run_id
 from shipped_copies import ONE_LAYER, copy_shipped

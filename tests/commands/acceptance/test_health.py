@@ -21,8 +21,8 @@ from harness.engines.requests import RequestRecord
 from harness.results.rows.acceptance import AcceptanceRow
 from harness.results.statistics.interval import Interval
 from harness.results.statistics.iterations import acceptance_chances, cut
-from in_process import Harness, QUICK_MODELS, results
 from harness.results.texts import best_row
+from in_process import QUICK_MODELS, Harness, results
 from planted_faults import planted
 from served import served
 from shipped_copies import copy_shipped
