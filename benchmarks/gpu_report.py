@@ -206,7 +206,7 @@ def _of_pair(name: str, result: Result) -> Iterable[tuple[str, str, str]]:
         for arm in (" regular", " speculative")
     )
     if floor := result.about["floor_ms"]:
-        # Of the timed run after the first token: a step under stopwatches waits for the host.
+        # After the first token, of the timed run.
         step_ms = regular["decode_ms_per_token"]
         times = step_ms / floor
         found = f"{times:.2f}× ({regular['arm']}: {step_ms:.2f} ms over {floor:.2f} ms)"

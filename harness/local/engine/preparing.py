@@ -158,7 +158,7 @@ def prepare_calls(
         sizes = {batch_size}
         if not compiles:
             sizes |= {2**power for power in range(batch_size.bit_length())}
-        calls.capture(sorted(sizes), GraphPool())
+        calls.capture(sorted(sizes), GraphPool(device))
         require_close(_decode(calls), plain, model, "captured differ from the eager ones")
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from harness.local.decoding.iteration import Calls, Decided
-from harness.local.decoding.protocols import Proposal, TensorDrafter
+from harness.local.decoding.protocols import Proposal, Step, TensorDrafter
 from harness.local.decoding.state import RowState
 from harness.local.runners.checks import as_unsupported
 
@@ -84,8 +84,12 @@ class CapturedCalls(Calls):
             assert isinstance(proposal.lengths, Tensor)
             tokens.copy_(proposal.tokens)
             lengths.copy_(proposal.lengths)
-        decided: Decided = replay()
-        return decided
+        packed, step = replay()
+        hidden = step.hidden
+        if hidden is not None and not isinstance(self.drafter, TensorDrafter):
+            # One on the host may keep them for longer than to the next replay.
+            hidden = hidden.clone()
+        return Decided(packed, Step(step.logits, hidden))
 
     def _replay(self, call: str, rows: RowState) -> Callable[[], Any] | None:
         if not rows.is_fixed:
@@ -94,22 +98,24 @@ class CapturedCalls(Calls):
 
 
 class GraphPool:
-    """Captures calls as CUDA graphs, which share their memory: they run one after the other."""
+    """Captures calls on a device as CUDA graphs, which share their memory: they run one after the other."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, call: Callable[[], Any]) -> Callable[[], Any]:
-        # Libraries make plans and workspaces in the first calls, which a capture must not see.
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(2):
-                call()
-        torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            outputs = call()
+        with torch.cuda.device(self._device):
+            # Libraries make plans and workspaces in the first calls, which a capture must not see.
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(2):
+                    call()
+            torch.cuda.current_stream().wait_stream(stream)
+            with torch.cuda.graph(graph, pool=self._pool):
+                outputs = call()
 
         def replay() -> Any:
             graph.replay()
