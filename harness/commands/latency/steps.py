@@ -127,7 +127,7 @@ def _another_k(regular: LatencyRow, row: LatencyRow, verdict: Statement) -> Next
     before = choice.standings.get(largest - 1)
     if before is not None and before.relation == "below":
         return NextStep(f"the speed-up still rises at K={largest}", f"K={2 * largest}")
-    return NextStep(f"{choice.words}; a larger K", f"K={2 * largest}")
+    return NextStep("a larger K may gain more", f"K={2 * largest}")
 
 
 def _free_draft(rows: Sequence[LatencyRow], finding: str) -> NextStep | None:
