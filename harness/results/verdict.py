@@ -445,17 +445,10 @@ def _interval_of(row: ComparedRow) -> Interval:
 
 
 def _at_once(speedup: Interval, family: int, row: ComparedRow) -> Interval:
-    """The interval, widened by Student's t with the degrees of freedom of its scarcest unit:
-    `15 prompts and 5 runs` leave 4.
-    """
-    if family == 1 or not speedup.has_bounds:
-        return speedup
-    coverage = Coverage.of(row.speedup)
-    num_units = getattr(row, "num_prompts", None) or 0
-    if coverage is not None:
-        num_units = coverage.fewest
+    """The interval, widened so that it holds with those of others."""
+    covers = speedup.covers or Coverage(getattr(row, "num_prompts", None) or 0, "prompt")
     # Of a run that stopped by itself; an interval over several runs has the usual level.
-    is_looked_at = getattr(row, "stopped_by", None) is not None
-    over_runs = coverage is not None and coverage.num_runs is not None
-    confidence = CONFIDENCE_OF_LOOKS if is_looked_at and not over_runs else CONFIDENCE
-    return widened(speedup, family, num_units - 1, confidence)
+    is_looked_at = getattr(row, "stopped_by", None) is not None and covers.num_runs is None
+    confidence = CONFIDENCE_OF_LOOKS if is_looked_at else CONFIDENCE
+    wide = widened(replace(speedup, covers=covers), family, confidence)
+    return replace(wide, covers=speedup.covers)

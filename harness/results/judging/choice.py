@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.results.judging.statement import Statement
-from harness.results.statistics.interval import CONFIDENCE, Interval
+from harness.results.statistics.interval import Interval
 from harness.results.statistics.multiplicity import widened
 
 
@@ -73,9 +73,9 @@ def choice_of(speedups: Mapping[int, Interval], share_of: Callable[[int, int], I
     verdicts = {}
     standings = {}
     for k, speedup in speedups.items():
-        verdicts[k] = Statement.ordered("pays", at_once(speedup, family), family=family)
+        verdicts[k] = Statement.ordered("pays", widened(speedup, family), family=family)
         if k != best:
-            share = at_once(share_of(k, best), num_pairs)
+            share = widened(share_of(k, best), num_pairs)
             standings[k] = Statement.ordered("compared", share, family=family)
     return Choice(best, verdicts, standings)
 
@@ -83,19 +83,6 @@ def choice_of(speedups: Mapping[int, Interval], share_of: Callable[[int, int], I
 def best_of(speedups: Mapping[int, Interval]) -> int:
     """The K with the highest speed-up, be it by chance."""
     return max(speedups, key=lambda k: speedups[k].estimate)
-
-
-def at_once(interval: Interval, number: int) -> Interval:
-    """An interval that holds together with others.
-
-    Args:
-        number: of all of them.
-    """
-    if number == 1 or not interval.has_bounds:
-        return interval
-    covers = interval.covers
-    degrees_of_freedom = float("inf") if covers is None else covers.fewest - 1
-    return widened(interval, number, degrees_of_freedom, CONFIDENCE)
 
 
 def _listed(ks: Sequence[int]) -> str:

@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from harness.results.judging.choice import at_once
 from harness.results.judging.statement import Statement
 from harness.results.rows.acceptance import AcceptanceRow
 from harness.results.runs import Run, grouped
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Interval
-from harness.results.statistics.multiplicity import relative_to
+from harness.results.statistics.multiplicity import relative_to, widened
 from harness.results.texts import best_row, expected, texts_of
 
 _EXPECTED = "expected speed-up"
@@ -36,7 +35,7 @@ def _of_target(drafts: Sequence[Run[AcceptanceRow]]) -> list[Statement]:
     family = len(drafts)
     # Its K was chosen among all of the run.
     number = family * len(drafts[0].rows)
-    speedup = at_once(first.expected_speedup or Interval(), number)
+    speedup = widened(first.expected_speedup or Interval(), number)
     why = "" if first.iteration_cost else _NO_COST
     statements = [
         Statement.ordered("pays", speedup, why, subject=first, family=family, figure=_EXPECTED)

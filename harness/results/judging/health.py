@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
-from harness.results.judging.statement import Statement
+from harness.results.judging.statement import Relation, Statement
 from harness.results.rows.acceptance import AcceptanceRow
 from harness.results.statistics.interval import Interval
 
 Health = Literal["as its weights say", "accepts less", "accepts more", "other texts", "cannot tell"]
+
+_RELATIONS: Mapping[str, Relation] = {"accepts more": "above", "accepts less": "below"}
 
 
 def health_of(
@@ -49,9 +52,5 @@ def judged_health(row: Any) -> Statement:
     """The statement about what an engine accepts, with the tokens per iteration of its weights."""
     weights = row.weights_tokens_per_iteration or Interval()
     why = why_unknown(row) or ("" if weights.has_bounds else "no interval")
-    relation: Literal["above", "below", "open"] = "open"
-    if not why and row.health == "accepts more":
-        relation = "above"
-    elif not why and row.health == "accepts less":
-        relation = "below"
+    relation = "open" if why else _RELATIONS.get(row.health, "open")
     return Statement("health", relation, weights, why, row, figure="tokens per iteration")

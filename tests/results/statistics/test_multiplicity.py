@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from harness.results.statistics.interval import Interval
+from harness.results.statistics.interval import Coverage, Interval
 from harness.results.statistics.multiplicity import (
     adjusted_p_values,
     relative_to,
@@ -105,7 +105,8 @@ def test_an_interval_is_widened_so_that_six_miss_together_as_one(
     error, freedom = 0.1, 14
     level = 1 - (1 - 0.95 ** (1 / 6)) * share
     quantiles = [stats.t.ppf((1 + each) / 2, freedom) for each in (confidence, level)]
-    alone = Interval(2.0, 2 * math.exp(-quantiles[0] * error), 2 * math.exp(quantiles[0] * error))
-    wide = widened(alone, 6, freedom, confidence)
+    bounds = (2 * math.exp(-quantiles[0] * error), 2 * math.exp(quantiles[0] * error))
+    alone = Interval(2.0, *bounds, Coverage(freedom + 1, "prompt"))
+    wide = widened(alone, 6, confidence)
     assert math.log(wide.high / 2) == pytest.approx(quantiles[1] * error)
     assert math.log(wide.low / 2) == pytest.approx(-quantiles[1] * error)
