@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from harness.commands.audit.judge import Check
-from harness.commands.audit.rows import NOISE, AuditRow, Cost
+from harness.commands.audit.rows import NOISE, PRINTED, AuditRow, Cost
 from harness.commands.audit.texts import AuditedText, line_to_type
 from harness.config.amounts import counted
 from harness.reporting.page import NextStep, Page
@@ -66,9 +66,12 @@ def _lines_of_costs(rows: Sequence[AuditRow]) -> list[Line]:
     """Lines about what an iteration costs, what holds the speed-up back, and what other values would give."""
     lines = []
     for row in rows:
-        gains = [gain.middle for what, gain in row.speedups.items() if what != "latency"]
-        if gains and max(gains) > _APART * min(gains):
-            texts = ", ".join(f"{gain:×} by {what}" for what, gain in row.speedups.items())
+        gains = {
+            name: gain for name, gain in row.speedups.items() if name not in (PRINTED, "latency")
+        }
+        middles = [gain.middle for gain in gains.values()]
+        if middles and max(middles) > _APART * min(middles):
+            texts = ", ".join(f"{gain:×} by {name}" for name, gain in gains.items())
             lines.append(Line(f"{row.label}: {texts}: requests queue, or runs differ"))
     priced = shown = [row for row in rows if row.costs]
     if len(priced) > _MOST_SENTENCES:

@@ -65,7 +65,7 @@ _REGULAR_COLUMN = re.compile(
 )
 # Cells of arms, as a whole or with another one in brackets, that say that nothing is drafted.
 REGULAR_ARMS = (
-    "baseline, regular, none, off, n/a, plain, vanilla, serial, autoregressive, standard autoregressive, ar, no draft,"
+    "baseline, regular, none, n/a, plain, vanilla, serial, autoregressive, standard autoregressive, ar, no draft,"
     " no drafts, no spec, no speculation, no speculative decoding, without speculation, no mtp, mtp off, spec off,"
     " speculation off, target only"
 )
