@@ -39,7 +39,7 @@ KNOWN = {
     "user_tokens_per_second": "tok/s/user, decode tok/s/user, output tok/s/user",
     "tokens_per_second": "tok/s, decode tok/s, output tok/s, generation tok/s, gen tok/s, tg tok/s, mean tok/s,"
     " tok/s mean, pooled tok/s, mean decode tok/s, throughput tok/s, output throughput tok/s, speed tok/s,"
-    " decode speed tok/s, generation speed tok/s, output token throughput tok/s, avg pred tok/s, mean pred tok/s",
+    " decode speed tok/s, generation speed tok/s, output token throughput tok/s, mean pred tok/s",
     "ms_per_token": "tpot, mean tpot, median tpot, tpot after the first, latency tpot",
     "latency_s": "latency s, mean latency s, e2e latency s, end to end latency s, request latency s",
     "topk": "topk, eagle topk",
@@ -56,7 +56,7 @@ KNOWN = {
     " spec, mtp, speculation, speculative decoding, decoding, run, kind",
     UNUSED: "seed, ttft, ttft ms, ttft s, mean ttft ms, itl, itl ms, latency, throughput, wall s, total s, vram,"
     " vram gb, peak vram gb, memory gb, peak memory gb, prompt tok/s, prefill tok/s, pp tok/s, steps, num steps,"
-    " num draft, draft length, num draft tokens, mean draft tokens, drafted, draft / accepted, δ, delta, change, gain,"
+    " num draft, draft length, num draft tokens, mean draft tokens, drafted, draft/accepted, δ, delta, change, gain,"
     " vs base, vs baseline, vs none, runs, ms/step, quality, note, notes, remark, remarks, comment",
 }
 _NAMES = {heading: name for name, text in KNOWN.items() for heading in text.split(", ")}
