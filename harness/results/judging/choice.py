@@ -68,7 +68,7 @@ def choice_of(speedups: Mapping[int, Interval], share_of: Callable[[int, int], I
     """
     family = len(speedups)
     # Any of them may be the one with the best.
-    num_pairs = max(1, family * (family - 1) // 2)
+    num_pairs = family * (family - 1) // 2
     best = best_of(speedups)
     verdicts = {}
     standings = {}

@@ -13,6 +13,7 @@ import pytest
 from matplotlib.colors import to_rgba
 
 from harness.commands.latency.figures import Category, categories_of, pairs_table
+from harness.commands.latency.page import latency_page
 from harness.commands.latency.plots import speedup_bars
 from harness.commands.latency.ranking import ranked_runs
 from harness.commands.report.command import build
@@ -80,6 +81,15 @@ def test_the_fastest_of_several_has_an_interval_that_holds_for_all(tmp_path: Pat
     assert re.search(r"Cannot be told apart from it: [^;]*draft1[^;]*?\.", text)
     table = all_tables(build([tmp_path]))[0]
     assert "Intervals of speed-ups hold for all 3 at once." in table.notes
+
+
+def test_a_sweep_without_any_interval_names_the_prompts_that_give_one() -> None:
+    """Eight laps of the four in flight, not eight prompts."""
+    unknown = {"speedup_low": None, "speedup_high": None, "speedup_covers": over(4, "lap")}
+    runs = [Run(latency_run(k, batch_size=4, num_prompts=16, **unknown)) for k in (2, 6)]
+    page = latency_page(runs)
+    assert [line.text for line in page.finding] == ["No run has a verdict."]
+    assert [(step.text, step.changes) for step in page.next] == [("an interval", "num_prompts=32")]
 
 
 def test_pictures_say_what_the_page_says(tmp_path: Path) -> None:

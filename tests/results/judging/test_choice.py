@@ -8,6 +8,7 @@ import pytest
 from harness.results.judging.choice import Choice, choice_of
 from harness.results.price.value import ratio
 from harness.results.statistics.interval import Coverage, Interval
+from harness.results.statistics.multiplicity import widened
 from harness.results.statistics.ratios import ratio_of_totals
 
 COVERS = Coverage(15, "prompt")
@@ -60,6 +61,15 @@ def test_intervals_hold_for_all_k_at_once() -> None:
     judged = choice({**alone, **others})
     assert not judged.any_pays
     assert judged.verdicts[1].interval.low < 1.005
+
+
+def test_a_choice_is_compared_in_all_pairs_of_which_any_may_be_with_the_best() -> None:
+    speedups = known({1: 1.2, 2: 1.5, 3: 1.4, 4: 1.1}, 0.05)
+    judged = choice(speedups)
+    for k, verdict in judged.verdicts.items():
+        assert verdict.interval == widened(speedups[k], 4)
+    for k, standing in judged.standings.items():
+        assert standing.interval == widened(ratio(speedups[k], speedups[2]), 6)
 
 
 def test_of_ten_equal_k_none_is_called_the_best() -> None:
