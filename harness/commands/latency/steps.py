@@ -118,7 +118,7 @@ def _another_k(regular: LatencyRow, row: LatencyRow, verdict: Statement) -> Next
     best = choice.best
     largest = max(choice.verdicts)
     predicted = choice.verdicts[best].interval.estimate
-    if not choice.any_pays:
+    if not choice.paying:
         # What was measured decides, where it can.
         is_loss = verdict.relation == "below" and best < largest
         return NextStep(f"may pay: {predicted:.2f}× predicted", f"K={best}") if is_loss else None

@@ -35,9 +35,9 @@ class Choice:
         return any(verdict.is_judged for verdict in self.verdicts.values())
 
     @property
-    def any_pays(self) -> bool:
-        """Whether any K is shown to pay."""
-        return any(verdict.pays for verdict in self.verdicts.values())
+    def paying(self) -> Sequence[int]:
+        """The K that are shown to pay."""
+        return sorted(k for k, verdict in self.verdicts.items() if verdict.pays)
 
     @property
     def none_pays(self) -> bool:
@@ -52,8 +52,10 @@ class Choice:
             return ""
         if self.none_pays:
             return f"no K of {_listed(ks)} pays"
-        if not self.any_pays:
+        if not self.paying:
             return f"none of K={_listed(ks)} is shown to pay"
+        if self.best not in self.paying:
+            return f"shown to pay: K={_listed(self.paying)}"
         if len(self.alike) > 1:
             return f"K={_listed(self.alike)} cannot be told apart"
         return f"K={self.best} is shown to be the best of {_listed(ks)}"

@@ -48,18 +48,24 @@ def test_what_is_said_of_several_k(
 
 def test_without_bounds_nothing_is_known() -> None:
     unknown = choice({1: Interval(1.5), 2: Interval(2.0)})
-    assert (unknown.is_known, unknown.words, unknown.any_pays, unknown.none_pays) == (
-        *(False, "", False, False),
-    )
+    assert (unknown.is_known, unknown.words, unknown.none_pays) == (False, "", False)
+    assert unknown.paying == []
+
+
+def test_the_best_is_none_that_is_not_shown_to_pay() -> None:
+    wild = Interval(1.6, 0.98, 2.6, COVERS)
+    speedups = {2: Interval(1.1, 1.05, 1.15, COVERS), 4: wild}
+    judged = choice_of(speedups, lambda k, best: Interval(0.7, 0.65, 0.75, COVERS))
+    assert (judged.best, judged.words) == (4, "shown to pay: K=2")
 
 
 def test_intervals_hold_for_all_k_at_once() -> None:
     """1.04 (1.005 to 1.08) pays alone, and not as one of ten."""
     alone = {1: Interval(1.04, 1.005, 1.08, COVERS)}
-    assert choice(alone).any_pays
+    assert choice(alone).paying == [1]
     others = known(dict.fromkeys(range(2, 11), 0.9), 0.01)
     judged = choice({**alone, **others})
-    assert not judged.any_pays
+    assert judged.paying == []
     assert judged.verdicts[1].interval.low < 1.005
 
 
