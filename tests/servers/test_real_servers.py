@@ -57,10 +57,13 @@ def test_llama_server_drafts_where_its_command_is_read_so(flags: str) -> None:
 @pytest.mark.parametrize(
     ("content", "method"),
     [
-        (b"GGUF\x08\0\0\0\x06\0\0\0\0\0\0\0dflash", "draft-dflash"),
-        (b"GGUF\x08\0\0\0\x06\0\0\0\0\0\0\0dflash markov_w1.weight", "draft-dspark"),
-        (b"GGUF blk.63.nextn.eh_proj.weight", "draft-mtp"),
-        (b"GGUF blk.63.attn_q.weight", ""),
+        (b"general.architecture\x08\0\0\0\x06\0\0\0\0\0\0\0dflash", "draft-dflash"),
+        (
+            b"general.architecture\x08\0\0\0\x06\0\0\0\0\0\0\0dflash markov_w1.weight",
+            "draft-dspark",
+        ),
+        (b"blk.63.nextn.eh_proj.weight", "draft-mtp"),
+        (b"blk.63.attn_q.weight", ""),
         (None, None),
     ],
 )
@@ -69,7 +72,7 @@ def test_the_file_of_a_draft_says_how_llama_server_drafts_with_it(
 ) -> None:
     file = tmp_path / "draft.gguf"
     if content is not None:
-        file.write_bytes(content.replace(b"GGUF\x08", b"GGUF general.architecture\x08"))
+        file.write_bytes(content)
     command = read_command(["llama-server", "-md", str(file)], {}, [DIALECTS["llamacpp"]])
     assert command.startup.method_of_file(str(file)) == method
     assert command.drafts == (method != "")

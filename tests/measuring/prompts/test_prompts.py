@@ -79,6 +79,9 @@ def test_rows_of_published_sets(load: Load) -> None:
     assert load(rows).prompts[-1].category == "closed_qa"
 
 
+ASKED = {"role": "user", "content": "a"}
+
+
 @pytest.mark.parametrize(
     ("row", "unsent"),
     [
@@ -86,26 +89,12 @@ def test_rows_of_published_sets(load: Load) -> None:
         ({"prompt": "a", "context": "b", "input": ""}, ("context",)),
         ({"question": "a", "image": "b.png", "max_tokens": 8}, ("image", "max_tokens")),
         ({"prompt": "a", "system": "b"}, ("system",)),
-        (
-            {"conversations": [{"from": "system", "value": "b"}, {"from": "human", "value": "a"}]},
-            ("system",),
-        ),
-        (
-            {"max_tokens": 8, "system": "b", "messages": [{"role": "user", "content": "a"}]},
-            ("max_tokens",),
-        ),
-        (
-            {
-                "max_tokens": 8,
-                "messages": [
-                    {"role": "user", "content": "a"},
-                    {"role": "assistant", "content": "{"},
-                ],
-            },
-            ("max_tokens", "the beginning of the answer"),
-        ),
+        ({"conversations": [{"from": "system", "value": "b"}, {"from": "human", "value": "a"}]}, ("system",)),
+        ({"max_tokens": 8, "system": "b", "messages": [ASKED]}, ("max_tokens",)),
+        ({"max_tokens": 8, "messages": [ASKED, {"role": "assistant", "content": "{"}]},
+            ("max_tokens", "the beginning of the answer")),
     ],
-)
+)  # fmt: skip
 def test_parts_of_a_row_that_are_not_sent_are_known(
     load: Load, row: object, unsent: tuple[str, ...]
 ) -> None:
