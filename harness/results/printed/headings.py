@@ -116,7 +116,12 @@ def columns_of(
         names: of columns that are looked for.
         named: some of these by heading, which the user names.
     """
-    headings = {heading: _spelled(heading, [row[heading] for row in rows]) for heading in rows[0]}
+    headings = {}
+    for heading in rows[0]:
+        # A heading that comes again has the number of its column, and is as ambiguous.
+        once = re.sub(r" \(\d+\)$", "", heading)
+        text = once if once in rows[0] else heading
+        headings[heading] = _spelled(text, [row[heading] for row in rows])
     named = {heading: name for heading, name in named.items() if heading in headings}
     meanings = {heading: _meaning(text) for heading, text in headings.items()} | named
     for name, unit in SPEEDS.items():

@@ -173,6 +173,12 @@ def test_rows_are_compared_with_the_regular_row_of_their_conditions() -> None:
     assert costs == [("0.96", "1.79"), ("0.69", "2.99")]
 
 
+@pytest.mark.parametrize("headings", ["K,n-max,tok/s", "K,tok/s,tok/s"])
+def test_two_columns_of_one_meaning_are_asked_about(headings: str) -> None:
+    read_as = read(f"{headings},AL\n0,40,80,\n4,60,70,2\n").notes[0]
+    assert read_as.count("→") == 2, read_as
+
+
 @pytest.mark.parametrize(
     ("cells", "expected"),
     [
