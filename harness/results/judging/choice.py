@@ -84,7 +84,8 @@ def choice_of(speedups: Mapping[int, Interval], share_of: Callable[[int, int], I
 
 def best_of(speedups: Mapping[int, Interval]) -> int:
     """The K with the highest speed-up, be it by chance."""
-    return max(speedups, key=lambda k: speedups[k].estimate)
+    known = [k for k, speedup in speedups.items() if speedup.is_known]
+    return max(known or speedups, key=lambda k: speedups[k].estimate)
 
 
 def _listed(ks: Sequence[int]) -> str:

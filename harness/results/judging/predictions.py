@@ -7,7 +7,7 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
-from harness.results.judging.choice import choice_of
+from harness.results.judging.choice import best_of, choice_of
 from harness.results.judging.statement import Statement
 from harness.results.price.value import ratio
 from harness.results.runs import grouped
@@ -18,7 +18,12 @@ _PREDICTED = "predicted speed-up"
 
 def highest_prediction(rows: Sequence[Any]) -> Any:
     """The row with the highest prediction."""
-    return max(rows, key=lambda row: (row.predicted_speedup or Interval(0.0)).estimate)
+    return rows[best_of(_speedups(rows))]
+
+
+def _speedups(rows: Sequence[Any]) -> dict[int, Interval]:
+    """The predictions by their place."""
+    return {place: row.predicted_speedup or Interval() for place, row in enumerate(rows)}
 
 
 def judged_predictions(rows: Sequence[Any]) -> list[list[Statement]]:
@@ -31,7 +36,7 @@ def judged_predictions(rows: Sequence[Any]) -> list[list[Statement]]:
 
 
 def _of_load(rows: Sequence[Any]) -> list[Statement]:
-    speedups = {place: row.predicted_speedup or Interval() for place, row in enumerate(rows)}
+    speedups = _speedups(rows)
 
     def share_of(place: int, best: int) -> Interval:
         row = rows[place]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from harness.commands.plan.rows import PlanRow
-from harness.results.judging.predictions import judged_predictions
+from harness.results.judging.predictions import highest_prediction, judged_predictions
 from harness.results.statistics.interval import Coverage, Interval
 
 COVERS = Coverage(15, "prompt")
@@ -49,6 +49,15 @@ def test_without_intervals_nothing_is_concluded() -> None:
     assert [(statement.relation, statement.why) for statement in statements] == [
         ("open", "no interval")
     ] * 2
+
+
+def test_a_row_without_a_prediction_is_not_the_highest() -> None:
+    rows = [PlanRow(draft="d", batch_size=1, num_draft_tokens=1), row(2, 0.9), row(4, 0.8)]
+    assert highest_prediction(rows) is rows[1]
+    ((best, unknown, less),) = judged_predictions(rows)
+    assert (best.subject, best.words) == (rows[1], "slower")
+    assert (unknown.words, unknown.why) == ("not ranked", "no interval")
+    assert less.words == "gains less"
 
 
 def test_loads_are_judged_apart() -> None:
