@@ -140,8 +140,12 @@ def _render(template: str, **content: Any) -> str:
     return visible(environment.get_template(template).render(content, zip=zip))
 
 
-def _side(statement: Statement) -> str:
-    """Return what a statement says: `above` or `below` its reference, `over` it if that is open, or `unknown`."""
+def _side(statement: object) -> str:
+    """Return what a statement says: `above` or `below` its reference, `over` it if that is open, or `unknown`; empty
+    for another value.
+    """
+    if not isinstance(statement, Statement):
+        return ""
     if not statement.interval.has_bounds:
         return "unknown"
     return "over" if statement.relation == "open" else statement.relation
@@ -174,13 +178,13 @@ def _number(value: object) -> float | None:
     return float(value) if is_number else None  # type: ignore[arg-type]
 
 
-def _scale(statements: Sequence[Statement | None], reference: float) -> Callable[[float], float]:
-    """Return the scale of a column's intervals, a function: value -> pixels from the left.
+def _scale(values: Sequence[object], reference: float) -> Callable[[float], float]:
+    """Return the scale of a column's statements, a function: value -> pixels from the left.
 
     Args:
         reference: the value at which a line is drawn, 1 for speed-ups.
     """
-    shown = [statement.interval for statement in statements if statement is not None]
+    shown = [value.interval for value in values if isinstance(value, Statement)]
     ends = [end for figure in shown for end in (figure.estimate, figure.low, figure.high)]
     known_ends = [reference, *(end for end in ends if not math.isnan(end))]
     # The margin on both sides of the estimates is limited: one wide interval must not squeeze all others.

@@ -28,6 +28,7 @@ from harness.results.judging.change import ACCURACY, judged_differences
 from harness.results.judging.statement import Statement
 from harness.results.published import MULTIPLICATION_NOTE
 from harness.results.runs import Run
+from harness.results.statistics.interval import Interval
 
 # Settings that `recovery` lacks, and questions, which are not its prompts.
 _OWN_SETTINGS = ("operands", "replacement", "seeds", "num_prompts")
@@ -122,7 +123,7 @@ def accuracy_table(runs: Sequence[Named[EvalRow]], statements: Sequence[Statemen
     Args:
         statements: about the difference in each run.
     """
-    # Of a single seed nothing is said.
+    # Of a single seed nothing is said: its difference is a figure.
     said = {id(item.subject): item for item in statements if item.interval.is_known}
     lines = []
     for named in runs:
@@ -143,7 +144,7 @@ def accuracy_table(runs: Sequence[Named[EvalRow]], statements: Sequence[Statemen
         Column(
             "difference",
             _difference,
-            lambda line: said.get(id(line.row)),
+            lambda line: said.get(id(line.row), line.row.difference),
             optional=True,
             reference=0,
         ),
@@ -196,8 +197,8 @@ def _wilson(row: EvalRow) -> str | None:
     return f"{_percent(row.wilson_low)} to {_percent(row.wilson_high)}"
 
 
-def _difference(statement: Statement) -> str:
-    difference = statement.interval
+def _difference(found: Statement | Interval) -> str:
+    difference = found.interval if isinstance(found, Statement) else found
     bounds = difference.bounds(".1%")
     return f"{100 * difference.estimate:+.1f}\n{bounds}"
 

@@ -75,10 +75,11 @@ def test_every_plot_is_there_with_other_names(html: str, drawn: Plots) -> None:
     numbers = {name: len(svgs) for name, svgs in by_name.items()}
     assert numbers == {"num_draft_tokens": 1, "iteration": 1}
     page = Elements(html)
-    # And an interval for each of four pairs, and for the differences in accuracy of two seeds and of both.
+    # And an interval for each of four pairs, and for the difference in accuracy of both seeds together: a plot beside
+    # the figures is of a statement.
     whiskers = [name for name in page.values("class") if name.startswith("whisker")]
-    assert page.tags.count("svg") == 2 + 7
-    assert len(whiskers) == 7
+    assert page.tags.count("svg") == 2 + 5
+    assert len(whiskers) == 5
     ids = page.values("id")
     assert len(ids) == len(set(ids))
     for _, svg in (plot for plots_of_kind in by_name.values() for plot in plots_of_kind):

@@ -46,7 +46,7 @@ SETTINGS = [
     {"synthetic_acceptance": (1.0, 0.5)},
 ]
 CASES = [(name, {}) for name in DRAFTS if name != "model that agrees"]
-CASES += [(name, one) for name in ("model", "EAGLE-3", "DFlash", "lookup") for one in SETTINGS]
+CASES += [(name, one) for name in ("model", "EAGLE-3") for one in SETTINGS]
 
 
 def requests(decoding: DecodingSettings, device: str) -> list[RowRequest]:
@@ -107,9 +107,9 @@ def calls_of(
     return calls
 
 
-def plain(name: str, decoding: DecodingSettings) -> Calls:
+def plain(name: str, decoding: DecodingSettings, device: str = "cpu") -> Calls:
     warp = BatchWarp()
-    target, drafter = DRAFTS[name](warp)
+    target, drafter = DRAFTS[name](warp, device, device)
     runner = StaticRunner(target, hidden_layers=drafter.layers)
     redraw = RULES[decoding.rule].redraws
     rule = verification_of(decoding)
@@ -141,17 +141,27 @@ def test_compiled_parts_decide_what_plain_calls_decide(
         assert play(calls, asked) == expected
 
 
-@pytest.mark.slow
+@pytest.mark.gpu
 @pytest.mark.parametrize(("name", "changes"), CASES)
 def test_captured_calls_decide_what_plain_calls_decide(
     name: str, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch, gpus: Any
 ) -> None:
     decoding = dataclasses.replace(DECODING, **changes)
-    expected = play(plain(name, decoding), requests(decoding, "cpu"))
+    expected = play(plain(name, decoding, "cuda:0"), requests(decoding, "cuda:0"))
     calls = calls_of(name, decoding, "cuda:0")
     forbid_eager_passes(monkeypatch)
     for num_rows in (ROWS, 2, ROWS):
         assert play(calls, requests(decoding, "cuda:0"), num_rows) == expected
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["model", "EAGLE-3"])
+def test_captured_compiled_calls_decide_what_plain_calls_decide(name: str) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    asked = requests(DECODING, "cuda:0")
+    calls = calls_of(name, DECODING, "cuda:0", compiles=True)
+    assert play(calls, asked) == play(plain(name, DECODING, "cuda:0"), asked)
 
 
 @pytest.mark.slow
