@@ -37,7 +37,7 @@ AGREEMENT = 0.8
 PROMPT_TOKENS = 64
 HEADINGS = (
     "arm", "ms/token", "over eager\nregular", "95 % interval", "first\ntoken ms", "decode\nms/token",
-    "decode\nspeed-up", "setup s",
+    "decode\nspeed-up", "our\nhost", "setup s",
 )  # fmt: skip
 
 Contender = Callable[[Question], float]
@@ -142,8 +142,10 @@ def our_arms(case: Case, pair: Pair, decoding: DecodingSettings, on_gpu: bool) -
         arms.generations.setdefault(name, []).append(generation)
         return generation.seconds
 
-    # The reference, and the default on such a device.
-    runners: tuple[RunnerName, ...] = ("eager", "compiled" if on_gpu else "static")
+    # The reference, captured kernels of torch's own on a GPU, and the default on such a device.
+    runners: tuple[RunnerName, ...] = ("eager", "static")
+    if on_gpu:
+        runners = ("eager", "static", "compiled")
     for runner in runners:
         preparation = Preparation(
             decoding=decoding,
@@ -228,6 +230,10 @@ def _decoding_columns(arms: Arms, name: str, num_tokens: int) -> dict[str, Any]:
         "first_token_ms": 1000 * sum(firsts) / len(firsts),
         "decode_ms_per_token": 1000 * sum(own) / (len(own) * (num_tokens - 1)),
     }
+    timed = arms.generations[name][1:]
+    in_calls = sum(sum(one.phases.seconds.values()) for one in timed)
+    if in_calls:
+        columns["host_share"] = max(0.0, 1 - in_calls / sum(own))
     if name.endswith(" speculative"):
         regular = arms.decode_seconds(name.replace("speculative", "regular"))
         columns["decode_speedup"] = common.ratio(regular, own).estimate
@@ -247,6 +253,7 @@ def table(about: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> Table
             ("first_token_ms", ".2f"),
             ("decode_ms_per_token", ".2f"),
             ("decode_speedup", ".2f"),
+            ("host_share", ".0%"),
             ("setup_s", ".0f"),
         )
         rows.append(
