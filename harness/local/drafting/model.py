@@ -117,6 +117,7 @@ class ParallelDrafter(ModelDrafter):
     def clear(self) -> None:
         super().clear()
         self._unread, self._counts = self._prepared
+        self._counts.fill_(1)
         self._num_unread = []
 
     def add(self, prompts: TokenRows, first_tokens: Sequence[int], step: Step) -> None:
@@ -164,6 +165,8 @@ class ParallelDrafter(ModelDrafter):
         index = to_device(rows, self._device)
         for tensor in (self._unread, self._counts):
             tensor[: len(rows)] = tensor[index]
+        # Those behind only fill a batch up: with more tokens they would begin before the first place.
+        self._counts[len(rows) :] = 1
 
     def _make_room(self, num_rows: int, width: int) -> None:
         present_rows, present_width = self._unread.shape

@@ -114,6 +114,7 @@ class HeadDrafter(TensorDrafter):
 
     def clear(self) -> None:
         self._features, self._following, self._counts, self.cache = self._prepared
+        self._counts.zero_()
         self._num_rows = 0
         self._width = 1
 
