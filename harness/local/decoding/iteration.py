@@ -26,12 +26,12 @@ from harness.local.decoding.transfer import to_device
 from harness.local.decoding.verify import Offer, Verdict, verify
 from harness.local.decoding.warp import AnyWarp, BatchWarp
 
-# What `judge` returns.
+# Returned by `judge`.
 Judgement = tuple[Tensor, Tensor, Tensor]
 
 
 class Decided(NamedTuple):
-    """What the target has decided.
+    """The decisions of the target.
 
     Attributes:
         packed: [B, 3 + 3 K] float32, all that the host must know, in one tensor so that it waits once: the number of
@@ -247,6 +247,12 @@ def read(runner: Runner, rows: RowState, tokens: Tensor, offset: int | Tensor) -
     static: Any = runner
     step: Step = static.extend_at(tokens, rows.of(Column.LENGTH) + offset)
     return step
+
+
+def with_room(tensor: Tensor, *sizes: int) -> Tensor:
+    """Return a tensor whose first dimensions have at least these sizes: itself, or a copy filled up with zeros."""
+    largest = [max(size, present) for size, present in zip(sizes, tensor.shape, strict=False)]
+    return tensor if largest == [*tensor.shape[: len(sizes)]] else filled_up(tensor, *largest)
 
 
 def filled_up(tensor: Tensor, *sizes: int) -> Tensor:

@@ -89,7 +89,7 @@ class Proposal:
 
 
 class AnyDrafter(Protocol):
-    """What every way to propose tokens has.
+    """The part that is common to all ways to propose tokens.
 
     Attributes:
         layers: the target's layers whose hidden states it reads; the target's runner captures them.

@@ -104,9 +104,10 @@ class BatchWarp:
         if not kind.has_sampled:
             return _one_hot(logits)
         temperature = self._of_rows(0, logits)
-        scaled = logits / temperature
+        divisor = temperature
         if kind.has_greedy:
-            scaled = logits / temperature.where(temperature > 0, 1)
+            divisor = temperature.where(temperature > 0, 1)
+        scaled = logits / divisor
         if 0 < kind.most_top_k < logits.shape[-1]:
             scaled = self._cut_top_k(scaled)
         probabilities = scaled.softmax(-1)

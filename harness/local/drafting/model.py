@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from harness.local.decoding.iteration import filled_up, read
+from harness.local.decoding.iteration import read, with_room
 from harness.local.decoding.protocols import Proposal, Runner, Step, TensorDrafter, TokenRows
 from harness.local.decoding.randomness import existing_index
 from harness.local.decoding.state import Column, RowState
@@ -169,11 +169,12 @@ class ParallelDrafter(ModelDrafter):
         self._counts[len(rows) :] = 1
 
     def _make_room(self, num_rows: int, width: int) -> None:
-        present_rows, present_width = self._unread.shape
-        if num_rows > present_rows or width > present_width:
-            num_rows, width = max(num_rows, present_rows), max(width, present_width)
-            self._unread = filled_up(self._unread.to(self._device), num_rows, width)
-            self._counts = filled_up(self._counts.to(self._device), num_rows)
+        if not len(self._unread):
+            # The first batch says where the model is.
+            self._unread = self._unread.to(self._device)
+            self._counts = self._counts.to(self._device)
+        self._unread = with_room(self._unread, num_rows, width)
+        self._counts = with_room(self._counts, num_rows)
 
 
 def widths(config: PreTrainedConfig, num_draft_tokens: int) -> list[int]:

@@ -52,7 +52,7 @@ class PhaseTimer:
 
     @property
     def phases(self) -> Phases:
-        """What was timed, once the device has made all calls."""
+        """The times, once the device has made all calls."""
         phases = Phases()
         for (_, before), (phase, after) in itertools.pairwise(self._marks):
             if phase:

@@ -5,7 +5,7 @@ around a runner of which some calls are changed.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypedDict
 
@@ -169,11 +169,3 @@ class Proxy:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._wrapped, name)
-
-
-class Patched(Proxy):
-    """Another object, some of whose methods are replaced."""
-
-    def __init__(self, wrapped: Any, **methods: Callable[..., Any]) -> None:
-        super().__init__(wrapped)
-        vars(self).update(methods)

@@ -18,9 +18,6 @@ from harness.local.decoding.protocols import Proposal, Step, TensorDrafter
 from harness.local.decoding.state import RowState
 from harness.local.runners.checks import as_unsupported
 
-# Captures a call, which it may make before; returns a function that replays it.
-Capture = Callable[[Callable[[], Any]], Callable[[], Any]]
-
 
 class CapturedCalls(Calls):
     """The same calls, replayed for the sizes and warps for which they were captured."""
@@ -35,7 +32,7 @@ class CapturedCalls(Calls):
     def num_rows(self, num_running: int) -> int:
         return min(size for size in self._sizes if size >= num_running)
 
-    def capture(self, sizes: Sequence[int], capture: Capture) -> None:
+    def capture(self, sizes: Sequence[int], capture: GraphPool) -> None:
         """Capture the calls over the prepared rows, with the warps that these have now.
 
         Args:
@@ -105,6 +102,7 @@ class GraphPool:
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, call: Callable[[], Any]) -> Callable[[], Any]:
+        """Capture a call, which is made before -> a function that replays it."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(self._device):
             # Libraries make plans and workspaces in the first calls, which a capture must not see.

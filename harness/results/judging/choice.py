@@ -1,4 +1,4 @@
-"""Which of several K is the best, by intervals that hold for all of them at once."""
+"""The choice of the best of several K, by intervals that hold for all of them at once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from harness.results.statistics.multiplicity import widened
 
 @dataclass(frozen=True)
 class Choice:
-    """What may be said of several K.
+    """The statements about several K.
 
     Attributes:
         best: the K with the highest speed-up, be it by chance.

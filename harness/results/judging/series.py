@@ -122,7 +122,7 @@ class Member:
 
     @property
     def statements(self) -> list[Statement]:
-        """What is said of it; nothing of an arm alone, and of a run that is not whole."""
+        """The statements about it; none about an arm alone, and about a run that is not whole."""
         if self.is_partial or self.is_arm_alone:
             return []
         return [self.verdict, *filter(None, [self.standing])]

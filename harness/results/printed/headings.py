@@ -78,7 +78,7 @@ _PER_SECOND = re.compile(
 
 
 class PrintedColumn(NamedTuple):
-    """What a column holds.
+    """The meaning of a column.
 
     Attributes:
         name: ours of a number, or one of the kinds above.
@@ -110,7 +110,7 @@ def is_regular_arm(text: str) -> bool:
 def columns_of(
     rows: Sequence[Cells], names: Collection[str], named: Cells
 ) -> dict[str, PrintedColumn]:
-    """What each column holds, by heading; a column that is not known is a condition.
+    """The meaning of each column, by heading; a column that is not known is a condition.
 
     Args:
         names: of columns that are looked for.

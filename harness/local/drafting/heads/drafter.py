@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from harness.config.amounts import round_up
-from harness.local.decoding.iteration import filled_up
+from harness.local.decoding.iteration import with_room
 from harness.local.decoding.protocols import Proposal, Step, TensorDrafter, TokenRows
 from harness.local.decoding.randomness import are_tokens, existing_index
 from harness.local.decoding.state import Column, RowState
@@ -200,12 +200,9 @@ class HeadDrafter(TensorDrafter):
 
     def _make_room(self, num_rows: int, width: int) -> None:
         """Copy what is unread into larger tensors, unless it has these sizes."""
-        present_rows, present_width = self._following.shape
-        if num_rows > present_rows or width > present_width:
-            num_rows, width = max(num_rows, present_rows), max(width, present_width)
-            self._features = filled_up(self._features, num_rows, width)
-            self._following = filled_up(self._following, num_rows, width)
-            self._counts = filled_up(self._counts, num_rows)
+        self._features = with_room(self._features, num_rows, width)
+        self._following = with_room(self._following, num_rows, width)
+        self._counts = with_room(self._counts, num_rows)
 
     def _reserve(self, num_slots: int) -> None:
         """Make room in the cache for so many entries of each row. The prepared one keeps its size: a batch that
