@@ -91,7 +91,10 @@ def test_a_sweep_over_k_of_two_commands_of_any_program_has_its_k(harness: Harnes
     page = harness("latency", "-m", "K=1,3", *quick, *commands, code=None).stdout
     rows = results().query("arm == 'speculative'")
     assert rows["num_draft_tokens"].tolist() == rows["mean_proposed"].tolist() == [1, 3]
-    assert "echo_server" not in page, "the commands differ in K alone"
+    # The step that follows on a busy machine is a command, which holds both.
+    names = [line for line in page.splitlines() if "against" in line]
+    assert names
+    assert "echo_server" not in "".join(names), "the commands differ in K alone"
 
 
 def test_three_commands_are_a_sweep_against_the_first(
