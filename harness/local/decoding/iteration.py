@@ -129,13 +129,14 @@ class Calls:
 
     def decide(self, rows: RowState, proposal: Proposal | None) -> Decided:
         """Verify a proposal by one pass of the target, or draw a token of each row without one. The rows move on."""
-        block = rows.tokens(1)
+        block = rows.last
+        starts = rows.columns[Column.LENGTH]
         if proposal is None:
-            step = read(self.target, rows, block, 0)
+            step = read(self.target, rows, block, starts)
             packed, num_accepted, decided = self.draw(step.logits, rows.numbers, rows.uniforms)
         else:
             block = torch.cat([block, proposal.tokens], 1)
-            step = read(self.target, rows, block, 0)
+            step = read(self.target, rows, block, starts)
             packed, num_accepted, decided = self.judge(
                 step.logits,
                 proposal.tokens,
@@ -156,13 +157,13 @@ def draw(warp: AnyWarp, logits: Tensor, numbers: Tensor, uniforms: Tensor) -> Ju
         numbers, uniforms: of a `RowState`.
     """
     rows = RowState(numbers, uniforms)
-    drawn_by = rows.random(Purpose.TARGET, rows.of(Column.DECIDED), 1)
+    drawn_by = rows.random(Purpose.TARGET, rows.columns[Column.DECIDED], 1)
     next_token = inverse_cdf(warp(logits), drawn_by)
     # A model that is fed the index V makes a GPU fail.
     existing = next_token.clamp(max=logits.shape[-1] - 1)
     nothing = torch.zeros_like(next_token[:, 0])
     packed = torch.stack([nothing, next_token[:, 0], nothing], 1).float()
-    rows.advance(rows.tokens(1), nothing, existing[:, 0])
+    rows.advance(rows.last, nothing, existing[:, 0])
     return packed, nothing, existing
 
 
@@ -192,7 +193,7 @@ def judge(
     count = tokens.shape[1]
     # As many as each row may still take before its last one, whatever the others need: an answer must not depend on its
     # batch.
-    offered = (rows.of(Column.MOST) - rows.of(Column.DECIDED) - 1).clamp(min=0, max=count)
+    offered = (rows.columns[Column.MOST] - rows.columns[Column.DECIDED] - 1).clamp(min=0, max=count)
     if lengths is not None:
         offered = torch.minimum(offered, lengths)
     accept_places = drafting_places(rows, num_redrawn)
@@ -202,7 +203,7 @@ def judge(
             draft_tokens=tokens,
             draft_probabilities=probabilities,
             accept_uniforms=rows.random(Purpose.ACCEPT, accept_places, count),
-            next_uniforms=rows.random(Purpose.TARGET, rows.of(Column.DECIDED), count + 1),
+            next_uniforms=rows.random(Purpose.TARGET, rows.columns[Column.DECIDED], count + 1),
             lengths=offered,
         )
     )
@@ -219,7 +220,7 @@ def judge(
     next_token = verdict.next_token.clamp(max=logits.shape[-1] - 1).unsqueeze(1)
     decided = torch.cat([tokens, next_token], 1)
     decided = decided.scatter(1, num_accepted.unsqueeze(1), next_token)
-    block = torch.cat([rows.tokens(1), tokens], 1)
+    block = torch.cat([rows.last, tokens], 1)
     rows.advance(block, num_accepted, next_token[:, 0])
     return packed, num_accepted, decided
 
@@ -231,21 +232,17 @@ def drafting_places(rows: RowState, num_redrawn: int) -> Tensor:
         num_redrawn: how many it takes for itself alone, behind those by position; 0 for those by position.
     """
     if not num_redrawn:
-        return rows.of(Column.DECIDED)
-    return rows.of(Column.MOST) + 1 + rows.of(Column.ITERATIONS) * num_redrawn
+        return rows.columns[Column.DECIDED]
+    return rows.columns[Column.MOST] + 1 + rows.columns[Column.ITERATIONS] * num_redrawn
 
 
-def read(runner: Runner, rows: RowState, tokens: Tensor, offset: int | Tensor) -> Step:
-    """Extend the rows of a runner by tokens [B, n], which begin `offset` behind the target's length.
-
-    Args:
-        offset: a number, or [B].
-    """
+def read(runner: Runner, rows: RowState, tokens: Tensor, starts: Tensor) -> Step:
+    """Extend the rows of a runner by tokens [B, n], which begin at the places `starts` [B]."""
     if not rows.is_fixed:
         return runner.extend(tokens)
     # A runner that counts nothing on the host.
     static: Any = runner
-    step: Step = static.extend_at(tokens, rows.of(Column.LENGTH) + offset)
+    step: Step = static.extend_at(tokens, starts)
     return step
 
 

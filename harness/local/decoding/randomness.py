@@ -61,7 +61,10 @@ def inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
     if weights.shape[-1] > _MOST_SCANNED:
         return _inverse_cdf_by_blocks(weights, uniforms)
     cumulative = weights.cumsum(-1, dtype=torch.float64)
-    return torch.searchsorted(cumulative, uniforms * cumulative[..., -1:], right=True)
+    total = cumulative[..., -1:]
+    # What `searchsorted` finds, by an operation that compilers fuse with others.
+    not_above = cumulative.unsqueeze(-2) <= (uniforms * total).unsqueeze(-1)
+    return not_above.sum(-1).where(total == total, weights.shape[-1])
 
 
 def _inverse_cdf_by_blocks(weights: Tensor, uniforms: Tensor) -> Tensor:

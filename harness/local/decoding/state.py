@@ -6,7 +6,7 @@ The host keeps no counts of its own beside them: what it must know follows from 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 import torch
@@ -17,7 +17,7 @@ from harness.local.decoding.transfer import to_device
 
 
 class Column(IntEnum):
-    """A number that the device knows of each row; indexes the last dimension of `RowState.numbers`."""
+    """A number that the device knows of each row; indexes `RowState.numbers` and `RowState.columns`."""
 
     # The last two tokens. The target has not read the second.
     PREVIOUS = 0
@@ -41,17 +41,22 @@ class RowState:
     """The rows of a batch, as the two calls of an iteration need them.
 
     Attributes:
-        numbers: [B, len(Column)], int64.
+        numbers: [len(Column), B], int64.
         uniforms: [B, P, len(Purpose)]; behind a shorter request's are zeros that decide nothing.
         is_fixed: whether these tensors, and the caches of both models, stay where they are and as large as they are:
             then the calls are functions of tensors alone, which can be compiled and captured.
         longest: of the lengths, as the host knows it, for caches that grow.
+        columns: each number of all rows [B], views that are made once: later writes change them.
     """
 
     numbers: Tensor
     uniforms: Tensor
     is_fixed: bool = False
     longest: int = 0
+    columns: Sequence[Tensor] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.columns = self.numbers.unbind(0)
 
     @classmethod
     def resting(
@@ -63,7 +68,7 @@ class RowState:
         is_fixed: bool = False,
     ) -> RowState:
         """Return rows that do not run."""
-        numbers = torch.zeros(num_rows, len(Column), dtype=torch.long, device=device)
+        numbers = torch.zeros(len(Column), num_rows, dtype=torch.long, device=device)
         uniforms = torch.zeros(num_rows, num_positions, len(Purpose), device=device)
         state = cls(numbers, uniforms, is_fixed)
         state.rest(0)
@@ -71,30 +76,25 @@ class RowState:
 
     @property
     def num_rows(self) -> int:
-        return len(self.numbers)
+        return self.numbers.shape[1]
 
-    def of(self, column: Column) -> Tensor:
-        """Return a number of each row [B], which later writes change."""
-        return self.numbers[:, column]
-
-    def tokens(self, count: int) -> Tensor:
-        """Return a copy of the last one or two tokens of each row, [B, count]."""
-        tokens = self.numbers[:, Column.LAST + 1 - count : Column.LAST + 1]
-        # Compiled passes rely on the layout, which of one row has several names.
-        return tokens.clone(memory_format=torch.contiguous_format)
+    @property
+    def last(self) -> Tensor:
+        """The last token of each row, [B, 1]."""
+        return self.columns[Column.LAST].unsqueeze(1)
 
     def first(self, num_rows: int) -> RowState:
         """Return the first rows, which share their memory with these."""
         if num_rows == self.num_rows:
             return self
-        return replace(self, numbers=self.numbers[:num_rows], uniforms=self.uniforms[:num_rows])
+        return replace(self, numbers=self.numbers[:, :num_rows], uniforms=self.uniforms[:num_rows])
 
     def enlarged(self, num_rows: int, num_positions: int) -> RowState:
         """Return a copy with at least as many rows and random numbers, which is not fixed."""
         num_positions = max(num_positions, self.uniforms.shape[1])
         enlarged = RowState.resting(num_rows, num_positions, self.numbers.device)
         num_kept = min(num_rows, self.num_rows)
-        enlarged.numbers[:num_kept] = self.numbers[:num_kept]
+        enlarged.numbers[:, :num_kept] = self.numbers[:, :num_kept]
         enlarged.uniforms[:num_kept, : self.uniforms.shape[1]] = self.uniforms[:num_kept]
         enlarged.longest = self.longest
         return enlarged
@@ -112,17 +112,17 @@ class RowState:
             Column.ITERATIONS: 0,
             Column.RUNNING: 1,
         }
-        self.numbers[row] = torch.tensor([begun[column] for column in Column])
+        self.numbers[:, row] = torch.tensor([begun[column] for column in Column])
         self.uniforms[row, : len(uniforms)] = uniforms
         self.longest = max(self.longest, len(prompt))
 
     def select(self, rows: Sequence[int]) -> RowState:
         """Return the state of these rows: the same tensors where they are fixed."""
         index = to_device(rows, self.numbers.device)
-        numbers, uniforms = self.numbers[index], self.uniforms[index]
+        numbers, uniforms = self.numbers[:, index], self.uniforms[index]
         if not self.is_fixed:
             return replace(self, numbers=numbers, uniforms=uniforms)
-        self.numbers[: len(rows)] = numbers
+        self.numbers[:, : len(rows)] = numbers
         self.uniforms[: len(rows)] = uniforms
         self.rest(len(rows))
         return self
@@ -130,7 +130,7 @@ class RowState:
     def rest(self, first_row: int) -> None:
         """Let the rows from this one on only fill the batch up."""
         for column in Column:
-            self.numbers[first_row:, column] = _RESTING.get(column, 0)
+            self.columns[column][first_row:] = _RESTING.get(column, 0)
 
     def random(self, purpose: Purpose, starts: Tensor, count: int) -> Tensor:
         """Return `count` random numbers of each row, from its place in `starts` [B] on: [B, count]."""
@@ -147,12 +147,12 @@ class RowState:
             num_accepted: [B], how many of them were kept behind the first.
             next_token: [B], the token after these.
         """
-        moved = (num_accepted + 1) * self.of(Column.RUNNING)
+        moved = (num_accepted + 1) * self.columns[Column.RUNNING]
         previous = block.gather(1, num_accepted.unsqueeze(1)).squeeze(1)
-        columns = list(self.numbers.unbind(1))
+        columns = list(self.columns)
         columns[Column.PREVIOUS] = previous
         columns[Column.LAST] = next_token
         columns[Column.LENGTH] = columns[Column.LENGTH] + moved
         columns[Column.DECIDED] = columns[Column.DECIDED] + moved
         columns[Column.ITERATIONS] = columns[Column.ITERATIONS] + 1
-        self.numbers.copy_(torch.stack(columns, 1))
+        self.numbers.copy_(torch.stack(columns))

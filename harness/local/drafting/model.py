@@ -57,13 +57,14 @@ class ModelDrafter(TensorDrafter):
         self._has_rows = True
 
     def draft(self, rows: RowState, uniforms: Tensor) -> Proposal:
-        tokens = rows.tokens(2).to(self._device)
-        offset = -1
+        tail = [rows.columns[Column.PREVIOUS], rows.columns[Column.LAST]]
+        tokens = torch.stack(tail, 1).to(self._device)
+        starts = rows.columns[Column.LENGTH].to(self._device) - 1
         drawn: list[Tensor] = []
         distributions: list[Tensor] = []
         for numbers in uniforms.to(self._device).split(1, dim=1):
-            step = read(self.runner, rows, tokens, offset)
-            offset += tokens.shape[1]
+            step = read(self.runner, rows, tokens, starts)
+            starts = starts + tokens.shape[1]
             tokens, probabilities = self.draw(step.logits, numbers)
             drawn.append(tokens)
             distributions.append(probabilities)
@@ -139,7 +140,8 @@ class ParallelDrafter(ModelDrafter):
         tokens = torch.cat([self._unread[:num_rows, :width], masks], 1)
         places = torch.arange(tokens.shape[1], device=self._device)
         tokens = tokens.where(places < counts, self._mask)
-        logits = read(self.runner, rows, tokens, 1 - self._counts[:num_rows]).logits
+        starts = rows.columns[Column.LENGTH].to(self._device) + 1 - self._counts[:num_rows]
+        logits = read(self.runner, rows, tokens, starts).logits
         ahead = torch.arange(num_draft_tokens, device=self._device)
         probabilities = self.warp(gather_rows(logits, counts - 1 + ahead))
         drawn = existing_index(probabilities, uniforms)
@@ -153,7 +155,7 @@ class ParallelDrafter(ModelDrafter):
         self._make_room(num_rows, width)
         self._unread[:num_rows, :width] = decided
         # A row that only fills the batch up reads a token, too.
-        self._counts[:num_rows] = ((num_accepted + 1) * rows.of(Column.RUNNING)).clamp(min=1)
+        self._counts[:num_rows] = ((num_accepted + 1) * rows.columns[Column.RUNNING]).clamp(min=1)
 
     def keep(self, counts: Sequence[int]) -> None:
         self.runner.keep(self._num_unread)

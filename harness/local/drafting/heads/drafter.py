@@ -158,7 +158,7 @@ class HeadDrafter(TensorDrafter):
             self._features[:num_rows, :width],
             self._following[:num_rows, :width],
             counts,
-            rows.of(Column.LENGTH).to(self._device) - counts,
+            rows.columns[Column.LENGTH].to(self._device) - counts,
         )
         proposer = self._propose_fixed
         if not rows.is_fixed:
@@ -187,7 +187,7 @@ class HeadDrafter(TensorDrafter):
         self._width = width
         self._features[:num_rows, :width] = hidden.flatten(2)
         self._following[:num_rows, :width] = decided
-        self._counts[:num_rows] = (num_accepted + 1) * rows.of(Column.RUNNING)
+        self._counts[:num_rows] = (num_accepted + 1) * rows.columns[Column.RUNNING]
 
     def select(self, rows: Sequence[int]) -> None:
         index = to_device(rows, self._device)
