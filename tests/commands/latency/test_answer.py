@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.commands.latency.costs import main_limit
+from harness.commands.latency.costs import held_back, main_limit
 from harness.commands.latency.page import latency_page
 from harness.commands.latency.table_row import table_rows
 from harness.config.command_line import Words
@@ -122,6 +122,19 @@ def test_the_cause_is_the_ideal_that_would_help_most(
     length: float, draft: float, verify: float, cause: str
 ) -> None:
     assert main_limit(length, 4, StepCosts(draft, verify)).startswith(f"{cause}: ")
+
+
+@pytest.mark.parametrize(
+    ("device", "draft_runner", "cause"),
+    [
+        ("cuda:0", "eager", "this program launches each kernel of the draft alone"),
+        ("cuda:0", "static", "the draft is too slow"),
+        ("cpu", "eager", "the draft is too slow"),
+    ],
+)
+def test_the_time_of_launches_is_not_the_drafts(device: str, draft_runner: str, cause: str) -> None:
+    pair = rows_of_run(weight_bytes={device: 1}, draft_runner=draft_runner)
+    assert (held_back(*pair) or "").startswith(f"{cause}: ")
 
 
 def test_tokens_per_iteration_are_those_of_all_iterations() -> None:
