@@ -190,7 +190,7 @@ def _worth(lines: Mapping[str, Mapping[str, Any]]) -> Iterable[tuple[str, str, s
 
 def _answer(line: Mapping[str, Any], sign: str) -> str:
     """The first line with a sign in what a command printed."""
-    if line["exit_code"]:
+    if line["exit_code"] not in (0, 3):
         return f"failed: {line['end'][-1] if line['end'] else ''}"
     return next((said.strip() for said in line["end"] if sign in said), "no figure")
 

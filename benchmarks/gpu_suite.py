@@ -147,7 +147,7 @@ def run_commands(commands: Sequence[str], save: Save, done: Lines) -> None:
         if command in known:
             continue
         lines.append(_run_command(command))
-        save([{"failed": sum(line["exit_code"] != 0 for line in lines)}, *lines])
+        save([{"failed": sum(line["exit_code"] not in (0, 3) for line in lines)}, *lines])
 
 
 def _run_command(command: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from harness.results.locked_files import LockedFile
 from in_process import QUICKEST_PAIR, Harness
 from processes import run
 
-QUICK = ["latency", "engine=simulated", "num_prompts=2", "decoding.max_new_tokens=4"]
+QUICK = ["latency", "engine=simulated", "num_prompts=8", "decoding.max_new_tokens=4"]
 
 
 def shell(command: str, directory: Path, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -45,7 +45,7 @@ def test_a_sweep_succeeds_where_everything_is_ascii(tmp_path: Path) -> None:
     logs = list(tmp_path.glob("multirun/*/*/*/*/log.txt"))
     assert len(logs) == 2
     for log in logs:
-        assert "2 prompts (tiny) ? 4 new tokens" in log.read_text()
+        assert "8 prompts (tiny) ? 4 new tokens" in log.read_text()
 
 
 @pytest.mark.slow

@@ -44,15 +44,20 @@ def run(config: Any, servers: Sequence[Sequence[str]]) -> Sequence[Any]:
         servers: the commands behind `--`.
 
     Raises:
-        HarnessError: a setting is wrong, the run failed, or its verdict is a bad one.
+        HarnessError: a setting is wrong, or the run failed.
     """
     try:
         return _run(config, servers)
     except SettingError:
         hydra = HydraConfig.get()
-        if hydra.mode is RunMode.RUN:
+        if not is_sweep():
             _remove_unused(Path(hydra.runtime.output_dir), Path(hydra.run.dir))
         raise
+
+
+def is_sweep() -> bool:
+    """Whether what Hydra composes is a job of a sweep."""
+    return HydraConfig.get().mode is RunMode.MULTIRUN
 
 
 def _remove_unused(directory: Path, typed: Path) -> None:
@@ -90,7 +95,7 @@ def _run(config: Any, servers: Sequence[Sequence[str]]) -> Sequence[Any]:
     hydra = HydraConfig.get()
     directory = Path(hydra.runtime.output_dir)
     sweep: Path | None = None
-    if hydra.mode is RunMode.MULTIRUN:
+    if is_sweep():
         sweep = Path(hydra.runtime.cwd, hydra.sweep.dir)
     manifest = None if sweep is None else Manifest.read(sweep)
     settings = _settings(command, plain, manifest)

@@ -22,7 +22,6 @@ from harness.config.errors import (
     RunError,
     SettingError,
     UnreachableError,
-    VerdictError,
 )
 from harness.config.run import RepeatedSettings
 from harness.engines.registry import pair_of
@@ -66,8 +65,7 @@ class Crew:
         error = worker.run(job, settings.job_timeout_s)
         if error is not None and worker.loading and not isinstance(error, UnreachableError):
             self._failures[pair, settings.job_timeout_s] = error
-        has_succeeded = error is None or isinstance(error, VerdictError)
-        if worker.has_ended or not has_succeeded:
+        if worker.has_ended or error is not None:
             # A failure may have left something behind.
             self.dismiss()
         return error
@@ -119,10 +117,9 @@ def run_job(job: Job) -> Sequence[RunRow]:
         if rows:
             _record(job, rows, _duration(time.monotonic() - started))
         raise
-    # The bad answer of a run that succeeded is no failure. Where an error came after complete rows were written, the
-    # run's own file keeps them, and the sweep's has them as failed.
-    has_failed = error is not None and not isinstance(error, VerdictError)
-    if has_failed and all(row.status == "ok" for row in rows):
+    # Where an error came after complete rows were written, the run's own file keeps them, and the sweep's has them as
+    # failed.
+    if error is not None and all(row.status == "ok" for row in rows):
         rows = [dataclasses.replace(row, status="failed", error=str(error)) for row in rows]
     _record(job, rows, _duration(time.monotonic() - started))
     return rows
@@ -179,7 +176,7 @@ def finish(
     if num_missing and messages.is_dir() and not is_interrupted:
         missing = counted(num_missing, "job")
         print(f"harness: {missing} wrote no row; see the messages in {messages}", file=sys.stderr)
-    code = exit_code(command, rows)
+    code = exit_code(command, rows, pooled)
     if num_missing and not code:
         code = 2 if is_refused else 1
     pooled_rows = [row for rows_of_job in pooled for row in rows_of_job]

@@ -22,10 +22,17 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from harness.cli import hydra_app, signals
 from harness.commands.command import PathCommand
-from harness.commands.registry import COMMANDS, commands, configured, with_settings
+from harness.commands.registry import COMMANDS, commands, configured, measurement, with_settings
 from harness.config.command_line import Words
 from harness.config.engines import check_settings_have_no_key
-from harness.config.errors import HarnessError, RunError, SettingError, in_one_line, nearest
+from harness.config.errors import (
+    CANNOT_TELL,
+    HarnessError,
+    RunError,
+    SettingError,
+    in_one_line,
+    nearest,
+)
 from harness.config.machine import terminal_width
 from harness.config.packages import missing_local
 from harness.reporting import terminal
@@ -127,7 +134,8 @@ def run(command: str, *overrides: str, verbose: bool = False, **settings: Any) -
     Raises:
         SettingError: a setting is wrong. In a sweep, after the other jobs have run.
         RunError: the run failed.
-        VerdictError: the run succeeded, with a bad answer: the pair is not lossless, for example.
+        VerdictError: the run succeeded, with a bad answer: the pair is not lossless, for example. Where it cannot be
+            told, rows are returned, and say so.
     """
     from harness.cli.frames import frame
     from harness.cli.menu import conversion, typed
@@ -150,8 +158,9 @@ def run(command: str, *overrides: str, verbose: bool = False, **settings: Any) -
         stdout = sys.stdout if verbose else io.StringIO()
         with signals.interrupting(), redirect_stdout(stdout):
             invocation.run_hydra(divided)
-    if invocation.errors:
-        raise invocation.errors[0]
+    for error in invocation.errors:
+        if getattr(error, "exit_code", None) != CANNOT_TELL:
+            raise error
     return frame(invocation.rows)
 
 
@@ -313,9 +322,13 @@ class _Invocation:
         """
         from harness.cli import composed
 
-        reporting = self.reporting(str(config.get("command")))
-        with reporting, signals.within_time_limit():
+        command = str(config.get("command"))
+        with self.reporting(command), signals.within_time_limit():
             self.rows = composed.run(config, self.servers)
+            if self.rows and not composed.is_sweep():
+                bad_answer = measurement(command).bad_answer(self.rows)
+                if bad_answer is not None:
+                    raise bad_answer
 
     @contextmanager
     def reporting(self, command: str) -> Iterator[None]:

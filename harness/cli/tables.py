@@ -105,14 +105,22 @@ def _answers(
     return short[1:-1], full[1:-1]
 
 
-def exit_code(command: str, rows: Rows) -> int:
-    """1 if a job failed or has a bad answer, else 2 after a wrong setting, else 3 if one could not decide, else 0."""
+def exit_code(command: str, rows: Rows, pooled: Sequence[Rows]) -> int:
+    """1 if a job failed or has a bad answer, else 2 after a wrong setting, else 3 if one could not decide, else 0. Of
+    times one answer is enough.
+
+    Args:
+        pooled: rows over all runs of each job that was repeated, which count in place of those of single runs.
+    """
     if _any_failed(rows):
         return 1
     if any(row.status == REFUSED for row in rows):
         return 2
-    jobs = grouped(rows, attrgetter("job")).values()
-    bad_answers = [measurement(command).bad_answer(job) for job in jobs]
+    record = measurement(command)
+    jobs = pooled or [*grouped(rows, attrgetter("job")).values()]
+    bad_answers = [record.bad_answer(job) for job in jobs]
+    if record.settings.COMPARES_TIMES and None in bad_answers:
+        return 0
     return min((answer.exit_code for answer in bad_answers if answer is not None), default=0)
 
 

@@ -86,7 +86,7 @@ class Job:
             keeper: holds the loaded pair from job to job; None for a job alone.
 
         Raises:
-            HarnessError: the error that ended the job; VerdictError if it succeeded with a bad answer.
+            HarnessError: the error that ended the job.
         """
         command = measurement(self.command)
         signals.load(command.module)
@@ -129,7 +129,7 @@ class _JobEnded:
     """The worker's last message about a job.
 
     Attributes:
-        error: that ended the job early, or a VerdictError; None otherwise.
+        error: that ended the job early; None otherwise.
         is_last: whether the worker ends after this message.
     """
 
@@ -162,7 +162,7 @@ class Worker:
         """Run a job to its end; its rows, if it wrote any, are in its directory.
 
         Returns:
-            The error that ended it early; a VerdictError of a run that succeeded with a bad answer; None otherwise.
+            The error that ended it early; None otherwise.
         """
         deadline = time.monotonic() + (timeout_s or math.inf)
         try:
@@ -283,7 +283,7 @@ def serve(file_descriptor: int) -> None:
 
 
 def _run(job: Job, keeper: PairKeeper, terminal: IO[str] | None) -> HarnessError | None:
-    """Run the job, and return the error that ended it early, or a VerdictError.
+    """Run the job, and return the error that ended it early.
 
     Args:
         keeper: holds the pair of the job before, if there was one.

@@ -159,7 +159,16 @@ class Command(ConfiguredCommand[SomeSettings], Generic[SomeSettings, SomeRow]):
         for row in rows:
             if row.status == NO_VERDICT:
                 return VerdictError(f"no verdict: {row.error}", CANNOT_TELL)
-        return None
+        if len(rows) < 2 or not self.settings.COMPARES_TIMES:
+            return None
+        from harness.results.judging.grid import cells_of
+        from harness.results.judging.series import judged_at_once
+
+        verdicts = [member.verdict for member in judged_at_once(cells_of(rows))]
+        if any(verdict.is_conclusion for verdict in verdicts):
+            return None
+        first = verdicts[0]
+        return VerdictError(f"cannot tell: {first.why or format(first.interval, '×')}", CANNOT_TELL)
 
     def page(self, runs: Sequence[Run[SomeRow]]) -> Page | None:
         """The page about runs, be it one, a sweep's or a report's; None where nothing was measured."""

@@ -32,9 +32,22 @@ def test_the_worst_job_decides() -> None:
     good, doubtful, bad = (
         check(str(n), "sampled", v) for n, v in enumerate(("lossless", "undecided", "lossy"))
     )
-    assert exit_code("recovery", [good, doubtful]) == 3
-    assert exit_code("recovery", [good, doubtful, bad]) == 1
-    assert exit_code("recovery", [good, check("3", "sampled", "lossless", status="failed")]) == 1
+    assert exit_code("recovery", [good, doubtful], []) == 3
+    assert exit_code("recovery", [good, doubtful, bad], []) == 1
+    failed = check("3", "sampled", "lossless", status="failed")
+    assert exit_code("recovery", [good, failed], []) == 1
+
+
+@pytest.mark.parametrize(
+    ("speedups", "pooled", "expected"),
+    [([2.0], [], 0), ([0.5], [], 0), ([1.05], [], 3), ([1.05, 2.0], [], 0), ([1.05, 1.05], [2.0], 0)],
+)  # fmt: skip
+def test_of_times_one_answer_is_enough(
+    speedups: list[float], pooled: list[float], expected: int
+) -> None:
+    """Also that of runs which cannot tell alone."""
+    rows = [row for job, speedup in enumerate(speedups) for row in latency_run(4, speedup, job=job)]
+    assert exit_code("latency", rows, [latency_run(4, speedup) for speedup in pooled]) == expected
 
 
 @pytest.mark.parametrize(

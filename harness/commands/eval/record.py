@@ -10,6 +10,7 @@ from harness.commands.command import Command
 from harness.commands.eval.rows import AnswerRow, EvalRow
 from harness.config.amounts import percent
 from harness.config.engines import Abilities
+from harness.config.errors import VerdictError
 from harness.config.run import RunSettings
 from harness.config.settings import require
 
@@ -85,6 +86,16 @@ class Eval(Command[EvalSettings, EvalRow]):
     shown_by = "harness.commands.eval.page:eval_page"
     regresses = True
     further_rows = (AnswerRow,)
+
+    def bad_answer(self, rows: Sequence[EvalRow]) -> VerdictError | None:
+        """The error where speculation answers fewer questions correctly."""
+        from harness.commands.eval.page import merged_rows
+        from harness.results.judging.change import judged_differences
+
+        for statement in judged_differences(merged_rows(rows)):
+            if statement.relation == "below":
+                return VerdictError("speculation is less accurate", 1)
+        return super().bad_answer(rows)
 
     def line(self, rows: Sequence[EvalRow]) -> str:
         """The accuracy of each arm."""
