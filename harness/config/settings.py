@@ -210,8 +210,7 @@ class PlacementSettings:
         gpus: how many GPUs may be used, starting with the first visible one; None for all.
         reserve_gb: kept free on each GPU, on top of weights and KV cache, for activations and CUDA graphs; in GB (10^9
             bytes). More is kept free where reading all prompts at once needs more.
-        device_map: an explicit map from module names to GPUs, for the target. It keeps no reserve, but what reading
-            the prompts takes.
+        device_map: an explicit map from module names to GPUs, for the target.
     """
 
     strategy: Literal["auto", "balanced", "cpu"] = "auto"

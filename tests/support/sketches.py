@@ -9,7 +9,7 @@ import torch
 from harness.config.demand import Demand
 from harness.config.settings import ModelSettings, PlacementSettings
 from harness.local.models.fit import Misfit, Placement, PlacementProblem, fit
-from harness.local.models.sketch import Block, LayerCache, Sketch, TensorSketch
+from harness.local.models.sketch import LayerCache, Sketch, TensorSketch
 
 GB = 10**9
 # No text: all room is for weights.
@@ -34,26 +34,42 @@ def sketch(
     """
     count = int(layer_gb * GB / dtype.itemsize)
     small = count // 10
-    layers = (
-        Block(
-            (f"model.layers.{n}",),
-            (TensorSketch(count, outputs=1000),),
-            (LayerCache(cache),) if cache else (),
-        )
-        for n in range(num_layers)
-    )
-    first = Block(("model.embed",), (TensorSketch(small, read_per_token=0.0),))
-    blocks = (first, *layers, Block(("head",), (TensorSketch(small),)))
+    tensors = [TensorSketch(small, read_per_token=0.0, name="model.embed.weight")]
+    caches = []
+    for number in range(num_layers):
+        module = f"model.layers.{number}"
+        tensors.append(TensorSketch(count, outputs=1000, name=f"{module}.mlp.weight"))
+        if cache:
+            caches.append(LayerCache(cache, module=module))
+    tensors.append(TensorSketch(small, name="head.weight"))
     name = "13B" if role == "model" else "7B"
     asked = ModelSettings(**{"name": name, "repository": f"x/{name}"} | (settings or {}))
+    model: Any = _Model(num_layers)
     return Sketch(
-        role,
-        asked,
-        dtype,
-        blocks,
-        asked.quantization,
-        **fields,
+        role, asked, dtype, tuple(tensors), tuple(caches), model, asked.quantization, **fields
     )
+
+
+def piece() -> torch.nn.Module:
+    """A module with a tensor, whose size is the sketch's."""
+    return torch.nn.Linear(1, 1, bias=False, device="meta")
+
+
+class _Layer(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mlp = piece()
+
+
+class _Model(torch.nn.Module):
+    _no_split_modules = ("_Layer",)
+
+    def __init__(self, num_layers: int) -> None:
+        super().__init__()
+        self.model = torch.nn.Module()
+        self.model.embed = piece()
+        self.model.layers = torch.nn.ModuleList(_Layer() for _ in range(num_layers))
+        self.head = piece()
 
 
 def draft(num_layers: int = 2, **fields: Any) -> Sketch:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import psutil
 import torch
@@ -140,7 +140,7 @@ def plan_on(
             device_map=dict(placement.device_map),
             weight_bytes=placement.bytes_per_device,
             cache_bytes=placement.cache_per_device,
-            has_cache=any(sketch.block_caches()),
+            has_cache=bool(sketch.cache_bytes or sketch.state_bytes),
         )
         models.append(plan)
     return PairPlan(
@@ -164,8 +164,7 @@ def capacity(problem: PlacementProblem) -> tuple[int, int] | None:
     if not all(sketch.knows_cache for sketch in problem.models):
         return None
     demand = problem.demand
-    devices: Sequence[int | str] = problem.run_gpus or ["cpu"]
-    room = sum(problem.room[device] for device in devices)
+    room = sum(problem.room[device] for device in problem.devices)
     numbers = []
     for sketches, num_draft_tokens in (
         (problem.models[:1], 0),

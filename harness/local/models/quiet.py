@@ -19,6 +19,8 @@ _FLOODS = {
     ),
     # For a text that is cut, or refused in our own words: prompts are compared with the context.
     "transformers.tokenization_utils_base": "Token indices sequence length is longer than",
+    # Of a GPU on which a model is placed on paper.
+    "accelerate.utils.modeling": "Device ",
     # Once per layer and forward pass.
     "bitsandbytes.autograd._functions": "MatMul8bitLt: inputs will be cast",
     # On every CPU with AVX-512 BF16 where the `kernels` package is not installed.

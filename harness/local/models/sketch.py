@@ -1,9 +1,8 @@
-"""A model as numbers: the size of each tensor, and where the model may be split.
+"""A model as numbers: the size of each tensor, and of each layer's cache.
 
 A sketch is made before any weights load (`sketch_model`). The model is built once on the meta
 device, where tensors have no memory. So the sizes are those of the real modules, whatever the
-architecture, and one token that passes through shows the cache of each layer. The model is divided
-into the blocks that a device map may put on different devices.
+architecture, and one token that passes through shows the cache of each layer.
 
 Whether the model fits, where its layers go (`fit`) and how much a step reads (`engine/planning.py`)
 is arithmetic on these numbers.
@@ -16,7 +15,7 @@ import functools
 import importlib.util
 import math
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -43,9 +42,6 @@ DeviceMap = Mapping[str, Device]
 _NUM_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _NUM_USED = ("num_experts_per_tok", "top_k_experts", "moe_topk")
 
-# Sketches by the `id` of their tensor, because modules may share tensors.
-_Tensors = dict[int, "TensorSketch"]
-
 
 @dataclass(frozen=True)
 class TensorSketch:
@@ -57,12 +53,14 @@ class TensorSketch:
         outputs: rows of a matrix that bitsandbytes would quantize; 0 for any other tensor.
         read_per_token: share that a forward pass of one token reads: 0 for embeddings that are
             looked up, less than 1 for experts.
+        name: in the model; empty in a head, which is never split over devices.
     """
 
     count: int
     itemsize: int | None = None
     outputs: int = 0
     read_per_token: float = 1.0
+    name: str = ""
 
     def nbytes(self, dtype: torch.dtype, quantization: Quantization) -> int:
         """Return the bytes in memory, scales of quantized matrices included."""
@@ -89,29 +87,18 @@ class LayerCache:
         numbers_per_token: how many numbers the keys and values of one token have.
         state_bytes: bytes of one row's recurrent state.
         window: of how many tokens of a row a pass reads the keys and values at most; None for all.
+        module: the one that fills it; empty in a head.
     """
 
     numbers_per_token: int
     state_bytes: int = 0
     window: int | None = None
+    module: str = ""
 
     def nbytes(self, dtype: torch.dtype, num_tokens: int, num_states: int) -> int:
         """Return the bytes for `num_tokens` tokens, of all rows, and `num_states` rows' states."""
         token_bytes = self.numbers_per_token * dtype.itemsize
         return num_tokens * token_bytes + num_states * self.state_bytes
-
-
-@dataclass(frozen=True)
-class Block:
-    """A layer, an embedding or another piece that stays on one device, tied pieces included.
-
-    Attributes:
-        modules: names for a device map.
-    """
-
-    modules: tuple[str, ...]
-    tensors: tuple[TensorSketch, ...]
-    caches: tuple[LayerCache, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -121,14 +108,16 @@ class Sketch:
     Attributes:
         role: `model` for the target, `draft` for a draft: the setting that names it.
         dtype: format of everything that is not quantized.
-        blocks: in the order in which they are placed on devices.
+        tensors: in the order of the modules; one that several modules share is here once.
+        caches: of each layer.
+        model: on the meta device; None for a head.
         quantization: applied by bitsandbytes while loading.
         stored: quantization of the repository's own weights; None for none.
         num_parameters: parameters of the architecture, quantized or not; shared tensors count once.
         spare_slots: for a draft head: slots that its own cache has beyond the needed ones. None for
             a model, whose runner holds the cache.
-        copied: for a draft head: matrices of the target that it copies to its own device where they
-            are on others.
+        copied_tensors: for a draft head: matrices of the target that it copies to its own device where
+            they are on others.
         borrowed_tensors: for a draft: weights of the target that its passes read too.
         drafts_in_one_pass: for a draft: whether one pass drafts all tokens.
         pass_numbers: about how many numbers a layer works with at once for each token of a pass; 0
@@ -140,54 +129,42 @@ class Sketch:
     role: str
     settings: ModelSettings
     dtype: torch.dtype
-    blocks: tuple[Block, ...]
+    tensors: tuple[TensorSketch, ...]
+    caches: tuple[LayerCache, ...] = ()
+    model: PreTrainedModel | None = field(default=None, compare=False)
     quantization: Quantization = "none"
     stored: str | None = None
     num_parameters: int = 0
     vocabulary_size: int = 0
     spare_slots: int | None = None
-    copied: tuple[Block, ...] = ()
+    copied_tensors: tuple[TensorSketch, ...] = ()
     borrowed_tensors: tuple[TensorSketch, ...] = ()
     drafts_in_one_pass: bool = False
     pass_numbers: int = 0
     estimated_cache: bool = False
 
-    @property
-    def tensors(self) -> list[TensorSketch]:
-        """The tensors of all blocks."""
-        return [tensor for block in self.blocks for tensor in block.tensors]
+    def tensor_bytes(self, tensor: TensorSketch) -> int:
+        """Return the bytes of one of its tensors in memory."""
+        return tensor.nbytes(self.dtype, self.quantization)
 
     @functools.cached_property
-    def block_bytes(self) -> list[int]:
-        """Weights and buffers of each block."""
-        sizes = []
-        for block in self.blocks:
-            tensors = [tensor.nbytes(self.dtype, self.quantization) for tensor in block.tensors]
-            sizes.append(sum(tensors))
-        return sizes
-
-    def block_caches(self, num_tokens: int = 1, num_states: int = 1) -> list[int]:
-        """Return the bytes of each block's caches: of tokens and recurrent states of all rows together."""
-        sizes = []
-        for block in self.blocks:
-            caches = [cache.nbytes(self.dtype, num_tokens, num_states) for cache in block.caches]
-            sizes.append(sum(caches))
-        return sizes
-
-    @property
     def weight_bytes(self) -> int:
-        """Weights and buffers of all blocks."""
-        return sum(self.block_bytes)
+        """Weights and buffers."""
+        return sum(map(self.tensor_bytes, self.tensors))
+
+    def cache_sizes(self, num_tokens: int, num_states: int) -> list[int]:
+        """Return the bytes of each layer's cache: of tokens and recurrent states of all rows together."""
+        return [cache.nbytes(self.dtype, num_tokens, num_states) for cache in self.caches]
 
     @property
     def cache_bytes(self) -> int:
-        """Keys and values of all blocks for one token of one row."""
-        return sum(self.block_caches(num_states=0))
+        """Keys and values of all layers for one token of one row."""
+        return sum(self.cache_sizes(num_tokens=1, num_states=0))
 
     @property
     def state_bytes(self) -> int:
         """The recurrent state of one row."""
-        return sum(self.block_caches(num_tokens=0))
+        return sum(self.cache_sizes(num_tokens=0, num_states=1))
 
     @property
     def knows_cache(self) -> bool:
@@ -214,8 +191,7 @@ class Sketch:
         """Return the bytes of weights that a pass of `num_tokens` tokens reads, on any device."""
         total = 0
         for tensor in (*self.tensors, *self.borrowed_tensors):
-            size = tensor.nbytes(self.dtype, self.quantization)
-            total += round(tensor.read_share(num_tokens) * size)
+            total += round(tensor.read_share(num_tokens) * self.tensor_bytes(tensor))
         return total
 
     def pass_bytes(self, num_rows: int, context: int, num_tokens: int = 1) -> int:
@@ -230,10 +206,9 @@ class Sketch:
     def row_bytes(self, context: int) -> int:
         """Return the bytes of one row's caches, of each layer within its window."""
         total = 0
-        for block in self.blocks:
-            for cache in block.caches:
-                num_seen = context if cache.window is None else min(context, cache.window)
-                total += cache.nbytes(self.dtype, num_seen, 1)
+        for cache in self.caches:
+            num_seen = context if cache.window is None else min(context, cache.window)
+            total += cache.nbytes(self.dtype, num_seen, 1)
         return total
 
 
@@ -318,11 +293,27 @@ def sketch_model(checkpoint: Checkpoint, dtype: torch.dtype) -> Sketch:
             quantizer.preprocess_model(model=model, dtype=dtype, device_map=None)
     elif settings.gguf_file is None:
         quantizable = _quantizable_modules(model)
+    # By `id`, because modules may share tensors.
+    tensors: dict[int, TensorSketch] = {}
+    # The module that fills each layer's cache: the first one with the layer's number.
+    cache_modules: dict[object, str] = {}
+    for module_name, module in model.named_modules(remove_duplicate=False):
+        layer = getattr(module, "layer_idx", getattr(module, "layer_id", None))
+        cache_modules.setdefault(layer, module_name)
+        for name, tensor in own_tensors(module, module_name):
+            sketch = sketch_tensor(model, module, name, tensor, module_name in quantizable)
+            tensors.setdefault(id(tensor), sketch)
+    first_module = next(iter(tensors.values())).name.rpartition(".")[0]
     return Sketch(
         role=checkpoint.role,
         settings=settings,
         dtype=dtype,
-        blocks=_blocks(model, quantizable, caches),
+        tensors=tuple(tensors.values()),
+        caches=tuple(
+            replace(cache, module=cache_modules.get(layer, first_module))
+            for layer, cache in enumerate(caches)
+        ),
+        model=model,
         quantization="none" if stored is not None else settings.quantization,
         stored=stored,
         num_parameters=num_parameters,
@@ -427,74 +418,6 @@ def configured_caches(config: PreTrainedConfig) -> list[LayerCache]:
     return [LayerCache(numbers_per_token=2 * num_key_heads * head_size)] * num_layers
 
 
-# Blocks -------------------------------------------------------------------------------------------
-
-
-def _blocks(
-    model: PreTrainedModel, quantizable: set[str], caches: Sequence[LayerCache]
-) -> tuple[Block, ...]:
-    """Divide the model into pieces for devices; pieces that share tensors are one block.
-
-    A Llama with tied embeddings has the pieces `model.embed_tokens`, `model.layers.0`, ...,
-    `model.norm` and `lm_head`. The first and the last share a matrix: they are one block.
-    """
-    pieces: dict[str, _Tensors] = {name: {} for name in _piece_names(model)}
-    # The module that fills each layer's cache: the first one with the layer's number.
-    cache_modules: dict[object, str] = {}
-    for module_name, module in model.named_modules(remove_duplicate=False):
-        layer = getattr(module, "layer_idx", getattr(module, "layer_id", None))
-        cache_modules.setdefault(layer, module_name)
-        for name, tensor in own_tensors(module, module_name):
-            sketch = sketch_tensor(model, module, name, tensor, module_name in quantizable)
-            pieces[owning_module(name, pieces)].setdefault(id(tensor), sketch)
-    pieces = {name: tensors for name, tensors in pieces.items() if tensors}
-    cache_modules.pop(None, None)
-
-    blocks: list[Block] = []
-    # The number of the block that has each tensor.
-    block_of: dict[int, int] = {}
-    # Caches of layers whose modules have no number count for the first piece.
-    first_piece = next(iter(pieces))
-    caches_of: dict[str, list[LayerCache]] = {name: [] for name in pieces}
-    for layer, cache in enumerate(caches):
-        caches_of[owning_module(cache_modules.get(layer, first_piece), pieces)].append(cache)
-    for name, tensors in pieces.items():
-        new = [sketch for key, sketch in tensors.items() if key not in block_of]
-        number = next((block_of[key] for key in tensors if key in block_of), len(blocks))
-        if number == len(blocks):
-            blocks.append(Block((), ()))
-        block = blocks[number]
-        blocks[number] = Block(
-            (*block.modules, name), (*block.tensors, *new), (*block.caches, *caches_of[name])
-        )
-        for key in tensors:
-            block_of.setdefault(key, number)
-    return tuple(blocks)
-
-
-def _piece_names(model: PreTrainedModel) -> list[str]:
-    """Modules that cannot be split, and the tensors that are outside of these.
-
-    A module cannot be split if transformers says so, or if it has no modules inside. Where
-    transformers names no such modules, the whole model is one piece.
-    """
-    indivisible = set(model._no_split_modules or ())
-    if not indivisible:
-        return [""]
-    names: list[str] = []
-    last_piece: str | None = None
-    for name, module in model.named_modules(remove_duplicate=False):
-        if last_piece is not None and name.startswith(f"{last_piece}."):
-            continue
-        has_children = any(True for _ in module.children())
-        if type(module).__name__ in indivisible or not has_children:
-            last_piece = name
-            names.append(name)
-        else:
-            names += [tensor_name for tensor_name, _ in own_tensors(module, name)]
-    return names
-
-
 # Tensors ------------------------------------------------------------------------------------------
 
 
@@ -515,7 +438,7 @@ def sketch_tensor(
         quantizable: whether bitsandbytes would quantize the module's weight.
     """
     if not isinstance(tensor, nn.Parameter):
-        return TensorSketch(tensor.numel(), tensor.itemsize, read_per_token=0.0)
+        return TensorSketch(tensor.numel(), tensor.itemsize, read_per_token=0.0, name=name)
     is_weight = name.rpartition(".")[2] == "weight"
     count = tensor.numel()
     itemsize = None
@@ -539,6 +462,7 @@ def sketch_tensor(
         itemsize,
         outputs=outputs,
         read_per_token=_read_share(model, module, name, tensor),
+        name=name,
     )
 
 

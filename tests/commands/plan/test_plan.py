@@ -17,7 +17,7 @@ from harness.config.settings import ModelSettings, PlacementSettings
 from harness.local.engine import planning
 from harness.local.engine.planning import capacity
 from harness.local.models.fit import PlacementProblem
-from harness.local.models.sketch import Block, LayerCache, Sketch, TensorSketch
+from harness.local.models.sketch import LayerCache, Sketch, TensorSketch
 from in_process import QUICK_MODELS, QUICKEST_PAIR, Harness
 from wording import mentions
 
@@ -120,7 +120,7 @@ def test_a_cache_beyond_the_reserve_counts(plan: Plan) -> None:
     outcome = plan(*asked, "batch_size=60", code=1)
     # Keys and values of 48 layers, 1600 wide, in two bytes: 1024 slots, and the prompt's own. Graphs take little.
     cache_gb = 60 * (1024 + 900) * 48 * 2 * 1600 * 2 / 1e9
-    assert f"and its KV cache {cache_gb:.1f} GB" in outcome.stderr
+    assert f"and KV caches {cache_gb:.1f} GB" in outcome.stderr
     batch = json.loads(outcome.row["instead"])[0]["change"]
     plan(*asked, batch)
     plan(*asked, f"batch_size={int(batch.partition('=')[2]) + 1}", code=1)
@@ -214,11 +214,10 @@ def test_requests_of_a_published_server() -> None:
     weights = TensorSketch(count=int(17.23 * 2**30) // 2)
     layers = (LayerCache(numbers),) * 32
     settings = ModelSettings(name="apertus", repository="x/y")
-    target = Sketch("model", settings, torch.bfloat16, (Block(("",), (weights,), layers),))
+    target = Sketch("model", settings, torch.bfloat16, (weights,), layers)
     head_layers = (LayerCache(numbers, window=2048),) * 5
     head_weights = TensorSketch(count=int(3.3 * 2**30) // 2)
-    block = Block(("",), (head_weights,), head_layers)
-    head = Sketch("draft", settings, torch.bfloat16, (block,), spare_slots=0)
+    head = Sketch("draft", settings, torch.bfloat16, (head_weights,), head_layers, spare_slots=0)
     free = target.weight_bytes + 469_792 * 32 * numbers * 2
     demand = Demand(1, 469_792 // 171 - 200, 200, 7, "eager")
     placement = PlacementSettings(reserve_gb=0.0)

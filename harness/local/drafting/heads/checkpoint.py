@@ -33,7 +33,7 @@ from harness.local.drafting.heads.stored import (
 )
 from harness.local.models.checkpoints import Checkpoint
 from harness.local.models.random_weights import RandomTensor
-from harness.local.models.sketch import Block, Sketch, TensorSketch
+from harness.local.models.sketch import Sketch, TensorSketch
 from harness.local.runners.slots import SPARE_SLOTS
 
 KINDS: dict[str, type[Head]] = {
@@ -73,8 +73,6 @@ class HeadCheckpoint:
         head = self.build()
         config = self.config
         tensors = tuple(head.sketches())
-        # One block without a name: a head is never split over devices.
-        block = Block(("",), tensors, tuple(head.caches()))
         matrix_size = config.target_size * config.vocabulary_size
         num_missing = (not config.own_embedding) + (not config.own_output)
         copies = TensorSketch(num_missing * matrix_size, read_per_token=0.0)
@@ -83,12 +81,13 @@ class HeadCheckpoint:
             role="draft",
             settings=self.settings,
             dtype=dtype,
-            blocks=(block,),
+            tensors=tensors,
+            caches=tuple(head.caches()),
             num_parameters=sum(tensor.count for tensor in tensors if tensor.itemsize is None),
             vocabulary_size=config.vocabulary_size,
             spare_slots=SPARE_SLOTS,
             borrowed_tensors=(borrowed,),
-            copied=(Block(("",), (copies,)),),
+            copied_tensors=(copies,),
             drafts_in_one_pass=head.one_pass,
         )
 
