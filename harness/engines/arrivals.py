@@ -1,19 +1,13 @@
-"""Arrivals, which a watcher of a growing answer sees: tokens as they come, and where each comes from.
+"""Arrivals, which a replay of an answer shows: tokens as they came, and where each comes from.
 
 It imports nothing of ours. `local/decoding`, which imports nothing else of ours, says where its tokens come from.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-
-# Seconds between two frames. After a frame that was slow to draw the next one waits for a multiple
-# of that time, so that drawing takes no more than a tenth of a user's wait.
-FRAME_S = 0.1
-_COST_FACTOR = 9.0
 
 
 class Origin(StrEnum):
@@ -61,28 +55,3 @@ class Arrival:
     origins: Sequence[Origin]
     proposed: Sequence[int] = ()
     probabilities: tuple[float, float] | None = None
-
-
-# Gets what has arrived since its last call, in order. An exception that it raises ends the answers.
-Watch = Callable[[Sequence[Arrival]], None]
-
-
-class Frames:
-    """Calls a watcher, if there is one, as often as a user sees, and no more often."""
-
-    def __init__(self, watch: Watch | None) -> None:
-        self._watch = watch
-        self._next = 0.0
-
-    def is_due(self) -> bool:
-        """Whether it is time for the watcher; at once the first time."""
-        return time.perf_counter() >= self._next
-
-    def show(self, arrivals: Sequence[Arrival]) -> None:
-        """Call the watcher with what is new, if anything is."""
-        if self._watch is None or not arrivals:
-            return
-        began = time.perf_counter()
-        self._watch(arrivals)
-        ended = time.perf_counter()
-        self._next = ended + max(FRAME_S, _COST_FACTOR * (ended - began))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from harness.config.settings import DecodingSettings
-from harness.engines.arrivals import Watch
+from harness.engines.arrivals import Arrival, Origin
 from harness.engines.chat import Chat
 from harness.engines.counts import Counts
 from harness.engines.door.reference import Reference
@@ -172,6 +172,7 @@ class Answered:
 
     Attributes:
         requests: a record of each, in their order. Reported acceptance is there.
+        arrivals: the tokens of all, in order; without any, the texts came at their ends.
         seconds: on the arm's clock, from the first request to the last token of the last one. Of a server under
             load, the share of that time that these requests had of it.
         batch: of requests that began together and were decided together, in place of times of their own.
@@ -185,6 +186,7 @@ class Answered:
 
     requests: Sequence[RequestRecord]
     seconds: float
+    arrivals: Sequence[Arrival] = ()
     batch: BatchTimes | None = None
     load: Load | None = None
     counted: Counts | None = None
@@ -192,6 +194,15 @@ class Answered:
     arm: str = ""
     question: Question | None = None
     peak_memory_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.arrivals:
+            return
+        self.arrivals = [
+            Arrival(row, record.seconds, record.token_ids, [Origin.TARGET] * len(record.token_ids))
+            for row, record in enumerate(self.requests)
+            if record.token_ids
+        ]
 
     @property
     def has_request_times(self) -> bool:
@@ -266,6 +277,10 @@ Texts = Sequence[tuple[Sequence[int], Sequence[int]]]
 TextScores = Callable[[Texts, int, int], list[list[Likeliest]]]
 
 
+# Gets the number of requests that have ended so far.
+NoteEnded = Callable[[int], None]
+
+
 class Arm:
     """One way of generating, `regular` or `speculative`."""
 
@@ -277,7 +292,7 @@ class Arm:
         requests: Sequence[Request],
         in_flight: int,
         extra: Sequence[Request] = (),
-        watch: Watch | None = None,
+        note_ended: NoteEnded | None = None,
     ) -> Answered:
         """Answer requests, `in_flight` of them under way at any time, until the last has ended.
 
@@ -286,7 +301,7 @@ class Arm:
         Args:
             extra: with which a server keeps up its load until the last of `requests` has ended, again and again
                 under other salts.
-            watch: gets the tokens as they arrive; a clock of this process stops meanwhile.
+            note_ended: gets how many requests have ended, now and then, for a bar of progress.
 
         Raises:
             SettingError: the arm has no such parameter.

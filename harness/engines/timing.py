@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from harness.config.errors import RunError
-from harness.engines.arrivals import Watch
 from harness.engines.protocol import Answered, Arm, Engine, Question
 
 
@@ -46,7 +45,6 @@ def timed_answer(
     engine: Engine,
     arm: Arm,
     question: Question,
-    watch: Watch | None = None,
     *,
     allow_failures: bool = False,
 ) -> Answered:
@@ -63,7 +61,7 @@ def timed_answer(
     if engine.weights is not None:
         engine.weights.reset_peak_memory()
     with without_garbage_collection():
-        answered = arm.answer(requests, in_flight, question.extra, watch)
+        answered = arm.answer(requests, in_flight, question.extra)
     answered.arm = arm.name
     answered.question = question
     if engine.weights is not None:

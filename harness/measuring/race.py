@@ -1,19 +1,17 @@
 """The figures of a race, in which both arms answer one prompt, for `compare` and serve's page.
 
-A lap is one arm's answer: its figures, where the two texts differ, and every rejection on the way.
+Of each arm's answer: its figures, where the two texts differ, and every rejection on the way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
-from harness.engines.arrivals import Arrival, Origin
+from harness.engines.arrivals import Origin
 from harness.engines.detokenizer import Detokenizer
 from harness.engines.divergence import first_divergence
-from harness.engines.protocol import Answered, Arm, Engine, Question, Weights
-from harness.engines.timing import timed_answer
+from harness.engines.protocol import Answered, Question, Weights
 from harness.engines.tokenizer import Tokenizer
 from harness.measuring.acceptance import acceptance_columns
 from harness.results.acceptance import Rejection
@@ -22,57 +20,8 @@ from harness.results.acceptance import Rejection
 _FEWEST_COMPARED = 8
 
 
-@dataclass
-class Lap:
-    """One arm's answer to one prompt; one that still runs as far as it has come.
-
-    Attributes:
-        arm: its name.
-        arrivals: its tokens.
-    """
-
-    arm: str
-    arrivals: list[Arrival] = field(default_factory=list)
-    ended: Answered | None = None
-
-    @property
-    def answered(self) -> Answered:
-        """The arm's answer, once it has ended."""
-        assert self.ended is not None
-        return self.ended
-
-    @property
-    def seconds(self) -> float:
-        """So far."""
-        if self.ended is not None:
-            return self.ended.seconds
-        return self.arrivals[-1].seconds if self.arrivals else 0.0
-
-
-def run_lap(engine: Engine, arm: Arm, question: Question, draw: Callable[[Lap], None]) -> Lap:
-    """An arm's answer to a question of one prompt.
-
-    Args:
-        draw: shows the lap so far, at the first token and whenever a frame is due; the clock stops meanwhile.
-    """
-    lap = Lap(arm.name)
-
-    def watch(arrivals: Sequence[Arrival]) -> None:
-        lap.arrivals += arrivals
-        draw(lap)
-
-    lap.ended = timed_answer(engine, arm, question, watch)
-    [request] = lap.ended.requests
-    if request.token_ids and not lap.arrivals:
-        # An arm that shows nothing meanwhile.
-        origins = [Origin.TARGET] * request.num_tokens
-        lap.arrivals.append(Arrival(0, lap.seconds, request.token_ids, origins))
-    return lap
-
-
-def figures(lap: Lap, tokenizer: Tokenizer) -> dict[str, Any]:
+def figures(answered: Answered, tokenizer: Tokenizer) -> dict[str, Any]:
     """The columns of `CompareRow` about one arm; no rates of an answer without a token."""
-    answered = lap.answered
     [request] = answered.requests
     columns: dict[str, Any] = {
         "completion": tokenizer.decode(request.token_ids, skip_special_tokens=True),
@@ -84,27 +33,27 @@ def figures(lap: Lap, tokenizer: Tokenizer) -> dict[str, Any]:
             "tokens_per_second": 1000 / answered.ms_per_token,
             "time_to_first_token_ms": request.time_to_first_token_ms,
         }
-    return {f"{lap.arm}_{name}": value for name, value in columns.items()}
+    return {f"{answered.arm}_{name}": value for name, value in columns.items()}
 
 
 def outcome(
-    weights: Weights | None, question: Question, regular: Lap, speculative: Lap
+    weights: Weights | None, question: Question, regular: Answered, speculative: Answered
 ) -> dict[str, Any]:
     """The columns of `CompareRow` that compare the arms.
 
     Args:
         weights: of the engine, to measure where greedy texts part.
     """
-    [expected], [actual] = regular.answered.tokens, speculative.answered.tokens
+    [expected], [actual] = regular.tokens, speculative.tokens
     reference = None
     if weights is not None and question.decoding.temperature == 0:
         reference = weights.reference
     divergence = first_divergence(reference, question.prompts[0], expected, actual)
     return {
         **_speedup(regular, speculative),
-        "acceptance": speculative.answered.acceptance,
+        "acceptance": speculative.acceptance,
         # Some servers report it without the outcome of each iteration.
-        "acceptance_rate": acceptance_columns(speculative.answered.requests)["acceptance_rate"],
+        "acceptance_rate": acceptance_columns(speculative.requests)["acceptance_rate"],
         "identical": divergence is None,
         "parted_at": divergence and divergence.position,
         "logit_margin": divergence and divergence.logit_margin,
@@ -112,31 +61,31 @@ def outcome(
     }
 
 
-def _speedup(regular: Lap, speculative: Lap) -> dict[str, Any]:
+def _speedup(regular: Answered, speculative: Answered) -> dict[str, Any]:
     """Regular over speculative time, of as many tokens as the shorter text has.
 
     Sampled texts end at different lengths. The rest of the longer one has no counterpart, and a
     long text spreads the time of its prompt over more tokens.
     """
-    lengths = [lap.answered.num_tokens for lap in (regular, speculative)]
+    lengths = [regular.num_tokens, speculative.num_tokens]
     number = min(lengths)
     if number == 0:
         return {}
     if max(lengths) > number >= _FEWEST_COMPARED:
-        slow, fast = (_seconds_until(lap, number) for lap in (regular, speculative))
+        slow, fast = (_seconds_until(answered, number) for answered in (regular, speculative))
         if slow and fast:
             return {"speedup": slow / fast, "num_compared": number}
-    return {"speedup": regular.answered.ms_per_token / speculative.answered.ms_per_token}
+    return {"speedup": regular.ms_per_token / speculative.ms_per_token}
 
 
-def _seconds_until(lap: Lap, number: int) -> float | None:
+def _seconds_until(answered: Answered, number: int) -> float | None:
     """The seconds until the text had `number` tokens; those that arrived together count as evenly spread.
 
     None if fewer arrived.
     """
     seconds = 0.0
     num_before = 0
-    for arrival in lap.arrivals:
+    for arrival in answered.arrivals:
         num_new = len(arrival.tokens)
         if num_before + num_new >= number:
             share = (number - num_before) / num_new
@@ -146,11 +95,11 @@ def _seconds_until(lap: Lap, number: int) -> float | None:
     return None
 
 
-def find_rejections(lap: Lap, tokenizer: Tokenizer) -> list[Rejection]:
+def find_rejections(answered: Answered, tokenizer: Tokenizer) -> list[Rejection]:
     """Every draft token that was rejected, in order, with the token that came in its place."""
     rejections = []
     num_generated = 0
-    for arrival in lap.arrivals:
+    for arrival in answered.arrivals:
         accepted = arrival.origins.count(Origin.DRAFT)
         # A text that ended with an accepted token never came to the rejection behind it.
         if accepted < len(arrival.proposed) and len(arrival.tokens) > accepted:
@@ -177,17 +126,19 @@ def token_text(tokenizer: Tokenizer, token: int) -> str:
     return text
 
 
-def as_json(lap: Lap, tokenizer: Tokenizer, prompt: Sequence[int]) -> dict[str, Any]:
-    """A lap as the page draws it.
+def as_json(answered: Answered, tokenizer: Tokenizer, prompt: Sequence[int]) -> dict[str, Any]:
+    """One arm's answer as the page draws it.
 
     `steps` has for each arrival `at`, its time in seconds, and `tokens`: the text of each, who wrote
     it (`origin`), and the `rejection` if it replaced a draft token.
     """
     detokenizer = Detokenizer(tokenizer, prompt)
-    rejections = {rejection.position: rejection for rejection in find_rejections(lap, tokenizer)}
+    rejections = {
+        rejection.position: rejection for rejection in find_rejections(answered, tokenizer)
+    }
     steps: list[dict[str, Any]] = []
     position = 0
-    for arrival in lap.arrivals:
+    for arrival in answered.arrivals:
         tokens: list[dict[str, Any]] = []
         for token, origin in zip(arrival.tokens, arrival.origins, strict=True):
             piece: dict[str, Any] = {"text": detokenizer.add(token) or "", "origin": origin}
@@ -200,8 +151,8 @@ def as_json(lap: Lap, tokenizer: Tokenizer, prompt: Sequence[int]) -> dict[str, 
         # The beginning of a character that is not complete.
         tokens[-1]["text"] += detokenizer.flush()
     return {
-        "name": lap.arm,
-        "seconds": lap.seconds,
+        "name": answered.arm,
+        "seconds": answered.seconds,
         "num_tokens": position,
         "steps": steps,
     }

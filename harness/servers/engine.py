@@ -1,27 +1,24 @@
 """Any server that speaks the OpenAI API as an engine: one that speculates, and one that does not.
 
 The engine starts and ends the servers; an arm asks one of them. It keeps as many requests in flight as the run asks
-for, and notes when tokens arrive. Requests are sent by asyncio in a thread of the engine (`sending`); the caller reads
-from queues.
+for, and notes when tokens arrive. Requests are sent by asyncio in a thread of the engine (`sending`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-import functools
 import math
 import threading
 import time
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import wait
-from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from harness.config.amounts import counted
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import DecodingSettings, api_key
-from harness.engines.arrivals import FRAME_S, Arrival, Frames, Origin, Watch
+from harness.engines.arrivals import Arrival
 from harness.engines.chat import Chat
 from harness.engines.protocol import (
     Answered,
@@ -29,6 +26,7 @@ from harness.engines.protocol import (
     Blocks,
     Engine,
     Likeliest,
+    NoteEnded,
     Request,
     Servers,
     Texts,
@@ -365,13 +363,11 @@ class ServerArm(Arm):
         requests: Sequence[Request],
         in_flight: int,
         extra: Sequence[Request] = (),
-        watch: Watch | None = None,
+        note_ended: NoteEnded | None = None,
     ) -> Answered:
         """Answers by the server, at the run's rate where it has one, whatever `in_flight` is.
 
-        A request that fails keeps the tokens it has, and its error. If the server sends text alone,
-        the tokens of a request come at its end: the tokens of a piece of text depend on where it was
-        cut.
+        A request that fails keeps the tokens it has, and its error.
         """
         connection = self._engine.ensure_running(self)
         connection.was_asked = True
@@ -379,18 +375,11 @@ class ServerArm(Arm):
         time.sleep(_REST_S)
         connection.counters.begin()
         self.requests = [request.record() for request in requests]
-        arrivals: SimpleQueue[Arrival | None] = SimpleQueue()
-
-        def show(row: int, tokens: list[int]) -> None:
-            record = self.requests[row]
-            if tokens and watch is not None:
-                seconds = record.seconds if record.from_text else record.arrivals[-1]
-                arrivals.put(Arrival(row, seconds, tokens, [Origin.TARGET] * len(tokens)))
-
+        arrivals: list[Arrival] = []
         outgoing = []
         for row, (request, record) in enumerate(zip(requests, self.requests, strict=True)):
-            add = functools.partial(show, row)
-            outgoing.append(Outgoing(connection.form.body(request), record, add))
+            body = connection.form.body(request)
+            outgoing.append(Outgoing(body, record, row, arrivals))
         further = connection.further(extra) if extra else None
         sender = connection.sender
         rate = self._settings.rate
@@ -399,7 +388,7 @@ class ServerArm(Arm):
         else:
             times = arrival_times(requests, rate)
             asking = send_at_times(sender, outgoing, further, rate, times, self._say)
-        load = self._wait_for(connection, asking, arrivals, watch)
+        load = self._wait_for(connection, asking, note_ended)
         for request, sent in zip(requests, outgoing, strict=True):
             # A text may have ended it at once.
             may_be_empty = request.may_be_empty or "stop" in sent.body
@@ -409,6 +398,7 @@ class ServerArm(Arm):
         return Answered(
             requests=self.requests,
             seconds=load.seconds * load.share,
+            arrivals=arrivals,
             load=load,
             counted=connection.counters.end(num_left),
         )
@@ -452,47 +442,27 @@ class ServerArm(Arm):
         self,
         connection: Connection,
         asking: Coroutine[Any, Any, Load],
-        arrivals: SimpleQueue[Arrival | None],
-        watch: Watch | None,
+        note_ended: NoteEnded | None,
     ) -> Load:
-        """Run what asks the server, and show the watcher what arrives; it is cancelled if nobody waits any more.
+        """Run what asks the server; it is cancelled if nobody waits any more.
 
         A line is printed when nothing arrives for long.
-
-        Args:
-            arrivals: that `asking` notes, for the watcher.
         """
-        frames = Frames(watch)
-        new: list[Arrival] = []
         sender = connection.sender
         running = asyncio.run_coroutine_threadsafe(asking, self._engine.loop)
-        running.add_done_callback(lambda _: arrivals.put(None))
         sender.last_event = time.perf_counter()
         try:
-            while True:
-                try:
-                    arrival = arrivals.get(timeout=FRAME_S if new else QUIET_S)
-                except Empty:
-                    if new:
-                        frames.show(new)
-                        new = []
-                        continue
-                    silent_s = time.perf_counter() - sender.last_event
-                    if silent_s >= QUIET_S and sender.num_in_flight:
-                        num_ended = sum(request.seconds > 0 for request in self.requests)
-                        self._say(
-                            f"nothing from {self.url} for {silent_s:.0f} s;"
-                            f" {num_ended} of {len(self.requests)} requests have ended, and"
-                            f" engine.timeout_s={self._settings.timeout_s:g} ends those that have not"
-                        )
-                    continue
-                if arrival is None:
-                    break
-                new.append(arrival)
-                if frames.is_due():
-                    frames.show(new)
-                    new = []
+            while not wait([running], timeout=QUIET_S).done:
+                num_ended = sum(request.seconds > 0 for request in self.requests)
+                if note_ended is not None:
+                    note_ended(num_ended)
+                silent_s = time.perf_counter() - sender.last_event
+                if silent_s >= QUIET_S and sender.num_in_flight:
+                    self._say(
+                        f"nothing from {self.url} for {silent_s:.0f} s;"
+                        f" {num_ended} of {len(self.requests)} requests have ended, and"
+                        f" engine.timeout_s={self._settings.timeout_s:g} ends those that have not"
+                    )
+            return running.result()
         finally:
             running.cancel()
-        frames.show(new)
-        return running.result()

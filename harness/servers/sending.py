@@ -13,11 +13,12 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from harness.config.errors import HarnessError, RunError, from_outside
 from harness.config.packages import INSTALL_LOCAL, missing_local
+from harness.engines.arrivals import Arrival, Origin
 from harness.engines.rates import has_built_up
 from harness.engines.requests import Load, RequestError, RequestRecord
 from harness.engines.text_tokenizer import TextTokenizer
@@ -60,12 +61,14 @@ class Outgoing:
     Attributes:
         body: of OpenAI's API.
         request: its record.
-        add: gets the tokens as they arrive; those of an answer of text alone at its end, if it has any.
+        row: its place among those of a question.
+        arrivals: of these; tokens that come as ids are added.
     """
 
     body: dict[str, Any]
     request: RequestRecord
-    add: Callable[[list[int]], None] = lambda tokens: None
+    row: int = 0
+    arrivals: list[Arrival] = field(default_factory=list)
 
 
 class Sender:
@@ -162,7 +165,6 @@ class Sender:
             else:
                 request.from_text = True
                 request.token_ids = self._tokenizer.encode(request.text, add_special_tokens=False)
-            outgoing.add(request.token_ids)
         request.num_tokens = request.num_tokens or len(request.token_ids)
         request.count_undrafted()
 
@@ -204,8 +206,11 @@ class Sender:
                     check_choices(event, num_answers)
                     note_event(request, event, self.last_event - started)
                     check_length(request, max_tokens)
-                    if event.token_ids and self._knows_tokens:
-                        outgoing.add(event.token_ids)
+                    tokens = event.token_ids
+                    if tokens and self._knows_tokens:
+                        origins = [Origin.TARGET] * len(tokens)
+                        arrived = Arrival(outgoing.row, request.arrivals[-1], tokens, origins)
+                        outgoing.arrivals.append(arrived)
                     if request.has_enough:
                         return
                     finished = finished or event.is_last

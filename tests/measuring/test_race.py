@@ -1,25 +1,22 @@
-"""The clock of a race, its rejections, and where two texts differ."""
+"""The rejections of a race, and where two texts differ."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from harness.config.settings import DecodingSettings
-from harness.engines import arrivals as arrivals_module
-from harness.engines.arrivals import Arrival, Origin, Watch
+from harness.engines.arrivals import Arrival, Origin
 from harness.engines.door.reference import Margin
 from harness.engines.phases import Phases
-from harness.engines.protocol import Answered, Request
+from harness.engines.protocol import Answered
 from harness.engines.requests import RequestRecord
 from harness.local.decoding.loop import Iteration, RowStep
-from harness.local.engine import clock as clock_module
 from harness.local.engine.clock import LoopClock
 from harness.measuring import race
-from harness.measuring.race import Lap, find_rejections, outcome, run_lap
+from harness.measuring.race import find_rejections, outcome
 from harness.results.acceptance import Rejection
 from some_questions import question_of
 from tiny_checkpoints import make_tokenizer
@@ -33,66 +30,29 @@ def speculative(tokens: list[int], proposed: list[int], num_accepted: int) -> Ar
     if num_accepted < len(proposed):
         probability = (num_accepted + 1) / 10
         rejection = (probability, probability + 0.5)
-    seen: list[Arrival] = []
-    clock = LoopClock(QUESTION.requests, Engine.weights, seen.extend)
+    weights: Any = Weights()
+    clock = LoopClock(QUESTION.requests, weights)
     with clock.running():
         clock.note(Iteration([RowStep(0, tokens, proposed, num_accepted, rejection)]))
-    [arrival] = seen
+    [arrival] = clock.answered(Phases(), as_batch=True, drafts=True).arrivals
     return arrival
 
 
-class Engine:
-    """An engine whose logits are the token ids, and whose arm takes these seconds per token."""
+class Weights:
+    """Models whose logits are the token ids."""
 
-    name = "regular"
-    calls = ("synchronize", "reset_peak_memory", "peak_memory_bytes")
-    weights: Any = SimpleNamespace(gpus=(), **dict.fromkeys(calls, lambda: None))
     vocabulary_size = 1000
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: Sequence[float] = ()) -> None:
-        self.now = 0.0
-        self.seconds = seconds
+    def __init__(self) -> None:
+        self.reference = self
         self.prompts: Sequence[Sequence[int]] = []
-        self.weights = SimpleNamespace(**vars(Engine.weights), reference=self)
-        time = SimpleNamespace(perf_counter=lambda: self.now, time_ns=lambda: 0)
-        monkeypatch.setattr(clock_module, "time", time)
-        monkeypatch.setattr(arrivals_module, "time", time)
 
-    def answer(
-        self,
-        requests: Sequence[Request],
-        in_flight: int,
-        extra: Sequence[Request] = (),
-        watch: Watch | None = None,
-    ) -> Answered:
-        clock = LoopClock(requests, self.weights, watch)
-        with clock.running():
-            for token, taken in enumerate(self.seconds):
-                self.now += taken
-                clock.note(Iteration([RowStep(0, [token])]))
-            self.now += 0.25  # what an arm does after its last token counts
-        return clock.answered(Phases(), as_batch=True, drafts=False)
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
 
     def margin(self, token_ids: Sequence[int], wanted: int, other: int) -> Margin:
         self.prompts = [token_ids]
         return Margin(float(wanted - other), 1.0)
-
-
-def test_the_clock_stands_while_a_frame_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first token is drawn at once; a frame that takes a second stays for nine."""
-    engine: Any = Engine(monkeypatch, [2.0, 8.0, 2.0, 1.0])
-    seen = []
-
-    def draw(lap: Lap) -> None:
-        seen.append((len(lap.arrivals), lap.seconds))
-        engine.now += 1
-
-    lap = run_lap(engine, engine, QUESTION, draw)
-    # The last one when the clock has stopped.
-    assert seen == [(1, 2), (3, 12), (4, 13)]
-    assert [arrival.seconds for arrival in lap.arrivals] == [2, 10, 12, 13]
-    assert lap.seconds == 13.25
-    assert engine.now == 16.25
 
 
 class Digits:
@@ -107,7 +67,7 @@ def test_every_rejection_of_the_text_is_found() -> None:
         speculative([1, 2, 3], [1, 2], 2),  # a bonus, no rejection
         speculative([4], [4, 4, 0], 2),  # the text ended with an accepted token
     ]
-    lap = Lap("speculative", arrivals)
+    lap = Answered(requests=[], seconds=0.0, arrivals=arrivals, arm="speculative")
     found = find_rejections(lap, Digits())  # type: ignore[arg-type]
     assert found == [Rejection(2, "8", pytest.approx(0.2), pytest.approx(0.7), "7")]
     shown = race.as_json(lap, make_tokenizer(), [])
@@ -130,19 +90,18 @@ def test_where_texts_differ(
     temperature: float,
     actual: list[int],
     expected: tuple[int | None, float | None],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     question = question_of([[1, 2]], DecodingSettings(temperature=temperature))
-    engine: Any = Engine(monkeypatch)
+    weights: Any = Weights()
     laps = [
         lap_of("any", [[token] for token in tokens], 6.0 / len(tokens))
         for tokens in ([1, 2, 3], actual)
     ]
-    figures = outcome(engine.weights, question, *laps)
+    figures = outcome(weights, question, *laps)
     assert (figures["parted_at"], figures["logit_margin"]) == expected
     assert figures["identical"] is (expected[0] is None)
     assert figures["speedup"] == len(actual) / 3
-    assert engine.prompts == ([[1, 2, 1]] if expected[1] is not None else [])
+    assert weights.prompts == ([[1, 2, 1]] if expected[1] is not None else [])
 
 
 @pytest.mark.parametrize(
@@ -166,7 +125,7 @@ def test_a_longer_text_is_compared_up_to_the_end_of_the_shorter(
     assert race.figures(regular_lap, Digits())["regular_tokens_per_second"] == 1  # type: ignore[arg-type]
 
 
-def lap_of(name: str, pieces: Sequence[list[int]], seconds: float) -> Lap:
+def lap_of(name: str, pieces: Sequence[list[int]], seconds: float) -> Answered:
     """Tokens that arrive so far from each other."""
     record = RequestRecord(0, 2)
     arrivals = []
@@ -174,4 +133,4 @@ def lap_of(name: str, pieces: Sequence[list[int]], seconds: float) -> Lap:
         at = seconds * (number + 1)
         record.add(tokens, at)
         arrivals.append(Arrival(0, at, tokens, [Origin.TARGET] * len(tokens)))
-    return Lap(name, arrivals, Answered(requests=[record], seconds=seconds * len(pieces)))
+    return Answered(requests=[record], seconds=seconds * len(pieces), arrivals=arrivals, arm=name)

@@ -4,7 +4,6 @@ import dataclasses
 import itertools
 import statistics
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -23,7 +22,6 @@ from echo_questions import (
 from echo_server import NEVER_DRAWN, EchoServer, serving
 from harness.commands.recovery.scores import require_token_ids
 from harness.config.errors import RunError, SettingError
-from harness.engines.arrivals import Arrival
 from harness.engines.chat import Chat
 from harness.engines.counts import Counts, DraftCounts
 from harness.engines.protocol import Answered, Question
@@ -275,24 +273,16 @@ def test_servers_that_know_no_tokens_to_stop_at_get_texts(open_engine: Open, dia
 
 
 @pytest.mark.parametrize("dialect", ["vllm", "openai"])
-def test_a_watcher_gets_what_arrives(open_engine: Open, dialect: str) -> None:
-    """Tokens as their ids come, or all of a text at its end."""
+def test_an_answer_has_what_arrived(open_engine: Open, dialect: str) -> None:
+    """Tokens as their ids came, or all of a text at its end."""
     engine, question = open_engine(EchoServer(delay_s=0.01, dialect=dialect)), ask(4, top_k=0)  # type: ignore[arg-type]
-    seen: list[Arrival] = []
-    calls: list[int] = []
-
-    def watch(arrivals: Sequence[Arrival]) -> None:
-        calls.append(len(arrivals))
-        seen.extend(arrivals)
-
-    answered = timed_answer(engine, engine.arms[0], question, watch)
+    answered = timed_answer(engine, engine.arms[0], question)
     shown: dict[int, list[int]] = {row: [] for row in range(4)}
-    for arrival in seen:
+    for arrival in answered.arrivals:
         shown[arrival.row] += arrival.tokens
         assert 0 < arrival.seconds <= answered.requests[arrival.row].seconds
     assert [shown[row] for row in range(4)] == answered.tokens
-    assert len(seen) == (28 if dialect == "vllm" else 4)
-    assert len(calls) <= len(seen)
+    assert len(answered.arrivals) == (28 if dialect == "vllm" else 4)
 
 
 def test_requests_arrive_at_random_times(open_engine: Open) -> None:
@@ -364,20 +354,22 @@ def test_a_request_that_takes_too_long_is_a_time_out(
     assert all(one.seconds > 0 for one in requests)
 
 
-def test_requests_that_nobody_reads_are_cancelled(open_engine: Open) -> None:
+def test_requests_that_nobody_reads_are_cancelled(
+    open_engine: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server = EchoServer()
     engine = open_engine(server)
     server.stall = True
 
-    seen: set[int] = set()
+    monkeypatch.setattr("harness.servers.engine.QUIET_S", 0.01)
 
-    def leave(arrivals: Sequence[Arrival]) -> None:
-        seen.update(arrival.row for arrival in arrivals)
-        if len(seen) == 2:
+    def leave(num_ended: int) -> None:
+        assert num_ended == 0
+        if all(one.token_ids for one in arm_of(engine).requests):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        engine.arms[0].answer(ask(2).requests, 2, watch=leave)
+        engine.arms[0].answer(ask(2).requests, 2, note_ended=leave)
     # The server may notice it first.
     while server.num_abandoned < 2 or not all(one.was_left for one in arm_of(engine).requests):
         time.sleep(0.01)

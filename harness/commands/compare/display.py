@@ -1,4 +1,4 @@
-"""Both arms on the screen: texts that grow, every token coloured by its origin, and the race of both."""
+"""Both arms on the screen: texts whose tokens are coloured by their origin, and the race of both."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from harness.engines.arrivals import FRAME_S, Origin
+from harness.engines.arrivals import Origin
 from harness.engines.detokenizer import Detokenizer
+from harness.engines.protocol import Answered
 from harness.engines.tokenizer import Tokenizer
-from harness.measuring.race import Lap
 from harness.reporting.table import visible
 
 # A replay is slowed down or sped up into this many seconds, both arms alike.
 _SHORTEST_REPLAY_S = 3.0
 _LONGEST_REPLAY_S = 15.0
-# Arms that take longer are also shown while they are measured, before their race.
-LONGEST_UNSEEN_S = 1.5
+# Between two frames of it.
+_FRAME_S = 0.1
 
 # Between two columns of text.
 _GUTTER = 3
@@ -78,8 +78,8 @@ class Lane:
         self._num_shown = 0
         self._origin = Origin.TARGET
 
-    def show(self, lap: Lap, at: float = math.inf) -> None:
-        """Show the tokens that arrived in the first `at` seconds of the lap."""
+    def show(self, lap: Answered, at: float = math.inf) -> None:
+        """Show the tokens that arrived in the first `at` seconds of an answer."""
         count = bisect_right(lap.arrivals, at, key=attrgetter("seconds"))
         for arrival in lap.arrivals[self._num_shown : count]:
             for token, origin in zip(arrival.tokens, arrival.origins, strict=True):
@@ -89,9 +89,9 @@ class Lane:
         self._num_shown = count
         self._seconds = min(at, lap.seconds)
         self._seconds_to_first_token = lap.arrivals[0].seconds if count else None
-        if lap.ended is not None and at >= lap.seconds:
+        if at >= lap.seconds:
             # A server of text alone has its tokens counted and timed in the record, and shown at the end.
-            for request in lap.ended.requests:
+            for request in lap.requests:
                 self.num_tokens = request.num_tokens
                 if request.arrivals:
                     self._seconds_to_first_token = request.arrivals[0]
@@ -151,33 +151,6 @@ def view(lanes: Sequence[Lane], height: int | None = None) -> RenderableType:
     return Group(table, *legends)
 
 
-@contextlib.contextmanager
-def live(lanes: Sequence[Lane], unseen_s: float = 0.0) -> Iterator[Callable[[Lane, Lap], None]]:
-    """Yields the function that draws a lane while its arm decodes; it draws nothing without a terminal.
-
-    The lanes are gone at the end of the block; if it is broken off they stay, with what there was.
-
-    Args:
-        unseen_s: seconds of an arm before its lane is drawn.
-    """
-    console = lanes[0].console
-    try:
-        if not console.is_interactive:
-            yield lambda lane, lap: None
-            return
-        with _screen(console) as draw:
-
-            def draw_lap(lane: Lane, lap: Lap) -> None:
-                lane.show(lap)
-                if lap.seconds >= unseen_s:
-                    draw(lanes)
-
-            yield draw_lap
-    except BaseException:
-        print_lanes([lane for lane in lanes if lane.num_tokens])
-        raise
-
-
 def print_lanes(lanes: Sequence[Lane]) -> None:
     """Print whole texts, which stay."""
     for lane in lanes:
@@ -189,7 +162,7 @@ def print_lanes(lanes: Sequence[Lane]) -> None:
 
 def show_race(
     console: Console,
-    laps: Sequence[Lap],
+    laps: Sequence[Answered],
     tokenizer: Tokenizer,
     prompt: Sequence[int],
     legend: bool = True,
@@ -214,7 +187,7 @@ def show_race(
                 at = min((time.perf_counter() - began) * speed, longest)
                 show(at)
                 draw(lanes)
-                time.sleep(FRAME_S)
+                time.sleep(_FRAME_S)
     show()
     print_lanes(lanes)
 

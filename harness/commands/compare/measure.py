@@ -1,39 +1,32 @@
 """`compare`: type a prompt and watch both decoders race.
 
-`lines.py` reads the prompts, `display.py` draws the texts while they grow.
+`lines.py` reads the prompts, `display.py` draws the texts.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import Any
 
 from harness.commands.command import Experiment
 from harness.commands.compare.changes import CHANGEABLE, changed
-from harness.commands.compare.display import (
-    LONGEST_UNSEEN_S,
-    Lane,
-    live,
-    print_lanes,
-    show_race,
-)
+from harness.commands.compare.display import Lane, print_lanes, show_race
 from harness.commands.compare.lines import piped_lines, typed_lines
 from harness.commands.compare.record import NARROWEST_RACE, CompareSettings, View
 from harness.commands.compare.rows import CompareRow
 from harness.commands.compare.tables import rejections, verdict
 from harness.config.errors import HarnessError, RunError, SettingError, nearest
 from harness.config.settings import DecodingSettings
-from harness.engines.protocol import Engine, Question
+from harness.engines.protocol import Answered, Arm, Engine, Question
 from harness.engines.timing import quick_garbage_collections, timed_answer
 from harness.engines.tokenizer import Tokenizer
 from harness.measuring.measurement import identify
 from harness.measuring.progress import say, show
 from harness.measuring.prompts.sets import Prompt, load_prompts
-from harness.measuring.race import Lap, figures, find_rejections, outcome, run_lap
+from harness.measuring.race import figures, find_rejections, outcome
 from harness.measuring.session import Session
 from harness.reporting.table import visible
 from harness.reporting.terminal import plain_console, print_document
@@ -148,7 +141,7 @@ class CompareExperiment(Experiment[CompareSettings, CompareRow]):
                 self._console.print()
             self._say(f"> {prompt}", "bold")
         view = self._view()
-        laps: list[Lap] = []
+        laps: list[Answered] = []
         rejected: Sequence[Rejection] | None = None
         columns: dict[str, Any] = {
             "prompt_index": self._num_races,
@@ -168,9 +161,14 @@ class CompareExperiment(Experiment[CompareSettings, CompareRow]):
                 question = Question(
                     session.requests([token_ids], [index], chats=[typed.chat()], salts=[str(index)])
                 )
-                for lap in self._laps(engine, session.tokenizer, question, view):
+                for arm in engine.arms:
+                    show(f"decoding: {arm.name}")
+                    lap = timed_answer(engine, arm, question)
+                    show("")
                     laps.append(lap)
                     columns |= figures(lap, session.tokenizer)
+                    if view != "race":
+                        self._show_lap(lap, arm, session.tokenizer, token_ids)
                 if len(laps) == 2:
                     columns |= outcome(engine.weights, question, *laps)
                     if engine.arms[-1].traits.reports_drafts:
@@ -191,32 +189,15 @@ class CompareExperiment(Experiment[CompareSettings, CompareRow]):
             self._console.print()
             print_document(document, self._console)
 
-    def _laps(
-        self, engine: Engine, tokenizer: Tokenizer, question: Question, view: View
-    ) -> Iterator[Lap]:
-        """Run each arm in turn and show its text while it grows; a race too short to watch shows nothing."""
-        lanes = [
-            Lane(
-                self._console,
-                arm=arm.name,
-                tokenizer=tokenizer,
-                prompt=question.prompts[0],
-                legend=arm.traits.reports_drafts,
-            )
-            for arm in engine.arms
-        ]
-        runners = [*zip(engine.arms, lanes, strict=True)]
-        for together in [runners] if view == "race" else [[runner] for runner in runners]:
-            shown = [lane for _, lane in together]
-            if shown[0] is not lanes[0]:
-                self._console.print()
-            with live(shown, LONGEST_UNSEEN_S if view == "race" else 0.0) as draw:
-                for arm, lane in together:
-                    lap = run_lap(engine, arm, question, partial(draw, lane))
-                    lane.show(lap)
-                    yield lap
-            if view != "race":
-                print_lanes(shown)
+    def _show_lap(
+        self, lap: Answered, arm: Arm, tokenizer: Tokenizer, token_ids: Sequence[int]
+    ) -> None:
+        """Print an arm's text as soon as it has ended."""
+        if arm.name != "regular":
+            self._console.print()
+        lane = Lane(self._console, arm.name, tokenizer, token_ids, arm.traits.reports_drafts)
+        lane.show(lap)
+        print_lanes([lane])
 
     def _view(self) -> View:
         """How the next race is shown."""

@@ -22,7 +22,7 @@ class CompareSettings(PromptedSettings):
     """`compare`: both arms on prompts that the user types.
 
     Attributes:
-        view: `race` measures both arms and replays them side by side; `text` streams one after the other; `log` also
+        view: `race` measures both arms and replays them side by side; `text` prints one after the other; `log` also
             lists every rejection; `auto` is a race in a terminal of at least 80 columns, and text elsewhere.
         prompt: the only prompt; None reads prompts from the terminal, or from a pipe, one per line.
         prompts: examples in the session's history.
@@ -55,7 +55,7 @@ class Compare(Command[CompareSettings, CompareRow]):
     examples = (
         ("", "the shipped tiny pair; type :help for help, Ctrl-D to end"),
         ("model=13B draft=7B", "a pair of presets; names as in latency"),
-        ("view=text", "one stream after the other, in place of the race"),
+        ("view=text", "one text after the other, in place of the race"),
         ('view=log prompt="Once upon a"', "one prompt, and every rejection"),
         ("< prompts.txt", "one prompt per line"),
     )

@@ -20,7 +20,6 @@ from harness.commands.recovery.rows import RecoveryRow
 from harness.commands.recovery.sampling import Sampling, samplings
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import DecodingSettings
-from harness.engines.arrivals import Arrival
 from harness.engines.protocol import Arm, Request, in_batches
 from harness.engines.registry import engine_of
 from harness.engines.requests import RequestRecord
@@ -325,16 +324,16 @@ class Asking:
     ) -> list[Answer]:
         """The answers in the order of the requests. Raises RunError where one failed."""
         requests = [request.request(self.settings.seed) for request in planned]
-        num_missing = [request.leave_after or request.num_tokens for request in planned]
+        num_noted = 0
         with progress(doing, len(requests)) as advance, quick_garbage_collections():
 
-            def watch(arrivals: Sequence[Arrival]) -> None:
-                for arrival in arrivals:
-                    num_missing[arrival.row] -= len(arrival.tokens)
-                    if num_missing[arrival.row] <= 0:
-                        advance(None)
+            def note_ended(number: int) -> None:
+                nonlocal num_noted
+                while num_noted < number:
+                    num_noted += 1
+                    advance(None)
 
-            records = arm.answer(requests, num_in_flight, watch=watch).requests
+            records = arm.answer(requests, num_in_flight, note_ended=note_ended).requests
         failed = [record for record in records if record.error is not None]
         if failed:
             number = f"{len(failed)} of {len(requests)} requests"

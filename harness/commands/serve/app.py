@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import json
 import secrets
-import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
@@ -101,31 +100,8 @@ def _add_pages(app: FastAPI, served: ServedModel, registry: CollectorRegistry) -
 
     @app.post("/race")
     async def race(body: Race, request: Request) -> Any:
-        """The race; with `stream`, events with what each arm has so far come first."""
-        loop = asyncio.get_running_loop()
-        frames: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
-        has_left = threading.Event()
-
-        def show(frame: dict[str, Any]) -> None:  # in the service's thread
-            if has_left.is_set():
-                raise Refusal(CLIENT_LEFT, _GONE)
-            loop.call_soon_threadsafe(frames.put_nowait, frame)
-
-        racing = asyncio.wrap_future(await run_in_threadpool(served.race, body, show))
-        racing.add_done_callback(lambda _: frames.put_nowait(None))
-
-        async def shown() -> AsyncIterator[dict[str, Any]]:
-            try:
-                while frame := await _while_connected(request, frames.get()):
-                    yield frame
-                yield racing.result()
-            finally:
-                has_left.set()
-                racing.cancel()
-
-        if body.stream:
-            return StreamingResponse(_events(shown()), media_type="text/event-stream")
-        return [frame async for frame in shown()][-1]
+        racing = await run_in_threadpool(served.race, body)
+        return await _while_connected(request, asyncio.wrap_future(racing))
 
 
 def _add_error_handlers(app: FastAPI) -> None:

@@ -29,7 +29,7 @@ from harness.engines.timing import timed_answer
 from harness.measuring.prompts.chat_templates import Template
 from harness.measuring.prompts.messages import messages_of, tools_of
 from harness.measuring.prompts.prompt_files import BadFile
-from harness.measuring.race import Lap, as_json, run_lap, token_text
+from harness.measuring.race import as_json, token_text
 
 if TYPE_CHECKING:
     from harness.local.serving import LocalService, ServedAnswer
@@ -154,12 +154,8 @@ class ServedModel:
             raise Refusal(400, f"{parameter}: {asked}; at most {most} (max_logprobs)")
         return min(number, self._pair.vocabulary_size)
 
-    def race(self, body: Race, show: Callable[[dict[str, Any]], None]) -> Future[dict[str, Any]]:
+    def race(self, body: Race) -> Future[dict[str, Any]]:
         """Both arms on one prompt, one after the other, while nothing else runs, for the page.
-
-        Args:
-            show: gets what an arm has so far whenever a frame is due, in the service's thread. An
-                exception that it raises ends the race.
 
         Raises:
             Refusal: beyond a limit.
@@ -170,19 +166,18 @@ class ServedModel:
         request = self._request(ids, body, seed, body.index)
         question = Question([request])
 
-        def draw(lap: Lap) -> None:
-            if not self.service.is_running():
-                raise Refusal(503, ENDING)
-            show(as_json(lap, self._pair.tokenizer, ids))
-
         def run(engine: Engine) -> dict[str, Any]:
-            laps = [run_lap(engine, arm, question, draw) for arm in engine.arms]
+            laps = []
+            for arm in engine.arms:
+                if not self.service.is_running():
+                    raise Refusal(503, ENDING)
+                laps.append(timed_answer(engine, arm, question))
             return {
                 "prompt": body.prompt,
                 "temperature": request.decoding.temperature,
                 "arms": [as_json(lap, self._pair.tokenizer, ids) for lap in laps],
-                "acceptance": laps[-1].answered.acceptance.columns(),
-                "identical": len({tuple(lap.answered.tokens[0]) for lap in laps}) == 1,
+                "acceptance": laps[-1].acceptance.columns(),
+                "identical": len({tuple(lap.tokens[0]) for lap in laps}) == 1,
             }
 
         return self.service.alone(run)

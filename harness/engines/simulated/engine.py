@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from harness.config.run import RepeatedSettings
-from harness.engines.arrivals import Watch
-from harness.engines.protocol import Answered, Arm, Blocks, Engine, Request
+from harness.engines.protocol import Answered, Arm, Blocks, Engine, NoteEnded, Request
 from harness.engines.rates import arrival_times, has_built_up
 from harness.engines.record import Opening
 from harness.engines.requests import Load, RequestRecord
@@ -74,7 +73,7 @@ class SimulatedArm(Arm):
         requests: Sequence[Request],
         in_flight: int,
         extra: Sequence[Request] = (),
-        watch: Watch | None = None,
+        note_ended: NoteEnded | None = None,
     ) -> Answered:
         clock, rate = self.clock, self.settings.rate
         batch = _Batch(self, requests[0], extra)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from harness.engines.arrivals import Arrival, Frames, Watch
+from harness.engines.arrivals import Arrival
 from harness.engines.phases import Phases
 from harness.engines.protocol import Answered, BatchTimes, Request, Weights
 from harness.local.decoding.loop import Iteration, RowStep
@@ -26,23 +26,17 @@ class _Noted(NamedTuple):
 
 
 class LoopClock:
-    """The clock of one answer: it runs within one block (`running`), and stops while a watcher looks.
-
-    The devices have finished their queues before it stops, so that nothing is decoded meanwhile.
+    """The clock of one answer: it runs within one block (`running`).
 
     Args:
         requests: the rows of the loop, in the order in which they join.
         weights: the models that decode.
     """
 
-    def __init__(
-        self, requests: Sequence[Request], weights: Weights, watch: Watch | None = None
-    ) -> None:
+    def __init__(self, requests: Sequence[Request], weights: Weights) -> None:
         self._requests = requests
         self._weights = weights
-        self._frames = Frames(watch) if watch is not None else None
         self._noted: list[_Noted] = []
-        self._num_shown = 0
         # When each row joined: as soon as the iteration before its first one was decided.
         self._joined: dict[int, float] = {}
         self._seconds = 0.0
@@ -51,14 +45,11 @@ class LoopClock:
     def running(self) -> Iterator[None]:
         """Run the clock within this block."""
         self._weights.synchronize()
-        # Moved forward by every stop of the clock, so that stops do not count.
         self._started = time.perf_counter()
         yield
         self._seconds = time.perf_counter() - self._started
         # What a drafter has queued behind the last verdict must not slow what is timed next.
         self._weights.synchronize()
-        if self._frames is not None:
-            self._frames.show(self._new_arrivals())
 
     def note(self, iteration: Iteration) -> None:
         """Note what has just been decided.
@@ -70,11 +61,6 @@ class LoopClock:
         for row_step in iteration.row_steps:
             self._joined.setdefault(row_step.row, before)
         self._noted.append(_Noted(time.perf_counter() - self._started, iteration))
-        if self._frames is not None and self._frames.is_due():
-            self._weights.synchronize()
-            stopped = time.perf_counter()
-            self._frames.show(self._new_arrivals())
-            self._started += time.perf_counter() - stopped
 
     def answered(self, phases: Phases, *, as_batch: bool, drafts: bool) -> Answered:
         """The answers, once the block has ended.
@@ -84,7 +70,8 @@ class LoopClock:
             drafts: whether the arm drafts: an iteration that proposed nothing then has an outcome too, (0, 0).
         """
         records = [request.record() for request in self._requests]
-        for seconds, row_step in self._timed_steps(0):
+        arrivals = []
+        for seconds, row_step in self._timed_steps():
             record = records[row_step.row]
             record.add(row_step.tokens, seconds)
             if row_step.proposed or (drafts and len(record.arrivals) > 1):
@@ -93,17 +80,6 @@ class LoopClock:
                     num_proposed, row_step.num_accepted, len(row_step.tokens)
                 )
                 record.outcomes.append(outcome)
-        batch = None
-        if as_batch:
-            first = self._noted[0]
-            num_first = sum(len(row_step.tokens) for row_step in first.iteration.row_steps)
-            batch = BatchTimes(first.seconds, num_first, len(self._noted) - 1)
-        return Answered(requests=records, seconds=self._seconds, batch=batch, phases=phases)
-
-    def _new_arrivals(self) -> list[Arrival]:
-        """Arrivals that the watcher has not seen."""
-        arrivals = []
-        for seconds, row_step in self._timed_steps(self._num_shown):
             # A text that ended with an accepted token never came to the rejection behind it.
             was_rejected = len(row_step.tokens) > row_step.num_accepted
             arrival = Arrival(
@@ -115,11 +91,17 @@ class LoopClock:
                 row_step.rejection if was_rejected else None,
             )
             arrivals.append(arrival)
-        self._num_shown = len(self._noted)
-        return arrivals
+        batch = None
+        if as_batch:
+            first = self._noted[0]
+            num_first = sum(len(row_step.tokens) for row_step in first.iteration.row_steps)
+            batch = BatchTimes(first.seconds, num_first, len(self._noted) - 1)
+        return Answered(
+            requests=records, seconds=self._seconds, arrivals=arrivals, batch=batch, phases=phases
+        )
 
-    def _timed_steps(self, first: int) -> Iterator[tuple[float, RowStep]]:
-        """Yield what each row gained from the iteration `first` on, with the seconds since it joined."""
-        for seconds, iteration in self._noted[first:]:
+    def _timed_steps(self) -> Iterator[tuple[float, RowStep]]:
+        """Yield what each row gained from each iteration, with the seconds since it joined."""
+        for seconds, iteration in self._noted:
             for row_step in iteration.row_steps:
                 yield seconds - self._joined[row_step.row], row_step

@@ -18,9 +18,8 @@ from torch import Tensor
 from harness.config.acceptance_rules import RULES
 from harness.config.errors import SettingError
 from harness.config.methods import METHODS
-from harness.engines.arrivals import Watch
 from harness.engines.door.serving import TokenLogprob
-from harness.engines.protocol import Answered, Arm, Engine, Request, Traits, Weights
+from harness.engines.protocol import Answered, Arm, Engine, NoteEnded, Request, Traits, Weights
 from harness.engines.record import Preparation
 from harness.local.decoding.loop import Iteration, Loop, RowRequest, RowStep
 from harness.local.decoding.protocols import NonFiniteError
@@ -67,7 +66,7 @@ class LocalArm(Arm):
         requests: Sequence[Request],
         in_flight: int,
         extra: Sequence[Request] = (),
-        watch: Watch | None = None,
+        note_ended: NoteEnded | None = None,
     ) -> Answered:
         """All requests at once are a batch, whose rows share their time; of more than may be in flight each joins in
         the iteration after another has ended.
@@ -77,7 +76,7 @@ class LocalArm(Arm):
         for request in requests:
             for name, value in request.parameters.items():
                 raise SettingError(name, "needs engine=server", value)
-        clock = LoopClock(requests, self.weights, watch)
+        clock = LoopClock(requests, self.weights)
         loop = self.loop(requests[0])
         waiting = deque(map(self.loop_request, requests))
         join_alone = any(request.joins_alone for request in requests)
@@ -90,6 +89,8 @@ class LocalArm(Arm):
                     joining.append(waiting.popleft())
                 iteration = loop.add(joining) if joining else loop.step()
                 clock.note(iteration.sound())
+                if note_ended is not None:
+                    note_ended(len(requests) - len(waiting) - loop.num_running)
         is_batch = len(requests) <= in_flight and not any(
             request.leave_after for request in requests
         )

@@ -19,12 +19,12 @@ from transformers.generation.streamers import BaseStreamer
 
 from harness.config.amounts import length_in_common
 from harness.config.settings import DecodingSettings, require
-from harness.engines.arrivals import Watch
 from harness.engines.phases import Phases
 from harness.engines.protocol import (
     Answered,
     Arm,
     Engine,
+    NoteEnded,
     Request,
     Traits,
     Weights,
@@ -127,20 +127,22 @@ class HuggingFaceArm(Arm):
         requests: Sequence[Request],
         in_flight: int,
         extra: Sequence[Request] = (),
-        watch: Watch | None = None,
+        note_ended: NoteEnded | None = None,
     ) -> Answered:
         """Answer requests one after the other, whatever `in_flight` is.
 
         There is one record per pass of the target; the first one of the speculative arm may hold draft tokens.
         Log-probabilities are those of the logits that `generate` returns (`output_logits`).
         """
-        clock = LoopClock(requests, self.weights, watch)
+        clock = LoopClock(requests, self.weights)
         recorders = [_Recorder(request, row, clock.note) for row, request in enumerate(requests)]
         runs = [self._prepared(recorder) for recorder in recorders]
         with clock.running():
-            for run in runs:
+            for number, run in enumerate(runs, 1):
                 with suppress(_LeftError):
                     run()
+                if note_ended is not None:
+                    note_ended(number)
         answered = clock.answered(
             Phases(), as_batch=len(requests) == 1, drafts=self.name == "speculative"
         )

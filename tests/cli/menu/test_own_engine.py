@@ -46,7 +46,7 @@ PARROT = textwrap.dedent(
                     self.name = name
                     self.breath = breath
 
-                def answer(self, requests, in_flight, extra=(), watch=None) -> Answered:
+                def answer(self, requests, in_flight, extra=(), note_ended=None) -> Answered:
                     records = [request.record() for request in requests]
                     left = requests[0].decoding.max_new_tokens
                     times = []

@@ -14,11 +14,10 @@ from transformers import AutoTokenizer
 
 from chain_pair import CHAIN, MARKED, save_chain_pair
 from harness.commands.compare import display as compare_display
-from harness.commands.compare.display import Lane, live, print_lanes, show_race, view
+from harness.commands.compare.display import Lane, print_lanes, show_race, view
 from harness.commands.compare.tables import rejections
 from harness.engines.arrivals import Arrival, Origin
 from harness.engines.protocol import Answered
-from harness.measuring.race import Lap
 from harness.reporting.table import Line
 from harness.reporting.terminal import plain_console, print_document
 from harness.results.acceptance import Rejection
@@ -29,12 +28,12 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return AutoTokenizer.from_pretrained(save_chain_pair(tmp_path_factory.mktemp("pair"))[0])
 
 
-def lap_of(arm: str, arrivals: Sequence[Arrival], seconds: float) -> Lap:
-    return Lap(arm, list(arrivals), Answered(requests=[], seconds=seconds))
+def lap_of(arm: str, arrivals: Sequence[Arrival], seconds: float) -> Answered:
+    return Answered(requests=[], seconds=seconds, arrivals=arrivals, arm=arm)
 
 
 @pytest.fixture
-def lap(tokenizer: Any) -> Lap:
+def lap(tokenizer: Any) -> Answered:
     """The chain's speculative lap: half of 漢 comes with one iteration, the rest with the next."""
     tokens = [token for word in CHAIN[1:] for token in tokenizer(word)["input_ids"]]
     draft = Origin.DRAFT
@@ -117,38 +116,28 @@ def test_a_growing_lane_fits_its_screen(width: int) -> None:
         assert max(Text(line).cell_len for line in lines) <= width
 
 
-def test_without_a_terminal_only_the_end_is_printed(tokenizer: Any, lap: Lap) -> None:
+def test_without_a_terminal_only_the_end_is_printed(tokenizer: Any, lap: Answered) -> None:
     screen = console(False)
     lane = Lane(screen, "speculative", tokenizer, [1])
-    with live([lane]) as draw:
-        draw(lane, lap)
-        lane.show(lap)
-    assert printed(screen) == ""
+    lane.show(lap)
     print_lanes([lane])
     assert printed(screen).count(MARKED) == 1
     assert "12 tokens · 6.00 s · 2.0 tokens/s · first token 1000.0 ms" in printed(screen)
 
 
-def test_half_a_character_waits(tokenizer: Any, lap: Lap) -> None:
+def test_half_a_character_waits(tokenizer: Any, lap: Answered) -> None:
+    """漢 is not whole after three arrivals; what there is of it shows when nothing follows."""
     screen = console(True, color_system=None)
     lane = Lane(screen, "speculative", tokenizer, [1])
-
-    def break_off() -> None:
-        with live([lane]) as draw:
-            draw(lane, lap_of("speculative", lap.arrivals[:3], 3.0))
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        break_off()
-    assert "one [two]" in printed(screen)
-    # 漢 was not whole when the generation was broken off; what there was of it shows then, and not before.
-    *frames, last = printed(screen).split("speculative")
-    assert "\N{REPLACEMENT CHARACTER}" in last
-    assert "\N{REPLACEMENT CHARACTER}" not in "".join(frames)
+    lane.show(lap_of("speculative", lap.arrivals[:3], 3.0))
+    screen.print(view([lane]))
+    assert "\N{REPLACEMENT CHARACTER}" not in printed(screen)
+    print_lanes([lane])
+    assert "\N{REPLACEMENT CHARACTER}" in printed(screen)
 
 
 def test_a_replay_that_is_cut_short_ends_with_both_texts(
-    tokenizer: Any, lap: Lap, monkeypatch: pytest.MonkeyPatch
+    tokenizer: Any, lap: Answered, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(_: float) -> None:
         raise KeyboardInterrupt
@@ -163,7 +152,7 @@ def test_a_replay_that_is_cut_short_ends_with_both_texts(
     assert any(line.count(start) == 2 for line in last), last
 
 
-def test_a_replay_shows_what_was_decided_by_then(tokenizer: Any, lap: Lap) -> None:
+def test_a_replay_shows_what_was_decided_by_then(tokenizer: Any, lap: Answered) -> None:
     lane = Lane(console(False), "speculative", tokenizer, [1])
     shown = []
     for at in (0.5, 1.0, 3.5, 100.0):

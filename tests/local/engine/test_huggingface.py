@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,14 +67,12 @@ def engine(pair: Pair) -> Iterator[HuggingFaceEngine]:
     engine.close()
 
 
-def read(arm: Arm, question: Question) -> list[Arrival]:
+def read(arm: Arm, question: Question) -> Sequence[Arrival]:
     """What each iteration decided."""
-    arrivals: list[Arrival] = []
-    arm.answer(question.requests, 1, watch=arrivals.extend)
-    return arrivals
+    return arm.answer(question.requests, 1).arrivals
 
 
-def tokens_of(arrivals: list[Arrival]) -> list[int]:
+def tokens_of(arrivals: Sequence[Arrival]) -> list[int]:
     return [token for arrival in arrivals for token in arrival.tokens]
 
 

@@ -21,7 +21,6 @@ from harness.config.settings import (
     PlacementSettings,
     PromptSettings,
 )
-from harness.engines.arrivals import Arrival
 from harness.engines.record import Preparation
 from harness.local.decoding.verify import Offer, Verdict, verify, verify_block
 from harness.local.decoding.warp import BatchWarp, Warp
@@ -183,8 +182,8 @@ def test_stopwatches_count_every_pass(pair: Pair) -> None:
         answered = regular.answer(QUESTION.requests, len(QUESTION.prompts))
         assert answered.batch.num_iterations == 11
         assert answered.phases.calls == {"forward": 11}
-    arrivals: list[Arrival] = []
-    answered = speculative.answer(QUESTION.requests, len(QUESTION.prompts), watch=arrivals.extend)
+    answered = speculative.answer(QUESTION.requests, len(QUESTION.prompts))
+    arrivals = answered.arrivals
     num_iterations = answered.batch.num_iterations
     assert len({arrival.seconds for arrival in arrivals}) == num_iterations + 1
     # The last turn may have nothing to draft.
