@@ -39,6 +39,7 @@ import os
 import random
 import re
 import shutil
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -63,8 +64,7 @@ from harness.commands.regress.command import RegressSettings, page_of_changes
 from harness.commands.regress.comparisons import compared_runs
 from harness.commands.report.command import build, statements_in_json
 from harness.config.errors import SettingError, VerdictError
-from harness.engines.simulated import engine as simulated
-from harness.engines.simulated.settings import SimulatedSettings
+from harness.engines.registry import ENGINES
 from harness.measuring.rows import LatencyRow
 from harness.reporting.page import Page
 from harness.results.files import append_rows, rows_in
@@ -80,6 +80,8 @@ from harness.results.statistics.proportions import (
 )
 from harness.results.statistics.ratios import ratio_of_totals
 
+# The file of the engine.
+simulated: Any = sys.modules[type(ENGINES["simulated"]).__module__]
 # Planted values as near to each other as this are equal: sums of the bench are rounded.
 _ROUNDING = 1e-6
 # At loads above one the planted speed-up is that of a full batch: laps begin and end with fewer rows.
@@ -168,7 +170,7 @@ class World:
             *(f"max_new_tokens={num_tokens}", "temperature=1", *typed),
         ]
 
-    def log_odds(self, length: int, settings: SimulatedSettings) -> Floats:
+    def log_odds(self, length: int, settings: Any) -> Floats:
         """What is added to the log-odds of acceptance in equally likely prompts with answers of a length."""
         places = (np.arange(_NUM_PROMPTS) + 0.5) / _NUM_PROMPTS
         each = np.asarray(special.stdtrit(2, places) if self.tails else special.ndtri(places))
@@ -180,11 +182,11 @@ class World:
         asked = f"{self} {k} {load} {engine}"
         if asked not in _SPEEDUPS:
             _SPEEDUPS[asked] = self._speedup(
-                k, load, SimulatedSettings(**{**self.engine, **engine})
+                k, load, simulated.SimulatedSettings(**{**self.engine, **engine})
             )
         return _SPEEDUPS[asked]
 
-    def _speedup(self, k: int, load: int, settings: SimulatedSettings) -> float:
+    def _speedup(self, k: int, load: int, settings: Any) -> float:
         regular = speculative = 0.0
         for length, times in Counter(self.population).items():
             step_ms = settings.pass_ms(1, load) + _stall_ms(settings)
@@ -223,15 +225,15 @@ class World:
                 drawn_row.log_odds += self.longer_log_odds
             return drawn_row
 
-        simulated._Batch._pass, simulated._Row.of = slowed, row  # type: ignore[method-assign, assignment]
+        simulated._Batch._pass, simulated._Row.of = slowed, row
         try:
             yield
         finally:
-            simulated._Batch._pass, simulated._Row.of = pass_of, row_of  # type: ignore[method-assign]
+            simulated._Batch._pass, simulated._Row.of = pass_of, row_of
 
 
 def _expected(
-    settings: SimulatedSettings, k: int, load: int, num_tokens: int, log_odds: Floats
+    settings: Any, k: int, load: int, num_tokens: int, log_odds: Floats
 ) -> tuple[Floats, Floats]:
     """The mean time, and number, of the iterations that decode so many tokens of each prompt, [num_prompts]."""
     rates = [_shifted(rate, log_odds) for rate in settings.acceptance_by_position]
@@ -250,7 +252,7 @@ def _expected(
     return times[num_tokens], numbers[num_tokens]
 
 
-def _stall_ms(settings: SimulatedSettings) -> float:
+def _stall_ms(settings: Any) -> float:
     """The mean time that an iteration stalls."""
     return settings.stall_ms / settings.stall_every if settings.stall_every else 0.0
 
@@ -261,7 +263,7 @@ def _shifted(rate: float, log_odds: Floats) -> Floats:
     return np.asarray(special.expit(special.logit(rate) + log_odds))
 
 
-def _iterations(settings: SimulatedSettings, k: int, length: int, log_odds: Floats) -> Floats:
+def _iterations(settings: Any, k: int, length: int, log_odds: Floats) -> Floats:
     """The mean number of iterations of an answer of each prompt, [num_prompts]; one at least, so that it is no ratio
     over 0.
     """
@@ -516,7 +518,7 @@ def one_run(rng: random.Random) -> Found:
 
 def _with_yields(world: World, k: int, rows: Sequence[Any], rng: random.Random) -> list[Any]:
     """Rows of a run with what its loop would have measured beside: phases, and yields of every K along its answers."""
-    settings = SimulatedSettings(**world.engine)
+    settings = simulated.SimulatedSettings(**world.engine)
     prompts = []
     for _ in range(world.num_prompts):
         length = rng.choice(world.population)
@@ -766,7 +768,7 @@ def one_acceptance(rng: random.Random) -> Found:
         name, engine = f"draft{number}", dict(world.engine)
         if rng.random() < 0.5 and not isinstance(engine["acceptance"], tuple):
             engine["acceptance"] = round(min(0.98, engine["acceptance"] * rng.uniform(0.7, 1.3)), 3)
-        settings = SimulatedSettings(**engine)
+        settings = simulated.SimulatedSettings(**engine)
         texts = []
         for length in prompts:
             odds = rng.choice(world.log_odds(length, settings))
@@ -802,7 +804,7 @@ def one_acceptance(rng: random.Random) -> Found:
     return found
 
 
-def _expected_speedup(world: World, settings: SimulatedSettings, k: int, cost: float) -> float:
+def _expected_speedup(world: World, settings: Any, k: int, cost: float) -> float:
     """Tokens over iterations of the whole population, over what an iteration costs."""
     tokens = iterations = 0.0
     for length in world.population:

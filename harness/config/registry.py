@@ -60,7 +60,7 @@ class Registry(Generic[AnyRecord]):
     Args:
         setting: that names a record, for errors: `draft`.
         base: class of the records; or its place, where it is of the other wing.
-        built_in: by name the records, or their classes, which a text names: `module:CLASS`.
+        built_in: by name the records, or their classes, which a text names: `module:CLASS`, or `FILE.py:CLASS`.
         advice: on writing a record of one's own, for errors.
     """
 
@@ -122,7 +122,8 @@ class Registry(Generic[AnyRecord]):
         return Path(file).read_bytes() if file else b""
 
     def _load(self, name: str) -> AnyRecord:
-        in_file = _IN_FILE.fullmatch(name)
+        record: Any = self._built_in.get(name, name)
+        in_file = _IN_FILE.fullmatch(record) if isinstance(record, str) else None
         if not in_file and not self.is_built_in(name):
             advice = nearest(name, self.names()) or f"; there are: {', '.join(self.names())}"
             raise SettingError(self._setting, f"no such name{advice}", name)
@@ -130,10 +131,8 @@ class Registry(Generic[AnyRecord]):
             if in_file:
                 module = _module_of(Path(in_file["file"]))
                 record = getattr(module, in_file["attribute"])
-            else:
-                record = self._built_in[name]
-                if isinstance(record, str):
-                    record = pkgutil.resolve_name(record)
+            elif isinstance(record, str):
+                record = pkgutil.resolve_name(record)
         except SettingError:
             raise
         # A script that was never meant to be imported may end the process.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from harness.config.errors import SettingError
+from harness.config.paths import CONF
 from harness.config.registry import SettingsRegistry
 from harness.config.run import RunSettings
 from harness.engines.record import EngineRecord
@@ -13,12 +14,12 @@ class Engines(SettingsRegistry[EngineRecord]):
     default = "local"
 
 
-# Each is in the room that does its work.
+# Each is in the room that does its work, or in a file as a user's own would be.
 _BUILT_IN = {
     "huggingface": "harness.local.engine.records:HuggingFace",
     "local": "harness.local.engine.records:Local",
     "server": "harness.servers.record:ServerRecord",
-    "simulated": "harness.engines.simulated.record:Simulated",
+    "simulated": f"{CONF / 'engine' / 'simulated_engine.py'}:Simulated",
 }
 ENGINES = Engines("engine", EngineRecord, _BUILT_IN)
 

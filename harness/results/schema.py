@@ -30,7 +30,7 @@ NO_VERDICT = "no_verdict"
 # The status of a job that ended with a SettingError.
 REFUSED = "refused"
 
-# The engine whose costs and acceptance are planted (`harness.engines.simulated`).
+# The engine whose costs and acceptance are planted (`conf/engine/simulated_engine.py`).
 SIMULATED = "simulated"
 # An address of the machine itself.
 _LOOPBACK = re.compile(r"\w+://(localhost|127\.|\[::1\])", re.IGNORECASE)

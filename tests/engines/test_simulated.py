@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +10,14 @@ import pytest
 
 from harness.config.errors import SettingError
 from harness.config.settings import DecodingSettings
-from harness.engines.simulated.engine import SimulatedArm, _Clock
-from harness.engines.simulated.settings import SimulatedSettings
+from harness.engines.registry import ENGINES
 from harness.results.files import append_rows
 from in_process import Harness, results
 from report_files import latency_run
 from some_questions import question_of
 from wording import mentions
 
+SIMULATED: Any = sys.modules[type(ENGINES["simulated"]).__module__]
 QUIET = ["engine=simulated", "engine.noise=0", "engine.prompts_differ=0", "resume=false"]
 # No wait for a first token, so that a speed-up is tokens over the cost of an iteration.
 BARE = ["engine.prompt_ms=0", "engine.first_ms=0"]
@@ -66,10 +67,12 @@ def test_a_batch_takes_what_its_passes_cost() -> None:
     }
     stalls = {"stall_every": 1, "stall_ms": 1}
     undisturbed = {"acceptance": 1.0, "prompts_differ": 0, "noise": 0}
-    settings = SimulatedSettings(prompt_ms=1, **costs, **stalls, **undisturbed)
+    settings = SIMULATED.SimulatedSettings(prompt_ms=1, **costs, **stalls, **undisturbed)
     decoding = DecodingSettings(max_new_tokens=6, num_draft_tokens=2)
     question = question_of([[1] * 2, [1] * 4, [1] * 3], decoding)
-    answered = SimulatedArm("speculative", settings, _Clock()).answer(question.requests, 2)
+    answered = SIMULATED.SimulatedArm("speculative", settings, SIMULATED._Clock()).answer(
+        question.requests, 2
+    )
     # Prompts of 12 and 14 ms, then 2 · 3 + 20 + 5 + 4 + 7 ms, and 3 + 20 + 5 + 2 ms.
     expected = [[0.012, 0.069, 0.100], [0.026, 0.069, 0.100], [0.013, 0.049, 0.074]]
     for record, arrivals in zip(answered.requests, expected, strict=True):
@@ -107,5 +110,7 @@ def test_requests_at_a_rate_wait_as_queueing_theory_says(harness: Harness) -> No
 )
 def test_wrong_settings(name: str, wrong: Any, rule: str) -> None:
     with pytest.raises(SettingError, match=f"{name}=.*{rule}"):
-        SimulatedSettings(**{name: wrong})
-    SimulatedSettings(acceptance=(0.0, 1.0), jumps={1: 0.0}, lengths=(1,), noise=10, rate=100.0)
+        SIMULATED.SimulatedSettings(**{name: wrong})
+    SIMULATED.SimulatedSettings(
+        acceptance=(0.0, 1.0), jumps={1: 0.0}, lengths=(1,), noise=10, rate=100.0
+    )

@@ -42,11 +42,6 @@ class Page:
             if answer.get("id") == self._number:
                 return answer["result"]
 
-    def run_before(self, script: str) -> None:
-        """Run JavaScript in every page that opens from now on, before its own."""
-        self.call("Page.enable")
-        self.call("Page.addScriptToEvaluateOnNewDocument", source=script)
-
     def open(self, url: str, width: int = 1100) -> None:
         """Go to an address, in a window of this width in pixels."""
         metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}

@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from harness.engines.record import Opening
-from harness.engines.simulated.record import Simulated
+from harness.engines.registry import ENGINES
 
 FATAL = 7
 FILE = Path(__file__)
+
+
+Simulated: Any = type(ENGINES["simulated"])
 
 
 class Wicked(Simulated):

@@ -18,7 +18,7 @@ from harness.commands.plan.record import TypedAcceptance
 from harness.commands.read_prices import read_prices
 from harness.config.acceptance_math import length_in_answers
 from harness.config.errors import SettingError
-from harness.engines.simulated.settings import SimulatedSettings
+from harness.engines.registry import ENGINES
 from harness.results.files import append_rows
 from harness.results.price.value import IterationCost
 from harness.results.rows.acceptance import AcceptanceRow
@@ -29,6 +29,7 @@ from wording import mentions
 
 PUBLISHED = Path(package.__file__).parents[1] / "benchmarks" / "published"
 SWEEP = PUBLISHED / "qwen3.8_27b_b200_2026-10-06.csv"
+SimulatedSettings: Any = ENGINES["simulated"].settings
 SIMULATED = ["engine=simulated", "tokens=200"]
 
 
@@ -47,7 +48,7 @@ def rows_of(harness: Harness, *arguments: str) -> tuple[pd.DataFrame, str]:
     return rows, " ".join(outcome.stdout.split())
 
 
-def truth(settings: SimulatedSettings, k: int, num_tokens: int) -> float:
+def truth(settings: Any, k: int, num_tokens: int) -> float:
     """The speed-up of decoding answers of so many tokens, by the expected time of what is left after each token."""
     expected_ms = [0.0]
     for left in range(1, num_tokens):

@@ -20,15 +20,14 @@ pytestmark = pytest.mark.slow
 ENGINE = textwrap.dedent(
     """
     from dataclasses import dataclass
-    from harness.engines.simulated.record import Simulated
-    from harness.engines.simulated.settings import SimulatedSettings
+    from harness.engines.registry import ENGINES
 
     @dataclass(frozen=True, kw_only=True)
-    class Settings(SimulatedSettings):
+    class Settings(ENGINES["simulated"].settings):
         draft_ms: float = {draft_ms}
         start_noise: float = {start_noise}
 
-    class Engine(Simulated):
+    class Engine(type(ENGINES["simulated"])):
         name = "engine"
         settings = Settings
     """
