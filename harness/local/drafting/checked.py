@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from torch import Tensor
@@ -25,7 +25,7 @@ from harness.local.decoding.protocols import (
 from harness.local.decoding.verify import Offer, Verdict
 from harness.local.decoding.warp import AnyWarp
 from harness.local.drafting.method import MakeDrafter, Method, Pair
-from harness.local.runners.base import Proxy
+from harness.local.runners.base import Proxy, UnsupportedModelError
 
 
 def method_of(draft: DraftSettings) -> Method:
@@ -106,7 +106,7 @@ def blaming(name: str, call: str = "", setting: str = "draft") -> Iterator[None]
     try:
         yield
     # These have a message already, or get one further up.
-    except (HarnessError, NonFiniteError):
+    except (HarnessError, NonFiniteError, UnsupportedModelError):
         raise
     except Exception as error:
         # A failure of the machine, such as a lack of memory.
@@ -116,6 +116,13 @@ def blaming(name: str, call: str = "", setting: str = "draft") -> Iterator[None]
         if call:
             what = f"{call}(): {what}"
         raise RunError(f"{setting}={name}: {what}") from error
+
+
+def blaming_method(draft: DraftSettings | None) -> AbstractContextManager[None]:
+    """As `blaming`, of a method that is not built in; otherwise exceptions stay as they are."""
+    if draft is None or METHODS.is_built_in(draft.method):
+        return nullcontext()
+    return blaming(draft.name)
 
 
 def checked_rule(rule: Callable[[Offer], Verdict], name: str) -> Callable[[Offer], Verdict]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +17,6 @@ from torch import Tensor
 
 from harness.config.acceptance_rules import RULES
 from harness.config.errors import SettingError
-from harness.config.methods import METHODS
 from harness.engines.door.serving import TokenLogprob
 from harness.engines.protocol import Answered, Arm, Engine, NoteEnded, Request, Traits, Weights
 from harness.engines.record import Preparation
@@ -25,7 +24,7 @@ from harness.local.decoding.loop import Iteration, Loop, RowRequest, RowStep
 from harness.local.decoding.protocols import NonFiniteError
 from harness.local.decoding.randomness import uniforms
 from harness.local.decoding.warp import BatchWarp
-from harness.local.drafting.checked import blaming
+from harness.local.drafting.checked import blaming_method
 from harness.local.drafting.method import Pair
 from harness.local.engine.clock import LoopClock
 from harness.local.engine.fault import NONE, Fault, fault_of
@@ -164,12 +163,8 @@ class LocalArm(Arm):
         """In this block logits that are no numbers end with an error that names the model, and anything unknown with
         one that names a draft that is not built in.
         """
-        draft = self.pair.draft_settings
-        blame: AbstractContextManager[None] = nullcontext()
-        if self.drafts and draft is not None and not METHODS.is_built_in(draft.method):
-            blame = blaming(draft.name)
         try:
-            with blame:
+            with blaming_method(self.pair.draft_settings if self.drafts else None):
                 yield
         except NonFiniteError as error:
             raise not_finite(self.pair, error.role, f"new token {error.position}") from error

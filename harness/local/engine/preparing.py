@@ -19,6 +19,7 @@ from harness.local.decoding.iteration import Calls
 from harness.local.decoding.protocols import Proposal, TensorDrafter
 from harness.local.decoding.state import RowState
 from harness.local.decoding.warp import BatchWarp
+from harness.local.drafting.checked import blaming_method
 from harness.local.drafting.model import widths as draft_widths
 from harness.local.engine.runners import PairRunners, warp_of
 from harness.local.models.loading import LoadedModel
@@ -107,7 +108,8 @@ def _prepare_arm(
         make=CapturedCalls if on_gpu else Calls,
     )
     try:
-        prepare_calls(calls, runners.pair.target.model, preparation, compiles=compiles)
+        with blaming_method(runners.pair.draft_settings if drafts else None):
+            prepare_calls(calls, runners.pair.target.model, preparation, compiles=compiles)
     except UnsupportedModelError as reason:
         who = runners.pair.target.settings.name
         if drafts and runners.pair.draft_settings is not None:

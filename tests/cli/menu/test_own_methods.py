@@ -143,6 +143,23 @@ def test_a_mistake_in_a_drafter_names_it(harness: Harness) -> None:
         assert "draft=./bad.py:Bad: KeyError: 'mine'" in complaint
 
 
+def test_a_mistake_in_a_prepared_drafter_names_it(harness: Harness) -> None:
+    Path("worse.py").write_text(
+        "from harness.local.decoding.protocols import TensorDrafter\n"
+        "from harness.local.drafting.method import Method\n"
+        "class Drafter(TensorDrafter):\n"
+        "    layers = ()\n"
+        "    def add(self, prompts, first_tokens, step): pass\n"
+        "    def draft(self, rows, uniforms): raise KeyError('mine')\n"
+        "class Worse(Method):\n"
+        "    summary = 'worse'\n"
+        "    def drafter(self, settings, pair, runner): return lambda warp: Drafter()\n"
+    )
+    settings = ["model=tiny_draft", "draft=./worse.py:Worse", "n=2", "runner=compiled"]
+    complaint = harness("latency", *settings, code=1).complaint
+    assert "draft=./worse.py:Worse: KeyError: 'mine'" in complaint
+
+
 def test_a_map_heeds_a_method_that_takes_one_prompt(harness: Harness) -> None:
     Path("one.py").write_text(
         "from harness.local.drafting.method import Method\n"
