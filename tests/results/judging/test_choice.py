@@ -34,6 +34,7 @@ def known(estimates: dict[int, float], share: float) -> dict[int, Interval]:
         ({1: 1.5, 2: 1.52, 3: 1.51}, 0.05, "K=1 to 3 cannot be told apart", [1, 2, 3]),
         ({1: 1.2, 2: 1.9, 4: 1.91, 8: 1.88}, 0.02, "K=2, 4 and 8 cannot be told apart", [2, 4, 8]),
         ({1: 1.5, 2: 2.0, 3: 1.6}, 0.02, "K=2 is shown to be the best of 1 to 3", [2]),
+        ({1: 1.5, 2: 2.0}, 0.02, "K=2 is shown to be the best of 1 and 2", [2]),
         ({2: 1.5, 8: 2.0}, 0.02, "K=8 is shown to be the best of 2 and 8", [8]),
     ],
 )  # fmt: skip

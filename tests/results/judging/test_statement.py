@@ -35,6 +35,9 @@ def test_a_reason_leaves_it_open_whatever_the_interval_is() -> None:
     assert (statement.relation, statement.words) == ("open", "cannot tell")
     assert statement.as_json()["why"] == "unequal work"
     assert Statement.ordered("pays", Interval(2.0, 1.5, 2.5)).as_json()["why"] is None
+    founded = Statement("lossless", "lossless", evidence="15 of 15")
+    assert (founded.reason, founded.as_json()["evidence"]) == ("15 of 15", "15 of 15")
+    assert Statement.ordered("pays", Interval()).as_json()["evidence"] is None
 
 
 @pytest.mark.parametrize(
