@@ -60,6 +60,30 @@ def is_sweep() -> bool:
     return HydraConfig.get().mode is RunMode.MULTIRUN
 
 
+def _sweep_directory() -> Path | None:
+    hydra = HydraConfig.get()
+    return Path(hydra.runtime.cwd, hydra.sweep.dir) if is_sweep() else None
+
+
+def checked(
+    config: Any, servers: Sequence[Sequence[str]]
+) -> tuple[ConfiguredCommand[Any], RunSettings]:
+    """The command and its settings, see `run`."""
+    plain = _resolved(config)
+    command = configured(plain.pop("command"))
+    server_words.attach(servers, plain)
+    sweep = _sweep_directory()
+    manifest = None if sweep is None else Manifest.read(sweep)
+    settings = _settings(command, plain, manifest)
+    _check_machine(command, settings)
+    return command, settings
+
+
+def label() -> str:
+    """The settings that were typed for what Hydra composes."""
+    return " ".join(HydraConfig.get().overrides.task)
+
+
 def _remove_unused(directory: Path, typed: Path) -> None:
     """Remove what a run that measured nothing has written; Hydra makes its directory before settings are checked.
 
@@ -89,17 +113,10 @@ def _remove_unused(directory: Path, typed: Path) -> None:
 
 def _run(config: Any, servers: Sequence[Sequence[str]]) -> Sequence[Any]:
     """Run a command, see `run`."""
-    plain = _resolved(config)
-    command = configured(plain.pop("command"))
-    server_words.attach(servers, plain)
+    command, settings = checked(config, servers)
     hydra = HydraConfig.get()
     directory = Path(hydra.runtime.output_dir)
-    sweep: Path | None = None
-    if is_sweep():
-        sweep = Path(hydra.runtime.cwd, hydra.sweep.dir)
-    manifest = None if sweep is None else Manifest.read(sweep)
-    settings = _settings(command, plain, manifest)
-    _check_machine(command, settings)
+    sweep = _sweep_directory()
     if sweep is None:
         # A job of a sweep is refused alone, and leaves a row.
         require_files(settings)

@@ -170,6 +170,7 @@ def finish(
         pooled,
         is_refused=is_refused,
         details=manifest.details,
+        as_json=manifest.format == "json",
     )
     num_missing = manifest.num_jobs - len({row.job for row in rows})
     messages = directory / ".submitit"

@@ -13,6 +13,7 @@ import io
 import os
 import re
 import sys
+import tempfile
 import textwrap
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -255,18 +256,35 @@ class _Invocation:
     Attributes:
         quiet: whether errors are only collected, for `run` to raise; otherwise they are printed, too.
         servers: the commands behind `--`.
+        dry_directory: where Hydra writes if nothing is to be measured; None for a run.
+        planned: the label and settings of each job of such a run.
         rows: of the run, or of the sweep's jobs.
         exit_codes: of the errors, and of the sweep. The process ends with the worst of them.
     """
 
     quiet: bool = False
     servers: Sequence[Sequence[str]] = ()
+    dry_directory: str | None = None
+    planned: list[tuple[str, Any]] = field(default_factory=list)
     rows: Sequence[RunRow] = ()
     errors: list[Exception] = field(default_factory=list)
     exit_codes: list[int] = field(default_factory=list)
 
     def run_hydra(self, words: Words) -> None:
-        """Run a command that has settings, once or as a sweep."""
+        """Run a command that has settings, once or as a sweep, or say what that would measure."""
+        from harness.cli.preview import DRY_RUN, preview_lines
+
+        if DRY_RUN not in words.typed:
+            self._run_hydra(words)
+            return
+        with tempfile.TemporaryDirectory() as self.dry_directory:
+            directories = [f"hydra.{mode}.dir={self.dry_directory}" for mode in ("run", "sweep")]
+            typed = [word for word in words.typed if word != DRY_RUN]
+            self._run_hydra(Words([*typed, *directories], words.servers))
+        if self.planned:
+            print("\n".join(preview_lines(self.planned)))
+
+    def _run_hydra(self, words: Words) -> None:
         from harness.cli.manifest import SweepCallback
         from harness.cli.menu import config_source, names
 
@@ -294,7 +312,7 @@ class _Invocation:
         finally:
             sweep = SweepCallback.directory
             SweepCallback.directory = None
-            if sweep is not None and sweeps:
+            if sweep is not None and sweeps and self.dry_directory is None:
                 from harness.cli import jobs
 
                 is_refused = any(isinstance(error, SettingError) for error in self.errors)
@@ -323,6 +341,10 @@ class _Invocation:
         from harness.cli import composed
 
         command = str(config.get("command"))
+        if self.dry_directory is not None:
+            with self.reporting(command):
+                self.planned.append((composed.label(), composed.checked(config, self.servers)[1]))
+            return
         with self.reporting(command), signals.within_time_limit():
             self.rows = composed.run(config, self.servers)
             if self.rows and not composed.is_sweep():

@@ -61,6 +61,7 @@ class Manifest:
         is_repeated: whether every job runs several times: `repeat` then has the number of the round.
         results_file: the file that collects the rows of all runs; None for no such file.
         details: whether the tables behind the answer are printed too (`details=true`).
+        format: of what is printed: `text` or `json`.
     """
 
     num_jobs: int
@@ -69,6 +70,7 @@ class Manifest:
     is_repeated: bool = False
     results_file: str | None = None
     details: bool = False
+    format: str = "text"
 
     @property
     def jobs_per_round(self) -> int:
@@ -253,6 +255,7 @@ class SweepCallback(Callback):
             is_repeated=_ROUND in choices,
             results_file=_results_file(config),
             details=bool(OmegaConf.select(config, "results.details")),
+            format=OmegaConf.select(config, "results.format") or "text",
         )
         try:
             replace_file(directory / _FILE, json.dumps(dataclasses.asdict(manifest)).encode())

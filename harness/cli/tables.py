@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Sequence
-from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from harness.reporting.words import labels
 from harness.results.files import SUMMARY_FILE
 from harness.results.locked_files import replace_file
 from harness.results.pooling import merge
+from harness.results.result_file import NAME
 from harness.results.runs import Run, group, grouped
 from harness.results.schema import NO_VERDICT, REFUSED
 
@@ -47,6 +48,7 @@ def print_sweep(
     *,
     is_refused: bool,
     details: bool,
+    as_json: bool,
 ) -> None:
     """Print the answer on stdout, and on stderr where the rows are. `summary.txt` gets the answer with all tables.
 
@@ -55,6 +57,7 @@ def print_sweep(
         pooled: rows over all runs of each job that was repeated. The tables have them in place of
             the rows of single runs.
         details: whether all tables are printed too.
+        as_json: whether the `result.json` of each job is printed instead.
     """
     record = measurement(command)
     failures: Sequence[Run] = []
@@ -67,7 +70,13 @@ def print_sweep(
             # Each measurement once, without the runs that a pooled row names.
             runs, failures = merge(runs)
     short, full = _answers(command, runs, failures)
-    if rows:
+    if as_json:
+        # Of rows that were taken over that of their own run.
+        for directory in dict.fromkeys(row.directory for row in rows):
+            result = Path(directory or file.parent, NAME)
+            if result.is_file():
+                print(json.dumps(json.loads(result.read_text(encoding="utf-8"))))
+    elif rows:
         print_document(full if details else short, plain_console(WIDE))
 
     done = {row.job for row in rows}
@@ -99,8 +108,8 @@ def _answers(
     if not pages:
         only = [Line("Nothing was measured.")]
         return only, only
-    short = below_each_other(pages, partial(in_short, is_sweep=True))
-    full = below_each_other(pages, partial(in_full, is_sweep=True))
+    short = below_each_other(pages, in_short)
+    full = below_each_other(pages, in_full)
     # What is swept needs no heading.
     return short[1:-1], full[1:-1]
 

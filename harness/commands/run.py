@@ -24,7 +24,7 @@ from harness.reporting.page import Page, in_full, in_short
 from harness.reporting.terminal import as_text, print_document
 from harness.results.files import SUMMARY_FILE, check_appendable
 from harness.results.locked_files import remove_locks, replace_file
-from harness.results.result_file import write_result
+from harness.results.result_file import NAME, write_result
 from harness.results.runs import Run
 from harness.results.schema import REFUSED, RunRow
 
@@ -81,6 +81,9 @@ def run_command(
             show("")
         session.close()
         _remove_own_locks(settings, directory)
+        if settings.results.format == "json" and (directory / NAME).is_file():
+            page = None
+            print((directory / NAME).read_text(encoding="utf-8"))
         if page is not None:
             _print(page, saved, details=settings.results.details)
         if write_error is not None:

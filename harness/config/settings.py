@@ -407,10 +407,12 @@ class ResultSettings:
     Attributes:
         file: collects the rows of every run; relative to the working directory; None collects none.
         details: print every figure, not the answer alone; `summary.txt` of the run has them in any case.
+        format: `json` prints the run's `result.json` in place of the page, of a sweep a line for each job.
     """
 
     file: str | None
     details: bool = False
+    format: Literal["text", "json"] = "text"
 
     def __post_init__(self) -> None:
         is_named = self.file not in ("", "none", "None")

@@ -53,9 +53,10 @@ class NextStep:
     changes: str = ""
     command: str = ""
 
-    def typed(self, is_sweep: bool) -> str:
+    @property
+    def typed(self) -> str:
         """The command to type."""
-        return self.command or typed_again(self.changes, is_sweep=is_sweep)
+        return self.command or typed_again(self.changes)
 
 
 @dataclass(frozen=True)
@@ -132,13 +133,12 @@ def lossless_again(row: Any) -> NextStep | None:
     return NextStep("lossless", " ".join(changes))
 
 
-def in_short(page: Page, *, is_sweep: bool = False, rest: str = "details=true") -> Document:
+def in_short(page: Page, *, rest: str = "details=true") -> Document:
     """The page on a terminal: a dozen lines of 80 characters, if its first table has at most four rows.
 
     All doubts are above the figures; of the steps there are two, or one below a doubt.
 
     Args:
-        is_sweep: whether its command is a sweep, which is then typed again as a whole.
         rest: where all else is.
     """
     shown = replace(
@@ -152,17 +152,17 @@ def in_short(page: Page, *, is_sweep: bool = False, rest: str = "details=true") 
         lines.append(Line(""))
     if not page.parts:
         lines += [_short_table(table, rest) for table in page.tables[:1]]
-    return [*lines, *_named(page.why, page.next[: _MOST_STEPS - bool(page.doubts)], is_sweep)]
+    return [*lines, *_named(page.why, page.next[: _MOST_STEPS - bool(page.doubts)])]
 
 
-def in_full(page: Page, *, is_sweep: bool = False) -> Document:
+def in_full(page: Page) -> Document:
     """The whole page: every doubt, finding and table; of these files alone show those for looking things up."""
     tables = page.full_tables or page.tables
     lines = _top(page, in_full)
     if page.finding and not (tables and tables[0].title):
         lines.append(Line(""))
     lines += tables[:1]
-    lines += _named(page.why, page.next[:_MOST_STEPS], is_sweep)
+    lines += _named(page.why, page.next[:_MOST_STEPS])
     return [*lines, Line(""), *tables[1:]] if tables[1:] else lines
 
 
@@ -186,11 +186,9 @@ def _top(page: Page, show: Callable[[Page], Document]) -> list[Table | Line]:
     return lines
 
 
-def _named(
-    why: Sequence[tuple[str, str]], steps: Sequence[NextStep], is_sweep: bool
-) -> list[Table | Line]:
+def _named(why: Sequence[tuple[str, str]], steps: Sequence[NextStep]) -> list[Table | Line]:
     """The reasons and the next steps, each name once."""
-    typed = [(step.text, step.typed(is_sweep)) for step in steps]
+    typed = [(step.text, step.typed) for step in steps]
     named = [*why, *_steps_in_lines(typed, why)]
     return [Line(""), Table.from_lines("next", named)] if named else []
 

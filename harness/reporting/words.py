@@ -25,8 +25,6 @@ NOT_KNOWN_LOSSLESS = (
     "it is not known whether the speculative output follows the target (is lossless)"
 )
 TOO_LONG = "(too long for the context)"
-# Characters of a command to type that stays on one line.
-_LONGEST_COMMAND = 70
 
 
 def settings_line(rows: Sequence[RunRow]) -> str:
@@ -38,25 +36,15 @@ def settings_line(rows: Sequence[RunRow]) -> str:
     return " · ".join(filter(None, texts.values()))
 
 
-def typed_again(
-    changes: str, *, is_sweep: bool = False, command: str = "", leaving_out: Collection[str] = ()
-) -> str:
+def typed_again(changes: str, *, command: str = "", leaving_out: Collection[str] = ()) -> str:
     """The command that was typed, with other settings: `harness latency draft=lookup K=8`.
-
-    For a long command, and for a job of a sweep, only the changes: `the same with K=8`.
 
     Args:
         changes: settings as they are typed, `K=8` or `batch_size=1 K=8`.
-        is_sweep: whether it is the sweep that is typed again, not one of its jobs.
-        command: another one, in place of that which was typed, always in full.
+        command: another one, in place of that which was typed.
         leaving_out: names of settings that the other command lacks.
     """
-    words = Words.noted()
-    again = str(_with_changes(words, changes, command, leaving_out))
-    is_job = not is_sweep and not {"-m", "--multirun"}.isdisjoint(words.typed)
-    if not command and (is_job or len(again) > _LONGEST_COMMAND):
-        return f"the same with {changes}"
-    return again
+    return str(_with_changes(Words.noted(), changes, command, leaving_out))
 
 
 def is_typed(name: str) -> bool:
@@ -82,9 +70,9 @@ def _with_changes(words: Words, changes: str, command: str, leaving_out: Collect
             kept.append(word)
     if command:
         kept = [command, *kept[1:]]
-        if not any("," in word and "[" not in word for word in kept):
-            # Nothing varies any more.
-            kept = [word for word in kept if word not in ("-m", "--multirun")]
+    if not any("," in word and "[" not in word for word in [*kept, *changing]):
+        # Nothing varies any more.
+        kept = [word for word in kept if word not in ("-m", "--multirun")]
     return Words([*kept, *changing], words.servers)
 
 

@@ -447,8 +447,8 @@ def _interval_of(row: ComparedRow) -> Interval:
 def _at_once(speedup: Interval, family: int, row: ComparedRow) -> Interval:
     """The interval, widened so that it holds with those of others."""
     covers = speedup.covers or Coverage(getattr(row, "num_prompts", None) or 0, "prompt")
-    # Of a run that stopped by itself; an interval over several runs has the usual level.
-    is_looked_at = getattr(row, "stopped_by", None) is not None and covers.num_runs is None
+    # Of a run that looked at it; an interval over several runs has the usual level.
+    is_looked_at = getattr(row, "precision", None) is not None and covers.num_runs is None
     confidence = CONFIDENCE_OF_LOOKS if is_looked_at else CONFIDENCE
     wide = widened(replace(speedup, covers=covers), family, confidence)
     return replace(wide, covers=speedup.covers)

@@ -84,7 +84,14 @@ def test_pairs_and_failures_are_printed(tmp_path: Path, capsys: pytest.CaptureFi
     # A job that measures the same as another one takes over its run.
     rows += job_rows(4, runs[0])
     print_sweep(
-        "latency", rows, tmp_path / "multirun/latency.csv", 6, [], is_refused=False, details=False
+        "latency",
+        rows,
+        tmp_path / "multirun/latency.csv",
+        6,
+        [],
+        is_refused=False,
+        details=False,
+        as_json=False,
     )
     out, error = capsys.readouterr()
     assert (

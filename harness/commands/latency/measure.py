@@ -225,11 +225,11 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
 
 
 def _why_stop(run: MeasuredRun, settings: LatencySettings, seconds: float) -> StoppedBy | None:
-    """Decide after each question whether a run with `precision` ends, and by what; None while it goes on."""
-    if settings.half_width is None:
-        return None
+    """What ends a run with `precision` or a `budget` after a question; None while it goes on."""
     if settings.budget_s is not None and seconds > settings.budget_s:
         return "budget"
+    if settings.half_width is None:
+        return None
     regular, speculative = run.arms.values()
     num_units = len(set(regular.units))
     if num_units not in looks(num_units, FIRST_LOOK_AT_BLOCKS if run.in_blocks else FIRST_LOOK):

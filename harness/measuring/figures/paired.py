@@ -29,7 +29,7 @@ class SpeedupFigures(Group, WithSpeedup):
     stopped_by: MaybeText = pooled(
         "same",
         "what ended a run with `precision`: `precision`, `budget`, `blocks`, `num_prompts` or `prompts` (all);"
-        " its intervals have a level of 97 %",
+        " its intervals have a level of 97 %; or `budget` of any run",
     )
     decode_speedup: Interval | None = pooled(
         Ratio(over="ms_per_token_after_first"),

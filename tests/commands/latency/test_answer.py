@@ -52,7 +52,7 @@ def test_it_fits_fourteen_lines_and_has_bars(width: int, share: float) -> None:
 
 
 def test_a_command_is_never_cut_in_two() -> None:
-    typed = "latency model=some/long-name prompts=./my-chats.jsonl"
+    typed = "latency model=some/long-name prompts=./my-chats.jsonl decoding=greedy decoding.max_new_tokens=256"
     text = answer(arguments=typed)
     assert f"\n           harness {typed} K=8\n" in text
     assert len(text.splitlines()) <= 14
@@ -62,7 +62,8 @@ def test_a_command_is_never_cut_in_two() -> None:
     ("typed", "expected"),
     [
         ("latency K=4", "harness latency K=8"),
-        ("latency -m K=2,4", "the same with K=8"),
+        ("latency -m K=2,4", "harness latency K=8"),
+        ("latency -m K=2,4 T=0,1", "harness latency -m T=0,1 K=8"),
         (
             "latency T=0 decoding.num_draft_tokens=4 details=true seed=1",
             "harness latency T=0 seed=1 K=8",

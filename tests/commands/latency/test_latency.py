@@ -262,6 +262,7 @@ def test_recovery_tests_generate_against_the_same_weights(harness: Harness) -> N
         (["precision=0.9", "num_prompts=30"], FIRST_LOOK, ["precision"]),
         (["precision=0.01%", "num_prompts=14"], 14, ["num_prompts"]),
         (["precision=0.01%", "num_prompts=14", "budget=0.001s"], 1, ["budget"]),
+        (["num_prompts=14", "budget=0.001s"], 1, ["budget"]),
         (["num_prompts=14"], 14, []),
     ],
 )
