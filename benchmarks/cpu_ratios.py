@@ -8,8 +8,9 @@ of total times, with its paired bootstrap interval. Beside it stands the ratio w
 of a token after the first ones: a short run hides in its total what a long one would show. The bare forwards are those
 that the decoding loop made, of the same shapes at the same cache lengths in transformers' own cache, and nothing else:
 no sampling, no verification, no roll-back, no records. The time inside its passes is the loop's own, of the same
-answer: all else is the harness. Beside the wall clock stands the CPU time of all threads, which other processes disturb
-less; OMP_NUM_THREADS=1 leaves one.
+answer: all else is the harness. Of compiled calls, in which passes have no ends, it is that of the same calls made
+plainly, over the same compiled passes. Beside the wall clock stands the CPU time of all threads, which other processes
+disturb less; OMP_NUM_THREADS=1 leaves one.
 
 With --runner compiled our arms also run compiled models, which are loaded a second time, because compiling changes how
 weights are stored. Compiling happens before the clock starts and is reported. --best names what drafts in one more
@@ -72,6 +73,8 @@ RATIOS = [
         "compiled speculative",
         "passes of compiled speculative",
     ),
+    ("compiled regular over plain calls", "plain regular", "compiled regular"),
+    ("compiled speculative over plain calls", "plain speculative", "compiled speculative"),
     ("static regular over eager regular", "eager regular", "static regular"),
     (
         "static speculative over eager speculative",
@@ -196,6 +199,17 @@ def ours(engine: LocalEngine, arm: Arm, question: Question, passes: Sequence[Pas
     return Seconds(generation.seconds, cpu, seconds_later / num_later, Seconds(*inside))
 
 
+def by_plain_calls(engine: LocalEngine, arm: Arm, question: Question) -> Seconds:
+    """Answer a question by plain calls over compiled passes, which are timed."""
+    calls: Any = engine.runners.prepared[arm.name == "speculative"]
+    prepared = calls._prepared
+    calls._prepared = {}
+    try:
+        return ours(engine, arm, question, passes_of(engine))
+    finally:
+        calls._prepared = prepared
+
+
 def hugging_face(decode: Callable[..., float], question: Question) -> Seconds:
     """Answer a question with one of Hugging Face's decoders."""
     first_tokens = FirstTokens()
@@ -286,10 +300,9 @@ def main() -> None:
     if options.runner == "compiled":
         compiled = LocalEngine(common.load(settings), preparation)
         print(f"compiled in {compiled.setup_seconds:.0f} s")
-        contenders |= {
-            f"compiled {arm.name}": partial(ours, compiled, arm, passes=passes_of(compiled))
-            for arm in compiled.arms
-        }
+        for arm in compiled.arms:
+            contenders[f"compiled {arm.name}"] = partial(ours, compiled, arm)
+            contenders[f"plain {arm.name}"] = partial(by_plain_calls, compiled, arm)
     if options.runner == "compiled" and options.best:
         best_settings = common.cpu_settings(options, *overrides, f"draft={options.best}")
         best = LocalEngine(common.load(best_settings), preparation)
@@ -301,8 +314,9 @@ def main() -> None:
 
     seconds = common.take_turns(contenders, questions)
     for arm in engine.arms:
-        name = f"{options.runner} {arm.name}"
-        seconds[f"passes of {name}"] = [one.passes for one in seconds[name] if one.passes]
+        timed = "plain" if options.runner == "compiled" else options.runner
+        passes = [one.passes for one in seconds[f"{timed} {arm.name}"] if one.passes]
+        seconds[f"passes of {options.runner} {arm.name}"] = passes
     common.show(
         f"K={decoding.num_draft_tokens}, temperature {decoding.temperature:g}, {len(questions)} prompts ×"
         f" {decoding.max_new_tokens} tokens, {common.versions()}",

@@ -6,7 +6,6 @@ what runs plainly. Without a proposal `decide` is a step of regular decoding.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -24,9 +23,9 @@ from harness.local.decoding.randomness import Purpose, inverse_cdf
 from harness.local.decoding.state import Column, RowState
 from harness.local.decoding.transfer import to_device
 from harness.local.decoding.verify import Offer, Verdict, verify
-from harness.local.decoding.warp import AnyWarp, BatchWarp
+from harness.local.decoding.warp import BatchWarp
 
-# Returned by `judge`.
+# Returned by `Calls._judge`.
 Judgement = tuple[Tensor, Tensor, Tensor]
 
 
@@ -83,13 +82,9 @@ class Calls:
         self.drafter = drafter if num_draft_tokens else None
         self.num_draft_tokens = num_draft_tokens if drafter is not None else 0
         self.warp = warp or BatchWarp()
+        self._verification = verification
         # Numbers that an iteration takes for itself alone.
         self._num_redrawn = num_draft_tokens if redraw else 0
-        # What follows the target's pass, which a compiled part may replace.
-        self.draw: Callable[..., Judgement] = functools.partial(draw, self.warp)
-        self.judge: Callable[..., Judgement] = functools.partial(
-            judge, self.warp, verification, self._num_redrawn
-        )
 
     def num_rows(self, num_running: int) -> int:
         """Return how many of the prepared rows a call takes for this many that run."""
@@ -102,7 +97,7 @@ class Calls:
         Args:
             limits: how many each row can take. Only a drafter on the host is told; `decide` knows them.
         """
-        uniforms = rows.random(Purpose.DRAFT, drafting_places(rows, self._num_redrawn), count)
+        uniforms = rows.random(Purpose.DRAFT, self._drafting_places(rows), count)
         drafter = self.drafter
         assert drafter is not None
         if isinstance(drafter, TensorDrafter):
@@ -130,110 +125,80 @@ class Calls:
     def decide(self, rows: RowState, proposal: Proposal | None) -> Decided:
         """Verify a proposal by one pass of the target, or draw a token of each row without one. The rows move on."""
         block = rows.last
-        starts = rows.columns[Column.LENGTH]
-        if proposal is None:
-            step = read(self.target, rows, block, starts)
-            packed, num_accepted, decided = self.draw(step.logits, rows.numbers, rows.uniforms)
-        else:
+        if proposal is not None:
             block = torch.cat([block, proposal.tokens], 1)
-            step = read(self.target, rows, block, starts)
-            packed, num_accepted, decided = self.judge(
-                step.logits,
-                proposal.tokens,
-                proposal.probabilities,
-                proposal.lengths,
-                rows.numbers,
-                rows.uniforms,
-            )
+        step = read(self.target, rows, block, rows.columns[Column.LENGTH])
+        # Nothing that is compiled may know one number by two names while it changes: the columns are views.
+        rows = RowState(rows.numbers, rows.uniforms)
+        if proposal is None:
+            packed, num_kept, decided = self._draw(rows, step.logits)
+        else:
+            packed, num_kept, decided = self._judge(rows, step.logits, proposal)
         if isinstance(self.drafter, TensorDrafter):
-            self.drafter.learn(rows, num_accepted, decided, step.hidden)
+            self.drafter.learn(num_kept, decided, step.hidden)
         return Decided(packed, step)
 
+    def _draw(self, rows: RowState, logits: Tensor) -> Judgement:
+        """Draw the next token of each row by logits [B, 1, V]; returns what `_judge` does."""
+        drawn_by = rows.random(Purpose.TARGET, rows.columns[Column.DECIDED], 1)
+        next_token = inverse_cdf(self.warp(logits), drawn_by)
+        # A model that is fed the index V makes a GPU fail.
+        existing = next_token.clamp(max=logits.shape[-1] - 1)
+        nothing = torch.zeros_like(next_token[:, 0])
+        packed = torch.stack([nothing, next_token[:, 0], nothing], 1).float()
+        num_kept = rows.advance(rows.last, nothing, existing[:, 0])
+        return packed, num_kept, existing
 
-def draw(warp: AnyWarp, logits: Tensor, numbers: Tensor, uniforms: Tensor) -> Judgement:
-    """Draw the next token of each row by logits [B, 1, V]; returns what `judge` does.
+    def _judge(self, rows: RowState, logits: Tensor, proposal: Proposal) -> Judgement:
+        """Judge the draft tokens of a proposal by logits [B, 1 + K, V], and let the rows move on.
 
-    Args:
-        numbers, uniforms: of a `RowState`.
-    """
-    rows = RowState(numbers, uniforms)
-    drawn_by = rows.random(Purpose.TARGET, rows.columns[Column.DECIDED], 1)
-    next_token = inverse_cdf(warp(logits), drawn_by)
-    # A model that is fed the index V makes a GPU fail.
-    existing = next_token.clamp(max=logits.shape[-1] - 1)
-    nothing = torch.zeros_like(next_token[:, 0])
-    packed = torch.stack([nothing, next_token[:, 0], nothing], 1).float()
-    rows.advance(rows.last, nothing, existing[:, 0])
-    return packed, nothing, existing
-
-
-def judge(
-    warp: AnyWarp,
-    verification: Callable[[Offer], Verdict],
-    num_redrawn: int,
-    logits: Tensor,
-    tokens: Tensor,
-    probabilities: Tensor | None,
-    lengths: Tensor | None,
-    numbers: Tensor,
-    uniforms: Tensor,
-) -> Judgement:
-    """Judge the draft tokens of a proposal by logits [B, 1 + K, V], and let the rows move on.
-
-    Returns `Decided.packed`, the numbers of accepted tokens [B], and tokens [B, 1 + K]: those that each row keeps and
-    the one that follows, then any.
-
-    Args:
-        verification: the rule of acceptance.
-        num_redrawn: as of `drafting_places`.
-        tokens, probabilities, lengths: the proposal's.
-        numbers, uniforms: of a `RowState`.
-    """
-    rows = RowState(numbers, uniforms)
-    count = tokens.shape[1]
-    # As many as each row may still take before its last one, whatever the others need: an answer must not depend on its
-    # batch.
-    offered = (rows.columns[Column.MOST] - rows.columns[Column.DECIDED] - 1).clamp(min=0, max=count)
-    if lengths is not None:
-        offered = torch.minimum(offered, lengths)
-    accept_places = drafting_places(rows, num_redrawn)
-    verdict = verification(
-        Offer(
-            target_probabilities=warp(logits),
-            draft_tokens=tokens,
-            draft_probabilities=probabilities,
-            accept_uniforms=rows.random(Purpose.ACCEPT, accept_places, count),
-            next_uniforms=rows.random(Purpose.TARGET, rows.columns[Column.DECIDED], count + 1),
-            lengths=offered,
+        Returns `Decided.packed`, and the first two arguments of `TensorDrafter.learn`.
+        """
+        tokens = proposal.tokens
+        count = tokens.shape[1]
+        # As many as each row may still take before its last one, whatever the others need: an answer must not depend on
+        # its batch.
+        offered = (rows.columns[Column.MOST] - rows.columns[Column.DECIDED] - 1).clamp(
+            min=0, max=count
         )
-    )
-    num_accepted = verdict.num_accepted
-    packed = torch.cat(
-        [
-            torch.stack([num_accepted, verdict.next_token, offered], 1),
-            tokens,
-            verdict.target_probability,
-            verdict.draft_probability,
-        ],
-        dim=1,
-    )
-    next_token = verdict.next_token.clamp(max=logits.shape[-1] - 1).unsqueeze(1)
-    decided = torch.cat([tokens, next_token], 1)
-    decided = decided.scatter(1, num_accepted.unsqueeze(1), next_token)
-    block = torch.cat([rows.last, tokens], 1)
-    rows.advance(block, num_accepted, next_token[:, 0])
-    return packed, num_accepted, decided
+        if proposal.lengths is not None:
+            assert isinstance(proposal.lengths, Tensor)
+            offered = torch.minimum(offered, proposal.lengths)
+        accept_places = self._drafting_places(rows)
+        verdict = self._verification(
+            Offer(
+                target_probabilities=self.warp(logits),
+                draft_tokens=tokens,
+                draft_probabilities=proposal.probabilities,
+                accept_uniforms=rows.random(Purpose.ACCEPT, accept_places, count),
+                next_uniforms=rows.random(Purpose.TARGET, rows.columns[Column.DECIDED], count + 1),
+                lengths=offered,
+            )
+        )
+        num_accepted = verdict.num_accepted
+        packed = torch.cat(
+            [
+                torch.stack([num_accepted, verdict.next_token, offered], 1),
+                tokens,
+                verdict.target_probability,
+                verdict.draft_probability,
+            ],
+            dim=1,
+        )
+        next_token = verdict.next_token.clamp(max=logits.shape[-1] - 1).unsqueeze(1)
+        decided = torch.cat([tokens, next_token], 1)
+        decided = decided.scatter(1, num_accepted.unsqueeze(1), next_token)
+        block = torch.cat([rows.last, tokens], 1)
+        num_kept = rows.advance(block, num_accepted, next_token[:, 0])
+        return packed, num_kept, decided
 
-
-def drafting_places(rows: RowState, num_redrawn: int) -> Tensor:
-    """Return where the random numbers begin [B] with which an iteration drafts and accepts.
-
-    Args:
-        num_redrawn: how many it takes for itself alone, behind those by position; 0 for those by position.
-    """
-    if not num_redrawn:
-        return rows.columns[Column.DECIDED]
-    return rows.columns[Column.MOST] + 1 + rows.columns[Column.ITERATIONS] * num_redrawn
+    def _drafting_places(self, rows: RowState) -> Tensor:
+        """Return where the random numbers begin [B] with which an iteration drafts and accepts: at the row's position,
+        or behind those by position where each iteration takes its own.
+        """
+        if not self._num_redrawn:
+            return rows.columns[Column.DECIDED]
+        return rows.columns[Column.MOST] + 1 + rows.columns[Column.ITERATIONS] * self._num_redrawn
 
 
 def read(runner: Runner, rows: RowState, tokens: Tensor, starts: Tensor) -> Step:

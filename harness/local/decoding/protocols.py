@@ -6,8 +6,7 @@ A runner hides the KV cache, a drafter hides how tokens are proposed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     import torch
@@ -19,8 +18,7 @@ if TYPE_CHECKING:
 TokenRows = Sequence[Sequence[int]]
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """The outputs of a forward pass: logits [B, V] after prompts, or [B, n, V] after each new
     token.
 
@@ -72,8 +70,7 @@ class Runner(Protocol):
         """Give back the memory of the batch and of compiled passes. No other call follows."""
 
 
-@dataclass(frozen=True, slots=True)
-class Proposal:
+class Proposal(NamedTuple):
     """Draft tokens for each row.
 
     Attributes:
@@ -153,15 +150,12 @@ class TensorDrafter(AnyDrafter):
         """Propose K tokens for each row, drawn with the random numbers `uniforms` [B, K]."""
         raise NotImplementedError
 
-    def learn(
-        self, rows: RowState, num_accepted: Tensor, decided: Tensor, hidden: Tensor | None
-    ) -> None:
+    def learn(self, num_kept: Tensor, decided: Tensor, hidden: Tensor | None) -> None:
         """Learn what the target has decided.
 
         Args:
-            rows: before they move on.
-            num_accepted: [B], how many proposed tokens each row keeps.
-            decided: [B, 1 + K], these and the token that follows; what is behind them is to be ignored.
+            num_kept: [B], how many of the decided tokens each row keeps; 0 of one that only fills the batch up.
+            decided: [B, 1 + K], the accepted tokens and the one that follows; what is behind them is to be ignored.
             hidden: [B, 1 + K, L, D], the states of the target at the token before each of them.
         """
 

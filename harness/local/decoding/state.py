@@ -139,8 +139,8 @@ class RowState:
         # A row near its end may not need them all; positions beyond the stream are never decided.
         return numbers.gather(1, places.clamp(max=numbers.shape[1] - 1))
 
-    def advance(self, block: Tensor, num_accepted: Tensor, next_token: Tensor) -> None:
-        """Move on, in place.
+    def advance(self, block: Tensor, num_accepted: Tensor, next_token: Tensor) -> Tensor:
+        """Move on, in place; returns how many tokens each row gains [B], 0 where it only fills the batch up.
 
         Args:
             block: [B, 1 + K], the tokens that the target has just read.
@@ -156,3 +156,4 @@ class RowState:
         columns[Column.DECIDED] = columns[Column.DECIDED] + moved
         columns[Column.ITERATIONS] = columns[Column.ITERATIONS] + 1
         self.numbers.copy_(torch.stack(columns))
+        return moved

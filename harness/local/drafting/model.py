@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 
 import torch
@@ -16,7 +15,7 @@ from harness.local.decoding.state import Column, RowState
 from harness.local.decoding.transfer import to_device
 from harness.local.decoding.warp import AnyWarp
 from harness.local.runners.base import gather_rows
-from harness.local.runners.compiled import Part
+from harness.local.runners.compiled import end_part
 
 # Where a configuration names the mask of a parallel draft, in the order in which vLLM looks for it.
 _MASK_KEYS = ("pard_token", "ptd_token_id")
@@ -42,7 +41,6 @@ class ModelDrafter(TensorDrafter):
     def __init__(self, runner: Runner, warp: AnyWarp) -> None:
         self.runner = runner
         self.warp = warp
-        self.draw = Part(functools.partial(draw_token, warp), lambda: warp.kind)
         self._has_rows = False
 
     def clear(self) -> None:
@@ -59,15 +57,18 @@ class ModelDrafter(TensorDrafter):
     def draft(self, rows: RowState, uniforms: Tensor) -> Proposal:
         tail = [rows.columns[Column.PREVIOUS], rows.columns[Column.LAST]]
         tokens = torch.stack(tail, 1).to(self._device)
-        starts = rows.columns[Column.LENGTH].to(self._device) - 1
+        first = rows.columns[Column.LENGTH].to(self._device) - 1
+        # The second pass begins behind the tail.
+        starts = [first + (number + 1 if number else 0) for number in range(uniforms.shape[1])]
         drawn: list[Tensor] = []
         distributions: list[Tensor] = []
-        for numbers in uniforms.to(self._device).split(1, dim=1):
-            step = read(self.runner, rows, tokens, starts)
-            starts = starts + tokens.shape[1]
-            tokens, probabilities = self.draw(step.logits, numbers)
+        for start, numbers in zip(starts, uniforms.to(self._device).split(1, dim=1), strict=True):
+            logits = read(self.runner, rows, tokens, start).logits
+            probabilities = self.warp(logits[:, -1])
+            tokens = existing_index(probabilities, numbers)
             drawn.append(tokens)
             distributions.append(probabilities)
+            end_part()
         device = rows.numbers.device
         # Proposals are returned on the target's device.
         return Proposal(torch.cat(drawn, 1).to(device), torch.stack(distributions, 1).to(device))
@@ -77,12 +78,6 @@ class ModelDrafter(TensorDrafter):
 
     def select(self, rows: Sequence[int]) -> None:
         self.runner.select(rows)
-
-
-def draw_token(warp: AnyWarp, logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """Draw a token [B, 1] after the last of logits [B, n, V], with uniforms [B, 1]; and the distribution [B, V]."""
-    probabilities = warp(logits[:, -1])
-    return existing_index(probabilities, uniforms), probabilities
 
 
 class ParallelDrafter(ModelDrafter):
@@ -148,14 +143,12 @@ class ParallelDrafter(ModelDrafter):
         device = rows.numbers.device
         return Proposal(drawn.to(device), probabilities.to(device))
 
-    def learn(
-        self, rows: RowState, num_accepted: Tensor, decided: Tensor, hidden: Tensor | None
-    ) -> None:
+    def learn(self, num_kept: Tensor, decided: Tensor, hidden: Tensor | None) -> None:
         num_rows, width = decided.shape
         self._make_room(num_rows, width)
         self._unread[:num_rows, :width] = decided
         # A row that only fills the batch up reads a token, too.
-        self._counts[:num_rows] = ((num_accepted + 1) * rows.columns[Column.RUNNING]).clamp(min=1)
+        self._counts[:num_rows] = num_kept.clamp(min=1)
 
     def keep(self, counts: Sequence[int]) -> None:
         self.runner.keep(self._num_unread)

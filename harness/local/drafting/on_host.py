@@ -35,10 +35,10 @@ class OnHost(Drafter):
     def observe(self, num_accepted: Sequence[int], decided: TokenRows, step: Step) -> None:
         accepted = torch.tensor(num_accepted)
         tokens = torch.tensor(padded(decided, least=step.logits.shape[1]))
-        self._drafter.learn(self._rows, accepted, tokens, step.hidden)
         following = tokens.gather(1, accepted.unsqueeze(1)).squeeze(1)
         block = torch.cat([self._rows.last, tokens], 1)
-        self._rows.advance(block, accepted, following)
+        num_kept = self._rows.advance(block, accepted, following)
+        self._drafter.learn(num_kept, tokens, step.hidden)
         self._rows.longest += 1 + max(num_accepted)
         self._drafter.keep([count + 1 for count in num_accepted])
 

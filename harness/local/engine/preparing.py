@@ -6,10 +6,13 @@ state, a rule of one's own that reads a value on the host.
 
 from __future__ import annotations
 
+import functools
 import gc
 import time
+from collections.abc import Sequence
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from harness.config.acceptance_rules import RULES
@@ -24,9 +27,9 @@ from harness.local.drafting.model import widths as draft_widths
 from harness.local.engine.runners import PairRunners, warp_of
 from harness.local.models.loading import LoadedModel
 from harness.local.runners.base import UnsupportedModelError
-from harness.local.runners.capture import CapturedCalls, GraphPool
-from harness.local.runners.checks import require_close
-from harness.local.runners.compiled import Part, compiling
+from harness.local.runners.checks import as_unsupported, require_close
+from harness.local.runners.compiled import compile_call, compiling
+from harness.local.runners.prepared import GraphPool, PreparedCalls, Preparer
 from harness.local.runners.static import StaticRunner
 
 
@@ -99,21 +102,27 @@ def _prepare_arm(
     runners: PairRunners, preparation: Preparation, compiles: bool, *, drafts: bool
 ) -> bool:
     """Prepare the calls of an arm -> whether they are."""
-    on_gpu = runners.pair.target.input_device.type == "cuda"
+    pair = runners.pair
     calls = runners.plain_calls(
         preparation.decoding,
         runners.target,
         drafts=drafts,
-        warp=BatchWarp(preparation.batch_size, runners.pair.target.input_device),
-        make=CapturedCalls if on_gpu else Calls,
+        warp=BatchWarp(preparation.batch_size, pair.target.input_device),
+        make=PreparedCalls,
     )
+    assert isinstance(calls, PreparedCalls)
+    models: list[nn.Module] = [pair.target.model]
+    if pair.draft is not None:
+        models.append(pair.draft.model)
+    if pair.head is not None:
+        models.append(pair.head)
     try:
-        with blaming_method(runners.pair.draft_settings if drafts else None):
-            prepare_calls(calls, runners.pair.target.model, preparation, compiles=compiles)
+        with blaming_method(pair.draft_settings if drafts else None):
+            prepare_calls(calls, models, preparation, compiles=compiles)
     except UnsupportedModelError as reason:
-        who = runners.pair.target.settings.name
-        if drafts and runners.pair.draft_settings is not None:
-            who = runners.pair.draft_settings.name
+        who = pair.target.settings.name
+        if drafts and pair.draft_settings is not None:
+            who = pair.draft_settings.name
         preparation.say(f"{who} {reason}; its iterations run eagerly")
         return False
     runners.prepared[drafts] = calls
@@ -122,17 +131,24 @@ def _prepare_arm(
 
 @inference
 def prepare_calls(
-    calls: Calls, model: PreTrainedModel, preparation: Preparation, *, compiles: bool
+    calls: PreparedCalls,
+    models: Sequence[nn.Module],
+    preparation: Preparation,
+    *,
+    compiles: bool,
 ) -> None:
-    """Compile calls over fixed rows, which their runners have, and capture `CapturedCalls`.
+    """Prepare calls over fixed rows, which their runners have: compile them on a CPU, and capture them on a GPU.
 
     Args:
-        model: the target.
+        models: that they run, the target first.
+        compiles: whether the runners compile their passes.
 
     Raises UnsupportedModelError if they cannot be, or then decide by other numbers.
     """
     decoding, batch_size = preparation.decoding, preparation.batch_size
-    device = model.device
+    target = models[0]
+    assert isinstance(target, PreTrainedModel)
+    device = target.device
     num_numbers = decoding.max_new_tokens + 1
     if RULES[decoding.rule].redraws:
         num_numbers *= decoding.most_draft_tokens + 1
@@ -150,18 +166,23 @@ def prepare_calls(
     if isinstance(drafter, TensorDrafter):
         drafter.start(prompts, [0] * batch_size, step)
     plain = _decode(calls)
-    if compiles:
-        calls.draw = Part(calls.draw, lambda: warp.kind)
-        calls.judge = Part(calls.judge, lambda: warp.kind)
-        with compiling(device):
-            compiled = _decode(calls)
-        require_close(compiled, plain, model, "compiled differ from the eager ones")
-    if isinstance(calls, CapturedCalls):
-        sizes = {batch_size}
-        if not compiles:
+    sizes = {batch_size}
+    preparer: Preparer
+    if device.type == "cuda":
+        if compiles:
+            with compiling(device):
+                compiled = _decode(calls)
+            require_close(compiled, plain, target, "compiled differ from the eager ones")
+        else:
             sizes |= {2**power for power in range(batch_size.bit_length())}
-        calls.capture(sorted(sizes), GraphPool(device))
-        require_close(_decode(calls), plain, model, "captured differ from the eager ones")
+        preparer = GraphPool(device)
+        how = "captured"
+    else:
+        preparer = functools.partial(compile_call, models=models)
+        how = "compiled"
+    with as_unsupported(f"cannot be {how}"):
+        calls.prepare(sorted(sizes), preparer)
+    require_close(_decode(calls), plain, target, f"{how} differ from the eager ones")
 
 
 def _decode(calls: Calls) -> list[torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Parts of an iteration that are compiled: functions of tensors of fixed shapes.
+"""Calls that are compiled: functions of tensors of fixed shapes.
 
 Compiling fuses the many small kernels of norms and rotary embeddings.
 
@@ -9,7 +9,6 @@ compilation of PyTorch's recipes, without a new compilation for each layer's ind
 
 from __future__ import annotations
 
-import functools
 import itertools
 import re
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -22,6 +21,7 @@ from torch._guards import detect_fake_mode
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.fx.node import map_arg
 from torch.fx.passes.split_module import split_module
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from harness.local.runners.checks import as_unsupported
 
@@ -50,27 +50,28 @@ class Part:
     """A function of tensors that runs plainly, and compiled for the shapes for which it was (`compiling`).
 
     Args:
-        function: of tensors or None; returns new tensors, never an input, and may write to those that it is given or
-            holds.
-        key: what it depends on beside the shapes of its inputs.
+        function: of tensors; returns new tensors, never an input, and may write to those that it is given or holds.
         model: whose layers it runs.
+        key: what it depends on beside the shapes of its inputs.
     """
 
     def __init__(
         self,
         function: Callable[..., Any],
+        model: nn.Module,
         key: Callable[[], Hashable] = lambda: None,
-        model: nn.Module | None = None,
     ) -> None:
         self._function = function
         self._key = key
         self._model = model
         self._versions: dict[Hashable, Callable[..., Any]] = {}
 
-    def __call__(self, *inputs: Tensor | None) -> Any:
+    def __call__(self, *inputs: Tensor) -> Any:
+        if get_proxy_mode() is not None:
+            # It is a part of a call that is being compiled.
+            return self._function(*inputs)
         # Compiled code knows its inputs' layout, and does not check it.
-        layouts = [None if each is None else (each.shape, each.stride()) for each in inputs]
-        key = (self._key(), *layouts)
+        key = (self._key(), *[(each.shape, each.stride()) for each in inputs])
         version = self._versions.get(key)
         if version is None:
             version = self._function
@@ -81,9 +82,7 @@ class Part:
 
 
 # Makes a version of a part, given its function, inputs and model.
-Compiler = Callable[
-    [Callable[..., Any], Sequence[Tensor | None], nn.Module | None], Callable[..., Any]
-]
+Compiler = Callable[[Callable[..., Any], Sequence[Tensor], nn.Module], Callable[..., Any]]
 
 # Those of the `compiling` blocks that are open.
 _compilers: list[Compiler] = []
@@ -91,10 +90,7 @@ _compilers: list[Compiler] = []
 
 @contextmanager
 def compiling(device: torch.device) -> Iterator[None]:
-    """In this block every part is compiled for the inputs that it is called with.
-
-    On a GPU only parts that run a model are, by `torch.compile`: the small kernels of the others cost little once they
-    are captured.
+    """In this block every part is compiled for the inputs that it is called with, on a GPU by `torch.compile`.
 
     Raises UnsupportedModelError if one cannot be compiled.
     """
@@ -107,10 +103,8 @@ def compiling(device: torch.device) -> Iterator[None]:
 
 
 def _compile_for_gpu(
-    function: Callable[..., Any], inputs: Sequence[Tensor | None], model: nn.Module | None
+    function: Callable[..., Any], inputs: Sequence[Tensor], model: nn.Module
 ) -> Callable[..., Any]:
-    if model is None:
-        return function
     # Each is compiled once, for its own shapes, but dynamo counts them all as new versions of one function, and refuses
     # the ninth.
     compiled = torch.compile(function, dynamic=False, fullgraph=True)
@@ -120,27 +114,18 @@ def _compile_for_gpu(
 
 
 def _compile_for_cpu(
-    function: Callable[..., Any], inputs: Sequence[Tensor | None], model: nn.Module | None
+    function: Callable[..., Any], inputs: Sequence[Tensor], model: nn.Module
 ) -> Callable[..., Any]:
     # For the tiny pair `torch.compile`, without guards and with layers as `nested_compile_region`, answers at about 0.9
     # of this speed, but dynamo traces every layer of every pass: it compiles in 29 s instead of 20, with warm caches in
     # 12 s instead of 4 (benchmarks/RESULTS.md).
-    given = [index for index, tensor in enumerate(inputs) if tensor is not None]
-
-    def call(*tensors: Tensor) -> Any:
-        arguments: list[Tensor | None] = [None] * len(inputs)
-        for index, tensor in zip(given, tensors, strict=True):
-            arguments[index] = tensor
-        return function(*arguments)
-
-    compiled = compile_call(call, [tensor for tensor in inputs if tensor is not None], model)
-    return lambda *arguments: compiled(*(arguments[index] for index in given))
+    return compile_call(function, inputs, [model])
 
 
 def compile_call(
-    call: Callable[..., Any], inputs: Sequence[Tensor], model: nn.Module | None
+    call: Callable[..., Any], inputs: Sequence[Tensor], models: Sequence[nn.Module]
 ) -> Callable[..., Any]:
-    """Compile a call of a model: a function of tensors like the inputs, and over tensors that it holds
+    """Compile a call of some models: a function of tensors like the inputs, and over tensors that it holds
     already, the same ones every time.
 
     The result neither looks up the tensors again nor checks them; both would take a tenth of a
@@ -149,8 +134,15 @@ def compile_call(
     Raises an error of torch if the call depends on the values of tensors: they have none while the
     call is traced.
     """
-    with _layers_marked(model or nn.Module()):
-        traced = make_fx(call, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
+    structure: list[TreeSpec] = []
+
+    def flat(*tensors: Tensor) -> tuple[Tensor | None, ...]:
+        outputs, spec = tree_flatten(call(*tensors))
+        structure.append(spec)
+        return tuple(outputs)
+
+    with _layers_marked(models):
+        traced = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
     _tensors_to_inputs(traced)
     whole = _split_by_layer(traced)
     for node in whole.graph.find_nodes(op="call_module"):
@@ -165,7 +157,11 @@ def compile_call(
     # `_tensors_to_inputs` has named each further placeholder after the attribute with its tensor.
     placeholders = traced.graph.find_nodes(op="placeholder")[: -len(inputs) or None]
     tensors = [getattr(traced, node.target) for node in placeholders]
-    return functools.partial(whole.forward, *tensors)
+
+    def compiled(*given: Tensor) -> Any:
+        return tree_unflatten(whole.forward(*tensors, *given), structure[-1])
+
+    return compiled
 
 
 def _tensors_to_inputs(traced: fx.GraphModule) -> None:
@@ -221,7 +217,7 @@ def _compile(part: fx.GraphModule) -> Callable[..., Any]:
 
 
 @contextmanager
-def _layers_marked(model: nn.Module) -> Iterator[None]:
+def _layers_marked(models: Sequence[nn.Module]) -> Iterator[None]:
     """Mark each traced node with the path of its layer, such as `model.layers.3`, or with None.
 
     A layer is the outermost numbered module on its path. A path with a digit before the number, as
@@ -231,7 +227,8 @@ def _layers_marked(model: nn.Module) -> Iterator[None]:
     on exit, those since the entry belong to this one.
     """
     with ExitStack() as hooks:
-        for path, module in model.named_modules():
+        named = [named for model in models for named in model.named_modules()]
+        for path, module in named:
             if not re.fullmatch(r"(\D+\.)?\d+", path):
                 continue
             hooks.callback(module.register_forward_pre_hook(lambda *_: _mark(None)).remove)

@@ -24,7 +24,7 @@ from harness.local.decoding.protocols import Runner, Step, TokenRows
 from harness.local.decoding.transfer import padded, to_device
 from harness.local.runners.base import Options, UnsupportedModelError, WithoutCudnn, run_model
 from harness.local.runners.checks import ANY_LENGTH, check_runner
-from harness.local.runners.compiled import Part, compiling
+from harness.local.runners.compiled import Part, compiling, end_part
 from harness.local.runners.forward import SlotForward
 from harness.local.runners.slots import Slots
 
@@ -63,7 +63,7 @@ class StaticRunner(Runner):
         self._num_extended = 0  # since the last keep
         # Those of fixed rows, a pass over them, and its widths, ascending.
         self._fixed_slots = _NO_SLOTS
-        self._pass = Part(self._forward)
+        self._pass = Part(self._forward, self._model)
         self._widths: Sequence[int] = ()
         self.name: RunnerName = "static"
 
@@ -118,8 +118,12 @@ class StaticRunner(Runner):
         """Extend fixed rows by tokens [B, n] from the slots `starts` [B] on: a function of tensors alone. `keep`
         follows on the host.
         """
+        # So that it has the same code, and numbers, as a pass by itself.
+        end_part()
         with self._forward.packing:
-            return Step(*self._pass(tokens, starts))
+            outputs = self._pass(tokens, starts)
+        end_part()
+        return Step(*outputs)
 
     def _extend_fixed(self, tokens: Tensor, longest: int) -> Sequence[Tensor] | None:
         """Extend by a pass of fixed rows, of more rows and tokens where there is none of these; None where there is no
@@ -183,9 +187,7 @@ class StaticRunner(Runner):
         states, _ = self._read_prompts([[0]])
         slots = Slots.like(states, batch_size, round_up(num_slots))
         self._fixed_slots = slots
-        self._pass = Part(
-            functools.partial(self._forward, slots, slots.num_slots), model=self._model
-        )
+        self._pass = Part(functools.partial(self._forward, slots, slots.num_slots), self._model)
         self._widths = sorted(set(widths))
 
     @inference
@@ -215,7 +217,7 @@ class StaticRunner(Runner):
         self._fixed_slots.zero_nan()
 
     def close(self) -> None:
-        self._pass = Part(self._forward)
+        self._pass = Part(self._forward, self._model)
         self._widths = ()
         self.name = "static"
         self._fixed_slots = _NO_SLOTS

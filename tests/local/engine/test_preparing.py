@@ -24,12 +24,13 @@ from harness.local.decoding.loop import Iteration, Loop, RowRequest, RowStep
 from harness.local.decoding.randomness import uniforms
 from harness.local.decoding.verify import Offer, Verdict, verify
 from harness.local.decoding.warp import BatchWarp, Warp
+from harness.local.drafting.heads.drafter import HeadDrafter
 from harness.local.drafting.model import ModelDrafter, ParallelDrafter
 from harness.local.engine.preparing import prepare_calls
 from harness.local.engine.runners import verification_of
 from harness.local.runners.base import UnsupportedModelError
-from harness.local.runners.capture import CapturedCalls
 from harness.local.runners.forward import SlotForward
+from harness.local.runners.prepared import PreparedCalls
 from harness.local.runners.static import StaticRunner
 from small_heads import target_model
 from traced import run_as_traced
@@ -96,8 +97,7 @@ def calls_of(
             one.fix(ROWS, preparation.demand.slots(2 * K), widths)
             if compiles:
                 one.compile()
-    make = Calls if device == "cpu" else CapturedCalls
-    calls = make(
+    calls = PreparedCalls(
         runner,
         drafter,
         K,
@@ -105,7 +105,12 @@ def calls_of(
         redraw=RULES[decoding.rule].redraws,
         warp=warp,
     )
-    prepare_calls(calls, target, preparation, compiles=compiles)
+    models: list[Any] = [target]
+    if isinstance(drafter, ModelDrafter):
+        models.append(drafter.runner._model)  # type: ignore[attr-defined]
+    if isinstance(drafter, HeadDrafter):
+        models.append(drafter.head)
+    prepare_calls(calls, models, preparation, compiles=compiles)
     return calls
 
 

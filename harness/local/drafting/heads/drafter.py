@@ -110,7 +110,7 @@ class HeadDrafter(TensorDrafter):
         self.cache.num_slots = round_up(num_slots + self.head.num_written(width, num_draft_tokens))
         self._prepared = (self._features, self._following, self._counts, self.cache)
         warp = self.warp
-        self._propose_fixed = Part(self._proposer(self.cache), lambda: warp.kind, self.head)
+        self._propose_fixed = Part(self._proposer(self.cache), self.head, lambda: warp.kind)
 
     def clear(self) -> None:
         self._features, self._following, self._counts, self.cache = self._prepared
@@ -178,16 +178,14 @@ class HeadDrafter(TensorDrafter):
         """Return a function that drafts by the fields of an `Unread` and uniforms [B, K], over this cache."""
         return functools.partial(propose, self.head, cache, self._draw)
 
-    def learn(
-        self, rows: RowState, num_accepted: Tensor, decided: Tensor, hidden: Tensor | None
-    ) -> None:
+    def learn(self, num_kept: Tensor, decided: Tensor, hidden: Tensor | None) -> None:
         assert hidden is not None
         num_rows, width = decided.shape
         self._make_room(num_rows, width)
         self._width = width
         self._features[:num_rows, :width] = hidden.flatten(2)
         self._following[:num_rows, :width] = decided
-        self._counts[:num_rows] = (num_accepted + 1) * rows.columns[Column.RUNNING]
+        self._counts[:num_rows] = num_kept
 
     def select(self, rows: Sequence[int]) -> None:
         index = to_device(rows, self._device)
