@@ -12,11 +12,9 @@ from harness.config.amounts import length_in_common
 from harness.config.errors import RunError
 from harness.engines.detokenizer import BROKEN
 from harness.engines.door.reference import Reference
-from harness.engines.tokenizer import Tokenizer
+from harness.engines.tokenizer import Tokenizer, tokens_behind
 from harness.results.statistics.arrays import Floats
 
-# The likeliest tokens that are tried for the one that a text goes on with.
-_MOST_TRIED = 1000
 # Those whose margins are compared between two computations of logits.
 _NUM_LIKELY = 8
 
@@ -88,19 +86,13 @@ def margin_deviation(logits: Floats, again: Floats) -> float:
     return float(np.sqrt(np.mean(pairs[is_pair] ** 2))) if is_pair.any() else 0.0
 
 
-class _Written:
-    """The reference's tokens behind a prompt so far, and their text."""
+class _Behind:
+    """The texts of tokens behind a prompt."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
-        self.tokens: list[int] = []
         self._tokenizer = tokenizer
-        self._prompt = list(prompt)
-        self._num_before = len(self._shown(self._prompt))
-
-    @property
-    def after_prompt(self) -> list[int]:
-        """The prompt and the tokens."""
-        return [*self._prompt, *self.tokens]
+        self._prompt = prompt
+        self._num_before = len(self._shown(prompt))
 
     def ends_text(self, token: int) -> bool:
         """Whether a token has no text by itself, which is taken for the end of a text.
@@ -110,18 +102,14 @@ class _Written:
         """
         return not self._shown([token, token])
 
-    @property
-    def has_ended(self) -> bool:
-        return any(map(self.ends_text, self.tokens))
-
-    def text_with(self, *tokens: int) -> str:
-        """The text with these tokens added, without a last character that is incomplete."""
-        text = self._shown([*self.after_prompt, *tokens])
+    def text(self, tokens: Sequence[int]) -> str:
+        """The text of these tokens, without a last character that is incomplete."""
+        text = self._shown([*self._prompt, *tokens])
         return text[self._num_before :].rstrip(BROKEN)
 
-    def _shown(self, ids: list[int]) -> str:
+    def _shown(self, ids: Sequence[int]) -> str:
         options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
-        return str(self._tokenizer.decode(ids, **options))
+        return str(self._tokenizer.decode(list(ids), **options))
 
 
 def text_divergence(
@@ -133,10 +121,9 @@ def text_divergence(
 ) -> Divergence | None:
     """The place where a text, whose tokens are not known, parts from the reference's greedy text.
 
-    The text is written with the reference's likeliest tokens as long as it goes on with them. At
-    the first one that it does not go on with, the likeliest token that it does go on with is taken
-    to be the server's. For the text "a dog" the reference writes "a", then " c", and
-    of those that the text goes on with " d" is the likeliest. They part at position 1.
+    One pass reads the text's own tokens. Where the reference's likeliest token writes the same text in other tokens,
+    that one is taken, and the rest is read again. For the text "a dog" the reference writes "a", then " c": they part at
+    position 1, where the text has " dog".
 
     A text that ends although the reference goes on parts from it there. None if it has `num_tokens`
     tokens, or if the reference ends there too.
@@ -147,54 +134,35 @@ def text_divergence(
     """
     # Servers differ in whether they show a last character that is incomplete.
     text = text.rstrip(BROKEN)
-    written = _Written(tokenizer, prompt)
-
-    def begins_alike(token: int) -> bool:
-        longer = written.text_with(token)
-        # Some servers leave out space at the end of a text.
-        return text.startswith(longer) or longer.rstrip() == text.rstrip()
-
-    while len(so_far := written.text_with()) < len(text):
-        position = len(written.tokens)
-        before = written.after_prompt
+    behind = _Behind(tokenizer, prompt)
+    written: list[int] = []
+    position = 0
+    # A pass finds at least one more token.
+    for _ in range(num_tokens + 1):
+        rest = tokens_behind(tokenizer, text[len(behind.text(written)) :])
+        tokens = [*written, *rest][:num_tokens]
+        # Any token ends it: what comes before is wanted.
+        [logits] = reference.logits_along([prompt], [[*tokens, 0]])
+        likeliest = logits.argmax(-1).tolist()
+        position = length_in_common(tokens, likeliest)
         if position == num_tokens:
-            return Divergence(position)
-        logits = _logits_after(reference, before)
-        likeliest = int(logits.argmax())
-        if begins_alike(likeliest):
-            written.tokens.append(likeliest)
+            is_whole = len(behind.text(tokens)) >= len(text)
+            return None if is_whole else Divergence(position)
+        token = likeliest[position]
+        has_ended = position == len(tokens)
+        if behind.ends_text(token):
+            # After the end of a text the server may continue in a way of its own.
+            return None if has_ended else Divergence(position)
+        written = [*tokens[:position], token]
+        longer = behind.text(written)
+        # Some servers leave out space at the end of a text.
+        if text.startswith(longer) or longer.rstrip() == text.rstrip():
             continue
-        tried = np.argsort(-logits)[:_MOST_TRIED].tolist()
-        others = [token for token in tried if begins_alike(token) and not written.ends_text(token)]
-        # A token that is part of a character adds no text yet, so that any text may go on with it.
-        adding = [token for token in others if len(written.text_with(token)) > len(so_far)]
-        other = next(iter(adding or others), -1)
-        # After the end of a text the server may continue in a way of its own.
-        if other == -1 or written.has_ended:
+        if has_ended:
             return Divergence(position)
-        return Divergence(position, *reference.margin(before, likeliest, other))
-    return _missing_text(reference, written, num_tokens)
-
-
-def _missing_text(reference: Reference, written: _Written, num_tokens: int) -> Divergence | None:
-    """The place where the reference adds more text within the number of tokens; None without one.
-
-    Tokens may be left that add none: they are parts of a character, which the text need not show.
-    """
-    length = len(written.text_with())
-    while len(written.tokens) < num_tokens and not written.has_ended:
-        position = len(written.tokens)
-        likeliest = int(_logits_after(reference, written.after_prompt).argmax())
-        written.tokens.append(likeliest)
-        if len(written.text_with()) > length:
-            return Divergence(position)
-    return None
-
-
-def _logits_after(reference: Reference, token_ids: Sequence[int]) -> Floats:
-    """The reference's logits [V] after a text."""
-    any_token = 0
-    return reference.logits_along([token_ids], [[any_token]])[0, 0]
+        before = [*prompt, *tokens[:position]]
+        return Divergence(position, *reference.margin(before, token, tokens[position]))
+    return Divergence(position)
 
 
 def check_known(tokens: Sequence[int], vocabulary_size: int) -> None:

@@ -56,3 +56,13 @@ def prompt_text(
 def tokens_as_served(tokenizer: Tokenizer, prompt: Sequence[int]) -> list[int]:
     """The tokens that a server reads where it gets a prompt as text."""
     return list(tokenizer(prompt_text(tokenizer, prompt))["input_ids"])
+
+
+def tokens_behind(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Token ids of a text that follows another: by itself it may begin with a space that the tokenizer adds."""
+    line_break = list(tokenizer("\n", add_special_tokens=False)["input_ids"])
+    token_ids = list(tokenizer("\n" + text, add_special_tokens=False)["input_ids"])
+    if token_ids[: len(line_break)] == line_break:
+        return token_ids[len(line_break) :]
+    # A token has the line break and some of the text.
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])

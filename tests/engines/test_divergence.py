@@ -58,13 +58,16 @@ class Writer:
 
     def __init__(self, text: str) -> None:
         self._tokens = [*TOKENIZER.encode(text), TOKENIZER.eos_token_id]
+        self.num_calls = 0
 
     def logits_along(self, prompts: list[list[int]], texts: list[list[int]]) -> np.ndarray:
-        logits = np.zeros((len(prompts), 1, len(TOKENIZER)))
+        self.num_calls += 1
+        [prompt], [text] = prompts, texts
+        logits = np.zeros((1, len(text), len(TOKENIZER)))
         logits[:, :, TOKENIZER.encode("x")] = 1.0
-        for row, prompt in enumerate(prompts):
-            place = min(len(prompt) - len(PROMPT), len(self._tokens) - 1)
-            logits[row, 0, self._tokens[place]] = 3.0
+        for index in range(len(text)):
+            place = min(len(prompt) + index - len(PROMPT), len(self._tokens) - 1)
+            logits[0, index, self._tokens[place]] = 3.0
         return logits
 
     def margin(self, token_ids: list[int], wanted: int, other: int) -> Margin:
@@ -102,9 +105,14 @@ def test_a_last_token_that_goes_on_further_is_another_one() -> None:
     assert parted("b the", "b t", 2) == Divergence(1, 3.0, 0.25)
 
 
-def test_of_a_token_that_is_not_tried_no_margin_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.engines.divergence._MOST_TRIED", 1)
-    assert parted("bcdé", "bczé") == Divergence(2)
+def test_a_text_is_read_once_and_again_where_the_reference_cuts_it_otherwise() -> None:
+    writer: Any = Writer("b" * 30)
+    assert text_divergence(writer, TOKENIZER, PROMPT, "b" * 30, 30) is None
+    assert writer.num_calls == 1
+    bytes_alone: Any = Writer("b")
+    bytes_alone._tokens = [token for letter in "b the" for token in TOKENIZER.encode(letter)]
+    assert text_divergence(bytes_alone, TOKENIZER, PROMPT, "b the", 5) is None
+    assert bytes_alone.num_calls == 2
 
 
 @pytest.mark.parametrize("text", ["bcz", "bcxz"])

@@ -14,7 +14,7 @@ from harness.config.amounts import length_in_common
 from harness.config.errors import SettingError
 from harness.engines.chat import Chat
 from harness.engines.door.reading import Transcript
-from harness.engines.tokenizer import Tokenizer
+from harness.engines.tokenizer import tokens_behind
 from harness.measuring.prompts.chat_templates import Template
 from harness.measuring.prompts.sets import Prompt
 
@@ -76,8 +76,8 @@ def readings_of(prompt: Prompt, template: Template) -> list[Reading]:
         places: list[range] = []
         turns: list[int] = []
         for place, characters in spans:
-            token_ids += _behind_others(tokenizer, text[begin : characters.start])
-            answer_ids = _behind_others(tokenizer, text[characters.start : characters.stop])
+            token_ids += tokens_behind(tokenizer, text[begin : characters.start])
+            answer_ids = tokens_behind(tokenizer, text[characters.start : characters.stop])
             places.append(range(len(token_ids), len(token_ids) + len(answer_ids)))
             turns.append(answers.index(place) + 1)
             token_ids += answer_ids
@@ -91,16 +91,6 @@ def readings_of(prompt: Prompt, template: Template) -> list[Reading]:
             transcript = Transcript.of(tokens_of(text[: characters.start]), answered)
             readings.append(Reading(prompt, transcript, [turn]))
     return readings
-
-
-def _behind_others(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Token ids of a text that follows another: by itself it may begin with a space that the tokenizer adds."""
-    line_break = list(tokenizer("\n", add_special_tokens=False)["input_ids"])
-    token_ids = list(tokenizer("\n" + text, add_special_tokens=False)["input_ids"])
-    if token_ids[: len(line_break)] == line_break:
-        return token_ids[len(line_break) :]
-    # A token has the line break and some of the text.
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def _texts(
