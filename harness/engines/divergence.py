@@ -122,8 +122,8 @@ def text_divergence(
     """The place where a text, whose tokens are not known, parts from the reference's greedy text.
 
     One pass reads the text's own tokens. Where the reference's likeliest token writes the same text in other tokens,
-    that one is taken, and the rest is read again. For the text "a dog" the reference writes "a", then " c": they part at
-    position 1, where the text has " dog".
+    that one is taken, and the rest is read again. For the text "a dog" the reference writes "a", then " c": they part
+    at position 1, where the text has " dog".
 
     A text that ends although the reference goes on parts from it there. None if it has `num_tokens`
     tokens, or if the reference ends there too.
