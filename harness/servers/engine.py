@@ -34,7 +34,7 @@ from harness.engines.protocol import (
 )
 from harness.engines.rates import arrival_times
 from harness.engines.record import Opening
-from harness.engines.requests import EMPTY, Load, RequestRecord
+from harness.engines.requests import Load, RequestRecord
 from harness.engines.text_tokenizer import TextTokenizer
 from harness.servers.connection import Connection, connect
 from harness.servers.devices import devices_of
@@ -379,7 +379,9 @@ class ServerArm(Arm):
         outgoing = []
         for row, (request, record) in enumerate(zip(requests, self.requests, strict=True)):
             body = connection.form.body(request)
-            outgoing.append(Outgoing(body, record, row, arrivals))
+            # A text may end it at once.
+            may_be_empty = request.may_be_empty or "stop" in body
+            outgoing.append(Outgoing(body, record, row, arrivals, may_be_empty))
         further = connection.further(extra) if extra else None
         sender = connection.sender
         rate = self._settings.rate
@@ -389,11 +391,6 @@ class ServerArm(Arm):
             times = arrival_times(requests, rate)
             asking = send_at_times(sender, outgoing, further, rate, times, self._say)
         load = self._wait_for(connection, asking, note_ended)
-        for request, sent in zip(requests, outgoing, strict=True):
-            # A text may have ended it at once.
-            may_be_empty = request.may_be_empty or "stop" in sent.body
-            if sent.request.error is None and not sent.request.num_tokens and not may_be_empty:
-                sent.request.error = EMPTY
         num_left = sum(record.was_left for record in [*self.requests, *load.extra])
         return Answered(
             requests=self.requests,

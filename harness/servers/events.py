@@ -15,8 +15,11 @@ from pydantic import AliasChoices, AliasPath, BaseModel, ConfigDict, Field, Vali
 from pydantic_core import PydanticUndefined
 
 from harness.config.errors import RunError, from_outside
+from harness.config.packages import INSTALL_LOCAL, missing_local
 from harness.engines.counts import MOST_ACCEPTED, DraftCounts, ImpossibleCounts, positions
-from harness.engines.requests import RequestRecord
+from harness.engines.requests import EMPTY, RequestError, RequestRecord
+from harness.engines.text_tokenizer import TextTokenizer
+from harness.engines.tokenizer import Tokenizer
 from harness.servers.http import RequestFailed
 
 # Arrivals at once are a burst. There may be more of them than counted tokens by this share, and so many besides: a
@@ -331,10 +334,41 @@ def check_usage(usage: int, request: RequestRecord, max_tokens: int) -> None:
         raise AnswerError(f"{counts} and sent text {num_bursts} times, one after the other")
 
 
-def joined_surrogates(text: str) -> str:
-    """Text that can be encoded as UTF-8.
+def settle(
+    request: RequestRecord, tokenizer: Tokenizer, is_chat: object, may_be_empty: bool
+) -> None:
+    """Decide the tokens of an answer that has ended, and their number: those that came as ids, else as many as the
+    server counts, else those of the text here.
 
-    JSON may hold an emoji as two surrogates, even in two events: they are joined. One without its
-    other half becomes a replacement character.
+    Args:
+        is_chat: True where its parser may hold tokens back.
+        may_be_empty: whether an answer without a token is one.
     """
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    # JSON may hold an emoji as two surrogates, even in two events. One without its other half becomes a replacement
+    # character.
+    text = request.text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    request.text = text
+    if isinstance(tokenizer, TextTokenizer):
+        # Nobody here can count tokens or read ids: those of the text take their place.
+        request.num_prompt_tokens = request.num_read or request.num_prompt_tokens
+        request.num_tokens = request.num_tokens or len(request.token_ids)
+        request.shown_ids = request.token_ids or request.shown_ids
+        request.token_ids = []
+        is_whole = request.error is None and not request.has_enough
+        if is_whole and text and not request.num_tokens:
+            request.error = RequestError(0, _uncounted())
+    elif is_chat is not True and request.num_tokens == len(request.shown_ids):
+        # llama.cpp shows ids.
+        request.token_ids = request.token_ids or request.shown_ids
+    if not request.token_ids:
+        request.from_text = True
+        request.token_ids = tokenizer.encode(text, add_special_tokens=False)
+    request.num_tokens = request.num_tokens or len(request.token_ids)
+    request.count_undrafted()
+    if request.error is None and not request.num_tokens and not may_be_empty:
+        request.error = EMPTY
+
+
+def _uncounted() -> str:
+    reason = "the server does not count its tokens, and no tokenizer is here: model= names one"
+    return f"{reason} ({INSTALL_LOCAL})" if missing_local() else reason

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from harness.config.errors import HarnessError, RunError, from_outside
-from harness.config.packages import INSTALL_LOCAL, missing_local
 from harness.engines.arrivals import Arrival, Origin
 from harness.engines.rates import has_built_up
 from harness.engines.requests import Load, RequestError, RequestRecord
@@ -27,10 +26,10 @@ from harness.servers.events import (
     REPORTS,
     check_choices,
     check_length,
-    joined_surrogates,
     note_event,
     note_reports,
     read_event,
+    settle,
 )
 from harness.servers.http import RequestFailed, answer_to, events
 
@@ -63,12 +62,14 @@ class Outgoing:
         request: its record.
         row: its place among those of a question.
         arrivals: of these; tokens that come as ids are added.
+        may_be_empty: whether an answer without a token is one, and no failure.
     """
 
     body: dict[str, Any]
     request: RequestRecord
     row: int = 0
     arrivals: list[Arrival] = field(default_factory=list)
+    may_be_empty: bool = True
 
 
 class Sender:
@@ -93,7 +94,6 @@ class Sender:
     ) -> None:
         self._client = client
         self._tokenizer = tokenizer
-        self._knows_tokens = not isinstance(tokenizer, TextTokenizer)
         self._settings = settings
         self._num_unanswered = 0
         self.given_up: str | None = None
@@ -154,36 +154,7 @@ class Sender:
         if self._num_unanswered > _MOST_UNANSWERED + self.num_in_flight:
             number = f"{self._num_unanswered} requests in a row had no answer"
             self.given_up = f"{number}, the last with {request.error}; no more are sent"
-        request.text = joined_surrogates(request.text)
-        if not self._knows_tokens:
-            self._take_counts(request)
-        if not request.token_ids:
-            # llama.cpp shows ids; the parser of a chat holds some back.
-            shows_all = request.num_tokens > 0 and len(request.shown_ids) == request.num_tokens
-            if shows_all and self._settings.chat is not True and self._knows_tokens:
-                request.token_ids = request.shown_ids
-            else:
-                request.from_text = True
-                request.token_ids = self._tokenizer.encode(request.text, add_special_tokens=False)
-        request.num_tokens = request.num_tokens or len(request.token_ids)
-        request.count_undrafted()
-
-    @staticmethod
-    def _take_counts(request: RequestRecord) -> None:
-        """Take the server's counts of tokens, where nobody can count them here."""
-        request.num_prompt_tokens = request.num_read or request.num_prompt_tokens
-        request.num_tokens = request.num_tokens or len(request.token_ids)
-        # Nobody here can read ids: those of the text take their place.
-        request.shown_ids = request.token_ids or request.shown_ids
-        request.token_ids = []
-        is_whole = request.error is None and not request.has_enough
-        if is_whole and request.text and not request.num_tokens:
-            reason = (
-                "the server does not count its tokens, and no tokenizer is here: model= names one"
-            )
-            if missing_local():
-                reason += f" ({INSTALL_LOCAL})"
-            request.error = RequestError(0, reason)
+        settle(request, self._tokenizer, self._settings.chat, outgoing.may_be_empty)
 
     async def _read(self, outgoing: Outgoing) -> None:
         """Read an answer to its end. Raises AnswerError where it says what cannot be true."""
@@ -207,7 +178,7 @@ class Sender:
                     note_event(request, event, self.last_event - started)
                     check_length(request, max_tokens)
                     tokens = event.token_ids
-                    if tokens and self._knows_tokens:
+                    if tokens and not isinstance(self._tokenizer, TextTokenizer):
                         origins = [Origin.TARGET] * len(tokens)
                         arrived = Arrival(outgoing.row, request.arrivals[-1], tokens, origins)
                         outgoing.arrivals.append(arrived)
