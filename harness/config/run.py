@@ -20,7 +20,7 @@ from harness.config.settings import (
     require_at_least,
 )
 
-Weights = Literal["stored", "random"]
+WeightsSource = Literal["stored", "random"]
 RunnerName = Literal["auto", "eager", "static", "compiled"]
 ChatTemplate = Literal["auto", "always", "never"]
 
@@ -67,7 +67,7 @@ class RunSettings:
     resume: bool | Literal["always"] = True
     job_timeout_s: float | None = None
     force: bool = False
-    weights: Weights = "stored"
+    weights: WeightsSource = "stored"
     runner: RunnerName = "auto"
     engine: EngineSettings = _LOCAL
 

@@ -17,7 +17,7 @@ from typing import Any
 from harness.config.engines import COMMAND as SETTING
 from harness.config.engines import check_has_no_key, placeholders
 from harness.config.errors import SettingError, nearest
-from harness.servers.dialects import UNKNOWN, Dialect, known_programs
+from harness.servers.dialects import UNKNOWN_DIALECT, Dialect, known_programs
 from harness.servers.startup import Startup
 
 # `CUDA_VISIBLE_DEVICES=0` before a program.
@@ -57,7 +57,7 @@ class ServerCommand:
 
     Attributes:
         words: all of it.
-        dialect: the kind of server; `UNKNOWN` for a program that is not known.
+        dialect: the kind of server; `UNKNOWN_DIALECT` for a program that is not known.
         start: the place of the first word after the program; 0 where it is not known.
     """
 
@@ -73,7 +73,7 @@ class ServerCommand:
     @property
     def is_known(self) -> bool:
         """Whether the program is known, and so what its flags mean."""
-        return self.dialect is not UNKNOWN
+        return self.dialect is not UNKNOWN_DIALECT
 
     @property
     def program(self) -> str:
@@ -427,7 +427,7 @@ def _locate_program(words: Sequence[str], dialects: Sequence[Dialect]) -> Server
             if is_image and any(image in word for image in startup.images):
                 return ServerCommand(tuple(words), dialect, index + 1)
         runs_image = runs_image or PurePosixPath(word).name in CONTAINERS
-    return ServerCommand(tuple(words), UNKNOWN)
+    return ServerCommand(tuple(words), UNKNOWN_DIALECT)
 
 
 def _flag_name(word: str) -> str:

@@ -82,7 +82,7 @@ class Dialect(Record):
         return f"{self.title} {version[:_LONGEST_VERSION]}".strip()
 
 
-UNKNOWN = Dialect(name="", title="")
+UNKNOWN_DIALECT = Dialect(name="", title="")
 
 _BUILT_IN = {
     dialect.name: dialect
@@ -189,14 +189,14 @@ DIALECTS = Registry("engine.dialect", Dialect, _BUILT_IN)
 
 
 def dialect_of(owned_by: str | None, chosen: str | None) -> Dialect:
-    """The dialect of a server by `owned_by` of its models; `UNKNOWN` for another one.
+    """The dialect of a server by `owned_by` of its models; `UNKNOWN_DIALECT` for another one.
 
     Args:
         chosen: a name that counts instead, `engine.dialect`.
     """
     if chosen is not None:
         return DIALECTS[chosen]
-    return DIALECTS[owned_by] if owned_by in DIALECTS.names() else UNKNOWN
+    return DIALECTS[owned_by] if owned_by in DIALECTS.names() else UNKNOWN_DIALECT
 
 
 def known_counters() -> dict[str, str]:

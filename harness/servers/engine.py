@@ -38,7 +38,7 @@ from harness.engines.requests import Load, RequestRecord
 from harness.engines.text_tokenizer import TextTokenizer
 from harness.servers.connection import Connection, connect
 from harness.servers.devices import devices_of
-from harness.servers.dialects import UNKNOWN, dialect_of
+from harness.servers.dialects import UNKNOWN_DIALECT, dialect_of
 from harness.servers.identity import AskedServer, check_same_weights, choose_model, server_report
 from harness.servers.launch import Served, StartedServer
 from harness.servers.logprobs import TextScorer
@@ -310,7 +310,7 @@ class ServerArm(Arm):
             context = f"{place} has a context of {model.context} tokens"
             rule = f"leaves too little room: {context}, and a prompt has {opening.longest_prompt}"
             raise SettingError("decoding.max_new_tokens", rule, max_new_tokens)
-        typed_dialect = UNKNOWN if command is None else command.dialect
+        typed_dialect = UNKNOWN_DIALECT if command is None else command.dialect
         dialect = dialect_of(model.owner or typed_dialect.name, self._settings.dialect)
         server = (report and dialect.named(report.about)) or None
         return AskedServer(model, dialect, server)

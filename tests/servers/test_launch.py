@@ -11,7 +11,7 @@ import pytest
 
 from harness.config.errors import RunError
 from harness.servers.command import ServerCommand
-from harness.servers.dialects import UNKNOWN
+from harness.servers.dialects import UNKNOWN_DIALECT
 from harness.servers.identity import why_not_ready
 from harness.servers.launch import Launch, StartedServer
 
@@ -29,7 +29,7 @@ def test_a_server_that_is_never_ready(
     tmp_path: Path, arguments: list[str], answers: bool, written: str, reason: str
 ) -> None:
     log = tmp_path / "server.log"
-    command = ServerCommand((sys.executable, *arguments), UNKNOWN)
+    command = ServerCommand((sys.executable, *arguments), UNKNOWN_DIALECT)
     server = StartedServer(Launch("speculative", command, log, 0.1))
     try:
         while answers and not why_not_ready(server.url, None):
@@ -69,7 +69,7 @@ INFO:     127.0.0.1:46124 - "POST /v1/completions HTTP/1.1" 500 Internal Server 
 def test_a_server_that_ends_says_why(tmp_path: Path, program: str, reason: str) -> None:
     command = (sys.executable, "-c", f"import os, sys; {program}")
     server = StartedServer(
-        Launch("regular", ServerCommand(command, UNKNOWN), tmp_path / "server.log", 600)
+        Launch("regular", ServerCommand(command, UNKNOWN_DIALECT), tmp_path / "server.log", 600)
     )
     try:
         with pytest.raises(RunError) as caught:
@@ -90,7 +90,10 @@ def test_a_log_keeps_no_key_of_the_environment(
     monkeypatch.chdir(tmp_path)
     server = StartedServer(
         Launch(
-            "regular", ServerCommand(("sh", "-c", program), UNKNOWN), tmp_path / "server.log", 600
+            "regular",
+            ServerCommand(("sh", "-c", program), UNKNOWN_DIALECT),
+            tmp_path / "server.log",
+            600,
         )
     )
     with pytest.raises(RunError, match=r"exit code 1: error: \*+ \("):
@@ -105,7 +108,7 @@ def test_a_log_keeps_no_key_of_the_environment(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
 def test_a_server_ends_with_its_guard_when_that_is_killed(tmp_path: Path) -> None:
-    command = ServerCommand((sys.executable, "-c", "import time; time.sleep(600)"), UNKNOWN)
+    command = ServerCommand((sys.executable, "-c", "import time; time.sleep(600)"), UNKNOWN_DIALECT)
     server = StartedServer(Launch("regular", command, tmp_path / "server.log", 600))
     guard = psutil.Process(server._guard.pid)
     # Its own program by then, and no longer the guard's copy, which has not asked for anything yet.
@@ -136,7 +139,9 @@ def test_a_container_ends_with_its_server(tmp_path: Path) -> None:
     docker.chmod(0o755)
     for _ in range(2):
         words = (str(docker), "run", "--rm", "-p", "{port}:8000", "vllm/vllm-openai")
-        launch = Launch("regular", ServerCommand(words, UNKNOWN), tmp_path / "server.log", 600)
+        launch = Launch(
+            "regular", ServerCommand(words, UNKNOWN_DIALECT), tmp_path / "server.log", 600
+        )
         server = StartedServer(launch)
         while not (tmp_path / "runs").exists():
             time.sleep(0.05)

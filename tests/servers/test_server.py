@@ -33,7 +33,7 @@ from harness.measuring.figures.requests import RequestFigures
 from harness.measuring.quietness import Quietness
 from harness.servers import counters
 from harness.servers.counters import CounterPage
-from harness.servers.dialects import UNKNOWN
+from harness.servers.dialects import UNKNOWN_DIALECT
 from harness.servers.request_form import RequestForm
 from harness.servers.settings import ServerSettings
 from measured_runs import figures
@@ -462,7 +462,7 @@ def test_a_request_that_timed_out_is_not_of_others(
 
 def test_a_server_that_refuses_a_top_p_of_1_does_not_get_it() -> None:
     # Text Generation Inference: "`top_p` must be > 0.0 and < 1.0", with status 422.
-    form = RequestForm(TOKENIZER, "tiny", UNKNOWN, False, False, False)
+    form = RequestForm(TOKENIZER, "tiny", UNKNOWN_DIALECT, False, False, False)
     assert "top_p" not in form.body(ask(top_k=0).requests[0])
     assert form.body(ask(top_k=0, top_p=0.9).requests[0])["top_p"] == 0.9
     # Its own tokenizer begins the text.

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from harness.config.errors import SettingError
 from harness.config.methods import MethodRecord
-from harness.config.run import RunSettings, Weights
+from harness.config.run import RunSettings, WeightsSource
 from harness.config.settings import (
     DecodingSettings,
     DraftSettings,
@@ -123,7 +123,7 @@ class Method(MethodRecord):
         self,
         settings: Any,
         target: Checkpoint,
-        weights: Weights | None,
+        weights: WeightsSource | None,
     ) -> DraftPlan:
         """Plan the draft, before any weights load.
 
@@ -253,7 +253,7 @@ class ModelDraft(SampledMethod):
         self,
         settings: ModelDraftSettings,
         target: Checkpoint,
-        weights: Weights | None,
+        weights: WeightsSource | None,
     ) -> DraftPlan:
         """Return a plan with a head or a draft model, by its configuration."""
         from harness.local.drafting.heads.checkpoint import read_head
@@ -299,7 +299,7 @@ class Mtp(SampledMethod):
         self,
         settings: SampledDraftSettings,
         target: Checkpoint,
-        weights: Weights | None,
+        weights: WeightsSource | None,
     ) -> DraftPlan:
         """Return a plan with the head that the target's checkpoint holds."""
         from harness.local.drafting.heads.mtp import read_mtp
@@ -345,7 +345,7 @@ class EarlyExit(Method):
         self,
         settings: EarlyExitSettings,
         target: Checkpoint,
-        weights: Weights | None,
+        weights: WeightsSource | None,
     ) -> DraftPlan:
         """Return a plan whose settings have the number of layers, a quarter if none was given."""
         total = target.config.get_text_config(decoder=True).num_hidden_layers

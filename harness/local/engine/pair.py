@@ -18,7 +18,7 @@ from harness.config.amounts import amount
 from harness.config.demand import Demand
 from harness.config.errors import RunError, SettingError
 from harness.config.machine import cpu_name
-from harness.config.run import Weights
+from harness.config.run import WeightsSource
 from harness.config.settings import DraftSettings, Dtype, ModelSettings, PlacementSettings
 from harness.local.decoding.protocols import TokenRows
 from harness.local.drafting.checked import method_of
@@ -229,7 +229,7 @@ def plan_pair(
     placement: PlacementSettings,
     dtype: Dtype = "auto",
     *,
-    weights: Weights = "stored",
+    weights: WeightsSource = "stored",
 ) -> PlannedPair:
     """Check everything that can be checked before weights load: configurations, tokenizers,
     vocabularies, quantization.
@@ -290,7 +290,7 @@ def sketch_pair(
     placement: PlacementSettings,
     dtype: Dtype,
     device: torch.device,
-    weights: Weights | None = None,
+    weights: WeightsSource | None = None,
 ) -> PlannedPair:
     """Read the configurations and check them: a pair on paper.
 

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from harness.config.errors import SettingError
-from harness.config.run import Weights
+from harness.config.run import WeightsSource
 from harness.config.settings import ModelSettings
 from harness.local.models.checkpoints import (
     Checkpoint,
@@ -32,7 +32,7 @@ from harness.local.models.tokenizers import check_sizes, vocabulary_size
 _STANDARD_DEVIATION = 0.02
 
 
-def checkpoint_for(role: str, settings: ModelSettings, weights: Weights | None) -> Checkpoint:
+def checkpoint_for(role: str, settings: ModelSettings, weights: WeightsSource | None) -> Checkpoint:
     """A model for a run with such weights; None for a pair on paper, which needs none.
 
     With random ones a preset's own architecture or a configuration is enough. A repository whose
