@@ -271,10 +271,11 @@ def _maps(problem: PlacementProblem, sketch: Sketch, room: Memory) -> Iterator[D
         yield dict.fromkeys([""], *room)
         return
     caches = problem.cache_sizes(sketch)
-    model = copy.deepcopy(sketch.model)
-    indivisible = list(getattr(model, "_no_split_modules", None) or ())
-    if model is None or not indivisible or sketch.weight_bytes + sum(caches) > sum(room.values()):
+    indivisible = list(getattr(sketch.model, "_no_split_modules", None) or ())
+    if not indivisible or sketch.weight_bytes + sum(caches) > sum(room.values()):
         return
+    model = copy.deepcopy(sketch.model)
+    assert model is not None  # a head has no layers to divide
     # For accelerate every tensor is as many bytes as it will take, and caches are tensors too.
     tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers())
     for tensor in sketch.tensors:
