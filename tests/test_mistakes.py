@@ -57,7 +57,7 @@ MISTAKES = {
     "latency decoding.max_new_tokens=600": "decoding.max_new_tokens=600: leaves no room for a prompt: the context",
     "latency precision=2% budget=soon": "budget=soon: must be a time, such as 10min, 90s or 2h",
     "latency format=yaml": "results.format=yaml: must be one of text, json",
-    "plan gpu_memory=40": "gpu_memory=40: must be an amount with its unit, such as 40GB or 80GiB",
+    "plan gpu_memory=40": "gpu_memory=40: must be an amount with its unit, such as 40GB or 80GiB, or a GPU: A100",
     # What has no meaning together
     "latency K=auto": "decoding.num_draft_tokens=auto: must be a number with engine=local; engine=huggingface has",
     "plan draft=early_exit_8": "draft=early_exit_8: needs engine=huggingface",

@@ -18,12 +18,12 @@ from harness.config.settings import check_address
 from harness.measuring.prices import (
     iteration_cost,
     k_of,
-    same_as_smaller_k,
     tokens_by_k,
     why_no_price,
 )
 from harness.measuring.rows import LatencyRow
 from harness.results.files import read_kind
+from harness.results.judging.series import why_same_setting
 from harness.results.price.table import PriceTable, read_table
 from harness.results.price.value import COSTS_FILE, IterationCost
 from harness.results.printed.cells import tables_of
@@ -104,7 +104,7 @@ def _costs(runs: Sequence[Run[LatencyRow]], path: str) -> PriceTable:
     for draft, runs_of_draft in grouped(with_draft, _draft).items():
         priced = []
         for run in runs_of_draft:
-            reason = same_as_smaller_k(run, runs_of_draft) or why_no_price(run)
+            reason = why_same_setting(run, runs_of_draft) or why_no_price(run)
             if reason:
                 reasons.append(reason)
             else:

@@ -43,3 +43,11 @@ def known_gpu(device_name: str) -> Gpu | None:
     if re.search(r"\bMIG\b", device_name):
         return None
     return next((gpu for gpu in known_gpus() if re.search(gpu.pattern, device_name)), None)
+
+
+def gpus_named(name: str) -> list[Gpu]:
+    """The GPUs of the table with all words of a name, of several sizes the smallest: `A100`, `h100-sxm`, `4090`."""
+    words = set(re.split(r"[\s_-]+", name.lower()))
+    named = [gpu for gpu in known_gpus() if words <= {*gpu.name.lower().split()}]
+    own = [gpu for gpu in named if gpu.memory == "own"]
+    return [gpu for gpu in own if gpu.memory_gb == min(other.memory_gb for other in own)]

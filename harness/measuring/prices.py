@@ -27,9 +27,6 @@ from harness.results.statistics.ratios import ratio_of_totals
 
 # Iterations that draft fewer than this share of K cost what the text lets them draft.
 _LEAST_DRAFTED = 0.75
-# A K with fewer than this many times the draft tokens of a smaller one drafts no more.
-_NO_MORE = 1.02
-DRAFTS_NO_MORE = "drafts no more tokens than"
 # Of a pass over one token. Noise below it moves a prediction by less.
 _TOLERATED_NOISE = 0.2
 # An iteration has a pass of the target, so that it takes a regular step at least. Starts of one program differ by some
@@ -223,18 +220,6 @@ def _drafts_less(row: LatencyRow) -> bool:
     """Whether iterations often draft fewer than K, so that their mean time is that of a text."""
     k, drafted = k_of(row), row.mean_num_draft_tokens
     return k is not None and drafted is not None and drafted < _LEAST_DRAFTED * k
-
-
-def same_as_smaller_k(run: Run[LatencyRow], runs: Sequence[Run[LatencyRow]]) -> str:
-    """The smaller K of one of these runs that drafted as many tokens, as above the block of a head: both are one
-    setting. Empty without one.
-    """
-    k, drafted = k_of(run.last), run.last.mean_num_draft_tokens
-    for other in runs:
-        smaller, as_many = k_of(other.last), other.last.mean_num_draft_tokens
-        if k and drafted and smaller and as_many and smaller < k and drafted < _NO_MORE * as_many:
-            return f"K={k} {DRAFTS_NO_MORE} K={smaller}"
-    return ""
 
 
 def tokens_by_k(runs: Sequence[Run[LatencyRow]]) -> dict[int, Interval]:

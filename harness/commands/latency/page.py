@@ -71,8 +71,11 @@ def latency_page(runs: Sequence[Run[LatencyRow]]) -> Page | None:
         return None
     if len(pairs) > 1:
         statements = [said for pair in pairs for said in pair.member.statements]
-        others = [pair.run for pair in pairs if not pair.has_verdict]
+        same = dict.fromkeys(pair.member.same_setting for pair in pairs)
+        unjudged = [pair for pair in pairs if not pair.has_verdict]
+        others = [pair.run for pair in unjudged if not pair.member.same_setting]
         page = replace(page, statements=statements, without_verdict=others)
+        page = replace(page, doubts=[*page.doubts, *(f"{line}." for line in same if line)])
     return replace(page, plots=plots)
 
 

@@ -24,7 +24,7 @@ from harness.config.errors import SettingError
 from harness.config.model_names import SERVED
 from harness.config.settings import LARGEST_K, ModelSettings, api_key
 from harness.engines.door import local
-from harness.engines.door.plans import Machine, ModelPlan, PairPlan, PassBytes, PretendedGpus
+from harness.engines.door.plans import Machine, ModelPlan, PairPlan, PassBytes
 from harness.measuring.session import Session
 from harness.reporting.words import is_typed
 from harness.results.judging.choice import best_of
@@ -120,12 +120,7 @@ class PlanExperiment(Experiment[PlanSettings, PlanRow]):
         if self.predictions is not None:
             return
         settings = self.settings
-        pretended = None
-        if settings.gpus is not None or settings.gpu_memory is not None:
-            pretended = PretendedGpus(
-                settings.gpus or 1, settings.gpu_memory_bytes, settings.gpu_memory
-            )
-        machine: Machine = local("engine.planning").find_machine(settings, pretended)
+        machine: Machine = local("engine.planning").find_machine(settings, settings.pretended)
         session.devices = [machine.name]
         num_draft_tokens = settings.most_draft_tokens
         plan: PairPlan = local("engine.planning").plan_on(
@@ -140,8 +135,13 @@ class PlanExperiment(Experiment[PlanSettings, PlanRow]):
         self.figures |= _sizes(machine, plan)
         self.figures["bandwidths"] = bandwidths
         if plan.reads is not None:
+            most = plan.reads.most_draft_tokens or LARGEST_K
+            if num_draft_tokens > most:
+                note = f"K={num_draft_tokens} drafts no more tokens than K={most}: the head's block has no more"
+                self.figures["note"] = [*(self.figures["note"] or []), note]
             self.figures |= _limits(plan.reads, num_draft_tokens)
-            self.figures |= _prediction(plan.reads, self.accepted)
+            drafted = {k: tokens for k, tokens in self.accepted.items() if k <= most}
+            self.figures |= _prediction(plan.reads, drafted)
 
     def rows(self, session: Session) -> list[PlanRow]:
         if self.predictions is not None:
@@ -216,7 +216,7 @@ def _limits(reads: PassBytes, num_draft_tokens: int) -> dict[str, Any]:
     figures: dict[str, Any] = {"read_bytes": round(reads.step)}
     if num_draft_tokens == 0:
         return figures
-    most_tokens = num_draft_tokens + 1
+    most_tokens = min(num_draft_tokens, reads.most_draft_tokens or LARGEST_K) + 1
     steps = reads.iteration_steps(num_draft_tokens)
     return figures | {
         "verification_steps": reads.verification[num_draft_tokens] / reads.step,

@@ -12,7 +12,6 @@ from harness.commands.plan.tables import doubts_of_notes
 from harness.config.acceptance_math import change_with_length, length_in_answers
 from harness.config.amounts import percent
 from harness.config.errors import SettingError
-from harness.measuring.prices import DRAFTS_NO_MORE
 from harness.reporting.page import NextStep, Page, heading, title_of_many
 from harness.reporting.table import Column, Line, Table, number, style_of, times, with_bounds
 from harness.reporting.words import latency_again
@@ -259,14 +258,9 @@ def _covers(rows: Sequence[PlanRow]) -> str:
 
 def _next_step(rows: Sequence[PlanRow]) -> NextStep:
     best = highest_prediction(rows)
-    ks = {row.num_draft_tokens or 0 for row in rows if row.draft == best.draft}
-    largest = max(ks)
+    # Beyond what was measured the block of a head may end.
     k = f"K={best.num_draft_tokens}"
     text = f"measure {k}"
-    is_bounded = any(DRAFTS_NO_MORE in note for note in doubts_of_notes(rows))
-    if len(ks) > 1 and best.num_draft_tokens == largest and not is_bounded:
-        k = f"K={2 * largest}"
-        text = f"try {k}: {largest} is the largest with a price and a yield"
     changes = f"{k} batch_size={best.batch_size}" if (best.batch_size or 1) > 1 else k
     if best.cost_command is not None:
         if best.engine == "server" and "{K}" not in best.cost_command:

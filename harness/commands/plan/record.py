@@ -12,9 +12,11 @@ from harness.commands.command import Command
 from harness.commands.plan.rows import PlanRow
 from harness.config.amounts import quantity
 from harness.config.errors import SettingError, VerdictError
+from harness.config.gpus import Gpu, gpus_named
 from harness.config.machine import gpu_names
 from harness.config.run import RunSettings
 from harness.config.settings import LARGEST_K, require, require_at_least
+from harness.engines.door.plans import PretendedGpus
 from harness.results.statistics.interval import Interval
 
 if TYPE_CHECKING:
@@ -71,7 +73,8 @@ class PlanSettings(RunSettings):
 
     Attributes:
         gpus: how many GPUs to plan for, in place of those here.
-        gpu_memory: of each, with its unit: `40GB` (10^9 bytes), `80GiB` (2^30 bytes).
+        gpu_memory: of each, with its unit: `40GB` (10^9 bytes), `80GiB` (2^30 bytes); or their name, `A100` or
+            `8xH100`, of which the smallest size counts unless it is named: `'A100 80GB'`.
         bandwidth: of a GPU's memory, or of main memory, in GB/s.
         prompt_length: tokens of the longest prompt; with a server's address in `costs`, of the context behind which its
             passes are timed.
@@ -96,11 +99,12 @@ class PlanSettings(RunSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_at_least(self, gpus=1, prompt_length=1)
-        require(self.gpus is None or self.gpus <= 1024, "gpus", "must be at most 1024", self.gpus)
+        number = self.gpus or self._named_gpus[0]
+        require(number <= 1024, "gpus", "must be at most 1024", number)
         if self.gpus is not None and self.gpu_memory is None and not gpu_names():
-            rule = "must say what each of the pretended GPUs has, such as gpu_memory=40GB"
+            rule = "must say what each of the pretended GPUs has, such as gpu_memory=40GB or A100"
             raise SettingError("gpu_memory", rule)
-        rule = "must be an amount with its unit, such as 40GB or 80GiB"
+        rule = "must be an amount with its unit, such as 40GB or 80GiB, or a GPU: A100, 8xH100"
         is_amount = self.gpu_memory is None or bool(self.gpu_memory_bytes)
         require(is_amount, "gpu_memory", rule, self.gpu_memory)
         finite = self.bandwidth is None or 0 < self.bandwidth < float("inf")
@@ -138,8 +142,27 @@ class PlanSettings(RunSettings):
         return named
 
     @property
+    def pretended(self) -> PretendedGpus | None:
+        """The GPUs to plan for; None for those here."""
+        if self.gpus is None and self.gpu_memory is None:
+            return None
+        number, gpus = self._named_gpus
+        size = None if gpus else self.gpu_memory
+        return PretendedGpus(self.gpus or number, self.gpu_memory_bytes, size, gpus)
+
+    @property
+    def _named_gpus(self) -> tuple[int, Sequence[Gpu]]:
+        """The number and kinds of `8xH100`; one of none for an amount."""
+        typed = self.gpu_memory or ""
+        number = re.match(r"(\d+) ?[x×] ?", typed)
+        return int(number[1]) if number else 1, gpus_named(typed[number.end() if number else 0 :])
+
+    @property
     def gpu_memory_bytes(self) -> int | None:
         """`gpu_memory` in bytes; None where it is not set or is no amount."""
+        _, gpus = self._named_gpus
+        if gpus:
+            return round(gpus[0].memory_gb * 10**9)
         pattern = r"(\d+(?:\.\d*)?) ?([mgt])(i?)b?"
         match = re.fullmatch(pattern, self.gpu_memory or "", re.IGNORECASE)
         if match is None:

@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.config.demand import Remedy
+from harness.config.gpus import Gpu
 
 
 @dataclass(frozen=True)
@@ -18,11 +19,13 @@ class PretendedGpus:
     Attributes:
         memory: bytes of each; None for what this machine's first GPU has free.
         size: the same as it was typed, `40GB`.
+        kinds: GPUs that were named in its place.
     """
 
     number: int
     memory: int | None
     size: str | None
+    kinds: Sequence[Gpu] = ()
 
 
 @dataclass(frozen=True)
@@ -74,11 +77,13 @@ class PassBytes:
         step: of the target for one token of each row.
         verification: of the target for K + 1 tokens of each row.
         drafting: of all passes of the draft; 0 where drafting reads no weights.
+        most_draft_tokens: K beyond which no more are drafted, as the block of a head allows; None for any.
     """
 
     step: float
     verification: Mapping[int, float]
     drafting: Mapping[int, float]
+    most_draft_tokens: int | None = None
 
     def iteration_steps(self, num_draft_tokens: int) -> float:
         """The least cost of drafting K tokens and verifying them, in steps of the target."""

@@ -82,7 +82,7 @@ def _pretended_machine(pretended: PretendedGpus) -> Machine:
     # A gigabyte of a GPU, as sold, is about 2^30 bytes.
     enough = [gpu for gpu in with_memory if gpu.memory_gb * 2**30 >= 0.99 * memory]
     similar = [gpu for gpu in enough if gpu.memory_gb * 1e9 < 1.1 * memory]
-    possible = similar or enough
+    possible = pretended.kinds or similar or enough
     bandwidths = {gpu.name: gpu.bandwidth_gb_s for gpu in possible}
     gpus = "GPU" if pretended.number == 1 else "GPUs"
     size = pretended.size or f"{memory / 1e9:.1f} GB"
@@ -207,16 +207,19 @@ def pass_bytes(pair: PlannedPair, demand: Demand, draft_tokens: Iterable[int]) -
     target, *drafts = pair.sketches
     # An average pass finds half of the new tokens in the cache.
     context = demand.prompt_tokens + demand.new_tokens // 2
+    most = None if pair.head is None else getattr(pair.head.config, "most_tokens", None)
     # A verification may read more than a step: its tokens take different experts.
     verification = {}
     drafting = {}
     for number in draft_tokens:
-        verification[number] = target.pass_bytes(demand.batch_size, context, number + 1)
+        num_drafted = min(number, most or number)
+        verification[number] = target.pass_bytes(demand.batch_size, context, num_drafted + 1)
         drafting[number] = 0
         for draft in drafts:
             num_passes = 1 if draft.drafts_in_one_pass else number
             drafting[number] += num_passes * draft.pass_bytes(demand.batch_size, context)
-    return PassBytes(target.pass_bytes(demand.batch_size, context), verification, drafting)
+    step = target.pass_bytes(demand.batch_size, context)
+    return PassBytes(step, verification, drafting, most)
 
 
 def roofs(placed: PlacedPair, batch_size: int, num_tokens: int) -> list[Roof]:

@@ -11,7 +11,7 @@ of the orders of six equal pairs were wrong over 30 prompts, by intervals 1.5 % 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, NamedTuple, Self
 
@@ -45,6 +45,10 @@ _PLANTED_DRAFT = (
 )
 
 
+# A K with fewer than this many times the draft tokens of a smaller one drafts no more.
+_NO_MORE = 1.02
+
+
 class Sides(NamedTuple):
     """The place of a run in a grid.
 
@@ -72,11 +76,13 @@ class Member:
         verdict: whether it pays, by an interval that holds for all runs that are read together.
         standing: how it compares with the reference; None of the reference itself, in a series of one run, and without
             a speed-up.
+        same_setting: the smaller K that is the same setting, in a sentence; empty without one.
     """
 
     run: Run[Any]
     verdict: Statement
     standing: Statement | None = None
+    same_setting: str = ""
 
     @property
     def sides(self) -> Sides:
@@ -155,10 +161,38 @@ class Series:
 
 
 def judged_at_once(runs: Sequence[Run[Any]]) -> list[Member]:
-    """These runs, each by an interval that holds for all of them at once."""
+    """These runs, each by an interval that holds for all of them at once. One that drafts no more tokens than another
+    is that one's setting, and is not judged.
+    """
+    whys = [why_same_setting(run, runs) for run in runs]
     alone = [Member(run, verdict_of(run.last)) for run in runs]
-    family = max(1, sum(member.is_judged for member in alone))
-    return [Member(run, verdict_of(run.last, family)) for run in runs]
+    family = max(
+        1, sum(member.is_judged and not why for member, why in zip(alone, whys, strict=True))
+    )
+    members = []
+    for run, why in zip(runs, whys, strict=True):
+        verdict = verdict_of(run.last, family)
+        if why:
+            verdict = replace(verdict, relation="open", why=why)
+        members.append(Member(run, verdict, same_setting=why))
+    return members
+
+
+def why_same_setting(run: Run[Any], runs: Sequence[Run[Any]]) -> str:
+    """`K=15 drafts no more tokens than K=7`, as above the block of a head: both are one setting. Empty where none of
+    these runs has a smaller K that drafts as many.
+    """
+    row = run.last
+    k, drafted = row.num_draft_tokens, getattr(row, "mean_num_draft_tokens", None)
+    if not isinstance(k, int) or not drafted:
+        return ""
+    for other in (run.last for run in runs):
+        smaller = other.num_draft_tokens
+        is_alike = (other.draft, Sides.of(other)[:2]) == (row.draft, Sides.of(row)[:2])
+        is_smaller = is_alike and isinstance(smaller, int) and smaller < k
+        if is_smaller and drafted < _NO_MORE * (other.mean_num_draft_tokens or 0):
+            return f"K={k} drafts no more tokens than K={smaller}: both are one setting"
+    return ""
 
 
 def series_of(runs: Sequence[Run[Any]], *, at_once: bool = False) -> list[Series]:

@@ -224,3 +224,28 @@ def test_requests_of_a_published_server() -> None:
     problem = PlacementProblem((target, head), placement, {0: free, "cpu": 0}, demand)
     assert problem.reserve_bytes == 0
     assert capacity(problem) == (171, 144)
+
+
+def test_no_k_above_the_block_of_a_head_is_advised(plan: Plan) -> None:
+    """Its blocks of five tokens draft four, whatever K is."""
+    planned = plan("draft=tiny_dflash", "acceptance=0.95", "K=9")
+    assert planned.row["best_num_draft_tokens"] == 4
+    assert planned.row["highest_speedup"] < 5
+    assert "K=9 drafts no more tokens than K=4" in planned.stdout
+
+
+@pytest.mark.parametrize(
+    ("typed", "gigabytes", "gpus"),
+    [
+        (["gpu_memory=8xH100"], 80, {"H100 SXM", "H100 PCIe"}),
+        (["gpu_memory=A100"], 40, {"A100 40GB"}),
+        (["gpu_memory=a100-80gb", "gpus=2"], 80, {"A100 SXM 80GB", "A100 PCIe 80GB"}),
+        (["gpu_memory=4090"], 24, {"RTX 4090"}),
+    ],
+)
+def test_gpus_by_their_names(plan: Plan, typed: list[str], gigabytes: int, gpus: set[str]) -> None:
+    """Of several sizes the smallest."""
+    row = plan("model=7B", *typed).row
+    assert row["num_gpus"] == {"gpu_memory=8xH100": 8, "gpu_memory=a100-80gb": 2}.get(typed[0], 1)
+    assert row["free_bytes"] == gigabytes * 10**9
+    assert set(json.loads(row["bandwidths"])) == gpus

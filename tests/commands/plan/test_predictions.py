@@ -352,6 +352,9 @@ def test_a_k_above_the_block_of_a_head_is_the_setting_below(harness: Harness) ->
     assert "K=8 drafts no more tokens than K=7" in page
     assert "measure K=7" in page
     assert "K=14" not in page
+    page = harness("report", "sweep.csv").stdout
+    assert "K=8 drafts no more tokens than K=7: both are one setting" in page
+    assert "Without a verdict" not in page
 
 
 def test_a_typed_rate_is_of_one_draft_and_what_drafted_nothing_has_no_price(

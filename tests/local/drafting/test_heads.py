@@ -407,6 +407,8 @@ def test_other_tensors_are_one_line(
         ("speculators dspark", {"markov_head_type": "rnn"}, "rnn"),
         ("speculators dflash", {"mask_token_id": None}, "mask_token_id"),
         ("SafeAILab", {"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state"),
+        ("z-lab dflash", {"dflash_config": {"mask_token_id": 319}}, "names no target_layer_ids"),
+        ("SafeAILab", {"architectures": ["LlamaForCausalLM"], "bias": True, "draft_vocab_size": None}, "type eagle"),
         ("speculators dflash2", {"draft_vocab_size": REDUCED}, "some of the target's tokens"),
         ("z-lab dflash2", {"dflash_config": SELECTOR | {"output_multiplier": 0.2}}, "output_multiplier=0.2"),
         ("z-lab dflash2", {"final_logit_softcapping": 1.0}, "final_logit_softcapping=1.0"),

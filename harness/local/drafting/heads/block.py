@@ -65,6 +65,11 @@ class DFlashConfig(HeadConfig):
     causal_windows: bool
     windows_follow: bool
 
+    @property
+    def most_tokens(self) -> int:
+        """Tokens that one pass drafts, whatever K is."""
+        return self.block_size - (not self.from_anchor)
+
 
 class DFlash(LayeredHead):
     """DFlash, as speculators, z-lab and DeepSpec store it. Its layers are always in Qwen3's style.
@@ -111,7 +116,7 @@ class DFlash(LayeredHead):
         super().__init__(config, "qwen3")
         layer_config: Any = config.transformer
         self.hidden_norm = LlamaRMSNorm(layer_config.hidden_size, layer_config.rms_norm_eps)
-        self.most_tokens = config.block_size - (not config.from_anchor)
+        self.most_tokens = config.most_tokens
 
     def draft(self, unread: Unread, uniforms: Tensor, cache: SlotCache, draw: Draw) -> Draft:
         size = self.config.block_size

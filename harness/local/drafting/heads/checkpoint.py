@@ -219,8 +219,8 @@ def _checked_head(kind: type[Head], stored: StoredHead, weights: bool) -> HeadCh
 
 def _check_model(stored: StoredHead) -> None:
     """Raise a SettingError for what is neither a head nor a model."""
-    if stored.is_speculators:
-        raise stored.refused(f"is a speculators head of type {stored.kind}, which is not supported")
+    if stored.kind not in (None, *KINDS):
+        raise stored.refused(f"is a head of type {stored.kind}, which is not supported")
     names = stored.raw.get("architectures")
     name = names[0] if isinstance(names, list) and names else "ForCausalLM"
     is_model = hasattr(transformers, name) or name.endswith(("ForCausalLM", "LMHeadModel"))

@@ -119,7 +119,11 @@ class StoredHead:
         # vLLM names P-EAGLE heads EAGLE-3; only theirs have a mask token.
         if "peagle" in names or ("eagle3" in names and "mask_token_id" in named):
             return "peagle"
-        return "eagle3" if "eagle3" in names or "draft_vocab_size" in named else None
+        if "eagle3" in names or "draft_vocab_size" in named:
+            return "eagle3"
+        # The one layer of EAGLE-1 and 2 has no name but this field.
+        is_eagle = "bias" in named and named.get("num_hidden_layers") == 1
+        return "eagle" if is_eagle else None
 
     def sizes(self, usual_layers: Sequence[int]) -> dict[str, Any]:
         """Return the fields of `HeadConfig` that follow from the target.
@@ -197,6 +201,8 @@ class StoredHead:
                 return list(named[key])
         if "target_layer_ids" in named:
             return [layer + 1 for layer in named["target_layer_ids"]]
+        if self.chosen_layers is None and self.kind not in ("eagle3", "peagle"):
+            raise self.refused("names no target_layer_ids (draft.layers=[...] does)")
         # What EAGLE-3 reads where its configuration names nothing.
         return [2, num_layers // 2, num_layers - 3]
 
