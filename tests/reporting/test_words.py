@@ -36,7 +36,14 @@ COMMANDS = [
     (PlanSettings, PlanRow),
 ]
 # Where results go and how a sweep is carried out.
-NOT_MEASURED = {"results.file", "results.details", "resume", "job_timeout_s", "force"}
+NOT_MEASURED = {
+    "results.file",
+    "results.details",
+    "results.format",
+    "resume",
+    "job_timeout_s",
+    "force",
+}
 # A column of the table has it, or (eval's seed) it is only the default of another setting.
 SAID_OTHERWISE: dict[type[RunRow], set[str]] = {
     # Repeats are one measurement.

@@ -359,7 +359,7 @@ def test_an_interval_among_many_is_wider() -> None:
     over_runs = replace(row, speedup=replace(row.speedup, covers=Coverage(9, "prompt", num_runs=5)))
     for measured, is_narrower in ((row, True), (over_runs, False)):
         usual = verdict_of(measured, family=5).interval
-        stopped = verdict_of(replace(measured, stopped_by="precision"), family=5).interval
+        stopped = verdict_of(replace(measured, precision=0.02), family=5).interval
         assert (stopped.high < usual.high) == is_narrower
     damaged = replace(row, speedup=Interval(2.0, -1.0, 3.96))
     assert not verdict_of(damaged).is_judged
