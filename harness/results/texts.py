@@ -7,10 +7,15 @@ from pathlib import Path
 from typing import TypeVar
 
 from harness.results.files import rows_in
-from harness.results.rows.acceptance import AcceptancePartRow, AcceptanceRow, AcceptanceTextRow
+from harness.results.rows.acceptance import (
+    AcceptanceCauseRow,
+    AcceptancePartRow,
+    AcceptanceRow,
+    AcceptanceTextRow,
+)
 from harness.results.runs import Run
 
-AnyRow = TypeVar("AnyRow", AcceptanceTextRow, AcceptancePartRow)
+AnyRow = TypeVar("AnyRow", AcceptanceTextRow, AcceptancePartRow, AcceptanceCauseRow)
 
 
 def rows_of(run: Run[AcceptanceRow], kind: type[AnyRow]) -> list[AnyRow]:
@@ -27,12 +32,17 @@ def texts_of(run: Run[AcceptanceRow], k: int) -> list[AcceptanceTextRow]:
 
 
 def best_row(rows: Sequence[AcceptanceRow]) -> AcceptanceRow:
-    """The row of the K that another engine drafted with; else of the highest expected speed-up, or without costs of the
-    largest K.
+    """The row of the K that another engine drafted with, or that a card is about; else of the highest expected
+    speed-up, or without costs of the largest K.
     """
     return max(
         rows,
-        key=lambda row: (row.health is not None, expected(row)[0], row.num_draft_tokens or 0),
+        key=lambda row: (
+            row.engine_unknown is not None or row.weights_tokens_per_iteration is not None,
+            row.card_tokens_per_iteration is not None,
+            expected(row)[0],
+            row.num_draft_tokens or 0,
+        ),
     )
 
 

@@ -85,10 +85,10 @@ class ServerEngine(Engine):
         takes_turns: bool = False,
         most_starts: int = 0,
     ) -> None:
-        if opening.settings.ASKS_SPECULATIVE_ALONE:
-            served = [server for server in served if server.name == "speculative"] or served
         self.opening = opening
         settings = ServerSettings.of(opening.settings)
+        if opening.settings.ASKS_SPECULATIVE_ALONE and not settings.first_command:
+            served = [server for server in served if server.name == "speculative"] or served
         self.key = api_key("engine.api_key_variable", settings.api_key_variable)
         self.say = opening.say
         self.servers: Servers = Servers(

@@ -357,23 +357,33 @@ def test_a_recovery(snapshot: SnapshotAssertion, case: str) -> None:
 COSTS = {"iteration_cost": 1.25}
 UNLIKELY = {"likelihood_z": -4.8, "log_probability": -2.5, "own_log_probability": -1.5}
 TEXTS = {
-    "text_source": "given", "num_tokens": 12345, "temperature": 0.5, "max_new_tokens": 64, "batch_size": 4,
-    "acceptance_rate": 0.8, "conditional_acceptance_rate": 0.9,
-    "weights_tokens_per_iteration": Interval(4.05, 3.8, 4.31), "served_tokens_per_iteration": 1.52,
-}  # fmt: skip
-HEALTHS = {
-    1: {"health": "cannot tell"}, 2: {"health": "other texts"}, 5: {"health": "accepts less"},
-    7: {"health": "accepts more", "served_tokens_per_iteration": 4.6},
+    "text_source": "given",
+    "num_tokens": 12345,
+    "temperature": 0.5,
+    "max_new_tokens": 64,
+    "batch_size": 4,
+    "acceptance_rate": 0.8,
+    "conditional_acceptance_rate": 0.9,
+}
+SERVED = {"weights_tokens_per_iteration": Interval(4.05, 3.8, 4.31), "served_tokens_per_iteration": 1.52}  # fmt: skip
+ENGINES = {
+    "engine not known": {"engine_unknown": "the engine drafts fewer than K=7"},
+    "other texts": UNLIKELY | {"impossible_share": 0.0, "engine_unknown": "the texts are not the model's"},
+    "accepts less": {"card_tokens_per_iteration": 4.2}, "accepts more": {"served_tokens_per_iteration": 4.6},
+    "counts that are wrong": {"arrived_tokens_per_iteration": 4.0, "repeated_share": 0.61},
+    "no better than a guess": {
+        "acceptance_rate": 0.01, "relative_to_guess": Interval(0.9, 0.85, 0.95), "served_tokens_per_iteration": 4.0,
+    },
 }  # fmt: skip
 ACCEPTANCES: dict[str, list[Changes]] = {
     "costs": [COSTS],
     "greedy, and no interval": [{"temperature": 0.0, "low": (NAN, 7)}],
-    "without temperature": [{"temperature": None, "health": "as its weights say"}],
+    "without temperature": [{"temperature": None}],
     "unlikely texts": [UNLIKELY],
     "likely texts": [UNLIKELY | {"likelihood_z": 4.75, "impossible_share": 0.005}],
     "impossible texts": [UNLIKELY | {"impossible_share": 0.0051}],
     "likely without their own": [UNLIKELY | {"own_log_probability": None}],
-    "each health": [UNLIKELY | {"by_k": HEALTHS}],
+    **{name: [{"at_k": columns}] for name, columns in ENGINES.items()},
     "several": [COSTS, COSTS | {"draft": "7B", "best": 5.0}, UNLIKELY | {"model": "30B", "text_source": "own"}],
     "of one name": [COSTS | {"draft": "./a/step_100"}, COSTS | {"draft": "./b/step_100", "best": 1.7}],
 }  # fmt: skip
@@ -388,11 +398,11 @@ def test_an_acceptance(snapshot: SnapshotAssertion, case: str) -> None:
         columns |= TEXTS | changes
         best = columns.pop("best")
         low, units = columns.pop("low", (best - 0.1, 9))
-        by_k = columns.pop("by_k", {})
+        at_k = columns.pop("at_k", {})
         tokens = Interval(best, low, best + 0.1, Coverage(units, "prompt"))
         rows = []
         for k in (1, 2, 5, 7):
-            k_columns = (columns if k == 7 else columns | {"health": None}) | by_k.get(k, {})
+            k_columns = columns | (SERVED | at_k if k == 7 and at_k else {})
             if "iteration_cost" in columns:
                 k_columns = k_columns | {"expected_speedup": tokens.scaled(0.8 - k / 100)}
             rows.append(AcceptanceRow(num_draft_tokens=k, tokens_per_iteration=tokens, **k_columns))

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
 from harness.local.decoding.protocols import Runner, Step
 from harness.local.decoding.verify import Offer, Verdict
 from harness.local.decoding.warp import BatchWarp, Warp
@@ -154,3 +156,52 @@ class SamplesCompared(Fault):
     def verdict(self, rule: Callable[[Offer], Verdict], warp: BatchWarp, offer: Offer) -> Verdict:
         # Of a token that comes without probabilities just that is the rule.
         return rule(dataclasses.replace(offer, draft_probabilities=None))
+
+
+class LastDropped(Fault):
+    """The last draft token of a proposal never counts."""
+
+    def verdict(self, rule: Callable[[Offer], Verdict], warp: BatchWarp, offer: Offer) -> Verdict:
+        fewer = (offer.lengths - 1).clamp(min=0)
+        return rule(dataclasses.replace(offer, lengths=fewer))
+
+
+class _LateRunner(Proxy):
+    """Gives each token the hidden state of the one before, across passes."""
+
+    def start(self, prompts: Sequence[Sequence[int]]) -> Step:
+        step: Step = self._wrapped.start(prompts)
+        return self._late(step, step.hidden[:, :1])
+
+    def extend(self, tokens: Any) -> Step:
+        step: Step = self._wrapped.extend(tokens)
+        return self._late(step, self._before)
+
+    def _late(self, step: Step, before: Any) -> Step:
+        self._hidden = step.hidden
+        self._before = step.hidden[:, -1:]
+        late = torch.cat([before, step.hidden[:, :-1]], dim=1)
+        return dataclasses.replace(step, hidden=late)
+
+    def keep(self, counts: Sequence[int]) -> None:
+        self._wrapped.keep(counts)
+        last = [hidden[count - 1] for hidden, count in zip(self._hidden, counts, strict=True)]
+        self._before = torch.stack(last).unsqueeze(1)
+
+    def select(self, rows: Sequence[int]) -> None:
+        self._wrapped.select(rows)
+        self._before = self._before[list(rows)]
+
+    def add(self, prompts: Sequence[Sequence[int]]) -> Step:
+        running = self._before
+        step: Step = self._wrapped.add(prompts)
+        late = self._late(step, step.hidden[:, :1])
+        self._before = torch.cat([running, self._before])
+        return late
+
+
+class HiddenLate(Fault):
+    """A head gets the hidden states of the token before each one."""
+
+    def runner(self, runner: Runner) -> Runner:
+        return _LateRunner(runner)

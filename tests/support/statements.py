@@ -22,7 +22,7 @@ def incoherent(statements: Sequence[Statement]) -> list[str]:
         # Those about one reference are read together, and all changes.
         row = statement.subject if statement.reference is None else statement.reference
         reading = id(row) if statement.kind in ("pays", "compared") else 0
-        if statement.kind not in ("lossless", "health"):
+        if statement.kind in ("pays", "compared", "changed", "margin"):
             families.setdefault(reading, set()).add(statement.family)
     compared_with = {id(statement.reference) for statement in statements if statement.reference}
     for reading in families.keys() & {0, *compared_with}:

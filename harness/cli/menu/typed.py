@@ -31,8 +31,8 @@ _GROUPS = ("model", "draft", "decoding", "placement", "prompts", "engine")
 _NO_NAME = re.compile(r"null|true|false|[-+]?\d+(\.\d*)?|\[.*\]", re.IGNORECASE)
 # Settings that take such a name, or a path.
 _NAMES_OR_PATHS = ("model", "draft", "engine", "prompts", "pair")
-# Settings that take one path, with any commas in it, and those of Hydra that take a directory.
-_PATHS = ("results.file", "hydra.run.dir", "hydra.sweep.dir")
+# Settings of one value, with any commas in it: a path, those of Hydra that take a directory, and names of causes.
+_PATHS = ("results.file", "hydra.run.dir", "hydra.sweep.dir", "causes")
 # Stands for a value that Hydra's grammar does not have.
 _UNREADABLE = object()
 

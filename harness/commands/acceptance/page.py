@@ -9,16 +9,27 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from harness.commands.acceptance.health import health_in_words, off_policy
 from harness.config.amounts import counted, percent
 from harness.reporting.names import Named, named_runs
 from harness.reporting.page import NextStep, Page, heading, title_of_many
 from harness.reporting.table import Column, Line, Table, TableRow, number, times
 from harness.reporting.words import in_words, typed_again
+from harness.results.judging.acceptance import (
+    LITTLE,
+    MOST_DEVIATIONS,
+    MOST_IMPOSSIBLE,
+    AcceptanceFinding,
+    believed,
+    finding_of,
+)
 from harness.results.judging.drafts import judged_drafts
-from harness.results.judging.health import judged_health
 from harness.results.judging.statement import Statement
-from harness.results.rows.acceptance import AcceptancePartRow, AcceptanceRow, AcceptanceTextRow
+from harness.results.rows.acceptance import (
+    AcceptanceCauseRow,
+    AcceptancePartRow,
+    AcceptanceRow,
+    AcceptanceTextRow,
+)
 from harness.results.runs import Run, grouped
 from harness.results.statistics.interval import DASH, Interval
 from harness.results.texts import best_row, rows_of, texts_of
@@ -66,12 +77,13 @@ def acceptance_page(runs: Sequence[Run[AcceptanceRow]]) -> Page | None:
     if best.text_source != "served":
         command = typed_again(changes, command="latency", leaving_out=_OWN_SETTINGS)
         steps.append(NextStep("measure it", command=command))
-    health = [judged_health(row) for draft in drafts for row in draft.run.rows if row.health]
+    findings = [_finding(draft) for draft in drafts]
+    of_acceptance = [statement for found in findings for statement in found.statements]
     return replace(
         page,
         doubts=[*doubts],
         next=steps,
-        statements=[*itertools.chain(*judged), *health],
+        statements=[*itertools.chain(*judged), *of_acceptance],
         plots=partial(_plots, by_target),
     )
 
@@ -125,11 +137,22 @@ def _page_of_draft(draft: Draft) -> Page:
     about = f"no interval: {tokens.covers}, 8 needed"
     if bounds:
         about = f"95 % interval {bounds}, {tokens.covers}"
-    why = [("Health", health_in_words(row)) for row in rows if row.health is not None]
+    found = _finding(draft)
+    findings = [Line(summary(rows).partition(",")[0], "strong", about)]
+    findings += [Line(sentence) for sentence in _sentences(best, found)]
+    why = _reasons(best, found)
     if best.iteration_cost is not None:
         cost = f"an iteration takes {best.iteration_cost:.2f} steps at K={k}, by the bytes it reads"
         why.append(("Cost", cost))
     tables = [_by_k(rows, best), Table.of("every_k", "", rows, _EVERY_K, look="plain")]
+    causes = rows_of(draft.run, AcceptanceCauseRow)
+    if any(cause.served for cause in causes):
+        typed = [cause for cause in causes if cause.cause in (None, "command")]
+        tables.append(
+            Table.of("positions", f"Accepted of tested, by position, K={k}", typed, _POSITIONS)
+        )
+    if found.causes:
+        tables.append(Table.of("causes", "Under other conditions", found.causes, _CAUSES))
     if parts:
         at_best = [part for part in parts if part.num_draft_tokens == k]
         turns = [f"{part.part} {estimate_of(part.tokens_per_iteration):.2f}" for part in at_best]
@@ -141,10 +164,112 @@ def _page_of_draft(draft: Draft) -> Page:
     read = f"{counted(len(texts), 'turn' if parts else 'text')} " if texts else ""
     settings = [f"{read}{best.text_source}", f"{best.num_tokens or 0:,} tokens"]
     settings += filter(None, (in_words(best, name) for name in ("temperature", "top_k", "top_p")))
-    finding = Line(summary(rows).partition(",")[0], "strong", about)
-    return Page(heading(best, " · ".join(settings)), [finding], (), tables, why)
+    return Page(heading(best, " · ".join(settings)), findings, (), tables, why)
 
 
+def _finding(draft: Draft) -> AcceptanceFinding:
+    return finding_of(draft.run.rows, draft.row, rows_of(draft.run, AcceptanceCauseRow))
+
+
+def engine_in_words(engine: Statement) -> str:
+    """`as its weights say: the engine decides 3.96 tokens per iteration at K=4, its weights 4.05 (3.80 to 4.31)`."""
+    row = engine.subject
+    served = believed(row)
+    weights = f"its weights {row.weights_tokens_per_iteration or Interval():.2f}"
+    if engine.why:
+        return f"{engine.words}: {off_policy(row) or engine.why}; {weights} tokens per iteration"
+    figures = f"the engine decides {served:.2f} tokens per iteration at K={row.num_draft_tokens}"
+    return f"{engine.words}: {figures}, {weights}"
+
+
+def _sentences(row: AcceptanceRow, found: AcceptanceFinding) -> list[str]:
+    """Whether the engine, the draft or a condition makes acceptance what it is."""
+    sentences = []
+    engine = found.engine
+    if engine is not None:
+        place = "" if found.first_below is None else f"From draft token {found.first_below} on it "
+        text = engine_in_words(engine)
+        sentences.append(
+            f"{place}{text}" if place and engine.relation == "below" else _capital(text)
+        )
+    if found.card is not None:
+        tokens = f"{row.tokens_per_iteration or Interval():.2f} tokens per iteration"
+        sentences.append(
+            f"{_capital(found.card.words)}: {tokens}, {row.card_tokens_per_iteration:.2f} promised"
+        )
+    is_little = (row.acceptance_rate or 0.0) < LITTLE
+    if is_little and found.guess is not None and found.guess.relation == "below":
+        guess = "always guessing the texts' most frequent token"
+        sentences.append(f"No better than {guess}: the draft is untrained, or another model's")
+    read = [statement.subject for statement in found.named if not statement.subject.is_asked]
+    asked = [statement for statement in found.named if statement.subject.is_asked]
+    if read:
+        ways = " or ".join(f"{cause.condition} ({cause.weights:.2f})" for cause in read)
+        sentences.append(f"Explained by {ways}")
+    for statement in asked:
+        more = f"{statement.interval:×} the tokens per iteration"
+        sentences.append(f"With {statement.subject.condition}: {more}")
+    is_unexplained = engine is not None and (engine.is_conclusion or engine.why)
+    if is_unexplained and found.causes and not found.named:
+        sentences.append("None of the measured causes explains it")
+    return sentences
+
+
+def _reasons(row: AcceptanceRow, found: AcceptanceFinding) -> list[tuple[str, str]]:
+    """The figures beside the finding."""
+    reasons = []
+    served, arrived = row.served_tokens_per_iteration, row.arrived_tokens_per_iteration
+    if served is not None and arrived is not None and believed(row) != served:
+        counts = f"its counts say {served:.2f} tokens per iteration, {arrived:.2f} arrive together"
+        reasons.append(("Counts", f"{counts}, as its weights say: the counts are not believed"))
+    if row.repeated_share is not None:
+        reasons.append(("Texts", f"{percent(row.repeated_share)} repeats what they had before"))
+    if row.fits is not None and (row.acceptance_rate or 0.0) < LITTLE:
+        reasons.append(("Fits", row.fits))
+    if found.engine is None and row.text_source == "served":
+        reasons.append(
+            ("Missing", "the weights: model= and draft= say what the draft would accept")
+        )
+    return reasons
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def off_policy(row: AcceptanceRow) -> str | None:
+    """How unlikely the texts are under the target; None where they are as likely as its own."""
+    served = row.log_probability
+    expected = row.own_log_probability
+    impossible = row.impossible_share or 0.0
+    parts = []
+    if (
+        abs(row.likelihood_z or 0.0) > MOST_DEVIATIONS
+        and served is not None
+        and expected is not None
+    ):
+        parts.append(f"{-served:.2f} nats per token where its own have {-expected:.2f}")
+    if impossible > MOST_IMPOSSIBLE:
+        parts.append(f"{percent(impossible, 1)} of their tokens it cannot draw")
+    if not parts:
+        return None
+    return f"Not {row.model}'s own texts at this temperature: {'; '.join(parts)}"
+
+
+_SHARE = "{:.2f}".format
+_POSITIONS = (
+    Column("", text=True, of=lambda cause: cause.condition or "as typed", varies=True),
+    Column("draft token", of=lambda cause: cause.position or "tokens per iteration"),
+    Column("engine\n(95 % interval)", _SHARE, "served", optional=True),
+    Column("weights\n(limits)", _SHARE, "weights", optional=True),
+)
+_CAUSES = (
+    Column("condition", text=True, of="subject.condition"),
+    Column("engine", _SHARE, "subject.served.estimate", optional=True),
+    Column("weights\n(limits)", _SHARE, "subject.weights", optional=True),
+    Column("relative\n(95 % interval)", _SHARE, "interval"),
+    Column("", text=True, of=lambda statement: statement.why or statement.words),
+)
 _PARTS = (
     Column("turn", text=True, of="part"),
     Column("tokens", "{:,}".format, "num_tokens"),

@@ -6,15 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from harness.commands.acceptance.causes import CAUSES
 from harness.commands.command import Command
 from harness.config.closed_form import require_closed_form
 from harness.config.engines import Abilities
 from harness.config.errors import CANNOT_TELL, VerdictError
+from harness.config.model_names import SERVED
 from harness.config.run import PromptedSettings
 from harness.config.settings import LARGEST_K, require, require_at_least
-from harness.results.rows.acceptance import AcceptancePartRow, AcceptanceRow, AcceptanceTextRow
-
-_EXIT_CODES = {"accepts less": 1, "accepts more": 1, "other texts": 1, "cannot tell": CANNOT_TELL}
+from harness.results.rows.acceptance import (
+    AcceptanceCauseRow,
+    AcceptancePartRow,
+    AcceptanceRow,
+    AcceptanceTextRow,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +32,9 @@ class AcceptanceSettings(PromptedSettings):
             where all would be the same.
         up_to: K from 1 to this number.
         batch_size: texts that the target writes together, where there are no answers.
+        card: the acceptance length that the draft's card promises at K, or a rate below 1; None for none.
+        causes: conditions that are measured besides: names divided by commas, `all` or `none`; `auto` measures where an
+            engine accepts other than its weights, where a card is missed, or where less than 20 % is accepted.
     """
 
     ASKS_SPECULATIVE_ALONE = True
@@ -34,6 +42,8 @@ class AcceptanceSettings(PromptedSettings):
     num_prompts: int | Literal["auto"] = "auto"
     texts_per_prompt: int = 4
     up_to: int = 16
+    card: float | None = None
+    causes: str = "auto"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -43,7 +53,35 @@ class AcceptanceSettings(PromptedSettings):
             require(
                 self.num_prompts >= 1, "num_prompts", "must be auto or at least 1", self.num_prompts
             )
-        require_closed_form(self)
+        require(self.card is None or self.card > 0, "card", "must be above 0", self.card)
+        rule = f"must be auto, all, none, or some of {','.join(CAUSES)}"
+        is_known = self.causes in ("auto", "all", "none") or set(self.causes.split(",")) <= {
+            *CAUSES
+        }
+        require(is_known, "causes", rule, self.causes)
+        if self.has_weights:
+            rule = "must be named beside a draft, whose weights are loaded here; a server's own counts need neither"
+            require(self.model.repository != SERVED, "model", rule, None)
+            require_closed_form(self)
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether the weights are loaded here; otherwise a server's own counts are all there is."""
+        return self.draft is None or self.draft.method != "server"
+
+    @property
+    def promised_tokens(self) -> float | None:
+        """The tokens per iteration that the card promises."""
+        if self.card is None or self.card >= 1:
+            return self.card
+        return 1 + self.card * self.decoding.most_draft_tokens
+
+    @property
+    def chosen_causes(self) -> set[str]:
+        """The causes that may be measured."""
+        if self.causes in ("auto", "all"):
+            return {*CAUSES}
+        return {*self.causes.split(",")} & {*CAUSES}
 
     def check_engine(self, engine: Abilities) -> None:
         rule = "must be local or server: transformers does not report what it accepted"
@@ -51,12 +89,6 @@ class AcceptanceSettings(PromptedSettings):
         require(engine.own_loop or engine.queues, "engine", rule, named)
         rule = "must be local or server: there are no weights whose acceptance could be planted"
         require(not engine.own_clock, "engine", rule, named)
-        assert self.draft is not None
-        rule = (
-            "must be the draft whose weights the server is said to have, to be loaded here;"
-            " harness latency measures what a server accepts without them"
-        )
-        require(self.draft.method != "server", "draft", rule, self.draft.name)
 
 
 class Acceptance(Command[AcceptanceSettings, AcceptanceRow]):
@@ -75,8 +107,13 @@ class Acceptance(Command[AcceptanceSettings, AcceptanceRow]):
         ("-m model=30B draft=7B,lookup,./my-eagle3-head", "several drafts on the same texts"),
         (
             "engine=server engine.url=http://gpu1:8000/v1 model=30B draft=7B",
-            "does this server accept what its weights say? exit code 1 if not",
+            "does this server accept what its weights do? exit code 1 if not",
         ),
+        (
+            "model=30B draft=./head card=4.2 K=4 -- vllm serve ...",
+            "why is acceptance low: the head, the engine or the conditions?",
+        ),
+        ("-- OLD_SERVER ... -- NEW_SERVER ...", "one draft in two engines, by position"),
     )
     notes = "It warns of texts that the target is unlikely to have written at this temperature."
     question = "How often is a draft right?"
@@ -85,19 +122,23 @@ class Acceptance(Command[AcceptanceSettings, AcceptanceRow]):
     experiment = "harness.commands.acceptance.measure:AcceptanceExperiment"
     row = AcceptanceRow
     shown_by = "harness.commands.acceptance.page:acceptance_page"
-    further_rows = (AcceptanceTextRow, AcceptancePartRow)
+    further_rows = (AcceptanceTextRow, AcceptancePartRow, AcceptanceCauseRow)
 
     def needs_local(self, settings: AcceptanceSettings) -> bool:
-        return True
+        return settings.has_weights
 
     def bad_answer(self, rows: Sequence[AcceptanceRow]) -> VerdictError | None:
-        """The error where an engine does not accept what its weights say, or where this is unknown."""
-        from harness.commands.acceptance.health import health_in_words
+        """The error where an engine does not accept what its weights do, or where this is unknown."""
+        from harness.commands.acceptance.page import engine_in_words
+        from harness.results.judging.acceptance import engine_statement, texts_statement
+        from harness.results.texts import best_row
 
-        for row in rows:
-            if row.health in _EXIT_CODES:
-                return VerdictError(health_in_words(row), _EXIT_CODES[row.health])
-        return None
+        row = best_row(rows)
+        engine, texts = engine_statement(row), texts_statement(row)
+        if engine is None or (engine.is_judged and not engine.is_conclusion):
+            return None
+        is_known = engine.is_conclusion or (texts is not None and texts.is_conclusion)
+        return VerdictError(engine_in_words(engine), 1 if is_known else CANNOT_TELL)
 
     def line(self, rows: Sequence[AcceptanceRow]) -> str:
         """Tokens per iteration at the best K."""

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from harness.results.statistics.iterations import Cut
 
 # The most transcripts with one prompt that are read together, and their most tokens.
 TOGETHER = 8
 _MOST_TOKENS = 16384
+
+# How an engine may draft with the right weights and be wrong: hidden states that come one position late, or from other
+# layers than the head was trained on (those before or behind, EAGLE-3's usual ones, the last), and a reduced vocabulary
+# that is read as the target's.
+DraftFault = Literal[
+    "late", "layers before", "layers behind", "usual layers", "last layer", "no mapping"
+]
 
 
 @dataclass(frozen=True)

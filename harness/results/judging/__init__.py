@@ -1,4 +1,4 @@
 """What may be said of several runs: statements (`statement`), of a series (`series`), of a grid (`grid`), of several K
 (`choice`), of computed drafts and predictions (`drafts`, `predictions`), of a figure before and after a change
-(`change`), of an engine and its weights (`health`), and of texts (`output`).
+(`change`), of what an engine accepts and why it is little (`acceptance`), and of texts (`output`).
 """

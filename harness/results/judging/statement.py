@@ -12,8 +12,20 @@ from harness.results.statistics.interval import Interval
 # Where the subject is, compared with the reference: above is better. Texts are lossless or lossy.
 Relation = Literal["above", "below", "open", "lossless", "lossy"]
 # A speculative arm and its regular one; a run and the reference of its series; a figure after a change and before it,
-# by itself or less a margin; a text and the target's distribution; an engine's iterations and those of its weights.
-Kind = Literal["pays", "compared", "changed", "margin", "lossless", "health"]
+# by itself or less a margin; a text and the target's distribution. Of acceptance: an engine and its weights; its texts
+# and the model's own; a draft and its card, or a guess that is always the same; a cause and the answers as they were.
+Kind = Literal[
+    "pays",
+    "compared",
+    "changed",
+    "margin",
+    "lossless",
+    "engine",
+    "texts",
+    "card",
+    "guess",
+    "cause",
+]
 
 # How each relation is said. `unknown` is an open one for a reason (`why`), without which the interval leaves it open.
 WORDS: Mapping[Kind, Mapping[str, str]] = {
@@ -27,11 +39,20 @@ WORDS: Mapping[Kind, Mapping[str, str]] = {
     "changed": {"above": "better", "below": "worse", "open": "cannot tell"},
     "margin": {"above": "no worse"},
     "lossless": {"lossless": "lossless", "lossy": "lossy", "open": "undecided"},
-    "health": {
-        "above": "accepts more",
-        "below": "accepts less",
+    "engine": {
+        "above": "accepts more than its weights",
+        "below": "accepts less than its weights",
         "open": "as its weights say",
         "unknown": "cannot tell",
+    },
+    "texts": {"above": "not the model's", "below": "not the model's", "open": "the model's"},
+    "card": {"above": "above its card", "below": "below its card", "open": "as its card says"},
+    "guess": {"above": "learned", "below": "no better than a guess", "open": "cannot tell"},
+    "cause": {
+        "above": "accepts more",
+        "below": "accepts less",
+        "open": "no difference shown",
+        "unknown": "not measured",
     },
 }
 # Bounds of this distance to the limit are on it: floating point moves those of equal units.

@@ -10,6 +10,7 @@ from harness.results.statistics.interval import Interval
 
 TEXTS_FILE = "acceptance_texts.csv"
 PARTS_FILE = "acceptance_parts.csv"
+CAUSES_FILE = "acceptance_causes.csv"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,18 +50,29 @@ class AcceptanceRow(PromptedRow):
     )
     impossible_share: MaybeFloat = figure("share of the tokens that the target cannot draw")
 
-    health: MaybeText = figure(
-        "of the K that another engine drafts with: `as its weights say`, `accepts less`, `accepts more`,"
-        " `other texts` where its texts are not the model's, or `cannot tell`"
+    repeated_share: MaybeFloat = figure(
+        "share of the texts' tokens that end four tokens which the text had before"
+    )
+    relative_to_guess: Interval | None = figure(
+        "tokens per iteration over those of one draft token that is always the texts' most frequent one; of K=1"
+    )
+    fits: MaybeText = figure("what of the draft's stored files fits the model's, and what does not")
+    card_tokens_per_iteration: MaybeFloat = figure(
+        "what the draft's card promises, of the K that it is compared at", "tokens"
     )
     served_tokens_per_iteration: MaybeFloat = figure(
-        "what the engine reported, or what arrived together, to be compared with `weights_tokens_per_iteration`",
-        "tokens",
+        "by the engine's own counts, of the K that it drafts with", "tokens"
+    )
+    arrived_tokens_per_iteration: MaybeFloat = figure(
+        "by what arrived together; empty where nothing did", "tokens"
     )
     weights_tokens_per_iteration: Interval | None = figure(
         "expected by the weights of the same texts; an engine with these weights is outside of the interval in two"
         " runs of a million",
         "tokens",
+    )
+    engine_unknown: MaybeText = figure(
+        "why it is not known whether the engine accepts what its weights do"
     )
 
 
@@ -108,3 +120,27 @@ class AcceptancePartRow(Row):
         "tokens",
     )
     expected_speedup: Interval | None = figure("`tokens_per_iteration` / what an iteration costs")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AcceptanceCauseRow(Row):
+    """`acceptance_causes.csv`: per condition, as typed or another, a row for each draft position and one for all."""
+
+    kind = "acceptance_causes"
+    recognised_by = ("cause", "condition", "position")
+
+    cause: MaybeText = figure("what differs from the run as typed, by its name in `causes`")
+    condition: MaybeText = figure("the same in words; empty as typed")
+    is_asked: bool | None = figure("whether the condition got answers of its own")
+    position: MaybeInt = figure("of the draft token, from 1; empty for all of them")
+    served: Interval | None = figure(
+        "tokens per iteration by the engine's counts; at a position accepted / tested draft tokens"
+    )
+    weights: Interval | None = figure(
+        "the same by the weights; an engine with these weights is outside in two runs of a million"
+    )
+    relative: Interval | None = figure(
+        "tokens per iteration over those of the same prompts as typed, of answers of its own"
+    )
+    own_texts: bool | None = figure("whether the texts are as likely as the model's own, read so")
+    why: MaybeText = figure("why it was not measured")

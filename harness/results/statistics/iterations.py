@@ -54,8 +54,8 @@ class Cut:
         accepted_at: [M, M], expected iterations that accept the draft token at each place.
         drafted: [M], expected iterations that propose something.
         proposed: [M], expected draft tokens that they propose.
-        tested: [M], expected draft tokens that verification looks at: the accepted ones and the first
-            rejected one.
+        tested_at: [M, M], expected iterations in which verification looks at the draft token at each place: at the
+            accepted ones and the first rejected one.
     """
 
     num_tokens: int
@@ -64,7 +64,7 @@ class Cut:
     accepted_at: Floats
     drafted: Floats
     proposed: Floats
-    tested: Floats
+    tested_at: Floats
 
 
 def acceptance_chances(target: ArrayLike, draft: ArrayLike, *, block: bool = False) -> Floats:
@@ -115,7 +115,7 @@ def cut(chances: ArrayLike) -> Cut:
     accepted_at = np.zeros((most, most))
     drafted = np.zeros(most)
     proposed = np.zeros(most)
-    tested = np.zeros(most)
+    tested_at = np.zeros((most, most))
     for index in range(num_places):
         limits = np.minimum(numbers, offered[index])
         reached = np.append(1, np.cumprod(accepting[index]))
@@ -128,7 +128,8 @@ def cut(chances: ArrayLike) -> Cut:
         accepted_at += visits[:, np.newaxis] * reach[:, 1:]
         drafted += visits * (limits > 0)
         proposed += visits * limits
-        tested += visits * (reach[:, :-1] * (np.arange(most) < limits[:, np.newaxis])).sum(axis=1)
+        offers = np.arange(most) < limits[:, np.newaxis]
+        tested_at += visits[:, np.newaxis] * reach[:, :-1] * offers
     _, mean, square = moments[:, :, num_places]
     variance = np.maximum(square - mean**2, 0)
     return Cut(
@@ -138,7 +139,7 @@ def cut(chances: ArrayLike) -> Cut:
         accepted_at=accepted_at,
         drafted=drafted,
         proposed=proposed,
-        tested=tested,
+        tested_at=tested_at,
     )
 
 
@@ -164,6 +165,28 @@ def tokens_per_iteration(
     ]
 
 
+def relative_to_guess(
+    cuts: Sequence[Cut],
+    token_ids: Sequence[Sequence[int]],
+    prompts: Sequence[Hashable],
+    unit: str = "prompt",
+) -> Interval:
+    """Tokens per iteration with one draft token, over those of a draft that always proposes the most frequent token of
+    all texts.
+
+    Args:
+        token_ids: of the texts.
+        prompts, unit: as of `tokens_per_iteration`.
+    """
+    following = [np.array(ids[1:]) for ids in token_ids]
+    values, numbers = np.unique(np.concatenate(following), return_counts=True)
+    commonest = values[numbers.argmax()]
+    guesses = [cut((ids == commonest)[:, np.newaxis]).iterations[0] for ids in following]
+    of_draft = [text.iterations[0] for text in cuts]
+    tops, bottoms = ([totals_by_unit(totals, prompts)] for totals in (guesses, of_draft))
+    return ratio_of_totals(tops, bottoms, unit)
+
+
 def expected_acceptance(cuts: Sequence[Cut], num_draft_tokens: int) -> dict[str, Any]:
     """The columns of `Acceptance` that follow from the cuts for one K; none where nothing was proposed."""
     index = num_draft_tokens - 1
@@ -174,7 +197,7 @@ def expected_acceptance(cuts: Sequence[Cut], num_draft_tokens: int) -> dict[str,
     accepted_at = np.sum([text.accepted_at[index] for text in cuts], axis=0)[:num_draft_tokens]
     return {
         "acceptance_rate": accepted / sum(text.proposed[index] for text in cuts),
-        "conditional_acceptance_rate": accepted / sum(text.tested[index] for text in cuts),
+        "conditional_acceptance_rate": accepted / sum(text.tested_at[index].sum() for text in cuts),
         "mean_acceptance_length": 1 + accepted / drafted,
         "marginal_acceptance_by_position": [
             round(float(rate), 4) for rate in accepted_at / drafted

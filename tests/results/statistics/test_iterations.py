@@ -157,7 +157,7 @@ def test_places_are_counted() -> None:
     assert found.iterations.tolist() == [5, 4, 4, 3]
     assert found.proposed[3] == 4 + 3 + 1
     assert found.accepted_at[3].tolist() == [3, 1, 1, 1]
-    assert found.tested[3] == 4 + 2 + 1
+    assert found.tested_at[3].sum() == 4 + 2 + 1
     assert expected_acceptance([found, found], 4) == {
         "acceptance_rate": 6 / 8,
         "conditional_acceptance_rate": 6 / 7,

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.commands.acceptance.health import drafted_k, health_columns, likelihood_columns
+from harness.commands.acceptance.served import drafted_k, likelihood_columns, served_columns
 from harness.engines.counts import DraftCounts
 from harness.engines.door.reading import ReadText
 from harness.engines.requests import RequestRecord
+from harness.results.judging.acceptance import engine_statement
 from harness.results.rows.acceptance import AcceptanceRow
 from harness.results.statistics.interval import Interval
 from harness.results.statistics.iterations import acceptance_chances, cut
@@ -61,12 +62,12 @@ def compared(directory: Path) -> Planted:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("plant", "health"),
+    ("plant", "words"),
     [
         (honest, "as its weights say"),
         (greedily, "as its weights say"),
-        (without_its_window, "accepts more"),
-        (compared, "accepts less"),
+        (without_its_window, "accepts more than its weights"),
+        (compared, "accepts less than its weights"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -74,16 +75,16 @@ def test_a_planted_fault_is_seen(
     harness: Harness,
     tmp_path: Path,
     plant: Callable[[Path], Planted],
-    health: str,
+    words: str,
 ) -> None:
     server_words, client_words = plant(tmp_path / "planted")
     with served(tmp_path, *server_words) as url:
         address = [f"engine.url={url}/v1", "engine=server"]
         outcome = harness("acceptance", *address, *client_words, *ASKED, code=None)
-    assert outcome.exit_code == (0 if health == "as its weights say" else 1), outcome
+    assert outcome.exit_code == (0 if plant in (honest, greedily) else 1), outcome
+    assert words in outcome.stdout.lower() + outcome.stderr, outcome
     rows = results("acceptance").set_index("num_draft_tokens")
-    assert rows.health[4] == health, outcome
-    assert rows.health[[1, 2, 3]].isna().all()
+    assert rows.weights_tokens_per_iteration[[1, 2, 3]].isna().all()
     assert (rows.draft_sampling == "greedy").all() == (plant is greedily)
 
 
@@ -111,8 +112,8 @@ def test_texts_are_as_likely_as_their_possible_tokens() -> None:
     texts = [replace(read_text(is_own=True), cut=known, **figures)] * 2
     likely = {"log_probability": -1.5, "own_log_probability": -1.25, "likelihood_z": -4.0}
     assert likelihood_columns(texts) == pytest.approx(likely | {"impossible_share": 2 / 82})
-    found = health_columns(texts, [], 1)
-    assert found["health"] == "other texts"
+    found = served_columns(texts, [], 1)
+    assert found["engine_unknown"] == "the texts are not the model's"
     tokens = found["weights_tokens_per_iteration"]
     expected = [100 / 50, 0.97 * 100 / 59.5, 1.03 * 100 / 40.5]
     assert [tokens.estimate, tokens.low, tokens.high] == pytest.approx(expected)
@@ -122,14 +123,18 @@ TOTALS: dict[str, Any] = {"drafts": DraftCounts(proposed=27, accepted=13), "max_
 
 
 @pytest.mark.parametrize(
-    ("is_own", "answer", "health"),
+    ("is_own", "answer", "words"),
     [
         (True, TOTALS, "as its weights say"),
         (True, {"outcomes": [(1, 1)] * 13 + [(1, 0)] * 14}, "as its weights say"),
-        (True, {"outcomes": [(1, 1)] * 5 + [(1, 0)] * 30}, "accepts less"),
+        (True, {"outcomes": [(1, 1)] * 5 + [(1, 0)] * 30}, "accepts less than its weights"),
         # It drafts where it expects to be right, and not in every iteration.
         (True, {"outcomes": [(1, 1)] * 5 + [(0, 0)] * 30}, "cannot tell"),
-        (True, TOTALS | {"drafts": DraftCounts(proposed=22, accepted=18)}, "accepts more"),
+        (
+            True,
+            TOTALS | {"drafts": DraftCounts(proposed=22, accepted=18)},
+            "accepts more than its weights",
+        ),
         (True, {}, "cannot tell"),
         # It ended by itself: what was accepted may be behind its end.
         (True, TOTALS | {"max_new_tokens": 64}, "cannot tell"),
@@ -137,16 +142,24 @@ TOTALS: dict[str, Any] = {"drafts": DraftCounts(proposed=27, accepted=13), "max_
         (True, {"arrivals": [0.0, *np.arange(1.0, 28.0)]}, "as its weights say"),
         # What arrives together is no report: it accuses nobody.
         (True, {"arrivals": [0.0, *np.arange(1.0, 36.0)]}, "cannot tell"),
-        (False, TOTALS, "other texts"),
-        (False, {}, "other texts"),
+        # Counts that the weights and what arrived contradict.
+        (
+            True,
+            {"outcomes": [(1, 0)] * 40, "arrivals": [0.0, *np.arange(1.0, 28.0)]},
+            "as its weights say",
+        ),
+        (False, TOTALS, "cannot tell"),
+        (False, {}, "cannot tell"),
     ],
 )
 def test_a_drafter_is_judged_by_what_its_server_reports(
-    is_own: bool, answer: dict[str, Any], health: str
+    is_own: bool, answer: dict[str, Any], words: str
 ) -> None:
     request = RequestRecord(0, 3, token_ids=[5] * 41, num_tokens=41, **answer)
-    found = health_columns([read_text(is_own)], [request], 1)
-    assert found["health"] == health, found
+    columns = served_columns([read_text(is_own)], [request], 1)
+    found = engine_statement(AcceptanceRow(**columns))
+    assert found is not None
+    assert found.words == words, columns
 
 
 @pytest.mark.parametrize(
@@ -171,5 +184,5 @@ def test_the_k_that_was_served_is_in_the_headline() -> None:
     assert best_row(rows).num_draft_tokens == 4
     rows[0] = replace(rows[0], expected_speedup=Interval(1.2))
     assert best_row(rows).num_draft_tokens == 2
-    rows[1] = replace(rows[1], health="as its weights say")
+    rows[1] = replace(rows[1], weights_tokens_per_iteration=Interval(2.0, 1.9, 2.1))
     assert best_row(rows).num_draft_tokens == 3

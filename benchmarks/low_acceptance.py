@@ -1,0 +1,231 @@
+"""Does `acceptance` name why acceptance is low? Planted causes and sound pairs, with the shipped tiny models.
+
+python benchmarks/low_acceptance.py [NAME ...]
+
+Servers are `harness serve`, and llama.cpp's where LLAMA_SERVER names the program. Of each world the finding is printed,
+and whether it names what was planted, and nothing where nothing was.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from harness.config.paths import PACKAGE
+
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
+os.environ.setdefault("HARNESS_TESTS_SHARED", tempfile.gettempdir())
+from planted_faults import planted
+from served import served
+from shipped_copies import SHIPPED
+
+EAGLE = ("model=tiny", "draft=tiny_eagle3")
+DRAFT = ("model=tiny", "draft=tiny_draft")
+_ASKED = ("n=10", "texts_per_prompt=2", "batch_size=20", "up_to=4")
+# How sentences begin that name a cause.
+_NAMING = ("Explained by", "With ", "No better than", "Not the model's", "From draft token")
+
+
+@dataclass(frozen=True)
+class World:
+    """A run of `acceptance`.
+
+    Attributes:
+        named: a part of the sentence that names what was planted; empty for a sound pair.
+        client: settings of the run.
+        server: settings of `harness serve`; None for no server.
+        command: of llama.cpp's server, behind `--`.
+    """
+
+    named: str
+    client: Sequence[str]
+    server: Sequence[str] | None = None
+    command: Sequence[str] = ()
+
+
+def copied(name: str, change: Callable[[Path], object]) -> str:
+    """A changed copy of a shipped model or head."""
+    directory = Path(tempfile.mkdtemp(prefix="low-acceptance-")) / name
+    shutil.copytree(SHIPPED / name, directory)
+    change(directory)
+    return str(directory)
+
+
+def configured(directory: Path, **changes: Any) -> None:
+    file = directory / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def with_weights(directory: Path, change: Callable[[str, torch.Tensor], torch.Tensor]) -> None:
+    file = directory / "model.safetensors"
+    tensors = {name: change(name, tensor) for name, tensor in load_file(file).items()}
+    save_file(tensors, file, {"format": "pt"})
+
+
+def untrained(directory: Path) -> None:
+    torch.manual_seed(0)
+    with_weights(directory, lambda name, tensor: 0.02 * torch.randn_like(tensor))
+
+
+def perturbed(directory: Path) -> None:
+    """Another target: weights of the same model, trained otherwise."""
+    torch.manual_seed(0)
+    with_weights(
+        directory,
+        lambda name, tensor: (
+            tensor + 0.15 * tensor.float().std().nan_to_num() * torch.randn_like(tensor)
+        ),
+    )
+
+
+def reduced(directory: Path, *, wrong: bool = False) -> None:
+    """A head with every token but 60 rare ones, in another order of the vocabulary."""
+    kept = torch.arange(60, 960)
+    file = directory / "model.safetensors"
+    tensors = load_file(file)
+    tensors["lm_head.weight"] = tensors["lm_head.weight"][kept].clone()
+    tensors["d2t"] = torch.zeros(900, dtype=torch.long) if wrong else kept - torch.arange(900)
+    save_file(tensors, file, {"format": "pt"})
+    configured(directory, draft_vocab_size=900)
+
+
+def short_range(directory: Path) -> None:
+    """A draft whose positions are scaled, wrongly, from token 128 on."""
+    factors = [1.0] * 16
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": factors,
+        "long_factor": [40 * factor for factor in factors],
+        "original_max_position_embeddings": 128,
+        "factor": 1.0,
+        "attention_factor": 1.0,
+    }
+    configured(directory, rope_parameters=rope)
+
+
+def long_prompts() -> str:
+    """A file of prompts of about 300 tokens: those of the set `tiny`, one after another."""
+    lines = (
+        (PACKAGE / "measuring" / "prompts" / "prompt_sets" / "tiny.jsonl").read_text().splitlines()
+    )
+    texts = [json.loads(line)["prompt"] for line in lines]
+    file = Path(tempfile.mkdtemp(prefix="low-acceptance-")) / "long.jsonl"
+    prompts = ["\n".join([*texts[index:], *texts[:index]])[:700] for index in range(10)]
+    file.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
+    return str(file)
+
+
+def templated(directory: Path) -> None:
+    """A chat template that the model has not seen."""
+    file = directory / "tokenizer_config.json"
+    template = (
+        "{% for m in messages %}## {{ m.role }} @@ 77 @@ {{ m.content }} @@\n## 99 %%{% endfor %}"
+    )
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": template}))
+
+
+def worlds() -> dict[str, World]:
+    chat = copied("tiny", templated)
+    head, wrong = (copied("tiny_eagle3", lambda d, w=w: reduced(d, wrong=w)) for w in (False, True))
+    short = copied("tiny_draft", short_range)
+    greedy = ("T=0", "texts_per_prompt=1")
+    found = {
+        "untrained head": World(
+            "untrained", ("model=tiny", f"draft={copied('tiny_eagle3', untrained)}")
+        ),
+        "temperature": World("With temperature 0", (*EAGLE, "T=1.5", "card=4.4", "K=4")),
+        "template": World(
+            "Without the chat template".lower()[7:],
+            (f"model={chat}", "draft=tiny_draft", "card=4.12", "K=4"),
+        ),
+        "long prompts": World(
+            "With prompts cut to 128",
+            (
+                "model=tiny",
+                f"draft={short}",
+                f"prompts={long_prompts()}",
+                "card=3",
+                "K=4",
+            ),
+        ),
+        "template of the server": World(
+            "the chat template", (f"model={chat}", "draft=tiny_draft", "chat=true"), DRAFT
+        ),
+        "shifted positions": World(
+            "one position late", EAGLE, (*EAGLE, f"fault={planted('HiddenLate')}")
+        ),
+        "other layers": World("of the last layer", EAGLE, (*EAGLE, "draft.layers=[24,24,24]")),
+        "vocabulary mapping": World(
+            "read as the target's",
+            ("model=tiny", f"draft={head}"),
+            ("model=tiny", f"draft={wrong}"),
+        ),
+        "4-bit target": World("in 4 bit", DRAFT, ("model=tiny_4bit", "draft=tiny_draft")),
+        "another target": World(
+            "Not the model's", DRAFT, (f"model={copied('tiny', perturbed)}", "draft=tiny_draft")
+        ),
+        "last draft token": World(
+            "last draft token left out", DRAFT, (*DRAFT, f"fault={planted('LastDropped')}")
+        ),
+    }
+    for name in ("tiny_draft", "tiny_eagle3", "tiny_dflash", "tiny_medusa", "lookup"):
+        pair = ("model=tiny", f"draft={name}")
+        found[f"sound {name}"] = World("", pair, pair)
+    for name in ("tiny_draft", "tiny_eagle3"):
+        pair = ("model=tiny", f"draft={name}")
+        found[f"sound {name}, greedy"] = World("", (*pair, *greedy), pair)
+    found["sound greedy drafts"] = World("", (*DRAFT, "T=1"), (*DRAFT, "draft.sampling=greedy"))
+    found["sound by its card"] = World("", (*EAGLE, "T=0.5", "card=4.06", "K=4"))
+    found["sound reduced vocabulary"] = World(
+        "", ("model=tiny", f"draft={head}"), ("model=tiny", f"draft={head}")
+    )
+    return found
+
+
+def finding_of(world: World, directory: Path) -> list[str]:
+    """The sentences of a run."""
+    serving = nullcontext("") if world.server is None else served(directory, *world.server)
+    with serving as url:
+        address = [f"url={url}/v1", "engine=server"] if url else []
+        if url and "chat=true" not in world.client:
+            address.append("chat=false")
+        words = ["harness", "acceptance", *_ASKED, *address, *world.client]
+        if world.command:
+            words += ["--", *world.command]
+        done = subprocess.run(words, cwd=directory, capture_output=True, text=True)
+    results = sorted(directory.rglob("result.json"))
+    if not results:
+        return [done.stderr[-300:]]
+    return list(json.loads(results[-1].read_text())["finding"])
+
+
+def main() -> None:
+    asked = sys.argv[1:]
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    right = 0
+    chosen = {name: world for name, world in worlds().items() if not asked or name in asked}
+    for name, world in chosen.items():
+        with tempfile.TemporaryDirectory() as directory:
+            finding = finding_of(world, Path(directory))
+        naming = [sentence for sentence in finding if sentence.startswith(_NAMING)]
+        is_right = any(world.named in text for text in naming) if world.named else not naming
+        right += is_right
+        print(f"{'right' if is_right else 'WRONG'}  {name}", *finding, sep="\n        ", flush=True)
+    print(f"{right} of {len(chosen)}")
+
+
+if __name__ == "__main__":
+    main()

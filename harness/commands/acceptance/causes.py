@@ -1,0 +1,129 @@
+"""Conditions under which acceptance is measured again where it is little, by the names of `causes`, the cheapest first.
+
+Of some the same answers are read again, as an engine would have drafted them that differs from the run as typed; of
+others new answers are asked for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from harness.config.packages import is_installed
+from harness.engines.door.reading import DraftFault
+
+CAUSES = (
+    "last",
+    "positions",
+    "layers",
+    "vocabulary",
+    "temperature",
+    "template",
+    "quantization",
+    "length",
+    "texts",
+)
+# Prompts are cut to this many tokens.
+SHORT_PROMPT = 512
+_FAULTS: tuple[tuple[str, DraftFault, str], ...] = (
+    ("positions", "late", "hidden states one position late"),
+    ("layers", "layers before", "hidden states of the layers before"),
+    ("layers", "layers behind", "hidden states of the layers behind"),
+    ("layers", "usual layers", "hidden states of EAGLE-3's usual layers"),
+    ("layers", "last layer", "hidden states of the last layer"),
+    ("vocabulary", "no mapping", "the draft's tokens read as the target's"),
+)
+_NO_TEMPLATE = "the tokenizer has no chat template"
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What differs from the run as typed.
+
+    Attributes:
+        cause: its name in `causes`.
+        words: for the page.
+        settings: with which answers are asked for, or read.
+        fault: with which the draft is read.
+        fewer: draft tokens that are left out at the end.
+        most_prompt_tokens: to which prompts are cut.
+        why: it cannot be measured; empty where it can.
+    """
+
+    cause: str
+    words: str
+    settings: Any
+    fault: DraftFault | None = None
+    fewer: int = 0
+    most_prompt_tokens: int | None = None
+    why: str = ""
+
+
+def readings(settings: Any, causes: Collection[str], has_template: bool) -> list[Condition]:
+    """Ways in which an engine may have drafted the answers that are there, other than as typed."""
+    conditions = [Condition("last", "the last draft token left out", settings, fewer=1)]
+    conditions += [Condition(cause, words, settings, fault) for cause, fault, words in _FAULTS]
+    for temperature in (0.0, 1.0):
+        if settings.decoding.temperature != temperature:
+            words = f"texts of temperature {temperature:g}"
+            conditions.append(Condition("temperature", words, _at(settings, temperature)))
+    conditions.append(_template(settings, has_template))
+    why = "" if is_installed("bitsandbytes") else "needs bitsandbytes"
+    if settings.model.quantization == "none":
+        for bits in ("8bit", "4bit"):
+            model = dataclasses.replace(settings.model, quantization=bits)
+            changed = dataclasses.replace(settings, model=model)
+            words = f"the target in {bits[0]} bit"
+            conditions.append(Condition("quantization", words, changed, why=why))
+    return [condition for condition in conditions if condition.cause in causes]
+
+
+def askings(
+    settings: Any,
+    causes: Collection[str],
+    has_template: bool,
+    longest: int,
+    trained: int | None,
+    source: str,
+) -> list[Condition]:
+    """Conditions that get answers of their own.
+
+    Args:
+        longest: tokens of the longest prompt.
+        trained: tokens of the longest text that the draft was trained on, as its configuration says; None where it
+            does not.
+        source: of the answers as typed.
+    """
+    conditions = []
+    if settings.decoding.temperature > 0:
+        conditions.append(Condition("temperature", "temperature 0", _at(settings, 0.0)))
+    conditions.append(_template(settings, has_template))
+    for most in sorted({SHORT_PROMPT, trained or SHORT_PROMPT}):
+        if longest > most:
+            why = "chats are sent whole" if settings.engine.asks_chats else ""
+            words = f"prompts cut to {most} tokens"
+            conditions.append(
+                Condition("length", words, settings, most_prompt_tokens=most, why=why)
+            )
+    if source == "given":
+        conditions.append(Condition("texts", "the target's own answers", settings))
+    return [condition for condition in conditions if condition.cause in causes]
+
+
+def _at(settings: Any, temperature: float) -> Any:
+    decoding = dataclasses.replace(settings.decoding, temperature=temperature)
+    return dataclasses.replace(settings, decoding=decoding)
+
+
+def _template(settings: Any, has_template: bool) -> Condition:
+    """The prompts without the chat template, or with it where they are read without."""
+    if not has_template:
+        return Condition("template", "the chat template", settings, why=_NO_TEMPLATE)
+    is_used = settings.chat_template != "never"
+    changes: dict[str, Any] = {"chat_template": "never" if is_used else "always"}
+    if settings.engine.asks_chats:
+        changes["engine"] = dataclasses.replace(settings.engine, chat=False)
+    words = "without the chat template" if is_used else "with the chat template"
+    return Condition("template", words, dataclasses.replace(settings, **changes))
