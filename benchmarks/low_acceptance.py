@@ -33,7 +33,7 @@ from shipped_copies import SHIPPED
 
 EAGLE = ("model=tiny", "draft=tiny_eagle3")
 DRAFT = ("model=tiny", "draft=tiny_draft")
-_ASKED = ("n=10", "texts_per_prompt=2", "batch_size=20", "up_to=4")
+_ASKED = ("prompts=tiny", "n=10", "texts_per_prompt=2", "batch_size=20", "up_to=4")
 # How sentences begin that name a cause.
 _NAMING = ("Explained by", "With ", "No better than", "Not the model's", "From draft token")
 
@@ -152,7 +152,7 @@ def worlds() -> dict[str, World]:
             (f"model={chat}", "draft=tiny_draft", "card=4.12", "K=4"),
         ),
         "long prompts": World(
-            "With prompts cut to 128",
+            "With prompts cut to 64",
             (
                 "model=tiny",
                 f"draft={short}",

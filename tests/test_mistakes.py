@@ -70,6 +70,9 @@ MISTAKES = {
         "fault=residual_warped_twice: changes nothing at decoding.temperature=1",
     "recovery tokens=1": "decoding.max_new_tokens=1: must be at least 2: speculation decides no first token",
     "latency draft=server": "draft=server: needs engine=server with engine.regular_url",
+    "acceptance causes=template,wether": "causes=template,wether: must be auto, all, none, or some of last,positions,",
+    "acceptance card=0": "card=0.0: must be above 0",
+    f"acceptance {URL} draft=tiny_draft": "model=served: must be named beside a draft",
     "latency engine=simulated decoding.synthetic_acceptance=0.5":
         "decoding.synthetic_acceptance=0.5: needs engine=local",
     "recovery engine=simulated": "engine=simulated: must decode a model",

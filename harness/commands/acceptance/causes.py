@@ -100,8 +100,9 @@ def askings(
     if settings.decoding.temperature > 0:
         conditions.append(Condition("temperature", "temperature 0", _at(settings, 0.0)))
     conditions.append(_template(settings, has_template))
-    for most in sorted({SHORT_PROMPT, trained or SHORT_PROMPT}):
-        if longest > most:
+    room = (trained or 0) - settings.decoding.max_new_tokens
+    for most in sorted({SHORT_PROMPT, room}):
+        if 0 < most < longest:
             why = "chats are sent whole" if settings.engine.asks_chats else ""
             words = f"prompts cut to {most} tokens"
             conditions.append(

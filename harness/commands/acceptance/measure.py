@@ -98,6 +98,7 @@ class Answers:
             num_tokens = sum(len(answer) - 1 for answer in reading.transcript.answers)
             if self.requests:
                 number = self.requests[place].num_iterations
+                num_tokens = self.requests[place].num_tokens - 1
             elif len(self.read) == len(self.readings):
                 number = float(self.read[place].cut.iterations[num_draft_tokens - 1])
             if not number:
@@ -344,9 +345,13 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
             columns = {"cause": condition.cause, "condition": condition.words}
             columns |= {"is_asked": is_asked, "why": condition.why or None}
             k -= condition.fewer
+            if condition.cause == "command":
+                k = drafted_k(answers.requests, None) or k
         if answers.read:
             columns["own_texts"] = are_own(answers.read)
-        by_position = position_rows(answers.read, answers.requests, k, self.compared_k)
+        by_position = position_rows(
+            answers.read, answers.requests, k, k + condition.fewer if condition else k
+        )
         if is_asked:
             by_position[0]["relative"] = _relative(answers, self.answers, k)
         self.causes += [session.row(AcceptanceCauseRow, **columns, **row) for row in by_position]
@@ -606,15 +611,15 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
 
 
 def _count(answered: Answered) -> None:
-    """Give the only answer to a question the draft tokens that the server's counters have of it."""
+    """Give the only answer to a question the draft tokens by position that the server's counters have of it."""
     [request, *others] = answered.requests
-    if others or answered.counted is None or request.drafts is not None:
+    if others or answered.counted is None or request.outcomes:
         return
     with suppress(ImpossibleCounts):
-        request.drafts = counted_drafts(answered.counted, answered.requests)
-        if request.drafts is not None:
-            request.outcomes = request.drafts.outcomes
-            request.outcomes_in_order = False
+        counted_now = counted_drafts(answered.counted, answered.requests)
+        if counted_now is not None and (request.drafts is None or counted_now.accepted_at):
+            request.drafts = counted_now
+            request.outcomes = list(counted_now.outcomes)
             request.count_undrafted()
 
 

@@ -61,7 +61,7 @@ class AcceptanceSettings(PromptedSettings):
         require(is_known, "causes", rule, self.causes)
         if self.has_weights:
             rule = "must be named beside a draft, whose weights are loaded here; a server's own counts need neither"
-            require(self.model.repository != SERVED, "model", rule, None)
+            require(self.model.repository != SERVED, "model", rule, self.model.name)
             require_closed_form(self)
 
     @property

@@ -21,6 +21,9 @@ _APART = 1.25
 # Costs that another implementation may reach.
 _ROUND_STEPS = (1.5, 1.2, 1)
 _ON_SERVER = NextStep("on your server", command="harness latency -- YOUR_SERVER_COMMAND")
+_WHY_LOW = NextStep(
+    "why", command="harness acceptance model=TARGET draft=HEAD -- YOUR_SERVER_COMMAND"
+)
 _READINGS = {
     "": "",
     "proposed": "if the rate is of proposed tokens (vLLM, llama.cpp), K in every iteration, ",
@@ -58,6 +61,8 @@ def audit_page(title: str, reading: AuditedText, judged: Sequence[Check]) -> Pag
     steps = [_ON_SERVER]
     if rows and not any(row.costs for row in rows):
         steps.insert(0, NextStep("with what is missing", command=line_to_type(rows)))
+    if any(cost.tokens.high <= 1 + NOISE for row in rows for cost in row.costs):
+        steps.insert(0, _WHY_LOW)
     heading = f"{title} · {counted(len(reading.rows), 'row')}"
     return Page(heading, finding, tables=[table] if rows else (), next=steps)
 

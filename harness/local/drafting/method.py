@@ -413,6 +413,7 @@ class ServerDraft(Method):
     summary = "with engine=server: what that server drafts with"
 
     def check(self, run: RunSettings) -> None:
-        """Refuse every engine but a server that also has an address without drafting."""
+        """Refuse every engine but a server, and one alone where times are compared."""
         rule = "needs engine=server with engine.regular_url"
-        require(run.engine.has_two, "draft", rule, "server")
+        is_alone = run.ASKS_SPECULATIVE_ALONE and run.engine.url is not None
+        require(run.engine.has_two or is_alone, "draft", rule, "server")

@@ -82,6 +82,7 @@ def finding_of(
         statement
         for statement in statements
         if (statement.subject.is_asked and statement.relation == "above")
+        or (statement.subject.cause == "command" and statement.is_conclusion)
         or (
             not is_as_typed
             and not statement.subject.is_asked

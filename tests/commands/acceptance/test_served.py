@@ -12,9 +12,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
-from harness.commands.acceptance.served import drafted_k, likelihood_columns, served_columns
+from echo_server import serving
+from harness.commands.acceptance.served import (
+    drafted_k,
+    likelihood_columns,
+    repeated_share,
+    served_columns,
+)
 from harness.engines.counts import DraftCounts
 from harness.engines.door.reading import ReadText
 from harness.engines.requests import RequestRecord
@@ -23,7 +30,8 @@ from harness.results.rows.acceptance import AcceptanceRow
 from harness.results.statistics.interval import Interval
 from harness.results.statistics.iterations import acceptance_chances, cut
 from harness.results.texts import best_row
-from in_process import QUICK_MODELS, Harness, results
+from in_process import QUICK_MODELS, Harness, only, results
+from known_server import KnownServer
 from planted_faults import planted
 from served import served
 from shipped_copies import copy_shipped
@@ -48,6 +56,11 @@ def honest(directory: Path) -> Planted:
     return QUICK_MODELS, QUICK_MODELS
 
 
+def without_the_last(directory: Path) -> Planted:
+    """A server that never uses the last draft token."""
+    return [*QUICK_MODELS, f"fault={planted('LastDropped')}"], [*QUICK_MODELS, "T=0"]
+
+
 def greedily(directory: Path) -> Planted:
     """A server that drafts greedily, as most do; the client does not know."""
     return [*QUICK_MODELS, "draft.sampling=greedy"], QUICK_MODELS
@@ -68,6 +81,7 @@ def compared(directory: Path) -> Planted:
         (greedily, "as its weights say"),
         (without_its_window, "accepts more than its weights"),
         (compared, "accepts less than its weights"),
+        (without_the_last, "explained by the last draft token left out"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -86,6 +100,31 @@ def test_a_planted_fault_is_seen(
     rows = results("acceptance").set_index("num_draft_tokens")
     assert rows.weights_tokens_per_iteration[[1, 2, 3]].isna().all()
     assert (rows.draft_sampling == "greedy").all() == (plant is greedily)
+
+
+def test_a_server_alone_is_counted_by_position(harness: Harness) -> None:
+    """Four draft tokens, of which three, one and one are accepted: 3 + 1 + 1 of 3, 1 and 1 tests."""
+    server = KnownServer(drafts=((4, 3), (4, 1), (4, 1)), reports="iterations", step_s=0.0)
+    with serving(server) as url:
+        outcome = harness(
+            "acceptance",
+            f"url={url}",
+            "engine.model=tiny",
+            "n=8",
+            "tokens=13",
+            "causes=none",
+            "T=0",
+        )
+    assert "Missing  the weights" in outcome.stdout
+    [row] = results("acceptance").to_dict("records")
+    # One token, then 4 + 2 + 2 + 4 of 13.
+    assert row["tokens_per_iteration"] == pytest.approx(3)
+    places = pd.read_csv(only("acceptance_causes.csv")).set_index("position").served
+    assert places[[1, 2]].tolist() == pytest.approx([1, 0.5])
+
+
+def test_text_that_repeats_itself() -> None:
+    assert repeated_share([[1, 2] * 10, [*range(20)]]) == pytest.approx(15 / 40)
 
 
 def read_text(is_own: bool) -> ReadText:
