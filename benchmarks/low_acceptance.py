@@ -35,7 +35,13 @@ EAGLE = ("model=tiny", "draft=tiny_eagle3")
 DRAFT = ("model=tiny", "draft=tiny_draft")
 _ASKED = ("prompts=tiny", "n=10", "texts_per_prompt=2", "batch_size=20", "up_to=4")
 # How sentences begin that name a cause.
-_NAMING = ("Explained by", "With ", "No better than", "Not the model's", "From draft token")
+_NAMING = (
+    "Explained by",
+    "More is accepted",
+    "No better than",
+    "Not the model's",
+    "From draft token",
+)
 
 
 @dataclass(frozen=True)
@@ -146,13 +152,13 @@ def worlds() -> dict[str, World]:
         "untrained head": World(
             "untrained", ("model=tiny", f"draft={copied('tiny_eagle3', untrained)}")
         ),
-        "temperature": World("With temperature 0", (*EAGLE, "T=1.5", "card=4.4", "K=4")),
+        "temperature": World("with temperature 0", (*EAGLE, "T=1.5", "card=4.4", "K=4")),
         "template": World(
-            "Without the chat template".lower()[7:],
+            "without the chat template",
             (f"model={chat}", "draft=tiny_draft", "card=4.12", "K=4"),
         ),
         "long prompts": World(
-            "With prompts cut to 64",
+            "with prompts cut to 64",
             (
                 "model=tiny",
                 f"draft={short}",

@@ -98,18 +98,18 @@ def askings(
     """
     conditions = []
     if settings.decoding.temperature > 0:
-        conditions.append(Condition("temperature", "temperature 0", _at(settings, 0.0)))
+        conditions.append(Condition("temperature", "with temperature 0", _at(settings, 0.0)))
     conditions.append(_template(settings, has_template))
     room = (trained or 0) - settings.decoding.max_new_tokens
     for most in sorted({SHORT_PROMPT, room}):
         if 0 < most < longest:
             why = "chats are sent whole" if settings.engine.asks_chats else ""
-            words = f"prompts cut to {most} tokens"
+            words = f"with prompts cut to {most} tokens"
             conditions.append(
                 Condition("length", words, settings, most_prompt_tokens=most, why=why)
             )
     if source == "given":
-        conditions.append(Condition("texts", "the target's own answers", settings))
+        conditions.append(Condition("texts", "with the target's own answers", settings))
     return [condition for condition in conditions if condition.cause in causes]
 
 

@@ -179,7 +179,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
             session.append(PARTS_FILE, self._part_rows(session))
         self._add_cause(session, None, self.answers)
         for first in others:
-            command = Condition("command", "the first command", settings)
+            command = Condition("command", "with the first command", settings)
             self._add_cause(session, command, first, is_asked=True)
         self._find_causes(session, placed)
 

@@ -207,8 +207,9 @@ def _sentences(row: AcceptanceRow, found: AcceptanceFinding) -> list[str]:
         ways = " or ".join(f"{cause.condition} ({cause.weights:.2f})" for cause in read)
         sentences.append(f"Explained by {ways}")
     for statement in asked:
-        more = f"{statement.interval:×} the tokens per iteration"
-        sentences.append(f"With {statement.subject.condition}: {more}")
+        more = "More" if statement.relation == "above" else "Less"
+        share = f"{statement.interval:×} the tokens per iteration"
+        sentences.append(f"{more} is accepted {statement.subject.condition}: {share}")
     is_unexplained = engine is not None and (engine.is_conclusion or engine.why)
     if is_unexplained and found.causes and not found.named:
         sentences.append("None of the measured causes explains it")
