@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -49,16 +50,16 @@ def test_only_rounds_of_the_same_job_are_pooled(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_every_job_runs_once_before_any_runs_again(harness: Harness) -> None:
-    asked = [*QUICK, "-m", "K=2,3", "repeats=2", "hydra.sweep.dir=sweep"]
+    asked = [*QUICK, "-m", "K=1,2", "repeats=2", "hydra.sweep.dir=sweep"]
     ended = harness(*asked)
     lines = [line for line in ended.stderr.splitlines() if line.startswith("[")]
     assert len(lines) == 4
-    for line, repeat, k in zip(lines, (1, 1, 2, 2), (2, 3, 2, 3), strict=True):
+    for line, repeat, k in zip(lines, (1, 1, 2, 2), (1, 2, 1, 2), strict=True):
         assert f"repeat={repeat} K={k}" in line
     rows = results()
     rows = rows[rows["arm"] == "speculative"]
     pooled = rows[rows["repeat"] == "all"]
-    assert sorted(map(int, pooled["num_draft_tokens"])) == [2, 3]
+    assert sorted(map(int, pooled["num_draft_tokens"])) == [1, 2]
     assert set(map(covered, pooled["speedup_covers"])) == {"8 prompts and 2 runs with a seed each"}
     single = rows[rows["repeat"] != "all"]
     assert sorted(single["seed"]) == [0, 0, 1, 1]
@@ -66,7 +67,7 @@ def test_every_job_runs_once_before_any_runs_again(harness: Harness) -> None:
     report = harness("report", "results").stdout
     # Where the machine was busy, only the verdicts are said.
     assert mentions(report, "8 prompts and 2 runs") or "faster than regular decoding in" in report
-    shown = [line for line in report.splitlines() if line.startswith("    ") and "×" in line]
+    shown = [line for line in report.splitlines() if re.match(r" +\d +\d\.\d\d×", line)]
     assert len(shown) == 2
     # The same again, in the same directory, which has the pooled rows already.
     again = harness(*asked)

@@ -113,7 +113,7 @@ class Acceptance(Command[AcceptanceSettings, AcceptanceRow]):
             "model=30B draft=./head card=4.2 K=4 -- vllm serve ...",
             "why is acceptance low: the head, the engine or the conditions?",
         ),
-        ("-- OLD_SERVER ... -- NEW_SERVER ...", "one draft in two engines, by position"),
+        ("-- llama-server ... -- vllm serve ...", "one draft in two engines, by position"),
     )
     notes = "It warns of texts that the target is unlikely to have written at this temperature."
     question = "How often is a draft right?"
