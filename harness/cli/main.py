@@ -274,7 +274,14 @@ class _Invocation:
         """Run a command that has settings, once or as a sweep, or say what that would measure."""
         from harness.cli.preview import DRY_RUN, preview_lines
 
-        if DRY_RUN not in words.typed:
+        asked = [word for word in words.typed if word.startswith("dry_run=")]
+        if any(word != DRY_RUN for word in asked):
+            with self.reporting(words.typed[0]):
+                raise SettingError(
+                    "dry_run", "must be true, or left out", asked[0].partition("=")[2]
+                )
+            return
+        if not asked:
             self._run_hydra(words)
             return
         with tempfile.TemporaryDirectory() as self.dry_directory:
