@@ -39,7 +39,7 @@ _NAMING = (
     "Explained by",
     "More is accepted",
     "No better than",
-    "Not the model's",
+    "Cannot tell: Not",
     "From draft token",
 )
 
@@ -179,9 +179,13 @@ def worlds() -> dict[str, World]:
             ("model=tiny", f"draft={head}"),
             ("model=tiny", f"draft={wrong}"),
         ),
-        "4-bit target": World("in 4 bit", DRAFT, ("model=tiny_4bit", "draft=tiny_draft")),
+        "4-bit target": World(
+            "in 4 bit", (*DRAFT, "engine.model=tiny_4bit"), ("model=tiny_4bit", "draft=tiny_draft")
+        ),
         "another target": World(
-            "Not the model's", DRAFT, (f"model={copied('tiny', perturbed)}", "draft=tiny_draft")
+            "Not tiny's own texts",
+            DRAFT,
+            (f"model={copied('tiny', perturbed)}", "draft=tiny_draft"),
         ),
         "last draft token": World(
             "last draft token left out", DRAFT, (*DRAFT, f"fault={planted('LastDropped')}")
