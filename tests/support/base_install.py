@@ -44,7 +44,10 @@ def check_commands(run: Run, directory: Path) -> list[dict[str, str]]:
 
     def harness(*arguments: str, code: int | None = 0, **variables: str) -> str:
         done = run(arguments, variables)
-        assert code in (None, done.returncode), (arguments, done.returncode, done.stderr)
+        # Whether times of a few prompts tell anything is chance.
+        cannot_tell = done.returncode == 3 and "cannot tell" in done.stderr
+        if not (code == 0 and arguments[0] in ("latency", "map") and cannot_tell):
+            assert code in (None, done.returncode), (arguments, done.returncode, done.stderr)
         assert "Traceback" not in done.stderr, done.stderr
         return done.stdout + done.stderr
 
