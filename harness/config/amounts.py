@@ -36,6 +36,11 @@ def change_in_percent(factor: float, digits: int = 1) -> str:
     return f"{100 * (factor - 1):+.{digits}f} %"
 
 
+def capitalised(text: str) -> str:
+    """Begin a text with a capital, and leave the rest as it is."""
+    return f"{text[:1].upper()}{text[1:]}"
+
+
 def counted(number: int, name: str) -> str:
     """`1 prompt`, `15 prompts`, `8 batches`."""
     if number == 1:

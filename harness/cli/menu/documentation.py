@@ -10,6 +10,7 @@ from collections.abc import Collection
 from typing import Any, Literal, NamedTuple
 
 from harness.cli.menu.conversion import fixed_groups, value_types
+from harness.config.amounts import capitalised
 from harness.config.engines import EngineSettings
 from harness.config.errors import as_typed
 from harness.config.run import PromptedSettings, RunSettings
@@ -110,4 +111,4 @@ def engine_settings(kind: type[EngineSettings]) -> list[Setting]:
 
 def sentence(summary: str) -> str:
     """A record's summary as a sentence."""
-    return f"{summary[:1].upper()}{summary[1:]}."
+    return f"{capitalised(summary)}."

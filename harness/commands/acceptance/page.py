@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from harness.config.amounts import counted, percent
+from harness.config.amounts import capitalised, counted, percent
 from harness.reporting.names import Named, named_runs
 from harness.reporting.page import NextStep, Page, heading, title_of_many
 from harness.reporting.table import Column, Line, Table, TableRow, number, times
@@ -190,12 +190,12 @@ def _sentences(row: AcceptanceRow, found: AcceptanceFinding) -> list[str]:
         place = "" if found.first_below is None else f"From draft token {found.first_below} on it "
         text = engine_in_words(engine)
         sentences.append(
-            f"{place}{text}" if place and engine.relation == "below" else _capital(text)
+            f"{place}{text}" if place and engine.relation == "below" else capitalised(text)
         )
     if found.card is not None:
         tokens = f"{row.tokens_per_iteration or Interval():.2f} tokens per iteration"
         sentences.append(
-            f"{_capital(found.card.words)}: {tokens}, {row.card_tokens_per_iteration:.2f} promised"
+            f"{capitalised(found.card.words)}: {tokens}, {row.card_tokens_per_iteration:.2f} promised"
         )
     is_little = (row.acceptance_rate or 0.0) < LITTLE
     if is_little and found.guess is not None and found.guess.relation == "below":
@@ -232,10 +232,6 @@ def _reasons(row: AcceptanceRow, found: AcceptanceFinding) -> list[tuple[str, st
             ("Missing", "the weights: model= and draft= say what the draft would accept")
         )
     return reasons
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def off_policy(row: AcceptanceRow) -> str | None:

@@ -12,6 +12,7 @@ from harness.commands.audit.texts import AuditedText, line_to_type
 from harness.config.amounts import counted
 from harness.reporting.page import NextStep, Page
 from harness.reporting.table import Column, Line, Table
+from harness.results.judging.acceptance import LITTLE
 
 # Rows that get sentences; of more these are the slowest and the fastest.
 _MOST_SENTENCES = 2
@@ -21,8 +22,6 @@ _APART = 1.25
 # Costs that another implementation may reach.
 _ROUND_STEPS = (1.5, 1.2, 1)
 _ON_SERVER = NextStep("on your server", command="harness latency -- YOUR_SERVER_COMMAND")
-# Less is rarely due to the texts alone.
-_LOW_RATE = 0.2
 _WHY_LOW = NextStep(
     "why", command="harness acceptance model=TARGET draft=HEAD -- YOUR_SERVER_COMMAND"
 )
@@ -64,7 +63,7 @@ def audit_page(title: str, reading: AuditedText, judged: Sequence[Check]) -> Pag
     if rows and not any(row.costs for row in rows):
         steps.insert(0, NextStep("with what is missing", command=line_to_type(rows)))
     yields_nothing = any(cost.tokens.high <= 1 + NOISE for row in rows for cost in row.costs)
-    if yields_nothing or any(row.figure("acceptance_rate").high < _LOW_RATE for row in rows):
+    if yields_nothing or any(row.figure("acceptance_rate").high < LITTLE for row in rows):
         steps.insert(0, _WHY_LOW)
     heading = f"{title} · {counted(len(reading.rows), 'row')}"
     return Page(heading, finding, tables=[table] if rows else (), next=steps)

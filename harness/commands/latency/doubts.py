@@ -23,6 +23,7 @@ from harness.reporting.words import (
     synthetic_value,
     too_long,
 )
+from harness.results.judging.acceptance import LITTLE
 from harness.results.runs import Run
 from harness.results.schema import NO_VERDICT
 from harness.results.verdict import MOST_CACHED, MOST_READ_OTHERWISE
@@ -39,8 +40,6 @@ _NEAR_MS = 10
 _OTHERWISE_BY_ANSWER = 1.2
 # These run the models unchanged; other runners take less time for the same step.
 _SLOW_RUNNERS = ("eager", "static")
-# Of an engine that verifies by itself, a smaller share of the tested draft tokens gets a note.
-_LOW_ACCEPTANCE = 0.2
 # The share of an iteration that this program's host may take.
 _MOST_OF_HOST = 0.1
 
@@ -169,7 +168,7 @@ def _low_acceptance(run: _Run) -> str | None:
     """The share of tested draft tokens that an engine elsewhere accepted, where that is small."""
     row = run.last
     rate = row.conditional_acceptance_rate
-    if rate is None or rate > _LOW_ACCEPTANCE or row.synthetic or not row.was_served:
+    if rate is None or rate > LITTLE or row.synthetic or not row.was_served:
         return None
     return f"{percent(rate, 1)}"
 

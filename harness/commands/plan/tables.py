@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from harness.commands.plan.rows import PlanRow
-from harness.config.amounts import amount
+from harness.config.amounts import amount, capitalised
 from harness.config.demand import Remedy
 from harness.reporting.names import named_runs
 from harness.reporting.page import NextStep, Page, heading, title_of_many
@@ -54,7 +54,7 @@ def plan_page(rows: Sequence[PlanRow]) -> Page | None:
 def doubts_of_notes(rows: Sequence[PlanRow]) -> list[str]:
     """The notes of rows as sentences, each once."""
     notes = dict.fromkeys(note for row in rows for note in row.note or [])
-    return [f"{note[:1].upper()}{note[1:]}." for note in notes]
+    return [f"{capitalised(note)}." for note in notes]
 
 
 def _settings(row: PlanRow) -> str:
