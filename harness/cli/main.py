@@ -61,6 +61,8 @@ _BEGIN_WITHOUT_MODELS = """\
 To begin, harness latency -- llama-server ... (or vllm serve ...) measures your
 server. Models on this machine need pip install 'specharness[local]'."""
 
+# What is typed to measure nothing.
+_DRY_RUN = "dry_run=true"
 _INTERRUPTED = "harness: interrupted; what was measured so far is kept"
 
 # The worst of several exit codes counts. From the mildest: success, doubt, a wrong setting; then 1, a failure or a bad
@@ -272,10 +274,8 @@ class _Invocation:
 
     def run_hydra(self, words: Words) -> None:
         """Run a command that has settings, once or as a sweep, or say what that would measure."""
-        from harness.cli.preview import DRY_RUN, preview_lines
-
         asked = [word for word in words.typed if word.startswith("dry_run=")]
-        if any(word != DRY_RUN for word in asked):
+        if any(word != _DRY_RUN for word in asked):
             with self.reporting(words.typed[0]):
                 raise SettingError(
                     "dry_run", "must be true, or left out", asked[0].partition("=")[2]
@@ -284,9 +284,11 @@ class _Invocation:
         if not asked:
             self._run_hydra(words)
             return
+        from harness.cli.preview import preview_lines
+
         with tempfile.TemporaryDirectory() as self.dry_directory:
             directories = [f"hydra.{mode}.dir={self.dry_directory}" for mode in ("run", "sweep")]
-            typed = [word for word in words.typed if word != DRY_RUN]
+            typed = [word for word in words.typed if word != _DRY_RUN]
             self._run_hydra(Words([*typed, *directories], words.servers))
         if self.planned:
             print("\n".join(preview_lines(self.planned)))

@@ -12,9 +12,6 @@ from harness.measuring.rows import LatencyRow
 from harness.results.files import read_rows
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL
 
-# What is typed in place of a measurement.
-DRY_RUN = "dry_run=true"
-
 
 def preview_lines(jobs: Sequence[tuple[str, RunSettings]]) -> list[str]:
     """A line for each job, by its label and settings, and one for all of them."""

@@ -51,7 +51,8 @@ class PreparedCalls(Calls):
             rows = self.rows.first(size)
             kind = self.warp.kind
             step = functools.partial(super().decide, rows, None)
-            self._prepared["step", size, kind] = preparer(step, [])
+            # Decisions are found by the fields of the proposal: without one there are none.
+            self._prepared[(), size, kind] = preparer(step, [])
             if not count:
                 continue
             if isinstance(self.drafter, TensorDrafter):
@@ -63,10 +64,10 @@ class PreparedCalls(Calls):
                 proposal = Proposal(tokens, lengths=tokens[:, 0].clone())
             given = _given(proposal)
             decide = functools.partial(self._decide_given, rows, list(given))
-            self._prepared[*given, size, kind] = preparer(decide, list(given.values()))
+            self._prepared[tuple(given), size, kind] = preparer(decide, list(given.values()))
 
     def propose(self, rows: RowState, count: int, limits: Sequence[int]) -> Proposal | None:
-        prepared = self._find("propose", rows=rows)
+        prepared = self._find("propose", rows)
         if prepared is None:
             return super().propose(rows, count, limits)
         proposal: Proposal = prepared()
@@ -74,7 +75,7 @@ class PreparedCalls(Calls):
 
     def decide(self, rows: RowState, proposal: Proposal | None) -> Decided:
         given = {} if proposal is None else _given(proposal)
-        prepared = self._find(*(given or ["step"]), rows=rows)
+        prepared = self._find(tuple(given), rows)
         if prepared is None:
             return super().decide(rows, proposal)
         packed, step = prepared(*given.values())
@@ -88,10 +89,10 @@ class PreparedCalls(Calls):
         """Decide about the proposal that has these fields."""
         return super().decide(rows, Proposal(**dict(zip(names, tensors, strict=True))))
 
-    def _find(self, *call: str, rows: RowState) -> Callable[..., Any] | None:
+    def _find(self, call: Hashable, rows: RowState) -> Callable[..., Any] | None:
         if not rows.is_fixed:
             return None
-        return self._prepared.get((*call, rows.num_rows, self.warp.kind))
+        return self._prepared.get((call, rows.num_rows, self.warp.kind))
 
 
 def _given(proposal: Proposal) -> dict[str, Tensor]:
