@@ -15,8 +15,8 @@ import pytest
 import harness
 from forked import fork_worker
 from harness.cli import worker
-from harness.cli.frames import frame
 from harness.measuring.rows import LatencyRow
+from harness.results.schema import frame
 from in_process import QUICKEST_PAIR
 from shipped_copies import copy_shipped
 

@@ -28,10 +28,12 @@ from harness.config.machine import gpu_names, share_cores
 from harness.config.methods import METHODS
 from harness.config.model_names import SERVED
 from harness.config.packages import is_installed, require_local
-from harness.config.run import RepeatedSettings, RunSettings
+from harness.config.repositories import check_place
+from harness.config.run import PromptedSettings, RepeatedSettings, RunSettings
+from harness.config.settings import require
 from harness.engines.registry import ENGINES, engine_of
-from harness.measuring.named_files import require_files
 from harness.measuring.progress import note, say
+from harness.measuring.prompts.sets import load_prompts
 from harness.results.files import SUMMARY_FILE
 from harness.results.locked_files import remove_locks
 
@@ -119,7 +121,7 @@ def _run(config: Any, servers: Sequence[Sequence[str]]) -> Sequence[Any]:
     sweep = _sweep_directory()
     if sweep is None:
         # A job of a sweep is refused alone, and leaves a row.
-        require_files(settings)
+        _require_files(settings)
     # In a sweep only before its first job.
     if sweep is None or hydra.job.num == 0:
         _note_crowding(command, settings)
@@ -238,3 +240,21 @@ def _settings(
     if repeats > 1 and (manifest is None or not manifest.is_repeated):
         raise SettingError("repeats", "must be typed as repeats=NUMBER", repeats)
     return settings
+
+
+def _require_files(settings: RunSettings) -> None:
+    """Raise a SettingError for the directory of a model, a file of prompts or of an earlier run that is not there,
+    before anything is imported that takes seconds.
+    """
+    if engine_of(settings).computes_here:
+        for role, model in settings.models.items():
+            is_built_here = settings.weights == "random" and model.architecture is not None
+            if not is_built_here:
+                check_place(role, model.repository)
+    for setting, path in settings.named_paths.items():
+        require(Path(path).expanduser().exists(), setting, "no such file or directory", path)
+    if not isinstance(settings, PromptedSettings) or settings.prompts.repository is not None:
+        return
+    prompts = settings.prompts
+    if not all(Path(file).expanduser().exists() for file in prompts.files):
+        load_prompts(prompts)

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from harness.cli import signals
-from harness.cli.manifest import Manifest, SweepFile
+from harness.cli.manifest import Manifest, SweepFile, append_summaries
 from harness.cli.tables import exit_code, job_line, print_sweep
 from harness.cli.worker import Job, Worker
 from harness.commands.registry import measurement
@@ -29,6 +29,7 @@ from harness.measuring.measurement import identify, measured_rows
 from harness.measuring.progress import say, show
 from harness.results.files import write_rows
 from harness.results.rows.prompts import PROMPTS_FILE
+from harness.results.runs import grouped
 from harness.results.schema import ComparedRow, RunRow
 
 
@@ -158,10 +159,7 @@ def finish(
     rows = file.job_rows()
     pooled: list[list[ComparedRow]] = []
     if manifest.is_repeated and rows:
-        # Statistics take a second to load, which only such a sweep waits for.
-        from harness.cli import rounds
-
-        pooled = rounds.pool(directory, rows)
+        pooled = pool(directory, rows)
     print_sweep(
         command,
         rows,
@@ -182,6 +180,33 @@ def finish(
         code = 2 if is_refused else 1
     pooled_rows = [row for rows_of_job in pooled for row in rows_of_job]
     return [*rows, *pooled_rows], code
+
+
+def pool(sweep: Path, rows: Sequence[RunRow]) -> list[list[ComparedRow]]:
+    """Pool the rows of each job over its rounds, and add the pooled rows to the sweep's file and to `results.file`.
+
+    With draft=lookup,tiny_draft and repeats=2 there are four jobs: the first round's have numbers 0 and 1, the second
+    round's 2 and 3. So 0 and 2 are pooled, and 1 and 3.
+
+    Args:
+        rows: the rows of all jobs.
+
+    Returns:
+        The pooled rows, one list for each job of a round that succeeded at least twice.
+    """
+    # Statistics take a second to load, which only such a sweep waits for.
+    from harness.results.pooling import pooled_rows
+
+    jobs_per_round = Manifest.read(sweep).jobs_per_round
+    compared = [row for row in rows if isinstance(row, ComparedRow)]
+    runs = grouped(compared, lambda row: int(row.job or 0))
+    pooled = []
+    for numbers in grouped(runs, lambda number: number % jobs_per_round).values():
+        rows_of_job = pooled_rows([runs[number] for number in numbers])
+        if rows_of_job:
+            pooled.append(rows_of_job)
+    append_summaries(sweep, [row for rows_of_job in pooled for row in rows_of_job])
+    return pooled
 
 
 def _record(job: Job, rows: Sequence[RunRow], note: str) -> None:

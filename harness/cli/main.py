@@ -140,8 +140,8 @@ def run(command: str, *overrides: str, verbose: bool = False, **settings: Any) -
         VerdictError: the run succeeded, with a bad answer: the pair is not lossless, for example. Where it cannot be
             told, rows are returned, and say so.
     """
-    from harness.cli.frames import frame
     from harness.cli.menu import conversion, typed
+    from harness.results.schema import frame
 
     kind = configured(_checked(command, with_settings())).settings
     words = [*overrides, *typed.from_keywords(settings, conversion.setting_hints(kind))]

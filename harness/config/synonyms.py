@@ -13,6 +13,7 @@ SYNONYMS: Mapping[str, str] = {
     "target": "model",
     "dataset": "prompts",
     "device": "placement",
+    "gpu": "gpu_memory",
     "verbose": "details",
 }
 

@@ -11,13 +11,16 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from harness.config.acceptance_rules import PARAMETERS
 from harness.config.engines import EngineSettings
 from harness.config.settings import DecodingSettings, ModelSettings
 from harness.results.row import Ratio, Row, circumstance, pooled, setting
 from harness.results.statistics.interval import Interval
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # A value that cannot be had is None.
 MaybeText = str | None
@@ -380,3 +383,20 @@ class WithSpeedup:
 @dataclass(frozen=True, kw_only=True)
 class ComparedRow(WithSpeedup, DecodedRow):
     """A row with a speed-up, about which `verdict.py` decides what may be said."""
+
+
+def frame(rows: Sequence[Row]) -> pd.DataFrame:
+    """Rows as a DataFrame: the dozen columns that most questions need come first, and empty ones are left out.
+
+    A regular arm has the K of its run, so that `groupby` and `pivot` by K keep both arms.
+    """
+    import pandas as pd
+
+    whole = pd.DataFrame([row.values() for row in rows]).dropna(axis="columns", how="all")
+    if {"run", "arm", "num_draft_tokens"} <= {*whole.columns}:
+        # The first one that is no empty cell.
+        known_k = whole.groupby("run").num_draft_tokens.transform("first")
+        k = whole.num_draft_tokens.mask(whole.arm == "regular", known_k)
+        whole["num_draft_tokens"] = k if (k == "auto").any() else k.astype("Int64")
+    first = [name for name in CORE_COLUMNS if name in whole.columns]
+    return whole[[*first, *whole.columns.difference(first, sort=False)]]

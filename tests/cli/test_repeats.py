@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.cli.jobs import pool
 from harness.cli.manifest import Manifest, round_overrides
-from harness.cli.rounds import pool
 from harness.measuring.rows import LatencyRow
 from harness.results.files import read_rows
 from harness.results.locked_files import replace_file

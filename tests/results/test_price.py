@@ -15,8 +15,7 @@ from harness.config.errors import SettingError
 from harness.results.price.shape import Point, StartNoise, shape_of
 from harness.results.price.table import read_table
 from harness.results.price.value import IterationCost, mean_time
-from harness.results.statistics.distributions import t_quantile
-from harness.results.statistics.interval import Coverage, Interval
+from harness.results.statistics.interval import Coverage, Interval, t_quantile
 
 
 def cost_of(

@@ -166,8 +166,7 @@ def _page(
             clause = re.split("[;:.] ", entry.meaning)[0]
             value = _in_brackets(entry.value)
             value = value if len(value) <= _LONGEST_VALUE else "[...]"
-            space = width - _NAME_WIDTH - len(value) - 1
-            lines.append(_line(entry.name, textwrap.shorten(clause, space, placeholder="…"), value))
+            lines.append(_line(entry.name, clause, value))
         if len(entries) > _MOST_SETTINGS:
             rest = f"{len(entries) - _MOST_SETTINGS} more: harness help {command.name} all"
             lines.append(_line("...", rest))

@@ -230,7 +230,8 @@ def arms_table(pairs: Sequence[RankedRun]) -> Table:
 def requests_table(run: Run[LatencyRow]) -> Table:
     """Times of the requests of each arm, and the load that was held, where requests were sent."""
     served = [row for row in run.rows if row.was_served]
-    return Table.of("requests", "", served, _REQUESTS)
+    about = "Percentiles are means of those of each run." if run.last.pooled_runs else ""
+    return Table.of("requests", "", served, _REQUESTS, about=about)
 
 
 # The speed-up of fewer prompts is noise.

@@ -37,7 +37,8 @@ class LatencySettings(PromptedSettings, RepeatedSettings):
             as an interval needs; with `precision` all prompts of the set.
         precision: stop as soon as half of the width of the speed-up's interval is at most this share of it, `2%`; at
             the latest after `num_prompts`.
-        budget: stop then in any case, `10min`, with what is measured; servers' starts and loading are not counted.
+        budget: the longest that prompts are asked, `10min`; what is measured by then counts. Loading and the starts of
+            servers are not counted.
         num_warmup: batches that every arm decodes first and that are not counted.
         laps: of an engine that keeps requests in flight: how often its arms take turns; `auto` depends on
             prompts and batch size.

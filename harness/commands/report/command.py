@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Literal
 
 from harness.commands.arguments import read_arguments
@@ -22,7 +23,6 @@ from harness.config.command_line import Words
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import rule_of_paths
 from harness.reporting.files import ReportContents, html_page, markdown, on_terminal
-from harness.reporting.optional_plots import INSTALL_PLOTS, optional_plots
 from harness.reporting.overview import days_of, environment_table, files_table
 from harness.reporting.page import without
 from harness.reporting.table import Table, visible
@@ -30,6 +30,7 @@ from harness.reporting.terminal import WIDE, plain_console, print_document
 from harness.reporting.words import common_settings
 from harness.results.runs import measured_of
 
+_INSTALL_PLOTS = "pip install 'specharness[report]'"
 _DEFAULT = Path("results")
 # How the ids of runs begin.
 _RUN_ID = re.compile(r"\d{8}(T[\w.-]*)?")
@@ -200,9 +201,9 @@ def _draw(findings: Findings, path: Path, file: Path) -> None:
         RunError: a disk that fails or is full.
     """
     form = file.suffix.removeprefix(".")
-    drawing = optional_plots()
+    drawing = _optional_plots()
     if drawing is None:
-        raise SettingError("format", f"needs matplotlib: {INSTALL_PLOTS}", form)
+        raise SettingError("format", f"needs matplotlib: {_INSTALL_PLOTS}", form)
     command = measurement("latency")
     runs = measured_of(findings.runs_of(command.row))
     if command.picture(runs) is None:
@@ -214,8 +215,8 @@ def _draw(findings: Findings, path: Path, file: Path) -> None:
 def write(report: ReportContents, output: Path) -> list[Path]:
     """Write a report's files into a directory. Raises as `_write`."""
     drawn: dict[str, dict[str, list[tuple[str, str]]]] = {}
-    drawing = optional_plots()
-    note = f"Plots need matplotlib: {INSTALL_PLOTS}"
+    drawing = _optional_plots()
+    note = f"Plots need matplotlib: {_INSTALL_PLOTS}"
     if drawing is not None:
         note = "The plots are in report.html."
         drawn = {question: drawing.as_svgs(page.plots) for question, page in report.pages.items()}
@@ -243,3 +244,15 @@ def _write(contents: Mapping[Path, bytes]) -> None:
         raise SettingError("output", f"cannot be written to: {error.strerror}", output) from error
     except OSError as error:
         raise RunError(f"{output} cannot be written to: {error.strerror}") from error
+
+
+def _optional_plots() -> ModuleType | None:
+    """The module `harness.reporting.drawing`; None without matplotlib, with a line on stderr."""
+    try:
+        from harness.reporting import drawing
+    except ModuleNotFoundError as error:
+        if error.name != "matplotlib":
+            raise
+        print(f"no plots without matplotlib: {_INSTALL_PLOTS} brings it", file=sys.stderr)
+        return None
+    return drawing

@@ -1,9 +1,9 @@
-"""How far greedy texts of the speculative arm agree with the regular one's."""
+"""How far greedy texts of the arms agree, and the share of tokens that come after the end of their text."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -110,3 +110,34 @@ def _num_alike(request: RequestRecord, other: RequestRecord) -> int:
     text = request.text.encode()
     num_bytes = length_in_common(text, other.text.encode())
     return num_bytes * request.num_tokens // max(len(text), 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndFigures(Group):
+    """How much of an arm's texts comes after their ends.
+
+    No reader sees that, and it may be easier or harder to draft.
+    """
+
+    share_after_end: MaybeFloat = pooled(
+        Ratio(over="num_tokens"),
+        "share of the tokens that came after the end of their text, with `ignore_eos`",
+    )
+
+    @classmethod
+    def measured(cls, run: MeasuredRun, arm: MeasuredArm) -> Group:
+        # Text that a server sent does not have the token that ends it.
+        answers = [request.token_ids for request in arm.answered if not request.from_text]
+        num_tokens = sum(map(len, answers))
+        if not run.end_tokens or not num_tokens:
+            return cls()
+        num_within = sum(_text_length(token_ids, run.end_tokens) for token_ids in answers)
+        return cls(share_after_end=1 - num_within / num_tokens)
+
+
+def _text_length(token_ids: Sequence[int], end_tokens: Collection[int]) -> int:
+    """Number of tokens up to the first that ends the text, this one included; all without one."""
+    for position, token in enumerate(token_ids):
+        if token in end_tokens:
+            return position + 1
+    return len(token_ids)

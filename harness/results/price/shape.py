@@ -11,8 +11,7 @@ import numpy as np
 
 from harness.config.amounts import change_in_percent
 from harness.results.statistics.arrays import Floats
-from harness.results.statistics.distributions import t_quantile
-from harness.results.statistics.interval import CONFIDENCE, Interval
+from harness.results.statistics.interval import CONFIDENCE, Interval, t_quantile
 
 # Points are no line if the test says so at this level and one is at least this share off.
 _LEVEL = 0.05

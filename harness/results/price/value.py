@@ -25,8 +25,7 @@ from pydantic import TypeAdapter
 from harness.config.errors import SettingError
 from harness.results.locked_files import replace_file
 from harness.results.price.shape import Point, Shape, StartNoise, shape_of
-from harness.results.statistics.distributions import t_quantile
-from harness.results.statistics.interval import CONFIDENCE, Coverage, Interval
+from harness.results.statistics.interval import CONFIDENCE, Coverage, Interval, t_quantile
 
 # In the directory of a run of `latency`; `costs.schema.json` beside this file describes it.
 COSTS_FILE = "costs.json"

@@ -14,8 +14,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from harness.results.statistics.arrays import Floats
-from harness.results.statistics.distributions import t_quantile
-from harness.results.statistics.interval import CONFIDENCE, NAN, Coverage, Interval, fewest_units
+from harness.results.statistics.interval import (
+    CONFIDENCE,
+    NAN,
+    Coverage,
+    Interval,
+    fewest_units,
+    t_quantile,
+)
 from harness.results.statistics.proportions import (
     difference_of_paired_proportions,
     p_value_of_difference,

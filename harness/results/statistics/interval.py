@@ -27,6 +27,23 @@ FEWEST_EFFECTIVE = 4
 CONFIDENCE = 0.95
 
 
+def t_tail(value: float, degrees_of_freedom: float) -> float:
+    """Chance that Student's t exceeds a value.
+
+    From `scipy.special`, as `scipy.stats` takes longer to import than everything else before the first answer.
+    """
+    from scipy import special
+
+    return float(special.stdtr(degrees_of_freedom, -value))
+
+
+def t_quantile(tail: float, degrees_of_freedom: float) -> float:
+    """The value that Student's t exceeds with this chance."""
+    from scipy import special
+
+    return -float(special.stdtrit(degrees_of_freedom, tail))
+
+
 def fewest_units(unit: str) -> int:
     """The fewest units with an interval."""
     return FEWEST_BLOCKS if unit == "block" else FEWEST_FOR_INTERVAL

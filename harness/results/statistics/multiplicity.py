@@ -12,8 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from harness.results.statistics.distributions import t_quantile
-from harness.results.statistics.interval import CONFIDENCE, Interval
+from harness.results.statistics.interval import CONFIDENCE, Interval, t_quantile
 from harness.results.statistics.runs import share_over_runs
 
 

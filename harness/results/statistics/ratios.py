@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from harness.results.statistics.arrays import Floats
-from harness.results.statistics.distributions import t_quantile, t_tail
 from harness.results.statistics.interval import (
     CONFIDENCE,
     FEWEST_EFFECTIVE,
@@ -22,6 +21,8 @@ from harness.results.statistics.interval import (
     Coverage,
     Interval,
     fewest_units,
+    t_quantile,
+    t_tail,
 )
 
 # From one draw of so many subsets to another the ends of an interval differ by less than 1 % of its width.

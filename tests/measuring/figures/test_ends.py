@@ -8,7 +8,7 @@ import pytest
 
 from harness.engines.protocol import Answered
 from harness.engines.requests import RequestRecord
-from harness.measuring.figures.ends import EndFigures
+from harness.measuring.figures.texts import EndFigures
 from measured_runs import figures
 
 END = 9
