@@ -1,4 +1,4 @@
-"""Whole pages of simulated worlds, held against what was planted: `benchmarks/truth.py` with 40 pages."""
+"""Whole pages of simulated worlds, held against what was planted: `benchmarks/truth.py` with 30 pages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from benchmarks.truth import COMMANDS, page
 
 # Those of several runs take longer.
 NUM_PAGES = {
-    **{"latency": 8, "acceptance": 8, "eval": 8, "k": 3, "drafts": 3, "plan": 4},
+    **{"latency": 5, "acceptance": 5, "eval": 5, "k": 3, "drafts": 2, "plan": 3},
     **{"map": 2, "report": 2, "regress": 2},
 }
 

@@ -35,7 +35,7 @@ from harness.local.runners.snapshot import SnapshotRunner
 from harness.local.runners.static import StaticRunner
 from verifiers import FALSE_ALARM_RATE, without_residual
 
-LENGTH, K = 20, 3
+LENGTH, K = 14, 3
 # After it the likely tokens of a target are likely for most drafts, too.
 REPETITIVE = [4, 8, 4, 8, 5, 4, 8, 5]
 MODELS = [*ARCHITECTURES, *RECURRENT]

@@ -11,6 +11,7 @@ from transformers import AutoConfig
 
 from harness.config.paths import PACKAGE
 from in_process import Harness, results
+from traced import run_as_traced
 
 PAGE = PACKAGE.parent / "docs" / "your-own-method.md"
 QUICK = (
@@ -143,7 +144,10 @@ def test_a_mistake_in_a_drafter_names_it(harness: Harness) -> None:
         assert "draft=./bad.py:Bad: KeyError: 'mine'" in complaint
 
 
-def test_a_mistake_in_a_prepared_drafter_names_it(harness: Harness) -> None:
+def test_a_mistake_in_a_prepared_drafter_names_it(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_as_traced(monkeypatch)
     Path("worse.py").write_text(
         "from harness.local.decoding.protocols import TensorDrafter\n"
         "from harness.local.drafting.method import Method\n"

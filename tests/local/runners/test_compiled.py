@@ -28,7 +28,7 @@ K = 3
 
 
 def requests(
-    length: int = 20, prompts: list[list[int]] = PROMPTS, device: str = "cpu", stop: int = 50
+    length: int = 10, prompts: list[list[int]] = PROMPTS, device: str = "cpu", stop: int = 50
 ) -> list[RowRequest]:
     """Rows end at different times: at a stop token, or at the length limit after different numbers of iterations."""
     return [
@@ -69,12 +69,12 @@ def test_compiled_passes_give_the_plain_tokens(name: str, monkeypatch: pytest.Mo
         return
     fast = compiled(target, (1, K + 1)), compiled(draft, (1, 2))
     plain = SnapshotRunner(target), SnapshotRunner(draft)
-    longer = [[7] * (BUCKET - 20), *PROMPTS[:2]]
+    longer = [[7] * (BUCKET - 8), *PROMPTS[:2]]
     for what in (
-        requests(20),
+        requests(10),
         requests(5, PROMPTS[1:]),
         requests(5, [*PROMPTS, [7, 8, 9]]),
-        requests(40, longer, stop=-1),
+        requests(16, longer, stop=-1),
     ):
         if target.config.model_type == "gpt2" and what[0].prompt == longer[0]:
             continue  # longer than its context
