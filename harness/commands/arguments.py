@@ -1,4 +1,4 @@
-"""The arguments of commands that read files: a few settings as `name=value`, and paths. Hydra is not involved."""
+"""The arguments of commands that read files: settings as `name=value`, and paths. Hydra is not used."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def read_arguments(
     words: Words,
     usage: str,
 ) -> tuple[Settings, list[str]]:
-    """The settings that are typed, and all other words. `-h` and `--help` print the usage, and end the process.
+    """Read the typed settings, and return them and all other words. `-h` and `--help` print the usage and end.
 
     Args:
-        kind: a dataclass whose fields are texts, numbers, booleans or literals, each with a default, or `list[str]`,
-            which has each value that is typed.
+        kind: a dataclass of texts, numbers, booleans or literals with defaults; a field of type `list[str]` collects
+            every value that is typed for it.
 
     Raises:
         SettingError: no such setting or option, or a value of another type.
@@ -48,6 +48,7 @@ def read_arguments(
             values[name] = _converted(name, text, types[name])
             continue
         is_option = word.startswith("-") and word != "-"
+        # A file may be called a=b.
         is_setting = bool(equals) and name.isidentifier() and not Path(word).exists()
         if is_option or is_setting:
             rule = f"no such argument{nearest(name, names)}; --help lists them"
@@ -57,6 +58,7 @@ def read_arguments(
 
 
 def _converted(name: str, text: str, kind: Any) -> Any:
+    """A typed text as a value of its field's type."""
     values = _BOOLEANS if kind is bool else {choice: choice for choice in get_args(kind)}
     if text in values:
         return values[text]

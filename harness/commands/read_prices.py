@@ -31,35 +31,39 @@ from harness.results.rows.acceptance import AcceptanceRow
 from harness.results.runs import Run, grouped
 from harness.results.statistics.interval import Interval
 
-# What an iteration costs is the same while these are.
+# Runs whose costs are read together must agree in these columns.
 _COST_CONDITIONS = ("model", "engine", "devices", "dtype", "quantization", "settings")
-_ALONE = (
-    "passes of a plain server were timed, over 1 to 16 new tokens behind a cached prefix: drafting is left out, and so"
-    " are the logits of all tokens but the last. So a draft gives these speed-ups at most"
+_NOTE_ON_PASSES = (
+    "passes of a plain server were timed, over 1 to 16 new tokens after a cached prefix: drafting is left out, and so"
+    " are the logits of all tokens but the last. So a draft gains at most this"
 )
 _ORIGIN = ("model", "engine", "devices")
-# And what it yields.
+# Runs whose yields are read together must agree in these.
 _YIELD_CONDITIONS = (
-    *("model", "quantization", "prompts", "prompts_digest", "temperature", "top_k", "top_p"),
-    *("rule", *PARAMETERS),
+    *"model quantization prompts prompts_digest temperature top_k top_p rule".split(),
+    *PARAMETERS,
 )
-# Runs of one draft differ in K and load alone.
+# Runs of one draft may differ in K and load only.
 _DRAFT_CONDITIONS = (
-    *("draft", "draft_repository", "draft_quantization", "draft_sampling", "draft_layers"),
-    *("max_ngram", "max_new_tokens", "settings"),
-)
+    "draft draft_repository draft_quantization draft_sampling draft_layers max_ngram max_new_tokens"
+    " settings"
+).split()
 
 
 def read_prices(setting: str, path: str, context: int = 128, key: str | None = None) -> PriceTable:
-    """The costs and yields in a directory or a CSV file of results (`FILE@DRAFT` for those of one draft), a
-    `costs.json`, a table (`FILE`, `FILE@WORD`), or by a server at an address.
+    """The costs and yields of one of:
+
+    - a directory or a CSV file of results; `FILE@DRAFT` for those of one draft,
+    - a `costs.json`,
+    - a table: `FILE`, or `FILE@WORD` for its rows with that word,
+    - a server at an address.
 
     Args:
-        context: tokens before those that a server is timed with.
+        context: tokens before the timed ones, of a server.
         key: of a server's API; None without one.
 
     Raises:
-        SettingError: it has none, or those of different machines, models or texts.
+        SettingError: there are no prices, or they are of different machines, models or texts.
     """
     if setting == "costs" and path.startswith(("http://", "https://")):
         check_address(setting, path)
@@ -67,7 +71,7 @@ def read_prices(setting: str, path: str, context: int = 128, key: str | None = N
 
         rounds = pass_times(path, context, key)
         cost = IterationCost.from_passes(rounds, path)
-        return PriceTable({"": cost}, notes=[_ALONE])
+        return PriceTable({"": cost}, notes=[_NOTE_ON_PASSES])
     file = Path(path).expanduser()
     if file.suffix == ".json" and (costs := _read_json(setting, file)):
         return PriceTable({"": costs})
@@ -83,7 +87,7 @@ def read_prices(setting: str, path: str, context: int = 128, key: str | None = N
         if not costs_file.is_file():
             raise SettingError(setting, error.rule, path) from error
         findings = Findings()
-    # Cells of a `map` have a kind of row of their own.
+    # Rows of a `map` are of their own kind, and not among these.
     latency = [run for run in findings.runs_of(LatencyRow) if run.status == "ok"]
     if setting == "costs" and not latency and costs_file.is_file():
         # A run of `map`, or what a server was timed for.
@@ -100,7 +104,7 @@ def _costs(runs: Sequence[Run[LatencyRow]], path: str) -> PriceTable:
     costs = {}
     reasons = []
     with_draft = [run for run in runs if run.last.arm == "speculative"]
-    alone = [run for run in runs if run.last.arm == "regular"]
+    regular_runs = [run for run in runs if run.last.arm == "regular"]
     for draft, runs_of_draft in grouped(with_draft, _draft).items():
         priced = []
         for run in runs_of_draft:
@@ -110,7 +114,7 @@ def _costs(runs: Sequence[Run[LatencyRow]], path: str) -> PriceTable:
             else:
                 priced.append(run)
         if priced:
-            costs[draft] = iteration_cost([*priced, *alone], path)
+            costs[draft] = iteration_cost([*priced, *regular_runs], path)
     if not costs:
         rule = "has no run of latency with a draft"
         if reasons:
@@ -121,7 +125,7 @@ def _costs(runs: Sequence[Run[LatencyRow]], path: str) -> PriceTable:
 
 
 def _origin(runs: Sequence[Run[Any]]) -> dict[str, Any]:
-    """What the last of these runs measured; nothing without one."""
+    """Model, engine, devices and command of the last of these runs; empty without one."""
     if not runs:
         return {}
     run = runs[-1]
@@ -148,14 +152,15 @@ def _yields(
                 lengths[draft] = fmean(filter(None, known_lengths))
         priced = iteration_cost([run for run in runs_of_draft if not why_no_price(run)])
         for point in priced.points:
+            # Points of smaller K are computed, and not measured.
             k = point.width - 1
             if k in measured_yields and any(k_of(run.last) == k for run in runs_of_draft):
                 measured[draft, k, point.rows] = measured_yields[k].estimate / point.steps.estimate
-    # One pass over texts says more than the answers of a run.
+    # `acceptance` reads texts once, which tells more than the answers of a run.
     for run in read:
         if read_yields := yields_of(run):
             yields[_draft(run)] = read_yields
-            # Of each text all tokens but the first are decided by iterations.
+            # Every token of a text but the first comes from an iteration.
             lengths[_draft(run)] = 1 + (run.last.num_tokens or 0) / (run.last.num_texts or 1)
     return PriceTable(yields=yields, lengths=lengths, measured=measured)
 
@@ -170,7 +175,7 @@ def yields_of(run: Run[AcceptanceRow]) -> dict[int, Interval]:
 
 
 def _check_alike(setting: str, runs: Sequence[Run], names: Sequence[str], path: str) -> None:
-    """Raise a SettingError for runs whose figures cannot be taken together."""
+    """Refuse runs that may not be combined."""
     for name in names:
         values = [_value(run, name) for run in runs]
         different = list(dict.fromkeys(str(value) for value in values if value is not None))
@@ -180,8 +185,8 @@ def _check_alike(setting: str, runs: Sequence[Run], names: Sequence[str], path: 
 
 
 def _value(run: Run, column: str) -> Any:
-    """The value in a column; of `settings` those of an engine, of which none is a value too. A server's command may
-    name K, and so may what varies in it.
+    """The value of a column, for comparison. Of `settings` those of the engine, without commands, and without a setting
+    that only sets K.
     """
     value = getattr(run.last, column, None)
     if column != "settings":
@@ -196,13 +201,11 @@ def _value(run: Run, column: str) -> Any:
 
 
 def _draft(run: Run) -> str:
-    """The draft's name, `tiny_draft` of a directory and of a file `tiny_draft.gguf`; empty where a server does
-    not say what it drafts with.
-    """
+    """The name of the draft: of a path its last part, without `.gguf`; empty if a server does not name it."""
     draft = str(run.last.draft)
     if draft == "server":
         return ""
-    # Of a repository the owner belongs to the name.
+    # A repository's owner is part of its name.
     is_path = draft.startswith(("/", "./", "../", "~"))
     return (Path(draft).name if is_path else draft).removesuffix(".gguf")
 
@@ -219,8 +222,9 @@ def _read_json(setting: str, file: Path) -> IterationCost | None:
 
 
 def _holds_runs(file: Path) -> bool:
-    """Whether it is a directory, or a file with rows of a command, by the columns that only these have; a JSON file
-    that is no result file of a benchmark counts as one.
+    """Whether it is a directory, or a file with rows of a command, by the columns that only these have.
+
+    A JSON file that is no result file of a benchmark counts as runs, so that their reader says what is wrong with it.
     """
     if file.is_dir():
         return True

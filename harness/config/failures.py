@@ -41,8 +41,7 @@ _UNREACHABLE = (
     "(what was downloaded before loads with HF_HUB_OFFLINE=1; a directory needs no network)"
 )
 _REFUSED = "the hub refuses {name}: {line}"
-# Names of what its clients raise. `TransportError` comes from the hub's own, which is httpx or its
-# successor.
+# Class names of what the hub's clients raise. `TransportError` is that of httpx, or of its successor.
 _UNREACHABLE_ERRORS = (
     "LocalEntryNotFoundError",
     "ConnectionError",
@@ -56,7 +55,7 @@ _REPOSITORY = {
     "weights_only": (
         "{name} holds pickled code, which could do anything: fetch or convert it as safetensors"
     ),
-    # Of a repository that was reached.
+    # The repository was reached.
     "does not appear to have a file named": "{name} cannot be loaded: {line}",
     "GatedRepoError": (
         f"{{name}} is gated: ask for access at https://huggingface.co/{{page}}, then {_LOGIN}"
@@ -79,20 +78,20 @@ _REPOSITORY = {
 
 
 def as_run_error(exception: BaseException) -> RunError | None:
-    """A failure of the machine that is known, in one or two lines; None for any other exception.
+    """A known failure of this machine, in one or two lines; None for any other exception.
 
     Knows exhausted memory, a full disk, and CUDA that does not start or does not suit the GPU.
     """
     if isinstance(exception, RunError):
         return exception
     text = str(exception)
-    # Where it was not imported, as in a run that asks servers, no error is its own.
+    # If torch was not imported, as in a run that only asks servers, the error is not torch's.
     torch: Any = sys.modules.get("torch")
     torch_error = None if torch is None else _of_torch(exception, torch)
     if torch_error is not None:
         return torch_error
-    is_full = re.search("can't allocate memory|not enough memory", text)
-    if is_full or isinstance(exception, MemoryError):
+    is_memory_error = re.search("can't allocate memory|not enough memory", text)
+    if is_memory_error or isinstance(exception, MemoryError):
         wanted = re.search(r"tried to allocate (\d+) bytes", text)
         size = f": {amount(int(wanted[1]))} wanted" if wanted else ""
         free = amount(psutil.virtual_memory().available)
@@ -107,8 +106,8 @@ def as_run_error(exception: BaseException) -> RunError | None:
 def _of_torch(exception: BaseException, torch: Any) -> RunError | None:
     """A failure of torch or its GPUs; None for any other exception."""
     text = str(exception)
-    is_full = re.search(r"CUDA.*out of memory|CUBLAS_STATUS_ALLOC", text)
-    if is_full or isinstance(exception, torch.OutOfMemoryError):
+    is_memory_error = re.search(r"CUDA.*out of memory|CUBLAS_STATUS_ALLOC", text)
+    if is_memory_error or isinstance(exception, torch.OutOfMemoryError):
         wanted = re.search(r"Tried to allocate ([\d.]+ \wi?B)", text)
         free = re.search(
             r"GPU (\d+) has a total capacity of ([\d.]+ \wi?B) of which ([\d.]+ \wi?B) is free",
@@ -143,14 +142,14 @@ def explain(
         machine_error = as_run_error(link)
         if machine_error is not None:
             return machine_error
-    class_names = {kind.__name__ for link in chain for kind in type(link).__mro__}
-    signs = " ".join([*class_names, str(exception)])
-    setting_error = _wrong_setting(signs, role, settings)
+    class_names = {ancestor.__name__ for link in chain for ancestor in type(link).__mro__}
+    evidence = " ".join([*class_names, str(exception)])
+    setting_error = _wrong_setting(evidence, role, settings)
     if setting_error is not None:
         return setting_error
     name = settings.repository
-    meaning = next((meaning for sign, meaning in _REPOSITORY.items() if sign in signs), None)
-    # Only clients of the hub, which are imported by then, find it out of reach.
+    meaning = next((meaning for sign, meaning in _REPOSITORY.items() if sign in evidence), None)
+    # Only the hub's clients, which are imported by then, report this.
     if meaning == _UNREACHABLE and not Path(name).is_dir():
         from huggingface_hub import constants
 
@@ -162,7 +161,7 @@ def explain(
         return None
     page = f"datasets/{name}" if kind == "dataset" else name
     nor_here = ""
-    # What was typed may be meant as a directory, but not the name of a preset.
+    # A typed name may be meant as a directory, and is then the repository's, perhaps with a suffix; a preset's is not.
     may_be_directory = kind == "model" and settings.name.startswith(name)
     if may_be_directory and not Path(name).is_dir():
         nor_here = f"; nor is there a directory {name} in {Path.cwd()}"
@@ -176,26 +175,26 @@ def explain(
 
 
 def explained(exception: Exception, role: str, settings: ModelSettings) -> BaseException:
-    """The exception to raise in place of one: an interruption behind it, its explanation, or itself."""
-    behind = exception.__context__
-    while behind is not None:
-        # Ctrl-C within torch's stack of modes ends in an error of that stack.
-        if isinstance(behind, KeyboardInterrupt):
-            return behind
-        behind = behind.__context__
+    """The error to raise instead: an interruption underneath, an explanation, or the exception itself."""
+    underneath = exception.__context__
+    while underneath is not None:
+        # Ctrl-C inside torch's stack of modes shows up as an error of that stack.
+        if isinstance(underneath, KeyboardInterrupt):
+            return underneath
+        underneath = underneath.__context__
     return explain(exception, role, settings) or exception
 
 
-def _wrong_setting(signs: str, role: str, settings: ModelSettings) -> SettingError | None:
-    """The setting to blame, if there is one; `signs` are names of exceptions and their message."""
+def _wrong_setting(evidence: str, role: str, settings: ModelSettings) -> SettingError | None:
+    """The wrong setting, if that is the cause; `evidence` has the classes of the exceptions, and the message."""
     name = settings.repository
-    if "RevisionNotFoundError" in signs:
+    if "RevisionNotFoundError" in evidence:
         rule = f"must be a branch, a tag or a commit of {name}"
         return SettingError(f"{role}.revision", rule, settings.revision)
-    if "HFValidationError" in signs:
+    if "HFValidationError" in evidence:
         rule = "must be a preset, a directory or a hub repository (owner/name)"
         return SettingError(role, rule, name)
-    if "trust_remote_code" in signs:
+    if "trust_remote_code" in evidence:
         rule = f"must be true to run the code that {name} brings; read it first"
         return SettingError(f"{role}.trust_remote_code", rule, settings.trust_remote_code)
     return None
@@ -204,7 +203,7 @@ def _wrong_setting(signs: str, role: str, settings: ModelSettings) -> SettingErr
 def explain_configuration(
     exception: BaseException, role: str, settings: ModelSettings
 ) -> HarnessError:
-    """Why a configuration makes no model; transformers may raise anything at a damaged one."""
+    """Why a configuration gives no model; transformers may raise anything for a damaged one."""
     error = explain(exception, role, settings)
     if error is not None:
         return error
@@ -222,6 +221,7 @@ def first_line(exception: BaseException) -> str:
 
 
 def _chain(exception: BaseException | None) -> Iterator[BaseException]:
+    """The exception and its causes, as a traceback shows them."""
     seen: set[int] = set()
     while exception is not None and id(exception) not in seen:
         seen.add(id(exception))

@@ -1,6 +1,6 @@
-"""This machine: names of its processor and GPUs, and how many cores may be used. No CUDA starts here.
+"""This machine: names of its processor and GPUs, and how many cores may be used. Does not start CUDA.
 
-What cannot be found out is None or empty: describing a run must never be the reason that it fails.
+What is unknown is None or empty: describing a run must never make it fail.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ def cpu_name() -> str | None:
 
 
 def gpu_names() -> list[str]:
-    """Names of the GPUs that this process sees: as the driver gives them, or identifiers as they are set."""
+    """Names of the GPUs that this process sees: the driver's, or identifiers as typed in CUDA_VISIBLE_DEVICES."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = _all_gpus()
     if visible is None:
         return names
-    # A GPU that nobody could name is called by its index.
+    # Without names a GPU is called by its index.
     are_nameless = not names and _DRIVER.exists()
     chosen = []
     for device in visible.split(","):

@@ -119,7 +119,7 @@ class Quietness:
     def columns(self) -> dict[str, Any]:
         """The columns about the machine since the creation."""
         return {
-            "processor_share": self._processor_share(),
+            "processor_share": self.processor_share,
             "load": load_average(),
             "num_cores": num_usable_cores(),
             "other_gpu_processes": self._other_processes,
@@ -128,7 +128,8 @@ class Quietness:
             "num_throttled_units": self._num_throttled if self._gpus else None,
         }
 
-    def _processor_share(self) -> float | None:
+    @property
+    def processor_share(self) -> float | None:
         now = _time_of_run()
         if now is None or self._first is None:
             return None

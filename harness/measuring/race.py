@@ -1,6 +1,6 @@
 """The figures of a race, in which both arms answer one prompt, for `compare` and serve's page.
 
-Of each arm's answer: its figures, where the two texts differ, and every rejection on the way.
+They are those of each arm, the place where the texts part, and every rejection.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from harness.engines.tokenizer import Tokenizer
 from harness.measuring.acceptance import acceptance_columns
 from harness.results.acceptance import Rejection
 
-# A shorter text than this is too short to compare both arms' times up to its end.
+# If the shorter text has fewer tokens, times are not compared up to its end.
 _FEWEST_COMPARED = 8
 
 
-def figures(answered: Answered, tokenizer: Tokenizer) -> dict[str, Any]:
-    """The columns of `CompareRow` about one arm; no rates of an answer without a token."""
+def arm_columns(answered: Answered, tokenizer: Tokenizer) -> dict[str, Any]:
+    """The columns of `CompareRow` about one arm; no rates for an empty answer."""
     [request] = answered.requests
     columns: dict[str, Any] = {
         "completion": tokenizer.decode(request.token_ids, skip_special_tokens=True),
@@ -42,7 +42,7 @@ def outcome(
     """The columns of `CompareRow` that compare the arms.
 
     Args:
-        weights: of the engine, to measure where greedy texts part.
+        weights: measure the margin where greedy texts part; None without them.
     """
     [expected], [actual] = regular.tokens, speculative.tokens
     reference = None
@@ -62,7 +62,7 @@ def outcome(
 
 
 def _speedup(regular: Answered, speculative: Answered) -> dict[str, Any]:
-    """Regular over speculative time, of as many tokens as the shorter text has.
+    """Regular time over speculative time, for as many tokens as the shorter text has.
 
     Sampled texts end at different lengths. The rest of the longer one has no counterpart, and a
     long text spreads the time of its prompt over more tokens.
@@ -72,9 +72,10 @@ def _speedup(regular: Answered, speculative: Answered) -> dict[str, Any]:
     if number == 0:
         return {}
     if max(lengths) > number >= _FEWEST_COMPARED:
-        slow, fast = (_seconds_until(answered, number) for answered in (regular, speculative))
-        if slow and fast:
-            return {"speedup": slow / fast, "num_compared": number}
+        regular_s = _seconds_until(regular, number)
+        speculative_s = _seconds_until(speculative, number)
+        if regular_s and speculative_s:
+            return {"speedup": regular_s / speculative_s, "num_compared": number}
     return {"speedup": regular.ms_per_token / speculative.ms_per_token}
 
 
@@ -101,7 +102,7 @@ def find_rejections(answered: Answered, tokenizer: Tokenizer) -> list[Rejection]
     num_generated = 0
     for arrival in answered.arrivals:
         accepted = arrival.origins.count(Origin.DRAFT)
-        # A text that ended with an accepted token never came to the rejection behind it.
+        # If the text ends with an accepted token, the rejection after it never happened.
         if accepted < len(arrival.proposed) and len(arrival.tokens) > accepted:
             target, draft = arrival.probabilities or (None, None)
             rejections.append(
@@ -118,7 +119,7 @@ def find_rejections(answered: Answered, tokenizer: Tokenizer) -> list[Rejection]
 
 
 def token_text(tokenizer: Tokenizer, token: int) -> str:
-    """A token by itself, for a reader; part of a character as the vocabulary writes it."""
+    """One token as text; in the vocabulary's form if it is part of a character."""
     text = tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False)
     assert isinstance(text, str)
     if "\N{REPLACEMENT CHARACTER}" in text:
@@ -148,8 +149,8 @@ def as_json(answered: Answered, tokenizer: Tokenizer, prompt: Sequence[int]) -> 
             position += 1
         steps.append({"at": arrival.seconds, "tokens": tokens})
     if position:
-        # The beginning of a character that is not complete.
-        tokens[-1]["text"] += detokenizer.flush()
+        # Half a character that was never completed.
+        steps[-1]["tokens"][-1]["text"] += detokenizer.flush()
     return {
         "name": answered.arm,
         "seconds": answered.seconds,

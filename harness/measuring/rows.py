@@ -24,17 +24,17 @@ from harness.results.schema import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Settings(PromptedRow, ComparedRow):
-    """Settings of `latency` alone."""
+class _LatencySettings(PromptedRow, ComparedRow):
+    """Settings that only `latency` and `map` have."""
 
     repeats: MaybeInt = setting(
-        "how many runs were asked for; in a pooled row, how many were pooled", "repeats"
+        "runs that were asked for; in a pooled row, runs that were pooled", "repeats"
     )
     repeat: int | Literal["all"] | None = setting(
-        "number of the run among its repetitions; `all` for the row that pools them",
+        "number of the run among its repetitions; `all` for the pooled row",
         "repeat",
     )
-    pooled_runs: list[str] | None = pooled("none", "`run` of those that a row pools, as JSON")
+    pooled_runs: list[str] | None = pooled("none", "ids of the pooled runs, as JSON")
     num_warmup: MaybeInt = setting("warm-up batches that were not counted", "num_warmup")
     laps: int | Literal["auto"] | None = setting(
         "how often the arms of an engine that keeps requests in flight take turns, or `auto`",
@@ -53,7 +53,7 @@ class LatencyRow(
     EndFigures,
     CostFigures,
     TextFigures,
-    _Settings,
+    _LatencySettings,
 ):
     """`latency.csv`: one row per arm."""
 
@@ -72,11 +72,12 @@ class LatencyRow(
 
     @property
     def lacks_an_arm(self) -> bool:
+        """Whether the draft's row is missing, as in a torn file."""
         return self.arm == "regular" and bool(self.draft)
 
     @property
     def was_starved(self) -> bool:
-        """Whether other programs took much of the processor; never of a server on another machine."""
+        """Whether other programs slowed this run; False for a server on another machine."""
         share = self.processor_share
         return not self.is_on_another_machine and share is not None and share < QUIET
 
@@ -88,8 +89,8 @@ class LatencyRow(
 
     @property
     def ms_per_token_after_first(self) -> float | None:
-        """Milliseconds per token after the first, over all answers; None where rows of a batch wait for each other,
-        where tokens were held back, and without further tokens.
+        """Milliseconds per token after the first, over all answers; None if rows of a batch wait for each other, if
+        tokens were held back, or if there is only one token.
         """
         if (
             self.ms_per_token is None
@@ -105,7 +106,7 @@ class LatencyRow(
             return None
         return (self.ms_per_token * length - first_ms) / (length - 1)
 
-    # Totals of figures, as pooled rows need them (`results.row.Ratio`); None where they are not known.
+    # Totals, which pooled rows find by these names (`results.row.Ratio`); None if they are not known.
 
     @property
     def seconds(self) -> float | None:

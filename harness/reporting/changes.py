@@ -23,8 +23,8 @@ class BeforeAndAfter(Generic[AnyRunRow]):
 
     Attributes:
         before, after: the runs of each, repetitions of one another.
-        margin: what is shown to be less than this share for the worse is no worse.
-        noise: runs of one program with the same settings on the same devices, whose differences are noise.
+        margin: a change for the worse that is shown to be smaller than this share counts as no worse.
+        noise: repeated runs of one program on these devices. Their differences are noise.
     """
 
     before: Sequence[Run[AnyRunRow]]
@@ -42,10 +42,12 @@ class BeforeAndAfter(Generic[AnyRunRow]):
         """A figure on both sides.
 
         Args:
-            why: why nothing can be concluded; empty where nothing is known against it.
+            why: the reason why nothing can be concluded; empty if there is none.
         """
         before, after = self.before[-1].last, self.after[-1].last
-        statement = judged_change(figure, comparison, self.margin, why, after, before)
+        statement = judged_change(
+            figure, comparison, self.margin, why, subject=after, reference=before
+        )
         return Compared(before, after, figure, name_of(after), statement, comparison)
 
 
@@ -54,10 +56,10 @@ class Compared:
     """One figure of a measurement before and after the change.
 
     Attributes:
-        before, after: a row of each, for its settings and circumstances.
-        name: of the measurement among the others.
-        mean_before, mean_after: of the figure over units and runs; None where nothing was compared.
-        noise: of identical runs, where that was given.
+        before, after: one row of each side, for its settings and circumstances.
+        name: tells this measurement from the others.
+        mean_before, mean_after: means of the figure over units and runs; None if nothing was compared.
+        noise: how far identical runs differ, if that is known.
     """
 
     before: RunRow
@@ -72,7 +74,7 @@ class Compared:
 
     @property
     def verdict(self) -> str:
-        """`better`, `worse`, `no worse` or `cannot tell`."""
+        """In general words: `better`, `worse`, `no worse` or `cannot tell`."""
         return self.statement.words
 
     @property
@@ -91,28 +93,27 @@ class Compared:
 
     @property
     def in_words(self) -> str:
-        """The verdict: `faster`, `slower`, `no worse`, `cannot tell`."""
+        """The verdict in the figure's own words: `faster`, `slower`, `no worse`, `cannot tell`."""
         better, worse = self.figure.words
         return {"better": better, "worse": worse}.get(self.verdict, self.verdict)
 
     @property
     def needs_runs(self) -> bool:
-        """Whether runs such as these, if there are enough, give a verdict."""
+        """Whether more runs of this kind could settle it."""
         return self.statement.interval.is_known and self.statement.why in ("", ONE_RUN)
 
     @property
-    def visible(self) -> float | None:
-        """The smallest change that such a comparison finds in 80 % of the cases; None where it finds none, however
-        large.
-        """
+    def smallest_detectable(self) -> float | None:
+        """The smallest change that such a comparison detects in 80 % of the cases; None if it detects none."""
         estimate = self.comparison.estimate if self.needs_runs else None
         return None if estimate is None else estimate.visible_difference
 
     @property
-    def as_part(self) -> str:
+    def as_reason(self) -> str:
         """`30.0 → 29.9 ms per iteration, no worse: 1.00 (0.99 to 1.01)`; empty where a figure is unknown."""
         if self.mean_before is None or self.mean_after is None or self.interval is None:
             return ""
+        # Times to one digit, other figures to two.
         form = ".1f" if self.figure.timed else ".2f"
         effect = "" if self.verdict in ("better", "worse") else f"{self.verdict}: "
         change = f"{self.figure.name}, {effect}{self.statement.interval:.2f}"

@@ -1,4 +1,4 @@
-"""The page about the runs of a command, be it one run, a sweep's or a report's: one value, which every medium shows.
+"""The page about a command's runs: one run, a sweep or a report. One value for every medium.
 
 On a terminal a page has a dozen lines; the rest is in `summary.txt`, which `details=true` prints, and in
 a report's files.
@@ -27,15 +27,15 @@ from harness.results.judging.statement import Statement
 from harness.results.runs import Run
 from harness.results.schema import RunRow
 
-# Steps that an answer has room for; one less below a doubt.
+# The most next steps that are shown; one fewer if there is a doubt.
 _MOST_STEPS = 2
-# Findings below the first one.
+# The most findings below the first one.
 _MOST_FINDINGS = 12
-# Rows of the short table.
+# The most rows of the short table.
 _MOST_ROWS = 20
-# Pages below each other.
+# The most parts that are shown.
 _MOST_PARTS = 5
-# Characters of a line of 80 beside the indents around a name.
+# Characters of a line of 80 that the indents of a name leave.
 _WIDTH = 76
 
 
@@ -44,7 +44,7 @@ class NextStep:
     """A step to take next.
 
     Attributes:
-        text: why.
+        text: the reason.
         changes: settings with which the same command is typed again: `K=8`.
         command: another command in full, in place of changes, or two to be typed one after the other, a line each.
     """
@@ -94,7 +94,7 @@ class Page:
 
 
 def without(title: str, shared: str) -> str:
-    """The settings of a title that another one, of more runs, does not say already."""
+    """The settings of a title that another title, shared by more runs, does not say already."""
     return " · ".join(words for words in title.split(" · ") if words not in shared.split(" · "))
 
 
@@ -104,23 +104,24 @@ def heading(row: RunRow, settings: str) -> str:
 
 
 def title_of_many(rows: Sequence[RunRow], noun: str = "run") -> str:
-    """The title of several runs: their pair, or how many they are, of which target, and the settings that they share.
+    """The title of several runs: the pair that they share, or their number and target; then shared settings.
 
     Args:
         rows: one of each run.
-        noun: for what they are called where they are several pairs.
+        noun: what to call them if they are several pairs.
     """
     pairs = {pair_name(row) for row in rows}
     targets = {called(row.model or "") for row in rows}
     what = pairs.pop() if len(pairs) == 1 else counted(len(rows), noun)
     if pairs and len(targets) == 1:
         what += f" of {targets.pop()}"
+    # Of simulated engines alone the title names the device, which is made up.
     planted = device_of(rows[0]) if all(row.is_simulated for row in rows) else None
     return " · ".join(filter(None, [what, planted, common_settings(rows)]))
 
 
 def lossless_again(row: Any) -> NextStep | None:
-    """The step of measuring again with a lossless rule; None where the rule is lossless already.
+    """The step of measuring again with a lossless rule; None if it is lossless already, or set by a server.
 
     Args:
         row: of any kind with the columns `rule` and those of its parameters.
@@ -136,10 +137,10 @@ def lossless_again(row: Any) -> NextStep | None:
 def in_short(page: Page, *, rest: str = "details=true") -> Document:
     """The page on a terminal: a dozen lines of 80 characters, if its first table has at most four rows.
 
-    All doubts are above the figures; of the steps there are two, or one below a doubt.
+    All doubts come first. Two next steps are shown, or one if there is a doubt.
 
     Args:
-        rest: where all else is.
+        rest: where to find the rest.
     """
     shown = replace(
         page, finding=page.finding[: _MOST_FINDINGS + 1], parts=page.parts[:_MOST_PARTS]
@@ -156,7 +157,7 @@ def in_short(page: Page, *, rest: str = "details=true") -> Document:
 
 
 def in_full(page: Page) -> Document:
-    """The whole page: every doubt, finding and table; of these files alone show those for looking things up."""
+    """The whole page: every doubt, finding and table. Tables for looking things up are in files only."""
     tables = page.full_tables or page.tables
     lines = _top(page, in_full)
     if page.finding and not (tables and tables[0].title):
@@ -175,7 +176,7 @@ def below_each_other(pages: Mapping[str, Page], show: Callable[[Page], Document]
 
 
 def _top(page: Page, show: Callable[[Page], Document]) -> list[Table | Line]:
-    """Title, doubts and findings, and the parts without settings that the title says."""
+    """Title, doubts, findings, and the parts. A part leaves out what the title says."""
     lines: list[Table | Line] = [Line(page.title, "dim"), Line("")] if page.title else []
     lines += [Line(f"  {doubt}", "warning") for doubt in page.doubts]
     lines += [replace(line, text=f"  {line.text}") for line in page.finding]
@@ -210,6 +211,6 @@ def _steps_in_lines(
     texts = [f"{text:{width}}   {command}" for text, command in steps]
     room = _WIDTH - max(len(name) for name, _ in [*why, ("Next", "")])
     if any(len(text) > room or "\n" in text for text in texts):
-        # A command that is cut in two cannot be copied: it goes below its reason, in the room of the second step.
+        # A wrapped command cannot be copied. It gets a line of its own, and only one step is shown.
         texts = ["\n".join(steps[0])]
     return [("Next", text) for text in texts]

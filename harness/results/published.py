@@ -46,24 +46,25 @@ class Published:
     temperature: float | None = None
     mean_acceptance_length: float | None = None
 
-    def is_of(self, model: str, draft: str | None, row: PromptedRow) -> bool:
+    def matches(self, model: str, draft: str | None, row: PromptedRow) -> bool:
         """Whether this is a time or speed-up of the pair in a row of `latency`, at its temperature and prompts."""
+        # A figure without drafts is of the target alone, beside any draft.
         same_pair = model in self.models and (not self.drafts or draft in self.drafts)
         same_prompts = self.prompts in ("", row.prompts)
         same_temperature = self.temperature in (None, row.temperature)
-        is_of_times = self.accuracy_regular is None
-        return same_pair and same_prompts and same_temperature and is_of_times
+        has_times = self.accuracy_regular is None
+        return same_pair and same_prompts and same_temperature and has_times
 
     @property
     def prompts_text(self) -> str:
-        """`gsm8k, T = 0`, or nothing."""
+        """`gsm8k, T = 0`; empty if unknown."""
         if self.temperature is None:
             return self.prompts
         return f"{self.prompts}, T = {self.temperature:g}"
 
     @property
     def speedup_text(self) -> str:
-        """`1.80×`, `1.31× to 1.42×`, or nothing."""
+        """`1.80×`, `1.31× to 1.42×`; empty if unknown."""
         ends = filter(None, (self.speedup_low, self.speedup_high))
         return " to ".join(dict.fromkeys(f"{end:.2f}×" for end in ends))
 
@@ -78,24 +79,28 @@ _FIGURE = TypeAdapter(Published)
 
 
 @functools.cache
-def figures() -> tuple[Published, ...]:
+def published_figures() -> tuple[Published, ...]:
     """All figures, in the file's order."""
     with Path(__file__).with_suffix(".csv").open(encoding="utf-8", newline="") as file:
         return tuple(map(_figure, csv.DictReader(file)))
 
 
 def multiplication_accuracy(model: str) -> Mapping[str, float]:
-    """Accuracies of llama-ssp for products of numbers from 1 to 99: arm -> proportion of correct answers; empty for
-    other models.
+    """Accuracies for products of numbers from 1 to 99, which llama-ssp alone published: arm -> proportion of correct
+    answers; empty for other models.
     """
     return next(
-        (figure.accuracy for figure in figures() if figure.accuracy and figure.models[0] == model),
+        (
+            figure.accuracy
+            for figure in published_figures()
+            if figure.accuracy and figure.models[0] == model
+        ),
         {},
     )
 
 
 def published_for(row: PromptedRow) -> list[Published]:
-    """The figures of the pair in a row of `latency`: of pair and target, or of the target in a run without a draft.
+    """The figures to show beside a row of `latency`: those of its pair and target; without a draft, of the target.
 
     Random weights and synthetic acceptance have no published counterpart.
     """
@@ -103,7 +108,7 @@ def published_for(row: PromptedRow) -> list[Published]:
         return []
     model = canonical_name(row.model, row.quantization)
     draft = canonical_name(row.draft, row.draft_quantization) if row.draft else None
-    return [figure for figure in figures() if figure.is_of(model, draft, row)]
+    return [figure for figure in published_figures() if figure.matches(model, draft, row)]
 
 
 def _figure(cells: Mapping[str, str]) -> Published:
@@ -113,15 +118,15 @@ def _figure(cells: Mapping[str, str]) -> Published:
     return _FIGURE.validate_python(stated | names)
 
 
-# Differences that the presets of a published protocol cannot remove, by source.
+# What our presets cannot reproduce of a published protocol, by source.
 DIFFERENCES: Mapping[str, str] = MappingProxyType(
     {
         "EAGLE-3 (arXiv 2503.01840)": (
-            "80 rows of each set that its authors chose, with Meta's long system prompt; its tree "
+            "80 rows, chosen by its authors, of each set, with Meta's long system prompt; its tree "
             "expands the 10 likeliest tokens of a level; its code draws some tokens at temperature 1, whatever is set"
         ),
         "DFlash (README of 2026-01-05)": (
-            "answers without thinking, to 128 prompts at random (164 of HumanEval, 80 of "
+            "answers without thinking, to 128 prompts drawn at random (164 of HumanEval, 80 of "
             "MT-Bench), and MBPP's sanitized part; at T = 1 a token was accepted where a sample of "
             "the target was equal to it"
         ),

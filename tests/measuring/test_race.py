@@ -122,7 +122,7 @@ def test_a_longer_text_is_compared_up_to_the_end_of_the_shorter(
     laps = regular_lap, lap_of("speculative", [[1] * number for number in pieces], seconds)
     compared = outcome(None, QUESTION, *laps)
     assert (compared["speedup"], compared.get("num_compared")) == (speedup, num_compared)
-    assert race.figures(regular_lap, Digits())["regular_tokens_per_second"] == 1  # type: ignore[arg-type]
+    assert race.arm_columns(regular_lap, Digits())["regular_tokens_per_second"] == 1  # type: ignore[arg-type]
 
 
 def lap_of(name: str, pieces: Sequence[list[int]], seconds: float) -> Answered:

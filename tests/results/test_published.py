@@ -4,7 +4,7 @@ import pytest
 
 from harness.config.model_names import canonical_name
 from harness.measuring.rows import LatencyRow
-from harness.results.published import figures, multiplication_accuracy, published_for
+from harness.results.published import multiplication_accuracy, published_figures, published_for
 
 
 @pytest.mark.parametrize(
@@ -24,8 +24,8 @@ def test_a_model_has_one_name(name: str, quantization: str | None, expected: str
 
 
 def test_a_figure_is_found_under_every_name_of_its_pair() -> None:
-    assert len(figures()) == 101
-    for figure in (figure for figure in figures() if not figure.accuracy):
+    assert len(published_figures()) == 101
+    for figure in (figure for figure in published_figures() if not figure.accuracy):
         protocol = {"prompts": figure.prompts, "temperature": figure.temperature}
         for model in figure.models:
             for draft in figure.drafts or (None,):

@@ -136,12 +136,12 @@ def view(lanes: Sequence[Lane], height: int | None = None) -> RenderableType:
     if height is not None:
         clock_height = max(len(clock.wrap(console, width)) for clock in clocks)
         legend_height = sum(len(legend.wrap(console, console.width)) for legend in legends)
-        # Without the headings, and the cursor's line.
+        # Less the headings, and the cursor's line.
         text_height = height - clock_height - legend_height - 2
     texts = [lane.text(width, text_height) for lane in lanes]
     headings = [lane.heading for lane in lanes]
     if len(lanes) == 1:
-        # No cells: a pipe gets its text as it is.
+        # No table: in a pipe the text stays as it is.
         return Group(*headings, *texts, *clocks, *legends)
     table = Table.grid(padding=(0, _GUTTER, 0, 0))
     for _ in lanes:
@@ -167,7 +167,7 @@ def show_race(
     prompt: Sequence[int],
     legend: bool = True,
 ) -> None:
-    """Both arms side by side, in proportion: on a terminal as a replay. Ctrl-C jumps to its end."""
+    """Both arms side by side. On a terminal a replay at their real ratio; Ctrl-C skips to the end."""
     lanes = [Lane(console, lap.arm, tokenizer, prompt, legend) for lap in laps]
 
     def show(at: float = math.inf) -> None:
@@ -208,7 +208,7 @@ def _screen(console: Console) -> Iterator[Callable[[Sequence[Lane]], None]]:
 
 @contextlib.contextmanager
 def _postponing_ctrl_c() -> Iterator[None]:
-    """Let Ctrl-C wait until the block has ended: rich clears lines above a frame that is broken off."""
+    """Delay Ctrl-C to the end of the block: rich would erase lines above an interrupted frame."""
     handler = signal.getsignal(signal.SIGINT)
     if not callable(handler) or threading.current_thread() is not threading.main_thread():
         yield
@@ -240,6 +240,6 @@ def _token(text: str, origin: Origin, marks: bool) -> Text:
     opening, closing = _MARKS[origin]
     if word:
         return Text(f"{space_before}{opening}{word}{closing}{space_after}")
-    # A token of nothing but space is named.
+    # A token of spaces only is shown by a symbol.
     name = "⏎" if "\n" in text else "␣"
     return Text(f"{opening}{name}{closing}{text}")

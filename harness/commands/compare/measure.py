@@ -26,7 +26,7 @@ from harness.engines.tokenizer import Tokenizer
 from harness.measuring.measurement import identify
 from harness.measuring.progress import say, show
 from harness.measuring.prompts.sets import Prompt, load_prompts
-from harness.measuring.race import figures, find_rejections, outcome
+from harness.measuring.race import arm_columns, find_rejections, outcome
 from harness.measuring.session import Session
 from harness.reporting.table import visible
 from harness.reporting.terminal import plain_console, print_document
@@ -166,7 +166,7 @@ class CompareExperiment(Experiment[CompareSettings, CompareRow]):
                     lap = timed_answer(engine, arm, question)
                     show("")
                     laps.append(lap)
-                    columns |= figures(lap, session.tokenizer)
+                    columns |= arm_columns(lap, session.tokenizer)
                     if view != "race":
                         self._show_lap(lap, arm, session.tokenizer, token_ids)
                 if len(laps) == 2:

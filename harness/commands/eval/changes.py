@@ -15,8 +15,12 @@ from harness.results.statistics.comparisons import compare_proportions
 
 def change_of_accuracy(sides: BeforeAndAfter[EvalRow]) -> Compared:
     """Compare the accuracy over the questions that both sides were asked."""
-    all_before, all_after = _correct(sides.before), _correct(sides.after)
-    questions = all_before.keys() & all_after.keys()
+    all_before = _correct_by_question(sides.before)
+    all_after = _correct_by_question(sides.after)
+    if not all_before or not all_after:
+        return sides.compared(ACCURACY, why="the answers of one side cannot be found")
+    # In the same order on both sides.
+    questions = [*(all_before.keys() & all_after.keys())]
     if not questions:
         return sides.compared(ACCURACY, why="no question was answered on both sides")
     before = [all_before[question] for question in questions]
@@ -25,11 +29,10 @@ def change_of_accuracy(sides: BeforeAndAfter[EvalRow]) -> Compared:
     return replace(compared, mean_before=fmean(before), mean_after=fmean(after))
 
 
-def _correct(runs: Sequence[Run[EvalRow]]) -> dict[Hashable, bool]:
-    """Return whether each answer of the draft's arm, or of the only arm, was correct.
+def _correct_by_question(runs: Sequence[Run[EvalRow]]) -> dict[Hashable, bool]:
+    """Whether each answer of the draft's arm, or of the only arm, was correct.
 
-    Greedy answers are listed by the operands of the question, because its repetitions are copies; drawn ones by the
-    question's seed and index.
+    Greedy answers to the same operands are copies and count once; sampled answers are told apart by seed and index.
     """
     correct: dict[Hashable, bool] = {}
     for run in runs:
@@ -37,6 +40,7 @@ def _correct(runs: Sequence[Run[EvalRow]]) -> dict[Hashable, bool]:
             continue
         is_greedy = run.last.temperature == 0
         for answer in read_answers(run.directory / "eval_prompts.csv"):
+            # The last row is the draft's, if there is one.
             if answer.arm == run.last.arm:
                 key = (answer.a, answer.b) if is_greedy else (answer.seed, answer.prompt_index)
                 correct[key] = answer.correct

@@ -110,7 +110,7 @@ def _narrower(
 def _another_k(regular: LatencyRow, row: LatencyRow, verdict: Statement) -> NextStep | None:
     """The K that promises most, or another draft where none pays."""
     choice = choice_of_k(regular, row)
-    if choice is None or not choice.is_known:
+    if choice is None or not choice.is_judged:
         is_loss = verdict.relation == "below"
         return _free_draft([row], "it does not pay") if is_loss else None
     if choice.none_pays:

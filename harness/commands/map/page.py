@@ -27,10 +27,10 @@ from harness.results.schema import NO_VERDICT
 if TYPE_CHECKING:
     from harness.reporting.drawing import Plot
 
-# How a load is said; of several K the first of these counts.
+# The words of each relation. Where K differ in it, the first of these counts.
 _WORDS: dict[Relation, str] = {"above": "pays", "open": "cannot tell", "below": "does not pay"}
-# Columns of which cells of one grid may have different values.
-_SIDES = ("context", "batch_size")
+# Columns in which cells of one grid may differ.
+_AXES = ("context", "batch_size")
 
 
 def map_page(runs: Sequence[Run[MapRow]]) -> Page | None:
@@ -38,18 +38,20 @@ def map_page(runs: Sequence[Run[MapRow]]) -> Page | None:
 
     Runs that differ in nothing but their cells are one grid, of which the newest run of a cell counts.
     """
-    ended_by_cell = {
+    status_by_cell = {
         cell: run.status for run in runs for cell in cells_of(run.rows) if cell.has_figures
     }
-    names = distinct_names([cell.last for cell in ended_by_cell])
+    names = distinct_names([cell.last for cell in status_by_cell])
     grids = []
-    for named in grouped(zip(names, ended_by_cell, strict=True), _grid_of).values():
+    for named in grouped(zip(names, status_by_cell, strict=True), _grid_key).values():
+        # Runs come oldest first, so that the newest run of a cell stays.
         newest = {Sides.of(cell.last): cell for _, cell in named}
+        # Intervals hold for all cells of this grid together.
         pairs = ranked_runs([*newest.values()], at_once=True)
         known = [pair for pair in pairs if pair.interval.is_known or pair.run.status == NO_VERDICT]
         if known:
-            ended = {ended_by_cell[pair.run] for pair in known} - {"ok", NO_VERDICT}
-            grids.append((known, _page_of_grid(known, ended, has_file=len(runs) == 1)))
+            incomplete = {status_by_cell[pair.run] for pair in known} - {"ok", NO_VERDICT}
+            grids.append((known, _page_of_grid(known, incomplete, has_file=len(runs) == 1)))
     if not grids:
         return None
     all_pairs = [pair for pairs, _ in grids for pair in pairs]
@@ -68,44 +70,46 @@ def map_page(runs: Sequence[Run[MapRow]]) -> Page | None:
     return replace(page, plots=plots)
 
 
-def _grid_of(named: tuple[Name, Run[MapRow]]) -> Sequence[str]:
+def _grid_key(named: tuple[Name, Run[MapRow]]) -> Sequence[str]:
     """Equal for cells of one grid."""
     name, _ = named
-    return name.pair, *(text for column, text in name.settings.items() if column not in _SIDES)
+    return name.pair, *(text for column, text in name.settings.items() if column not in _AXES)
 
 
-def _page_of_grid(pairs: Sequence[RankedRun], ended: set[str], *, has_file: bool) -> Page:
+def _page_of_grid(pairs: Sequence[RankedRun], incomplete: set[str], *, has_file: bool) -> Page:
     """Where it pays in one grid.
 
     Args:
-        ended: how runs ended that did not measure all of their cells.
+        incomplete: the status of each run, such as `interrupted`, that did not measure all of its cells.
         has_file: whether its schedule is in a file.
     """
     cells = [pair.member for pair in pairs]
     runs = [pair.run for pair in pairs]
-    # Where no cell can tell, the finding says why.
+    # If no cell has an interval, the finding says why.
     undecided = _undecided(cells) if highest_cell(cells) else None
     disturbed = disturbed_runs(runs, "cell")
     measured = counted(len(cells), "cell")
-    doubts = [
-        ended and f"{', '.join(ended)} with {measured} of the grid measured.",
-        undecided,
-        disturbed and f"{disturbed}.",
-        *shared_doubts(runs),
-    ]
+    doubts = []
+    if incomplete:
+        doubts.append(f"{', '.join(incomplete)} with {measured} of the grid measured.")
+    if undecided:
+        doubts.append(undecided)
+    if disturbed:
+        doubts.append(f"{disturbed}.")
+    doubts += shared_doubts(runs)
     largest = max(cell.sides.size for cell in cells)
     steps = []
-    if not ended and any(cell.verdict.pays and cell.sides.size == largest for cell in cells):
+    if not incomplete and any(cell.verdict.pays and cell.sides.size == largest for cell in cells):
         sizes = f"{largest},{2 * largest},{4 * largest}"
         steps.append(NextStep(f"beyond {largest}", f"'batch_sizes=[{sizes}]'"))
     contexts = grouped(cells, attrgetter("sides.context")).values()
     return Page(
         title_of_many([pair.row for pair in pairs]),
         [_finding(with_context) for with_context in contexts],
-        [doubt for doubt in doubts if doubt],
+        doubts,
         [_grid(cells), reasons_table(pairs), arms_table(pairs)],
         [
-            *([] if ended else _schedules(cells, has_file=has_file)),
+            *([] if incomplete else _schedules(cells, has_file=has_file)),
             *_prompt_speeds(cells),
         ],
         steps,
@@ -135,6 +139,7 @@ def _finding(cells: Sequence[Member]) -> Line:
         # Of several K the one that says most for speculation.
         said = next(relation for relation in _WORDS if relation in relations)
         sizes.setdefault(said, []).append(str(size))
+    # Where it pays is said first, then where it does not.
     order: Sequence[Relation] = ("above", "below", "open")
     first = next(relation for relation in order if relation in sizes)
     text = f"{prefix}{_WORDS[first]} at {_load(cells)} {', '.join(sizes[first])}"
@@ -157,14 +162,14 @@ def highest_in_words(cells: Sequence[Member]) -> str:
 
 
 def _undecided(cells: Sequence[Member]) -> str | None:
-    """How many measured cells cannot tell for a reason, and which; None where there is none."""
+    """How many cells cannot tell, and the first reason; None if each has an interval."""
     reasons = [cell.verdict.why for cell in cells if not cell.verdict.is_judged]
     if not reasons:
         return None
     num_open = sum(not cell.verdict.is_conclusion for cell in cells)
     number = f"{num_open} of {len(cells)} measured cells cannot tell whether it pays"
     first, *others = dict.fromkeys(reasons)
-    others_too = " (others for other reasons)" if others else ""
+    others_too = "; the rest have other reasons" if others else ""
     if num_open > len(reasons):
         return f"{number}, {len(reasons)} of them for this reason: {first}{others_too}."
     return f"{number}: {first}{others_too}."
@@ -187,7 +192,7 @@ def _schedules(cells: Sequence[Member], *, has_file: bool) -> Iterator[tuple[str
 
 
 def _prompt_speeds(cells: Sequence[Member]) -> Iterator[tuple[str, str]]:
-    """`4,267 tokens/s of 512 tokens`: until the first token of the regular arm, where nothing else is in flight."""
+    """How fast prompts are read: `4,267 tokens/s of 512 tokens`, by the regular arm's first token at batch size 1."""
     speeds: dict[int, str] = {}
     for cell in cells:
         regular, context = cell.run.rows[0], cell.sides.context
@@ -212,7 +217,7 @@ def _grid(cells: Sequence[Member]) -> Table:
         *(Column(f"K={k}" if k else "its own K", _cell) for k in all_k),
     )
     title = f"Speed-up with 95 % intervals, by {_load(cells)} and K"
-    # All of its columns, below each other where they have no room.
+    # All columns are kept: without room they are printed below each other.
     return Table("map", title, columns, tuple(rows), look="plain")
 
 

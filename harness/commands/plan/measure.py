@@ -64,13 +64,13 @@ class PlanExperiment(Experiment[PlanSettings, PlanRow]):
     def __init__(self, settings: PlanSettings) -> None:
         self.settings = settings
         most = LARGEST_K if settings.costs is not None else _MOST_GUESSED
-        self.accepted = settings.accepted.yields(most)
+        self.accepted = settings.typed_acceptance.yields(most)
         self.predictions: Sequence[dict[str, Any]] | None = None
         self.timed: IterationCost | None = None
         self.figures: dict[str, Any] = {}
         if settings.costs is not None:
             self._predict(settings.costs)
-        elif settings.accepted.path is not None:
+        elif settings.typed_acceptance.path is not None:
             names = ["top_k", "top_p", "rule", *PARAMETERS] if settings.decoding.temperature else []
             drawn = {name: getattr(settings.decoding, name) for name in ("temperature", *names)}
             runs = runs_of_pair("acceptance", AcceptanceRow, settings, drawn)
@@ -82,7 +82,7 @@ class PlanExperiment(Experiment[PlanSettings, PlanRow]):
         costs = read_prices("costs", path, self.settings.prompt_length, key)
         if "://" in path:
             self.timed = costs.costs[""]
-        typed = self.settings.accepted
+        typed = self.settings.typed_acceptance
         accepted = PriceTable(yields={"": self.accepted}, rates=typed.rates)
         if typed.path is not None:
             accepted = read_prices("acceptance", typed.path)

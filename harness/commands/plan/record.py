@@ -73,15 +73,16 @@ class PlanSettings(RunSettings):
 
     Attributes:
         gpus: how many GPUs to plan for, in place of those here.
-        gpu_memory: of each, with its unit: `40GB` (10^9 bytes), `80GiB` (2^30 bytes); or their name, `A100` or
-            `8xH100`, of which the smallest size counts unless it is named: `'A100 80GB'`.
+        gpu_memory: of each, with its unit: `40GB` (10^9 bytes), `80GiB` (2^30 bytes); or a GPU's name, `A100` or
+            `8xH100`. Of several sizes the smallest counts, unless it is named: `'A100 80GB'`.
         bandwidth: of a GPU's memory, or of main memory, in GB/s.
-        prompt_length: tokens of the longest prompt; with a server's address in `costs`, of the context behind which its
-            passes are timed.
+        prompt_length: tokens of the longest prompt; with a server's address in `costs`, of the context before its timed
+            passes.
         costs: what an iteration costs: a directory or CSV file of `latency`, a run's `costs.json`, a table (`FILE`, or
             `FILE@WORD` for its rows with that word), or the address of a plain server, whose passes are timed. The
             speed-up is predicted from it and from `acceptance`, without models, for answers as long as those that were
-            measured, or of `decoding.max_new_tokens` where that is typed; None for the bytes that the pair reads.
+            measured, or of `decoding.max_new_tokens` where that is typed. None: the bytes that the pair reads set the
+            cost.
         acceptance: what an iteration yields: a run of `acceptance` or, with `costs`, of `latency` (its directory or
             CSV file) or a table; or a guess, the chance that a draft token is accepted if those before it were: `0.7`,
             or for each position `[0.8,0.7,0.6]`; or tokens per iteration at one K: `3.2@4`.
@@ -107,16 +108,16 @@ class PlanSettings(RunSettings):
         rule = "must be an amount with its unit, such as 40GB or 80GiB, or a GPU: A100, 8xH100"
         is_amount = self.gpu_memory is None or bool(self.gpu_memory_bytes)
         require(is_amount, "gpu_memory", rule, self.gpu_memory)
-        finite = self.bandwidth is None or 0 < self.bandwidth < float("inf")
-        require(finite, "bandwidth", "must be positive, in GB/s", self.bandwidth)
+        is_finite = self.bandwidth is None or 0 < self.bandwidth < float("inf")
+        require(is_finite, "bandwidth", "must be positive, in GB/s", self.bandwidth)
         for name in ("costs", "acceptance"):
             require(getattr(self, name) != "", name, "must not be empty", "")
         rule = "needs acceptance=: what an iteration yields, such as acceptance=0.7 or a run"
         require(self.costs is None or self.acceptance is not None, "costs", rule, self.costs)
         rule = "must be null without a draft: nothing is accepted"
-        with_bytes = self.acceptance is not None and self.costs is None
-        require(not (with_bytes and self.draft is None), "acceptance", rule, self.acceptance)
-        accepted = self.accepted
+        is_from_bytes = self.acceptance is not None and self.costs is None
+        require(self.draft is not None or not is_from_bytes, "acceptance", rule, self.acceptance)
+        accepted = self.typed_acceptance
         rule = "must be above 0 and at most 1, or a run of acceptance"
         for rate in accepted.rates:
             require(0 < rate <= 1, "acceptance", rule, self.acceptance)
@@ -127,13 +128,13 @@ class PlanSettings(RunSettings):
             require(is_possible, "acceptance", rule, self.acceptance)
 
     @property
-    def accepted(self) -> TypedAcceptance:
+    def typed_acceptance(self) -> TypedAcceptance:
         """The meaning of `acceptance` as typed."""
         return TypedAcceptance.read(self.acceptance)
 
     @property
     def named_paths(self) -> dict[str, str]:
-        paths = {"costs": self.costs, "acceptance": self.accepted.path}
+        paths = {"costs": self.costs, "acceptance": self.typed_acceptance.path}
         named = {}
         for name, path in paths.items():
             if path is not None and "://" not in path:
@@ -152,10 +153,11 @@ class PlanSettings(RunSettings):
 
     @property
     def _named_gpus(self) -> tuple[int, Sequence[Gpu]]:
-        """The number and kinds of `8xH100`; one of none for an amount."""
+        """The number and the kinds in `8xH100`; 1 and no kind for an amount."""
         typed = self.gpu_memory or ""
-        number = re.match(r"(\d+) ?[x×] ?", typed)
-        return int(number[1]) if number else 1, gpus_named(typed[number.end() if number else 0 :])
+        match = re.match(r"(\d+) ?[x×] ?", typed)
+        number = 1 if match is None else int(match[1])
+        return number, gpus_named(typed.removeprefix(match[0] if match else ""))
 
     @property
     def gpu_memory_bytes(self) -> int | None:

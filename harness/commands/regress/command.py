@@ -45,7 +45,7 @@ between runs with the same settings: ms per token, speed-up, tokens per iteratio
 
   before=PATH   a CSV file (results/latency.csv, results/eval.csv) or a directory with some. The runs' own
   after=PATH    directories, which the column `directory` names, must still be there: they have the prompts
-  margin=0.02   what is shown to be less than this share for the worse is no worse (of accuracy: two percentage
+  margin=0.02   a change for the worse shown to be smaller is no worse (of accuracy: two percentage
                 points)
   noise=PATH    runs of one unchanged program (A/A), whose differences are noise. To obtain them:
                 harness latency SETTINGS repeats=10 results.file=results/aa.csv
@@ -198,7 +198,7 @@ def page_of_changes(
     table = _table(deciding, (*_notes(deciding, margin), *_differences(deciding)))
     why = []
     for name, rows in measurements.items():
-        parts = [row.as_part for row in rows if row.figure.explains]
+        parts = [row.as_reason for row in rows if row.figure.explains]
         if len(parts) > 1 and all(parts):
             whose = f"{name}: " if len(measurements) > 1 else ""
             why.append(("Why", f"{whose}{'; '.join(parts)}"))
@@ -294,7 +294,7 @@ def _table(compared: Sequence[Compared], notes: Sequence[str]) -> Table:
         Column("verdict", of="in_words", text=True),
         Column("before", "{:.4g}".format, "mean_before", optional=True),
         Column("after", "{:.4g}".format, "mean_after", optional=True),
-        Column("smallest\ndetectable", share, "visible", optional=True),
+        Column("smallest\ndetectable", share, "smallest_detectable", optional=True),
     )
     return Table.of(
         "regress",

@@ -55,7 +55,7 @@ def compared_runs(
 
     Args:
         before, after: complete runs; those with the same settings are repetitions.
-        margin: what is shown to be less than this share for the worse is no worse.
+        margin: a change for the worse that is shown to be smaller than this share counts as no worse.
         noise: runs of one program, whose differences are noise.
     """
     by_settings = grouped(after, settings_key)

@@ -14,12 +14,12 @@ from harness.measuring.figures.measured import Group, MeasuredArm, MeasuredRun
 from harness.results.row import Ratio, pooled
 from harness.results.schema import MaybeBool, MaybeFloat, MaybeInt
 
-# Of a normal distribution, at a level of 1 %.
+# The quantile of a normal distribution at 1 %, one-sided.
 _DEVIATIONS = 2.33
 PERCENTILES = (50, 99)
-# Times as many tokens in an arrival as an iteration yields, from where on they were held back; some have no text of
-# their own, and a busy client sees some together.
-_HELD_BACK = 1.5
+# With more than this many times the tokens that an iteration yields, an arrival was held back. Some tokens have no
+# text, and a busy client sees several arrivals as one.
+_MOST_PER_ITERATION = 1.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,22 +27,28 @@ class RequestFigures(Group):
     """Requests to a server: when their tokens came, how many were in flight, and which failed."""
 
     time_to_first_token_p50_ms: MaybeFloat = pooled(
-        "mean", "median of the same, over requests to a server", "ms"
+        "mean", "median time to the first token, over requests to a server", "ms"
     )
-    time_to_first_token_p99_ms: MaybeFloat = pooled("mean", "99th percentile of the same", "ms")
+    time_to_first_token_p99_ms: MaybeFloat = pooled(
+        "mean", "99th percentile of the time to the first token", "ms"
+    )
     time_per_output_token_p50_ms: MaybeFloat = pooled(
         "mean",
         "median over requests of the mean time per token after the first"
         " (TPOT of vLLM, inter-token latency of AIPerf)",
         "ms",
     )
-    time_per_output_token_p99_ms: MaybeFloat = pooled("mean", "99th percentile of the same", "ms")
+    time_per_output_token_p99_ms: MaybeFloat = pooled(
+        "mean", "99th percentile of `time_per_output_token`", "ms"
+    )
     inter_token_latency_p50_ms: MaybeFloat = pooled(
         "mean",
         "median time between two arrivals of a request, each of one or more tokens (ITL of vLLM)",
         "ms",
     )
-    inter_token_latency_p99_ms: MaybeFloat = pooled("mean", "99th percentile of the same", "ms")
+    inter_token_latency_p99_ms: MaybeFloat = pooled(
+        "mean", "99th percentile of `inter_token_latency`", "ms"
+    )
     tokens_per_arrival: MaybeFloat = pooled(
         Ratio(of="num_tokens"),
         "tokens that arrived together, on average: above 1 the server sends bursts",
@@ -50,22 +56,21 @@ class RequestFigures(Group):
     )
     held_back: MaybeBool = pooled(
         "any",
-        "whether more of the arm's tokens arrived together than an iteration yields, so that times after the first are"
-        " unknown",
+        "whether more tokens arrived together than an iteration yields; times after the first token are then unknown",
     )
     mean_in_flight: MaybeFloat = pooled(
         Ratio(over="seconds"),
-        "requests in flight, on average over a lap; those that only keep up the load count as well",
+        "mean number of requests in flight during a lap, including those that only keep up the load",
         "requests",
     )
     offered_rate: MaybeFloat = pooled(
         Ratio(of="num_prompts"),
-        "requests per second that were sent, as the random times for `engine.rate` came out",
+        "requests per second as sent, which random times make differ from `engine.rate`",
         "requests/s",
     )
     fell_behind: MaybeBool = pooled(
         "any",
-        "whether the server answered fewer requests than `engine.rate` sends, at a level of 1 %: the queue grew",
+        "whether the queue grew: fewer requests ended than `engine.rate` sends (significant at 1 %)",
     )
     requests_per_second: MaybeFloat = pooled(
         Ratio(of="num_prompts"),
@@ -116,7 +121,7 @@ class RequestFigures(Group):
 
 
 def first_token_times(run: MeasuredRun, arm: MeasuredArm) -> list[float]:
-    """Milliseconds to the first token of each answer; none where answers were held back to their ends."""
+    """Milliseconds to the first token of each answer; [] if the answers came whole, at their ends."""
     arrived = [request for request in arm.answered if request.arrivals]
     if arm.was_sent and were_held_back(run, arm) and all(each.came_at_once for each in arrived):
         return []
@@ -124,11 +129,11 @@ def first_token_times(run: MeasuredRun, arm: MeasuredArm) -> list[float]:
 
 
 def were_held_back(run: MeasuredRun, arm: MeasuredArm) -> bool:
-    """Whether more tokens arrived together than an iteration yields, as behind hidden thoughts or a proxy: then nothing
-    is known of the time after the first.
+    """Whether more tokens arrived together than an iteration yields, as with hidden reasoning or behind a proxy. Then
+    nothing is known of the time after the first.
     """
-    share = None if run.quietness is None else run.quietness.columns()["processor_share"]
-    # A client that waits for its processor reads events late, but as many as were sent, and not all of them at the end.
+    share = None if run.quietness is None else run.quietness.processor_share
+    # A client that waits for its processor reads late: what it saw together counts apart, unless all came at the end.
     is_late = share is not None and share < QUIET
     answered = [request for request in arm.answered if request.arrivals]
     num_tokens = sum(request.num_tokens for request in answered)
@@ -140,27 +145,31 @@ def were_held_back(run: MeasuredRun, arm: MeasuredArm) -> bool:
     yielded = reported.get("tokens_per_iteration")
     if arm.name == "regular" and reported.get("acceptance_rate") is None:
         yielded = 1.0
-    # Of an unknown yield, answers that came as a whole.
-    most = num_tokens / _HELD_BACK
-    return 0 < num_arrivals <= (most / yielded if yielded else min(most, len(answered)))
+    if num_arrivals == 0:
+        return False
+    if not yielded:
+        # Of an unknown yield only answers that came as a whole say something.
+        return num_arrivals <= min(num_tokens / _MOST_PER_ITERATION, len(answered))
+    return num_tokens / num_arrivals >= _MOST_PER_ITERATION * yielded
 
 
 def _fell_behind(arm: MeasuredArm, rate: float) -> bool:
-    """Whether fewer requests ended than come at a rate, beyond the chance of their random times."""
+    """Whether significantly fewer requests ended than a rate sends."""
     num_ended = num_expected = 0.0
     for lap in arm.generations:
         if lap.load is not None and lap.load.share:
+            # With those that only kept up the load.
             num_ended += len(lap.requests) / lap.load.share
             num_expected += rate * lap.load.seconds
     return num_ended < num_expected - _DEVIATIONS * math.sqrt(num_expected)
 
 
-def percentile_columns(**series: Iterable[float | None]) -> dict[str, float | None]:
-    """`<name>_p50_ms` and so on of each series of milliseconds; None for one without values."""
+def percentile_columns(**times_ms: Iterable[float | None]) -> dict[str, float | None]:
+    """`<name>_p50_ms` and so on for each name; None for one without values."""
     import numpy as np
 
     columns: dict[str, float | None] = {}
-    for name, times in series.items():
+    for name, times in times_ms.items():
         known_times = [time for time in times if time is not None]
         for share in PERCENTILES:
             value = float(np.percentile(known_times, share)) if known_times else None

@@ -60,8 +60,8 @@ def judged_change(
     Schuirmann 1987). What is within the margin is no worse, also where it is significantly below.
 
     Args:
-        margin: what is shown to be less than this share, or difference, for the worse is no worse; None asks for a
-            difference only.
+        margin: a change for the worse that is shown to be smaller than this share, or difference, counts as no worse;
+            None asks for a difference only.
         why: why nothing can be concluded; empty where nothing is known against it.
         subject, reference: rows after and before; without a reference that of the subject's own regular arm.
     """

@@ -15,7 +15,7 @@ class Choice:
     """The statements about several K.
 
     Attributes:
-        best: the K with the highest speed-up, be it by chance.
+        best: the K with the highest speed-up, perhaps by chance.
         verdicts: by K whether it pays.
         standings: how each other K compares with the best.
     """
@@ -26,12 +26,13 @@ class Choice:
 
     @property
     def alike(self) -> Sequence[int]:
-        """The K that cannot be told apart from the best, and that one."""
+        """The best K, and those that cannot be told apart from it."""
         others = [k for k, standing in self.standings.items() if not standing.is_conclusion]
         return sorted([self.best, *others])
 
     @property
-    def is_known(self) -> bool:
+    def is_judged(self) -> bool:
+        """Whether any K has an interval."""
         return any(verdict.is_judged for verdict in self.verdicts.values())
 
     @property
@@ -46,9 +47,9 @@ class Choice:
 
     @property
     def words(self) -> str:
-        """`K=2 is shown to be the best of 1 to 4`, or why none is; empty where nothing is known."""
+        """`K=2 is shown to be the best of 1 to 4`, or how far this can be said; empty without intervals."""
         ks = sorted(self.verdicts)
-        if not self.is_known:
+        if not self.is_judged:
             return ""
         if self.none_pays:
             return f"no K of {_listed(ks)} pays"
@@ -65,11 +66,11 @@ def choice_of(speedups: Mapping[int, Interval], share_of: Callable[[int, int], I
     """The choice among several K.
 
     Args:
-        speedups: by K, each by itself.
-        share_of: the speed-up of a K over that of another one.
+        speedups: by K.
+        share_of: the ratio of two K's speed-ups, `share_of(k, best)`.
     """
     family = len(speedups)
-    # Any of them may be the one with the best.
+    # The data choose the best, so that any pair may be the one that is compared.
     num_pairs = family * (family - 1) // 2
     best = best_of(speedups)
     verdicts = {}
@@ -83,7 +84,7 @@ def choice_of(speedups: Mapping[int, Interval], share_of: Callable[[int, int], I
 
 
 def best_of(speedups: Mapping[int, Interval]) -> int:
-    """The K with the highest speed-up, be it by chance."""
+    """The K with the highest speed-up, perhaps by chance."""
     known = [k for k, speedup in speedups.items() if speedup.is_known]
     return max(known or speedups, key=lambda k: speedups[k].estimate)
 

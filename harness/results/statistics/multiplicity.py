@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from harness.results.statistics.interval import CONFIDENCE, Interval, t_quantile
-from harness.results.statistics.runs import share_over_runs
+from harness.results.statistics.runs import product_ratio_over_runs
 
 
 def relative_to(
@@ -45,7 +45,7 @@ def relative_to(
     confidence = CONFIDENCE ** (1 / num_pairs)
     intervals = []
     for top, bottom in zip(tops, bottoms, strict=True):
-        share = share_over_runs([top, bottoms[reference]], [bottom, tops[reference]])
+        share = product_ratio_over_runs([top, bottoms[reference]], [bottom, tops[reference]])
         intervals.append(share.interval(confidence))
     return intervals
 

@@ -1,11 +1,10 @@
-"""Ratios of totals over several runs of the same units: the interval covers both.
+"""Ratios of totals over several runs of the same units. The interval allows for the choice of units and of runs.
 
-Runs and units are crossed: every run measures the same prompts. Resampling runs and then, in each,
-prompts would take a prompt's own speed-up for a different one in each run, and a percentile
-interval over five runs is too narrow. So the log of the ratio is linearised, and its values by run and
-unit are split into mean squares (two-way analysis of variance without replication). What varies from run to run is one
-part of the variance; the other is the error over units of all runs together (`ratio_estimate`), less what
-runs explain of it. Each has its own degrees of freedom, and together they give one Student interval.
+Every run measures the same prompts. A bootstrap over runs, and then over prompts in each, is wrong here: it treats a
+prompt's own speed-up as new in every run, and a percentile interval over five runs is too narrow. So the log of the
+ratio is linearised, and its values by run and unit are split into mean squares (two-way analysis of variance without
+replication). The variance has two parts: that between runs, and that of `ratio_estimate` over units, reduced by the
+share that the residual explains. Each has its own degrees of freedom, and together they give one Student interval.
 """
 
 from __future__ import annotations
@@ -33,9 +32,8 @@ def ratio_over_runs(
     freedom and skewed prompts included; with 2 runs in 89 to 95 %. A two-level percentile
     bootstrap held it in 55 to 84 % where prompts or runs vary (`benchmarks/intervals.py`).
 
-    Block b of each run has the same prompts, so that blocks are crossed with runs like prompts, and 4 of them are
-    enough: the intervals of 2 to 5 runs held the ratio in 94 to 97 %. As 4 times as many independent blocks, they
-    held it in 53 to 96 %.
+    A unit may be a block of prompts. The same block occurs in every run, so 4 blocks are enough: the intervals of 2 to
+    5 runs held the ratio in 94 to 97 %. Treated as 4 independent blocks of each run, they held it in 53 to 96 %.
 
     Args:
         numerators: [num_runs, num_units], positive, such as ms of the regular arm.
@@ -45,13 +43,14 @@ def ratio_over_runs(
     Returns:
         The estimate. With one run it covers the units alone, and says so.
     """
+    # With a leading axis of one total: [1, num_runs, num_units].
     tops, bottoms = np.array([[numerators], [denominators]], dtype=np.float64)
     over_units = ratio_estimate(tops.sum(axis=1), bottoms.sum(axis=1), unit)
     return _with_runs(over_units, tops, bottoms)
 
 
-def share_over_runs(numerators: ArrayLike, denominators: ArrayLike) -> RatioEstimate:
-    """The product of some totals over the product of others, by `jackknife_estimate` over units, and over runs.
+def product_ratio_over_runs(numerators: ArrayLike, denominators: ArrayLike) -> RatioEstimate:
+    """The product of some totals over the product of others, with an interval over units and runs.
 
     Args:
         numerators, denominators: [num_totals, num_runs, num_units], positive.
@@ -62,10 +61,10 @@ def share_over_runs(numerators: ArrayLike, denominators: ArrayLike) -> RatioEsti
 
 
 def _with_runs(over_units: RatioEstimate, tops: Floats, bottoms: Floats) -> RatioEstimate:
-    """An estimate over units with what varies from run to run.
+    """Adds the variance between runs to an estimate over units.
 
     Args:
-        tops, bottoms: [num_totals, num_runs, num_units], see `ratio_estimate`.
+        tops, bottoms: [num_totals, num_runs, num_units].
     """
     _, num_runs, num_units = tops.shape
     if num_runs == 1:
@@ -74,11 +73,14 @@ def _with_runs(over_units: RatioEstimate, tops: Floats, bottoms: Floats) -> Rati
     added = tops / tops.mean(axis=(1, 2), keepdims=True)
     added -= bottoms / bottoms.mean(axis=(1, 2), keepdims=True)
     squares = MeanSquares.of(added.sum(axis=0))
-    share = max(squares.units - squares.residual, 0.0) / squares.units if squares.units else 0.0
+    # The share of the variance between units that is not residual.
+    share_of_units = 0.0
+    if squares.units:
+        share_of_units = max(squares.units - squares.residual, 0.0) / squares.units
     return replace(
         over_units,
         covers=replace(over_units.covers, num_runs=num_runs),
-        unit_variance=share * over_units.unit_variance,
+        unit_variance=share_of_units * over_units.unit_variance,
         # A mean over all values has the variance of single values over their number.
         run_variance=squares.runs / (num_runs * num_units),
         run_degrees_of_freedom=num_runs - 1,
@@ -88,8 +90,6 @@ def _with_runs(over_units: RatioEstimate, tops: Floats, bottoms: Floats) -> Rati
 @dataclass(frozen=True)
 class MeanSquares:
     """How values [num_runs, num_units] vary, each as a variance of single values.
-
-    This is two-way analysis of variance without replication.
 
     Attributes:
         runs: num_units × the variance of the runs' means; 0 for one run.
@@ -109,10 +109,10 @@ class MeanSquares:
         runs = centred.mean(axis=1, keepdims=True)
         units = centred.mean(axis=0)
         rest = centred - runs - units
-        runs_left = max(num_runs - 1, 1)
-        units_left = max(num_units - 1, 1)
+        runs_freedom = max(num_runs - 1, 1)
+        units_freedom = max(num_units - 1, 1)
         return cls(
-            num_units * float((runs**2).sum()) / runs_left,
-            num_runs * float((units**2).sum()) / units_left,
-            float((rest**2).sum()) / (runs_left * units_left),
+            num_units * float((runs**2).sum()) / runs_freedom,
+            num_runs * float((units**2).sum()) / units_freedom,
+            float((rest**2).sum()) / (runs_freedom * units_freedom),
         )

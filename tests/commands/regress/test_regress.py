@@ -156,8 +156,8 @@ def test_what_is_not_known_is_not_called_the_same() -> None:
     rng = np.random.default_rng(0)
     before, after = (planted_runs(rng, np.ones(15)) for _ in range(2))
     *_, tokens, ms = compared_runs(before, after, margin=0.0001)
-    assert "tokens per iteration, no worse: 1.00 (1.00 to 1.00)" in tokens.as_part
-    assert "ms per iteration, cannot tell: 0.98 (0.96 to 1.01)" in ms.as_part
+    assert "tokens per iteration, no worse: 1.00 (1.00 to 1.00)" in tokens.as_reason
+    assert "ms per iteration, cannot tell: 0.98 (0.96 to 1.01)" in ms.as_reason
 
 
 def test_significance_is_adjusted_for_the_number_of_comparisons() -> None:
@@ -453,4 +453,4 @@ def test_changes_are_those_of_all_tokens_and_parts_multiply_to_them(tmp_path: Pa
         f"{yields['before']:.2f} → {yields['after']:.2f} tokens per iteration, {ratio:.2f} (",
         f"{costs['before']:.1f} → {costs['after']:.1f} ms per iteration, cannot tell: {ratio:.2f} (",
     ):
-        assert words in f"{compared[-2].as_part}; {compared[-1].as_part}"
+        assert words in f"{compared[-2].as_reason}; {compared[-1].as_reason}"

@@ -49,7 +49,7 @@ def test_what_is_said_of_several_k(
 
 def test_without_bounds_nothing_is_known() -> None:
     unknown = choice({1: Interval(1.5), 2: Interval(2.0)})
-    assert (unknown.is_known, unknown.words, unknown.none_pays) == (False, "", False)
+    assert (unknown.is_judged, unknown.words, unknown.none_pays) == (False, "", False)
     assert unknown.paying == []
 
 
