@@ -28,7 +28,6 @@ import numpy
 import pandas as pd
 
 from harness.commands.audit.judge import VERDICTS, judge
-from harness.commands.audit.rows import AuditRow
 from harness.commands.audit.texts import read_text
 
 COLUMNS = (
@@ -206,7 +205,7 @@ def judged_tables(number: int, seed: int = 0) -> tuple[Counter[str], list[str]]:
     accused = []
     for place in range(number):
         text = simulated_table(rng, place % len(_LAYOUTS))
-        reading = read_text("table", text, {}, AuditRow(""))
+        reading = read_text("table", text, {}, {})
         claims = [claim for row in reading.rows for claim in judge(row)]
         worst = max((VERDICTS.index(claim.verdict) for claim in claims), default=0)
         verdicts[VERDICTS[worst]] += 1
@@ -251,7 +250,7 @@ def accusations(rows: list[dict[str, str]], columns: tuple[str, ...]) -> list[st
     """What `audit` says against a table."""
     lines = [columns, ["---"] * len(columns), *([row[name] for name in columns] for row in rows)]
     text = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-    reading = read_text("table", text, {}, AuditRow(""))
+    reading = read_text("table", text, {}, {})
     claims = [claim for row in reading.rows for claim in judge(row)]
     return [
         f"{claim.verdict}: {claim}"

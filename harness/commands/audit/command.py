@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from harness.commands.arguments import read_arguments
-from harness.commands.audit.judge import judge
+from harness.commands.audit.judge import VERDICTS, judge
 from harness.commands.audit.page import audit_page
 from harness.commands.audit.texts import (
     FORMS,
@@ -20,7 +20,7 @@ from harness.commands.audit.texts import (
     stated_rows,
 )
 from harness.config.command_line import Words
-from harness.config.errors import SettingError, VerdictError
+from harness.config.errors import CANNOT_TELL, SettingError, VerdictError
 from harness.reporting.page import in_full
 from harness.reporting.terminal import WIDE, plain_console, print_document
 from harness.results.printed.figures import NUMBERS
@@ -41,6 +41,7 @@ others? Nothing is run.
                  compared: any heading that is not known) and unused
   NAME=VALUE     without a file the figures: a NAME that is typed again is the next row's, one value holds for all
                  rows; with a file what holds for all of its rows
+  regular=       the cell of a table that names the regular arm, where that is none of the words in docs/audit.md
   baseline=      speed of the regular arm, in tokens/s or as 24.6ms (per token) or 41s (per answer); or its result file
 
 A claim is consistent, impossible, unlikely (chance, or another average, definition or run may explain it), or not
@@ -57,7 +58,11 @@ argument, or no figures. 3: something is unlikely, or nothing could be checked."
 _LISTS = dict.fromkeys((*SHORT_NAMES, *NUMBERS, "k"))
 _ARGUMENTS: type[Any] = make_dataclass(
     "AuditSettings",
-    [*((name, list[str], field(default_factory=list)) for name in _LISTS), ("columns", str, "{}")],
+    [
+        *((name, list[str], field(default_factory=list)) for name in _LISTS),
+        ("columns", str, "{}"),
+        ("regular", str, ""),
+    ],
 )
 
 
@@ -70,26 +75,27 @@ def main(words: Words) -> None:
     """
     settings, paths = read_arguments(_ARGUMENTS, words, _HELP)
     typed = {"K" if name == "k" else name: texts for name, texts in vars(settings).items() if texts}
-    named = _columns(typed.pop("columns"))
-    regular = ""
+    named, regular_arm = _columns(typed.pop("columns")), typed.pop("regular", "")
+    regular_file = ""
     if typed.get("baseline", [""])[0].endswith((".json", ".jsonl")):
-        regular = _text_of(typed.pop("baseline")[0])
+        regular_file = _text_of(typed.pop("baseline")[0])
     stated = stated_rows(typed)
     title, reading = "figures", AuditedText(stated, [])
-    if paths or not typed:
+    if paths or named or regular_arm or not typed:
         if len(paths) != 1 or len(stated) > 1:
             rule = "takes one file with one value of each NAME, or figures"
             raise SettingError("audit", f"{rule}; it reads {FORMS}")
         title = "standard input" if paths[0] == "-" else Path(paths[0]).name
-        reading = read_text(title, _text_of(paths[0]), named, stated[0], regular)
+        everywhere = stated[0].figures
+        text = _text_of(paths[0])
+        reading = read_text(title, text, named, everywhere, regular_arm, regular_file)
     judged = [claim for row in reading.rows for claim in judge(row)]
     print_document(in_full(audit_page(title, reading, judged)), plain_console(WIDE))
-    for verdict, exit_code in (("impossible", 1), ("unlikely", 3)):
-        accused = [claim for claim in judged if claim.verdict == verdict]
-        if accused:
-            raise VerdictError(str(accused[0]), exit_code)
-    if not any(claim.verdict == "consistent" for claim in judged):
-        raise VerdictError("nothing could be checked: too little is stated", 3)
+    if not judged:
+        raise VerdictError("nothing could be checked: too little is stated", CANNOT_TELL)
+    worst = max(judged, key=lambda claim: VERDICTS.index(claim.verdict))
+    if worst.verdict != "consistent":
+        raise VerdictError(str(worst), 1 if worst.verdict == "impossible" else CANNOT_TELL)
 
 
 def _columns(typed: str) -> dict[str, str]:
@@ -111,9 +117,6 @@ def _text_of(path: str) -> str:
     try:
         content = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
         return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        rule = "is no text in UTF-8: save the table as CSV or Markdown"
-        raise SettingError(title, rule) from error
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "no file has such a name"
+        reason = getattr(error, "strerror", None) or "it is no text in UTF-8"
         raise SettingError(title, f"cannot be read ({reason}); audit reads {FORMS}") from error

@@ -10,14 +10,15 @@ import math
 from collections.abc import Iterator
 from typing import Literal, NamedTuple, get_args
 
-from harness.commands.audit.rows import NOISE, PRINTED, AuditRow
 from harness.results.printed.figures import PrintedFigure
+from harness.results.printed.rows import NOISE, PRINTED, PrintedRow
 
-Verdict = Literal["not stated", "consistent", "unlikely", "impossible"]
+Verdict = Literal["consistent", "unlikely", "impossible"]
 # From the best to the worst.
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
-# How far apart a mean of prompts' ratios and a ratio of sums may be.
-_MEANS = 1.25
+# How far apart a mean of prompts' ratios and a ratio of sums may be, and a length that counts the short drafts at the
+# ends of answers.
+_MEANS = 1.35
 # Tokens of an answer, as few as may be: its last iterations propose less than K, and its first token is not theirs.
 _ANSWER = 16
 # An iteration of more regular steps is a figure that was misread, or of something else.
@@ -31,7 +32,7 @@ class Check(NamedTuple):
         reason: why it is not consistent, in one sentence that follows the claim.
     """
 
-    row: AuditRow
+    row: PrintedRow
     claim: str
     least: float
     most: float
@@ -39,31 +40,24 @@ class Check(NamedTuple):
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.row.label}: {self.claim} {self.reason}"
+        name = "" if self.row.name == self.row.place else f" ({self.row.name})"
+        return f"{self.row.place}{name}: {self.claim} {self.reason}"
 
     @property
     def verdict(self) -> Verdict:
         if self.least > self.limit:
             return "impossible"
-        if self.least > self.most:
-            return "unlikely"
-        return "consistent" if self.least <= self.most else "not stated"
+        return "unlikely" if self.least > self.most else "consistent"
 
 
-def judge(row: AuditRow) -> list[Check]:
-    """For every claim of a row the check that says the worst; the ratio of two printed speeds is a claim where it can
-    be checked.
-    """
-    checks = sorted(_checks(row), key=lambda check: VERDICTS.index(check.verdict))
-    worst = {check.claim: check for check in checks}
-    return [
-        check
-        for claim, check in worst.items()
-        if " by " not in claim or check.verdict != "not stated"
-    ]
+def judge(row: PrintedRow) -> list[Check]:
+    """For every claim of a row that can be checked the check that says the worst."""
+    stated = [check for check in _checks(row) if not math.isnan(check.least + check.most)]
+    stated.sort(key=lambda check: VERDICTS.index(check.verdict))
+    return [*{check.claim: check for check in stated}.values()]
 
 
-def _checks(row: AuditRow) -> Iterator[Check]:
+def _checks(row: PrintedRow) -> Iterator[Check]:
     most = row.k + 1
     above = f"is above {most:g}: K={row.k:g} draft tokens and the target's own"
     length, rate = row.figures.get("tokens_per_iteration"), row.figures.get("acceptance_rate")
@@ -77,20 +71,15 @@ def _checks(row: AuditRow) -> Iterator[Check]:
         # A rate alone may be any share.
         yield Check(row, claim, rate.low if rate.low > 1 else math.nan, 1, 1, "is no share")
         if length and row.readings:
-            proposed = row.readings["proposed"]
-            # Those at the end of an answer lose K (K + 1) / 2 draft tokens together, of few answers more.
-            lost = 1.5 * row.k * (row.k + 1) / 2 / (_ANSWER - 1)
-            shorter = rate.times(max(row.k - lost, row.k / 4), plus=1 - 1 / _ANSWER)
-            short = proposed._replace(low=min(shorter.low, proposed.low))
-            yields = [*row.readings.values(), short]
             reason = (
-                f"of proposed tokens gives {proposed} per iteration, of tested or emitted ones other lengths: it may be"
-                " of first draft tokens, a mean of prompts, or the length leaves out the target's own token"
+                f"of proposed tokens gives {row.readings['proposed']} per iteration, of tested or emitted ones other"
+                " lengths: it may be of first draft tokens, a mean of prompts, or the length leaves out the target's"
+                " own token"
             )
-            nearest = min(_apart(length, tokens) for tokens in yields)
+            nearest = min(_apart(length, tokens) for tokens in row.readings.values())
             yield Check(row, claim, nearest, _MEANS, math.inf, reason)
     for what, speedup in row.speedups.items():
-        claim = f"speed-up {speedup:×} by {what}"
+        claim = f"speed-up {speedup:×} {what}"
         if what == PRINTED:
             claim = f"speed-up {row.figures['speedup'].text}"
         no_less = "in no less than a regular step"

@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from harness.commands.audit.rows import AuditRow
 from harness.config.errors import SettingError, nearest
 from harness.results.printed.cells import Cells
 from harness.results.printed.figures import NUMBERS, SPEEDS, UNKNOWN, PrintedFigure, is_stated
 from harness.results.printed.headings import ARM, CONDITION, UNUSED
 from harness.results.printed.reader import PrintedTable, read_tables
+from harness.results.printed.rows import PrintedRow
 
 SHORT_NAMES = {
     "baseline": "regular_tokens_per_second",
@@ -27,7 +27,6 @@ SHORT_NAMES = {
 # Speeds that are typed as 24.6ms or 41s.
 _SPEEDS_BY_UNIT = {"ms": "ms_per_token", "s": "latency_s"}
 _NAMES = (*NUMBERS, ARM, CONDITION, UNUSED)
-_ONE = PrintedFigure.exactly(1)
 # How far the lengths of prompts and answers of two arms may be apart.
 _SAME_LENGTH = 1.1
 # What to type in place of a text that is not read.
@@ -38,17 +37,14 @@ FORMS = (
 )
 
 
-_SPEEDUP = shlex.quote('columns={"HEADING": "speedup"}')
-
-
 class AuditedText(NamedTuple):
     """The rows with speculation, and notes: what columns were read as, and what is not compared."""
 
-    rows: list[AuditRow]
+    rows: list[PrintedRow]
     notes: list[str]
 
 
-def stated_rows(typed: Mapping[str, Sequence[str]]) -> list[AuditRow]:
+def stated_rows(typed: Mapping[str, Sequence[str]]) -> list[PrintedRow]:
     """Rows by arguments; what is typed once holds for all rows.
 
     Raises:
@@ -57,7 +53,7 @@ def stated_rows(typed: Mapping[str, Sequence[str]]) -> list[AuditRow]:
     number = max(map(len, typed.values()), default=1)
     rows = []
     for place in range(number):
-        figures: dict[str, PrintedFigure] = {}
+        row = PrintedRow("the figure" if number == 1 else f"row {place + 1}")
         for short, texts in typed.items():
             if len(texts) not in (1, number):
                 rule = f"must have one value, or one for each of {number} rows"
@@ -68,16 +64,21 @@ def stated_rows(typed: Mapping[str, Sequence[str]]) -> list[AuditRow]:
             if unit and short in ("baseline", "speed"):
                 name = name.replace("tokens_per_second", _SPEEDS_BY_UNIT[unit[1]])
             try:
-                figures[name] = PrintedFigure.read(name, text) or UNKNOWN
+                row.figures[name] = PrintedFigure.read(name, text) or UNKNOWN
             except ValueError as error:
                 forms = "write 40.6, 24.6ms, 73.9%, 1.79x or +79%, and type a name again for another row"
                 raise SettingError(short, f"{error}; {forms}", text[:40]) from error
-        rows.append(AuditRow("the figure" if number == 1 else f"row {place + 1}", figures))
+        rows.append(row)
     return rows
 
 
 def read_text(
-    title: str, text: str, named: Cells, everywhere: AuditRow, regular: str = ""
+    title: str,
+    text: str,
+    named: Cells,
+    everywhere: Mapping[str, PrintedFigure],
+    regular_arm: str = "",
+    regular_file: str = "",
 ) -> AuditedText:
     """The tables of a text, or the runs of a result file.
 
@@ -85,13 +86,14 @@ def read_text(
         title: of the text.
         named: our names of what columns hold, by heading.
         everywhere: figures of all rows.
-        regular: the result file of the regular arm.
+        regular_arm: a cell that names it.
+        regular_file: its result file.
 
     Raises:
-        SettingError: there is none, or none has a figure, or the regular arm is another model's.
+        SettingError: there is none, or none has a figure.
     """
     try:
-        tables = read_tables(title, text, _NAMES, named)
+        tables = read_tables(title, text, _NAMES, named, regular_arm, regular_file)
     except SettingError as error:
         raise SettingError(title, f"{error.rule}, or type a row: {line_to_type([])}") from error
     headings = [heading for table in tables for heading in table.columns]
@@ -103,63 +105,62 @@ def read_text(
             raise SettingError("columns", f"no such NAME{nearest(name, _NAMES)} (--help)", name)
     if not tables:
         raise SettingError(title, f"has no table that is read; audit reads {FORMS}")
-    arms = [
-        AuditRow(**vars(row))
-        for table in read_tables("baseline", regular, _NAMES)
-        for row in table.rows
-    ]
-    if regular and (not arms or any(_figures_of_drafts(arm) for arm in arms)):
-        raise SettingError("baseline", "must be a result file of runs that draft nothing")
-    reading = AuditedText([], [])
+    cells = {cell for table in tables for row in table.rows for cell in row.cells.values()}
+    if regular_arm and regular_arm not in cells:
+        rule = f"no table has this cell{nearest(regular_arm, cells)}"
+        raise SettingError("regular", rule, regular_arm)
+    read = AuditedText([], [])
     for table in tables:
-        rows, reason = _compared(table, everywhere, arms)
-        if regular and not any(row.speedups for row in rows):
-            raise SettingError("baseline", f"is no arm of the same runs: {reason}")
-        if len(tables) == 1 or any(row.speedups or _figures_of_drafts(row) for row in rows):
-            reading.rows.extend(rows)
-            reading.notes.extend([*_notes(table), *filter(None, [reason])])
-    if not any(row.speedups or _figures_of_drafts(row) for row in reading.rows):
+        rows, reason = _compared(table, everywhere, "speedup" in named.values())
+        if len(tables) == 1 or any(row.is_read for row in rows):
+            read.rows.extend(rows)
+            read.notes.extend([*_notes(table), *filter(None, [reason])])
+    if regular_file and not any(row.speedups for row in read.rows):
+        raise SettingError("baseline", read.notes[-1])
+    if not any(row.is_read for row in read.rows):
         lacks = (
             "has no acceptance, length, speed-up or speed of both arms in columns that are known"
         )
-        notes = "; ".join([lacks, *reading.notes])
-        raise SettingError(title, f"{notes}; or type a row: {line_to_type(reading.rows)}")
-    return reading
+        notes = "; ".join([lacks, *read.notes])
+        raise SettingError(title, f"{notes}; or type a row: {line_to_type(read.rows)}")
+    return read
 
 
 def _compared(
-    table: PrintedTable, everywhere: AuditRow, arms: Sequence[AuditRow]
-) -> tuple[list[AuditRow], str]:
+    table: PrintedTable, everywhere: Mapping[str, PrintedFigure], has_arm: bool
+) -> tuple[list[PrintedRow], str]:
     """The rows with speculation, each with the speeds of the one regular row that has its conditions; and why one is
     not compared.
+
+    Args:
+        has_arm: whether the user says that speed-ups are over the regular arm.
     """
-    rows = [AuditRow(**vars(row)) for row in table.rows]
-    arms = [*arms, *(row for row in rows if row.is_regular)]
-    # A printed speed-up is over a regular arm that the table has, or as the user says.
-    has_arm = bool(arms) and all(_ONE.overlaps(arm.figures.get("speedup", _ONE)) for arm in arms)
-    for column in table.columns.values():
-        has_arm |= column.name.startswith("regular_")
-        has_arm |= column.is_named and column.name == "speedup"
-    joined = []
+    arms = [row for row in table.rows if row.is_regular]
+    ratios = [arm.figures["speedup"] for arm in arms if "speedup" in arm.figures]
+    # Else that of the table counts, if it is one.
+    has_arm |= bool(arms) and all(ratio.low <= 1 <= ratio.high for ratio in ratios)
+    has_arm |= any(column.name.startswith("regular_") for column in table.columns.values())
+    rows = []
     reason = ""
-    for row in rows:
+    for row in table.rows:
         if row.is_regular:
             continue
         alike = [arm for arm in arms if not _differences(row, arm)]
-        figures = {**everywhere.figures, **row.figures}
+        figures = {**everywhere, **row.figures}
         if "speedup" in row.figures and not has_arm:
             del figures["speedup"]
-            reason = f"not read: a speed-up over a regular arm that the table lacks; {_SPEEDUP} says that it is over it"
+            argument = _columns({"HEADING": "speedup"})
+            reason = f"not read: a speed-up over a regular arm that the table lacks; {argument} says that it is over it"
         if len(alike) == 1:
             for name in SPEEDS.keys() & alike[0].figures.keys():
                 figures.setdefault(f"regular_{name}", alike[0].figures[name])
-        joined.append(replace(row, figures=figures))
-        if SPEEDS.keys() & figures.keys() and not joined[-1].speedups:
+        rows.append(replace(row, figures=figures))
+        if SPEEDS.keys() & figures.keys() and not rows[-1].speedups:
             reason = reason or _why_not_compared(row, alike or arms)
-    return joined, reason
+    return rows, reason
 
 
-def _differences(row: AuditRow, arm: AuditRow) -> dict[str, str]:
+def _differences(row: PrintedRow, arm: PrintedRow) -> dict[str, str]:
     """The conditions in which two rows differ, each with both values; what only one of them states is the same."""
     differences = {}
     for name, text in row.conditions.items():
@@ -176,11 +177,12 @@ def _differences(row: AuditRow, arm: AuditRow) -> dict[str, str]:
     return differences
 
 
-def _why_not_compared(row: AuditRow, arms: Sequence[AuditRow]) -> str:
+def _why_not_compared(row: PrintedRow, arms: Sequence[PrintedRow]) -> str:
     """What a row and the regular row most like it differ in, or that there are two, or none."""
     if not arms:
-        argument = _columns({"HEADING": ARM})
-        return f"not compared: no row is the regular arm (baseline, none, K=0); {argument} names the arms"
+        return (
+            "not compared: no row is the regular arm (baseline, none, K=0); regular=CELL names it"
+        )
     arm = min(arms, key=lambda arm: len(_differences(row, arm)))
     differences = _differences(row, arm)
     if not differences:
@@ -196,21 +198,17 @@ def _columns(names: Cells) -> str:
     return shlex.quote(f"columns={json.dumps(names, ensure_ascii=False)}")
 
 
-def _figures_of_drafts(row: AuditRow) -> set[str]:
-    return {"tokens_per_iteration", "acceptance_rate"} & row.figures.keys()
-
-
-def line_to_type(rows: Sequence[AuditRow]) -> str:
+def line_to_type(rows: Sequence[PrintedRow]) -> str:
     """The command line with the figures of the row that states most, and NUMBER for what it lacks."""
-    row = max(rows, key=lambda row: len(row.figures), default=AuditRow(""))
+    row = max(rows, key=lambda row: len(row.figures), default=PrintedRow(""))
     speed = next((name for name in SPEEDS if name in row.figures), "tokens_per_second")
-    unit = next((unit for unit, name in _SPEEDS_BY_UNIT.items() if name == speed), "")
-    yields = "length" if "tokens_per_iteration" in row.figures else "acceptance"
-    names = {"baseline": f"regular_{speed}", "speed": speed, yields: SHORT_NAMES[yields]}
+    is_length = "tokens_per_iteration" in row.figures
+    yields = "tokens_per_iteration" if is_length else "acceptance_rate"
+    shorts = {name: short for short, name in SHORT_NAMES.items()}
     words = ["harness audit"]
-    for short, name in (names | {"K": "num_draft_tokens"}).items():
+    for name in (f"regular_{speed}", speed, yields, "num_draft_tokens"):
         number = f"{row.figures[name].middle:.5g}" if name in row.figures else "NUMBER"
-        words.append(f"{short}={number}{unit if name.endswith(speed) else ''}")
+        words.append(f"{shorts.get(name, name)}={number}")
     return " ".join(words)
 
 

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 Cells = Mapping[str, str]
+# Stands between a heading that comes again and the number of its column.
+AGAIN = " [column"
 
 # Where result files have our figures, by a heading: vllm bench serve and SGLang's bench_serving, AIPerf, guidellm.
 # `a.b` is b in a, and `a/b` their ratio.
@@ -31,19 +33,32 @@ _PLACES = {
 }
 
 
-def tables_of(text: str) -> list[Sequence[Cells]]:
-    """The rows by heading of each table of a text, or the runs of a result file as those of one."""
+def tables_of(text: str, regular: str = "") -> list[Sequence[Cells]]:
+    """The rows by heading of each table of a text, or the runs of a result file as those of one.
+
+    Args:
+        regular: a result file of runs without drafts, whose rows follow.
+    """
+    runs, regular_runs = _runs_of(text), _runs_of(regular)
+    if runs or regular:
+        rows = [*runs, *regular_runs]
+        # Of several runs those without drafts are the regular arm.
+        without = [run for run in rows if "tokens/iteration" not in run]
+        for run in regular_runs if without == rows else without:
+            run["K"] = "0"
+        headings = dict.fromkeys(itertools.chain(*rows), "")
+        return [[headings | run for run in rows]] if runs else []
+    return [*_markdown_tables(text)] or [*_table_by_lines(text)]
+
+
+def _runs_of(text: str) -> list[dict[str, str]]:
+    """The runs of a result file; none of another text."""
     runs = _json_values(text)
     if len(runs) == 1:
         content = _at(runs[0], "benchmarks") or runs[0]
         runs = content if isinstance(content, list) else runs
     rows = [_cells_of_run(run) for run in runs]
-    if rows and all({"tok/s", "ms/token"} & row.keys() for row in rows):
-        headings = dict.fromkeys(itertools.chain(*rows), "")
-        # Of several runs those without drafts are the regular arm.
-        no_drafts = {"K": "0"} if "tokens/iteration" in headings else {}
-        return [[headings | ({} if "tokens/iteration" in row else no_drafts) | row for row in rows]]
-    return [*_markdown_tables(text)] or [*_table_by_lines(text)]
+    return rows if all({"tok/s", "ms/token"} & row.keys() for row in rows) else []
 
 
 def _json_values(text: str) -> list[Any]:
@@ -108,10 +123,8 @@ def _table_by_lines(text: str) -> Iterator[Sequence[Cells]]:
 
 def _by_heading(rows: Sequence[Sequence[str]]) -> list[dict[str, str]]:
     """The rows by heading; a heading that comes again gets the number of its column."""
-    texts = [heading.strip() for heading in rows[0]]
-    headings = [
-        f"{text} ({place})" if text in texts[: place - 1] else text
-        for place, text in enumerate(texts, start=1)
-    ]
+    headings: list[str] = []
+    for place, text in enumerate(map(str.strip, rows[0]), start=1):
+        headings.append(f"{text}{AGAIN} {place}]" if text in headings else text)
     padding = [""] * len(headings)
     return [dict(zip(headings, map(str.strip, [*row, *padding]), strict=False)) for row in rows[1:]]

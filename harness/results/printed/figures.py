@@ -107,12 +107,6 @@ class PrintedFigure(NamedTuple):
         """The figure that an increasing function makes of it."""
         return PrintedFigure(function(self.value), function(self.low), function(self.high), text)
 
-    def times(self, factor: float, plus: float = 0) -> PrintedFigure:
-        return self.under(lambda end: factor * end + plus)
-
-    def overlaps(self, other: PrintedFigure) -> bool:
-        return self.high >= other.low and other.high >= self.low
-
     @classmethod
     def exactly(cls, number: float, text: str = "") -> PrintedFigure:
         return cls(number, number, number, text)
@@ -136,9 +130,9 @@ class PrintedFigure(NamedTuple):
             sign, digits, word = change.groups()
             if not (sign or word):
                 raise ValueError(f"may be a part: write +{text} for a gain")
-            gain = cls._rounded("", digits).times(-0.01 if sign == "-" else 0.01, plus=1)
-            low, high = sorted((gain.low, gain.high))
-            return cls(gain.value, max(low, _LEAST), max(high, _LEAST), text)
+            factor = -0.01 if sign == "-" else 0.01
+            gain, *ends = (1 + factor * percent for percent in cls._rounded("", digits)[:3])
+            return cls(gain, max(min(ends), _LEAST), max(*ends, _LEAST), text)
         unit_pattern = next(unit for end, unit in _UNITS.items() if name.endswith(end))
         number = rf"({_NUMBER})\s*({unit_pattern})"
         to = r"\s*(?:to|-|–|…|\.\.+)\s*"

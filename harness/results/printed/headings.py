@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from harness.results.printed.cells import Cells
+from harness.results.printed.cells import AGAIN, Cells
 from harness.results.printed.figures import MARKS, NUMBERS, SPEEDS, PrintedFigure, is_stated
 
 # What a column may be but a number: the name of an arm; what both arms must share; neither, for example a remark.
@@ -55,7 +55,8 @@ KNOWN = {
     ARM: ", draft, draft model, drafter, method, mode, arm, config, configuration, setup, variant, condition, strategy,"
     " spec, mtp, speculation, speculative decoding, decoding, run, kind",
     UNUSED: "seed, ttft, ttft ms, ttft s, mean ttft ms, itl, itl ms, latency, throughput, wall s, total s, vram,"
-    " vram gb, peak vram gb, memory gb, peak memory gb, prompt tok/s, prefill tok/s, pp tok/s, steps, num steps,"
+    " vram gb, peak vram gb, memory gb, peak memory gb, prompt tok/s, prefill tok/s, pp tok/s, prompt"
+    " processing tok/s, input tok/s, total tok/s, draft tok/s, steps, num steps,"
     " num draft, draft length, num draft tokens, mean draft tokens, drafted, draft/accepted, δ, delta, change, gain,"
     " vs base, vs baseline, vs none, runs, ms/step, quality, note, notes, remark, remarks, comment",
 }
@@ -69,9 +70,8 @@ REGULAR_ARMS = (
     " no drafts, no spec, no speculation, no speculative decoding, without speculation, no mtp, mtp off, spec off,"
     " speculation off, target only"
 )
+REGULAR = "regular"
 _REGULAR_ARMS = {*REGULAR_ARMS.split(", ")}
-# Speeds of something else than an arm.
-_OTHER_SPEEDS = re.compile(r"\b(?:prompt|prefill|pp|input|total|draft)\b")
 _PER_SECOND = re.compile(
     r"[\d.,]+ ?(?:tps|(?:toks?|tokens?|tk|t) ?(?:/|per) ?s(?:ec\w*)?)\s*(?:[(\[].*)?", re.I
 )
@@ -83,12 +83,10 @@ class PrintedColumn(NamedTuple):
     Attributes:
         name: ours of a number, or one of the kinds above.
         in_percent: whether its shares are in percent.
-        is_named: whether the user names it.
     """
 
     name: str
     in_percent: bool = False
-    is_named: bool = False
 
     def read(self, text: str) -> PrintedFigure | None:
         """The figure of a cell; None for `n/a`, and K = 0 for `none`.
@@ -118,12 +116,9 @@ def columns_of(
     """
     headings = {}
     for heading in rows[0]:
-        # A heading that comes again has the number of its column, and is as ambiguous.
-        once = re.sub(r" \(\d+\)$", "", heading)
-        text = once if once in rows[0] else heading
+        text, _, _ = heading.partition(AGAIN)
         headings[heading] = _spelled(text, [row[heading] for row in rows])
-    named = {heading: name for heading, name in named.items() if heading in headings}
-    meanings = {heading: _meaning(text) for heading, text in headings.items()} | named
+    meanings = {heading: named.get(heading, _meaning(text)) for heading, text in headings.items()}
     for name, unit in SPEEDS.items():
         if f"regular_{name}" not in meanings.values() or name in named.values():
             continue
@@ -133,16 +128,12 @@ def columns_of(
             for heading, text in headings.items()
             if text.endswith(unit) and meanings[heading] in (CONDITION, name)
         ]
-        is_arm = len(arms) == 1 and not _OTHER_SPEEDS.search(headings[arms[0]])
-        meanings |= dict.fromkeys(arms, name if is_arm else CONDITION)
+        meanings |= dict.fromkeys(arms, name if len(arms) == 1 else CONDITION)
     columns = {}
     for heading, name in meanings.items():
-        rivals = [other for other in meanings if meanings[other] == name]
-        is_ambiguous = name in NUMBERS and len(rivals) > 1 and heading not in named
-        is_read = name in names and not is_ambiguous
-        columns[heading] = PrintedColumn(
-            name if is_read else CONDITION, "%" in headings[heading], heading in named
-        )
+        is_one_of_several = name in NUMBERS and [*meanings.values()].count(name) > 1
+        is_read = name in names and (heading in named or not is_one_of_several)
+        columns[heading] = PrintedColumn(name if is_read else CONDITION, "%" in headings[heading])
     return columns
 
 

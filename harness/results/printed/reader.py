@@ -3,32 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from harness.config.errors import SettingError
 from harness.results.printed.cells import Cells, tables_of
-from harness.results.printed.figures import PrintedFigure
-from harness.results.printed.headings import ARM, CONDITION, UNUSED, PrintedColumn, columns_of
-
-
-@dataclass(frozen=True)
-class PrintedRow:
-    """The contents of a row.
-
-    Attributes:
-        place: of the row in its text: `row 3`.
-        figures: by our names, as far as they are stated.
-        arms: cells that name its arm.
-        conditions: cells that rows must share to be compared, by heading.
-        cells: as printed, by heading.
-    """
-
-    place: str
-    figures: Mapping[str, PrintedFigure] = field(default_factory=dict)
-    arms: Sequence[str] = ()
-    conditions: Cells = field(default_factory=dict)
-    cells: Cells = field(default_factory=dict, repr=False)
+from harness.results.printed.headings import (
+    ARM,
+    CONDITION,
+    REGULAR,
+    UNUSED,
+    PrintedColumn,
+    columns_of,
+)
+from harness.results.printed.rows import PrintedRow
 
 
 class PrintedTable(NamedTuple):
@@ -39,7 +26,12 @@ class PrintedTable(NamedTuple):
 
 
 def read_tables(
-    setting: str, text: str, names: Collection[str], named: Cells | None = None
+    setting: str,
+    text: str,
+    names: Collection[str],
+    named: Cells | None = None,
+    regular_arm: str = "",
+    regular_file: str = "",
 ) -> list[PrintedTable]:
     """The tables of a text, or the runs of a result file as one.
 
@@ -47,41 +39,48 @@ def read_tables(
         setting: what a user has typed the text, or its path, for.
         names: of columns that are looked for.
         named: some of these by heading, which the user names.
+        regular_arm: a cell that names the regular arm.
+        regular_file: a result file of runs without drafts, whose rows follow.
 
     Raises:
         SettingError: a cell of a column that is known is no such number.
     """
-    tables = tables_of(text)
+    tables = tables_of(text, regular_file)
     read = []
     for number, rows in enumerate(tables, start=1):
         columns = columns_of(rows, names, named or {})
         where = f"table {number}, row" if len(tables) > 1 else "row"
-        printed = [
-            _row(setting, f"{where} {place}", cells, columns)
-            for place, cells in enumerate(rows, start=1)
-        ]
+        printed = []
+        for place, cells in enumerate(rows, start=1):
+            try:
+                printed.append(_row(f"{where} {place}", cells, columns, regular_arm))
+            except ValueError as error:
+                rule = f"{where} {place} is not understood: {error}"
+                raise SettingError(
+                    setting, f"{rule}; correct it or leave that column out"
+                ) from error
         read.append(PrintedTable(printed, columns))
     return read
 
 
 def _row(
-    setting: str, place: str, cells: Cells, columns: Mapping[str, PrintedColumn]
+    place: str, cells: Cells, columns: Mapping[str, PrintedColumn], regular_arm: str
 ) -> PrintedRow:
-    figures: dict[str, PrintedFigure] = {}
-    arms, conditions = [], {}
+    """Raises ValueError for a cell that is no such number."""
+    row = PrintedRow(place, cells=cells)
     for heading, column in columns.items():
         text = cells[heading]
-        if column.name == ARM:
-            arms.append(text)
+        if text and text == regular_arm:
+            row.arms.append(REGULAR)
+        elif column.name == ARM and text:
+            row.arms.append(text)
         elif column.name == CONDITION:
-            conditions[heading] = text
-        elif column.name != UNUSED:
+            row.conditions[heading] = text
+        elif column.name not in (ARM, UNUSED):
             try:
                 figure = column.read(text)
             except ValueError as error:
-                rule = f"{place} is not understood: {heading} is {text[:40]}, which {error}"
-                raise SettingError(
-                    setting, f"{rule}; correct it or leave that column out"
-                ) from error
-            figures |= {column.name: figure} if figure else {}
-    return PrintedRow(place, figures, [*filter(None, arms)], conditions, cells)
+                raise ValueError(f"{heading} is {text[:40]}, which {error}") from error
+            if figure:
+                row.figures[column.name] = figure
+    return row

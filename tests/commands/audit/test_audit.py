@@ -44,39 +44,38 @@ def audit(
     return run
 
 
+DFLASH = "mode,K,tok/s,acceptance\nbaseline,0,74.72,\nDFlash,15,194.80,85.16%\n"
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("mode,K,AL,tk/s\nplain,,,50\nMTP,8,1.80,75.0\n", "Its acceptance holds it back more: with all accepted 7.50×"),
-        (
-            "mode,K,t/s,AL\nnone,,14.5,\nMTP,1,11.1,1.56\n",
-            "K=1): 1.56 tokens per iteration of 2.04 steps, 0.77×: slower even with all accepted (0.98×)",
-        ),
-        ("n-max,tok/s,AL\n0,14.20,\n2,38.30,2.51\n", "less than one step, so more than speculation differs"),
-        ("n-max,tok/s,AL\n0,14.20,\n2,38.30,2.70\n", "almost free, or the speed-up is computed from the acceptance"),
-        ("n-max,tok/s,AL\n0,14.20,\n2,8.30,1.01\n", "almost nothing is accepted, as of a broken head"),
+        # Yields, costs, speed-up, what holds it back, with all accepted.
+        ("mode,K,AL,tk/s\nplain,,,50\nMTP,8,1.80,75.0\n", "1.80 1.20 1.50× acceptance 7.50×"),
+        ("mode,K,t/s,AL\nnone,,14.5,\nMTP,1,11.1,1.56\n", "MTP 1 1.56 2.04 0.77× cost, even with all accepted 0.98×"),
+        ("n-max,tok/s,AL\n0,14.20,\n2,38.30,2.51\n", "2.51 0.93 2.70× less than one step"),
+        ("n-max,tok/s,AL\n0,14.20,\n2,38.30,2.70\n", "2.70 1.00 2.70× almost free, or computed 3.00×"),
+        ("n-max,tok/s,AL\n0,14.20,\n2,8.30,1.01\n", "1.01 1.73 0.58× almost nothing is accepted 1.74×"),
         # A user's gain, not the server's.
         (
             "mode,in flight,tok/s per user,tok/s,AL\nplain,8,50.0,400,\nMTP,8,150.0,600,3.30\n",
-            "1.50× by tokens/s: requests queue, or runs differ row 2 (MTP, 8 in flight): 3.30 tokens",
+            "MTP 8 3.30 1.10 3.00× 1.50× by tokens/s",
         ),
         # Of n-grams, trees and fewer drafts than K, nobody knows what a rate gives.
-        ("n_max,p_min,tok/s,accept\n0,,20,\n8,0.75,40,84%\n", "needs a length, or K and an acceptance rate"),
-        ("draft,K,AL,TPS\nnone,,,10.0\nngram,8,1.80,15.0\n", "of 1.20 steps, 1.50×; at one step it would be 1.80×"),
+        ("n_max,p_min,tok/s,accept\n0,,20,\n8,0.75,40,84%\n", "row 2 8 84% 2.00× (1.93 to 2.08) Next with"),
+        ("draft,K,AL,TPS\nnone,,,10.0\nngram,8,1.80,15.0\n", "ngram 8 1.80 1.20 1.50× Next"),
         # A share of 15 draft tokens, or of all tokens: 1 ÷ (1 - 0.8516).
-        (
-            "mode,K,tok/s,acceptance\nbaseline,0,74.72,\nDFlash,15,194.80,85.16%\n",
-            "of emitted tokens (dflash-mlx, oMLX), 6.74 tokens per iteration of 2.58 steps, 2.61×. Its acceptance holds"
-            " it back more: with all accepted 6.19×",
-        ),
-        (
-            "mode,K,tok/s,acceptance\nbaseline,0,74.72,\nDFlash,15,194.80,85.16%\n",
-            "13.77 tokens per iteration of 5.28 steps, 2.61×. Its cost holds it back more: with all accepted 3.03×",
-        ),
+        (DFLASH, "85.16% of emitted 6.74 2.58 2.61× acceptance 6.19×"),
+        (DFLASH, "85.16% of proposed 13.77 5.28 2.61× cost 3.03×"),
         # 41.0 / 24.6 s.
-        ("config,K,AL,latency (s),vs baseline\nbase,0,,41.0,—\nMTP,3,2.86,24.6,-40 %\n", "of 1.72 steps, 1.67×. Its a"),
+        ("config,K,AL,latency (s),vs baseline\nbase,0,,41.0,—\nMTP,3,2.86,24.6,-40 %\n", "2.86 1.72 1.67× a"),
         # Two arms that draft: no regular speed is stated.
-        ("c,A tok/s,B tok/s,delta,AL\n1,881,914,-3.6%,4.7\n", "needs a speed-up or the regular arm's speed"),
+        ("c,A tok/s,B tok/s,delta,AL\n1,881,914,-3.6%,4.7\n", "audit baseline=NUMBER speed=NUMBER length=4.7 K=N"),
+        # A list of both runs: that without drafts is the regular arm.
+        (
+            '[{"mean_tpot_ms": 20.00}, {"mean_tpot_ms": 10.00, "accept_length": 2.50}]',
+            "row 2 2.50 1.25 2.00×",
+        ),
     ],
 )  # fmt: skip
 def test_costs(audit: Audit, text: str, expected: str) -> None:
@@ -88,38 +87,38 @@ def test_costs(audit: Audit, text: str, expected: str) -> None:
     ("arguments", "code", "expected"),
     [
         ("speedup=5.9 K=3", 1, "speed-up 5.9 is above 4: K=3 draft tokens and the target's own"),
-        ("speedup=2.4 K=4", 0, "no cost of an iteration follows: that needs a length, or K and an acceptance rate"),
-        ("speedup=2.40 length=2.60 K=4", 0, "with all accepted 4.62×, at one step 2.60×"),
-        ("speedup=2.0 K=3 acceptance=0.70", 0, "3.10 tokens per iteration of"),
+        ("speedup=2.4 K=4", 0, "audit baseline=NUMBER speed=NUMBER acceptance=NUMBER K=4"),
+        ("speedup=2.40 length=2.60 K=4", 0, "2.60 1.08 2.40× acceptance 4.62×"),
+        ("speedup=2.0 K=3 acceptance=0.70", 0, "0.70 of proposed 3.10 1.55 (1.50 to 1.60) 2.00× (1.95"),
         ("length=6.2 k=4", 1, "tokens per iteration 6.2 is above 5"),
         ("length=0.56 K=1", 3, "is below 1: it leaves out the target's own token"),
-        ("baseline=22.7 speed=40.6 acceptance=73.9% K=3", 0, "3.22 tokens per iteration of 1.80 steps, 1.79×"),
+        ("baseline=22.7 speed=40.6 acceptance=73.9% K=3", 0, "3.22 1.80 1.79×"),
         ("baseline=18.05 speed=29.66 K=5", 0, "harness audit baseline=18.05 speed=29.66 acceptance=NUMBER K=5"),
-        ("speedup=+34% length=1.90", 0, "1.90 tokens per iteration of 1.42 steps, 1.34×"),
+        ("speedup=+34% length=1.90", 0, "1.90 1.42 1.34×"),
         # Nothing was checked, with an acceptance or without.
         ("baseline=38 speed=33.93", 3, "0.89×"),
         ("baseline=38 speed=33.93 acceptance=60%", 3, "0.89×"),
         # The ratio of what is printed, and what rounding leaves open.
         ("baseline=1 speed=2", 3, "2.00× (1.00 to 5.00)"),
-        ("baseline=2 speed=3 K=4 length=3.00", 0, "of 2.00 (1.28 to 3.00) steps, 1.50× (1.00 to 2.33)"),
+        ("baseline=2 speed=3 K=4 length=3.00", 0, "2.00 (1.28 to 3.00) 1.50× (1.00 to 2.33)"),
         # Units, and commas by their digits.
-        ("baseline=55.47ms speed=33.99ms length=2.3", 0, "of 1.41 (1.38 to 1.44) steps, 1.63×"),
+        ("baseline=55.47ms speed=33.99ms length=2.3", 0, "2.30 (2.25 to 2.35) 1.41 (1.38 to 1.44) 1.63×"),
         ("baseline=41s speed=24.6s", 3, "1.67×"),
-        ("baseline=22,7 speed=40,6 length=3,22", 0, "3.22 tokens per iteration of 1.80 steps, 1.79×"),
-        ("baseline=211.2 speed=1,022.9 length=5.9 K=7", 0, "5.90 tokens per iteration of 1.22 steps, 4.84×"),
+        ("baseline=22,7 speed=40,6 length=3,22", 0, "3.22 1.80 1.79×"),
+        ("baseline=211.2 speed=1,022.9 length=5.9 K=7", 0, "5.90 1.22 4.84×"),
         ("baseline=211.2 speed=1,022 length=5.9", 2, "speed=1,022: may be 1022 or 1.022: write it without the comma"),
         # A name that is typed again is the next row's; one value holds for all rows.
-        ("baseline=22.7 speed=40.6 baseline=88.9 speed=116.8 length=3.22", 0, "row 2: 3.22 tokens per"),
-        ("baseline=130 speed=161 acceptance=74% K=3 speed=118 acceptance=52% K=4", 0, "row 2 (K=4): if the rate is"),
+        ("baseline=22.7 speed=40.6 baseline=88.9 speed=116.8 length=3.22", 0, "row 2 3.22 2.45 1.31×"),
+        ("baseline=130 speed=161 acceptance=74% K=3 speed=118 acceptance=52% K=4", 0, "row 2 4 52% of proposed 3.08"),
         ("baseline=95 speed=600 K=4 acceptance=0.55", 1, "speed-up 6.32× by tokens/s is above 5: K=4 draft tokens"),
         # An impossible rate yields no tokens, which no other figure could be held against.
-        ("baseline=20 speed=30 K=2 acceptance=180%", 1, "2 of 2 figures, 1 consistent, 1 impossible"),
-        ("length=4.2 K=3 speed=50 baseline=20", 3, "2.50× (2.41 to 2.59); at one step it would be 4.20×"),
+        ("baseline=20 speed=30 K=2 acceptance=180%", 1, "2 figures, 1 consistent, 1 impossible"),
+        ("length=4.2 K=3 speed=50 baseline=20", 3, "2.50× (2.41 to 2.59)"),
         ("baseline=200 speed=1.5 length=3", 3, "means that an iteration costs 322 regular steps"),
-        ("acceptance=0 K=3 baseline=20 speed=15", 0, "1.00 tokens per iteration of 1.33"),
+        ("acceptance=0 K=3 baseline=20 speed=15", 0, "1.00 1.33"),
         ("acceptance=0", 3, "Next why harness acceptance model=TARGET draft=HEAD -- YOUR_SERVER_COMMAND"),
         ("acceptance=15% K=4 baseline=20 speed=15", 0, "Next why harness acceptance model=TARGET"),
-        ("acceptance=0 K=3 baseline=20 speed=15", 0, "almost nothing is accepted, as of a broken head or of"),
+        ("acceptance=0 K=3 baseline=20 speed=15", 0, "almost no"),
         # Of 4 proposed tokens 2.60, of emitted 1.67: nothing takes less than a step.
         ("speedup=5 K=4 acceptance=0.4", 3, "is above the 2.60 (2.40 to 2.80) tokens per iteration, in no less"),
     ],
@@ -155,30 +154,29 @@ def test_result_files_are_read_by_their_keys(audit: Audit, tmp_path: Path) -> No
         Path(f"{name}.json").write_text(json.dumps(content))
         arguments = ["length=2.65"] if name == "guidellm" else []
         _, printed = audit(f"{name}.json", "baseline=plain.json", *arguments)
-        assert "2.65 tokens per iteration of 1.26 steps, 2.10×" in printed, name
+        assert "2.65 1.26 2.10×" in printed, name
     _, printed = audit("vllm.json", "baseline=39.8")
-    assert "(K=3): 2.65 tokens" in printed
-    assert "with all accepted 3.1" in printed
+    assert "row 1 3 55.000 2.65 1.26 2.10× acceptance 3.17×" in printed
     # 2.598 draft tokens an iteration, which are no K.
     Path("fewer.json").write_text(json.dumps(vllm | {"spec_decode_draft_tokens": 20000}))
-    assert "at one step it would be 2.65×" in audit("fewer.json", "baseline=39.8")[1]
+    assert "row 1 55.000 2.65 1.26 2.10×" in audit("fewer.json", "baseline=39.8")[1]
     # Both runs in one file.
     Path("both.json").write_text(json.dumps([plain, vllm]))
-    assert "row 2 (K=3): 2.65 tokens per iteration of 1.26" in audit("both.json")[1]
+    assert "row 2 3 55.000 2.65 1.26" in audit("both.json")[1]
     # SGLang appends a line for each run.
     Path("runs.jsonl").write_text(f"{json.dumps(sglang)}\n{json.dumps(sglang)}\n")
     code, printed = audit("runs.jsonl", "baseline=39.8")
-    assert (code, "runs.jsonl · 2 rows" in printed) == (0, True)
-    assert audit("plain.json", "baseline=vllm.json")[0] == 2
+    assert (code, "runs.jsonl · 2 rows with" in printed) == (0, True)
+    assert audit("vllm.json", "baseline=vllm.json")[0] == 2
     # A sweep is compared with the run of the same load.
     for name, run in (("sweep", vllm), ("regular", plain)):
         loads = [run | {"max_concurrency": load} for load in (1, 8) if load == 8 or run is vllm]
         Path(f"{name}.json").write_text(json.dumps(loads))
     _, printed = audit("sweep.json", "baseline=regular.json")
-    assert "row 2 (K=3, 8 in flight): 2.65 tokens per iteration of 1.26 steps, 2.10×" in printed
-    assert "row 1 (K=3): " not in printed
+    assert "row 2 3 8 55.000 2.65 1.26 2.10×" in printed
+    assert "row 1 3 1 55.000 2.65 row 2" in printed
     assert (
-        "row 1 and regular row 1 differ in batch_size unknown and 8"
+        "row 1 and regular row 2 differ in batch_size unknown and 8"
         in audit("vllm.json", "baseline=regular.json")[1]
     )
 
@@ -200,7 +198,7 @@ def test_files_of_other_runs_are_no_two_arms(
     runs |= {"model_id": "org/A-8B", "dataset_name": "sharegpt", "max_concurrency": 1}
     Path("with.json").write_text(json.dumps(runs | {"mean_tpot_ms": 8.0, "accept_length": 2.0}))
     for other, expected in (
-        (runs, "2.00 tokens per iteration of 1.43 steps, 1.40×"),
+        (runs, "2.00 1.43 1.40×"),
         ({key: value}, named),
     ):
         Path("without.json").write_text(json.dumps(runs | {"mean_tpot_ms": 11.2} | other))
@@ -239,8 +237,8 @@ def test_other_texts_are_refused_in_one_line_that_shows_what_is_read(
         # The line to type, with what is known of a row.
         ("Model,n_max,Decode\nA,2,22.7 → 40.6 (+79%)\n", "audit baseline=NUMBER speed=NUMBER acceptance=NUMBER K=2"),
         ("Model,Baseline,MTP\nA,130.9 t/s,161.2 t/s @ 73.9%\n", "audit baseline=130.9 speed=NUMBER acceptance=N"),
-        ("cell,TPOT\ndspark,9.48\noff,25.8\n", "audit baseline=NUMBERms speed=9.48ms acceptance=NUMBER"),
-        ("cell,TPOT\ndspark,9.48\noff,25.8\n", """'columns={"HEADING": "draft"}' names the arms"""),
+        ("cell,TPOT\ndspark,9.48\noff,25.8\n", "audit regular_ms_per_token=NUMBER ms_per_token=9.48 acc"),
+        ("cell,TPOT\ndspark,9.48\noff,25.8\n", "no row is the regular arm (baseline, none, K=0); regular=CELL"),
         ("K,AL\n4,2.5\n5,2.6,7\n", "no table that is read"),
         ("| K | AL |\n|---|---|\n", "no table that is read"),
         ("<table><tr><td>4</td></tr></table>", "no table that is read"),
@@ -287,6 +285,8 @@ def test_a_bad_argument_ends_in_one_line(audit: Audit) -> None:
             "AL is 2.5, which is no share: write 2.5% if it is in percent",
         ),
         (["a.csv", "baseline=none.json"], "No such file"),
+        (["a.csv", "regular=of"], "no table has this cell"),
+        (["regular=off", "K=4"], "takes one file"),
     ):
         code, message = audit(*arguments)
         assert (code, expected in message) == (2, True), (arguments, message)
@@ -296,7 +296,7 @@ def test_a_bad_argument_ends_in_one_line(audit: Audit) -> None:
 def test_exit_codes(audit: Audit) -> None:
     assert audit(pasted="K,AL\n4,2.5\n")[0] == 0
     assert audit(pasted="K,AL\n4,5.5\n")[0] == 1
-    assert audit(pasted="tok/s,baseline tok/s,speedup\n365,187,2.50\n")[0] == 3
+    assert audit(pasted="tok/s,baseline tok/s,speedup\n365,187,2.70\n")[0] == 3
     code, printed = audit("columns={speedup: speedup}", pasted="draft,speedup\nx,2.5\n")
     assert (code, "nothing could be checked" in printed) == (3, True)
     # What cannot be heads no page.

@@ -17,11 +17,11 @@ from benchmarks import audit as benchmark
 from benchmarks.audit import decoded
 from harness.commands.audit.command import main
 from harness.commands.audit.judge import judge
-from harness.commands.audit.rows import AuditRow
 from harness.commands.audit.texts import AuditedText, read_text, stated_rows
 from harness.config.command_line import Words
 from harness.config.errors import SettingError, VerdictError
 from harness.results.printed.cells import Cells
+from harness.results.printed.rows import PrintedRow
 
 ROOT = Path(__file__).parents[3]
 TOKENS = 128
@@ -110,11 +110,11 @@ TYPED = {"llama.cpp-22673-r9700": {"K": ["3"]}}
 def reading(path: Path) -> AuditedText:
     (everywhere,) = stated_rows(TYPED.get(path.stem, {}))
     text = path.read_text(encoding="utf-8")
-    return read_text(path.name, text, NAMED.get(path.stem, {}), everywhere)
+    return read_text(path.name, text, NAMED.get(path.stem, {}), everywhere.figures)
 
 
-def rows_with_costs(path: Path) -> list[AuditRow]:
-    return [row for row in reading(path).rows if row.costs]
+def rows_with_costs(path: Path) -> list[PrintedRow]:
+    return [row for row in reading(path).rows if row.iterations[0].steps.is_known]
 
 
 @pytest.mark.parametrize("path", THREADS, ids=lambda path: path.stem)
@@ -158,7 +158,7 @@ def test_costs_that_authors_published_are_found() -> None:
     for path in THREADS:
         theirs = _their_costs(path)
         found = {
-            row.place: row.costs[0].steps.middle
+            row.place: row.iterations[0].steps.middle
             for row in (rows_with_costs(path) if theirs else ())
         }
         for place, cost in theirs.items():

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from harness.commands.audit.rows import AuditRow
 from harness.commands.audit.texts import AuditedText, read_text
 from harness.config.errors import SettingError
 from harness.results.printed.figures import NUMBERS
 from harness.results.printed.headings import ARM, KNOWN, REGULAR_ARMS, UNUSED, columns_of
+from harness.results.printed.rows import PrintedRow
 
 ROOT = Path(__file__).parents[3]
 ARMS = "| quant | mode | tk/s |\n|---|---|---|\n"
@@ -19,10 +19,10 @@ SPEEDS = {"tokens_per_second": "60", "regular_tokens_per_second": "40"}
 
 
 def read(text: str, columns: dict[str, str] | None = None) -> AuditedText:
-    return read_text("a.csv", text, columns or {}, AuditRow(""))
+    return read_text("a.csv", text, columns or {}, {})
 
 
-def figures_of(row: AuditRow) -> dict[str, str]:
+def figures_of(row: PrintedRow) -> dict[str, str]:
     return {name: figure.text for name, figure in row.figures.items()}
 
 
@@ -75,11 +75,13 @@ def test_the_documentation_lists_the_headings_that_are_known() -> None:
         ("Mean accept-len†", "tokens_per_iteration"),
         # In another order, of another meaning, or of more than one.
         *((heading, "condition") for heading in (
-            "s/tok", "len accept", "rate of acceptance", "total tok/s", "req/s", "8 concurrent", "Drafts", "n", "depth",
+            "s/tok", "len accept", "rate of acceptance", "req/s", "8 concurrent", "Drafts", "n", "depth",
             "block", "baseline accept rate", "PPL ratio", "draft cost", "Speedup (%)", "tok/J dec", "Δ latency",
             "mean accepted length", "context", "draft tokens", "MTP tok/s",
         )),
-        *((heading, "unused") for heading in ("TTFT (ms)", "throughput", "vs baseline", "Δ", "num_draft_tokens")),
+        *((heading, "unused") for heading in (
+            "TTFT (ms)", "throughput", "total tok/s", "vs baseline", "Δ", "num_draft_tokens",
+        )),
     ],
 )  # fmt: skip
 def test_headings(heading: str, name: str) -> None:
@@ -111,6 +113,15 @@ def test_the_regular_arm_is_a_row_that_says_so(words: str) -> None:
     assert figures_of(row) == SPEEDS
     (row,) = read(f"K,tok/s\n{words},40\n3,60\n").rows
     assert figures_of(row) == SPEEDS | {"num_draft_tokens": "3"}
+
+
+@pytest.mark.parametrize("cell", ["off", "w/o MTP", "llama-server (no spec)"])
+@pytest.mark.parametrize("heading", ["cell", "mode"])
+def test_a_user_names_the_regular_arm_by_its_cell(heading: str, cell: str) -> None:
+    """In a column of arms or another one, which is then no condition; other columns are."""
+    text = f"{heading},c,tok/s\n{cell},1,40\n{cell},8,90\nMTP,1,60\nMTP,8,99\n"
+    rows = read_text("a.csv", text, {}, {}, regular_arm=cell).rows
+    assert [row.speedup.value for row in rows] == [1.5, 1.1]
 
 
 @pytest.mark.parametrize(
@@ -169,7 +180,7 @@ def test_the_other_arm_is_the_one_column_in_the_regular_arms_unit(
 def test_rows_are_compared_with_the_regular_row_of_their_conditions() -> None:
     """Each context with its own, though nobody has said what ctx is."""
     text = "ctx,k,decode tok/s,acceptance length\n1024,0,31.2,\n1024,1,29.8,1.71\n50000,0,22.0,\n50000,2,15.1,2.05\n"
-    costs = [(f"{row.speedup.value:.2f}", f"{row.costs[0].steps}") for row in read(text).rows]
+    costs = [(f"{row.speedup.value:.2f}", f"{row.iterations[0].steps}") for row in read(text).rows]
     assert costs == [("0.96", "1.79"), ("0.69", "2.99")]
 
 
