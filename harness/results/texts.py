@@ -7,15 +7,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from harness.results.files import rows_in
-from harness.results.rows.acceptance import (
-    AcceptanceCauseRow,
-    AcceptancePartRow,
-    AcceptanceRow,
-    AcceptanceTextRow,
-)
+from harness.results.rows.acceptance import AcceptanceCauseRow, AcceptanceRow, AcceptanceTextRow
 from harness.results.runs import Run
 
-AnyRow = TypeVar("AnyRow", AcceptanceTextRow, AcceptancePartRow, AcceptanceCauseRow)
+AnyRow = TypeVar("AnyRow", AcceptanceTextRow, AcceptanceCauseRow)
 
 
 def rows_of(run: Run[AcceptanceRow], kind: type[AnyRow]) -> list[AnyRow]:

@@ -45,14 +45,11 @@ from harness.results.judging.acceptance import LITTLE, engine_statement, finding
 from harness.results.price.value import IterationCost
 from harness.results.rows.acceptance import (
     CAUSES_FILE,
-    PARTS_FILE,
     TEXTS_FILE,
     AcceptanceCauseRow,
-    AcceptancePartRow,
     AcceptanceRow,
     AcceptanceTextRow,
 )
-from harness.results.runs import grouped
 from harness.results.statistics import iterations
 from harness.results.statistics.interval import Interval
 from harness.results.statistics.ratios import ratio_of_totals
@@ -175,8 +172,6 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
             self.costs = self._costs(placed, round(fmean(prompt_tokens)))
         self.texts = self._text_rows(session, self._answer_places)
         session.append(TEXTS_FILE, self.texts)
-        if self._has_turns:
-            session.append(PARTS_FILE, self._part_rows(session))
         self._add_cause(session, None, self.answers)
         for first in others:
             command = Condition("command", "with the first command", settings)
@@ -486,32 +481,6 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         held = [reading.until(num_read) for reading in readings]
         return [reading for reading in held if reading is not None]
 
-    def _part_rows(self, session: Session) -> list[AcceptancePartRow]:
-        """A row for each range of turns and K."""
-        rows = []
-        by_turn = sorted(
-            zip(self.texts, self.answers.read, strict=True), key=lambda answer: answer[0].turn or 1
-        )
-        for name, turns in grouped(
-            by_turn, lambda answer: _turn_range(answer[0].turn or 1)
-        ).items():
-            cuts = [read.cut for _, read in turns]
-            conversations = [text.prompt_index for text, _ in turns]
-            intervals = iterations.tokens_per_iteration(cuts, conversations, "conversation")
-            for k, tokens in enumerate(intervals, start=1):
-                is_priced = k in self.costs.ks()
-                row = session.row(
-                    AcceptancePartRow,
-                    part=name,
-                    num_conversations=len({*conversations}),
-                    num_tokens=sum(cut.num_tokens for cut in cuts),
-                    num_draft_tokens=k,
-                    tokens_per_iteration=tokens,
-                    expected_speedup=self.costs.speedup(tokens, k) if is_priced else None,
-                )
-                rows.append(row)
-        return rows
-
     def _read(
         self,
         pair: Pair,
@@ -653,9 +622,3 @@ def _only_answer(reading: Reading) -> Sequence[int]:
 
 def _of_one_answer(prompt: Prompt, asked: Sequence[int], answer: Sequence[int]) -> Reading:
     return Reading(prompt, Transcript.of(asked, answer), [None])
-
-
-def _turn_range(turn: int) -> str:
-    """The range that a turn is in: `1`, `2 to 3`, `4 to 7` and so on."""
-    first = 2 ** (turn.bit_length() - 1)
-    return f"{first:,} to {2 * first - 1:,}" if turn > 1 else "1"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from harness.commands.acceptance.causes import SHORT_PROMPT
 from harness.config.amounts import capitalised, counted, percent
 from harness.reporting.names import Named, named_runs
 from harness.reporting.page import NextStep, Page, heading, title_of_many
@@ -24,12 +25,7 @@ from harness.results.judging.acceptance import (
 )
 from harness.results.judging.drafts import judged_drafts
 from harness.results.judging.statement import Statement
-from harness.results.rows.acceptance import (
-    AcceptanceCauseRow,
-    AcceptancePartRow,
-    AcceptanceRow,
-    AcceptanceTextRow,
-)
+from harness.results.rows.acceptance import AcceptanceCauseRow, AcceptanceRow, AcceptanceTextRow
 from harness.results.runs import Run, grouped
 from harness.results.statistics.interval import DASH, Interval
 from harness.results.texts import best_row, rows_of, texts_of
@@ -131,7 +127,6 @@ def _page_of_draft(draft: Draft) -> Page:
     rows, best = draft.run.rows, draft.row
     k = int(best.num_draft_tokens or 1)
     texts = texts_of(draft.run, k)
-    parts = rows_of(draft.run, AcceptancePartRow)
     tokens = best.tokens_per_iteration or Interval()
     bounds = tokens.bounds()
     about = f"no interval: {tokens.covers}, 8 needed"
@@ -153,15 +148,13 @@ def _page_of_draft(draft: Draft) -> Page:
         )
     if found.causes:
         tables.append(Table.of("causes", "Under other conditions", found.causes, _CAUSES))
-    if parts:
-        at_best = [part for part in parts if part.num_draft_tokens == k]
-        turns = [f"{part.part} {estimate_of(part.tokens_per_iteration):.2f}" for part in at_best]
-        why.append(("Turn", " · ".join(turns)))
-        title = f"Turns of conversations at K={k}"
-        tables.append(Table.of("parts", title, at_best, _PARTS))
-    elif categories := _by_category(k, texts):
-        why.append(("Where", categories))
-    read = f"{counted(len(texts), 'turn' if parts else 'text')} " if texts else ""
+    for name, group_of in _GROUPS.items():
+        groups = grouped(sorted(texts, key=_place), group_of)
+        if len(groups) > 1:
+            figures = [f"{group} {_tokens_of(k, texts):.2f}" for group, texts in groups.items()]
+            why.append((name, " · ".join(figures)))
+    unit = "turn" if any(text.turn for text in texts) else "text"
+    read = f"{counted(len(texts), unit)} " if texts else ""
     settings = [f"{read}{best.text_source}", f"{best.num_tokens or 0:,} tokens"]
     settings += filter(None, (in_words(best, name) for name in ("temperature", "top_k", "top_p")))
     return Page(heading(best, " · ".join(settings)), findings, (), tables, why)
@@ -267,13 +260,6 @@ _CAUSES = (
     Column("relative\n(95 % interval)", _SHARE, "interval"),
     Column("", text=True, of=lambda statement: statement.why or statement.words),
 )
-_PARTS = (
-    Column("turn", text=True, of="part"),
-    Column("tokens", "{:,}".format, "num_tokens"),
-    Column("conver-\nsations", of="num_conversations"),
-    _TOKENS,
-    _SPEEDUP,
-)
 _EVERY_K = (
     Column("K", of="num_draft_tokens"),
     _TOKENS,
@@ -300,15 +286,34 @@ def _by_k(rows: Sequence[AcceptanceRow], best: AcceptanceRow) -> Table:
     return Table("by_k", "", columns, cells, look="bare")
 
 
-def _by_category(k: int, texts: Sequence[AcceptanceTextRow]) -> str:
-    """Tokens per iteration of each category; empty for one alone."""
-    categories = grouped(texts, lambda text: text.category)
-    figures = []
-    for name, group in categories.items():
-        tokens = sum(text.num_tokens or 0 for text in group)
-        iterations = sum(text.iterations(k) for text in group)
-        figures.append(f"{name or 'without category'} {tokens / iterations:.2f}")
-    return " · ".join(figures) if len(figures) > 1 else ""
+def _place(text: AcceptanceTextRow) -> tuple[int, int]:
+    return text.turn or 0, text.context or 0
+
+
+def _turns(text: AcceptanceTextRow) -> str:
+    """The range that a turn is in: `1`, `2 to 3`, `4 to 7` and so on."""
+    turn = text.turn or 1
+    first = 2 ** (turn.bit_length() - 1)
+    return f"{first:,} to {2 * first - 1:,}" if turn > 1 else "1"
+
+
+def _contexts(text: AcceptanceTextRow) -> str:
+    """The range that the tokens before a text are in: `up to 512`, `up to 1,024` and so on."""
+    most = max(SHORT_PROMPT, 2 ** ((text.context or 1) - 1).bit_length())
+    return f"up to {most:,}"
+
+
+# How texts are grouped, by the name of the line about their tokens per iteration.
+_GROUPS: dict[str, Callable[[AcceptanceTextRow], str]] = {
+    "Turn": _turns,
+    "Context": _contexts,
+    "Where": lambda text: text.category or "without category",
+}
+
+
+def _tokens_of(k: int, texts: Sequence[AcceptanceTextRow]) -> float:
+    """Tokens per iteration of texts together."""
+    return sum(text.num_tokens or 0 for text in texts) / sum(text.iterations(k) for text in texts)
 
 
 def _page_of_drafts(

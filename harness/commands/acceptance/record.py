@@ -14,12 +14,7 @@ from harness.config.errors import CANNOT_TELL, VerdictError
 from harness.config.model_names import SERVED
 from harness.config.run import PromptedSettings
 from harness.config.settings import LARGEST_K, require, require_at_least
-from harness.results.rows.acceptance import (
-    AcceptanceCauseRow,
-    AcceptancePartRow,
-    AcceptanceRow,
-    AcceptanceTextRow,
-)
+from harness.results.rows.acceptance import AcceptanceCauseRow, AcceptanceRow, AcceptanceTextRow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +117,7 @@ class Acceptance(Command[AcceptanceSettings, AcceptanceRow]):
     experiment = "harness.commands.acceptance.measure:AcceptanceExperiment"
     row = AcceptanceRow
     shown_by = "harness.commands.acceptance.page:acceptance_page"
-    further_rows = (AcceptanceTextRow, AcceptancePartRow, AcceptanceCauseRow)
+    further_rows = (AcceptanceTextRow, AcceptanceCauseRow)
 
     def needs_local(self, settings: AcceptanceSettings) -> bool:
         return settings.has_weights

@@ -1,4 +1,4 @@
-"""The rows of `acceptance`: one per number of draft tokens K, per text, and of conversations per turns and K."""
+"""The rows of `acceptance`: one per number of draft tokens K, per text, and per measured condition."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from harness.results.schema import MaybeFloat, MaybeInt, MaybeText, PromptedRow
 from harness.results.statistics.interval import Interval
 
 TEXTS_FILE = "acceptance_texts.csv"
-PARTS_FILE = "acceptance_parts.csv"
 CAUSES_FILE = "acceptance_causes.csv"
 
 
@@ -102,24 +101,6 @@ class AcceptanceTextRow(Row):
     def iterations(self, k: int) -> float:
         """Expected iterations at this K, which it has."""
         return (self.iterations_by_num_draft_tokens or [])[k - 1]
-
-
-@dataclass(frozen=True, kw_only=True)
-class AcceptancePartRow(Row):
-    """`acceptance_parts.csv`: one row per K and range of turns."""
-
-    kind = "acceptance_parts"
-    recognised_by = ("part", "num_conversations")
-
-    part: MaybeText = figure("a range of turns, from 1")
-    num_conversations: MaybeInt = figure("conversations that have such turns")
-    num_tokens: MaybeInt = figure("their tokens, without the first of each turn", "tokens")
-    num_draft_tokens: MaybeInt = figure("K")
-    tokens_per_iteration: Interval | None = figure(
-        "expected tokens per iteration of these turns",
-        "tokens",
-    )
-    expected_speedup: Interval | None = figure("`tokens_per_iteration` / what an iteration costs")
 
 
 @dataclass(frozen=True, kw_only=True)
