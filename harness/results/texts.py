@@ -27,17 +27,12 @@ def texts_of(run: Run[AcceptanceRow], k: int) -> list[AcceptanceTextRow]:
 
 
 def best_row(rows: Sequence[AcceptanceRow]) -> AcceptanceRow:
-    """The row of the K that another engine drafted with, or that a card is about; else of the highest expected
-    speed-up, or without costs of the largest K.
+    """The row of the K that the run is about; else of the highest expected speed-up, or without costs of the largest
+    K.
     """
     return max(
         rows,
-        key=lambda row: (
-            row.engine_unknown is not None or row.weights_tokens_per_iteration is not None,
-            row.card_tokens_per_iteration is not None,
-            expected(row)[0],
-            row.num_draft_tokens or 0,
-        ),
+        key=lambda row: (bool(row.is_in_question), expected(row)[0], row.num_draft_tokens or 0),
     )
 
 

@@ -6,19 +6,14 @@ import itertools
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING
 
 from harness.commands.acceptance.causes import SHORT_PROMPT
 from harness.config.amounts import capitalised, counted, percent
 from harness.reporting.names import Named, named_runs
 from harness.reporting.page import NextStep, Page, heading, title_of_many
-from harness.reporting.table import Column, Line, Table, TableRow, number, times
+from harness.reporting.table import Column, Line, Table, number, times
 from harness.reporting.words import in_words, typed_again
 from harness.results.judging.acceptance import (
-    LITTLE,
-    MOST_DEVIATIONS,
-    MOST_IMPOSSIBLE,
     AcceptanceFinding,
     believed,
     finding_of,
@@ -27,14 +22,11 @@ from harness.results.judging.drafts import judged_drafts
 from harness.results.judging.statement import Statement
 from harness.results.rows.acceptance import AcceptanceCauseRow, AcceptanceRow, AcceptanceTextRow
 from harness.results.runs import Run, grouped
-from harness.results.statistics.interval import DASH, Interval
+from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Interval
 from harness.results.texts import best_row, rows_of, texts_of
 
-if TYPE_CHECKING:
-    from harness.reporting.drawing import Plot
-
 # The K of the printed table; the file has all.
-SHOWN = (1, 2, 3, 4, 6, 8, 16)
+SHOWN = (1, 2, 4, 8, 16)
 # Settings that `latency` does not have.
 _OWN_SETTINGS = ("up_to", "texts_per_prompt")
 _TOKENS = Column("tokens per iteration\n(95 % interval)", "{:.2f}".format, "tokens_per_iteration")
@@ -55,56 +47,26 @@ def acceptance_page(runs: Sequence[Run[AcceptanceRow]]) -> Page | None:
     if not named:
         return None
     judged = judged_drafts([draft.run for draft in named.values()])
-    by_target = []
-    for statements in judged:
-        rows = [statement.subject for statement in statements]
-        by_target.append([named[str(row.run)]._replace(row=row) for row in rows])
-    first = by_target[0][0]
-    best = first.row
-    page = _page_of_draft(first)
+    drafts = [
+        named[statement.subject.run]._replace(row=statement.subject)
+        for statement in itertools.chain(*judged)
+    ]
+    best = drafts[0].row
     changes = f"K={best.num_draft_tokens}"
-    if len(named) > 1:
-        page = _page_of_drafts(by_target, judged)
+    if len(drafts) == 1:
+        page = _page_of_draft(drafts[0])
+    else:
+        page = _page_of_drafts(drafts, judged)
         changes = shlex.join([f"model={best.model}", f"draft={best.draft}", changes])
-    drafts = [draft for target_drafts in by_target for draft in target_drafts]
-    doubts = dict.fromkeys(filter(None, (off_policy(draft.row) for draft in drafts)))
     # Of an engine elsewhere `latency` needs both servers.
     steps = []
     if best.text_source != "served":
         command = typed_again(changes, command="latency", leaving_out=_OWN_SETTINGS)
         steps.append(NextStep("measure it", command=command))
     findings = [_finding(draft) for draft in drafts]
-    of_acceptance = [statement for found in findings for statement in found.statements]
-    return replace(
-        page,
-        doubts=[*doubts],
-        next=steps,
-        statements=[*itertools.chain(*judged), *of_acceptance],
-        plots=partial(_plots, by_target),
-    )
-
-
-def estimate_of(figure: Interval | None) -> float:
-    """The estimate; 0 where there is none."""
-    return 0.0 if figure is None else figure.estimate
-
-
-def _plots(by_target: Sequence[Sequence[Draft]]) -> dict[str, list[Plot]]:
-    """Expected speed-up against K: a plot for each target, with a curve for each draft."""
-    from harness.reporting.drawing import curve_plots
-
-    panels = []
-    for drafts in by_target:
-        curves = {}
-        for draft in drafts:
-            curves[draft.name.cell] = [
-                (int(row.num_draft_tokens or 0), row.expected_speedup)
-                for row in draft.run.rows
-                if row.expected_speedup is not None
-            ]
-        panels.append((str(drafts[0].row.model), curves))
-    labels = ("K, draft tokens per iteration", "expected speed-up")
-    return {"acceptance": curve_plots(panels, *labels)}
+    doubts = dict.fromkeys(map(off_policy, filter(None, (found.texts for found in findings))))
+    statements = [*itertools.chain(*judged), *itertools.chain(*(f.statements for f in findings))]
+    return replace(page, doubts=[*filter(None, doubts)], next=steps, statements=statements)
 
 
 def summary(rows: Sequence[AcceptanceRow]) -> str:
@@ -129,25 +91,23 @@ def _page_of_draft(draft: Draft) -> Page:
     texts = texts_of(draft.run, k)
     tokens = best.tokens_per_iteration or Interval()
     bounds = tokens.bounds()
-    about = f"no interval: {tokens.covers}, 8 needed"
+    about = f"no interval: {tokens.covers}, {FEWEST_FOR_INTERVAL} needed"
     if bounds:
         about = f"95 % interval {bounds}, {tokens.covers}"
     found = _finding(draft)
     findings = [Line(summary(rows).partition(",")[0], "strong", about)]
     findings += [Line(sentence) for sentence in _sentences(best, found)]
     why = _reasons(best, found)
-    if best.iteration_cost is not None:
-        cost = f"an iteration takes {best.iteration_cost:.2f} steps at K={k}, by the bytes it reads"
-        why.append(("Cost", cost))
-    tables = [_by_k(rows, best), Table.of("every_k", "", rows, _EVERY_K, look="plain")]
-    causes = rows_of(draft.run, AcceptanceCauseRow)
-    if any(cause.served for cause in causes):
-        typed = [cause for cause in causes if cause.cause in (None, "command")]
-        tables.append(
-            Table.of("positions", f"Accepted of tested, by position, K={k}", typed, _POSITIONS)
-        )
-    if found.causes:
-        tables.append(Table.of("causes", "Under other conditions", found.causes, _CAUSES))
+    shown = [row for row in rows if row.num_draft_tokens in SHOWN or row is best]
+    tables = [Table.of("by_k", "By K", shown, _BY_K)]
+    conditions = [*found.typed]
+    for statement in found.causes:
+        cause = statement.subject
+        note = statement.why or statement.words
+        conditions.append(replace(cause, relative=statement.interval, why=note))
+    if found.causes or any(place.served for place in found.typed):
+        title = f"Accepted by condition and draft token, K={k}"
+        tables.append(Table.of("causes", title, conditions, _CONDITIONS))
     for name, group_of in _GROUPS.items():
         groups = grouped(sorted(texts, key=_place), group_of)
         if len(groups) > 1:
@@ -167,12 +127,18 @@ def _finding(draft: Draft) -> AcceptanceFinding:
 def engine_in_words(engine: Statement) -> str:
     """`as its weights say: the engine decides 3.96 tokens per iteration at K=4, its weights 4.05 (3.80 to 4.31)`."""
     row = engine.subject
-    served = believed(row)
-    weights = f"its weights {row.weights_tokens_per_iteration or Interval():.2f}"
-    if engine.why:
-        return f"{engine.words}: {off_policy(row) or engine.why}; {weights} tokens per iteration"
-    figures = f"the engine decides {served:.2f} tokens per iteration at K={row.num_draft_tokens}"
-    return f"{engine.words}: {figures}, {weights}"
+    figures = engine.why
+    if not figures:
+        figures = f"the engine decides {believed(row):.2f} tokens per iteration at K={row.num_draft_tokens}"
+    return f"{engine.words}: {figures}, its weights {row.weights_tokens_per_iteration or Interval():.2f}"
+
+
+# How a difference between answers of their own is said.
+_ACCEPTED = {
+    "above": "More is accepted",
+    "below": "Less is accepted",
+    "open": "No difference is shown",
+}
 
 
 def _sentences(row: AcceptanceRow, found: AcceptanceFinding) -> list[str]:
@@ -180,32 +146,33 @@ def _sentences(row: AcceptanceRow, found: AcceptanceFinding) -> list[str]:
     sentences = []
     engine = found.engine
     if engine is not None:
-        place = "" if found.first_below is None else f"From draft token {found.first_below} on it "
         text = engine_in_words(engine)
-        sentences.append(
-            f"{place}{text}" if place and engine.relation == "below" else capitalised(text)
-        )
+        if engine.relation == "below" and found.first_below is not None:
+            text = f"from draft token {found.first_below} on it {text}"
+        sentences.append(capitalised(text))
     if found.card is not None:
         tokens = f"{row.tokens_per_iteration or Interval():.2f} tokens per iteration"
-        sentences.append(
-            f"{capitalised(found.card.words)}: {tokens}, {row.card_tokens_per_iteration:.2f} promised"
-        )
-    is_little = (row.acceptance_rate or 0.0) < LITTLE
-    if is_little and found.guess is not None and found.guess.relation == "below":
+        promised = f"{row.card_tokens_per_iteration:.2f} promised"
+        sentences.append(f"{capitalised(found.card.words)}: {tokens}, {promised}")
+    if found.is_little and found.guess is not None and found.guess.relation == "below":
         guess = "always guessing the texts' most frequent token"
         sentences.append(f"No better than {guess}: the draft is untrained, or another model's")
-    read = [statement.subject for statement in found.named if not statement.subject.is_asked]
-    asked = [statement for statement in found.named if statement.subject.is_asked]
-    if read:
-        ways = " or ".join(f"{cause.condition} ({cause.weights:.2f})" for cause in read)
+    if found.explaining:
+        causes = [statement.subject for statement in found.explaining]
+        ways = " or ".join(f"{cause.condition} ({cause.weights:.2f})" for cause in causes)
         sentences.append(f"Explained by {ways}")
-    for statement in asked:
-        more = "More" if statement.relation == "above" else "Less"
-        share = f"{statement.interval:×} the tokens per iteration"
-        sentences.append(f"{more} is accepted {statement.subject.condition}: {share}")
-    is_unexplained = engine is not None and (engine.is_conclusion or engine.why)
-    if is_unexplained and found.causes and not found.named:
-        sentences.append("None of the measured causes explains it")
+    for statement in found.differing:
+        cause = statement.subject
+        figure = "the tokens per iteration"
+        if cause.position is not None:
+            figure = f"as often at draft token {cause.position}"
+        accepted = f"{_ACCEPTED[statement.relation]} {cause.condition}"
+        sentences.append(f"{accepted}: {statement.interval:×} {figure}")
+    if found.is_in_doubt and found.causes and not found.explaining and not found.differing:
+        left = ""
+        if found.texts is not None and found.texts.is_conclusion:
+            left = f": it may be another target than {row.model}, or sampled in another way"
+        sentences.append(f"None of the measured causes explains it{left}")
     return sentences
 
 
@@ -214,53 +181,45 @@ def _reasons(row: AcceptanceRow, found: AcceptanceFinding) -> list[tuple[str, st
     reasons = []
     served, arrived = row.served_tokens_per_iteration, row.arrived_tokens_per_iteration
     if served is not None and arrived is not None and believed(row) != served:
-        counts = f"its counts say {served:.2f} tokens per iteration, {arrived:.2f} arrive together"
+        counts = (
+            f"the server counts {served:.2f} tokens per iteration, {arrived:.2f} arrive at once"
+        )
         reasons.append(("Counts", f"{counts}, as its weights say: the counts are not believed"))
     if row.repeated_share is not None:
-        reasons.append(("Texts", f"{percent(row.repeated_share)} repeats what they had before"))
-    if row.fits is not None and (row.acceptance_rate or 0.0) < LITTLE:
-        reasons.append(("Fits", row.fits))
+        share = percent(row.repeated_share)
+        reasons.append(("Texts", f"{share} of the tokens end four that the text had before"))
     if found.engine is None and row.text_source == "served":
         reasons.append(
             ("Missing", "the weights: model= and draft= say what the draft would accept")
         )
+    if found.is_little or found.is_in_doubt:
+        if row.fits is not None:
+            reasons.append(("Fits", row.fits))
+        reasons.append(("Read", "docs/low-acceptance.md"))
     return reasons
 
 
-def off_policy(row: AcceptanceRow) -> str | None:
-    """How unlikely the texts are under the target; None where they are as likely as its own."""
-    served = row.log_probability
-    expected = row.own_log_probability
-    impossible = row.impossible_share or 0.0
-    parts = []
-    if (
-        abs(row.likelihood_z or 0.0) > MOST_DEVIATIONS
-        and served is not None
-        and expected is not None
-    ):
-        parts.append(f"{-served:.2f} nats per token where its own have {-expected:.2f}")
-    if impossible > MOST_IMPOSSIBLE:
-        parts.append(f"{percent(impossible, 1)} of their tokens it cannot draw")
-    if not parts:
+def off_policy(texts: Statement) -> str | None:
+    """How unlikely texts are under the target; None where they are as likely as its own."""
+    row = texts.subject
+    if not texts.is_conclusion:
         return None
-    return f"Not {row.model}'s own texts at this temperature: {'; '.join(parts)}"
+    served, expected = row.log_probability or 0.0, row.own_log_probability or 0.0
+    return (
+        f"Not {row.model}'s own texts at this temperature: {-served:.2f} nats per token where its own have"
+        f" {-expected:.2f}; {percent(row.impossible_share, 1)} of their tokens it cannot draw"
+    )
 
 
-_SHARE = "{:.2f}".format
-_POSITIONS = (
-    Column("", text=True, of=lambda cause: cause.condition or "as typed", varies=True),
-    Column("draft token", of=lambda cause: cause.position or "tokens per iteration"),
-    Column("engine\n(95 % interval)", _SHARE, "served", optional=True),
-    Column("weights\n(limits)", _SHARE, "weights", optional=True),
+_CONDITIONS = (
+    Column("condition", text=True, of=lambda cause: cause.condition or "as typed", once=True),
+    Column("draft\ntoken", of="position"),
+    Column("engine\n(95 % interval)", "{:.2f}".format, "served", optional=True),
+    Column("weights\n(limits)", "{:.2f}".format, "weights", optional=True),
+    Column("relative\n(95 % interval)", "{:.2f}".format, "relative", optional=True),
+    Column("", text=True, of="why"),
 )
-_CAUSES = (
-    Column("condition", text=True, of="subject.condition"),
-    Column("engine", _SHARE, "subject.served.estimate", optional=True),
-    Column("weights\n(limits)", _SHARE, "subject.weights", optional=True),
-    Column("relative\n(95 % interval)", _SHARE, "interval"),
-    Column("", text=True, of=lambda statement: statement.why or statement.words),
-)
-_EVERY_K = (
+_BY_K = (
     Column("K", of="num_draft_tokens"),
     _TOKENS,
     Column("accepted", percent, "acceptance_rate"),
@@ -268,22 +227,6 @@ _EVERY_K = (
     _COST,
     _SPEEDUP,
 )
-
-
-def _by_k(rows: Sequence[AcceptanceRow], best: AcceptanceRow) -> Table:
-    """A line for each figure, a column for each K."""
-    shown = [row for row in rows if row.num_draft_tokens in SHOWN or row is best]
-    accepted = [row.acceptance_rate for row in shown]
-    speedups = [row.expected_speedup for row in shown]
-    lines = {
-        "tokens": [f"{estimate_of(row.tokens_per_iteration):.2f}" for row in shown],
-        "accepted": [DASH if rate is None else percent(rate) for rate in accepted],
-    }
-    if any(speedups):
-        lines["speed-up"] = [times(gain.estimate) if gain else DASH for gain in speedups]
-    columns = (Column("K", text=True), *(Column(str(row.num_draft_tokens)) for row in shown))
-    cells = tuple(TableRow((name, *values)) for name, values in lines.items())
-    return Table("by_k", "", columns, cells, look="bare")
 
 
 def _place(text: AcceptanceTextRow) -> tuple[int, int]:
@@ -316,40 +259,35 @@ def _tokens_of(k: int, texts: Sequence[AcceptanceTextRow]) -> float:
     return sum(text.num_tokens or 0 for text in texts) / sum(text.iterations(k) for text in texts)
 
 
-def _page_of_drafts(
-    by_target: Sequence[Sequence[Draft]], judged: Sequence[Sequence[Statement]]
-) -> Page:
+def _page_of_drafts(drafts: Sequence[Draft], judged: Sequence[Sequence[Statement]]) -> Page:
     """The best draft of each target, and a table of all, ranked on the texts that they share."""
-    drafts: list[Draft] = []
-    relative: dict[str, Interval] = {}
+    named = {draft.run.id: draft for draft in drafts}
     findings: list[Line] = []
-    for target_drafts, (_, *others) in zip(by_target, judged, strict=True):
-        drafts += target_drafts
-        best = target_drafts[0]
-        for statement in others:
-            if statement.interval.is_known:
-                relative[statement.subject.run] = statement.interval
+    for first, *_ in judged:
+        best = named[first.subject.run]
         pair = " · ".join([best.name.pair, *best.name.details])
         expected = f"{pair}: {summary(best.run.rows)}, computed from probabilities, not timed."
         findings.append(Line(expected, "plain" if findings else "strong"))
+    statements = [*itertools.chain(*judged)]
     columns = (
-        Column("pair", text=True, of="name.cell"),
-        Column("best K", of="row.num_draft_tokens"),
-        _TOKENS.at("row"),
-        _COST.at("row"),
-        _SPEEDUP.at("row"),
+        Column("pair", text=True, of=lambda statement: named[statement.subject.run].name.cell),
+        Column("best K", of="subject.num_draft_tokens"),
+        _TOKENS.at("subject"),
+        _COST.at("subject"),
+        _SPEEDUP.at("subject"),
         Column(
             "relative to the best\n(95 % interval)",
             "{:.2f}".format,
-            lambda draft: relative.get(draft.run.id),
+            lambda statement: statement.interval if statement.reference else None,
             optional=True,
         ),
     )
     notes = {
-        f"Relative speed-ups on the same texts of {to_best.covers}, with simultaneous 95 % intervals; costs are taken"
-        " as known."
-        for to_best in relative.values()
+        f"Relative speed-ups on the same texts of {statement.interval.covers}, with simultaneous 95 % intervals; costs"
+        " are taken as known."
+        for statement in statements
+        if statement.reference and statement.interval.is_known
     }
-    table = Table.of("acceptance", "Expected of drafts", drafts, columns)
+    table = Table.of("acceptance", "Expected of drafts", statements, columns)
     title = title_of_many([_asked(draft.row) for draft in drafts])
     return Page(title, findings, (), [table], [("Note", note) for note in notes])

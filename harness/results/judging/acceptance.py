@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from harness.results.judging.statement import Statement
 from harness.results.rows.acceptance import AcceptanceCauseRow, AcceptanceRow
@@ -26,22 +26,28 @@ class AcceptanceFinding:
     """What is said of a run of `acceptance`, in the order in which it is read.
 
     Attributes:
+        typed: the rows of the conditions as typed: of all draft tokens, and of each position.
         engine: whether it accepts what its weights do; None without an engine elsewhere.
         texts: whether they are the model's own.
         positions: the engine against its weights at each draft position.
         card: the draft against its card; None without one.
         guess: the draft against a guess that is always the same; None where it was not asked.
         causes: of each condition that was measured.
-        named: those that are shown to make the difference.
+        explaining: other readings of the same answers that make the engine what its weights are.
+        differing: conditions whose own answers have more accepted, and how two commands compare.
+        is_little: whether less than 20 %, or than the card says, is accepted.
     """
 
+    typed: Sequence[AcceptanceCauseRow]
     engine: Statement | None
     texts: Statement | None
-    positions: Sequence[Statement] = ()
-    card: Statement | None = None
-    guess: Statement | None = None
-    causes: Sequence[Statement] = ()
-    named: Sequence[Statement] = field(default=())
+    positions: Sequence[Statement]
+    card: Statement | None
+    guess: Statement | None
+    causes: Sequence[Statement]
+    explaining: Sequence[Statement]
+    differing: Sequence[Statement]
+    is_little: bool
 
     @property
     def statements(self) -> list[Statement]:
@@ -54,6 +60,11 @@ class AcceptanceFinding:
         below = (row.subject.position for row in self.positions if row.relation == "below")
         return next(below, None)
 
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether an engine elsewhere does other than its weights, or it is not known."""
+        return self.engine is not None and (self.engine.is_conclusion or not self.engine.is_judged)
+
 
 def finding_of(
     rows: Sequence[AcceptanceRow], row: AcceptanceRow, causes: Sequence[AcceptanceCauseRow]
@@ -65,31 +76,38 @@ def finding_of(
         row: of the K that the page is about.
         causes: of its conditions, that as typed among them.
     """
-    engine = engine_statement(row)
-    texts = texts_statement(row)
     typed = [cause for cause in causes if cause.cause is None]
-    others = [cause for cause in causes if cause.cause is not None and cause.position is None]
+    others = [
+        cause
+        for cause in causes
+        if cause.cause == "command" or (cause.cause is not None and cause.position is None)
+    ]
+    engine, texts, card = engine_statement(row), texts_statement(row), _card(row)
     positions = [
         _against_weights(place, f"acceptance at position {place.position}")
         for place in typed
         if place.position is not None and place.weights is not None
     ]
-    as_typed = next((place for place in typed if place.position is None), AcceptanceCauseRow())
-    statements = [_cause(cause, as_typed, len(others)) for cause in others]
+    statements = [_cause(cause, typed, len(others)) for cause in others]
     # Another reading is a cause where the engine is not as typed, and explains it; other answers where they gain.
     is_as_typed = not any(found and found.is_conclusion for found in (engine, texts))
-    named = [
-        statement
-        for statement in statements
-        if (statement.subject.is_asked and statement.relation == "above")
-        or (statement.subject.cause == "command" and statement.is_conclusion)
-        or (
-            not is_as_typed
-            and not statement.subject.is_asked
-            and explains(statement.subject, causes)
-        )
-    ]
-    return AcceptanceFinding(engine, texts, positions, _card(row), _guess(rows), statements, named)
+    explaining = []
+    differing = []
+    for statement in statements:
+        cause = statement.subject
+        if not cause.is_asked:
+            if not is_as_typed and explains(cause, causes):
+                explaining.append(statement)
+        elif statement.relation == "above" or (
+            cause.cause == "command" and (statement.is_conclusion or cause.position is None)
+        ):
+            differing.append(statement)
+    is_little = row.acceptance_rate is not None and row.acceptance_rate < LITTLE
+    is_little |= card is not None and card.relation == "below"
+    guess = _guess(rows)
+    return AcceptanceFinding(
+        typed, engine, texts, positions, card, guess, statements, explaining, differing, is_little
+    )
 
 
 def engine_statement(row: AcceptanceRow) -> Statement | None:
@@ -145,13 +163,15 @@ def _difference(served: float | None, weights: Interval | None) -> Interval:
     return Interval(served - weights.estimate, served - weights.high, served - weights.low)
 
 
-def _cause(cause: AcceptanceCauseRow, typed: AcceptanceCauseRow, family: int) -> Statement:
+def _cause(
+    cause: AcceptanceCauseRow, typed: Sequence[AcceptanceCauseRow], family: int
+) -> Statement:
     """How acceptance differs under a condition, by answers of its own or by another reading of the same ones."""
     share = Interval()
     if cause.relative is not None:
         share = widened(cause.relative, family)
-    elif cause.weights is not None and typed.weights is not None:
-        share = cause.weights.scaled(1 / typed.weights.estimate)
+    elif cause.weights is not None and typed and typed[0].weights is not None:
+        share = cause.weights.scaled(1 / typed[0].weights.estimate)
     why = cause.why or ""
     return Statement.ordered("cause", share, why, subject=cause, family=family, figure=_TOKENS)
 

@@ -28,6 +28,9 @@ class AcceptanceRow(PromptedRow):
     num_tokens: MaybeInt = figure(
         "tokens that iterations decide, without the first of each text", "tokens"
     )
+    is_in_question: bool | None = figure(
+        "whether the run is about this K: that of an engine elsewhere, of a card, or the one that was typed"
+    )
     tokens_per_iteration: Interval | None = figure(
         "expected tokens per iteration, over all of them",
         "tokens",
@@ -121,7 +124,8 @@ class AcceptanceCauseRow(Row):
         "the same by the weights; an engine with these weights is outside in two runs of a million"
     )
     relative: Interval | None = figure(
-        "tokens per iteration over those of the same prompts as typed, of answers of its own"
+        "tokens per iteration over those of the same prompts as typed, of answers of its own; at a position the share"
+        " of its tested draft tokens"
     )
     own_texts: bool | None = figure("whether the texts are as likely as the model's own, read so")
     why: MaybeText = figure("why it was not measured")

@@ -55,16 +55,30 @@ def test_a_position_is_the_first_that_is_below() -> None:
 def test_a_cause_is_named_by_a_measured_difference(
     served: float, cause: dict[str, Any], is_named: bool
 ) -> None:
-    assert bool(found([cause], served_tokens_per_iteration=served).named) == is_named
+    finding = found([cause], served_tokens_per_iteration=served)
+    assert bool([*finding.explaining, *finding.differing]) == is_named
 
 
 def test_intervals_of_several_causes_hold_at_once() -> None:
     relative = Interval(1.2, 1.01, 1.43, Coverage(15, "prompt"))
     alone = found([COLD | {"relative": relative}], served_tokens_per_iteration=4.0)
-    assert len(alone.named) == 1
+    assert len(alone.differing) == 1
     both = found([COLD | {"relative": relative}] * 2, served_tokens_per_iteration=4.0)
     assert [statement.family for statement in both.causes] == [2, 2]
-    assert not both.named
+    assert not both.differing
+
+
+def test_two_commands_are_compared_at_each_position() -> None:
+    first = {"cause": "command", "condition": "with the first command", "is_asked": True}
+    shares = {None: (1.1, 0.98, 1.2), 1: (1.0, 0.9, 1.1), 2: (1.5, 1.2, 1.9)}
+    places = [
+        first | {"position": place, "relative": Interval(*share, Coverage(15, "prompt"))}
+        for place, share in shares.items()
+    ]
+    differing = found(places, served_tokens_per_iteration=4.0).differing
+    said = [(statement.subject.position, statement.relation) for statement in differing]
+    assert said == [(None, "open"), (2, "above")]
+    assert differing[0].family == 3
 
 
 @pytest.mark.parametrize(
