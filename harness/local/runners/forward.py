@@ -1,12 +1,16 @@
-"""A model's forward pass over slots."""
+"""A model's forward pass over slots, with attention over grouped heads without copies of their keys and values."""
 
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import GenerationMixin, PreTrainedModel
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from harness.local.models.cache_names import cache_name
 from harness.local.runners.base import (
@@ -17,8 +21,11 @@ from harness.local.runners.base import (
     clamp_positions,
     context_of,
 )
-from harness.local.runners.packing import PLAIN, HeadPacking
 from harness.local.runners.slots import Slots
+
+# Names of attention in transformers: torch's own, and `packed_attention`.
+_PLAIN = "sdpa"
+_PACKED = "sdpa_packed"
 
 # Layer types whose masks `SlotForward` makes, by their names in transformers' configurations.
 _FULL = "full_attention"
@@ -43,7 +50,7 @@ class SlotForward:
         self._cache_name = cache_name(model)
         self._constant_arguments = {"use_cache": True, **capturing(options)}
         attention = model.config.get_text_config()._attn_implementation
-        self._single_token_needs_masks = attention != PLAIN or any(self._windows.values())
+        self._single_token_needs_masks = attention != _PLAIN or any(self._windows.values())
 
     def __call__(
         self, slots: Slots, width: int, tokens: Tensor, starts: Tensor | int
@@ -131,3 +138,75 @@ def _attention_windows(model: PreTrainedModel) -> dict[str, int | None]:
     if unknown := set(types) - {_FULL, _SLIDING}:
         raise UnsupportedModelError(f"has layers of type {', '.join(sorted(unknown))}")
     return {name: window if name == _SLIDING else None for name in sorted(set(types))}
+
+
+class HeadPacking:
+    """Within its `with` block a model whose heads share keys takes masks [1 or B, 1, heads per key
+    * n, S] for n queries: heads that share their keys count as more queries of one head.
+
+    transformers copies keys and values for each such head wherever there are a mask and several
+    queries. Over a long context that takes longer than the attention itself, and every kernel
+    computes the same without.
+
+    With 8 heads on 2 keys and 5 tokens, attention gets 20 queries for each of 2 heads instead of 5
+    queries for each of 8. Outside the block the model is as it was.
+
+    Attributes:
+        heads_per_key: 1 if they share none.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        modules: list[Any] = list(model.modules())
+        groups = {
+            module.num_key_value_groups
+            for module in modules
+            if hasattr(module, "num_key_value_groups")
+        }
+        is_plain = model.config.get_text_config()._attn_implementation == _PLAIN
+        self.heads_per_key = int(groups.pop()) if is_plain and len(groups) == 1 else 1
+        # The attributes of each configuration that attention asks for its implementation.
+        self._configs: dict[int, dict[str, Any]] = {}
+        if self.heads_per_key > 1:
+            for module in modules:
+                if hasattr(module, "config"):
+                    self._configs[id(module.config)] = vars(module.config)
+        ALL_ATTENTION_FUNCTIONS.register(_PACKED, packed_attention)
+        ALL_MASK_ATTENTION_FUNCTIONS.register(_PACKED, ALL_MASK_ATTENTION_FUNCTIONS[_PLAIN])
+
+    def __enter__(self) -> None:
+        self._set_attention(_PACKED)
+
+    def __exit__(self, *_: object) -> None:
+        self._set_attention(_PLAIN)
+
+    def _set_attention(self, name: str) -> None:
+        for config in self._configs.values():
+            # The property would also set it for configurations inside, which may have other users, and
+            # huggingface_hub's attributes check each value.
+            config["_attn_implementation_internal"] = name
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Attend from queries [B, heads, n, D] to keys and values [B, key heads, S, D] -> [B, n, heads,
+    D].
+
+    Args:
+        attention_mask: of packed heads; None for a single query, which sees all.
+    """
+    num_rows, num_heads, num_queries, size = query.shape
+    packed = query.reshape(num_rows, key.shape[1], -1, size)
+    output = scaled_dot_product_attention(
+        packed, key, value, attn_mask=attention_mask, scale=scaling
+    )
+    # Kernels on a GPU leave the heads behind the queries in memory, so that these two are split
+    # before they are joined.
+    output = output.unflatten(2, (-1, num_queries)).permute(0, 3, 1, 2, 4)
+    return output.reshape(num_rows, num_queries, num_heads, -1), None
