@@ -127,9 +127,7 @@ class Calls:
         block = rows.last
         if proposal is not None:
             block = torch.cat([block, proposal.tokens], 1)
-        step = read(self.target, rows, block, rows.columns[Column.LENGTH])
-        # Nothing that is compiled may know one number by two names while it changes: the columns are views.
-        rows = RowState(rows.numbers, rows.uniforms)
+        step = read(self.target, rows, block, rows.numbers[Column.LENGTH])
         if proposal is None:
             packed, num_kept, decided = self._draw(rows, step.logits)
         else:
@@ -140,7 +138,7 @@ class Calls:
 
     def _draw(self, rows: RowState, logits: Tensor) -> Judgement:
         """Draw the next token of each row by logits [B, 1, V]; returns what `_judge` does."""
-        drawn_by = rows.random(Purpose.TARGET, rows.columns[Column.DECIDED], 1)
+        drawn_by = rows.random(Purpose.TARGET, rows.numbers[Column.DECIDED], 1)
         next_token = inverse_cdf(self.warp(logits), drawn_by)
         # A model that is fed the index V makes a GPU fail.
         existing = next_token.clamp(max=logits.shape[-1] - 1)
@@ -158,7 +156,7 @@ class Calls:
         count = tokens.shape[1]
         # As many as each row may still take before its last one, whatever the others need: an answer must not depend on
         # its batch.
-        offered = (rows.columns[Column.MOST] - rows.columns[Column.DECIDED] - 1).clamp(
+        offered = (rows.numbers[Column.MOST] - rows.numbers[Column.DECIDED] - 1).clamp(
             min=0, max=count
         )
         if proposal.lengths is not None:
@@ -171,7 +169,7 @@ class Calls:
                 draft_tokens=tokens,
                 draft_probabilities=proposal.probabilities,
                 accept_uniforms=rows.random(Purpose.ACCEPT, accept_places, count),
-                next_uniforms=rows.random(Purpose.TARGET, rows.columns[Column.DECIDED], count + 1),
+                next_uniforms=rows.random(Purpose.TARGET, rows.numbers[Column.DECIDED], count + 1),
                 lengths=offered,
             )
         )
@@ -197,8 +195,8 @@ class Calls:
         or behind those by position where each iteration takes its own.
         """
         if not self._num_redrawn:
-            return rows.columns[Column.DECIDED]
-        return rows.columns[Column.MOST] + 1 + rows.columns[Column.ITERATIONS] * self._num_redrawn
+            return rows.numbers[Column.DECIDED]
+        return rows.numbers[Column.MOST] + 1 + rows.numbers[Column.ITERATIONS] * self._num_redrawn
 
 
 def read(runner: Runner, rows: RowState, tokens: Tensor, starts: Tensor) -> Step:

@@ -6,7 +6,7 @@ The host keeps no counts of its own beside them: what it must know follows from 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import torch
@@ -17,7 +17,7 @@ from harness.local.decoding.transfer import to_device
 
 
 class Column(IntEnum):
-    """A number that the device knows of each row; indexes `RowState.numbers` and `RowState.columns`."""
+    """A number that the device knows of each row; indexes `RowState.numbers`."""
 
     # The last two tokens. The target has not read the second.
     PREVIOUS = 0
@@ -46,17 +46,12 @@ class RowState:
         is_fixed: whether these tensors, and the caches of both models, stay where they are and as large as they are:
             then the calls are functions of tensors alone, which can be compiled and captured.
         longest: of the lengths, as the host knows it, for caches that grow.
-        columns: each number of all rows [B], views that are made once: later writes change them.
     """
 
     numbers: Tensor
     uniforms: Tensor
     is_fixed: bool = False
     longest: int = 0
-    columns: Sequence[Tensor] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.columns = self.numbers.unbind(0)
 
     @classmethod
     def resting(
@@ -81,7 +76,7 @@ class RowState:
     @property
     def last(self) -> Tensor:
         """The last token of each row, [B, 1]."""
-        return self.columns[Column.LAST].unsqueeze(1)
+        return self.numbers[Column.LAST].unsqueeze(1)
 
     def first(self, num_rows: int) -> RowState:
         """Return the first rows, which share their memory with these."""
@@ -130,7 +125,7 @@ class RowState:
     def rest(self, first_row: int) -> None:
         """Let the rows from this one on only fill the batch up."""
         for column in Column:
-            self.columns[column][first_row:] = _RESTING.get(column, 0)
+            self.numbers[column, first_row:] = _RESTING.get(column, 0)
 
     def random(self, purpose: Purpose, starts: Tensor, count: int) -> Tensor:
         """Return `count` random numbers of each row, from its place in `starts` [B] on: [B, count]."""
@@ -147,9 +142,9 @@ class RowState:
             num_accepted: [B], how many of them were kept behind the first.
             next_token: [B], the token after these.
         """
-        moved = (num_accepted + 1) * self.columns[Column.RUNNING]
+        moved = (num_accepted + 1) * self.numbers[Column.RUNNING]
         previous = block.gather(1, num_accepted.unsqueeze(1)).squeeze(1)
-        columns = list(self.columns)
+        columns = list(self.numbers.unbind(0))
         columns[Column.PREVIOUS] = previous
         columns[Column.LAST] = next_token
         columns[Column.LENGTH] = columns[Column.LENGTH] + moved

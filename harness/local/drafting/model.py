@@ -55,9 +55,9 @@ class ModelDrafter(TensorDrafter):
         self._has_rows = True
 
     def draft(self, rows: RowState, uniforms: Tensor) -> Proposal:
-        tail = [rows.columns[Column.PREVIOUS], rows.columns[Column.LAST]]
+        tail = [rows.numbers[Column.PREVIOUS], rows.numbers[Column.LAST]]
         tokens = torch.stack(tail, 1).to(self._device)
-        first = rows.columns[Column.LENGTH].to(self._device) - 1
+        first = rows.numbers[Column.LENGTH].to(self._device) - 1
         # The second pass begins behind the tail.
         starts = [first + (number + 1 if number else 0) for number in range(uniforms.shape[1])]
         drawn: list[Tensor] = []
@@ -135,7 +135,7 @@ class ParallelDrafter(ModelDrafter):
         tokens = torch.cat([self._unread[:num_rows, :width], masks], 1)
         places = torch.arange(tokens.shape[1], device=self._device)
         tokens = tokens.where(places < counts, self._mask)
-        starts = rows.columns[Column.LENGTH].to(self._device) + 1 - self._counts[:num_rows]
+        starts = rows.numbers[Column.LENGTH].to(self._device) + 1 - self._counts[:num_rows]
         logits = read(self.runner, rows, tokens, starts).logits
         ahead = torch.arange(num_draft_tokens, device=self._device)
         probabilities = self.warp(gather_rows(logits, counts - 1 + ahead))

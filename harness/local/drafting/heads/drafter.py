@@ -158,7 +158,7 @@ class HeadDrafter(TensorDrafter):
             self._features[:num_rows, :width],
             self._following[:num_rows, :width],
             counts,
-            rows.columns[Column.LENGTH].to(self._device) - counts,
+            rows.numbers[Column.LENGTH].to(self._device) - counts,
         )
         proposer = self._propose_fixed
         if not rows.is_fixed:
