@@ -143,6 +143,7 @@ def makers(device: torch.device) -> dict[str, MakeRunner]:
 class Decoder:
     """The parts of one iteration with our runners, each timed by itself."""
 
+    @torch.inference_mode()
     def __init__(self, pair: Pair, make: MakeRunner, point: Point) -> None:
         self._pair, self._point = pair, point
         self._target = make(pair.target, point, False)

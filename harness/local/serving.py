@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, TypeVar
 
+import torch
+
 from harness.config.errors import in_one_line
 from harness.config.failures import as_run_error
 from harness.engines.detokenizer import Detokenizer
@@ -264,6 +266,7 @@ class LocalService:
             self._waiting += items
             self._changed.notify()
 
+    @torch.inference_mode()
     def _serve(self, open_engine: Callable[[], Engine], opening: Future[Engine]) -> None:
         """Open the engine, and run what waits until the service is closed and nothing runs."""
         try:

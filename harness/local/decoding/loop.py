@@ -10,13 +10,11 @@ import functools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from harness.engines.arrivals import Origin, origins
-from harness.local.decoding.inference import inference
 from harness.local.decoding.iteration import Calls
 from harness.local.decoding.protocols import NonFiniteError, Step, TensorDrafter
 from harness.local.decoding.randomness import Purpose, inverse_cdf
@@ -61,19 +59,44 @@ class BatchRow:
     num_generated: int = 0
     has_ended: bool = False
 
-    def take(self, tokens: list[int]) -> list[int]:
-        """Add tokens that were decided, at least one; returns those up to the end of the row."""
-        taken = tokens[: self.request.max_new_tokens - self.num_generated]
-        for index, token in enumerate(taken):
+    def take(self, numbers: Sequence[float], vocabulary_size: int) -> RowStep:
+        """Take what was decided, a row of `Decided.packed`, up to the end of the row."""
+        count = (len(numbers) - 3) // 3
+        num_accepted, next_token, num_offered = map(int, numbers[:3])
+        proposed = list(map(int, numbers[3 : 3 + num_offered]))
+        target = numbers[3 + count :][:num_offered]
+        draft = numbers[3 + 2 * count :][:num_offered]
+        # All that was offered must be finite, not only what was accepted: a rule may accept a
+        # token whatever the target's probability of it is (`AcceptByCoin`).
+        for role, probabilities in (("model", target), ("draft", draft)):
+            for place, probability in enumerate(probabilities):
+                if math.isnan(probability):
+                    return self._broken(role, place)
+        # `inverse_cdf` draws a token beyond the vocabulary from nan.
+        if next_token >= vocabulary_size:
+            return self._broken("model", num_accepted)
+        tokens = [*proposed[:num_accepted], next_token]
+        tokens = tokens[: self.request.max_new_tokens - self.num_generated]
+        for index, token in enumerate(tokens):
             if token in self.request.stop_tokens:
-                taken = taken[: index + 1]
+                tokens = tokens[: index + 1]
                 self.has_ended = True
                 break
-        self.num_generated += len(taken)
+        self.num_generated += len(tokens)
         most = self.request.leave_after or self.request.max_new_tokens
         if self.num_generated >= min(most, self.request.max_new_tokens):
             self.has_ended = True
-        return taken
+        rejection = None
+        if num_accepted < num_offered:
+            rejection = target[num_accepted], draft[num_accepted]
+        return RowStep(self.number, tokens, proposed, num_accepted, rejection)
+
+    def _broken(self, role: str, place: int) -> RowStep:
+        """End the row, because a model gave no number for the token at a place of this iteration."""
+        self.has_ended = True
+        error = NonFiniteError(role, self.num_generated + place)
+        # A token that exists: until it leaves, the row is handled as the others are.
+        return RowStep(self.number, [0], error=error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,29 +147,9 @@ class Iteration:
         return self
 
 
-class Decision(NamedTuple):
-    """All that the host must know of what was decided in one row.
-
-    Attributes:
-        proposed: the draft tokens that the row was offered.
-        target_probabilities, draft_probabilities: of these under the two models.
-    """
-
-    num_accepted: int
-    next_token: int
-    proposed: Sequence[int] = ()
-    target_probabilities: Sequence[float] = ()
-    draft_probabilities: Sequence[float] = ()
-
-
-class Watch(Protocol):
-    """A clock beside the calls of iterations."""
-
-    def begin(self) -> None:
-        """An iteration begins."""
-
-    def end(self, phase: str) -> None:
-        """The call ends: `drafting` or `forward`. Nothing waits for the device."""
+# Gets the phase of a call that has ended, `drafting` or `forward`, and "" where an iteration begins. Nothing waits for
+# the device.
+Watch = Callable[[str], None]
 
 
 class Loop:
@@ -154,10 +157,10 @@ class Loop:
 
     Args:
         calls: of an iteration; loops that share them decode one after the other.
-        watch: of these calls; None for none.
+        watch: of these calls.
     """
 
-    def __init__(self, calls: Calls, watch: Watch | None = None) -> None:
+    def __init__(self, calls: Calls, watch: Watch = lambda phase: None) -> None:
         self._calls = calls
         self._target = calls.target
         self._drafter = calls.drafter
@@ -173,7 +176,6 @@ class Loop:
         """The rows that have not ended."""
         return sum(not row.has_ended for row in self._rows)
 
-    @inference
     def add(self, requests: Sequence[RowRequest]) -> Iteration:
         """Read the prompts of requests, whose rows join behind the others, and decide their first
         tokens. Their rows are numbered on from the last that was added.
@@ -207,10 +209,9 @@ class Loop:
             self._state.begin(row, request.prompt, existing, most, request.uniforms)
         self._rows = [*self._rows, *added]
         self._set_warps()
-        decisions = [Decision(0, token) for token in first_tokens]
-        return self._apply_decisions(added, Step(step.logits.unsqueeze(1)), decisions)
+        packed = [[0, token, 0] for token in first_tokens]
+        return self._apply(added, Step(step.logits.unsqueeze(1)), packed)
 
-    @inference
     def step(self) -> Iteration:
         """Decide further tokens of all rows, at least one of each."""
         self._settle()
@@ -226,18 +227,14 @@ class Loop:
         state = self._state.first(calls.num_rows(len(rows)) if self._state.is_fixed else len(rows))
         state.longest = max(lengths)
 
-        if self._watch is not None:
-            self._watch.begin()
+        self._watch("")
         proposal = None
         if count > 0:
             proposal = calls.propose(state, count, [min(count, limit) for limit in limits])
-            if self._watch is not None:
-                self._watch.end("drafting")
+            self._watch("drafting")
         packed, step = calls.decide(state, proposal)
-        if self._watch is not None:
-            self._watch.end("forward")
-        decisions = [_unpacked(numbers) for numbers in packed.tolist()[: len(rows)]]
-        iteration = self._apply_decisions(rows, step, decisions)
+        self._watch("forward")
+        iteration = self._apply(rows, step, packed.tolist()[: len(rows)])
 
         # Roll back: the token before the proposal stays, and so do those accepted. The next one is
         # not read yet.
@@ -299,68 +296,19 @@ class Loop:
         warps = [row.request.warp for row in self._rows]
         self._calls.warp.set_rows(warps, self._state.numbers.device)
 
-    def _apply_decisions(
-        self,
-        rows: Sequence[BatchRow],
-        step: Step,
-        decisions: Sequence[Decision],
+    def _apply(
+        self, rows: Sequence[BatchRow], step: Step, packed: Sequence[Sequence[float]]
     ) -> Iteration:
-        """Give the rows their tokens. A row whose logits are not finite ends alone."""
-        vocabulary_size = step.logits.shape[-1]
+        """Give the rows their tokens, by `Decided.packed`. A row whose logits are not finite ends alone."""
         row_steps: list[RowStep] = []
         kept_logits: dict[int, Tensor] = {}
-        for index, (row, decision) in enumerate(zip(rows, decisions, strict=True)):
-            # All that was offered must be finite, not only what was accepted: a rule may accept a
-            # token whatever the target's probability of it is (`AcceptByCoin`).
-            error = None
-            width = len(decision.proposed)
-            position = row.num_generated
-            num_finite = _num_finite(decision.target_probabilities)
-            num_finite_drafted = _num_finite(decision.draft_probabilities)
-            if num_finite < width:
-                error = NonFiniteError("model", position + num_finite)
-            elif num_finite_drafted < width:
-                error = NonFiniteError("draft", position + num_finite_drafted)
-            # `inverse_cdf` draws a token beyond the vocabulary from nan.
-            elif decision.next_token >= vocabulary_size:
-                error = NonFiniteError("model", position + decision.num_accepted)
-            if error is not None:
-                # A token that exists: until it leaves, the row is handled as the others are.
-                decision = Decision(0, 0)
-                row.has_ended = True
+        for index, (row, numbers) in enumerate(zip(rows, packed, strict=True)):
+            row_step = row.take(numbers, step.logits.shape[-1])
+            row_steps.append(row_step)
+            if row_step.error is not None:
                 self._target.zero_nan()
                 if self._drafter is not None:
                     self._drafter.zero_nan()
-            num_accepted = decision.num_accepted
-            proposed = list(decision.proposed)
-            tokens = row.take([*proposed[:num_accepted], decision.next_token])
-            rejection = None
-            if num_accepted < len(proposed):
-                rejection = (
-                    decision.target_probabilities[num_accepted],
-                    decision.draft_probabilities[num_accepted],
-                )
-            row_steps.append(RowStep(row.number, tokens, proposed, num_accepted, rejection, error))
             if row.request.keeps_logits:
                 kept_logits[row.number] = step.logits[index]
         return Iteration(row_steps, kept_logits)
-
-
-def _unpacked(numbers: Sequence[float]) -> Decision:
-    """Read a row of `Decided.packed`."""
-    count = (len(numbers) - 3) // 3
-    num_accepted, next_token, num_offered = map(int, numbers[:3])
-    tokens = numbers[3 : 3 + num_offered]
-    target_probabilities = numbers[3 + count : 3 + count + num_offered]
-    draft_probabilities = numbers[3 + 2 * count : 3 + 2 * count + num_offered]
-    return Decision(
-        num_accepted, next_token, list(map(int, tokens)), target_probabilities, draft_probabilities
-    )
-
-
-def _num_finite(probabilities: Sequence[float]) -> int:
-    """Count the probabilities before the first that is nan."""
-    for index, probability in enumerate(probabilities):
-        if math.isnan(probability):
-            return index
-    return len(probabilities)

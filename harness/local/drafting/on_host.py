@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from harness.local.decoding.inference import inference
 from harness.local.decoding.protocols import Drafter, Proposal, Step, TensorDrafter, TokenRows
 from harness.local.decoding.state import RowState
 from harness.local.decoding.transfer import padded
@@ -20,18 +19,15 @@ class OnHost(Drafter):
         self.layers = drafter.layers
         self._drafter = drafter
 
-    @inference
     def add(self, prompts: TokenRows, first_tokens: Sequence[int], step: Step) -> None:
         self._drafter.start(prompts, first_tokens, step)
         self._rows = RowState.resting(len(prompts), 1, "cpu")
         for row, (prompt, token) in enumerate(zip(prompts, first_tokens, strict=True)):
             self._rows.begin(row, prompt, token, most=1, uniforms=self._rows.uniforms[row])
 
-    @inference
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
         return self._drafter.draft(self._rows, uniforms)
 
-    @inference
     def observe(self, num_accepted: Sequence[int], decided: TokenRows, step: Step) -> None:
         accepted = torch.tensor(num_accepted)
         tokens = torch.tensor(padded(decided, least=step.logits.shape[1]))
@@ -42,7 +38,6 @@ class OnHost(Drafter):
         self._rows.longest += 1 + max(num_accepted)
         self._drafter.keep([count + 1 for count in num_accepted])
 
-    @inference
     def select(self, rows: Sequence[int]) -> None:
         self._drafter.select(rows)
         self._rows = self._rows.select(rows)

@@ -9,20 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
 
 from harness.engines.arrivals import Arrival
 from harness.engines.phases import Phases
 from harness.engines.protocol import Answered, BatchTimes, Request, Weights
 from harness.local.decoding.loop import Iteration, RowStep
 from harness.results.acceptance import outcome_until_end
-
-
-class _Noted(NamedTuple):
-    """An iteration, and the seconds on the clock at which it was decided."""
-
-    seconds: float
-    iteration: Iteration
 
 
 class LoopClock:
@@ -36,7 +28,9 @@ class LoopClock:
     def __init__(self, requests: Sequence[Request], weights: Weights) -> None:
         self._requests = requests
         self._weights = weights
-        self._noted: list[_Noted] = []
+        # Each iteration behind the seconds at which it was decided; and those of the last one.
+        self._noted: list[tuple[float, Iteration]] = []
+        self._last_s = 0.0
         # When each row joined: as soon as the iteration before its first one was decided.
         self._joined: dict[int, float] = {}
         self._seconds = 0.0
@@ -57,10 +51,10 @@ class LoopClock:
         Its tokens are numbers on the host, which has waited for the device to decide them, and for
         nothing that is queued after it.
         """
-        before = self._noted[-1].seconds if self._noted else 0.0
         for row_step in iteration.row_steps:
-            self._joined.setdefault(row_step.row, before)
-        self._noted.append(_Noted(time.perf_counter() - self._started, iteration))
+            self._joined.setdefault(row_step.row, self._last_s)
+        self._last_s = time.perf_counter() - self._started
+        self._noted.append((self._last_s, iteration))
 
     def answered(self, phases: Phases, *, as_batch: bool, drafts: bool) -> Answered:
         """The answers, once the block has ended.
@@ -93,9 +87,9 @@ class LoopClock:
             arrivals.append(arrival)
         batch = None
         if as_batch:
-            first = self._noted[0]
-            num_first = sum(len(row_step.tokens) for row_step in first.iteration.row_steps)
-            batch = BatchTimes(first.seconds, num_first, len(self._noted) - 1)
+            first_s, first = self._noted[0]
+            num_first = sum(len(row_step.tokens) for row_step in first.row_steps)
+            batch = BatchTimes(first_s, num_first, len(self._noted) - 1)
         return Answered(
             requests=records, seconds=self._seconds, arrivals=arrivals, batch=batch, phases=phases
         )

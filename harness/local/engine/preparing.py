@@ -17,7 +17,6 @@ from transformers import PreTrainedModel
 
 from harness.config.acceptance_rules import RULES
 from harness.engines.record import Preparation
-from harness.local.decoding.inference import inference
 from harness.local.decoding.iteration import Calls
 from harness.local.decoding.protocols import Proposal, TensorDrafter
 from harness.local.decoding.state import RowState
@@ -33,6 +32,7 @@ from harness.local.runners.prepared import GraphPool, PreparedCalls, Preparer
 from harness.local.runners.static import StaticRunner
 
 
+@torch.inference_mode()
 def prepare(runners: PairRunners, preparation: Preparation) -> None:
     """Prepare the calls of both arms, as far as the runner that was asked for and the models allow."""
     on_gpu = runners.pair.target.input_device.type == "cuda"
@@ -129,7 +129,6 @@ def _prepare_arm(
     return True
 
 
-@inference
 def prepare_calls(
     calls: PreparedCalls,
     models: Sequence[nn.Module],

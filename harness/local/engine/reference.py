@@ -144,6 +144,7 @@ class ModelReference:
             [logits] = plain_outputs(model, options, [*prompt, *text[:-1]], len(text))
         return self._mask_never_drawn(logits).cpu().numpy()
 
+    @torch.inference_mode()
     def _logits_along(
         self, prompts: TokenRows, texts: TokenRows, width: int, first_kept: int | None = None
     ) -> Floats:

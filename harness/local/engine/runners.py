@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 from transformers import PreTrainedModel
 
 from harness.config.acceptance_rules import RULES
@@ -148,6 +149,7 @@ def _judges_alike(first: DecodingSettings, second: DecodingSettings) -> bool:
     return replace(first, **rows) == replace(second, **rows)
 
 
+@torch.inference_mode()
 def open_runners(pair: Pair, preparation: Preparation) -> PairRunners:
     """Build the runners of a pair: one for the target, and one for a draft model.
 

@@ -39,10 +39,8 @@ class PhaseTimer:
         """Forget what was timed."""
         self._marks = []
 
-    def begin(self) -> None:
-        self.end("")
-
-    def end(self, phase: str) -> None:
+    def __call__(self, phase: str) -> None:
+        """Mark the end of a call, or with "" the beginning of an iteration."""
         if self._device.type != "cuda":
             self._marks.append((phase, time.perf_counter()))
             return
@@ -89,6 +87,7 @@ def pass_widths(num_draft_tokens: int) -> list[int]:
     return sorted({widest, *(width for width in steps if width < widest)})
 
 
+@torch.inference_mode()
 def pass_ms(
     runner: Runner,
     prompts: TokenRows,

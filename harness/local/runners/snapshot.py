@@ -26,7 +26,6 @@ from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from harness.config.run import RunnerName
-from harness.local.decoding.inference import inference
 from harness.local.decoding.protocols import Runner, Step, TokenRows
 from harness.local.decoding.transfer import to_device
 from harness.local.models.cache_names import CACHES
@@ -114,7 +113,6 @@ class SnapshotRunner(Runner):
         self._state = None
         self._ahead = None
 
-    @inference
     def start(self, prompts: TokenRows) -> Step:
         """Begin a new batch.
 
@@ -127,7 +125,6 @@ class SnapshotRunner(Runner):
         self._num_extended = 0
         return step
 
-    @inference
     def add(self, prompts: TokenRows) -> Step:
         assert self._state is not None
         new, step = self._read_prompts(prompts)
@@ -135,7 +132,6 @@ class SnapshotRunner(Runner):
         self._unread += [self._no_tokens] * len(prompts)
         return step
 
-    @inference
     def extend(self, tokens: Tensor) -> Step:
         if self._takes_back:
             return Step(*self._extend(tokens))
@@ -191,7 +187,6 @@ class SnapshotRunner(Runner):
         self._ahead = None
         self._num_extended = 0
 
-    @inference
     def select(self, rows: Sequence[int]) -> None:
         if list(rows) == list(range(len(self._unread))):
             return

@@ -18,7 +18,6 @@ from transformers import DynamicCache, PreTrainedModel
 
 from harness.config.amounts import round_up
 from harness.config.run import RunnerName
-from harness.local.decoding.inference import inference
 from harness.local.decoding.iteration import filled_up
 from harness.local.decoding.protocols import Runner, Step, TokenRows
 from harness.local.decoding.transfer import padded, to_device
@@ -67,7 +66,6 @@ class StaticRunner(Runner):
         self._widths: Sequence[int] = ()
         self.name: RunnerName = "static"
 
-    @inference
     def start(self, prompts: TokenRows) -> Step:
         """Begin a new batch. Raises UnsupportedModelError for a model that fills no KV cache."""
         num_needed = max(map(len, prompts)) + 1
@@ -79,7 +77,6 @@ class StaticRunner(Runner):
         self._num_extended = 0
         return self.add(prompts)
 
-    @inference
     def add(self, prompts: TokenRows) -> Step:
         # Many samples of one prompt: it is read once.
         distinct = list(dict.fromkeys(map(tuple, prompts)))
@@ -98,7 +95,6 @@ class StaticRunner(Runner):
         self._lengths = lengths
         return Step(*outputs)
 
-    @inference
     def extend(self, tokens: Tensor) -> Step:
         num_rows, num_tokens = tokens.shape
         longest = max(self._lengths) + self._num_extended
@@ -145,7 +141,6 @@ class StaticRunner(Runner):
         self._lengths = [length + count for length, count in lengths]
         self._num_extended = 0
 
-    @inference
     def select(self, rows: Sequence[int]) -> None:
         self._lengths = [self._lengths[row] for row in rows]
         self._make_room(len(rows), 0)
@@ -165,7 +160,6 @@ class StaticRunner(Runner):
         self._reserved = reserved
         self._slots = _NO_SLOTS  # those of the check may have more rows than the batch
 
-    @inference
     def fix(self, batch_size: int, num_slots: int, widths: Sequence[int]) -> None:
         """Make room for fixed rows: `extend_at` reads and writes these slots.
 
@@ -190,7 +184,6 @@ class StaticRunner(Runner):
         self._pass = Part(functools.partial(self._forward, slots, slots.num_slots), self._model)
         self._widths = sorted(set(widths))
 
-    @inference
     def compile(self) -> None:
         """Compile the passes of fixed rows, and compare their outputs with the model's own.
 
@@ -211,7 +204,6 @@ class StaticRunner(Runner):
             self.close()
             raise
 
-    @inference
     def zero_nan(self) -> None:
         self._slots.zero_nan()
         self._fixed_slots.zero_nan()

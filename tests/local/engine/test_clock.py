@@ -119,9 +119,8 @@ def test_a_phase_is_the_time_of_its_calls(monkeypatch: pytest.MonkeyPatch) -> No
     timer = PhaseTimer(torch.device("cpu"))
     assert timer.phases.ms_per_iteration("forward") is None
     for _ in range(2):
-        timer.begin()
-        timer.end("drafting")
-        timer.end("forward")
+        for phase in ("", "drafting", "forward"):
+            timer(phase)
     assert timer.phases.seconds == {"drafting": 1 + 2, "forward": 2 + 1}
     assert timer.phases.calls == {"drafting": 2, "forward": 2}
     assert timer.phases.ms_per_iteration("forward") == 1500
