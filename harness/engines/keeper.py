@@ -22,7 +22,7 @@ from harness.engines.door.pairs import AnyPair, ServedPair
 from harness.engines.protocol import Engine
 from harness.engines.record import Opening, Preparation
 from harness.engines.registry import engine_of, pair_of
-from harness.engines.text_tokenizer import TextTokenizer
+from harness.engines.tokenizer import TextTokenizer
 
 if TYPE_CHECKING:
     from harness.local.drafting.method import Pair

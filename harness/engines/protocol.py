@@ -8,6 +8,7 @@ the times.
 from __future__ import annotations
 
 import math
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -17,7 +18,6 @@ from harness.engines.arrivals import Arrival, Origin
 from harness.engines.chat import Chat
 from harness.engines.counts import Counts
 from harness.engines.door.reference import Reference
-from harness.engines.phases import Phases
 from harness.engines.requests import Load, RequestRecord
 from harness.results.acceptance import Acceptance
 
@@ -143,6 +143,35 @@ class Traits:
     penalises_prompts: bool = False
     logprobs: Literal["raw", "processed"] | None = None
     ended_by: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Phases:
+    """Seconds and calls of the phases of a loop; nothing of an engine that does not time them.
+
+    The phases: `forward` is the target's passes after the prompt, one per iteration, each with the
+    decision that follows it. `drafting` is the proposals.
+
+    Attributes:
+        seconds: of each phase.
+        calls: of each phase.
+    """
+
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    calls: Counter[str] = field(default_factory=Counter)
+
+    def add(self, others: Phases) -> None:
+        """Add the phases of another answer."""
+        for phase, seconds in others.seconds.items():
+            self.seconds[phase] += seconds
+        self.calls.update(others.calls)
+
+    def ms_per_iteration(self, phase: str) -> float | None:
+        """A phase's milliseconds per iteration; None without such a phase or an iteration."""
+        num_iterations = self.calls["forward"]
+        if not self.calls[phase] or not num_iterations:
+            return None
+        return 1000 * self.seconds[phase] / num_iterations
 
 
 class Wait(NamedTuple):

@@ -12,11 +12,19 @@ import psutil
 import pynvml
 
 from harness.config.machine import num_usable_cores, threads_are_set
-from harness.engines.throttling import throttle_reasons
 
 # A load above this many times the number of cores means that other programs compute: a run on all
 # cores that has just ended leaves a load of 1 for each core.
 _CROWDED = 1.25
+
+# NVML's bits for clocks that are lowered because of heat or power, not because the GPU idles.
+_REASONS = {
+    0x04: "power cap",
+    0x08: "hardware slowdown",
+    0x20: "temperature (software)",
+    0x40: "temperature (hardware)",
+    0x80: "power brake",
+}
 
 
 def processor_time(tasks: Path = Path("/proc/self/task")) -> tuple[int, int] | None:
@@ -52,6 +60,16 @@ def load_average() -> float | None:
         return os.getloadavg()[0]
     except (AttributeError, OSError):
         return None
+
+
+def throttle_reasons(gpu: str) -> list[str]:
+    """Why the clocks of a GPU are lowered now; none where that is not known."""
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByUUID(gpu)
+        bits = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+    except pynvml.NVMLError:
+        return []
+    return [name for bit, name in _REASONS.items() if bits & bit]
 
 
 def crowding() -> str | None:

@@ -15,7 +15,7 @@ from harness.config.settings import DecodingSettings
 from harness.engines.protocol import Request, Traits
 from harness.engines.record import Opening
 from harness.engines.requests import RequestError, RequestRecord
-from harness.engines.text_tokenizer import TextTokenizer
+from harness.engines.tokenizer import TextTokenizer
 from harness.servers.counters import AnswerCounters, CounterPage
 from harness.servers.http import KEY_REFUSED, new_client
 from harness.servers.identity import AskedServer

@@ -35,7 +35,7 @@ from harness.engines.protocol import (
 from harness.engines.rates import arrival_times
 from harness.engines.record import Opening
 from harness.engines.requests import Load, RequestRecord
-from harness.engines.text_tokenizer import TextTokenizer
+from harness.engines.tokenizer import TextTokenizer
 from harness.servers.connection import Connection, connect
 from harness.servers.devices import devices_of
 from harness.servers.dialects import UNKNOWN_DIALECT, dialect_of

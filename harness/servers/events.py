@@ -18,8 +18,7 @@ from harness.config.errors import RunError, from_outside
 from harness.config.packages import INSTALL_LOCAL, missing_local
 from harness.engines.counts import MOST_ACCEPTED, DraftCounts, ImpossibleCounts, positions
 from harness.engines.requests import EMPTY, RequestError, RequestRecord
-from harness.engines.text_tokenizer import TextTokenizer
-from harness.engines.tokenizer import Tokenizer
+from harness.engines.tokenizer import TextTokenizer, Tokenizer
 from harness.servers.http import RequestFailed
 
 # Arrivals at once are a burst. There may be more of them than counted tokens by this share, and so many besides: a

@@ -9,8 +9,7 @@ from typing import Any
 
 from harness.config.errors import SettingError
 from harness.engines.protocol import Request
-from harness.engines.text_tokenizer import TextTokenizer
-from harness.engines.tokenizer import Tokenizer, prompt_text
+from harness.engines.tokenizer import TextTokenizer, Tokenizer, prompt_text
 from harness.servers.dialects import Dialect
 
 # OpenAI's API takes no more texts to stop at.

@@ -20,8 +20,7 @@ from harness.config.errors import HarnessError, RunError, from_outside
 from harness.engines.arrivals import Arrival, Origin
 from harness.engines.rates import has_built_up
 from harness.engines.requests import Load, RequestError, RequestRecord
-from harness.engines.text_tokenizer import TextTokenizer
-from harness.engines.tokenizer import Tokenizer
+from harness.engines.tokenizer import TextTokenizer, Tokenizer
 from harness.servers.events import (
     REPORTS,
     check_choices,

@@ -8,8 +8,7 @@ from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
 from harness.engines.detokenizer import Detokenizer
-from harness.engines.text_tokenizer import TextTokenizer
-from harness.engines.tokenizer import prompt_text
+from harness.engines.tokenizer import TextTokenizer, prompt_text
 from tiny_checkpoints import make_tokenizer
 
 TEXT = "naïve 漢字 👩\u200d🚀 שלום\n end"

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from harness.config.machine import num_usable_cores
-from harness.engines import throttling
 from harness.measuring import quietness
 from harness.measuring.quietness import Quietness, crowding, processor_time
 from in_process import QUICKEST_PAIR, Harness
@@ -85,8 +84,7 @@ class Nvml:
 
 def test_the_worst_that_a_gpu_told(monkeypatch: pytest.MonkeyPatch) -> None:
     nvml, watch = Nvml(), Quietness(["GPU-aaaa"])
-    for module in (quietness, throttling):
-        monkeypatch.setattr(module, "pynvml", nvml)
+    monkeypatch.setattr(quietness, "pynvml", nvml)
     for clock in (1980, 1200, 1980):
         nvml.clock = clock
         watch.look()
@@ -99,8 +97,7 @@ def test_the_worst_that_a_gpu_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_processes_of_the_run_itself_are_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
     nvml = Nvml()
-    for module in (quietness, throttling):
-        monkeypatch.setattr(module, "pynvml", nvml)
+    monkeypatch.setattr(quietness, "pynvml", nvml)
 
     def num_others(*pids: int) -> int | None:
         nvml.pids = (os.getpid(), *pids)

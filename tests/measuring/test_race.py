@@ -10,8 +10,7 @@ import pytest
 from harness.config.settings import DecodingSettings
 from harness.engines.arrivals import Arrival, Origin
 from harness.engines.door.reference import Margin
-from harness.engines.phases import Phases
-from harness.engines.protocol import Answered
+from harness.engines.protocol import Answered, Phases
 from harness.engines.requests import RequestRecord
 from harness.local.decoding.loop import Iteration, RowStep
 from harness.local.engine.clock import LoopClock

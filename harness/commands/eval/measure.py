@@ -24,7 +24,7 @@ from harness.commands.eval.tasks import (
     tokens_with,
 )
 from harness.engines.protocol import Answered, Question, in_batches
-from harness.engines.text_tokenizer import text_of
+from harness.engines.tokenizer import text_of
 from harness.measuring.interleaving import ask_all
 from harness.measuring.measurement import Measurement, identify
 from harness.measuring.progress import say

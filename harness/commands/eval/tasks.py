@@ -12,8 +12,7 @@ import numpy as np
 from harness.config.errors import SettingError
 from harness.config.model_names import without_suffixes
 from harness.config.settings import ModelSettings
-from harness.engines.text_tokenizer import TextTokenizer
-from harness.engines.tokenizer import Tokenizer
+from harness.engines.tokenizer import TextTokenizer, Tokenizer
 from harness.results.published import multiplication_accuracy
 
 # A completion ends with its line.

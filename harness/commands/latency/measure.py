@@ -17,8 +17,7 @@ from harness.config.settings import require
 from harness.engines.door import local
 from harness.engines.protocol import Answered, Engine, Question
 from harness.engines.registry import engine_of
-from harness.engines.text_tokenizer import text_of
-from harness.engines.tokenizer import Tokenizer
+from harness.engines.tokenizer import Tokenizer, text_of
 from harness.measuring.acceptance import acceptance_columns
 from harness.measuring.figures.measured import MeasuredArm, MeasuredRun, StoppedBy, figures_of
 from harness.measuring.figures.paired import paired_times

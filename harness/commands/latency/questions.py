@@ -9,7 +9,7 @@ import itertools
 from harness.commands.latency.record import OPEN_LOOP_LAP, LatencySettings
 from harness.engines.protocol import Answered, Engine, Question
 from harness.engines.registry import engine_of
-from harness.engines.text_tokenizer import text_of
+from harness.engines.tokenizer import text_of
 from harness.measuring.asking import batches_to_ask, first_turns, laps_to_ask, warmup_question
 from harness.measuring.progress import say
 from harness.measuring.prompts.encoding import Encoded, Encoder, last

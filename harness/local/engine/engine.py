@@ -26,12 +26,11 @@ from harness.local.decoding.randomness import uniforms
 from harness.local.decoding.warp import BatchWarp
 from harness.local.drafting.checked import blaming_method
 from harness.local.drafting.method import Pair
-from harness.local.engine.clock import LoopClock
+from harness.local.engine.clock import LoopClock, PhaseTimer, timed_passes
 from harness.local.engine.fault import NONE, Fault, fault_of
 from harness.local.engine.preparing import prepare
 from harness.local.engine.reference import ModelReference, loaded_weights, not_finite
 from harness.local.engine.runners import PairRunners, open_runners, verification_of, warp_of
-from harness.local.engine.stopwatches import PhaseTimer, timed_passes
 from harness.local.models.devices import release_memory
 from harness.local.runners.base import Options
 from harness.local.runners.checks import plain_outputs

@@ -19,12 +19,12 @@ from transformers.generation.streamers import BaseStreamer
 
 from harness.config.amounts import length_in_common
 from harness.config.settings import DecodingSettings, require
-from harness.engines.phases import Phases
 from harness.engines.protocol import (
     Answered,
     Arm,
     Engine,
     NoteEnded,
+    Phases,
     Request,
     Traits,
     Weights,

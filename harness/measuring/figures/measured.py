@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from harness.engines.phases import Phases
+from harness.engines.protocol import Phases
 from harness.results.acceptance import Acceptance
 from harness.results.statistics.interval import CONFIDENCE, Interval
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from harness.config.amounts import length_in_common
-from harness.engines.text_tokenizer import TextTokenizer
+from harness.engines.tokenizer import TextTokenizer
 from harness.measuring.figures.measured import Group, MeasuredArm, MeasuredRun
 from harness.results.row import Ratio, pooled
 from harness.results.schema import MaybeFloat, MaybeInt

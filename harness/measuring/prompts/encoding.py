@@ -19,8 +19,7 @@ from harness.config.run import PromptedSettings, RunSettings
 from harness.config.settings import PromptSettings, require
 from harness.engines.chat import Chat
 from harness.engines.door.pairs import AnyPair
-from harness.engines.text_tokenizer import TextTokenizer
-from harness.engines.tokenizer import Tokenizer
+from harness.engines.tokenizer import TextTokenizer, Tokenizer
 from harness.measuring.progress import note, say
 from harness.measuring.prompts.chat_templates import Template
 from harness.measuring.prompts.limits import within_limits

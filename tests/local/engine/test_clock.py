@@ -14,13 +14,11 @@ import torch
 from chains import SIZE, requests, speculative
 from fakes import MarkovRunner
 from harness.config.settings import DecodingSettings
-from harness.engines.phases import Phases
-from harness.engines.protocol import Answered
+from harness.engines.protocol import Answered, Phases
 from harness.local.decoding.loop import Iteration, RowStep
 from harness.local.drafting.model import ModelDrafter
-from harness.local.engine import stopwatches
-from harness.local.engine.clock import LoopClock
-from harness.local.engine.stopwatches import PhaseTimer, pass_ms, pass_widths
+from harness.local.engine import clock
+from harness.local.engine.clock import LoopClock, PhaseTimer, pass_ms, pass_widths
 from some_questions import question_of
 
 
@@ -115,7 +113,7 @@ def test_a_row_that_joins_has_its_own_time() -> None:
 def test_a_phase_is_the_time_of_its_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between two iterations is the host, whose time belongs to no phase."""
     times = iter([0.0, 1.0, 3.0, 7.0, 9.0, 10.0])
-    monkeypatch.setattr(stopwatches.time, "perf_counter", lambda: next(times))
+    monkeypatch.setattr(clock.time, "perf_counter", lambda: next(times))
     timer = PhaseTimer(torch.device("cpu"))
     assert timer.phases.ms_per_iteration("forward") is None
     for _ in range(2):
@@ -165,5 +163,5 @@ class Slow:
 
 def test_passes_are_timed_by_their_width(monkeypatch: pytest.MonkeyPatch) -> None:
     runner: Any = Slow()
-    monkeypatch.setattr(stopwatches.time, "perf_counter", lambda: runner.now)
+    monkeypatch.setattr(clock.time, "perf_counter", lambda: runner.now)
     assert pass_ms(runner, [[1, 2], [3]], [1, 2, 4], ()) == [1000, 4000, None, 16000]

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.engines.phases import Phases
-from harness.engines.protocol import Answered, BatchTimes
+from harness.engines.protocol import Answered, BatchTimes, Phases
 from harness.engines.requests import RequestRecord
 from harness.measuring.figures.costs import CostFigures
 from measured_runs import run_of
