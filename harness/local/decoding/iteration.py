@@ -25,9 +25,6 @@ from harness.local.decoding.transfer import to_device
 from harness.local.decoding.verify import Offer, Verdict, verify
 from harness.local.decoding.warp import BatchWarp
 
-# Returned by `Calls._judge`.
-Judgement = tuple[Tensor, Tensor, Tensor]
-
 
 class Decided(NamedTuple):
     """The decisions of the target.
@@ -128,30 +125,27 @@ class Calls:
         if proposal is not None:
             block = torch.cat([block, proposal.tokens], 1)
         step = read(self.target, rows, block, rows.numbers[Column.LENGTH])
-        if proposal is None:
-            packed, num_kept, decided = self._draw(rows, step.logits)
-        else:
-            packed, num_kept, decided = self._judge(rows, step.logits, proposal)
-        if isinstance(self.drafter, TensorDrafter):
-            self.drafter.learn(num_kept, decided, step.hidden)
+        packed = self._judge(rows, step.logits, proposal)
+        if isinstance(self.drafter, TensorDrafter) and step.hidden is not None:
+            self.drafter.learn(step.hidden)
         return Decided(packed, step)
 
-    def _draw(self, rows: RowState, logits: Tensor) -> Judgement:
-        """Draw the next token of each row by logits [B, 1, V]; returns what `_judge` does."""
+    def _draw(self, rows: RowState, logits: Tensor) -> Tensor:
+        """Draw the next token of each row by logits [B, 1, V], and let it move on; returns `Decided.packed`."""
         drawn_by = rows.random(Purpose.TARGET, rows.numbers[Column.DECIDED], 1)
         next_token = inverse_cdf(self.warp(logits), drawn_by)
         # A model that is fed the index V makes a GPU fail.
         existing = next_token.clamp(max=logits.shape[-1] - 1)
         nothing = torch.zeros_like(next_token[:, 0])
-        packed = torch.stack([nothing, next_token[:, 0], nothing], 1).float()
-        num_kept = rows.advance(rows.last, nothing, existing[:, 0])
-        return packed, num_kept, existing
+        rows.advance(existing, nothing)
+        return torch.stack([nothing, next_token[:, 0], nothing], 1).float()
 
-    def _judge(self, rows: RowState, logits: Tensor, proposal: Proposal) -> Judgement:
-        """Judge the draft tokens of a proposal by logits [B, 1 + K, V], and let the rows move on.
-
-        Returns `Decided.packed`, and the first two arguments of `TensorDrafter.learn`.
+    def _judge(self, rows: RowState, logits: Tensor, proposal: Proposal | None) -> Tensor:
+        """Judge the draft tokens of a proposal by logits [B, 1 + K, V], and let the rows move on; returns
+        `Decided.packed`.
         """
+        if proposal is None:
+            return self._draw(rows, logits)
         tokens = proposal.tokens
         count = tokens.shape[1]
         # As many as each row may still take before its last one, whatever the others need: an answer must not depend on
@@ -185,10 +179,8 @@ class Calls:
         )
         next_token = verdict.next_token.clamp(max=logits.shape[-1] - 1).unsqueeze(1)
         decided = torch.cat([tokens, next_token], 1)
-        decided = decided.scatter(1, num_accepted.unsqueeze(1), next_token)
-        block = torch.cat([rows.last, tokens], 1)
-        num_kept = rows.advance(block, num_accepted, next_token[:, 0])
-        return packed, num_kept, decided
+        rows.advance(decided.scatter(1, num_accepted.unsqueeze(1), next_token), num_accepted)
+        return packed
 
     def _drafting_places(self, rows: RowState) -> Tensor:
         """Return where the random numbers begin [B] with which an iteration drafts and accepts: at the row's position,

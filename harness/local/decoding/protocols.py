@@ -150,13 +150,9 @@ class TensorDrafter(AnyDrafter):
         """Propose K tokens for each row, drawn with the random numbers `uniforms` [B, K]."""
         raise NotImplementedError
 
-    def learn(self, num_kept: Tensor, decided: Tensor, hidden: Tensor | None) -> None:
-        """Learn what the target has decided.
-
-        Args:
-            num_kept: [B], how many of the decided tokens each row keeps; 0 of one that only fills the batch up.
-            decided: [B, 1 + K], the accepted tokens and the one that follows; what is behind them is to be ignored.
-            hidden: [B, 1 + K, L, D], the states of the target at the token before each of them.
+    def learn(self, hidden: Tensor) -> None:
+        """Learn the states [B, 1 + K, L, D] of the target at the token before each of `RowState.decided`, where its
+        runner captures any.
         """
 
     def keep(self, counts: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""The state of the rows of a batch, on the device: two tensors that every iteration reads and writes in place.
+"""The state of the rows of a batch, on the device: tensors that every iteration reads and writes in place.
 
 The host keeps no counts of its own beside them: what it must know follows from the tokens that its rows have.
 """
@@ -30,6 +30,8 @@ class Column(IntEnum):
     ITERATIONS = 5
     # 0 for a row that only fills a batch of fixed size up: it does not move.
     RUNNING = 6
+    # Tokens that the last iteration decided, of `RowState.decided`.
+    GAINED = 7
 
 
 # What a row is that only fills a batch up: it writes where no row that runs reads, and is offered nothing.
@@ -43,6 +45,8 @@ class RowState:
     Attributes:
         numbers: [len(Column), B], int64.
         uniforms: [B, P, len(Purpose)]; behind a shorter request's are zeros that decide nothing.
+        decided: [B, n], the tokens of the last iteration: the accepted ones and the one that follows; what is behind
+            them is to be ignored.
         is_fixed: whether these tensors, and the caches of both models, stay where they are and as large as they are:
             then the calls are functions of tensors alone, which can be compiled and captured.
         longest: of the lengths, as the host knows it, for caches that grow.
@@ -50,6 +54,7 @@ class RowState:
 
     numbers: Tensor
     uniforms: Tensor
+    decided: Tensor
     is_fixed: bool = False
     longest: int = 0
 
@@ -60,12 +65,18 @@ class RowState:
         num_positions: int,
         device: torch.device | str,
         *,
+        num_decided: int = 1,
         is_fixed: bool = False,
     ) -> RowState:
-        """Return rows that do not run."""
+        """Return rows that do not run.
+
+        Args:
+            num_decided: by an iteration, at most.
+        """
         numbers = torch.zeros(len(Column), num_rows, dtype=torch.long, device=device)
         uniforms = torch.zeros(num_rows, num_positions, len(Purpose), device=device)
-        state = cls(numbers, uniforms, is_fixed)
+        decided = numbers.new_zeros(num_rows, num_decided)
+        state = cls(numbers, uniforms, decided, is_fixed)
         state.rest(0)
         return state
 
@@ -82,15 +93,24 @@ class RowState:
         """Return the first rows, which share their memory with these."""
         if num_rows == self.num_rows:
             return self
-        return replace(self, numbers=self.numbers[:, :num_rows], uniforms=self.uniforms[:num_rows])
+        return replace(
+            self,
+            numbers=self.numbers[:, :num_rows],
+            uniforms=self.uniforms[:num_rows],
+            decided=self.decided[:num_rows],
+        )
 
     def enlarged(self, num_rows: int, num_positions: int) -> RowState:
         """Return a copy with at least as many rows and random numbers, which is not fixed."""
         num_positions = max(num_positions, self.uniforms.shape[1])
-        enlarged = RowState.resting(num_rows, num_positions, self.numbers.device)
+        num_decided = self.decided.shape[1]
+        enlarged = RowState.resting(
+            num_rows, num_positions, self.numbers.device, num_decided=num_decided
+        )
         num_kept = min(num_rows, self.num_rows)
         enlarged.numbers[:, :num_kept] = self.numbers[:, :num_kept]
         enlarged.uniforms[:num_kept, : self.uniforms.shape[1]] = self.uniforms[:num_kept]
+        enlarged.decided[:num_kept] = self.decided[:num_kept]
         enlarged.longest = self.longest
         return enlarged
 
@@ -106,8 +126,10 @@ class RowState:
             Column.MOST: most,
             Column.ITERATIONS: 0,
             Column.RUNNING: 1,
+            Column.GAINED: 1,
         }
         self.numbers[:, row] = torch.tensor([begun[column] for column in Column])
+        self.decided[row, 0] = first_token
         self.uniforms[row, : len(uniforms)] = uniforms
         self.longest = max(self.longest, len(prompt))
 
@@ -115,10 +137,12 @@ class RowState:
         """Return the state of these rows: the same tensors where they are fixed."""
         index = to_device(rows, self.numbers.device)
         numbers, uniforms = self.numbers[:, index], self.uniforms[index]
+        decided = self.decided[index]
         if not self.is_fixed:
-            return replace(self, numbers=numbers, uniforms=uniforms)
+            return replace(self, numbers=numbers, uniforms=uniforms, decided=decided)
         self.numbers[:, : len(rows)] = numbers
         self.uniforms[: len(rows)] = uniforms
+        self.decided[: len(rows)] = decided
         self.rest(len(rows))
         return self
 
@@ -134,21 +158,24 @@ class RowState:
         # A row near its end may not need them all; positions beyond the stream are never decided.
         return numbers.gather(1, places.clamp(max=numbers.shape[1] - 1))
 
-    def advance(self, block: Tensor, num_accepted: Tensor, next_token: Tensor) -> Tensor:
-        """Move on, in place; returns how many tokens each row gains [B], 0 where it only fills the batch up.
+    def advance(self, decided: Tensor, num_accepted: Tensor) -> None:
+        """Move on, in place.
 
         Args:
-            block: [B, 1 + K], the tokens that the target has just read.
-            num_accepted: [B], how many of them were kept behind the first.
-            next_token: [B], the token after these.
+            decided: [B, 1 + K], the accepted tokens and the one that follows.
+            num_accepted: [B].
         """
-        moved = (num_accepted + 1) * self.numbers[Column.RUNNING]
-        previous = block.gather(1, num_accepted.unsqueeze(1)).squeeze(1)
+        place = num_accepted.unsqueeze(1)
         columns = list(self.numbers.unbind(0))
-        columns[Column.PREVIOUS] = previous
-        columns[Column.LAST] = next_token
-        columns[Column.LENGTH] = columns[Column.LENGTH] + moved
-        columns[Column.DECIDED] = columns[Column.DECIDED] + moved
+        gained = (num_accepted + 1) * columns[Column.RUNNING]
+        columns[Column.PREVIOUS] = torch.cat([self.last, decided], 1).gather(1, place)[:, 0]
+        columns[Column.LAST] = decided.gather(1, place)[:, 0]
+        columns[Column.LENGTH] = columns[Column.LENGTH] + gained
+        columns[Column.DECIDED] = columns[Column.DECIDED] + gained
         columns[Column.ITERATIONS] = columns[Column.ITERATIONS] + 1
+        columns[Column.GAINED] = gained
         self.numbers.copy_(torch.stack(columns))
-        return moved
+        if self.is_fixed:
+            self.decided[:, : decided.shape[1]] = decided
+        else:
+            self.decided = decided

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from harness.local.decoding.iteration import read, with_room
+from harness.local.decoding.iteration import read
 from harness.local.decoding.protocols import Proposal, Runner, Step, TensorDrafter, TokenRows
 from harness.local.decoding.randomness import existing_index
 from harness.local.decoding.state import Column, RowState
-from harness.local.decoding.transfer import to_device
 from harness.local.decoding.warp import AnyWarp
 from harness.local.runners.base import gather_rows
 from harness.local.runners.compiled import end_part
@@ -50,8 +49,11 @@ class ModelDrafter(TensorDrafter):
         self.runner.zero_nan()
 
     def add(self, prompts: TokenRows, first_tokens: Sequence[int], step: Step) -> None:
+        self._read([prompt[:-1] for prompt in prompts])
+
+    def _read(self, prompts: TokenRows) -> None:
         read_prompts = self.runner.add if self._has_rows else self.runner.start
-        self._device = read_prompts([prompt[:-1] for prompt in prompts]).logits.device
+        self._device = read_prompts(prompts).logits.device
         self._has_rows = True
 
     def draft(self, rows: RowState, uniforms: Tensor) -> Proposal:
@@ -97,58 +99,36 @@ class ParallelDrafter(ModelDrafter):
     def __init__(self, runner: Runner, warp: AnyWarp, mask: int) -> None:
         super().__init__(runner, warp)
         self._mask = mask
-        # [B, n], of which the first `_counts` [B] of each row are unread; the same counts on the host.
-        self._unread = torch.zeros(0, 1, dtype=torch.long)
-        self._counts = torch.ones(0, dtype=torch.long)
-        self._prepared = (self._unread, self._counts)
+        # Tokens of each row that the cache lacks, as the host knows them.
         self._num_unread: list[int] = []
-
-    def prepare(
-        self, num_rows: int, num_draft_tokens: int, num_slots: int, device: torch.device
-    ) -> None:
-        self._device = device
-        self._make_room(num_rows, num_draft_tokens + 1)
-        self._prepared = (self._unread, self._counts)
 
     def clear(self) -> None:
         super().clear()
-        self._unread, self._counts = self._prepared
-        self._counts.fill_(1)
         self._num_unread = []
 
     def add(self, prompts: TokenRows, first_tokens: Sequence[int], step: Step) -> None:
-        read_prompts = self.runner.add if self._has_rows else self.runner.start
-        self._device = read_prompts(prompts).logits.device
-        self._has_rows = True
-        first = len(self._num_unread)
+        self._read(prompts)
         self._num_unread += [1] * len(prompts)
-        self._make_room(len(self._num_unread), 1)
-        self._unread[first : len(self._num_unread), 0] = to_device(first_tokens, self._device)
-        self._counts[first : len(self._num_unread)] = 1
 
     def draft(self, rows: RowState, uniforms: Tensor) -> Proposal:
         uniforms = uniforms.to(self._device)
         num_rows, num_draft_tokens = uniforms.shape
-        width = self._unread.shape[1] if rows.is_fixed else max(self._num_unread)
-        counts = self._counts[:num_rows].unsqueeze(1)
+        unread = rows.decided.to(self._device)
+        if not rows.is_fixed:
+            unread = unread[:, : max(self._num_unread)]
+        # A row that only fills the batch up reads a token, too.
+        counts = rows.numbers[Column.GAINED].to(self._device).clamp(min=1)
         masks = counts.new_full((num_rows, num_draft_tokens - 1), self._mask)
-        tokens = torch.cat([self._unread[:num_rows, :width], masks], 1)
+        tokens = torch.cat([unread, masks], 1)
         places = torch.arange(tokens.shape[1], device=self._device)
-        tokens = tokens.where(places < counts, self._mask)
-        starts = rows.numbers[Column.LENGTH].to(self._device) + 1 - self._counts[:num_rows]
+        tokens = tokens.where(places < counts.unsqueeze(1), self._mask)
+        starts = rows.numbers[Column.LENGTH].to(self._device) + 1 - counts
         logits = read(self.runner, rows, tokens, starts).logits
         ahead = torch.arange(num_draft_tokens, device=self._device)
-        probabilities = self.warp(gather_rows(logits, counts - 1 + ahead))
+        probabilities = self.warp(gather_rows(logits, counts.unsqueeze(1) - 1 + ahead))
         drawn = existing_index(probabilities, uniforms)
         device = rows.numbers.device
         return Proposal(drawn.to(device), probabilities.to(device))
-
-    def learn(self, num_kept: Tensor, decided: Tensor, hidden: Tensor | None) -> None:
-        num_rows, width = decided.shape
-        self._make_room(num_rows, width)
-        self._unread[:num_rows, :width] = decided
-        # A row that only fills the batch up reads a token, too.
-        self._counts[:num_rows] = num_kept.clamp(min=1)
 
     def keep(self, counts: Sequence[int]) -> None:
         self.runner.keep(self._num_unread)
@@ -157,19 +137,6 @@ class ParallelDrafter(ModelDrafter):
     def select(self, rows: Sequence[int]) -> None:
         super().select(rows)
         self._num_unread = [self._num_unread[row] for row in rows]
-        index = to_device(rows, self._device)
-        for tensor in (self._unread, self._counts):
-            tensor[: len(rows)] = tensor[index]
-        # Those behind only fill a batch up: with more tokens they would begin before the first place.
-        self._counts[len(rows) :] = 1
-
-    def _make_room(self, num_rows: int, width: int) -> None:
-        if not len(self._unread):
-            # The first batch says where the model is.
-            self._unread = self._unread.to(self._device)
-            self._counts = self._counts.to(self._device)
-        self._unread = with_room(self._unread, num_rows, width)
-        self._counts = with_room(self._counts, num_rows)
 
 
 def widths(config: PreTrainedConfig, num_draft_tokens: int) -> list[int]:

@@ -29,12 +29,10 @@ class OnHost(Drafter):
         return self._drafter.draft(self._rows, uniforms)
 
     def observe(self, num_accepted: Sequence[int], decided: TokenRows, step: Step) -> None:
-        accepted = torch.tensor(num_accepted)
         tokens = torch.tensor(padded(decided, least=step.logits.shape[1]))
-        following = tokens.gather(1, accepted.unsqueeze(1)).squeeze(1)
-        block = torch.cat([self._rows.last, tokens], 1)
-        num_kept = self._rows.advance(block, accepted, following)
-        self._drafter.learn(num_kept, tokens, step.hidden)
+        self._rows.advance(tokens, torch.tensor(num_accepted))
+        if step.hidden is not None:
+            self._drafter.learn(step.hidden)
         self._rows.longest += 1 + max(num_accepted)
         self._drafter.keep([count + 1 for count in num_accepted])
 

@@ -151,7 +151,10 @@ def prepare_calls(
     num_numbers = decoding.max_new_tokens + 1
     if RULES[decoding.rule].redraws:
         num_numbers *= decoding.most_draft_tokens + 1
-    calls.rows = RowState.resting(batch_size, num_numbers, device, is_fixed=True)
+    num_decided = calls.num_draft_tokens + 1
+    calls.rows = RowState.resting(
+        batch_size, num_numbers, device, num_decided=num_decided, is_fixed=True
+    )
     calls.most_tokens = preparation.longest_prompt + decoding.max_new_tokens
     warp = calls.warp
     warp.set_rows([warp_of(decoding)] * batch_size, device)

@@ -90,33 +90,27 @@ class HeadDrafter(TensorDrafter):
         self._draw = HeadSampler(head, warp)
         self._threshold = threshold
         self._num_rows = 0
-        # How many features of each row the next proposal reads at most, where rows are not fixed.
-        self._width = 1
         size = len(head.config.layers) * head.config.target_size
         parameter = next(head.parameters())
-        # [B, n, L * D], and [B, n], the token after each; the first `_counts` [B] of each row are unread.
+        # [B, n, L * D], of the token before each of `RowState.decided`.
         self._features = torch.zeros(0, 1, size, device=self._device, dtype=parameter.dtype)
-        self._following = torch.zeros(0, 1, dtype=torch.long, device=self._device)
-        self._counts = torch.zeros(0, dtype=torch.long, device=self._device)
-        self._prepared = (self._features, self._following, self._counts, self.cache)
+        self._prepared = (self._features, self.cache)
         self._propose_fixed: Callable[..., list[Tensor]] = self._proposer(self.cache)
 
     def prepare(
         self, num_rows: int, num_draft_tokens: int, num_slots: int, device: torch.device
     ) -> None:
         width = num_draft_tokens + 1
-        self._make_room(num_rows, width)
+        self._features = with_room(self._features, num_rows, width)
         self.cache = SlotCache()
         self.cache.num_slots = round_up(num_slots + self.head.num_written(width, num_draft_tokens))
-        self._prepared = (self._features, self._following, self._counts, self.cache)
+        self._prepared = (self._features, self.cache)
         warp = self.warp
         self._propose_fixed = Part(self._proposer(self.cache), self.head, lambda: warp.kind)
 
     def clear(self) -> None:
-        self._features, self._following, self._counts, self.cache = self._prepared
-        self._counts.zero_()
+        self._features, self.cache = self._prepared
         self._num_rows = 0
-        self._width = 1
 
     def zero_nan(self) -> None:
         self.cache.zero_nan()
@@ -126,37 +120,32 @@ class HeadDrafter(TensorDrafter):
         assert step.hidden is not None, "the target's runner captures no hidden states"
         first = self._num_rows
         self._num_rows += len(prompts)
-        self._make_room(self._num_rows, 1)
+        self._features = with_room(self._features, self._num_rows)
         lengths = list(map(len, prompts))
         # Padding on a row's left may be no number at all, and must not reach the cache.
         rows = zip(step.hidden, lengths, strict=True)
         states = pad_sequence([row[-length:] for row, length in rows], batch_first=True)
         features = states.flatten(2).to(self._features)
-        texts = zip(prompts, first_tokens, strict=True)
-        following = to_device(
-            padded([[*prompt[1:], token] for prompt, token in texts]), self._device
-        )
         last = to_device(lengths, self._device) - 1
         if max(lengths) > 1:
             # All but the last, with which the first proposal begins.
+            following = padded([prompt[1:] for prompt in prompts], least=max(lengths))
             self._reserve(max(lengths))
             self.cache.first_row = first
             with WithoutCudnn():
-                self.head.read(
-                    Unread(features, following, last, torch.zeros_like(last)), self.cache
-                )
+                starts = torch.zeros_like(last)
+                unread = Unread(features, to_device(following, self._device), last, starts)
+                self.head.read(unread, self.cache)
             self.cache.first_row = 0
         self._features[first : self._num_rows, 0] = gather_rows(features, last)
-        self._following[first : self._num_rows, 0] = gather_rows(following, last)
-        self._counts[first : self._num_rows] = 1
 
     def draft(self, rows: RowState, uniforms: Tensor) -> Proposal:
         num_rows, num_draft_tokens = uniforms.shape
-        width = self._features.shape[1] if rows.is_fixed else self._width
-        counts = self._counts[:num_rows]
+        width = rows.decided.shape[1]
+        counts = rows.numbers[Column.GAINED].to(self._device)
         unread = (
             self._features[:num_rows, :width],
-            self._following[:num_rows, :width],
+            rows.decided.to(self._device),
             counts,
             rows.numbers[Column.LENGTH].to(self._device) - counts,
         )
@@ -178,37 +167,24 @@ class HeadDrafter(TensorDrafter):
         """Return a function that drafts by the fields of an `Unread` and uniforms [B, K], over this cache."""
         return functools.partial(propose, self.head, cache, self._draw)
 
-    def learn(self, num_kept: Tensor, decided: Tensor, hidden: Tensor | None) -> None:
-        assert hidden is not None
-        num_rows, width = decided.shape
-        self._make_room(num_rows, width)
-        self._width = width
+    def learn(self, hidden: Tensor) -> None:
+        num_rows, width = hidden.shape[:2]
+        self._features = with_room(self._features, num_rows, width)
         self._features[:num_rows, :width] = hidden.flatten(2)
-        self._following[:num_rows, :width] = decided
-        self._counts[:num_rows] = num_kept
 
     def select(self, rows: Sequence[int]) -> None:
         index = to_device(rows, self._device)
         self.cache.select(index, self._num_rows)
-        for tensor in (self._features, self._following, self._counts):
-            tensor[: len(rows)] = tensor[index]
+        self._features[: len(rows)] = self._features[index]
         self._num_rows = len(rows)
-        # Those behind only fill a batch up.
-        self._counts[len(rows) :] = 0
-
-    def _make_room(self, num_rows: int, width: int) -> None:
-        """Copy what is unread into larger tensors, unless it has these sizes."""
-        self._features = with_room(self._features, num_rows, width)
-        self._following = with_room(self._following, num_rows, width)
-        self._counts = with_room(self._counts, num_rows)
 
     def _reserve(self, num_slots: int) -> None:
         """Make room in the cache for so many entries of each row. The prepared one keeps its size: a batch that
         outgrows it goes on in a copy.
         """
-        *_, counts, prepared = self._prepared
+        features, prepared = self._prepared
         if self.cache is prepared:
-            if num_slots <= prepared.num_slots and self._num_rows <= len(counts):
+            if num_slots <= prepared.num_slots and self._num_rows <= len(features):
                 return
             self.cache = prepared.copied()
         self.cache.num_slots = num_slots
