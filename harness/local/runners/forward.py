@@ -208,5 +208,6 @@ def packed_attention(
     )
     # Kernels on a GPU leave the heads behind the queries in memory, so that these two are split
     # before they are joined.
-    output = output.unflatten(2, (-1, num_queries)).permute(0, 3, 1, 2, 4)
+    output = output.view(num_rows, key.shape[1], -1, num_queries, output.shape[-1])
+    output = output.permute(0, 3, 1, 2, 4)
     return output.reshape(num_rows, num_queries, num_heads, -1), None
