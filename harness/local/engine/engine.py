@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harness.config.acceptance_rules import RULES
 from harness.config.errors import SettingError
 from harness.engines.door.serving import TokenLogprob
 from harness.engines.protocol import Answered, Arm, Engine, NoteEnded, Request, Traits, Weights
@@ -30,7 +29,13 @@ from harness.local.engine.clock import LoopClock, PhaseTimer, timed_passes
 from harness.local.engine.fault import NONE, Fault, fault_of
 from harness.local.engine.preparing import prepare
 from harness.local.engine.reference import ModelReference, loaded_weights, not_finite
-from harness.local.engine.runners import PairRunners, open_runners, verification_of, warp_of
+from harness.local.engine.runners import (
+    PairRunners,
+    num_random,
+    open_runners,
+    verification_of,
+    warp_of,
+)
 from harness.local.models.devices import release_memory
 from harness.local.runners.base import Options
 from harness.local.runners.checks import plain_outputs
@@ -95,17 +100,11 @@ class LocalArm(Arm):
         return clock.answered(self.timer.phases, as_batch=is_batch, drafts=self.drafts)
 
     def loop_request(self, request: Request) -> RowRequest:
-        """A request as the loop takes it, with its random numbers: one for each position, and one that a
-        verification reads past the end.
-
-        Where a rule redraws, each iteration takes new ones for each draft token.
-        A longer stream begins with the shorter one, so that the first numbers are the same for every
-        rule and both arms.
+        """A request as the loop takes it, with its random numbers. A longer stream begins with the shorter one, so
+        that the first numbers are the same for every rule and both arms.
         """
         decoding = request.decoding
-        num_numbers = decoding.max_new_tokens + 1
-        if self.drafts and RULES[decoding.rule].redraws:
-            num_numbers *= decoding.most_draft_tokens + 1
+        num_numbers = num_random(decoding) if self.drafts else decoding.max_new_tokens + 1
         device = self.pair.target.input_device
         return RowRequest(
             prompt=request.prompt,

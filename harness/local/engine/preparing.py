@@ -15,7 +15,6 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from harness.config.acceptance_rules import RULES
 from harness.engines.record import Preparation
 from harness.local.decoding.iteration import Calls
 from harness.local.decoding.protocols import Proposal, TensorDrafter
@@ -23,7 +22,7 @@ from harness.local.decoding.state import RowState
 from harness.local.decoding.warp import BatchWarp
 from harness.local.drafting.checked import blaming_method
 from harness.local.drafting.model import widths as draft_widths
-from harness.local.engine.runners import PairRunners, warp_of
+from harness.local.engine.runners import PairRunners, num_random, warp_of
 from harness.local.models.loading import LoadedModel
 from harness.local.runners.base import UnsupportedModelError
 from harness.local.runners.checks import as_unsupported, require_close
@@ -148,12 +147,9 @@ def prepare_calls(
     target = models[0]
     assert isinstance(target, PreTrainedModel)
     device = target.device
-    num_numbers = decoding.max_new_tokens + 1
-    if RULES[decoding.rule].redraws:
-        num_numbers *= decoding.most_draft_tokens + 1
     num_decided = calls.num_draft_tokens + 1
     calls.rows = RowState.resting(
-        batch_size, num_numbers, device, num_decided=num_decided, is_fixed=True
+        batch_size, num_random(decoding), device, num_decided=num_decided, is_fixed=True
     )
     calls.most_tokens = preparation.longest_prompt + decoding.max_new_tokens
     warp = calls.warp

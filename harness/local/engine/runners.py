@@ -42,6 +42,16 @@ def warp_of(decoding: DecodingSettings) -> Warp:
     return Warp(decoding.temperature, decoding.top_k, decoding.top_p)
 
 
+def num_random(decoding: DecodingSettings) -> int:
+    """The random numbers of a row for each purpose: one for each position, and one that a verification reads past the
+    end. Where a rule redraws, each iteration takes new ones for each draft token.
+    """
+    num_positions = decoding.max_new_tokens + 1
+    if not RULES[decoding.rule].redraws:
+        return num_positions
+    return num_positions * (decoding.most_draft_tokens + 1)
+
+
 @dataclass(kw_only=True)
 class PairRunners:
     """The runners and drafters of a loaded pair.
