@@ -94,8 +94,7 @@ def p_value(name: str, rule: Callable[..., Verdict], num_rows: int = 1500) -> fl
     exact: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(3):
         beginnings = torch.tensor([[*REPETITIVE, *text] for text in exact])
-        with torch.inference_mode():
-            following = warp(target(beginnings, use_cache=False).logits[:, -1])
+        following = warp(target(beginnings, use_cache=False).logits[:, -1])
         exact = {
             (*text, token): chance * float(row[token])
             for (text, chance), row in zip(exact.items(), following, strict=True)

@@ -63,19 +63,19 @@ class SlotForward:
                 then has no mask, so that `width` must be `starts + 1`.
         """
         num_tokens = tokens.shape[1]
+        places: Tensor | int = starts
         if isinstance(starts, int):
-            written = slots.positions[:, starts : starts + num_tokens].to(tokens.device)
-            cache = slots.cache_at(starts, width)
-            # Kernels are faster without a mask, and a single token sees all slots that attention
-            # reads.
-            needs_masks = num_tokens > 1 or self._single_token_needs_masks
+            end = starts + num_tokens
+            written = torch.arange(starts, end, device=tokens.device).unsqueeze(0)
         else:
             written = starts.unsqueeze(1) + torch.arange(num_tokens, device=tokens.device)
-            cache = slots.cache_of(written, width)
-            needs_masks = True
+            places = written
+        cache = slots.cache(places, width)
         masks = None
-        if needs_masks:
-            masks = self._masks(starts, written, width, slots.buffers[0].dtype)
+        # Kernels are faster without a mask, and a single token sees all slots that attention
+        # reads.
+        if num_tokens > 1 or self._single_token_needs_masks or places is written:
+            masks = self._masks(written, width, slots.buffers[0].dtype)
         output = self._model(
             input_ids=tokens,
             attention_mask=masks,
@@ -85,24 +85,15 @@ class SlotForward:
         )
         return captured(self._options, output)
 
-    def _masks(
-        self, starts: Tensor | int, written: Tensor, width: int, dtype: torch.dtype
-    ) -> Tensor | dict[str, Tensor]:
+    def _masks(self, written: Tensor, width: int, dtype: torch.dtype) -> Tensor | dict[str, Tensor]:
         """Make masks [1 or B, 1, n, S] that are added to scores, for tokens in slots written [1 or
         B, n]: one for each type of layer, or a single one where all layers share it.
 
         Where heads are packed (`HeadPacking`), each token is as many queries as heads share a key.
         """
         masked = torch.finfo(dtype).min
-        heads_per_key = self.packing.heads_per_key
-        if isinstance(starts, int) and not any(self._windows.values()):
-            # As below, with a third of the host's work.
-            shape = (heads_per_key, written.shape[1], width)
-            mask = torch.full(shape, masked, dtype=dtype, device=written.device).triu_(starts + 1)
-            masks = dict.fromkeys(self._windows, mask.view(1, 1, -1, width))
-            return masks.get(_SHARED, masks)
         # A token's slot is its position, so slots are compared as positions.
-        queries = written.repeat(1, heads_per_key).unsqueeze(2)
+        queries = written.repeat(1, self.packing.heads_per_key).unsqueeze(2)
         positions = torch.arange(width, device=written.device)
         seen = positions <= queries
         masks = {}

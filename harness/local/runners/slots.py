@@ -19,6 +19,8 @@ from torch import Tensor
 from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
+from harness.local.decoding.iteration import with_room
+
 # How many slots beyond the needed ones are allocated when a cache grows.
 SPARE_SLOTS = 256
 
@@ -70,37 +72,18 @@ class Slots:
     def num_slots(self) -> int:
         return self.buffers[0].shape[2] if self.buffers else 0
 
-    @cached_property
-    def positions(self) -> Tensor:
-        """The positions of all slots, [1, S]."""
-        return torch.arange(self.num_slots, device=self.buffers[0].device).unsqueeze(0)
-
-    def cache_at(self, start: int, width: int) -> Cache:
-        """Show `width` slots to transformers, which writes every row from slot `start` on.
-
-        Eager passes share this cache, one after the other.
-        """
-        cache, of_pass = self._shared
-        of_pass.start = start
-        of_pass.width = width
-        return cache
-
-    def cache_of(self, written: Tensor, width: int) -> Cache:
-        """Show `width` slots to transformers, which writes into slots [B, n]."""
-        # The layers of one model may be on several devices, and differ in their heads.
-        kinds = {(buffer.device, buffer.shape[1]) for buffer in self.buffers}
-        indices = {
-            (device, num_heads): _indices(written.to(device), num_heads)
-            for device, num_heads in kinds
-        }
-        return self._cache(_Pass(0, width, indices))
-
-    @cached_property
-    def _shared(self) -> tuple[Cache, _Pass]:
-        of_pass = _Pass(0, 0)
-        return self._cache(of_pass), of_pass
-
-    def _cache(self, of_pass: _Pass) -> Cache:
+    def cache(self, places: int | Tensor, width: int) -> Cache:
+        """Show `width` slots to transformers, which writes every row from one slot on, or into slots [B, n]."""
+        of_pass = _Pass(0, width)
+        if isinstance(places, int):
+            of_pass.start = places
+        else:
+            # The layers of one model may be on several devices, and differ in their heads.
+            kinds = {(buffer.device, buffer.shape[1]) for buffer in self.buffers}
+            of_pass.indices = {
+                (device, num_heads): _indices(places.to(device), num_heads)
+                for device, num_heads in kinds
+            }
         pairs = zip(self.buffers[::2], self.buffers[1::2], strict=True)
         layers: list[Any] = [_SlotLayer(keys, values, of_pass) for keys, values in pairs]
         return Cache(layers=layers)
@@ -110,11 +93,7 @@ class Slots:
 
     def enlarged(self, num_rows: int, num_slots: int) -> Slots:
         """Return a copy with at least these numbers of rows and slots; new ones are zero."""
-        enlarged = self.like(
-            self.buffers, max(num_rows, self.num_rows), max(num_slots, self.num_slots)
-        )
-        enlarged.write(self.buffers)
-        return enlarged
+        return Slots([with_room(buffer, num_rows, 0, num_slots) for buffer in self.buffers])
 
     def write(self, states: Sequence[Tensor], first_row: int = 0) -> None:
         """Copy states [n, heads, m, D] into the first m slots of n rows."""

@@ -92,11 +92,10 @@ def calls_of(
     runners = [(runner, [1, K + 1])]
     if isinstance(drafter, ModelDrafter):
         runners.append((drafter.runner, [1, 2, 2 * K]))  # type: ignore[arg-type]
-    with torch.inference_mode():
-        for one, widths in runners:
-            one.fix(ROWS, preparation.demand.slots(2 * K), widths)
-            if compiles:
-                one.compile()
+    for one, widths in runners:
+        one.fix(ROWS, preparation.demand.slots(2 * K), widths)
+        if compiles:
+            one.compile()
     calls = PreparedCalls(
         runner,
         drafter,

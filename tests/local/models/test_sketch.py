@@ -271,7 +271,7 @@ def test_what_a_pass_works_with_is_about_what_reading_prompts_takes(sizes: dict[
     most = []
     for num_rows in (2, 4):
         tokens = torch.zeros(num_rows, 32, dtype=torch.long)
-        with torch.inference_mode(), _LiveBytes() as live:
+        with _LiveBytes() as live:
             model(input_ids=tokens, use_cache=False, logits_to_keep=1)
         most.append(live.most)
     numbers_per_token = (most[1] - most[0]) / (2 * 32 * 4)

@@ -45,10 +45,7 @@ RUNNERS: dict[str, Callable[[PreTrainedModel], Runner]] = {
 
 def expected(model: PreTrainedModel, sequence: list[int]) -> tuple[Tensor, Tensor]:
     """Hidden states [len(sequence), L, D], and logits [len(sequence), V]."""
-    with torch.inference_mode():
-        output = model(
-            input_ids=torch.tensor([sequence]), use_cache=False, output_hidden_states=True
-        )
+    output = model(input_ids=torch.tensor([sequence]), use_cache=False, output_hidden_states=True)
     states = torch.stack([output.hidden_states[layer][0] for layer in LAYERS], dim=1)
     return states, output.logits[0]
 
