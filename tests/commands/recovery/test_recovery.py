@@ -15,7 +15,7 @@ import pytest
 
 from forked import start
 from halting import HALTED, halting
-from harness.local.decoding.loop import BatchRow
+from harness.local.decoding.loop import BatchRow, RowStep
 from harness.local.serving import LocalService
 from in_process import Harness, results
 from own_service import own_service
@@ -79,10 +79,11 @@ def test_a_text_that_goes_on_behind_its_end_is_lossy(
     """As in transformers #47912: only the last token of an iteration ends a text."""
     take = BatchRow.take
 
-    def take_whole(row: BatchRow, tokens: list[int]) -> list[int]:
+    def take_whole(row: BatchRow, numbers: list[float], vocabulary_size: int) -> RowStep:
         request = row.request
-        row.request = dataclasses.replace(request, stop_tokens=request.stop_tokens & {tokens[-1]})
-        taken = take(row, tokens)
+        last = {int(numbers[1])}
+        row.request = dataclasses.replace(request, stop_tokens=request.stop_tokens & last)
+        taken = take(row, numbers, vocabulary_size)
         row.request = request
         return taken
 
