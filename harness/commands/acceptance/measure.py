@@ -366,7 +366,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
             if condition.most_prompt_tokens is not None:
                 most, bos_token = condition.most_prompt_tokens, session.tokenizer.bos_token_id
                 short = [last(ids, most, bos_token) for ids in encoded.token_ids]
-                encoded = dataclasses.replace(encoded, token_ids=short, chats=[])
+                encoded = dataclasses.replace(encoded, token_ids=short, is_cut=True)
             if condition.cause is None:
                 self.too_long.update(encoded.too_long)
             if settings.decoding.temperature > 0:

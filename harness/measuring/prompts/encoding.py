@@ -42,9 +42,8 @@ class Encoded:
     Attributes:
         prompts: of the set, in its order.
         token_ids: of each prompt.
-        chats: the messages and tools of each prompt, for servers that apply the template themselves; [] where
-            any prompt was cut, because the messages would be longer than the token ids.
         too_long: how many prompts of the set were too long, by column: `num_skipped` or `num_truncated`.
+        is_cut: whether any was cut to the context.
         longest_turn: the most tokens that the prompt of any turn can have, with the answers before it.
         others: further prompts of the set, none longer than the longest of these, for warm-ups; None where nobody
             asked for any.
@@ -52,8 +51,8 @@ class Encoded:
 
     prompts: tuple[Prompt, ...]
     token_ids: list[list[int]]
-    chats: list[Chat]
     too_long: Mapping[str, int] = field(default_factory=dict)
+    is_cut: bool = False
     longest_turn: int = 0
     others: Encoded | None = None
 
@@ -61,6 +60,14 @@ class Encoded:
     def indices(self) -> list[int]:
         """The indices of the prompts in their set."""
         return [prompt.index for prompt in self.prompts]
+
+    @property
+    def chats(self) -> list[Chat]:
+        """The messages and tools of each prompt, for servers that apply the template themselves; [] where any prompt
+        was cut, because the messages would be longer than the token ids.
+        """
+        is_cut = self.is_cut or any(prompt.num_tokens is not None for prompt in self.prompts)
+        return [] if is_cut else [prompt.chat() for prompt in self.prompts]
 
     @property
     def longest(self) -> int:
@@ -74,19 +81,11 @@ class Encoded:
 
     def part(self, places: Sequence[int]) -> Encoded:
         """Some of the prompts, by their places here."""
-        return Encoded(
-            tuple(self.prompts[index] for index in places),
-            [self.token_ids[index] for index in places],
-            [self.chats[index] for index in places] if self.chats else [],
-            others=self.others,
+        return dataclasses.replace(
+            self,
+            prompts=tuple(self.prompts[index] for index in places),
+            token_ids=[self.token_ids[index] for index in places],
         )
-
-
-def chats_of(prompts: Sequence[Prompt]) -> list[Chat]:
-    """The messages of prompts; [] where a prompt has a given length, and so is cut."""
-    if any(prompt.num_tokens is not None for prompt in prompts):
-        return []
-    return [prompt.chat() for prompt in prompts]
 
 
 class Encoder:
@@ -137,18 +136,16 @@ class Encoder:
         def read() -> list[list[int]]:
             if not self.settings.engine.asks_chats:
                 self._template.check_tools(chats)
-            return self._template.encode(chats)
-
-        def read_and_decode() -> list[list[int]]:
-            token_ids = read()
-            self.planned.tokenizer.decode(max(token_ids, key=len, default=[]))
+            token_ids = self._template.encode(chats)
+            if not self._is_tried:
+                self.planned.tokenizer.decode(max(token_ids, key=len, default=[]))
             return token_ids
 
         if self._is_tried:
             return read()
         num_letters = sum(len(json.dumps(chat.messages)) for chat in chats)
         setting = "chat_template" if self._template.is_used else "model"
-        token_ids = within_limits(read_and_decode, num_letters, setting)
+        token_ids = within_limits(read, num_letters, setting)
         self._is_tried = True
         return token_ids
 
@@ -195,17 +192,15 @@ class Encoder:
                 [ids] = self.encode([prompt.after([""] * turn)])
                 # Any tokens stand in for the answers.
                 whole[index] = [*ids, *ids[-1:] * turn * (new_tokens + _MARGIN)]
-        encoded = Encoded(prompts, token_ids, chats_of(prompts))
-        encoded = self._fitted(encoded, whole, new_tokens, answers)
+        encoded = self._fitted(Encoded(prompts, token_ids), whole, new_tokens, answers)
         if num_others:
             measured = set(encoded.indices)
             others = [prompt for prompt in prompt_set.prompts if prompt.index not in measured]
             others = others[: _MOST_WARMUP * num_others]
-            pairs = zip(others, self.encode(others), strict=True)
-            short = [(prompt, ids) for prompt, ids in pairs if len(ids) <= encoded.longest]
-            kept = tuple(prompt for prompt, _ in short)
-            unmeasured = Encoded(kept, [ids for _, ids in short], chats_of(kept))
-            encoded = dataclasses.replace(encoded, others=unmeasured)
+            unmeasured = Encoded(tuple(others), self.encode(others))
+            lengths = enumerate(map(len, unmeasured.token_ids))
+            short = [place for place, length in lengths if length <= encoded.longest]
+            encoded = dataclasses.replace(encoded, others=unmeasured.part(short))
         described = prompt_set.described(encoded.prompts)
         if described:
             note(described)
@@ -258,15 +253,12 @@ class Encoder:
             if cut and settings.engine.asks_chats and any(chat.has_tools for chat in encoded.chats):
                 rule = f"{problem}, and chats with tools are sent whole; skip leaves them out"
                 raise SettingError("prompts.too_long", rule, too_long)
-            if cut:
-                say(f"{problem}: their last {room} tokens are read")
-            else:
-                say(f"{problem}: conversations go on without their oldest turns")
+            say(f"{problem}: their last {room} tokens are read, or later turns without the oldest")
             bos_token = planned.tokenizer.bos_token_id
             encoded = dataclasses.replace(
                 encoded,
                 token_ids=[last(ids, room, bos_token) for ids in token_ids],
-                chats=[] if cut else encoded.chats,
+                is_cut=bool(cut),
                 too_long={"num_truncated": len(long)},
             )
             whole = [last(ids, room, bos_token) for ids in whole]

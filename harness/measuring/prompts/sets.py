@@ -48,19 +48,12 @@ _CHARACTERS_PER_TOKEN = 12
 # Keys of a prompt; the first that a row has counts.
 _KEYS = tuple(column for column in PROMPT_COLUMNS if column != "category")
 # What a row may hold of a prompt or a request, besides what is sent.
-_PARTS = (
-    *("context", "input", "system", "image", "images", "image_url", "audio", "video"),
-    *(
-        "max_tokens",
-        "max_completion_tokens",
-        "temperature",
-        "top_p",
-        "top_k",
-        "stop",
-        "tool_choice",
-    ),
-    *("chat_template_kwargs", "response_format", "continue_final_message"),
-)
+_PARTS = """
+    context input passage passages document documents article story choices options
+    system system_prompt instructions image images image_url audio video files
+    max_tokens max_completion_tokens temperature top_p top_k stop tool_choice
+    chat_template_kwargs response_format continue_final_message
+""".split()
 # Keys whose text has a subject of its own.
 _WITH_SUBJECT = ("instruction", "question")
 # Roles of the messages that a model answers.
@@ -395,7 +388,7 @@ def _unsent(row: Mapping[str, Any], prompt: Prompt) -> Iterator[str]:
     """Parts of a row that its prompt lacks: its images, its settings, a system prompt beside plain text."""
     key = next(key for key in _KEYS if row.get(key) is not None)
     sent = ["system"] if prompt.messages else []
-    if key in _WITH_SUBJECT:
+    if key in _WITH_SUBJECT and isinstance(row[key], str):
         sent.append("input" if row.get("input") else "context")
     yield from (part for part in _PARTS if row.get(part) and part not in sent)
     if _has_objects(row[key], "from") and any(turn["from"] == "system" for turn in row[key]):
@@ -406,23 +399,24 @@ def _unsent(row: Mapping[str, Any], prompt: Prompt) -> Iterator[str]:
 
 def _with_known_columns(row: Mapping[str, Any], settings: PromptSettings) -> dict[str, Any]:
     """A row whose columns have the names that they have here."""
-    named = {
-        known: _column(row, str(column), f"prompts.columns.{known}")
-        for known, column in (settings.columns or {}).items()
-    }
+    named = {}
+    others = dict(row)
+    for known, column in (settings.columns or {}).items():
+        named[known] = _column(row, str(column), f"prompts.columns.{known}")
+        others.pop(str(column), None)
     if settings.template is not None:
         text = ""
         for literal, column, _, _ in string.Formatter().parse(settings.template):
             text += literal
             if column is not None:
                 value = _column(row, column, "prompts.template")
+                others.pop(column, None)
                 # Lists have one entry per line.
                 text += "\n".join(map(str, value)) if isinstance(value, list) else str(value)
         named["prompt"] = text
-    if not any(key in named for key in _KEYS):
-        return {**row, **named}
-    others = {column: value for column, value in row.items() if column not in _KEYS}
-    return {**others, **named}
+    if any(key in named for key in _KEYS):
+        others = {column: value for column, value in others.items() if column not in _KEYS}
+    return others | named
 
 
 def _column(row: Mapping[str, Any], column: str, setting: str) -> Any:

@@ -26,12 +26,14 @@ Load = Callable[..., PromptSet]
 def load(tmp_path: Path) -> Load:
     """Writes bytes, text or rows (one JSON object a line) into a file of the given name and loads it."""
 
-    def write_and_load(content: bytes | str | list[object], name: str = "mine.jsonl") -> PromptSet:
+    def write_and_load(
+        content: bytes | str | list[object], name: str = "mine.jsonl", **settings: object
+    ) -> PromptSet:
         if isinstance(content, list):
             content = "\n".join(json.dumps(row) for row in content)
         path = tmp_path / name
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
-        return load_prompts(PromptSettings(name="mine", file=str(path)))
+        return load_prompts(PromptSettings(name="mine", file=str(path), **settings))  # type: ignore[arg-type]
 
     return write_and_load
 
@@ -89,6 +91,9 @@ ASKED = {"role": "user", "content": "a"}
         ({"prompt": "a", "context": "b", "input": ""}, ("context",)),
         ({"question": "a", "image": "b.png", "max_tokens": 8}, ("image", "max_tokens")),
         ({"prompt": "a", "system": "b"}, ("system",)),
+        ({"question": ["a", "c"], "context": "b"}, ("context",)),
+        ({"question": "a", "choices": ["b"], "passage": "c", "images": []}, ("passage", "choices")),
+        ({"turns": ["a"], "system_prompt": "b"}, ("system_prompt",)),
         ({"conversations": [{"from": "system", "value": "b"}, {"from": "human", "value": "a"}]}, ("system",)),
         ({"max_tokens": 8, "system": "b", "messages": [ASKED]}, ("max_tokens",)),
         ({"max_tokens": 8, "messages": [ASKED, {"role": "assistant", "content": "{"}]},
@@ -99,6 +104,14 @@ def test_parts_of_a_row_that_are_not_sent_are_known(
     load: Load, row: object, unsent: tuple[str, ...]
 ) -> None:
     assert load([row]).prompts[0].unsent == unsent
+
+
+def test_columns_that_the_user_names_are_sent(load: Load) -> None:
+    row = {"context": "a", "article": "b", "choices": "c"}
+    named = load([row], columns={"prompt": "article", "category": "choices"}).prompts[0]
+    assert (named.text, named.category, named.unsent) == ("b", "c", ("context",))
+    joined = load([row], template="{context} {article}").prompts[0]
+    assert (joined.text, joined.unsent) == ("a b", ("choices",))
 
 
 FIND = {"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}
