@@ -144,7 +144,7 @@ class ServerCommand:
         if self._ways:
             return True
         values = self.values(startup.drafts_by)
-        if any(value == "none" for value in values.values()):
+        if any("none" in value.split(",") for value in values.values()):
             return False
         if values or startup.drafts_always or {*startup.drafts_by} & {*self._variables()}:
             return True
@@ -183,8 +183,10 @@ class ServerCommand:
             return [*filter(None, [self.value(names)])]
         ways: list[str] = []
         for flag in self.flags(names):
-            ways += [flag.value] if ":" in flag.value else flag.value.split(",")
-        return [way for way in ways if way != "none"]
+            # One `none` among them undoes its flag.
+            named = [flag.value] if ":" in flag.value else flag.value.split(",")
+            ways += [] if "none" in named else named
+        return ways
 
     @property
     def method(self) -> str | None:
@@ -307,15 +309,13 @@ class ServerCommand:
                 raise SettingError(SETTING, f"{name}: {_REFUSED_OF_CONTAINERS[name]}")
 
     def without_core_binding(self) -> ServerCommand:
-        """The command as it is started on a CPU where another server runs."""
-        typed = " ".join(self.words[: self.start])
-        missing = [
-            variable
-            for variable in self.startup.without_core_binding
-            if (name := variable.partition("=")[0]) not in os.environ and f"{name}=" not in typed
-        ]
-        before = ("env", *missing) if missing else ()
-        return replace(self, words=(*before, *self.words), start=len(before) + self.start)
+        """The command as it is started on a CPU where another server runs; what is typed in it counts."""
+        typed = "".join(self.words[: self.start])
+        for variable in self.startup.without_core_binding:
+            name, _, _ = variable.partition("=")
+            if name not in os.environ and name not in typed:
+                return replace(self, words=("env", variable, *self.words), start=self.start + 2)
+        return self
 
     def _words_without(self, names: Sequence[str]) -> list[str]:
         """The words without these flags and their values."""

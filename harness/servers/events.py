@@ -355,7 +355,11 @@ def settle(
         request.token_ids = []
         is_whole = request.error is None and not request.has_enough
         if is_whole and text and not request.num_tokens:
-            request.error = RequestError(0, _uncounted())
+            reason = (
+                "the server does not count its tokens, and no tokenizer is here: model= names one"
+            )
+            remedy = f" ({INSTALL_LOCAL})" if missing_local() else ""
+            request.error = RequestError(0, reason + remedy)
     elif is_chat is not True and request.num_tokens == len(request.shown_ids):
         # llama.cpp shows ids.
         request.token_ids = request.token_ids or request.shown_ids
@@ -366,8 +370,3 @@ def settle(
     request.count_undrafted()
     if request.error is None and not request.num_tokens and not may_be_empty:
         request.error = EMPTY
-
-
-def _uncounted() -> str:
-    reason = "the server does not count its tokens, and no tokenizer is here: model= names one"
-    return f"{reason} ({INSTALL_LOCAL})" if missing_local() else reason

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import mmap
 import os
 import select
 import signal
@@ -26,8 +25,9 @@ import psutil
 # Seconds between two looks, and those in which processes may end by themselves.
 _LOOK_S = 0.1
 _GRACE_S = 5.0
-# Bytes of a log.
+# Bytes of a log, at each end, and those that are masked at once.
 _MOST_MASKED = 1 << 28
+_PART = 1 << 24
 # linux/prctl.h
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -76,18 +76,22 @@ def main(log: str, command: list[str]) -> int:
 
 
 def _mask(log: str, keys: list[str]) -> None:
-    """Write stars over the keys in a log, of an endless one at its beginning and its end."""
+    """Write stars over the keys in a log, of an endless one at its beginning and its end.
+
+    Each part begins where a key may have begun in the last one.
+    """
     with suppress(OSError), open(log, "r+b") as file:
         size = os.fstat(file.fileno()).st_size
-        end = max(0, size - _MOST_MASKED) // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
-        for offset in {0, end}:
-            length = min(_MOST_MASKED, size) if offset == 0 else size - offset
-            with mmap.mmap(file.fileno(), length, offset=offset) as content:
+        longest = max(map(len, map(str.encode, keys)), default=0)
+        for begin in {0, max(0, size - _MOST_MASKED)}:
+            for offset in range(begin, min(size, begin + _MOST_MASKED), _PART - longest):
+                file.seek(offset)
+                content = masked = file.read(_PART)
                 for key in map(str.encode, keys):
-                    begin = content.find(key)
-                    while begin >= 0:
-                        content[begin : begin + len(key)] = b"*" * len(key)
-                        begin = content.find(key, begin)
+                    masked = masked.replace(key, b"*" * len(key))
+                if masked != content:
+                    file.seek(offset)
+                    file.write(masked)
 
 
 def _end_container(command: list[str]) -> None:

@@ -107,14 +107,15 @@ def start(opening: Opening, settings: ServerSettings) -> Engine:
     note = commands[-1].startup.note
     if note and has_gpus and len(commands) == 2:
         opening.say(note)
+    num_blocks = most_starts = 0
+    takes_turns = False
     if settings.blocks != "auto":
-        return ServerEngine(opening, served, settings.blocks, takes_turns=settings.blocks > 0)
-    if len(commands) < 2:
-        return ServerEngine(opening, served)
-    number = _MOST_BLOCKS if run.is_until_precise else _BLOCKS
-    # Servers share a GPU where flags bound the memory that each takes of it.
-    may_share_gpus = all(command.value(command.startup.sized_by) for command in commands)
-    if has_gpus and not may_share_gpus:
-        return ServerEngine(opening, served, number, takes_turns=True)
-    most_starts = min(_STARTS, run.num_over_starts // (_PROMPTS_PER_START * run.batch_size))
-    return ServerEngine(opening, served, number, most_starts=most_starts)
+        num_blocks = settings.blocks
+        takes_turns = num_blocks > 0
+    elif len(commands) > 1:
+        num_blocks = _MOST_BLOCKS if run.is_until_precise else _BLOCKS
+        # Servers share a GPU where flags bound the memory that each takes of it.
+        may_share_gpus = all(command.value(command.startup.sized_by) for command in commands)
+        takes_turns = has_gpus and not may_share_gpus
+        most_starts = min(_STARTS, run.num_over_starts // (_PROMPTS_PER_START * run.batch_size))
+    return ServerEngine(opening, served, num_blocks, takes_turns, most_starts)

@@ -14,10 +14,6 @@ from pathlib import Path
 from harness.config.acceptance_rules import PARAMETERS, RULES
 
 
-def _no_method(path: str) -> str:
-    return ""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Startup:
     """How one kind of server is started.
@@ -88,7 +84,7 @@ class Startup:
     counts_root: tuple[str, ...] = ()
     method: tuple[str, ...] = ()
     draft: tuple[str, ...] = ()
-    method_of_file: Callable[[str], str | None] = _no_method
+    method_of_file: Callable[[str], str | None] = lambda path: ""
     pools: tuple[str, ...] = ()
     model: tuple[str, ...] = ("--model",)
     model_follows: bool = False
@@ -356,7 +352,7 @@ MLX_LM = Startup(
     programs=("mlx_lm.server", "-m mlx_lm.server", "-m mlx_lm server"),
     speculation=("--draft-model", "--num-draft-tokens"),
     drafts_by=("--draft-model",),
-    prefixes=("--draft",),
+    prefixes=("--draft", "--num-d"),
     argparse=True,
     num_draft_tokens={"": (("--num-draft-tokens",), 3)},
     draft=("--draft-model",),

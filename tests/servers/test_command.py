@@ -121,6 +121,7 @@ def test_ports_are_ours_unless_the_user_places_them() -> None:
         # Where no K is typed it is the program's default.
         ("harness serve model=7B", "7B", None, None, 4),
         ("mlx_lm.server --model a --draft-model b", "a", "b", None, 3),
+        ("mlx_lm.server --model a --draft-model b --num-draft 5", "a", "b", None, 5),
         ("llama-server -m X --spec-type ngram-simple", "X", "ngram-simple", "ngram-simple", 48),
         ("llama-server -m X --spec-type ngram-map-k4v", "X", "ngram-map-k4v", "ngram-map-k4v", 48),
     ],
@@ -168,6 +169,7 @@ def test_a_command_says_what_it_accepts_by(typed: str, rule: str | None, is_loss
     ("typed", "said"),
     [
         ("vllm serve A", "nothing in it makes vLLM speculate: add --speculative-config"),
+        ("llama-server -m X -md Y --spec-type draft-simple,none", "nothing in it makes llama.cpp speculate"),
         ("llama-server -m X -md Y --spec-type none", "nothing in it makes llama.cpp speculate: add --spec-type"),
         ("llama-server -m X --spec-tipe draft-mtp", "--spec-tipe is not known here (did you mean --spec-type?)"),
         ("sglang serve --model A --speculative-draft-mod X", "(did you mean --speculative-draft-model?)"),
