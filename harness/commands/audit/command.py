@@ -44,8 +44,8 @@ others? Nothing is run.
   regular=       the cell of a table that names the regular arm, where that is none of the words in docs/audit.md
   baseline=      speed of the regular arm, in tokens/s or as 24.6ms (per token) or 41s (per answer); or its result file
 
-A claim is consistent, impossible, unlikely (chance, or another average, definition or run may explain it), or not
-stated: the table lacks what it could be checked against.
+A claim is consistent, impossible or unlikely (chance, or another average, definition or run may explain it). One that
+the table lacks figures to check against is not counted.
 
 NAME of a number: {" ".join(NUMBERS)}
 Short for some:   {" ".join(SHORT_NAMES)}
