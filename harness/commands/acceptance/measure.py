@@ -255,7 +255,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         if self.served and (is_asked_for or finding.is_in_doubt):
             conditions = readings(settings, has_template)
             if self._may_be_greedy:
-                conditions += map(drafted_greedily, conditions)
+                conditions = [*conditions, *map(drafted_greedily, conditions)]
             for condition in conditions:
                 self._read_otherwise(session, condition)
             finding = self._finding(session)
