@@ -1,6 +1,6 @@
 """Is speculation on, and for which kinds of requests? Some servers answer some kinds without drafts, and do not say so.
 
-Each kind is asked alone: a few prompts, of both arms. Whether drafts were made is what the server reports of the
+Each kind is asked alone: a few prompts. Whether drafts were made is what the server reports of the
 answers; of one that reports nothing, whether tokens of an answer arrive together. Each kind is compared with
 the others.
 """
@@ -11,12 +11,11 @@ import dataclasses
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from harness.commands.recovery.record import SamplingName
 from harness.commands.recovery.sampling import Sampling, samplings
 from harness.commands.recovery.workload import (
-    Answer,
     Asking,
     Columns,
     PlannedRequest,
@@ -65,29 +64,13 @@ class Kind:
 
     Attributes:
         sampling: its name, how tokens are drawn, and parameters of the server's API.
-        num_in_flight: requests at a time.
         is_long: whether its prompts are long ones that were asked before.
         wanted: texts of a server that heeds it match this; None where texts do not show that.
     """
 
     sampling: Sampling
-    num_in_flight: int = 1
     is_long: bool = False
     wanted: str | None = None
-
-
-KindVerdict = Literal[
-    "drafts",
-    "some drafts",
-    "none accepted",
-    "no drafts",
-    "ignored",
-    "refused",
-    "not asked",
-    "failed",
-    "no answer",
-    "unknown",
-]
 
 
 def kinds(decoding: DecodingSettings, prompt: Sequence[int], chat: bool) -> list[Kind]:
@@ -101,7 +84,6 @@ def kinds(decoding: DecodingSettings, prompt: Sequence[int], chat: bool) -> list
     names = [name for name in get_args(SamplingName) if name not in ("as_asked", "temperature")]
     asked = [
         Kind(with_parameters("plain")),
-        Kind(with_parameters("beside another"), num_in_flight=2),
         Kind(with_parameters("long cached prompt"), is_long=True),
         Kind(with_parameters("stop texts", stop=["\u2260\u2260"])),
         Kind(
@@ -130,18 +112,17 @@ def kinds(decoding: DecodingSettings, prompt: Sequence[int], chat: bool) -> list
     return asked + [Kind(sampling) for sampling in samplings(plain, biased, names=names)]
 
 
-def kind_checks(asking: Asking, arm: Arm, regular: Arm | None) -> Iterator[Columns]:
-    """Ask an arm each kind of request, and the regular one too.
+def kind_checks(asking: Asking, arm: Arm) -> Iterator[Columns]:
+    """Ask an arm each kind of request.
 
     Raises:
-        RunError: a server answers no more; what was asked before has its rows.
+        RunError: the server answers no more; what was asked before has its rows.
     """
     settings = asking.settings
     every = kinds(settings.decoding, asking.prompts[0], settings.engine.asks_chats)
     say(f"{len(every)} kinds of requests: which of them get drafts?")
     answered: list[AnswersOfKind] = []
     unanswered: list[Columns] = []
-    arms = [arm] if regular is None else [arm, regular]
     try:
         for number, kind in enumerate(every):
             name = kind.sampling.name
@@ -155,32 +136,25 @@ def kind_checks(asking: Asking, arm: Arm, regular: Arm | None) -> Iterator[Colum
                     continue
                 if kind.is_long:
                     asking.ask(arm, planned, 1, "asking once, for its cache")
-                doing = f"asking, {name}"
-                answers = asking.ask(arm, planned, kind.num_in_flight, doing)
-                expected: Sequence[Answer] = ()
-                if regular is not None and why_refused(regular, planned[0], settings.seed) is None:
-                    expected = asking.ask(regular, planned, kind.num_in_flight, doing)
+                answers = asking.ask(arm, planned, 1, f"asking, {name}")
             except RunError as error:
-                if not _still_answer(arms, asking, every[0]):
+                if not _still_answers(arm, asking, every[0]):
                     unanswered.append(_columns(name, "no answer", str(error)))
                     raise
                 unanswered.append(_columns(name, "failed", str(error)))
                 continue
-            records = [answer.record for answer in answers]
-            regular_records = [answer.record for answer in expected]
-            answered.append(AnswersOfKind(kind, records, regular_records))
+            answered.append(AnswersOfKind(kind, [answer.record for answer in answers]))
     finally:
         for kind_answers in answered:
             yield kind_answers.check(answered)
         yield from unanswered
 
 
-def _still_answer(arms: Sequence[Arm], asking: Asking, plain: Kind) -> bool:
-    """Whether all arms still answer a plain request, after one of another kind has failed."""
+def _still_answers(arm: Arm, asking: Asking, plain: Kind) -> bool:
+    """Whether an arm still answers a plain request, after one of another kind has failed."""
     request, *_ = _planned(plain, asking, 0)
     try:
-        for arm in arms:
-            asking.ask(arm, [request], 1, "asking again")
+        asking.ask(arm, [request], 1, "asking again")
     except RunError:
         return False
     return True
@@ -202,15 +176,10 @@ def _planned(kind: Kind, asking: Asking, first: int) -> list[PlannedRequest]:
 
 @dataclass(frozen=True)
 class AnswersOfKind:
-    """Answers to one kind of request.
-
-    Attributes:
-        regular: those of the regular arm; none where it was not asked.
-    """
+    """Answers to one kind of request."""
 
     kind: Kind
     records: Sequence[RequestRecord]
-    regular: Sequence[RequestRecord] = ()
 
     @property
     def drafted(self) -> list[int]:
@@ -220,23 +189,16 @@ class AnswersOfKind:
     def check(self, every: Sequence[AnswersOfKind]) -> Columns:
         """The verdict on this kind of request, compared with every kind."""
         verdict, finding = self._judged(every)
-        sampling, wanted = self.kind.sampling, self.kind.wanted
+        wanted = self.kind.wanted
         if wanted is not None and not all(re.match(wanted, record.text) for record in self.records):
             verdict, finding = "ignored", f"taken and ignored; {finding}"
-        identical = None
-        # Two answers to a request come mixed.
-        is_one_text = sampling.decoding.temperature == 0 and "n" not in sampling.parameters
-        if self.regular and is_one_text:
-            identical = sum(map(_is_same, self.records, self.regular))
         return {
-            **_columns(sampling.name, verdict, finding),
-            "num_prompts": len(self.records),
+            **_columns(self.kind.sampling.name, verdict, finding),
             "num_tokens": sum(record.num_tokens for record in self.records),
-            "identical_prompts": identical,
             **acceptance_of(self.records),
         }
 
-    def _judged(self, every: Sequence[AnswersOfKind]) -> tuple[KindVerdict, str]:
+    def _judged(self, every: Sequence[AnswersOfKind]) -> tuple[str, str]:
         num_drafted = sum(self.drafted)
         if num_drafted:
             num_accepted = sum(record.draft_tokens[1] for record in self.records)
@@ -257,11 +219,5 @@ class AnswersOfKind:
         return "unknown", "no drafts are reported, and none show in any kind"
 
 
-def _is_same(tested: RequestRecord, regular: RequestRecord) -> bool:
-    if tested.from_text or regular.from_text:
-        return tested.text == regular.text
-    return tested.token_ids == regular.token_ids
-
-
-def _columns(kind: str, verdict: KindVerdict, finding: str) -> Columns:
+def _columns(kind: str, verdict: str, finding: str) -> Columns:
     return {"check": "kind", "sampling": kind, "verdict": verdict, "finding": finding}

@@ -111,7 +111,7 @@ class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
         asking = Asking(settings, prompts, samplings, session.end_tokens(), can_end)
         regular = engine.arms[0] if len(engine.arms) > 1 else None
         if engine.servers is not None and settings.by_kind:
-            yield from kind_checks(asking, arm, regular)
+            yield from kind_checks(asking, arm)
         if reference is not None:
             yield from scored_checks(asking, arm, reference)
             return

@@ -229,7 +229,6 @@ def _kinds_table(checks: Checks) -> Table:
         Column("kind of request", text=True, of="sampling"),
         Column("drafts", of="verdict"),
         Column("accepted", percent, "acceptance_rate", optional=True),
-        Column("greedy texts identical", of=_identical, optional=True),
         Column("shown by", text=True, of="finding"),
     )
     return Table.of("kinds", "Which requests get drafts?", checks.kinds, columns)

@@ -80,11 +80,11 @@ def finding_of(
     others = [
         cause
         for cause in causes
-        if cause.cause == "command" or (cause.cause is not None and cause.position is None)
+        if cause.cause == "command" or (cause.cause and cause.position is None)
     ]
     engine, texts, card = engine_statement(row), texts_statement(row), _card(row)
     positions = [
-        _against_weights(place, f"acceptance at position {place.position}")
+        _against_weights(place)
         for place in typed
         if place.position is not None and place.weights is not None
     ]
@@ -147,11 +147,13 @@ def texts_statement(row: AcceptanceRow) -> Statement | None:
 def explains(cause: AcceptanceCauseRow, causes: Sequence[AcceptanceCauseRow]) -> bool:
     """Whether an engine that is read under this condition accepts what its weights do, at every position."""
     places = [place for place in causes if place.condition == cause.condition]
-    differs = any(_against_weights(place, "").is_conclusion for place in places)
-    return bool(cause.own_texts) and _against_weights(cause, "").is_judged and not differs
+    differs = any(_against_weights(place).is_conclusion for place in places)
+    return bool(cause.own_texts) and _against_weights(cause).is_judged and not differs
 
 
-def _against_weights(place: AcceptanceCauseRow, figure: str) -> Statement:
+def _against_weights(place: AcceptanceCauseRow) -> Statement:
+    """The engine against its weights under a condition: as a whole, or at the position of the row."""
+    figure = _TOKENS if place.position is None else f"acceptance at position {place.position}"
     served = None if place.served is None else place.served.estimate
     difference = _difference(served, place.weights)
     return Statement.ordered("engine", difference, limit=0.0, subject=place, figure=figure)

@@ -178,7 +178,6 @@ def test_kinds_without_drafts_and_those_refused_or_ignored_are_named(
     assert found.verdict["JSON schema"] == "ignored"
     assert set(found.verdict) <= {"drafts", "no drafts", "ignored", "refused"}
     assert found.acceptance_rate["plain"] == pytest.approx(1 / 3)
-    assert found.identical_prompts["plain"] == 4
     assert "tools" not in found.index, "they are for chats alone"
 
 
@@ -186,7 +185,7 @@ def test_drafts_that_are_never_accepted_are_told_from_silence_and_so_is_a_part()
     def record(*outcomes: tuple[int, int]) -> RequestRecord:
         return RequestRecord(0, 3, token_ids=[5] * 10, num_tokens=10, outcomes=list(outcomes))
 
-    kind, *others = kinds(DecodingSettings(), [1, 2], chat=False)
+    kind, *_ = kinds(DecodingSettings(), [1, 2], chat=False)
     good = AnswersOfKind(kind, [record((4, 3), (4, 2))] * 4)
     rejected = AnswersOfKind(kind, [record((4, 0), (4, 0))] * 4)
     partly = AnswersOfKind(kind, [record((4, 3)), record(), record((4, 1)), record()])
@@ -197,29 +196,20 @@ def test_drafts_that_are_never_accepted_are_told_from_silence_and_so_is_a_part()
         "drafts", "none accepted", "some drafts", "no drafts",
     ]  # fmt: skip
     assert "none in 2 of 4" in found[2]["finding"]
-    assert found[0]["identical_prompts"] is None
     # Where no kind always drafts, as with n-grams, a part is nothing special.
     assert partly.check([partly, silent])["verdict"] == "drafts"
-    # Two answers to a request come mixed.
-    for other in others:
-        name = other.sampling.name
-        identical = AnswersOfKind(other, [record()], [record()]).check(every)["identical_prompts"]
-        assert (identical is None) == (name == "n=2" or other.sampling.decoding.temperature > 0)
 
 
-def answers(seconds: float, regular_s: float, num_together: int = 1) -> AnswersOfKind:
-    """Of one request whose tokens come one by one, or several at once, at this speed."""
-
-    def record(total: float) -> RequestRecord:
-        arrivals = [total * (1 + place // num_together) / 10 for place in range(10)]
-        return RequestRecord(0, 3, arrivals, total, token_ids=[5] * 10, num_tokens=10)
-
+def answers(num_together: int) -> AnswersOfKind:
+    """Of one request whose tokens come one by one, or several at once."""
+    arrivals = [(1 + place // num_together) / 10 for place in range(10)]
     [kind, *_] = kinds(DecodingSettings(), [1, 2], chat=False)
-    return AnswersOfKind(kind, [record(seconds)] * 3, [record(regular_s)] * 3)
+    record = RequestRecord(0, 3, arrivals, 1.0, token_ids=[5] * 10, num_tokens=10)
+    return AnswersOfKind(kind, [record] * 3)
 
 
 def test_without_reports_tokens_that_arrive_together_tell() -> None:
-    every = [answers(0.5, 1.0, number) for number in (4, 1, 2)]
+    every = [answers(number) for number in (4, 1, 2)]
     found = [each.check(every) for each in every]
     assert [each["verdict"] for each in found] == ["drafts", "no drafts", "drafts"]
     assert "1.0 tokens at a time" in found[1]["finding"]
