@@ -181,7 +181,7 @@ class _LateRunner(Proxy):
         self._hidden = step.hidden
         self._before = step.hidden[:, -1:]
         late = torch.cat([before, step.hidden[:, :-1]], dim=1)
-        return dataclasses.replace(step, hidden=late)
+        return step._replace(hidden=late)
 
     def keep(self, counts: Sequence[int]) -> None:
         self._wrapped.keep(counts)
