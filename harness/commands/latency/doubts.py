@@ -472,7 +472,7 @@ DOUBTS = (
         "note",
         _low_acceptance,
         "Acceptance is low: {found} of the tested draft tokens. `harness acceptance`, asking the same server, says"
-        " whether the draft or the engine is bad.",
+        " whether the draft or the engine is bad: docs/low-acceptance.md.",
     ),
     Doubt(
         "note",
