@@ -41,6 +41,7 @@ _NAMING = (
     "No better than",
     "Cannot tell: Not",
     "From draft token",
+    "None of the measured causes",
 )
 
 
@@ -183,7 +184,7 @@ def worlds() -> dict[str, World]:
             "in 4 bit", (*DRAFT, "engine.model=tiny_4bit"), ("model=tiny_4bit", "draft=tiny_draft")
         ),
         "another target": World(
-            "Not tiny's own texts",
+            "another target than tiny",
             DRAFT,
             (f"model={copied('tiny', perturbed)}", "draft=tiny_draft"),
         ),

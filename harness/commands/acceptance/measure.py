@@ -517,7 +517,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
             figures = common | {"num_draft_tokens": number, "tokens_per_iteration": tokens}
             figures |= iterations.expected_acceptance(cuts, number)
             # A draft without weights need not have learned anything.
-            if number == 1 and hasattr(self.settings.draft, "sampling"):
+            if number == 1 and getattr(self.settings.draft, "sampling", None) is not None:
                 guess = iterations.relative_to_guess(cuts, token_ids, prompts, unit)
                 figures["relative_to_guess"] = guess
             if number in self.costs.ks():
