@@ -24,7 +24,7 @@ from harness.config.errors import (
     UnreachableError,
 )
 from harness.config.run import RepeatedSettings
-from harness.engines.registry import pair_of
+from harness.engines.registry import pair_key
 from harness.measuring.measurement import identify, measured_rows
 from harness.measuring.progress import say, show
 from harness.results.files import write_rows
@@ -52,7 +52,7 @@ class Crew:
             As `Worker.run` does.
         """
         settings = job.settings
-        pair = repr(pair_of(settings))
+        pair = repr(pair_key(settings))
         earlier = self._failures.get((pair, settings.job_timeout_s))
         if isinstance(earlier, SettingError):
             return earlier

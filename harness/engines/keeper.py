@@ -21,7 +21,7 @@ from harness.engines.door import local
 from harness.engines.door.pairs import AnyPair, ServedPair
 from harness.engines.protocol import Engine
 from harness.engines.record import Opening, Preparation
-from harness.engines.registry import engine_of, pair_of
+from harness.engines.registry import engine_of, pair_key
 from harness.engines.tokenizer import TextTokenizer
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class PairKeeper:
 
         Another pair that was kept is let go.
         """
-        key = pair_of(settings)
+        key = pair_key(settings)
         if self._planned is None or self._key != key:
             self._planned = None
             self._let_go()

@@ -1,4 +1,4 @@
-"""The engines by name, and the one of a run."""
+"""All engines by name, and which one a run uses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Engines(SettingsRegistry[EngineRecord]):
     default = "local"
 
 
-# Each is in the room that does its work, or in a file as a user's own would be.
+# Each is where its code is; the simulated one is in a file, as a user's own would be.
 _BUILT_IN = {
     "huggingface": "harness.local.engine.records:HuggingFace",
     "local": "harness.local.engine.records:Local",
@@ -30,7 +30,7 @@ def engine_of(settings: RunSettings) -> EngineRecord:
 
 
 def default_draft(engine: str) -> str | None:
-    """The draft of an engine where the user names none; None where the model's preset decides.
+    """The draft that an engine uses if none is named; None if the model's preset decides.
 
     None also for an engine that does not exist, which is reported later.
     """
@@ -40,9 +40,7 @@ def default_draft(engine: str) -> str | None:
         return None
 
 
-def pair_of(settings: RunSettings) -> tuple[object, ...]:
-    """The identity of the models and engine that a process holds for a run. Runs with the same
-    value can share them.
-    """
+def pair_key(settings: RunSettings) -> tuple[object, ...]:
+    """Equal for runs that can share the models and the engine of one process."""
     engine = engine_of(settings)
     return *settings.pair_identity, engine.loads_pair, engine.computes_here

@@ -1,6 +1,6 @@
-"""Asks an arm a question with nothing else in between: no collection of garbage, and the memory of this question alone.
+"""Asks an arm a question. No garbage is collected meanwhile, and peak memory is that of this question.
 
-The arm notes the times. Everything that a run says about speed comes from what it has `Answered`.
+The arm takes the times; all figures of speed come from what it has `Answered`.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ def timed_answer(
     """An arm's answer to a question.
 
     Args:
-        allow_failures: of requests; each has its error in its record.
+        allow_failures: whether requests may fail; a failed one has its error in its record.
 
     Raises:
-        RunError: a request failed, or the models gave no numbers.
+        RunError: a request failed, or, from the arm, the models gave no numbers.
     """
     requests = question.requests
     in_flight = question.in_flight or len(requests)

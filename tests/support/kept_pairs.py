@@ -16,7 +16,7 @@ from torch import nn
 from harness.config.methods import METHODS
 from harness.config.run import RunSettings
 from harness.engines import keeper
-from harness.engines.registry import engine_of, pair_of
+from harness.engines.registry import engine_of, pair_key
 from harness.local.engine.pair import PlannedPair
 from harness.local.models.loading import LoadedModel, PlacedModel
 from shipped_copies import ONE_LAYER, SHIPPED
@@ -47,7 +47,7 @@ def keep() -> None:
 def _plan_once(settings: RunSettings) -> PlannedPair:
     if not _is_shipped(settings):
         return _plan(settings)
-    key = repr(pair_of(settings))
+    key = repr(pair_key(settings))
     if key not in _plans:
         _plans[key] = _plan(settings)
         _checkpoints.update(map(id, _plans[key].checkpoints))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.config.packages import is_installed
-from harness.engines.door.reading import DraftFault
+from harness.engines.door.reading import DraftMistake
 
 CAUSES = (
     "last",
@@ -26,7 +26,7 @@ CAUSES = (
 )
 # Prompts are cut to this many tokens.
 SHORT_PROMPT = 512
-_FAULTS: tuple[tuple[str, DraftFault, str], ...] = (
+_FAULTS: tuple[tuple[str, DraftMistake, str], ...] = (
     ("positions", "late", "hidden states one position late"),
     ("layers", "layers before", "hidden states of the layers before"),
     ("layers", "layers behind", "hidden states of the layers behind"),
@@ -53,7 +53,7 @@ class Condition:
     cause: str | None
     words: str | None
     settings: Any
-    fault: DraftFault | None = None
+    fault: DraftMistake | None = None
     num_unused: int = 0
     most_prompt_tokens: int | None = None
     why: str = ""

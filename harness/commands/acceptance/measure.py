@@ -282,7 +282,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         if condition.num_unused >= self.compared_k:
             return
         if condition.fault is not None:
-            pair = local("engine.otherwise").with_fault(self.pair, condition.fault)
+            pair = local("engine.otherwise").drafting_wrong(self.pair, condition.fault)
         elif not condition.why and condition.cause == "quantization":
             pair = self._placed_here(condition.settings).load()
         elif not condition.why and condition.cause == "template":

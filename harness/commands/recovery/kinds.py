@@ -119,12 +119,12 @@ def kind_checks(asking: Asking, arm: Arm) -> Iterator[Columns]:
         RunError: the server answers no more; what was asked before has its rows.
     """
     settings = asking.settings
-    every = kinds(settings.decoding, asking.prompts[0], settings.engine.asks_chats)
-    say(f"{len(every)} kinds of requests: which of them get drafts?")
+    all_kinds = kinds(settings.decoding, asking.prompts[0], settings.engine.asks_chats)
+    say(f"{len(all_kinds)} kinds of requests: which of them get drafts?")
     answered: list[AnswersOfKind] = []
     unanswered: list[Columns] = []
     try:
-        for number, kind in enumerate(every):
+        for number, kind in enumerate(all_kinds):
             name = kind.sampling.name
             planned = _planned(kind, asking, 1000 * number)
             if why := crash_risk(arm, settings, kind.sampling):
@@ -138,7 +138,7 @@ def kind_checks(asking: Asking, arm: Arm) -> Iterator[Columns]:
                     asking.ask(arm, planned, 1, "asking once, for its cache")
                 answers = asking.ask(arm, planned, 1, f"asking, {name}")
             except RunError as error:
-                if not _still_answers(arm, asking, every[0]):
+                if not _still_answers(arm, asking, all_kinds[0]):
                     unanswered.append(_columns(name, "no answer", str(error)))
                     raise
                 unanswered.append(_columns(name, "failed", str(error)))
@@ -186,9 +186,9 @@ class AnswersOfKind:
         """Draft tokens of each answer, as far as they are reported."""
         return [record.draft_tokens[0] for record in self.records]
 
-    def check(self, every: Sequence[AnswersOfKind]) -> Columns:
-        """The verdict on this kind of request, compared with every kind."""
-        verdict, finding = self._judged(every)
+    def check(self, all_answers: Sequence[AnswersOfKind]) -> Columns:
+        """The verdict on this kind of request, compared with all_answers kind."""
+        verdict, finding = self._judged(all_answers)
         wanted = self.kind.wanted
         if wanted is not None and not all(re.match(wanted, record.text) for record in self.records):
             verdict, finding = "ignored", f"taken and ignored; {finding}"
@@ -198,20 +198,20 @@ class AnswersOfKind:
             **acceptance_of(self.records),
         }
 
-    def _judged(self, every: Sequence[AnswersOfKind]) -> tuple[str, str]:
+    def _judged(self, all_answers: Sequence[AnswersOfKind]) -> tuple[str, str]:
         num_drafted = sum(self.drafted)
         if num_drafted:
             num_accepted = sum(record.draft_tokens[1] for record in self.records)
             finding = f"{num_drafted} drafted, {num_accepted} accepted"
             num_without = self.drafted.count(0)
-            if num_without and any(all(answers.drafted) for answers in every):
+            if num_without and any(all(answers.drafted) for answers in all_answers):
                 return "some drafts", f"none in {num_without} of {len(self.records)}; {finding}"
             is_enough = num_drafted >= _FEWEST_DRAFTED
             return ("none accepted" if is_enough and not num_accepted else "drafts"), finding
-        if any(any(answers.drafted) for answers in every):
+        if any(any(answers.drafted) for answers in all_answers):
             return "no drafts", "none reported"
         tokens = tokens_in_burst(self.records)
-        most_tokens = max(tokens_in_burst(answers.records) for answers in every)
+        most_tokens = max(tokens_in_burst(answers.records) for answers in all_answers)
         if tokens and most_tokens >= _CLEAR_BURST:
             has_drafts = tokens - 1 >= _LEAST_GAIN * (most_tokens - 1)
             finding = f"{tokens:.1f} tokens at a time, up to {most_tokens:.1f}"

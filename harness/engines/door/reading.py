@@ -15,7 +15,7 @@ _MOST_TOKENS = 16384
 # How an engine may draft with the right weights and be wrong: hidden states that come one position late, or from other
 # layers than the head was trained on (those before or behind, EAGLE-3's usual ones, the last), and a reduced vocabulary
 # that is read as the target's.
-DraftFault = Literal[
+DraftMistake = Literal[
     "late", "layers before", "layers behind", "usual layers", "last layer", "no mapping"
 ]
 

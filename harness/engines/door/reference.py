@@ -22,11 +22,11 @@ class Margin(NamedTuple):
 
 
 class KernelDeviations(NamedTuple):
-    """How far logits are from those of the eager model along a text, as `margin_deviation`.
+    """How far logits are from the eager model's along a text (`engines.divergence.margin_deviation`).
 
     Attributes:
-        passes: of the passes that decode.
-        rounding: of the eager model with embeddings that are changed by the epsilon of their format.
+        passes: deviation of the passes that decode the text.
+        rounding: deviation of the eager model after its embeddings were changed by one epsilon of their format.
     """
 
     passes: float
@@ -34,7 +34,7 @@ class KernelDeviations(NamedTuple):
 
 
 class Reference(Protocol):
-    """The target's own probabilities along given texts: from its weights, or as a server reports them."""
+    """What the target says of given texts: computed from its weights, or reported by a server."""
 
     @property
     def vocabulary_size(self) -> int:
@@ -45,19 +45,19 @@ class Reference(Protocol):
     ) -> Floats:
         """The target's logits [B, n, V] before each token of the longest text.
 
-        A shorter text has undefined logits behind its last token.
+        A shorter text has undefined logits after its last token.
         """
 
     def logits_by_another_route(self, prompt: Sequence[int], text: Sequence[int]) -> Floats | None:
-        """The logits [n, V] before each token of one text by another route, which differ by what the
-        reference cannot know: rounding. None where there is no such route.
+        """The logits [n, V] before each token of one text, computed another way. They differ by rounding alone. None if
+        there is no other way.
         """
 
     def kernel_deviations(
         self, prompt: Sequence[int], text: Sequence[int], logits: Floats
     ) -> KernelDeviations | None:
         """How far the logits [n, V] of `logits_along` are from the eager model's; None unless these passes decode
-        the texts that are checked.
+        the checked texts.
         """
 
     def tolerance(self, likeliest: Floats, deviation: float) -> Floats:
@@ -65,7 +65,7 @@ class Reference(Protocol):
 
         Args:
             likeliest: [n], the logits of the likeliest tokens.
-            deviation: of margins between two routes (`margin_deviation`).
+            deviation: `margin_deviation` between two ways to compute them.
         """
 
     def first_proposals(
@@ -74,8 +74,8 @@ class Reference(Protocol):
         first_tokens: Sequence[int],
         decoding: DecodingSettings,
     ) -> tuple[Floats, Floats] | None:
-        """Behind each prompt and its first token, the target's logits [B, V] and the distribution [B, V] of the first
-        draft token; None where that is not known, and for a drafter that has none.
+        """After each prompt and its first token: the target's logits [B, V], and the distribution [B, V] of the first
+        draft token. None if that is unknown, or if the drafter has no distribution.
         """
 
     def margin(self, token_ids: Sequence[int], wanted: int, other: int) -> Margin:

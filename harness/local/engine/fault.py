@@ -1,8 +1,7 @@
 """Mistakes planted in speculative decoding on purpose, for tests to catch: `recovery fault=NAME`, `serve fault=NAME`.
 
-Each is a mistake that somebody could make without noticing: texts stay fluent and nothing is raised. A fault is a class
-here, and a name in `config/faults.py`. What takes the place of the real rule or runner passes
-other calls on.
+Each is a mistake that somebody could make unnoticed: texts stay fluent, and nothing is raised. A fault is a class here,
+and a name in `config/faults.py`.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ Verification = Callable[[Offer], Verdict]
 
 
 class Fault(FaultRecord):
-    """A mistake; this class plants none."""
+    """Base of all faults; by itself it changes nothing."""
 
     name = "none"
 
@@ -46,7 +45,7 @@ NONE = Fault()
 
 
 def fault_of(name: str) -> Fault:
-    """The fault of this name; of `none` one that changes nothing.
+    """The fault of this name; `none` changes nothing.
 
     Raises:
         SettingError: there is none.
@@ -64,7 +63,7 @@ class StaleRunner(Proxy):
         self._num_extended = 0
 
     def num_stale(self, num_rows: int) -> list[int]:
-        """How many rejected tokens each row keeps in this roll-back."""
+        """How many rejected tokens each row keeps when it is rolled back. Tests override this."""
         return [1] * num_rows
 
     def extend(self, tokens: Tensor) -> Step:

@@ -21,7 +21,7 @@ from torch._guards import detect_fake_mode
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.fx.node import map_arg
 from torch.fx.passes.split_module import split_module
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from harness.local.runners.checks import as_unsupported
 
@@ -47,12 +47,13 @@ _compiled: dict[str, Callable[..., Any]] = {}
 
 
 class Part:
-    """A function of tensors that runs plainly, and compiled for the shapes for which it was (`compiling`).
+    """A function of tensors. In a `compiling` block it is compiled for the shapes it is called with; for others it runs
+    plainly.
 
     Args:
         function: of tensors; returns new tensors, never an input, and may write to those that it is given or holds.
         model: whose layers it runs.
-        key: what it depends on beside the shapes of its inputs.
+        key: what it depends on besides the shapes of its inputs; by default nothing.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class Part:
         if get_proxy_mode() is not None:
             # It is a part of a call that is being compiled.
             return self._function(*inputs)
-        # Compiled code knows its inputs' layout, and does not check it.
+        # Compiled code assumes its inputs' layout, and does not check it.
         key = (self._key(), *[(each.shape, each.stride()) for each in inputs])
         version = self._versions.get(key)
         if version is None:
@@ -92,7 +93,8 @@ _compilers: list[Compiler] = []
 def compiling(device: torch.device) -> Iterator[None]:
     """In this block every part is compiled for the inputs that it is called with, on a GPU by `torch.compile`.
 
-    Raises UnsupportedModelError if one cannot be compiled.
+    Raises:
+        UnsupportedModelError: a part cannot be compiled.
     """
     _compilers.append(_compile_for_gpu if device.type == "cuda" else _compile_for_cpu)
     try:
@@ -105,8 +107,7 @@ def compiling(device: torch.device) -> Iterator[None]:
 def _compile_for_gpu(
     function: Callable[..., Any], inputs: Sequence[Tensor], model: nn.Module
 ) -> Callable[..., Any]:
-    # Each is compiled once, for its own shapes, but dynamo counts them all as new versions of one function, and refuses
-    # the ninth.
+    # Each version is compiled once, but dynamo counts all as one function's, and refuses the ninth without this limit.
     compiled = torch.compile(function, dynamic=False, fullgraph=True)
     with torch._dynamo.config.patch(recompile_limit=1024, accumulated_recompile_limit=1024):
         compiled(*inputs)
@@ -116,8 +117,8 @@ def _compile_for_gpu(
 def _compile_for_cpu(
     function: Callable[..., Any], inputs: Sequence[Tensor], model: nn.Module
 ) -> Callable[..., Any]:
-    # For the tiny pair `torch.compile`, without guards and with layers as `nested_compile_region`, answers at about 0.9
-    # of this speed, but dynamo traces every layer of every pass: it compiles in 29 s instead of 20, with warm caches in
+    # For the tiny pair `torch.compile`, without guards and with layers as `nested_compile_region`, reaches about 0.9 of
+    # this speed, but dynamo traces every layer of every pass: it compiles in 29 s instead of 20, with warm caches in
     # 12 s instead of 4 (benchmarks/RESULTS.md).
     return compile_call(function, inputs, [model])
 
@@ -134,11 +135,11 @@ def compile_call(
     Raises an error of torch if the call depends on the values of tensors: they have none while the
     call is traced.
     """
-    structure: list[TreeSpec] = []
+    structure: Any = None  # of the outputs, known once the call was traced
 
     def flat(*tensors: Tensor) -> tuple[Tensor | None, ...]:
-        outputs, spec = tree_flatten(call(*tensors))
-        structure.append(spec)
+        nonlocal structure
+        outputs, structure = tree_flatten(call(*tensors))
         return tuple(outputs)
 
     with _layers_marked(models):
@@ -155,11 +156,12 @@ def compile_call(
         node.target = _compiled[signature]
     whole.recompile()
     # `_tensors_to_inputs` has named each further placeholder after the attribute with its tensor.
-    placeholders = traced.graph.find_nodes(op="placeholder")[: -len(inputs) or None]
-    tensors = [getattr(traced, node.target) for node in placeholders]
+    placeholders = traced.graph.find_nodes(op="placeholder")
+    num_held = len(placeholders) - len(inputs)
+    tensors = [getattr(traced, node.target) for node in placeholders[:num_held]]
 
     def compiled(*given: Tensor) -> Any:
-        return tree_unflatten(whole.forward(*tensors, *given), structure[-1])
+        return tree_unflatten(whole.forward(*tensors, *given), structure)
 
     return compiled
 
@@ -196,8 +198,8 @@ def _compile(part: fx.GraphModule) -> Callable[..., Any]:
     """Compile a part of a graph."""
     from torch._inductor.compile_fx import compile_fx  # loading it takes a second
 
-    # Inductor traces a Python function that is the target of a node. Products with factors (alpha
-    # and beta of addmm, as keywords) stay as they are.
+    # Inductor traces a Python function that is the target of a node. A product with factors (addmm's
+    # alpha and beta, as keywords) stays as it is.
     products = [node for node in part.graph.nodes if node.target in _PRODUCTS and not node.kwargs]
     for node in products:
         node.target = _PRODUCTS[node.target]
@@ -223,7 +225,7 @@ def _layers_marked(models: Sequence[nn.Module]) -> Iterator[None]:
     A layer is the outermost numbered module on its path. A path with a digit before the number, as
     in `tower2.layers.0`, is not recognised: its layers are compiled as one part.
 
-    Marks are set afterwards: on entry of a layer, the nodes since the last mark belong to no layer;
+    Marks are set later than nodes are traced: on entry of a layer, the nodes since the last mark belong to no layer;
     on exit, those since the entry belong to this one.
     """
     with ExitStack() as hooks:
