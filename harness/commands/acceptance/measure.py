@@ -254,11 +254,13 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         finding = self._finding(session)
         if self.served and (is_asked_for or finding.is_in_doubt):
             conditions = readings(settings, has_template)
-            if self._may_be_greedy:
-                conditions = [*conditions, *map(drafted_greedily, conditions)]
             for condition in conditions:
                 self._read_otherwise(session, condition)
             finding = self._finding(session)
+            if self._may_be_greedy and not finding.explaining:
+                for condition in conditions:
+                    self._read_otherwise(session, drafted_greedily(condition))
+                finding = self._finding(session)
         is_unexplained = finding.is_in_doubt and not finding.explaining
         if not (is_asked_for or finding.is_little or is_unexplained):
             return
