@@ -80,8 +80,7 @@ def kinds(decoding: DecodingSettings, prompt: Sequence[int], chat: bool) -> list
     def with_parameters(name: str, **parameters: Any) -> Sampling:
         return Sampling(name, greedy, parameters)
 
-    drawn = dataclasses.replace(decoding, temperature=1.0, top_k=0, top_p=1.0)
-    names = [name for name in get_args(SamplingName) if name not in ("as_asked", "temperature")]
+    names = [name for name in get_args(SamplingName) if name != "as_asked"]
     asked = [
         Kind(with_parameters("plain")),
         Kind(with_parameters("long cached prompt"), is_long=True),
@@ -103,13 +102,13 @@ def kinds(decoding: DecodingSettings, prompt: Sequence[int], chat: bool) -> list
             wanted=r"[0-9]",
         ),
         Kind(with_parameters("n=2", n=2)),
-        Kind(Sampling("temperature=1", drawn)),
     ]
     if chat:
         asked.insert(4, Kind(with_parameters("tools", tools=[_TOOL])))
     biased = sorted(set(prompt))[:4]
-    plain = dataclasses.replace(decoding, temperature=0.7, top_k=0, top_p=1.0)
-    return asked + [Kind(sampling) for sampling in samplings(plain, biased, names=names)]
+    # At 0.7 `samplings` tries all others at temperature 1.
+    drawn = dataclasses.replace(decoding, temperature=0.7, top_k=0, top_p=1.0)
+    return asked + [Kind(sampling) for sampling in samplings(drawn, biased, names=names)]
 
 
 def kind_checks(asking: Asking, arm: Arm) -> Iterator[Columns]:
@@ -187,7 +186,7 @@ class AnswersOfKind:
         return [record.draft_tokens[0] for record in self.records]
 
     def check(self, all_answers: Sequence[AnswersOfKind]) -> Columns:
-        """The verdict on this kind of request, compared with all_answers kind."""
+        """The verdict on this kind of request, compared with every kind."""
         verdict, finding = self._judged(all_answers)
         wanted = self.kind.wanted
         if wanted is not None and not all(re.match(wanted, record.text) for record in self.records):
