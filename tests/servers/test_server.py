@@ -225,8 +225,7 @@ def test_more_tokens_at_once_than_an_iteration_yields_were_held_back(
     arrivals: list[float], outcomes: list[tuple[int, int]], share: float, held_back: bool
 ) -> None:
     answer = RequestRecord(0, 3, arrivals=arrivals, seconds=0.81, num_tokens=30, outcomes=outcomes)
-    quietness = Quietness(())
-    quietness.columns = lambda: {"processor_share": share}  # type: ignore[method-assign]
+    quietness = type("Known", (Quietness,), {"processor_share": share})(())
     found = figures(
         RequestFigures, [Answered(requests=[answer] * 3, seconds=0.81)], quietness=quietness
     )
