@@ -141,7 +141,7 @@ def _in_brackets(value: Any) -> str:
 def _page(
     command: ConfiguredCommand[Any], sections: dict[str, list[Setting]], overrides: Sequence[str]
 ) -> str:
-    """The help that most users need, in about forty lines, with the settings of a draft or engine that was typed."""
+    """The help that most users need, in about fifty lines, with the settings of a draft or engine that was typed."""
     width = terminal_width()
     parts = [textwrap.fill(documentation.sentence(command.summary), width), _examples(command)]
     parts.append(command.notes if "\n" in command.notes else textwrap.fill(command.notes, width))
