@@ -187,7 +187,7 @@ def _reasons(row: AcceptanceRow, found: AcceptanceFinding) -> list[tuple[str, st
         reasons.append(("Counts", f"{counts}, as its weights say: the counts are not believed"))
     if row.repeated_share is not None:
         share = percent(row.repeated_share)
-        reasons.append(("Texts", f"{share} of the tokens end four that the text had before"))
+        reasons.append(("Texts", f"{share} of the text repeats itself (four tokens in a row)"))
     if found.engine is None and row.text_source == "served":
         reasons.append(
             ("Missing", "the weights: model= and draft= say what the draft would accept")
