@@ -310,12 +310,14 @@ class ServerCommand:
 
     def without_core_binding(self) -> ServerCommand:
         """The command as it is started on a CPU where another server runs; what is typed in it counts."""
-        typed = "".join(self.words[: self.start])
+        typed = " ".join(self.words[: self.start])
+        missing = []
         for variable in self.startup.without_core_binding:
             name, _, _ = variable.partition("=")
-            if name not in os.environ and name not in typed:
-                return replace(self, words=("env", variable, *self.words), start=self.start + 2)
-        return self
+            if name not in os.environ and f"{name}=" not in typed:
+                missing.append(variable)
+        before = ("env", *missing) if missing else ()
+        return replace(self, words=(*before, *self.words), start=len(before) + self.start)
 
     def _words_without(self, names: Sequence[str]) -> list[str]:
         """The words without these flags and their values."""

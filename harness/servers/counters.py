@@ -13,13 +13,11 @@ from dataclasses import replace
 
 from harness.config.amounts import counted
 from harness.engines.counts import Counts, growth
-from harness.servers.dialects import known_counters
+from harness.servers.dialects import known_counters, would_show_drafts
 from harness.servers.http import RequestFailed, page, root_of
 from harness.servers.identity import samples, start_time
 
 _PAGES = ("/metrics", "/prometheus/metrics")
-# Of vLLM, which has counters of drafts only if it speculates.
-_COUNTS_DRAFTS = "vllm:generation_tokens"
 # How often a page is read again where it could not be read, and after how many seconds.
 _ATTEMPTS = 3
 _RETRY_S = 0.1
@@ -45,7 +43,7 @@ def read_counters(text: str) -> Counts:
             continue
         totals[counter] = totals.get(counter, 0.0) + sample.value
         words[counter] = sample.name
-    if "proposed" not in totals and _COUNTS_DRAFTS in text:
+    if "proposed" not in totals and would_show_drafts(text):
         totals |= {"drafts": 0.0, "proposed": 0.0}
     return Counts(accepted_at=accepted_at, words=words, **totals)
 
@@ -119,6 +117,8 @@ class AnswerCounters:
         self._before: Counts | None = None
         # By the end of the last question: a restart since then counts for the next one.
         self._restarts_reported = 0.0
+        # Requests of the last question that nobody waits for any more, though the server may still answer them.
+        self._num_left = 0
         self._is_always_busy = False
 
     def show_drafts(self) -> bool:
@@ -136,14 +136,20 @@ class AnswerCounters:
         while counts is not None and counts.running and not self._is_always_busy:
             if time.monotonic() > until:
                 self._is_always_busy = True
-                requests = counted(round(counts.running), "request")
-                self._say(f"the server still answers {requests}, of others or of this run")
+                number = round(counts.running)
+                whose = "this run" if number <= self._num_left else "others"
+                self._say(f"the server still answers {counted(number, 'request')} of {whose}")
             time.sleep(_DRAIN_LOOK_S)
             counts = self._page.read()
         self._before = counts and replace(counts, restarts=self._restarts_reported)
 
-    def end(self) -> Counts | None:
-        """Return their growth since `begin`; None where the server has none."""
+    def end(self, num_left: int) -> Counts | None:
+        """Return their growth since `begin`; None where the server has none.
+
+        Args:
+            num_left: requests that the server may still answer.
+        """
+        self._num_left = num_left
         now = self._page.read()
         if now is None or self._before is None:
             return None

@@ -48,6 +48,7 @@ class Dialect(Record):
         logprobs: whether it documents those of new tokens as `raw`, the model's own, or as
             `processed`, after temperature and truncation; None where this is not known.
         counters: fields of `engines.counts.Counts` by the names of its counters, without `_total`.
+        counts_in_any_case: the counter that it has in any case, where it has those of drafts only if it speculates.
         ended_by: sampling parameters that may end it, each with the program that it ended.
         startup: how its commands are read; `NOT_KNOWN` where the harness cannot change them.
     """
@@ -65,6 +66,7 @@ class Dialect(Record):
     scoring: Literal["prompt_logprobs", "next_token"] | None = None
     logprobs: Literal["raw", "processed"] | None = None
     counters: Mapping[str, str] = field(default_factory=dict)
+    counts_in_any_case: str = ""
     ended_by: Mapping[str, str] = field(default_factory=dict)
     startup: Startup = NOT_KNOWN
 
@@ -90,6 +92,7 @@ _BUILT_IN = {
             title="vLLM",
             startup=VLLM,
             about={"/version": ("version",)},
+            counts_in_any_case="vllm:generation_tokens",
             version="/version version",
             salt={"cache_salt": "{salt}"},
             stops_at_tokens=True,
@@ -216,13 +219,19 @@ def known_programs() -> list[str]:
     return [program for program in every if not program.startswith("-")]
 
 
-def known_pages() -> dict[str, list[str]]:
+def known_pages() -> dict[str, tuple[str, ...]]:
     """The pages where servers of any kind describe themselves, with their keys."""
-    pages: dict[str, list[str]] = {}
+    pages: dict[str, tuple[str, ...]] = {}
     for dialect in DIALECTS.all().values():
         for page, keys in dialect.about.items():
-            pages.setdefault(page, []).extend(keys)
+            pages[page] = tuple(dict.fromkeys([*pages.get(page, ()), *keys]))
     return pages
+
+
+def would_show_drafts(text: str) -> bool:
+    """Whether a page of counters, which has none of drafts, is of a server that has those if it speculates."""
+    counters = [dialect.counts_in_any_case for dialect in DIALECTS.all().values()]
+    return any(counter and counter in text for counter in counters)
 
 
 def without_port(command: str) -> str:

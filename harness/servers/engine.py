@@ -391,12 +391,13 @@ class ServerArm(Arm):
             times = arrival_times(requests, rate)
             asking = send_at_times(sender, outgoing, further, rate, times, self._say)
         load = self._wait_for(connection, asking, note_ended)
+        num_left = sum(record.was_left for record in [*self.requests, *load.extra])
         return Answered(
             requests=self.requests,
             seconds=load.seconds * load.share,
             arrivals=arrivals,
             load=load,
-            counted=connection.counters.end(),
+            counted=connection.counters.end(num_left),
         )
 
     def _require_tools(self, connection: Connection, requests: Sequence[Request]) -> None:

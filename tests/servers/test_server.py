@@ -440,7 +440,23 @@ def test_a_server_that_answers_others_is_waited_for(
     monkeypatch.setattr(CounterPage, "read", lambda page: Counts(running=3.0))
     for _ in range(2):
         timed_answer(engine, arm, ask(1))
-    assert said == ["regular: the server still answers 3 requests, of others or of this run"]
+    assert said == ["regular: the server still answers 3 requests of others"]
+
+
+def test_a_request_that_timed_out_is_not_of_others(
+    open_engine: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = EchoServer()
+    engine = open_engine(server)
+    server.stall = True
+    time_is_up_when(lambda: server.in_flight > 0, monkeypatch)
+    timed_answer(engine, arm_of(engine), ask(1), allow_failures=True)
+    said: list[str] = []
+    engine.say = said.append
+    monkeypatch.setattr(counters, "_MOST_DRAINING_S", 0.1)
+    monkeypatch.setattr(CounterPage, "read", lambda page: Counts(running=1.0))
+    timed_answer(engine, arm_of(engine), ask(1), allow_failures=True)
+    assert said == ["regular: the server still answers 1 request of this run"]
 
 
 def test_a_server_that_refuses_a_top_p_of_1_does_not_get_it() -> None:

@@ -117,6 +117,9 @@ def _text_of(path: str) -> str:
     try:
         content = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
         return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        rule = "is no text in UTF-8: save the table as CSV or Markdown"
+        raise SettingError(title, rule) from error
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "it is no text in UTF-8"
+        reason = getattr(error, "strerror", None) or "no file has such a name"
         raise SettingError(title, f"cannot be read ({reason}); audit reads {FORMS}") from error

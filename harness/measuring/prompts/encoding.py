@@ -253,7 +253,10 @@ class Encoder:
             if cut and settings.engine.asks_chats and any(chat.has_tools for chat in encoded.chats):
                 rule = f"{problem}, and chats with tools are sent whole; skip leaves them out"
                 raise SettingError("prompts.too_long", rule, too_long)
-            say(f"{problem}: their last {room} tokens are read, or later turns without the oldest")
+            if cut:
+                say(f"{problem}: their last {room} tokens are read")
+            else:
+                say(f"{problem}: conversations go on without their oldest turns")
             bos_token = planned.tokenizer.bos_token_id
             encoded = dataclasses.replace(
                 encoded,

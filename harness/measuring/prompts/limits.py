@@ -22,6 +22,7 @@ _SECONDS = 20
 _LETTERS_PER_SECOND = 50_000
 _BYTES = 2 << 30
 _BYTES_PER_LETTER = 200
+_PARALLELISM = "TOKENIZERS_PARALLELISM"
 # The exit code of an error that is no lack of memory.
 _FAILED = 4
 
@@ -43,12 +44,17 @@ def within_limits(work: Callable[[], Result], num_letters: int, setting: str) ->
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_work, args=(work, sender, seconds, num_bytes))
-    # Tokenizers would wait for threads, which the copy does not have, and warn of that.
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    before = os.environ.get(_PARALLELISM)
+    # Tokenizers would wait for threads, which the copy does not have, and warn of that. Servers that are started later
+    # must not inherit it.
+    os.environ[_PARALLELISM] = "false"
     with warnings.catch_warnings():
         # Python warns of the copy of a process with threads: none of their locks is needed here.
         warnings.simplefilter("ignore", DeprecationWarning)
         process.start()
+    del os.environ[_PARALLELISM]
+    if before is not None:
+        os.environ[_PARALLELISM] = before
     sender.close()
     try:
         with suppress(EOFError):
