@@ -148,6 +148,7 @@ class Quietness:
 
     @property
     def processor_share(self) -> float | None:
+        """CPU time received / requested since the creation; None where the system does not say."""
         now = _time_of_run()
         if now is None or self._first is None:
             return None

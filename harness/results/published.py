@@ -48,7 +48,7 @@ class Published:
 
     def matches(self, model: str, draft: str | None, row: PromptedRow) -> bool:
         """Whether this is a time or speed-up of the pair in a row of `latency`, at its temperature and prompts."""
-        # A figure without drafts is of the target alone, beside any draft.
+        # A figure without drafts is the target's alone, and fits any draft.
         same_pair = model in self.models and (not self.drafts or draft in self.drafts)
         same_prompts = self.prompts in ("", row.prompts)
         same_temperature = self.temperature in (None, row.temperature)
@@ -100,7 +100,7 @@ def multiplication_accuracy(model: str) -> Mapping[str, float]:
 
 
 def published_for(row: PromptedRow) -> list[Published]:
-    """The figures to show beside a row of `latency`: those of its pair and target; without a draft, of the target.
+    """The figures to show alongside a row of `latency`: those of its pair and target; without a draft, of the target.
 
     Random weights and synthetic acceptance have no published counterpart.
     """

@@ -125,7 +125,10 @@ class Calls:
         if proposal is not None:
             block = torch.cat([block, proposal.tokens], 1)
         step = read(self.target, rows, block, rows.numbers[Column.LENGTH])
-        packed = self._judge(rows, step.logits, proposal)
+        logits = step.logits
+        packed = (
+            self._draw(rows, logits) if proposal is None else self._judge(rows, logits, proposal)
+        )
         if isinstance(self.drafter, TensorDrafter) and step.hidden is not None:
             self.drafter.learn(step.hidden)
         return Decided(packed, step)
@@ -140,12 +143,10 @@ class Calls:
         rows.advance(existing, nothing)
         return torch.stack([nothing, next_token[:, 0], nothing], 1).float()
 
-    def _judge(self, rows: RowState, logits: Tensor, proposal: Proposal | None) -> Tensor:
+    def _judge(self, rows: RowState, logits: Tensor, proposal: Proposal) -> Tensor:
         """Judge the draft tokens of a proposal by logits [B, 1 + K, V], and let the rows move on; returns
         `Decided.packed`.
         """
-        if proposal is None:
-            return self._draw(rows, logits)
         tokens = proposal.tokens
         count = tokens.shape[1]
         # As many as each row may still take before its last one, whatever the others need: an answer must not depend on

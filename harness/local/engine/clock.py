@@ -39,9 +39,8 @@ class LoopClock:
     def __init__(self, requests: Sequence[Request], weights: Weights) -> None:
         self._requests = requests
         self._weights = weights
-        # Each iteration behind the seconds at which it was decided; and those of the last one.
+        # Each iteration, behind the seconds at which it was decided.
         self._noted: list[tuple[float, Iteration]] = []
-        self._last_s = 0.0
         # When each row joined: as soon as the iteration before its first one was decided.
         self._joined: dict[int, float] = {}
         self._seconds = 0.0
@@ -62,10 +61,10 @@ class LoopClock:
         Its tokens are numbers on the host, which has waited for the device to decide them, and for
         nothing that is queued after it.
         """
+        before_s, _ = self._noted[-1] if self._noted else (0.0, None)
         for row_step in iteration.row_steps:
-            self._joined.setdefault(row_step.row, self._last_s)
-        self._last_s = time.perf_counter() - self._started
-        self._noted.append((self._last_s, iteration))
+            self._joined.setdefault(row_step.row, before_s)
+        self._noted.append((time.perf_counter() - self._started, iteration))
 
     def answered(self, phases: Phases, *, as_batch: bool, drafts: bool) -> Answered:
         """The answers, once the block has ended.
