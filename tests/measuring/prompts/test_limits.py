@@ -114,3 +114,16 @@ def test_an_error_of_the_work_is_its_own() -> None:
     with pytest.raises(SettingError, match="refuses a prompt"):
         within_limits(refuse, 0, "model")
     assert within_limits(lambda: [[1, 2]], 0, "model") == [[1, 2]]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is copied")
+@pytest.mark.parametrize("before", ["true", None])
+def test_servers_that_start_later_do_not_inherit_what_the_copy_needs(
+    before: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "TOKENIZERS_PARALLELISM"
+    monkeypatch.delenv(name, raising=False)
+    if before is not None:
+        monkeypatch.setenv(name, before)
+    assert within_limits(lambda: os.environ[name], 1, "model") == "false"
+    assert os.environ.get(name) == before
