@@ -1,4 +1,4 @@
-"""Asks both arms the same questions, in turns; used by every command that compares arms."""
+"""Asks both arms the same questions, in turns."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def ask_all(
     """
     unanswered = iter(questions)
     answers: Answers = {}
-    for generation in ask_in_turns(engine, questions, warmups):
-        answers[generation.arm] = generation
+    for answered in ask_in_turns(engine, questions, warmups):
+        answers[answered.arm] = answered
         if len(answers) == len(engine.arms):
             yield next(unanswered), answers
             answers = {}
@@ -44,12 +44,12 @@ def ask_in_turns(
     """Give every arm of the engine, or each of `arms`, every question, in turns, with a progress bar.
 
     Yields each answer as it comes: of one question those of all arms, then those of the next one.
-    What is done with them is not timed. Leaving the loop leaves out the questions that follow.
+    The caller's own work is not timed. Breaking out of the loop skips the rest.
 
     Args:
-        warmups: what each arm answers first, unmeasured.
+        warmups: unmeasured questions that each arm answers first.
         allow_failures: whether a request may fail; its error is then in its record.
-        question_for: the question as the arm of a name gets it.
+        question_for: the question for an arm, by its name.
 
     Raises:
         RunError: an arm was given up.
@@ -77,10 +77,10 @@ def ask_in_turns(
                     warm.add(arm.name)
                 own_question = question_for(question, arm.name)
                 yield timed_answer(engine, arm, own_question, allow_failures=allow_failures)
-                # Now, because an arm that makes place for the next one forgets it.
+                # Read here: an arm that is stopped for the next one forgets its failure.
                 if failure is None and arm.failure is not None:
                     failure = f"{arm.name}: {arm.failure}"
             advance("measuring")
-            # Answers of the other arm would have nothing to be compared with.
+            # Only now: the other arm's answer to this question is kept, to a further one it would have no pair.
             if failure is not None:
                 raise RunError(failure)

@@ -1,9 +1,9 @@
-"""Files that are written whole or not at all, shared by processes, killed at any moment.
+"""Files shared by processes that may be killed at any moment: written whole or not at all.
 
 All writes hold a lock. A new file, or one whose content is replaced, is written as `<name>.tmp`, which takes the place
 of the target in one step. Large files grow in place: `<name>.appending` then says where the new bytes begin and end. A
-process that dies leaves at most one of these two, and its lock is released. Of bytes that it had not written to the
-end, `read_whole` gives none, and the next writer removes them. The empty `.locks/<name>.lock` of a file that processes
+process that dies leaves at most one of these two, and its lock is released. `read_whole` leaves out an append that was
+not finished, and the next writer removes it. The empty `.locks/<name>.lock` of a file that processes
 share stays: if it were removed while others wait for it, they would no longer share a lock.
 """
 
@@ -54,7 +54,7 @@ def read_whole(path: Path) -> bytes:
         # /dev/zero has no end.
         raise OSError(errno.EINVAL, "it is a device")
     if not target.is_file():
-        # A pipe has its content once.
+        # A pipe can be read only once.
         return path.read_bytes()
     while True:
         before = target.stat()
@@ -67,14 +67,14 @@ def read_whole(path: Path) -> bytes:
 
 @contextmanager
 def locked(path: str | Path, setting: str | None = None) -> Iterator[LockedFile]:
-    """Hold a file's lock. Links are written through, so that all names of a file share its lock.
+    """Hold a file's lock. Links are followed, so that all names of a file share its lock.
 
     Args:
         setting: by which the user chose the place.
 
     Raises:
         RunError: a failure within the block, or a lock that never comes.
-        SettingError: such a failure that another value of `setting` fixes.
+        SettingError: a failure that a different `setting` fixes.
     """
     path = Path(path)
     target = Path(os.path.realpath(path))
@@ -103,7 +103,7 @@ def locked(path: str | Path, setting: str | None = None) -> Iterator[LockedFile]
 
 
 def _check_place(path: Path, target: Path) -> None:
-    """Raise an OSError where something else than a regular file in a directory is.
+    """Raise an OSError unless the path is free or a regular file in a directory.
 
     The path itself is looked at as well as what it leads to: /dev/stdout may lead to `pipe:[123]`, which as a path
     does not exist.
@@ -135,7 +135,7 @@ class LockedFile:
     def replace(self, content: bytes) -> None:
         """Give the file this content, in one step."""
         try:
-            _write_through(self._temporary, content, "wb")
+            _write_to_disk(self._temporary, content, "wb")
             if self.path.exists():
                 shutil.copymode(self.path, self._temporary)
             os.replace(self._temporary, self.path)
@@ -146,8 +146,8 @@ class LockedFile:
         """Append to the file, which exists, all or nothing."""
         begin = self.path.stat().st_size
         try:
-            _write_through(self._note, f"{begin} {begin + len(content)}\n".encode(), "wb")
-            _write_through(self.path, content, "ab")
+            _write_to_disk(self._note, f"{begin} {begin + len(content)}\n".encode(), "wb")
+            _write_to_disk(self.path, content, "ab")
         except BaseException:
             self.remove_unfinished()
             raise
@@ -172,7 +172,7 @@ class LockedFile:
             self.path.open("ab").close()
 
 
-def _write_through(path: Path, content: bytes, mode: Literal["wb", "ab"]) -> None:
+def _write_to_disk(path: Path, content: bytes, mode: Literal["wb", "ab"]) -> None:
     """Write to a file, down to the disk."""
     with path.open(mode) as file:
         file.write(content)

@@ -124,7 +124,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         texts: a row for each text that was read.
         answers: as typed.
         causes: a row for each condition and draft position.
-        too_long: how many prompts were too long, by column.
+        num_too_long: how many prompts were too long, by column.
         costs: of an iteration in target steps, by the bytes that it must read; of no K where these are unknown.
         served: columns about an engine elsewhere, which wrote the texts; empty otherwise.
         fits: what the draft's files say of the target; None without weights.
@@ -151,7 +151,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         self.texts: list[AcceptanceTextRow] = []
         self.answers = Answers([])
         self.causes: list[AcceptanceCauseRow] = []
-        self.too_long: Counter[str] = Counter()
+        self.num_too_long: Counter[str] = Counter()
         self.costs = IterationCost()
         self.served: dict[str, Any] = {}
         self.fits: str | None = None
@@ -370,7 +370,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
                 short = [last(ids, most, bos_token) for ids in encoded.token_ids]
                 encoded = dataclasses.replace(encoded, token_ids=short, is_cut=True)
             if condition.cause is None:
-                self.too_long.update(encoded.too_long)
+                self.num_too_long.update(encoded.num_too_long)
             if settings.decoding.temperature > 0:
                 # Texts of a prompt follow each other: they are read together.
                 places = np.repeat(range(len(encoded.prompts)), settings.texts_per_prompt)
@@ -442,7 +442,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         openings = tuple(prompt.opening for prompt in self.prompts)
         encoder = session.encoder
         encoded = encoder.encode_set(self.prompt_set, openings, 2, "two tokens of an answer")
-        self.too_long.update(encoded.too_long)
+        self.num_too_long.update(encoded.num_too_long)
         readings: list[Reading] = []
         for opening, token_ids in zip(encoded.prompts, encoded.token_ids, strict=True):
             prompt = whole[opening.index]
@@ -455,7 +455,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         room = session.planned.room(0) or longest
         if num_long := sum(len(reading.transcript.token_ids) > room for reading in readings):
             say(f"{num_long} of {len(readings)} texts are read up to the context of {room} tokens")
-            self.too_long["num_truncated"] += num_long
+            self.num_too_long["num_truncated"] += num_long
         readings = [*filter(None, (reading.until(room) for reading in readings))]
         longest = min(longest, room)
         prompt_tokens = max((len(each.transcript.prompt) for each in readings), default=1)
@@ -497,7 +497,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         common: dict[str, Any] = {
             "prompts_digest": self.prompt_set.digest,
             "text_source": self.source,
-            **self.too_long,
+            **self.num_too_long,
         }
         if not self.answers.readings:
             return [session.row(AcceptanceRow, **common)]

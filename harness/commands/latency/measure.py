@@ -50,7 +50,7 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
     Attributes:
         run: everything that was measured by now, from which the figures of the rows follow. Each step of `measure`
             ends with a new value, so that a run that ends early has the figures of the steps before.
-        too_long: how many prompts of the set were too long, by column.
+        num_too_long: how many prompts of the set were too long, by column.
         unwritten: answers that count already, by arm, and whose rows wait for those of the other arm.
         prompt_rows: the rows of all answers so far.
         is_cell: whether it is a cell of a map, which has neither a prompts file nor prices of its own, and leaves the
@@ -68,7 +68,7 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
         # A run that fails before it measures has rows too, without figures.
         arms = {name: MeasuredArm(name) for name in settings.arms}
         self.run = MeasuredRun(self.settings, self.prompt_set, arms)
-        self.too_long: Mapping[str, int] = {}
+        self.num_too_long: Mapping[str, int] = {}
         self.unwritten: Answers = {}
         self.prompt_rows: list[LatencyPromptRow] = []
 
@@ -79,7 +79,7 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
         encoded = encoder.encode_set(
             self.prompt_set, self.prompts, new_tokens, num_others=settings.batch_size
         )
-        self.too_long = encoded.too_long
+        self.num_too_long = encoded.num_too_long
         # Prompts that are too long may have been skipped.
         self._check_batch(len(encoded.prompts))
         longest = encoded.longest_turn
@@ -208,7 +208,7 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
         rows = []
         for measured in self.run.arms.values():
             figures = figures_of(LatencyRow, self.run, measured)
-            figures |= self.too_long
+            figures |= self.num_too_long
             figures["arm"] = measured.name
             figures["seed"] = self.settings.seed_of_run
             figures["prompts_digest"] = self.prompt_set.digest

@@ -49,7 +49,7 @@ class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
         self.prompt_set = load_prompts(settings.prompts)
         self.prompts = self.prompt_set.take(settings.num_prompts)
         self.refused: Sequence[str] = ()
-        self.too_long: Mapping[str, int] = {}
+        self.num_too_long: Mapping[str, int] = {}
         self.checks: list[Columns] = []
 
     def measure(self, session: Session) -> None:
@@ -66,7 +66,7 @@ class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
             "arm": arm,
             "prompts_digest": self.prompt_set.digest,
             "refused": ", ".join(self.refused) or None,
-            **self.too_long,
+            **self.num_too_long,
         }
         rows = [session.row(RecoveryRow, **common | check) for check in self.checks or [{}]]
         return [
@@ -86,7 +86,7 @@ class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
         encoded = session.encoder.encode_set(
             self.prompt_set, self.prompts, 2 * most + FOLLOW_UP + 1, answers
         )
-        self.too_long = encoded.too_long
+        self.num_too_long = encoded.num_too_long
         prompts = encoded.token_ids
         # A first prompt may have a token more (`Workload`), a second one goes on after an answer.
         longest = encoded.longest + 1 + most + FOLLOW_UP

@@ -42,16 +42,16 @@ class Encoded:
     Attributes:
         prompts: of the set, in its order.
         token_ids: of each prompt.
-        too_long: how many prompts of the set were too long, by column: `num_skipped` or `num_truncated`.
+        num_too_long: how many prompts of the set were too long, by column: `num_skipped` or `num_truncated`.
         is_cut: whether any was cut to the context.
         longest_turn: the most tokens that the prompt of any turn can have, with the answers before it.
-        others: further prompts of the set, none longer than the longest of these, for warm-ups; None where nobody
-            asked for any.
+        others: further prompts of the set, none longer than the longest of these, for warm-ups; None if none were
+            asked for.
     """
 
     prompts: tuple[Prompt, ...]
     token_ids: list[list[int]]
-    too_long: Mapping[str, int] = field(default_factory=dict)
+    num_too_long: Mapping[str, int] = field(default_factory=dict)
     is_cut: bool = False
     longest_turn: int = 0
     others: Encoded | None = None
@@ -66,8 +66,8 @@ class Encoded:
         """The messages and tools of each prompt, for servers that apply the template themselves; [] where any prompt
         was cut, because the messages would be longer than the token ids.
         """
-        is_cut = self.is_cut or any(prompt.num_tokens is not None for prompt in self.prompts)
-        return [] if is_cut else [prompt.chat() for prompt in self.prompts]
+        is_sent_as_ids = self.is_cut or _have_lengths(self.prompts)
+        return [] if is_sent_as_ids else [prompt.chat() for prompt in self.prompts]
 
     @property
     def longest(self) -> int:
@@ -104,18 +104,17 @@ class Encoder:
         self.settings = settings
         self._template = _template(planned.tokenizer, settings)
         source = getattr(planned.tokenizer, "name_or_path", None)
-        # That of a server, or one that ships.
-        self._is_tried = source is None or Path(source).is_relative_to(PACKAGE)
+        # Of a server, where none is known, and of a model that ships, no harm is expected.
+        self._is_trusted = source is None or Path(source).is_relative_to(PACKAGE)
 
     def encode(self, prompts: Sequence[Prompt]) -> list[list[int]]:
-        """Token ids of each prompt, through the chat template where setting and tokenizer agree on it;
-        those of given lengths are text that is cut. Prompts may be too long for the models.
+        """Token ids of each prompt, through the chat template where one applies; prompts with a number of tokens are
+        cut to it. They may be too long for the models.
 
         Raises:
             SettingError: a prompt that no chat template reads, or with a token that a model lacks.
         """
-        is_cut = any(prompt.num_tokens is not None for prompt in prompts)
-        if is_cut and isinstance(self.planned.tokenizer, TextTokenizer):
+        if _have_lengths(prompts) and isinstance(self.planned.tokenizer, TextTokenizer):
             remedy = (
                 f": {INSTALL_LOCAL}" if missing_local() else ", and there is none of this model"
             )
@@ -131,22 +130,24 @@ class Encoder:
         return token_ids
 
     def _read(self, chats: Sequence[Chat]) -> list[list[int]]:
-        """Token ids of chats. The first ones are read where a tokenizer or a chat template without end does no harm."""
+        """Token ids of chats. The first ones are read within limits of time and memory, which a tokenizer or a chat
+        template may exceed.
+        """
 
         def read() -> list[list[int]]:
             if not self.settings.engine.asks_chats:
                 self._template.check_tools(chats)
             token_ids = self._template.encode(chats)
-            if not self._is_tried:
+            if not self._is_trusted:
                 self.planned.tokenizer.decode(max(token_ids, key=len, default=[]))
             return token_ids
 
-        if self._is_tried:
+        if self._is_trusted:
             return read()
         num_letters = sum(len(json.dumps(chat.messages)) for chat in chats)
         setting = "chat_template" if self._template.is_used else "model"
         token_ids = within_limits(read, num_letters, setting)
-        self._is_tried = True
+        self._is_trusted = True
         return token_ids
 
     def transcribe(self, prompt: Prompt) -> list[Reading]:
@@ -176,7 +177,7 @@ class Encoder:
 
         Args:
             new_tokens: that follow each prompt.
-            answers: what they are; `decoding.max_new_tokens` by default.
+            answers: what follows each prompt, for messages; None for new tokens.
             num_others: how many prompts a warm-up takes.
 
         Raises:
@@ -184,22 +185,22 @@ class Encoder:
                 say what to do, or no prompt would be left.
         """
         token_ids = self.encode(prompts)
-        # Of conversations the last turn's, with room for the answers before it.
-        whole = list(token_ids)
+        # Of conversations the last turn, with room for the answers before it.
+        longest_turns = list(token_ids)
         for index, prompt in enumerate(prompts):
             if prompt.turns:
                 turn = len(prompt.turns) - 1
                 [ids] = self.encode([prompt.after([""] * turn)])
                 # Any tokens stand in for the answers.
-                whole[index] = [*ids, *ids[-1:] * turn * (new_tokens + _MARGIN)]
-        encoded = self._fitted(Encoded(prompts, token_ids), whole, new_tokens, answers)
+                longest_turns[index] = [*ids, *ids[-1:] * turn * (new_tokens + _MARGIN)]
+        encoded = self._fitted(Encoded(prompts, token_ids), longest_turns, new_tokens, answers)
         if num_others:
             measured = set(encoded.indices)
             others = [prompt for prompt in prompt_set.prompts if prompt.index not in measured]
             others = others[: _MOST_WARMUP * num_others]
             unmeasured = Encoded(tuple(others), self.encode(others))
-            lengths = enumerate(map(len, unmeasured.token_ids))
-            short = [place for place, length in lengths if length <= encoded.longest]
+            lengths = [len(ids) for ids in unmeasured.token_ids]
+            short = [place for place, length in enumerate(lengths) if length <= encoded.longest]
             encoded = dataclasses.replace(encoded, others=unmeasured.part(short))
         described = prompt_set.described(encoded.prompts)
         if described:
@@ -220,14 +221,14 @@ class Encoder:
     def _fitted(
         self,
         encoded: Encoded,
-        whole: list[list[int]],
+        longest_turns: list[list[int]],
         new_tokens: int,
         answers: str | None,
     ) -> Encoded:
         """Skip, truncate or refuse prompts that are too long.
 
         Args:
-            whole: the prompts; of conversations the last turn's, with room for the answers before it.
+            longest_turns: the prompts; of conversations the last turn, with room for the answers before it.
         """
         planned, settings = self.planned, self.settings
         assert isinstance(settings, PromptedSettings)
@@ -239,15 +240,19 @@ class Encoder:
             raise SettingError("decoding.max_new_tokens", rule, settings.decoding.max_new_tokens)
         prompts = encoded.prompts
         token_ids = encoded.token_ids
-        long = [index for index, ids in enumerate(whole) if room is not None and len(ids) > room]
+        long = [
+            index for index, ids in enumerate(longest_turns) if room is not None and len(ids) > room
+        ]
         where = lines_in_words([prompts[index].line for index in long], settings.prompts)
         problem = f"{len(long)} of {len(prompts)} prompts are too long ({where})"
         too_long = settings.prompts.too_long
         if too_long == "skip" and 0 < len(long) < len(prompts):
             say(f"{problem} and are left out")
             kept = [index for index in range(len(prompts)) if index not in long]
-            encoded = dataclasses.replace(encoded.part(kept), too_long={"num_skipped": len(long)})
-            whole = [whole[index] for index in kept]
+            encoded = dataclasses.replace(
+                encoded.part(kept), num_too_long={"num_skipped": len(long)}
+            )
+            longest_turns = [longest_turns[index] for index in kept]
         elif too_long == "truncate" and long and room is not None and room > 1:
             cut = [index for index in long if len(token_ids[index]) > room]
             if cut and settings.engine.asks_chats and any(chat.has_tools for chat in encoded.chats):
@@ -262,12 +267,12 @@ class Encoder:
                 encoded,
                 token_ids=[last(ids, room, bos_token) for ids in token_ids],
                 is_cut=bool(cut),
-                too_long={"num_truncated": len(long)},
+                num_too_long={"num_truncated": len(long)},
             )
-            whole = [last(ids, room, bos_token) for ids in whole]
-        excess = planned.excess(whole, new_tokens, answers)
+            longest_turns = [last(ids, room, bos_token) for ids in longest_turns]
+        excess = planned.excess(longest_turns, new_tokens, answers)
         if excess is None:
-            return dataclasses.replace(encoded, longest_turn=max(map(len, whole)))
+            return dataclasses.replace(encoded, longest_turn=max(map(len, longest_turns)))
         has_turns = any(prompt.turns for prompt in prompts)
         earlier = ", with the answers before its last turn" if has_turns else ""
         longest = f"the longest has {excess.num_prompt_tokens} tokens{earlier}; {excess.rule}"
@@ -296,6 +301,10 @@ def _template(tokenizer: Tokenizer, settings: RunSettings) -> Template:
     return Template(tokenizer, choice, arguments)
 
 
+def _have_lengths(prompts: Sequence[Prompt]) -> bool:
+    return any(prompt.num_tokens is not None for prompt in prompts)
+
+
 def origin(settings: PromptSettings) -> str | None:
     """Where a prompt set comes from and its licence, in one line; None where neither is known."""
     parts = []
@@ -317,8 +326,8 @@ def last(token_ids: list[int], count: int, bos_token: int | None) -> list[int]:
     if len(token_ids) <= count:
         return token_ids
     if token_ids[0] == bos_token:
-        return [*token_ids[:1], *token_ids[1 - count :]]
-    return token_ids[-count:]
+        return [bos_token, *token_ids[len(token_ids) - count + 1 :]]
+    return token_ids[len(token_ids) - count :]
 
 
 def decide_ignore_eos(settings: AnySettings, tokenizer: Tokenizer) -> AnySettings:
@@ -338,7 +347,7 @@ def completion_ids(tokenizer: Tokenizer, prompt: Prompt) -> list[int]:
     if completion is None or isinstance(completion, tuple):
         return list(completion or ())
     if prompt.messages is None:
-        # A tokenizer may begin a text with a space, which an answer in the middle of it does not have.
+        # A tokenizer may put a space before a text, but not before an answer within it.
         before = tokenizer(prompt.text)["input_ids"]
         whole = tokenizer(prompt.text + completion)["input_ids"]
         if whole[: len(before)] == before:

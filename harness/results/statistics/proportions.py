@@ -1,4 +1,4 @@
-"""Intervals and tests of proportions, alone and paired: of the correct answers of `eval`."""
+"""Intervals and tests of proportions, alone and paired, such as of correct answers."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from harness.results.statistics.interval import CONFIDENCE, Interval
 def wald_interval(successes: int, total: int) -> Interval:
     """Wald's interval of a proportion, p̂ ± z √(p̂ (1 − p̂) / n), as published accuracy tables print it.
 
-    The bounds are not clipped to [0, 1], so that half their distance is the published ±. At a proportion of 0.95 they
-    hold it over 8, 15, 30 and 100 trials in 34, 54, 78 and 88 % of the cases.
+    The bounds are not clipped to [0, 1], so that half their distance is the published ±. For a proportion of 0.95 their
+    coverage with 8, 15, 30 and 100 trials is 34, 54, 78 and 88 %.
     """
     if total == 0:
         return Interval()
@@ -74,10 +74,13 @@ def p_value_of_difference(difference: Interval) -> float:
     """Two-sided p-value of no difference: below 5 % exactly where the interval excludes 0.
 
     By the normal distribution, with the distance to the bound on the side of 0.
+
+    Args:
+        difference: with its 95 % interval.
     """
     normal = NormalDist()
     nearest = difference.low if difference.estimate > 0 else difference.high
-    # A damaged file may hold any bounds.
+    # Not 0, though a damaged file may hold any bounds.
     distance = max(abs(difference.estimate - nearest), 1e-9)
     quantile = normal.inv_cdf((1 + CONFIDENCE) / 2)
     return 2 * normal.cdf(-quantile * abs(difference.estimate) / distance)
@@ -93,16 +96,16 @@ def _corrected_correlation(first: Flags, second: Flags) -> float:
     margins = num_first * (total - num_first) * num_second * (total - num_second)
     if not margins:
         return 0.0
-    # Both right times neither, less one alone times the other alone.
+    # Both right times neither, less one alone times the other alone, by the counts at hand.
     covariance = float(total * int((first & second).sum()) - num_first * num_second)
     if covariance > 0:
         covariance = max(covariance - total / 2, 0.0)
     return covariance / math.sqrt(margins)
 
 
-def _distance(one: float, other: float, correlation: float) -> float:
-    """Half of an interval of a difference, from those of its two terms."""
-    return math.sqrt(max(one**2 - 2 * correlation * one * other + other**2, 0.0))
+def _distance(first: float, second: float, correlation: float) -> float:
+    """From a difference to one of its bounds, by the distances of the bounds of its two terms."""
+    return math.sqrt(max(first**2 - 2 * correlation * first * second + second**2, 0.0))
 
 
 def mcnemar_p_value(first_correct: Sequence[bool], second_correct: Sequence[bool]) -> float:

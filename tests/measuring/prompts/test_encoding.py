@@ -75,7 +75,7 @@ def test_prompts_that_are_too_long_are_refused_left_out_or_cut(
             encode_set(by_letters(room, too_long), *prompts)
         return
     encoded = encode_set(by_letters(room, too_long), *prompts)
-    assert (encoded.too_long, [*map(len, encoded.token_ids)]) == (counted, expected)
+    assert (encoded.num_too_long, [*map(len, encoded.token_ids)]) == (counted, expected)
     assert (encoded.longest, encoded.longest_turn) == (max(expected), max(expected))
     # The last tokens, behind the one that begins the text.
     for prompt, ids in zip(encoded.prompts, encoded.token_ids, strict=True):
@@ -111,8 +111,8 @@ def test_a_conversation_needs_room_for_the_answers_before_its_last_turn(by_lette
     skipped, cut = (
         encode_set(by_letters(28, how), talk, Prompt("a")) for how in ("skip", "truncate")
     )
-    assert (skipped.too_long, len(skipped.prompts)) == ({"num_skipped": 1}, 1)
-    assert (cut.too_long, len(cut.prompts), cut.longest_turn) == ({"num_truncated": 1}, 2, 28)
+    assert (skipped.num_too_long, len(skipped.prompts)) == ({"num_skipped": 1}, 1)
+    assert (cut.num_too_long, len(cut.prompts), cut.longest_turn) == ({"num_truncated": 1}, 2, 28)
 
 
 def test_a_warm_up_reads_short_prompts_that_are_not_measured(by_letters: Any) -> None:
