@@ -20,7 +20,7 @@ import numpy as np
 
 from harness.results.files import rows_in
 from harness.results.rows.acceptance import TEXTS_FILE, AcceptanceTextRow
-from harness.results.statistics.iterations import tokens_per_iteration
+from harness.results.statistics.iterations import expected_tokens_per_iteration
 
 
 def main() -> None:
@@ -45,7 +45,7 @@ def main() -> None:
             for index in random.choice(len(texts[prompt]), options.texts, replace=False):
                 drawn.append(texts[prompt][index])
                 places.append(place)
-        intervals = tokens_per_iteration(drawn, places)
+        intervals = expected_tokens_per_iteration(drawn, places)
         held += [
             interval.low <= mean <= interval.high
             for interval, mean in zip(intervals, truth, strict=True)

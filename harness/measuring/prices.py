@@ -23,6 +23,7 @@ from harness.results.prompt_times import Unit, rows_by_unit
 from harness.results.rows.prompts import LatencyPromptRow, decoded_and_iterations
 from harness.results.runs import Run, grouped
 from harness.results.statistics.interval import Coverage, Interval
+from harness.results.statistics.iterations import tokens_over_iterations
 from harness.results.statistics.ratios import ratio_of_totals
 
 # Iterations that draft fewer than this share of K cost what the text lets them draft.
@@ -247,7 +248,7 @@ def tokens_by_k(runs: Sequence[Run[LatencyRow]]) -> dict[int, Interval]:
             # Answers of one token have no iteration.
             tokens, iterations = np.array([total for total in totals if total and total[1]]).T
             unit_name = coverage.unit if coverage else "prompt"
-            yields[k] = ratio_of_totals([tokens], [iterations], unit_name)
+            yields[k] = tokens_over_iterations(tokens, iterations, k, unit_name)
         else:
             means = [run.last.tokens_per_iteration for run in runs_of_k]
             if all(means):

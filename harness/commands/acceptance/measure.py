@@ -514,7 +514,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         rows = []
         unit = "conversation" if any(text.turn for text in self.texts) else "prompt"
         prompts = [text.prompt_index for text in self.texts]
-        intervals = iterations.tokens_per_iteration(cuts, prompts, unit)
+        intervals = iterations.expected_tokens_per_iteration(cuts, prompts, unit)
         for number, tokens in enumerate(intervals, start=1):
             figures = common | {"num_draft_tokens": number, "tokens_per_iteration": tokens}
             figures |= iterations.expected_acceptance(cuts, number)
@@ -537,7 +537,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         tokens = Interval()
         if shares := self.answers.shares(self.compared_k):
             num_tokens, num_iterations = np.array([*shares.values()]).T
-            tokens = ratio_of_totals([num_tokens], [num_iterations])
+            tokens = iterations.tokens_over_iterations(num_tokens, num_iterations, self.compared_k)
         names = ("acceptance_rate", "mean_acceptance_length", "marginal_acceptance_by_position")
         return {name: columns.get(name) for name in names} | {
             "num_draft_tokens": self.compared_k,

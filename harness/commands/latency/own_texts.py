@@ -22,7 +22,7 @@ from harness.measuring.figures.measured import MeasuredRun
 from harness.measuring.progress import note
 from harness.measuring.session import Session
 from harness.results.statistics.interval import Interval
-from harness.results.statistics.iterations import tokens_per_iteration
+from harness.results.statistics.iterations import expected_tokens_per_iteration
 
 if TYPE_CHECKING:
     from harness.local.drafting.method import Pair
@@ -87,4 +87,4 @@ def _read_again(pair: Pair, run: MeasuredRun) -> list[Interval]:
         cuts = [text.cut for [text] in reader.read(asked)]
     finally:
         reader.close()
-    return tokens_per_iteration(cuts, places)
+    return expected_tokens_per_iteration(cuts, places)

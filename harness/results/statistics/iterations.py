@@ -32,15 +32,18 @@ no such form: their texts are not the target's, and how likely each is depends o
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from harness.results.statistics.arrays import Floats
-from harness.results.statistics.interval import Interval
+from harness.results.statistics.interval import CONFIDENCE, Interval
 from harness.results.statistics.ratios import ratio_of_totals, totals_by_unit
+
+# Of the iterations that rejections could add, those that they add to a draft that is hardly ever rejected.
+_HARDLY_EVER = 0.03
 
 
 @dataclass(frozen=True)
@@ -143,7 +146,34 @@ def cut(chances: ArrayLike) -> Cut:
     )
 
 
-def tokens_per_iteration(
+def tokens_over_iterations(
+    tokens: ArrayLike, iterations: ArrayLike, num_draft_tokens: int, unit: str = "prompt"
+) -> Interval:
+    """Tokens per iteration with a 95 % interval over units.
+
+    Of a draft that is hardly ever rejected few units have a rejection, and a sample may have too few of these to show
+    how they vary. So the lower bound then allows at least for what Poisson's distribution does of the iterations beyond
+    the fewest possible (Garwood 1936).
+
+    Args:
+        tokens, iterations: [num_units].
+        num_draft_tokens: K: an iteration gives at most K + 1 tokens.
+    """
+    decided, counts = np.asarray(tokens, float), np.asarray(iterations, float)
+    interval = ratio_of_totals([decided], [counts], unit)
+    num_tokens = decided.sum()
+    fewest = num_tokens / (num_draft_tokens + 1)
+    num_beyond = max(counts.sum() - fewest, 0.0)
+    if not interval.has_bounds or num_beyond > _HARDLY_EVER * (num_tokens - fewest):
+        return interval
+    from scipy import special
+
+    # Quantiles of Poisson's distribution are those of the gamma distribution.
+    most_beyond = special.gammaincinv(num_beyond + 1, (1 + CONFIDENCE) / 2)
+    return replace(interval, low=min(interval.low, float(num_tokens / (fewest + most_beyond))))
+
+
+def expected_tokens_per_iteration(
     cuts: Sequence[Cut], prompts: Sequence[Hashable], unit: str = "prompt"
 ) -> list[Interval]:
     """Tokens per iteration for each K, of all texts together, with a 95 % interval over prompts.
@@ -160,8 +190,8 @@ def tokens_per_iteration(
     tokens = totals_by_unit([text.num_tokens for text in cuts], prompts)
     iterations = np.stack([text.iterations for text in cuts])
     return [
-        ratio_of_totals([tokens], [totals_by_unit(iterations_at_k, prompts)], unit)
-        for iterations_at_k in iterations.T
+        tokens_over_iterations(tokens, totals_by_unit(iterations_at_k, prompts), k, unit)
+        for k, iterations_at_k in enumerate(iterations.T, start=1)
     ]
 
 
@@ -176,7 +206,7 @@ def relative_to_guess(
 
     Args:
         token_ids: of the texts.
-        prompts, unit: as of `tokens_per_iteration`.
+        prompts, unit: as of `expected_tokens_per_iteration`.
     """
     following = [np.array(ids[1:]) for ids in token_ids]
     values, numbers = np.unique(np.concatenate(following), return_counts=True)

@@ -16,7 +16,8 @@ from harness.results.statistics.iterations import (
     acceptance_chances,
     cut,
     expected_acceptance,
-    tokens_per_iteration,
+    expected_tokens_per_iteration,
+    tokens_over_iterations,
 )
 
 VOCABULARY = range(3)
@@ -181,8 +182,23 @@ def test_intervals_are_over_prompts() -> None:
     """Copies of a text are no further evidence."""
     rates = np.random.default_rng(0).uniform(0.3, 0.9, size=12)
     cuts = [cut(np.full((20, 3), rate)) for rate in rates]
-    found = tokens_per_iteration(cuts, range(12))
+    found = expected_tokens_per_iteration(cuts, range(12))
     assert str(found[2].covers) == "12 prompts"
     assert found[0].low < found[0].estimate < found[0].high
-    copied = tokens_per_iteration(cuts * 4, [*range(12)] * 4)
+    copied = expected_tokens_per_iteration(cuts * 4, [*range(12)] * 4)
     assert [figure.high for figure in copied] == pytest.approx([figure.high for figure in found])
+
+
+@pytest.mark.parametrize("num_rejected", [0.1, 0.3, 1.0])
+def test_the_lower_bound_allows_for_rejections_that_hardly_any_text_has(
+    num_rejected: float,
+) -> None:
+    """Of 15 texts in each of 500 samples, some without any rejection."""
+    random = np.random.default_rng(0)
+    tokens = np.full(15, 100.0)
+    samples = random.poisson(num_rejected, size=(500, 15))
+    found = [tokens_over_iterations(tokens, 50 + rejected, 1) for rejected in samples]
+    is_covered = [figure.low <= 100 / (50 + num_rejected) for figure in found]
+    assert np.mean(is_covered) > 0.96
+    whole = tokens_over_iterations(tokens, tokens / 2, 1)
+    assert whole.low < whole.estimate == whole.high == 2
