@@ -40,13 +40,11 @@ AnyRow = TypeVar("AnyRow", bound=Row)
 
 
 class HasSettings(Protocol):
-    """A command's experiment, which owns the settings in effect: those given, with the changes that it makes itself.
+    """A command's experiment, or a part of it, which owns the settings in effect: those given, with its own changes."""
 
-    Attributes:
-        settings: `RunSettings` of the command's kind.
-    """
-
-    settings: Any
+    @property
+    def settings(self) -> Any:
+        """`RunSettings` of the command's kind."""
 
 
 class Session:
@@ -59,7 +57,7 @@ class Session:
         run_id: None for a new one.
 
     Attributes:
-        experiment: has the settings in effect; `map` replaces it for each of its cells.
+        experiment: has the settings in effect; `map` replaces it for each of its cells, `acceptance` for a condition.
         original_settings: without the command's own changes; they identify the measurement.
         run_id: in all rows of the run.
         status, error: `ok`, `failed`, `interrupted` or `refused`, and why.

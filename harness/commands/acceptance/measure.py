@@ -361,8 +361,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         prompts = self.prompts
         if self.source == "given":
             prompts = tuple(prompt.opening for prompt in prompts)
-        # What the session sees.
-        typed, self.settings = self.settings, settings
+        session.experiment = condition
         try:
             encoded = session.encoder.encode_set(self.prompt_set, prompts, new_tokens)
             if condition.most_prompt_tokens is not None:
@@ -396,7 +395,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
                 records[answered.arm] += answered.requests
             session.close()
         finally:
-            self.settings = typed
+            session.experiment = self
         return [self._whole(encoded, requests) for requests in records.values()]
 
     def _whole(self, encoded: Encoded, records: Sequence[RequestRecord]) -> Answers:
