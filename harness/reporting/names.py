@@ -131,15 +131,19 @@ def distinct_names(rows: Sequence[RunRow]) -> list[Name]:
     for entry in sorted({entry for row in rows for entry in row.settings or ()}):
         if entry not in STARTS_SERVERS:
             settings[f"settings.{entry}"] = entry
-    commands = ["; ".join(getattr(row, "server_command", None) or []) for row in rows]
+    commands = [getattr(row, "server_command", None) or [] for row in rows]
     typed = [[(row.settings or {}).get(name) for name in STARTS_SERVERS] for row in rows]
     if any(typed[0]) and all(words == typed[0] for words in typed):
         # What was filled in, K and `vary`, has names.
-        commands = ["" for _ in rows]
-    differing = _differing_words(commands, [name.num_draft_tokens for name in names])
-    for name, words in zip(names, differing, strict=True):
+        commands = [[] for _ in rows]
+    draft_tokens = [name.num_draft_tokens for name in names]
+    measured = _differing_words([" ".join(words[-1:]) for words in commands], draft_tokens)
+    regular = _differing_words([" ".join(words[:-1]) for words in commands], draft_tokens)
+    for name, its_words, others in zip(names, measured, regular, strict=True):
+        alone = [word for word in others if word not in its_words]
+        words = [*its_words, *(["against", *alone] if alone else [])]
         if words:
-            name.settings["server_command"] = words
+            name.settings["server_command"] = " ".join(words)
     pairs = [name.pair for name in names]
     for column in ("model", "draft"):
         # Typed otherwise, and called the same: `30B` and `./30B`.
@@ -161,7 +165,7 @@ def distinct_names(rows: Sequence[RunRow]) -> list[Name]:
 
 def _differing_words(
     commands: Sequence[str], draft_tokens: Sequence[int | str | None]
-) -> list[str]:
+) -> list[list[str]]:
     """The words of each command that not all have, values behind their flags: `--spec-type ngram-simple`.
 
     Args:
@@ -175,7 +179,7 @@ def _differing_words(
                 words[index] = re.sub(rf"(?<![\w.]){k}(?![\w.])", "{K}", word)
     in_all = _in_all(split)
     return [
-        " ".join(word for word in words if word not in in_all).replace("{K}", str(k))
+        [word.replace("{K}", str(k)) for word in words if word not in in_all]
         for words, k in zip(split, draft_tokens, strict=True)
     ]
 

@@ -234,7 +234,10 @@ def test_the_k_of_a_server_is_what_it_reported(columns: dict[str, Any], k: int |
         ([{"server_command": ["s -k 2"]}, {"server_command": ["s -k 3 5 -z"]}, {}],
          ["13B with 7B · -k 2", "13B with 7B · -k 3 5 -z", "13B with 7B"]),
         ([{"server_command": ["s -p 1", "s -k 2"]}, {"server_command": ["s -p 2", "s -k 3"]}],
-         ["13B with 7B · -p 1; -k 2", "13B with 7B · -p 2; -k 3"]),
+         ["13B with 7B · -k 2 against -p 1", "13B with 7B · -k 3 against -p 2"]),
+        # Flags of both arms come once.
+        ([{"server_command": ["s -c 2", "s -c 2 -k 2"]}, {"server_command": ["s -c 3", "s -c 3 -k 2"]}],
+         ["13B with 7B · -c 2", "13B with 7B · -c 3"]),
         ([{"server_command": ["s 2 9"], "num_draft_tokens": 2, "settings": {"engine.start_command": "s {K}"}},
           {"server_command": ["s 3 8"], "num_draft_tokens": 3, "settings": {"engine.start_command": "s {K}"}}],
          ["13B with 7B · K=2", "13B with 7B · K=3"]),
