@@ -71,11 +71,12 @@ def latency_page(runs: Sequence[Run[LatencyRow]]) -> Page | None:
         return None
     if len(pairs) > 1:
         statements = [said for pair in pairs for said in pair.member.statements]
-        same = dict.fromkeys(pair.member.same_setting for pair in pairs)
+        members = [pair.member for pair in pairs]
+        same = dict.fromkeys(member.verdict.why for member in members if member.is_same_setting)
         unjudged = [pair for pair in pairs if not pair.has_verdict]
-        others = [pair.run for pair in unjudged if not pair.member.same_setting]
+        others = [pair.run for pair in unjudged if not pair.member.is_same_setting]
         page = replace(page, statements=statements, without_verdict=others)
-        page = replace(page, doubts=[*page.doubts, *(f"{line}." for line in same if line)])
+        page = replace(page, doubts=[*page.doubts, *(f"{line}." for line in same)])
     return replace(page, plots=plots)
 
 

@@ -76,13 +76,13 @@ class Member:
         verdict: whether it pays, by an interval that holds for all runs that are read together.
         standing: how it compares with the reference; None of the reference itself, in a series of one run, and without
             a speed-up.
-        same_setting: the smaller K that is the same setting, in a sentence; empty without one.
+        is_same_setting: whether a smaller K is the same setting, as its verdict says.
     """
 
     run: Run[Any]
     verdict: Statement
     standing: Statement | None = None
-    same_setting: str = ""
+    is_same_setting: bool = False
 
     @property
     def sides(self) -> Sides:
@@ -174,7 +174,7 @@ def judged_at_once(runs: Sequence[Run[Any]]) -> list[Member]:
         verdict = verdict_of(run.last, family)
         if why:
             verdict = replace(verdict, relation="open", why=why)
-        members.append(Member(run, verdict, same_setting=why))
+        members.append(Member(run, verdict, is_same_setting=bool(why)))
     return members
 
 
