@@ -72,7 +72,7 @@ class PlanSettings(RunSettings):
     effect, so that another command's settings can be planned unchanged.
 
     Attributes:
-        gpus: how many GPUs to plan for, in place of those here.
+        gpus: how many GPUs to plan for, in place of those here; `8xA100` is `gpu_memory=8xA100`.
         gpu_memory: of each, with its unit: `40GB` (10^9 bytes), `80GiB` (2^30 bytes); or a GPU's name, `A100` or
             `8xH100`. Of several sizes the smallest counts, unless it is named: `'A100 80GB'`.
         bandwidth: of a GPU's memory, or of main memory, in GB/s.
@@ -89,7 +89,7 @@ class PlanSettings(RunSettings):
         api_key_variable: name of the environment variable with the API key of a server in `costs`.
     """
 
-    gpus: int | None = None
+    gpus: int | str | None = None
     gpu_memory: str | None = None
     bandwidth: float | None = None
     prompt_length: int = 128
@@ -99,8 +99,13 @@ class PlanSettings(RunSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if isinstance(self.gpus, str):
+            is_alone = self.gpu_memory is None
+            require(is_alone, "gpus", "must be a number beside gpu_memory", self.gpus)
+            object.__setattr__(self, "gpu_memory", self.gpus)
+            object.__setattr__(self, "gpus", None)
         require_at_least(self, gpus=1, prompt_length=1)
-        number = self.gpus or self._named_gpus[0]
+        number = int(self.gpus or self._named_gpus[0])
         require(number <= 1024, "gpus", "must be at most 1024", number)
         if self.gpus is not None and self.gpu_memory is None and not gpu_names():
             rule = "must say what each of the pretended GPUs has, such as gpu_memory=40GB or A100"
@@ -149,7 +154,7 @@ class PlanSettings(RunSettings):
             return None
         number, gpus = self._named_gpus
         size = None if gpus else self.gpu_memory
-        return PretendedGpus(self.gpus or number, self.gpu_memory_bytes, size, gpus)
+        return PretendedGpus(int(self.gpus or number), self.gpu_memory_bytes, size, gpus)
 
     @property
     def _named_gpus(self) -> tuple[int, Sequence[Gpu]]:

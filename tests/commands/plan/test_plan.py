@@ -238,6 +238,7 @@ def test_no_k_above_the_block_of_a_head_is_advised(plan: Plan) -> None:
     ("typed", "gigabytes", "gpus"),
     [
         (["gpu_memory=8xH100"], 80, {"H100 SXM", "H100 PCIe"}),
+        (["gpus=8xA100"], 40, {"A100 40GB"}),
         (["gpu_memory=A100"], 40, {"A100 40GB"}),
         (["gpu_memory=a100-80gb", "gpus=2"], 80, {"A100 SXM 80GB", "A100 PCIe 80GB"}),
         (["gpu_memory=4090"], 24, {"RTX 4090"}),
@@ -246,6 +247,7 @@ def test_no_k_above_the_block_of_a_head_is_advised(plan: Plan) -> None:
 def test_gpus_by_their_names(plan: Plan, typed: list[str], gigabytes: int, gpus: set[str]) -> None:
     """Of several sizes the smallest."""
     row = plan("model=7B", *typed).row
-    assert row["num_gpus"] == {"gpu_memory=8xH100": 8, "gpu_memory=a100-80gb": 2}.get(typed[0], 1)
+    numbers = {"gpu_memory=8xH100": 8, "gpus=8xA100": 8, "gpu_memory=a100-80gb": 2}
+    assert row["num_gpus"] == numbers.get(typed[0], 1)
     assert row["free_bytes"] == gigabytes * 10**9
     assert set(json.loads(row["bandwidths"])) == gpus
