@@ -298,6 +298,7 @@ class _Invocation:
         from harness.cli.menu import config_source, names
 
         config_source.register()
+        SweepCallback.is_preview = self.dry_directory is not None
         command = words.typed[0]
         self.servers = words.servers
         with self.reporting(command):

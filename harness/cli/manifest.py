@@ -227,9 +227,11 @@ class SweepCallback(Callback):
 
     Attributes:
         directory: where the sweep that this process started writes; None before.
+        is_preview: whether nothing is going to be measured there.
     """
 
     directory: ClassVar[Path | None] = None
+    is_preview: ClassVar[bool] = False
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Called by Hydra before the first job."""
@@ -266,7 +268,8 @@ class SweepCallback(Callback):
             return
         SweepCallback.directory = directory
         launcher = OmegaConf.select(config, "hydra.launcher._target_") or ""
-        print(f"{counted(manifest.num_jobs, 'job')} in {directory}", file=sys.stderr)
+        if not SweepCallback.is_preview:
+            print(f"{counted(manifest.num_jobs, 'job')} in {directory}", file=sys.stderr)
         if launcher.endswith((".SlurmLauncher", ".RayLauncher")):
             # From now on this process only waits for jobs that run elsewhere: a signal ends that with the sweep's
             # table.

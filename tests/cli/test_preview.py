@@ -15,7 +15,9 @@ def test_a_dry_run_says_how_long_and_whether_there_is_an_interval(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     sweep = ["latency", "engine=simulated", "-m", "batch_size=1,4", "n=16", "dry_run=true"]
-    lines = harness(*sweep).stdout.splitlines()
+    preview = harness(*sweep)
+    assert preview.stderr == ""
+    lines = preview.stdout.splitlines()
     assert lines[-1].startswith("2 jobs: 2 of unknown time")
     assert "no interval" not in lines[0]
     assert lines[1].endswith("16 prompts, no interval below num_prompts=32")
