@@ -150,7 +150,7 @@ class Phases:
     """Seconds and calls of the phases of a loop; nothing of an engine that does not time them.
 
     The phases: `forward` is the target's passes after the prompt, one per iteration, each with the
-    decision that follows it. `drafting` is the proposals.
+    decision that follows it. `drafting` is the proposals, `host` what is between two iterations.
 
     Attributes:
         seconds: of each phase.

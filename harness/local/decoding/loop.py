@@ -147,8 +147,8 @@ class Iteration:
         return self
 
 
-# Gets the phase of a call that has ended, `drafting` or `forward`, and "" where an iteration begins. Nothing waits for
-# the device.
+# Gets the phase that begins: `drafting`, `forward`, and `host` behind the calls of an iteration. Nothing waits for the
+# device.
 Watch = Callable[[str], None]
 
 
@@ -157,7 +157,7 @@ class Loop:
 
     Args:
         calls: of an iteration; loops that share them decode one after the other.
-        watch: of these calls.
+        watch: of its iterations.
     """
 
     def __init__(self, calls: Calls, watch: Watch = lambda phase: None) -> None:
@@ -227,13 +227,13 @@ class Loop:
         state = self._state.first(calls.num_rows(len(rows)) if self._state.is_fixed else len(rows))
         state.longest = max(lengths)
 
-        self._watch("")
         proposal = None
         if count > 0:
-            proposal = calls.propose(state, count, [min(count, limit) for limit in limits])
             self._watch("drafting")
-        packed, step = calls.decide(state, proposal)
+            proposal = calls.propose(state, count, [min(count, limit) for limit in limits])
         self._watch("forward")
+        packed, step = calls.decide(state, proposal)
+        self._watch("host")
         iteration = self._apply(rows, step, packed.tolist()[: len(rows)])
 
         # Roll back: the token before the proposal stays, and so do those accepted. The next one is

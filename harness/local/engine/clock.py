@@ -112,8 +112,8 @@ class LoopClock:
 
 
 class PhaseTimer:
-    """Times the calls of iterations by the clock of the device that makes them; on a GPU by events, for which nothing
-    waits.
+    """Times the phases of iterations by the clock of the device that makes their calls; on a GPU by events, for which
+    nothing waits.
 
     Args:
         device: the target's, for which a draft on another one waits.
@@ -121,7 +121,7 @@ class PhaseTimer:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        # A time, or an event, behind each call, with its phase; before the first call of an iteration without one.
+        # Each phase, with the time, or the event, at which it began.
         self._marks: list[tuple[str, Any]] = []
 
     def reset(self) -> None:
@@ -129,7 +129,7 @@ class PhaseTimer:
         self._marks = []
 
     def __call__(self, phase: str) -> None:
-        """Mark the end of a call, or with "" the beginning of an iteration."""
+        """Mark the beginning of a phase."""
         if self._device.type != "cuda":
             self._marks.append((phase, time.perf_counter()))
             return
@@ -141,12 +141,11 @@ class PhaseTimer:
     def phases(self) -> Phases:
         """The times, once the device has made all calls."""
         phases = Phases()
-        for (_, before), (phase, after) in itertools.pairwise(self._marks):
-            if phase:
-                is_event = self._device.type == "cuda"
-                seconds = before.elapsed_time(after) / 1000 if is_event else after - before
-                phases.seconds[phase] += seconds
-                phases.calls[phase] += 1
+        for (phase, began), (_, ended) in itertools.pairwise(self._marks):
+            is_event = self._device.type == "cuda"
+            seconds = began.elapsed_time(ended) / 1000 if is_event else ended - began
+            phases.seconds[phase] += seconds
+            phases.calls[phase] += 1
         return phases
 
 

@@ -85,7 +85,7 @@ def _iteration_ms(arm: MeasuredArm) -> float | None:
 
 
 def _host_share(arm: MeasuredArm) -> float | None:
-    """The share of the time after the prompts' pass that is in no phase; None where phases were not timed."""
+    """The share of the time after the prompts' pass that is no call; None where phases were not timed."""
     whole_ms = _iteration_ms(arm)
     forward_ms = arm.phases.ms_per_iteration("forward")
     if not whole_ms or forward_ms is None:
