@@ -181,7 +181,7 @@ def test_stopwatches_count_every_pass(pair: Pair) -> None:
     for _ in range(2):  # each question by itself
         answered = regular.answer(QUESTION.requests, len(QUESTION.prompts))
         assert answered.batch.num_iterations == 11
-        assert answered.phases.calls == {"forward": 11}
+        assert answered.phases.calls == {"forward": 11, "host": 10}
     answered = speculative.answer(QUESTION.requests, len(QUESTION.prompts))
     arrivals = answered.arrivals
     num_iterations = answered.batch.num_iterations
@@ -189,7 +189,8 @@ def test_stopwatches_count_every_pass(pair: Pair) -> None:
     # The last turn may have nothing to draft.
     num_drafted = len({arrival.seconds for arrival in arrivals if arrival.proposed})
     assert num_iterations - 1 <= num_drafted
-    assert answered.phases.calls == {"forward": num_iterations, "drafting": num_drafted}
+    counts = {"forward": num_iterations, "drafting": num_drafted, "host": num_iterations - 1}
+    assert answered.phases.calls == counts
 
 
 @pytest.mark.parametrize(("role", "value"), [("model", float("nan")), ("draft", float("inf"))])
