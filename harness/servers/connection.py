@@ -16,7 +16,7 @@ from harness.engines.protocol import Request, Traits
 from harness.engines.record import Opening
 from harness.engines.requests import RequestError, RequestRecord
 from harness.engines.tokenizer import TextTokenizer
-from harness.servers.counters import AnswerCounters, CounterPage
+from harness.servers.counters import CounterPage
 from harness.servers.http import KEY_REFUSED, new_client
 from harness.servers.identity import AskedServer
 from harness.servers.launch import Served
@@ -61,7 +61,7 @@ class Connection:
     client: httpx2.AsyncClient
     form: RequestForm
     sender: Sender
-    counters: AnswerCounters
+    counters: CounterPage
     traits: Traits
     drafts: bool
     was_asked: bool = False
@@ -101,7 +101,6 @@ async def connect(
     tokenizer = opening.planned.tokenizer
     client = new_client(url, key, settings.timeout_s)
     sender = Sender(client, tokenizer, settings)
-    page = CounterPage(url, key, served.pages)
     decoding = DecodingSettings(max_new_tokens=_PROBE_TOKENS, temperature=0)
     probe = Request(tokenizer("a")["input_ids"], decoding, seed=0, index=0, salt="form")
     error: RequestError | None = None
@@ -124,7 +123,7 @@ async def connect(
                     client,
                     form,
                     sender,
-                    AnswerCounters(page, say),
+                    CounterPage(url, key, served.pages, say),
                     _traits(form, record),
                     drafts=record.draft_tokens[0] > 0,
                 )

@@ -49,22 +49,36 @@ def read_counters(text: str) -> Counts:
 
 
 class CounterPage:
-    """The page of a server's counters.
+    """The page of a server's counters, and how much they grow while it answers a question.
 
     Args:
         url: of the server's API.
         key: of the API; None without one.
         pages: their addresses, where they are not below the server's own. Counters of several
             are added up.
+        say: shows a line to the user.
     """
 
-    def __init__(self, url: str, key: str | None, pages: Sequence[str]) -> None:
+    def __init__(
+        self,
+        url: str,
+        key: str | None,
+        pages: Sequence[str],
+        say: Callable[[str], None] = lambda message: None,
+    ) -> None:
         root = root_of(url)
         self._key = key
         self._candidates = [pages] if pages else [(root + path,) for path in _PAGES]
         self._last: Counts | None = None
         self._num_missed = 0
         self._newest_start: float | None = None
+        self._say = say
+        self._before: Counts | None = None
+        # By the end of the last question: a restart since then counts for the next one.
+        self._restarts_reported = 0.0
+        # Requests of the last question that nobody waits for any more, though the server may still answer them.
+        self._num_left = 0
+        self._is_always_busy = False
 
     def read(self) -> Counts | None:
         """The counters now; None where they cannot be read. A server without any is soon not asked
@@ -103,27 +117,9 @@ class CounterPage:
             self._newest_start = max(started, self._newest_start or started)
         return replace(counts, restarts=restarts)
 
-
-class AnswerCounters:
-    """How much the counters of a server grow while it answers a question.
-
-    Args:
-        say: shows a line to the user.
-    """
-
-    def __init__(self, page: CounterPage, say: Callable[[str], None]) -> None:
-        self._page = page
-        self._say = say
-        self._before: Counts | None = None
-        # By the end of the last question: a restart since then counts for the next one.
-        self._restarts_reported = 0.0
-        # Requests of the last question that nobody waits for any more, though the server may still answer them.
-        self._num_left = 0
-        self._is_always_busy = False
-
     def show_drafts(self) -> bool:
         """Whether the server has drafted anything by now."""
-        counts = self._page.read() or Counts()
+        counts = self.read() or Counts()
         return bool(counts.drafts or counts.proposed)
 
     def begin(self) -> None:
@@ -132,7 +128,7 @@ class AnswerCounters:
         After such a wait in vain a server is not waited for again.
         """
         until = time.monotonic() + _MOST_DRAINING_S
-        counts = self._page.read()
+        counts = self.read()
         while counts is not None and counts.running and not self._is_always_busy:
             if time.monotonic() > until:
                 self._is_always_busy = True
@@ -140,7 +136,7 @@ class AnswerCounters:
                 whose = "this run" if number <= self._num_left else "others"
                 self._say(f"the server still answers {counted(number, 'request')} of {whose}")
             time.sleep(_DRAIN_LOOK_S)
-            counts = self._page.read()
+            counts = self.read()
         self._before = counts and replace(counts, restarts=self._restarts_reported)
 
     def end(self, num_left: int) -> Counts | None:
@@ -150,7 +146,7 @@ class AnswerCounters:
             num_left: requests that the server may still answer.
         """
         self._num_left = num_left
-        now = self._page.read()
+        now = self.read()
         if now is None or self._before is None:
             return None
         self._restarts_reported = now.restarts

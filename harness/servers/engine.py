@@ -11,7 +11,7 @@ import dataclasses
 import math
 import threading
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import wait
 from typing import Any, TypeVar
 
@@ -34,7 +34,7 @@ from harness.engines.protocol import (
 )
 from harness.engines.rates import arrival_times
 from harness.engines.record import Opening
-from harness.engines.requests import Load, RequestRecord
+from harness.engines.requests import RequestRecord
 from harness.engines.tokenizer import TextTokenizer
 from harness.servers.connection import Connection, connect
 from harness.servers.devices import devices_of
@@ -42,7 +42,7 @@ from harness.servers.dialects import UNKNOWN_DIALECT, dialect_of
 from harness.servers.identity import AskedServer, check_same_weights, choose_model, server_report
 from harness.servers.launch import Served, StartedServer
 from harness.servers.logprobs import TextScorer
-from harness.servers.sending import Outgoing, send_at_times, send_in_turn
+from harness.servers.sending import Outgoing, Sender, send_at_times, send_in_turn
 from harness.servers.settings import ServerSettings
 
 # Seconds without a token from any request after which a line is printed about that.
@@ -163,10 +163,18 @@ class ServerEngine(Engine):
         )
         return number
 
-    def run(self, asking: Coroutine[Any, Any, Result]) -> Result:
-        """Run a coroutine that asks a server, and return its result. It is cancelled if nobody waits any more."""
+    def run(
+        self, asking: Coroutine[Any, Any, Result], look: Callable[[], None] = lambda: None
+    ) -> Result:
+        """Run a coroutine that asks a server, and return its result. It is cancelled if nobody waits any more.
+
+        Args:
+            look: called now and then while that takes long.
+        """
         running = asyncio.run_coroutine_threadsafe(asking, self.loop)
         try:
+            while not wait([running], timeout=QUIET_S).done:
+                look()
             return running.result()
         finally:
             running.cancel()
@@ -319,19 +327,13 @@ class ServerArm(Arm):
         """Find out how the server is asked. Raises RunError where it answers no request in any form."""
         engine = self._engine
         assert self.asked is not None
-        connecting = asyncio.run_coroutine_threadsafe(
-            connect(engine.opening, self.served, self.url, engine.key, self.asked, self._say),
-            engine.loop,
-        )
+        asking = connect(engine.opening, self.served, self.url, engine.key, self.asked, self._say)
+        waiting = f"waiting for an answer from {self.url}"
         try:
-            while not wait([connecting], timeout=QUIET_S).done:
-                self._say(f"waiting for an answer from {self.url}")
-            self.connection = connecting.result()
+            self.connection = engine.run(asking, lambda: self._say(waiting))
         except RunError as error:
             ended = self.process.why_ended() if self.process else None
             raise RunError(ended or str(error)) from error
-        finally:
-            connecting.cancel()
         self.traits = self.connection.traits
         self.drafts = self.connection.counters.show_drafts() or self.connection.drafts
         self.devices = devices_of(self.url, self.process.pid if self.process else None)
@@ -390,7 +392,8 @@ class ServerArm(Arm):
         else:
             times = arrival_times(requests, rate)
             asking = send_at_times(sender, outgoing, further, rate, times, self._say)
-        load = self._wait_for(connection, asking, note_ended)
+        sender.last_event = time.perf_counter()
+        load = self._engine.run(asking, lambda: self._note_progress(sender, note_ended))
         num_left = sum(record.was_left for record in [*self.requests, *load.extra])
         return Answered(
             requests=self.requests,
@@ -435,31 +438,15 @@ class ServerArm(Arm):
 
         return score
 
-    def _wait_for(
-        self,
-        connection: Connection,
-        asking: Coroutine[Any, Any, Load],
-        note_ended: NoteEnded | None,
-    ) -> Load:
-        """Run what asks the server; it is cancelled if nobody waits any more.
-
-        A line is printed when nothing arrives for long.
-        """
-        sender = connection.sender
-        running = asyncio.run_coroutine_threadsafe(asking, self._engine.loop)
-        sender.last_event = time.perf_counter()
-        try:
-            while not wait([running], timeout=QUIET_S).done:
-                num_ended = sum(request.seconds > 0 for request in self.requests)
-                if note_ended is not None:
-                    note_ended(num_ended)
-                silent_s = time.perf_counter() - sender.last_event
-                if silent_s >= QUIET_S and sender.num_in_flight:
-                    self._say(
-                        f"nothing from {self.url} for {silent_s:.0f} s;"
-                        f" {num_ended} of {len(self.requests)} requests have ended, and"
-                        f" engine.timeout_s={self._settings.timeout_s:g} ends those that have not"
-                    )
-            return running.result()
-        finally:
-            running.cancel()
+    def _note_progress(self, sender: Sender, note_ended: NoteEnded | None) -> None:
+        """Note how many requests have ended. A line is printed when nothing arrives for long."""
+        num_ended = sum(request.seconds > 0 for request in self.requests)
+        if note_ended is not None:
+            note_ended(num_ended)
+        silent_s = time.perf_counter() - sender.last_event
+        if silent_s >= QUIET_S and sender.num_in_flight:
+            self._say(
+                f"nothing from {self.url} for {silent_s:.0f} s;"
+                f" {num_ended} of {len(self.requests)} requests have ended, and"
+                f" engine.timeout_s={self._settings.timeout_s:g} ends those that have not"
+            )
