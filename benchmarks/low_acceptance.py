@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from harness.config.paths import PACKAGE
+from harness.config.installation import PACKAGE
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 os.environ.setdefault("HARNESS_TESTS_SHARED", tempfile.gettempdir())

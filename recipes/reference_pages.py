@@ -23,8 +23,8 @@ from harness.cli.menu.documentation import (
 )
 from harness.commands.registry import configured, row_kinds, with_settings
 from harness.config.errors import as_typed
+from harness.config.installation import PACKAGE
 from harness.config.methods import METHODS
-from harness.config.paths import PACKAGE
 from harness.config.run import RunSettings
 from harness.engines.registry import ENGINES
 from harness.results.row import ColumnDescription

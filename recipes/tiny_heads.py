@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from harness.config.paths import PACKAGE
+from harness.config.installation import PACKAGE
 from harness.config.settings import ModelSettings
 from harness.local.drafting.heads.checkpoint import read_head
 from harness.local.drafting.heads.head import Head

@@ -142,8 +142,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def own_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Methods and rules in files of the test's directory: they and their modules are forgotten after it."""
     from harness.config.acceptance_rules import RULES
+    from harness.config.installation import PACKAGE
     from harness.config.methods import METHODS
-    from harness.config.paths import PACKAGE
 
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setenv("PYTHONPATH", str(PACKAGE.parent))

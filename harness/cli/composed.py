@@ -24,10 +24,10 @@ from harness.commands.command import ConfiguredCommand, Service
 from harness.commands.registry import configured
 from harness.config.engines import check_settings_have_no_key
 from harness.config.errors import SettingError
+from harness.config.installation import is_installed, require_local
 from harness.config.machine import gpu_names, share_cores
 from harness.config.methods import METHODS
 from harness.config.model_names import SERVED
-from harness.config.packages import is_installed, require_local
 from harness.config.repositories import check_place
 from harness.config.run import PromptedSettings, RepeatedSettings, RunSettings
 from harness.config.settings import require

@@ -34,8 +34,8 @@ from harness.config.errors import (
     in_one_line,
     nearest,
 )
+from harness.config.installation import missing_local
 from harness.config.machine import terminal_width
-from harness.config.packages import missing_local
 from harness.reporting import terminal
 from harness.reporting.table import visible
 

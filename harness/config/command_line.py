@@ -1,4 +1,4 @@
-"""The command line as lists of words: what was typed for the harness, and the command of each server behind a `--`."""
+"""The command line: as lists of words, and the short names of settings in it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,33 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 _VARIABLE = "HARNESS_COMMAND_LINE"
+
+# Names of settings that are short, or that other tools give them.
+SYNONYMS: Mapping[str, str] = {
+    **dict.fromkeys(("K", "k", "gamma", "num_speculative_tokens"), "num_draft_tokens"),
+    **dict.fromkeys(("T", "temp"), "temperature"),
+    **dict.fromkeys(("tokens", "max_tokens"), "max_new_tokens"),
+    **dict.fromkeys(("n", "limit"), "num_prompts"),
+    **dict.fromkeys(("load", "concurrency"), "batch_size"),
+    "target": "model",
+    "dataset": "prompts",
+    "device": "placement",
+    "gpu": "gpu_memory",
+    "verbose": "details",
+}
+
+_SERVER = "a server is measured by its command: harness latency --"
+# What to type in place of a value that other tools have.
+INSTEAD: Mapping[str, str] = {
+    "placement=cuda": "placement=auto uses the GPUs here, placement.gpus=1 one of them",
+    "engine=hf": "engine=huggingface is its generate()",
+    "engine=vllm": f"{_SERVER} vllm serve ...",
+    "engine=sglang": f"{_SERVER} sglang serve ...",
+}
 
 
 @dataclass(frozen=True)

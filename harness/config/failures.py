@@ -15,7 +15,7 @@ import psutil
 
 from harness.config.amounts import amount
 from harness.config.errors import HarnessError, RunError, SettingError, UnreachableError
-from harness.config.packages import is_installed
+from harness.config.installation import is_installed
 from harness.config.settings import ModelSettings
 
 # Meanings of CUDA's messages, by regular expression.

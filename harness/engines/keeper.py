@@ -14,15 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.config.demand import Demand
+from harness.config.installation import is_installed
 from harness.config.model_names import SERVED
-from harness.config.packages import is_installed
 from harness.config.run import RunSettings
 from harness.engines.door import local
-from harness.engines.door.pairs import AnyPair, ServedPair
 from harness.engines.protocol import Engine
 from harness.engines.record import Opening, Preparation
 from harness.engines.registry import engine_of, pair_key
-from harness.engines.tokenizer import TextTokenizer
+from harness.engines.tokenizer import AnyPair, ServedPair, TextTokenizer
 
 if TYPE_CHECKING:
     from harness.local.drafting.method import Pair

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from harness.config.demand import Demand
 from harness.config.engines import Abilities, EngineSettings
-from harness.config.packages import require_local
+from harness.config.installation import require_local
 from harness.config.registry import RecordWithSettings
 from harness.config.settings import require
 
 if TYPE_CHECKING:
     from harness.config.run import RunnerName, RunSettings
     from harness.config.settings import DecodingSettings
-    from harness.engines.door.pairs import AnyPair
     from harness.engines.protocol import Engine
+    from harness.engines.tokenizer import AnyPair
     from harness.local.drafting.method import Pair
 
 

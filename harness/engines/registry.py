@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.config.errors import SettingError
-from harness.config.paths import CONF
+from harness.config.installation import CONF
 from harness.config.registry import SettingsRegistry
 from harness.config.run import RunSettings
 from harness.engines.record import EngineRecord

@@ -1,13 +1,17 @@
 """The part of a tokenizer that the instrument uses: transformers' have it, and so has `TextTokenizer`, which stands in
-where only servers have one; prompts as the text that servers get.
+where only servers have one; prompts as the text that servers get. A `ServedPair` is a tokenizer alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from harness.engines.requests import RequestRecord
+
+if TYPE_CHECKING:
+    from harness.local.engine.pair import PlannedPair
 
 # As much text as a token holds on average, so that lengths of prompts are about right.
 _BYTES = 4
@@ -73,6 +77,29 @@ class TextTokenizer:
 
     def convert_ids_to_tokens(self, token: int) -> str:
         return self.decode([token])
+
+
+@dataclass(frozen=True)
+class ServedPair:
+    """The pair of an engine elsewhere, of which only the tokenizer is here: the limits of its models are unknown."""
+
+    tokenizer: Tokenizer
+    short_proposals_are_prefixes: bool = False
+
+    def room(self, new_tokens: int) -> None:
+        return None
+
+    def excess(
+        self, prompts: Sequence[Sequence[int]], new_tokens: int, answers: str | None = None
+    ) -> None:
+        return None
+
+    def check_vocabulary(self, token_ids: Sequence[Sequence[int]]) -> None:
+        pass
+
+
+# What prompts are encoded for.
+AnyPair: TypeAlias = "PlannedPair | ServedPair"
 
 
 def text_of(request: RequestRecord, tokenizer: Tokenizer, **options: Any) -> str:

@@ -7,17 +7,16 @@ from collections.abc import Sequence
 
 from harness.config.demand import Demand
 from harness.config.errors import HarnessError, SettingError
+from harness.config.installation import require_local
 from harness.config.model_names import SERVED
-from harness.config.packages import require_local
 from harness.config.run import RunSettings
 from harness.engines.divergence import Divergence, text_divergence
 from harness.engines.door import local
-from harness.engines.door.pairs import AnyPair, ServedPair
 from harness.engines.door.reference import Reference
 from harness.engines.protocol import Engine
 from harness.engines.record import Preparation
 from harness.engines.registry import engine_of
-from harness.engines.tokenizer import tokens_as_served
+from harness.engines.tokenizer import AnyPair, ServedPair, tokens_as_served
 from harness.measuring.progress import say
 
 # The room that is planned where an engine has no weights here and they load for checks alone: the

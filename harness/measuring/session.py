@@ -15,12 +15,11 @@ from harness.config.model_names import SERVED
 from harness.config.run import RunSettings
 from harness.config.settings import DecodingSettings
 from harness.engines.chat import Chat
-from harness.engines.door.pairs import AnyPair
 from harness.engines.keeper import PairKeeper
 from harness.engines.protocol import Engine, Request, Servers
 from harness.engines.record import Preparation
 from harness.engines.registry import engine_of
-from harness.engines.tokenizer import Tokenizer
+from harness.engines.tokenizer import AnyPair, Tokenizer
 from harness.measuring.measurement import Measurement, further_settings, identify
 from harness.measuring.progress import note, say
 from harness.measuring.prompts.encoding import Encoder

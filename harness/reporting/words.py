@@ -12,10 +12,9 @@ from typing import Any
 
 from harness.config.acceptance_rules import PARAMETERS, RULES, changed_parameters
 from harness.config.amounts import counted
-from harness.config.command_line import Words
+from harness.config.command_line import SYNONYMS, Words
 from harness.config.model_names import SECOND_COMMAND
 from harness.config.settings import DecodingSettings
-from harness.config.synonyms import SYNONYMS
 from harness.results.runs import Run
 from harness.results.schema import RunRow
 

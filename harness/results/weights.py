@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from harness.config.packages import is_installed
+from harness.config.installation import is_installed
 from harness.config.settings import ModelSettings
 
 # Files of a model and its tokenizer; notes and pictures in the same directory do not count.

@@ -15,7 +15,7 @@ from pydantic import AliasChoices, AliasPath, BaseModel, ConfigDict, Field, Vali
 from pydantic_core import PydanticUndefined
 
 from harness.config.errors import RunError, from_outside
-from harness.config.packages import INSTALL_LOCAL, missing_local
+from harness.config.installation import INSTALL_LOCAL, missing_local
 from harness.engines.counts import MOST_ACCEPTED, DraftCounts, ImpossibleCounts, positions
 from harness.engines.requests import EMPTY, RequestError, RequestRecord
 from harness.engines.tokenizer import TextTokenizer, Tokenizer

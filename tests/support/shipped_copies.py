@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from harness.config.paths import PACKAGE
+from harness.config.installation import PACKAGE
 
 SHIPPED = PACKAGE / "local" / "models" / "shipped"
 # `conftest` saves it once, for all processes.

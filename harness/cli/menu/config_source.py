@@ -17,9 +17,9 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
 from harness.cli.menu import names
+from harness.config.installation import PACKAGE
 from harness.config.machine import gpu_names
 from harness.config.model_names import without_suffixes
-from harness.config.paths import PACKAGE
 from harness.engines.registry import ENGINES, default_draft
 
 

@@ -14,8 +14,8 @@ from hydra import errors
 
 from harness.cli.menu import conversion, names
 from harness.commands.registry import configured
+from harness.config.command_line import INSTEAD
 from harness.config.errors import SettingError, did_you_mean, nearest
-from harness.config.synonyms import INSTEAD
 
 
 def explained(error: Exception, command: str) -> SettingError | None:

@@ -33,9 +33,9 @@ from omegaconf import OmegaConf
 from harness.cli.menu.conversion import fixed_groups, value_types
 from harness.commands.command import ConfiguredCommand
 from harness.commands.registry import COMMANDS
+from harness.config.installation import CONF
 from harness.config.methods import METHODS
 from harness.config.model_names import SERVED, split_suffixes, without_suffixes
-from harness.config.paths import CONF
 from harness.config.run import PromptedSettings, RunSettings
 from harness.config.settings import PROMPT_FILES, PromptSettings
 from harness.engines.registry import ENGINES

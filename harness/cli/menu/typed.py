@@ -20,10 +20,10 @@ from hydra.errors import HydraException
 
 from harness.cli import hydra_app
 from harness.cli.menu.conversion import alternatives
+from harness.config.command_line import SYNONYMS
 from harness.config.engines import check_settings_have_no_key
 from harness.config.errors import SettingError, as_typed, did_you_mean, nearest
 from harness.config.settings import require_possible_path
-from harness.config.synonyms import SYNONYMS
 
 # Groups, of which the name of a preset, a method or an engine chooses one.
 _GROUPS = ("model", "draft", "decoding", "placement", "prompts", "engine")

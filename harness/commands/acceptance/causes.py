@@ -10,7 +10,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from harness.config.packages import is_installed
+from harness.config.installation import is_installed
 from harness.engines.door.reading import DraftMistake
 
 CAUSES = (

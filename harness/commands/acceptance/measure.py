@@ -284,7 +284,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         if condition.num_unused >= self.compared_k:
             return
         if condition.fault is not None:
-            pair = local("engine.otherwise").drafting_wrong(self.pair, condition.fault)
+            pair = local("engine.reading").drafting_wrong(self.pair, condition.fault)
         elif not condition.why and condition.cause == "quantization":
             pair = self._placed_here(condition.settings).load()
         elif not condition.why and condition.cause == "template":
@@ -467,7 +467,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         """Read the answers of transcripts as an engine drafts under a condition, for each K up to the most."""
         kind = local("engine.reading").PairReader
         if condition.fault == "late":
-            kind = local("engine.otherwise").LateReader
+            kind = local("engine.reading").LateReader
         settings = condition.settings
         is_greedy = getattr(settings.draft, "sampling", None) == "greedy"
         reader: PairReader = kind(pair, settings.decoding, most, greedy_draft=is_greedy)

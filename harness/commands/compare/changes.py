@@ -9,9 +9,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from harness.commands.compare.record import CompareSettings
 from harness.commands.registry import checked
+from harness.config.command_line import SYNONYMS
 from harness.config.errors import SettingError, nearest
 from harness.config.settings import DecodingSettings
-from harness.config.synonyms import SYNONYMS
 from harness.results.row import strict
 
 CHANGEABLE = [f"decoding.{field.name}" for field in dataclasses.fields(DecodingSettings)]

@@ -8,8 +8,8 @@ from harness.commands.command import Service
 from harness.config.engines import Abilities
 from harness.config.errors import SettingError
 from harness.config.faults import FAULTS, fault_names
+from harness.config.installation import is_installed
 from harness.config.machine import is_loopback
-from harness.config.packages import is_installed
 from harness.config.run import RunSettings
 from harness.config.settings import require, require_at_least
 

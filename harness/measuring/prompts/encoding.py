@@ -13,13 +13,11 @@ from typing import Any, TypeVar
 
 from harness.config.amounts import counted
 from harness.config.errors import SettingError
-from harness.config.packages import INSTALL_LOCAL, missing_local
-from harness.config.paths import PACKAGE
+from harness.config.installation import INSTALL_LOCAL, PACKAGE, missing_local
 from harness.config.run import PromptedSettings, RunSettings
 from harness.config.settings import PromptSettings, require
 from harness.engines.chat import Chat
-from harness.engines.door.pairs import AnyPair
-from harness.engines.tokenizer import TextTokenizer, Tokenizer
+from harness.engines.tokenizer import AnyPair, TextTokenizer, Tokenizer
 from harness.measuring.progress import note, say
 from harness.measuring.prompts.chat_templates import Template
 from harness.measuring.prompts.limits import within_limits

@@ -13,7 +13,7 @@ from typing import Any
 
 from harness.config.errors import RunError, SettingError, nearest
 from harness.config.failures import explain, first_line
-from harness.config.packages import INSTALL_LOCAL, is_installed
+from harness.config.installation import INSTALL_LOCAL, is_installed
 from harness.config.settings import PROMPT_FILES, ModelSettings, PromptSettings
 from harness.engines.door import local
 

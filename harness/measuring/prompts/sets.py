@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness.config.errors import SettingError
-from harness.config.paths import PACKAGE
+from harness.config.installation import PACKAGE
 from harness.config.settings import PROMPT_COLUMNS, PromptSettings
 from harness.engines.chat import Chat, Message
 from harness.measuring.prompts.messages import messages_of, parsed_json, text_of, tools_of

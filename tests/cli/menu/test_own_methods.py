@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from harness.config.paths import PACKAGE
+from harness.config.installation import PACKAGE
 from in_process import Harness, results
 from traced import run_as_traced
 
@@ -108,7 +108,7 @@ def test_a_mistake_in_a_method_names_it(mistake: str, words: str, harness: Harne
 
 MODEL = """
 from transformers import AutoModelForCausalLM
-from harness.config.paths import PACKAGE
+from harness.config.installation import PACKAGE
 from harness.local.drafting.method import Method
 class Mine(Method):
     summary = "mine"

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from harness.config.paths import PACKAGE
+from harness.config.installation import PACKAGE
 from served import CLIENT, served
 
 pytest.importorskip("fastapi", reason="specharness[serve] is not installed")

@@ -1,10 +1,15 @@
-"""Packages that the base installation lacks: whether they are here, and how to get them."""
+"""This installation: where the package and its presets are, and what it lacks of `specharness[local]`."""
 
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 
 from harness.config.errors import SettingError
+
+PACKAGE = Path(__file__).resolve().parents[1]
+# A wheel has conf/ inside the package, a checkout next to it.
+CONF = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"
 
 # What `specharness[local]` brings, and every use of a model here needs.
 _LOCAL = ("torch", "transformers", "accelerate", "safetensors")
