@@ -28,22 +28,6 @@ SPARE_SLOTS = 256
 _Indices = tuple[Tensor, Tensor, Tensor]
 
 
-@dataclass
-class _Pass:
-    """A forward pass over slots, as all layers need to know it.
-
-    Attributes:
-        start: the slot of each row's first new token; 0 where rows differ.
-        width: how many slots of each row attention reads.
-        indices: where rows differ, all places that are written, for each device and number of heads
-            among the layers.
-    """
-
-    start: int
-    width: int
-    indices: dict[tuple[torch.device, int], _Indices] | None = None
-
-
 @dataclass(frozen=True)
 class Slots:
     """Keys and values of B rows of S slots.
@@ -74,18 +58,17 @@ class Slots:
 
     def cache(self, places: int | Tensor, width: int) -> Cache:
         """Show `width` slots to transformers, which writes every row from one slot on, or into slots [B, n]."""
-        of_pass = _Pass(0, width)
-        if isinstance(places, int):
-            of_pass.start = places
-        else:
+        indices: dict[tuple[torch.device, int], _Indices] = {}
+        layers: list[Any] = []
+        for keys, values in zip(self.buffers[::2], self.buffers[1::2], strict=True):
+            if isinstance(places, int):
+                layers.append(_SlotLayer(keys, values, places, width))
+                continue
             # The layers of one model may be on several devices, and differ in their heads.
-            kinds = {(buffer.device, buffer.shape[1]) for buffer in self.buffers}
-            of_pass.indices = {
-                (device, num_heads): _indices(places.to(device), num_heads)
-                for device, num_heads in kinds
-            }
-        pairs = zip(self.buffers[::2], self.buffers[1::2], strict=True)
-        layers: list[Any] = [_SlotLayer(keys, values, of_pass) for keys, values in pairs]
+            kind = (keys.device, keys.shape[1])
+            if kind not in indices:
+                indices[kind] = _indices(places.to(keys.device), keys.shape[1])
+            layers.append(_SlotLayer(keys, values, indices[kind], width))
         return Cache(layers=layers)
 
     def have_room(self, num_rows: int, num_slots: int) -> bool:
@@ -121,11 +104,12 @@ class _SlotLayer(CacheLayerMixin):
     keys: Tensor
     values: Tensor
 
-    def __init__(self, keys: Tensor, values: Tensor, of_pass: _Pass) -> None:
+    def __init__(self, keys: Tensor, values: Tensor, places: int | _Indices, width: int) -> None:
         # The base class would set them to None.
         self.keys = keys
         self.values = values
-        self._pass = of_pass
+        self._places = places
+        self._width = width
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing to do: the buffers exist."""
@@ -136,18 +120,14 @@ class _SlotLayer(CacheLayerMixin):
         """Write states [B, heads, n, D] of new tokens -> the states of all slots that are seen, [B,
         heads, S, D].
         """
-        of_pass = self._pass
-        places: int | _Indices = of_pass.start
-        if of_pass.indices is not None:
-            places = of_pass.indices[self.keys.device, self.keys.shape[1]]
-        keys = _write(self.keys, key_states, places, of_pass.width)
-        return keys, _write(self.values, value_states, places, of_pass.width)
+        keys = _write(self.keys, key_states, self._places, self._width)
+        return keys, _write(self.values, value_states, self._places, self._width)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self._pass.width, 0
+        return self._width, 0
 
     def get_max_length(self) -> int:
-        return self._pass.width
+        return self._width
 
     get_max_cache_shape = get_max_length
 
@@ -155,7 +135,7 @@ class _SlotLayer(CacheLayerMixin):
         """Return the tokens before these, for models that make a mask. Where rows differ they are
         given one.
         """
-        return self._pass.start
+        return self._places if isinstance(self._places, int) else 0
 
 
 def _write(buffer: Tensor, states: Tensor, places: int | _Indices, width: int) -> Tensor:
