@@ -1,4 +1,4 @@
-"""Mistakes planted on purpose, as far as settings know them: their names, and where they change anything."""
+"""Faults planted on purpose: their names, and the settings under which they have no effect."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class FaultRecord(Record):
-    """A mistake as it is known without its code, which `local.engine.fault.Fault` adds: inherit from that.
+    """The part of a fault that settings ask about. Faults inherit from `local.engine.fault.Fault`.
 
     Attributes:
         in_greedy_texts: whether greedy texts change too, and not only the probabilities that tokens are drawn with.
@@ -21,9 +21,10 @@ class FaultRecord(Record):
     in_greedy_texts: ClassVar[bool] = False
 
     def why_idle(self, decoding: DecodingSettings) -> str | None:
-        """Why it changes nothing in these texts, as the end of a sentence; None where it changes them."""
-        is_greedy = decoding.temperature == 0
-        return "at decoding.temperature=0" if is_greedy and not self.in_greedy_texts else None
+        """Why it has no effect with these settings, as the end of a sentence; None where it has one."""
+        if decoding.temperature == 0 and not self.in_greedy_texts:
+            return "at decoding.temperature=0"
+        return None
 
 
 FAULTS: Registry[FaultRecord] = Registry(
@@ -45,15 +46,12 @@ def fault_names() -> list[str]:
 
 
 def require_effect(name: str, decoding: DecodingSettings, draft: DraftSettings | None) -> None:
-    """Refuse a fault that would change nothing: its run would seem to prove tests blind.
-
-    Raises:
-        SettingError: for it.
-    """
+    """Raise a SettingError for a fault without effect: its run would look as if the tests missed it."""
     if name == "none":
         return
     rule = "must be none where decoding.synthetic_acceptance replaces the acceptance rule"
     require(decoding.synthetic_acceptance is None, "fault", rule, name)
+    require(draft is not None, "fault", "changes nothing with draft=none", name)
+    # Only now, because a fault's code imports torch.
     idle = FAULTS[name].why_idle(decoding)
     require(idle is None, "fault", f"changes nothing {idle}", name)
-    require(draft is not None, "fault", "changes nothing with draft=none", name)

@@ -1,8 +1,8 @@
 """Plans, places and loads the pair of a run, keeps it for later runs, and opens its engine.
 
-A `Session` asks it in this order: `plan` reads configurations and tokenizers, `place` fits the
-models into memory, `load` loads weights, `open` makes the engine. A sweep's worker keeps one keeper
-for all its jobs, so that a pair loads once.
+A `Session` asks it in this order: `plan` reads configurations and tokenizers, `place` fits the models into memory,
+`open` makes the engine, which loads weights (`load`) if it needs them. A sweep's worker keeps one keeper for all its
+jobs, so that a pair loads once.
 """
 
 from __future__ import annotations
@@ -38,40 +38,39 @@ class PairKeeper:
 
     def __init__(self, note_loading: Callable[[bool], None] = lambda begins: None) -> None:
         self._note_loading = note_loading
-        # The identity of the planned pair, by `pair_of`.
-        self._key: object = None
         self._planned: AnyPair | None = None
+        self._planned_key: object = None
         self._placed: PlacedPair | None = None
         self._pair: Pair | None = None
 
     def plan(self, settings: RunSettings) -> AnyPair:
         """Read and check what can be known of the settings' pair before weights load.
 
-        Another pair that was kept is let go.
+        Frees the kept pair if it is another one.
         """
         key = pair_key(settings)
-        if self._planned is None or self._key != key:
+        if self._planned is None or self._planned_key != key:
             self._planned = None
             self._let_go()
             with self._loading():
                 self._planned = _planned_pair(settings)
-            self._key = key
-        # Also of a pair that was kept: how it decodes may differ.
+            self._planned_key = key
+        # A kept pair, too: decoding settings may differ.
         engine_of(settings).check_pair(self._planned, settings)
         return self._planned
 
     def place(self, settings: RunSettings, demand: Demand) -> PlacedPair:
         """Choose devices with room for the demand.
 
-        A pair that is loaded stays, unless this run on its own would place it elsewhere, or not at
-        all.
+        A loaded pair stays where it is if this demand would be placed in the same way.
         """
         planned = self.plan(settings)
         assert not isinstance(planned, ServedPair)
-        if self._placed is not None and not self._placed.suits(demand, force=settings.force):
+        if self._placed is not None and self._pair is not None:
+            if self._placed.suits(demand, force=settings.force):
+                return self._placed
             self._let_go()
-        if self._placed is None or self._pair is None:
-            self._placed = planned.place(demand, force=settings.force)
+        self._placed = planned.place(demand, force=settings.force)
         return self._placed
 
     def load(self) -> Pair:
@@ -104,12 +103,13 @@ class PairKeeper:
         """Open the engine that the settings name.
 
         Args:
-            directory: of the run, for files of the engine's.
+            directory: the run's, where the engine writes files.
 
         Raises:
             SettingError: for what the engine cannot do.
             RunError: the engine does not start.
         """
+        # An opening is a preparation, too.
         opening = Opening(
             **vars(preparation),
             settings=settings,
@@ -121,8 +121,8 @@ class PairKeeper:
 
 
 def _planned_pair(settings: RunSettings) -> AnyPair:
-    """The pair; of an engine on another machine the tokenizer alone, for which text stands in where nobody here knows
-    the model, or this installation reads no tokenizers.
+    """Plan the pair. Of an engine elsewhere only the tokenizer is loaded; `TextTokenizer` stands in for it where the
+    model is unknown, or transformers is missing.
     """
     if not engine_of(settings).computes_here:
         if settings.model.repository == SERVED or not is_installed("transformers"):

@@ -33,7 +33,7 @@ from harness.local.models.fit import (
     remedies,
 )
 from harness.local.models.quiet import quiet_libraries
-from harness.local.models.tokenizers import PADDING, check_sizes
+from harness.local.models.tokenizers import check_vocabularies, differ_in_vocabulary
 
 # Bytes of each of the two buffers; larger than the caches of any device in use.
 _BUFFER_BYTES = 256 * 2**20
@@ -114,7 +114,7 @@ def plan_on(
     if excess is not None:
         raise SettingError("prompt_length", excess.rule, prompt_length)
     if len(pair.checkpoints) > 1 and settings.weights == "random":
-        check_sizes(*pair.checkpoints)
+        check_vocabularies(*pair.checkpoints)
 
     demand = Demand(
         settings.batch_size,
@@ -189,7 +189,7 @@ def _notes(problem: PlacementProblem) -> list[str]:
             f" {four_bit} drafts faster than {draft.settings.name}"
         )
     sizes = [sketch.vocabulary_size for sketch in problem.models]
-    if max(sizes) - min(sizes) > PADDING * max(sizes):
+    if differ_in_vocabulary(*sizes):
         notes.append(
             f"the vocabularies differ ({sizes[0]} and {sizes[1]} tokens):"
             " engine=huggingface drafts with two tokenizers, engine=local with one"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from harness.config.methods import METHODS
 from harness.config.settings import require
@@ -26,22 +26,22 @@ class Local(EngineRecord):
     loads_pair = True
 
     def check_pair(self, pair: PlannedPair, run: RunSettings) -> None:
-        rule = "reads the keys and values of its model, which transformers alone hands on: use engine=huggingface"
-        for checkpoint in pair.checkpoints[1:]:
-            reads_target = checkpoint.config.model_type in _READ_TARGET_CACHE
-            require(not reads_target, "draft", rule, checkpoint.settings.name)
-        rule = "has another tokenizer than the model: engine=huggingface drafts with both"
-        require(pair.shares_tokenizer, "draft", rule, pair.checkpoints[-1].settings.name)
+        _, *drafts = pair.checkpoints
+        for draft in drafts:
+            rule = "reads the target's KV cache, which only engine=huggingface passes to it"
+            reads_target = draft.config.model_type in _READ_TARGET_CACHE
+            require(not reads_target, "draft", rule, draft.settings.name)
+            rule = "has another tokenizer than the model: engine=huggingface drafts with both"
+            require(pair.shares_tokenizer, "draft", rule, draft.settings.name)
 
     def open(self, opening: Opening) -> Engine:
         from harness.local.engine.engine import LocalEngine
 
-        pair: Any = opening.load()
-        return LocalEngine(pair, opening)
+        return LocalEngine(opening.load(), opening)
 
 
 class HuggingFace(EngineRecord):
-    """One prompt at a time, because assisted generation takes no more."""
+    """transformers' `generate`, whose assisted generation takes one prompt at a time."""
 
     name = "huggingface"
     summary = "transformers' generate() and its assisted forms, one prompt at a time"
@@ -52,14 +52,14 @@ class HuggingFace(EngineRecord):
         super().check(run)
         number = run.decoding.num_draft_tokens
         rule = "needs a draft model: transformers has no schedule for others"
-        has_model = run.draft is not None and run.draft.method in ("model", "early_exit")
-        require(number != "auto" or has_model, "decoding.num_draft_tokens", rule, number)
+        drafts_by_model = run.draft is not None and run.draft.method in ("model", "early_exit")
+        require(number != "auto" or drafts_by_model, "decoding.num_draft_tokens", rule, number)
         rule = "must be 1 with engine=huggingface: assisted generation takes one prompt at a time"
         run.require_single_rows(rule)
         sampling = None if run.draft is None else run.draft.sampling
-        is_drawn = run.decoding.temperature > 0
+        is_greedy = run.decoding.temperature == 0
         rule = "must be target with engine=huggingface, unless decoding.temperature=0"
-        require(sampling != "greedy" or not is_drawn, "draft.sampling", rule, sampling)
+        require(sampling != "greedy" or is_greedy, "draft.sampling", rule, sampling)
         if run.draft is not None:
             METHODS[run.draft.method].check_huggingface(run.draft)
 
@@ -71,5 +71,4 @@ class HuggingFace(EngineRecord):
     def open(self, opening: Opening) -> Engine:
         from harness.local.engine.huggingface import HuggingFaceEngine
 
-        pair: Any = opening.load()
-        return HuggingFaceEngine(pair, opening)
+        return HuggingFaceEngine(opening.load(), opening)

@@ -4,7 +4,7 @@ A problem holds numbers alone: sizes of the models, the run and the machine. So 
 changed problem: `plan gpus=4 gpu_memory=40GB` changes `free`, advice changes one setting at a time (`remedies`), and
 `force=true` enlarges the memory.
 
-    problem = PlacementProblem((target, draft), placement, free={0: 24 * GB, "cpu": 64 * GB}, demand=demand)
+    problem = PlacementProblem((target, draft), settings, free={0: 24 * GB, "cpu": 64 * GB}, demand=demand)
     fit(problem)                                                         # on one GPU of 24 GB
     fit(replace(problem, free={0: 24 * GB, 1: 24 * GB, "cpu": 64 * GB})) # and on two?
 
@@ -34,7 +34,7 @@ from harness.config.model_names import canonical_name
 from harness.config.settings import PlacementSettings, Quantization
 from harness.local.models.sketch import Device, DeviceMap, Sketch, device_name, owning_module
 
-# The published runs had 8 GPUs; beyond this many the answer is another model.
+# No more GPUs than these are advised: a smaller model is.
 _MOST_GPUS = 64
 
 # From the mildest to the strongest.
@@ -79,20 +79,20 @@ class PlacementProblem:
 
     Attributes:
         models: the target, then a draft model or head.
-        placement: settings for both models; an explicit map is the target's alone.
+        settings: of the placement, for both models; an explicit map is the target's alone.
         free: bytes on each usable GPU, and in main memory (`"cpu"`). Without a GPU everything goes
             to the CPU.
     """
 
     models: tuple[Sketch, ...]
-    placement: PlacementSettings
+    settings: PlacementSettings
     free: Memory
     demand: Demand
 
     @property
     def over_several_gpus(self) -> PlacementProblem:
-        """The same problem for a target on several GPUs: a draft head then holds copies of the matrices of the
-        target that it uses, where on a single GPU it would share them.
+        """The same problem where the draft may be on another GPU than the target: a head then holds copies of
+        the target's matrices that it uses, which it shares on a single GPU.
         """
         models = [
             replace(sketch, tensors=(*sketch.tensors, *sketch.copied_tensors), copied_tensors=())
@@ -121,7 +121,7 @@ class PlacementProblem:
     @property
     def reserve_bytes(self) -> int:
         """Bytes that stay free on each GPU: `placement.reserve_gb`, or more if reading prompts takes more."""
-        return max(int(self.placement.reserve_gb * 1e9), self.prompt_bytes)
+        return max(int(self.settings.reserve_gb * 1e9), self.prompt_bytes)
 
     @property
     def prompt_bytes(self) -> int:
@@ -139,12 +139,14 @@ class PlacementProblem:
 
     @property
     def run_gpus(self) -> list[int]:
-        """The GPUs of the run: of `placement.gpus=2` the first two. A model's own number says how many, not which."""
-        if self.placement.strategy == "cpu":
+        """The GPUs of the run: the first `placement.gpus`, or all where a model has a number of its own, of which
+        `_roomiest` takes some.
+        """
+        if self.settings.strategy == "cpu":
             return []
         if any(sketch.settings.gpus for sketch in self.models):
             return self.gpus
-        return self.gpus[: self.placement.gpus]
+        return self.gpus[: self.settings.gpus]
 
     @property
     def devices(self) -> Sequence[Device]:
@@ -156,9 +158,9 @@ class PlacementProblem:
         demand = self.demand
         num_rows = demand.batch_size
         if sketch.state_bytes:
-            # The state before the draft tokens is kept alongside the one after them.
-            num_states = num_rows * (2 if demand.num_draft_tokens else 1)
-            return sketch.cache_sizes(num_states * demand.row_tokens, num_states)
+            # With a draft there are two copies of all that a row has: before the draft tokens, and after them.
+            num_copies = num_rows * (2 if demand.num_draft_tokens else 1)
+            return sketch.cache_sizes(num_copies * demand.row_tokens, num_copies)
         if sketch.spare_slots is not None:
             num_tokens = demand.head_tokens(sketch.spare_slots)
         elif sketch.drafts_in_one_pass:
@@ -178,7 +180,8 @@ class PlacementProblem:
         for cache, size in zip(sketch.caches, self.cache_sizes(sketch), strict=True):
             device = device_map[owning_module(cache.module, device_map)]
             caches[device_name(device)] += size
-        return Placement(device_map, dict(weights), dict(+caches))
+        used = {device: size for device, size in caches.items() if size}
+        return Placement(device_map, dict(weights), used)
 
     def misfit(self) -> Misfit:
         """Return the error for models that do not fit."""
@@ -196,7 +199,7 @@ class PlacementProblem:
         else:
             count = "one GPU has" if len(devices) == 1 else f"{len(devices)} GPUs have"
             reserve = "placement.reserve_gb"
-            if self.prompt_bytes > self.placement.reserve_gb * 1e9:
+            if self.prompt_bytes > self.settings.reserve_gb * 1e9:
                 reserve = f"the {amount(self.reserve_bytes)} that reading the prompts takes"
             free = f"{count} {rooms} free beyond {reserve}"
         return Misfit(f"{names} does not fit: {needed}, {free}")
@@ -222,14 +225,14 @@ def fit(problem: PlacementProblem) -> list[Placement]:
 def _choices(problem: PlacementProblem) -> Iterator[tuple[Sequence[Device], int]]:
     """Yield what to try, the best first: devices for all models together, and how many of these the target gets."""
     devices = problem.devices
-    placement = problem.placement
+    settings = problem.settings
     own_number = problem.models[0].settings.gpus
-    if placement.strategy != "auto" or placement.device_map is not None or own_number:
+    if settings.strategy != "auto" or settings.device_map is not None or own_number:
         yield devices, own_number or len(devices)
         return
     for number in range(1, len(devices) + 1):
         for num_target_devices in range(1, number + 1):
-            yield _roomiest(devices, problem.free, number), num_target_devices
+            yield _roomiest(devices, problem.room, number), num_target_devices
 
 
 def _place(
@@ -240,10 +243,10 @@ def _place(
         problem = problem.over_several_gpus
     room = {device: problem.room[device] for device in devices}
     target, *drafts = problem.models
-    typed = None
-    if problem.placement.device_map is not None:
-        typed = _place_as_typed(problem, problem.placement.device_map)
-        room = {device: size - typed.taken(device) for device, size in room.items()}
+    typed_placement = None
+    if problem.settings.device_map is not None:
+        typed_placement = _place_as_typed(problem, problem.settings.device_map)
+        room = {device: size - typed_placement.taken(device) for device, size in room.items()}
         if min(room.values()) < 0:
             return None
     placements = []
@@ -255,8 +258,8 @@ def _place(
         if room[home] < 0:
             return None
         placements.append(placement)
-    if typed is not None:
-        return [typed, *placements]
+    if typed_placement is not None:
+        return [typed_placement, *placements]
     chosen = _roomiest(devices, room, num_target_devices)
     for device_map in _maps(problem, target, {device: room[device] for device in chosen}):
         placement = problem.placed(target, device_map)
@@ -268,7 +271,8 @@ def _place(
 def _maps(problem: PlacementProblem, sketch: Sketch, room: Memory) -> Iterator[DeviceMap]:
     """Yield maps of a model over these devices, the most even one first."""
     if len(room) == 1:
-        yield dict.fromkeys([""], *room)
+        [device] = room
+        yield {"": device}
         return
     caches = problem.cache_sizes(sketch)
     indivisible = list(getattr(sketch.model, "_no_split_modules", None) or ())
@@ -276,7 +280,7 @@ def _maps(problem: PlacementProblem, sketch: Sketch, room: Memory) -> Iterator[D
         return
     model = copy.deepcopy(sketch.model)
     assert model is not None  # a head has no layers to divide
-    # For accelerate every tensor is as many bytes as it will take, and caches are tensors too.
+    # accelerate counts the bytes of tensors: each gets as many as it will take, and caches are buffers.
     tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers())
     for tensor in sketch.tensors:
         size = sketch.tensor_bytes(tensor)
@@ -284,11 +288,12 @@ def _maps(problem: PlacementProblem, sketch: Sketch, room: Memory) -> Iterator[D
     for number, (cache, size) in enumerate(zip(sketch.caches, caches, strict=True)):
         model.get_submodule(cache.module).register_buffer(f"cache_{number}", _bytes(size))
     for limits in (get_balanced_memory(model, dict(room), indivisible), room):
-        # accelerate leaves room for a layer on the first device: a GPU without any room is in front of the others.
+        # accelerate keeps room for a layer free on the first device, which an imaginary GPU without any room is.
         device_map = infer_auto_device_map(
             model, {-1: 0, **limits}, indivisible, clean_result=False, offload_buffers=True
         )
-        if "disk" not in device_map.values():
+        has_room_for_all = "disk" not in device_map.values()
+        if has_room_for_all:
             yield device_map
 
 
@@ -297,24 +302,30 @@ def _bytes(number: int) -> torch.Tensor:
 
 
 def _place_as_typed(problem: PlacementProblem, typed_map: Mapping[str, Any]) -> Placement:
-    """Follow the user's map of the target, if it names parts of the model and GPUs of the run."""
+    """Follow the user's map of the target.
+
+    Raises:
+        SettingError: it names no part of the model, no GPU of the run, or not the whole model.
+    """
     sketch = problem.models[0]
     setting = "placement.device_map"
     device_map: dict[str, Device] = {}
-    for module, typed in typed_map.items():
-        number = str(typed).removeprefix("cuda:")
+    for name, device in typed_map.items():
+        number = str(device).removeprefix("cuda:")
         if number not in map(str, problem.run_gpus):
             numbers = ", ".join(map(str, problem.run_gpus)) or "none"
-            raise SettingError(setting, f"must name GPUs of the run ({numbers})", typed)
-        device_map[str(module)] = int(number)
+            raise SettingError(setting, f"must name GPUs of the run ({numbers})", device)
+        device_map[str(name)] = int(number)
     assert sketch.model is not None  # the target is no head
     indivisible = sketch.model._no_split_modules or ()
     modules = dict(sketch.model.named_modules(remove_duplicate=False))
-    layers = [f"{name}." for name, kind in modules.items() if type(kind).__name__ in indivisible]
-    for module in device_map:
-        if module not in modules or module.startswith(tuple(layers)):
+    layers = [
+        f"{name}." for name, module in modules.items() if type(module).__name__ in indivisible
+    ]
+    for name in device_map:
+        if name not in modules or name.startswith(tuple(layers)):
             rule = f"must name modules of {sketch.settings.name}, and none inside a layer"
-            raise SettingError(setting, rule, module)
+            raise SettingError(setting, rule, name)
     try:
         return problem.placed(sketch, device_map)
     except KeyError as missing:
@@ -349,11 +360,11 @@ def fit_or_explain(problem: PlacementProblem, *, force: bool = False) -> list[Pl
 
 def fit_regardless(problem: PlacementProblem) -> list[Placement]:
     """Place the models over all devices, as if each had more memory than any machine."""
-    placement = problem.placement
-    if placement.strategy == "auto":
-        placement = replace(placement, strategy="balanced")
+    settings = problem.settings
+    if settings.strategy == "auto":
+        settings = replace(settings, strategy="balanced")
     free = dict.fromkeys(problem.free, 10**15)
-    return fit(replace(problem, placement=placement, free=free))
+    return fit(replace(problem, settings=settings, free=free))
 
 
 def remedies(problem: PlacementProblem) -> list[Remedy]:
@@ -363,22 +374,23 @@ def remedies(problem: PlacementProblem) -> list[Remedy]:
 
 def _fits(problem: PlacementProblem) -> bool:
     target, *drafts = problem.models
-    # A model is no draft of its own.
+    # A remedy may turn the draft into its target, as 65B_4bit with 65B_4bit.
     if any(draft.model and draft.settings.is_same(target.settings) for draft in drafts):
         return False
     with suppress(Misfit, SettingError):
-        return bool(fit(problem))
+        fit(problem)
+        return True
     return False
 
 
 def _smaller_batch(problem: PlacementProblem) -> list[Remedy]:
-    """Return the largest batch that fits."""
+    """Return the largest batch that fits, if any does."""
 
     def is_too_large(batch_size: int) -> bool:
         demand = replace(problem.demand, batch_size=batch_size)
         return not _fits(replace(problem, demand=demand))
 
-    # Every number up to it fits, so it is how many do.
+    # Batches of 1, 2, ... rows fit up to the largest: as many as fit is its size.
     rows = bisect.bisect_left(range(1, problem.demand.batch_size), True, key=is_too_large)
     return [Remedy(f"batch_size={rows}")] if rows else []
 
@@ -386,7 +398,7 @@ def _smaller_batch(problem: PlacementProblem) -> list[Remedy]:
 def _fewer_bits(problem: PlacementProblem) -> list[Remedy]:
     """Return each change of one model's bits that is enough; if none is, those of all models."""
     for number in range(1, len(problem.models) + 1):
-        found = []
+        enough = []
         for sketches in itertools.combinations(problem.models, number):
             for quantization in _QUANTIZATIONS:
                 smaller = [_changed(sketch, "quantization", quantization) for sketch in sketches]
@@ -396,18 +408,18 @@ def _fewer_bits(problem: PlacementProblem) -> list[Remedy]:
                     for new, old in zip(smaller, sketches, strict=True)
                 )
                 if helps and _fits(problem.with_models(smaller)):
-                    typed = [_as_typed(sketch, "quantization", quantization) for sketch in smaller]
+                    texts = [_as_typed(sketch, "quantization", quantization) for sketch in smaller]
                     size = sum(sketch.weight_bytes for sketch in smaller)
-                    found.append(Remedy(" ".join(typed), amount(size)))
-        if found:
-            return found
+                    enough.append(Remedy(" ".join(texts), amount(size)))
+        if enough:
+            return enough
     return []
 
 
 def _more_gpus(problem: PlacementProblem) -> list[Remedy]:
     """Return the smallest number of GPUs for the target that is enough.
 
-    Further GPUs than the machine has are assumed to have as much free memory as the one that has most.
+    GPUs beyond the machine's are assumed to have as much free memory as the one that has most.
     """
     if not problem.run_gpus:
         return []

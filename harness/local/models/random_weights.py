@@ -26,7 +26,7 @@ from harness.local.models.checkpoints import (
     stored_quantization,
 )
 from harness.local.models.sketch import DeviceMap, bare_model, owning_module
-from harness.local.models.tokenizers import check_sizes, vocabulary_size
+from harness.local.models.tokenizers import check_vocabularies, vocabulary_size
 
 # Most architectures start training with it.
 _STANDARD_DEVIATION = 0.02
@@ -70,7 +70,7 @@ def random_tokenizer(
     """
     size = vocabulary_size(target.config)
     if draft is not None:
-        check_sizes(target, draft)
+        check_vocabularies(target, draft)
         size = min(size, vocabulary_size(draft.config))
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     names = [*alphabet, *(f"<{number}>" for number in range(len(alphabet), size))]

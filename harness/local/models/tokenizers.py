@@ -1,4 +1,4 @@
-"""Tokenizers: how they load, and how they differ between target and draft."""
+"""Tokenizers, how they load, and what a configuration says of texts: the size of the vocabulary, the longest one."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ if TYPE_CHECKING:
 
     from harness.local.models.checkpoints import Checkpoint
 
-# One family pads its embeddings to different numbers of rows; a larger share than this is another
-# vocabulary.
-PADDING = 0.02
-
-# One of them is in every directory with a tokenizer.
+# A family pads its embeddings to different numbers of rows; sizes farther apart than this share are of other
+# vocabularies.
+_MOST_PADDING = 0.02
+# Every directory with a tokenizer has one of these.
 _TOKENIZER_FILES = ("tokenizer*", "*.model", "vocab*")
 # Names of the class that reads any `tokenizer.json`, before transformers 5 and since.
 _GENERAL_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
@@ -40,15 +39,15 @@ def load_tokenizer(settings: ModelSettings, role: str = "model") -> PreTrainedTo
 
     Raises SettingError or RunError if it is absent, gated or out of reach.
     """
-    place = settings
-    naming_setting = role
+    source = settings
+    blamed_setting = role
     if settings.tokenizer is not None:
         # Another repository has other revisions and files.
-        place = dataclasses.replace(
+        source = dataclasses.replace(
             settings, repository=settings.tokenizer, revision=None, gguf_file=None
         )
-        naming_setting = f"{role}.tokenizer"
-    tokenizer = _general_tokenizer(place)
+        blamed_setting = f"{role}.tokenizer"
+    tokenizer = _general_tokenizer(source)
     if tokenizer is not None:
         return tokenizer
     from transformers import AutoTokenizer
@@ -56,24 +55,24 @@ def load_tokenizer(settings: ModelSettings, role: str = "model") -> PreTrainedTo
     from harness.local.models.checkpoints import source_arguments
 
     try:
-        return AutoTokenizer.from_pretrained(place.repository, **source_arguments(place))
+        return AutoTokenizer.from_pretrained(source.repository, **source_arguments(source))
     except Exception as exception:
-        is_directory = Path(place.repository).is_dir() and place.gguf_file is None
-        if not is_directory:
-            raise explained(exception, naming_setting, place) from exception
+        has_own_files = Path(source.repository).is_dir() and source.gguf_file is None
+        if not has_own_files:
+            raise explained(exception, blamed_setting, source) from exception
         if "trust_remote_code" in str(exception):
             # The setting to blame is `model.trust_remote_code`, also for a tokenizer elsewhere.
-            raise explained(exception, role, place) from exception
+            raise explained(exception, role, source) from exception
         # A directory may hold weights without a tokenizer: naming one elsewhere helps.
         rule = "must name a directory or a repository with a tokenizer"
-        cause = f"{place.repository} holds none"
-        directory = Path(place.repository)
+        cause = f"{source.repository} holds none"
+        directory = Path(source.repository)
         if any(file for pattern in _TOKENIZER_FILES for file in directory.glob(pattern)):
             cause += f" that loads ({first_line(exception)})"
         raise SettingError(f"{role}.tokenizer", f"{rule}; {cause}") from exception
 
 
-def _general_tokenizer(place: ModelSettings) -> PreTrainedTokenizerBase | None:
+def _general_tokenizer(source: ModelSettings) -> PreTrainedTokenizerBase | None:
     """The tokenizer of a Llama that declares transformers' general class, as Llama 3 does.
 
     `AutoTokenizer` would take the same class, after importing torch and every configuration. None
@@ -83,31 +82,38 @@ def _general_tokenizer(place: ModelSettings) -> PreTrainedTokenizerBase | None:
     from huggingface_hub import try_to_load_from_cache
     from transformers import PreTrainedTokenizerFast
 
-    if place.gguf_file is not None:
+    if source.gguf_file is not None:
         return None
     declared: dict[str, Any] = {}
     try:
         for name in ("config.json", "tokenizer_config.json"):
-            file: Any = Path(place.repository, name)
-            if not Path(place.repository).is_dir():
-                file = try_to_load_from_cache(place.repository, name, revision=place.revision)
+            file: Any = Path(source.repository, name)
+            if not Path(source.repository).is_dir():
+                file = try_to_load_from_cache(source.repository, name, revision=source.revision)
+            if not isinstance(file, str | Path):
+                return None
             declared |= json.loads(Path(file).read_text(encoding="utf-8"))
         is_general = declared.get("tokenizer_class") in _GENERAL_CLASSES
         if not is_general or declared.get("model_type") != "llama" or "auto_map" in declared:
             return None
         tokenizer: PreTrainedTokenizerBase = PreTrainedTokenizerFast.from_pretrained(
-            place.repository, revision=place.revision or "main"
+            source.repository, revision=source.revision or "main"
         )
     except Exception:
         return None
     return tokenizer
 
 
-def check_sizes(target: Checkpoint, draft: Checkpoint) -> None:
-    """Raise a SettingError if the vocabularies differ by more than one family's padding."""
+def differ_in_vocabulary(*sizes: int) -> bool:
+    """Whether vocabularies of these sizes differ by more than one family's padding."""
+    return max(sizes) - min(sizes) > _MOST_PADDING * max(sizes)
+
+
+def check_vocabularies(target: Checkpoint, draft: Checkpoint) -> None:
+    """Raise a SettingError if the draft has another vocabulary than the target, by their sizes."""
     size = vocabulary_size(target.config)
     other = vocabulary_size(draft.config)
-    if abs(size - other) > PADDING * max(size, other):
+    if differ_in_vocabulary(size, other):
         rule = f"must have the vocabulary of model={target.settings.name}"
         sizes = f"{other} outputs against {size}"
         raise SettingError("draft", f"{rule}: {sizes}", draft.settings.name)
@@ -134,7 +140,7 @@ def max_context(config: PreTrainedConfig) -> int | None:
 
 
 def _has_alibi(config: PreTrainedConfig) -> bool:
-    # MPT has it inside its attention settings; BLOOM has nothing else and does not say so.
+    # MPT has it inside its attention settings. BLOOM always has it, and no field that says so.
     attention: Any = getattr(config, "attn_config", None)
     if isinstance(attention, dict) and attention.get("alibi"):
         return True
