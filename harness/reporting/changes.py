@@ -1,4 +1,4 @@
-"""A figure of a measurement before and after a change: what a command says of both sides, for `regress`."""
+"""A figure of a measurement before and after a change, as `regress` compares it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class BeforeAndAfter(Generic[AnyRunRow]):
     Attributes:
         before, after: the runs of each, repetitions of one another.
         margin: a change for the worse that is shown to be smaller than this share counts as no worse.
-        noise: repeated runs of one program on these devices. Their differences are noise.
+        noise: repeated runs of one program on these devices, whose differences are noise.
     """
 
     before: Sequence[Run[AnyRunRow]]
@@ -57,9 +57,10 @@ class Compared:
 
     Attributes:
         before, after: one row of each side, for its settings and circumstances.
-        name: tells this measurement from the others.
-        mean_before, mean_after: means of the figure over units and runs; None if nothing was compared.
-        noise: how far identical runs differ, if that is known.
+        name: distinguishes this measurement from others.
+        mean_before, mean_after: means of the figure over units and runs; None if nothing was compared. Commands that
+            know them add them.
+        noise: how far identical runs differ, from those of `BeforeAndAfter`; None if that is not known.
     """
 
     before: RunRow
@@ -80,16 +81,16 @@ class Compared:
     @property
     def change(self) -> str | None:
         """`+2.0%` or `+2.0 points`; None where nothing was compared."""
-        change = self.statement.interval
-        return self._signed(change.estimate) if change.is_known else None
+        ratio = self.statement.interval
+        return self._signed(ratio.estimate) if ratio.is_known else None
 
     @property
     def interval(self) -> str | None:
         """The 95 % interval of the change."""
-        change = self.statement.interval
-        if not change.has_bounds:
+        ratio = self.statement.interval
+        if not ratio.has_bounds:
             return None
-        return f"{self._signed(change.low)} to {self._signed(change.high)}"
+        return f"{self._signed(ratio.low)} to {self._signed(ratio.high)}"
 
     @property
     def in_words(self) -> str:
@@ -99,12 +100,12 @@ class Compared:
 
     @property
     def needs_runs(self) -> bool:
-        """Whether more runs of this kind could settle it."""
+        """Whether noise alone limits the comparison, and no missing figure: more runs make it narrower."""
         return self.statement.interval.is_known and self.statement.why in ("", ONE_RUN)
 
     @property
     def smallest_detectable(self) -> float | None:
-        """The smallest change that such a comparison detects in 80 % of the cases; None if it detects none."""
+        """The smallest change that such a comparison detects with 80 % power; None if it detects none."""
         estimate = self.comparison.estimate if self.needs_runs else None
         return None if estimate is None else estimate.visible_difference
 
@@ -116,9 +117,9 @@ class Compared:
         # Times to one digit, other figures to two.
         form = ".1f" if self.figure.timed else ".2f"
         effect = "" if self.verdict in ("better", "worse") else f"{self.verdict}: "
-        change = f"{self.figure.name}, {effect}{self.statement.interval:.2f}"
-        return f"{self.mean_before:{form}} → {self.mean_after:{form}} {change}"
+        figure = f"{self.figure.name}, {effect}{self.statement.interval:.2f}"
+        return f"{self.mean_before:{form}} → {self.mean_after:{form}} {figure}"
 
-    def _signed(self, change: float) -> str:
-        """A change in words: a ratio of 1.02 is `+2.0%`, a difference of 0.02 `+2.0 points`."""
-        return f"{100 * change:+.1f} points" if self.figure.is_share else change_in_percent(change)
+    def _signed(self, ratio: float) -> str:
+        """A ratio or a difference of shares as a change: 1.02 is `+2.0%`, a difference of 0.02 `+2.0 points`."""
+        return f"{100 * ratio:+.1f} points" if self.figure.is_share else change_in_percent(ratio)

@@ -12,13 +12,12 @@ from harness.reporting.words import FIRST_SETTINGS, in_words, pair_name
 from harness.results.runs import AnyRunRow, Run
 from harness.results.schema import RunRow
 
-# Columns that are no reason for a difference (`run` to `setup_s`), or that the pair's name or
-# another place of the report shows.
-_NEVER_IN_NAMES = frozenset(
+# Columns that identify a run, that its pair's name or the words of others have, or that other places of a report show.
+_SKIPPED_COLUMNS = frozenset(
     "run job repeat status error timestamp directory measurement settings setup_s model draft num_draft_tokens"
-    " weights quantization dtype synthetic_acceptance lossy operands view server request_rate output".split()
+    " weights synthetic_acceptance lossy operands view server request_rate output".split()
 )
-# Settings by which a server is started: its command says what they came to.
+# Settings by which a server is started: its command shows what they became.
 STARTS_SERVERS = ("engine.first_command", "engine.start_command")
 # By the first word of a setting's path, columns in which rows must be equal to be compared in that
 # setting: rows with different drafts always differ in `draft.repository`, for example.
@@ -50,7 +49,7 @@ class Name:
 
     @property
     def group(self) -> tuple[str, ...]:
-        """The same value for rows that differ in K or in circumstances, such as versions, alone.
+        """Equal for rows that differ only in K or in circumstances, such as versions.
 
         Devices and runners count as settings here (`FIRST_SETTINGS`).
         """
@@ -117,75 +116,83 @@ def distinct_names(rows: Sequence[RunRow]) -> list[Name]:
     names = [name_of(row) for row in rows]
     if len(rows) < 2:
         return names
-    # By name, the path of a setting. Readers look at the first ones first, among all rows.
-    settings = dict.fromkeys(FIRST_SETTINGS, "")
-    circumstances = []
-    for column, described in type(rows[0]).columns().items():
-        if column in settings or column in _NEVER_IN_NAMES:
-            continue
-        if described.kind == "setting":
-            settings[column] = described.path
-        elif described.kind == "circumstance":
-            circumstances.append(column)
-    # Changed settings without a column of their own.
-    for entry in sorted({entry for row in rows for entry in row.settings or ()}):
-        if entry not in STARTS_SERVERS:
-            settings[f"settings.{entry}"] = entry
-    commands = [getattr(row, "server_command", None) or [] for row in rows]
-    typed = [[(row.settings or {}).get(name) for name in STARTS_SERVERS] for row in rows]
-    if any(typed[0]) and all(words == typed[0] for words in typed):
-        # What was filled in, K and `vary`, has names.
-        commands = [[] for _ in rows]
-    draft_tokens = [name.num_draft_tokens for name in names]
-    measured = _differing_words([" ".join(words[-1:]) for words in commands], draft_tokens)
-    regular = _differing_words([" ".join(words[:-1]) for words in commands], draft_tokens)
-    for name, its_words, others in zip(names, measured, regular, strict=True):
-        alone = [word for word in others if word not in its_words]
-        words = [*its_words, *(["against", *alone] if alone else [])]
+    for name, words in zip(names, _words_of_servers(rows, names), strict=True):
         if words:
-            name.settings["server_command"] = " ".join(words)
+            name.settings["server_command"] = words
     pairs = [name.pair for name in names]
     for column in ("model", "draft"):
-        # Typed otherwise, and called the same: `30B` and `./30B`.
+        # The same name of different values: `30B` and `./30B`.
         for index, text in _differing(rows, column, pairs):
             names[index].settings[column] = text
-    peers: dict[tuple[str, ...], list[Hashable]] = {}
-    for column, path in settings.items():
+    for column, path in _paths_of_settings(rows).items():
         shared = _COMPARED_WITHIN.get(path.partition(".")[0], ())
-        if shared not in peers:
-            peers[shared] = [tuple(getattr(row, name, None) for name in shared) for row in rows]
-        for index, text in _differing(rows, column, peers[shared]):
+        groups = [tuple(getattr(row, name, None) for name in shared) for row in rows]
+        for index, text in _differing(rows, column, groups):
             names[index].settings[column] = text
     labels = [name.label() for name in names]
-    for column in circumstances:
-        for index, text in _differing(rows, column, labels):
-            names[index].circumstances.append(text)
+    for column, described in type(rows[0]).columns().items():
+        is_named = column in _SKIPPED_COLUMNS or column in FIRST_SETTINGS
+        if described.kind == "circumstance" and not is_named:
+            for index, text in _differing(rows, column, labels):
+                names[index].circumstances.append(text)
     return names
 
 
-def _differing_words(
-    commands: Sequence[str], draft_tokens: Sequence[int | str | None]
-) -> list[list[str]]:
-    """The words of each command that not all have, values behind their flags: `--spec-type ngram-simple`.
+def _paths_of_settings(rows: Sequence[RunRow]) -> dict[str, str]:
+    """The path of each setting that rows may differ in, by its column, those first that readers look at first. The path
+    is empty of a setting that is compared among all rows.
+    """
+    paths = dict.fromkeys(FIRST_SETTINGS, "")
+    for column, described in type(rows[0]).columns().items():
+        if described.kind == "setting" and column not in _SKIPPED_COLUMNS:
+            paths.setdefault(column, described.path)
+    # Changed settings without a column of their own.
+    for entry in sorted({entry for row in rows for entry in row.settings or ()}):
+        if entry not in STARTS_SERVERS:
+            paths[f"settings.{entry}"] = entry
+    return paths
+
+
+def _words_of_servers(rows: Sequence[RunRow], names: Sequence[Name]) -> list[str]:
+    """The words in which each row's server differs from others', then `against` and those that only the server it is
+    compared with has.
+    """
+    typed = [[(row.settings or {}).get(name) for name in STARTS_SERVERS] for row in rows]
+    if any(typed[0]) and all(words == typed[0] for words in typed):
+        # One command was typed: rows differ in K and `vary`, which have names.
+        return [""] * len(rows)
+    commands = [getattr(row, "server_command", None) or [] for row in rows]
+    ks = [name.num_draft_tokens for name in names]
+    measured = _differing_words([" ".join(words[-1:]) for words in commands], ks)
+    regular = _differing_words([" ".join(words[:-1]) for words in commands], ks)
+    texts = []
+    for its_words, others in zip(measured, regular, strict=True):
+        alone = [word for word in others if word not in its_words]
+        texts.append(" ".join([*its_words, *(["against", *alone] if alone else [])]))
+    return texts
+
+
+def _differing_words(commands: Sequence[str], ks: Sequence[int | str | None]) -> list[list[str]]:
+    """The words in which commands differ, each flag with its value: `--spec-type ngram-simple`.
 
     Args:
-        draft_tokens: K of each. A word that differs in this alone is left out, because every table shows K.
+        ks: K of each. A word that differs in this alone is left out, because every table shows K.
     """
     split = [re.findall(_FLAG_OR_WORD, command) for command in commands]
     in_all = _in_all(split)
-    for words, k in zip(split, draft_tokens, strict=True):
+    for words, k in zip(split, ks, strict=True):
         for index, word in enumerate(words):
             if word not in in_all and k is not None:
                 words[index] = re.sub(rf"(?<![\w.]){k}(?![\w.])", "{K}", word)
     in_all = _in_all(split)
     return [
         [word.replace("{K}", str(k)) for word in words if word not in in_all]
-        for words, k in zip(split, draft_tokens, strict=True)
+        for words, k in zip(split, ks, strict=True)
     ]
 
 
 def _in_all(split: Sequence[Sequence[str]]) -> set[str]:
-    """The words of every command; a run without one is told from them by its engine."""
+    """The words of every command. Runs without one are ignored: their engine differs."""
     commands = [set(words) for words in split if words]
     return set.intersection(*commands) if commands else set()
 
@@ -198,19 +205,19 @@ def named_runs(runs: Sequence[Run[AnyRunRow]]) -> list[Named[AnyRunRow]]:
 
 
 def _differing(
-    rows: Sequence[RunRow], column: str, peers: Sequence[Hashable]
+    rows: Sequence[RunRow], column: str, groups: Sequence[Hashable]
 ) -> Iterator[tuple[int, str]]:
-    """The place and the words of each row that a peer differs from in a column.
+    """The place of each row that differs in a column from another one of its group, and its value in words.
 
     Args:
-        peers: a value for each row; rows with the same one are compared with each other.
+        groups: the group of each row.
     """
-    # None where a row does not know its value. Empty for one that goes without saying, a value all the same.
+    # None is unknown. Empty is a default, which still differs from other values.
     words = [in_words(row, column) for row in rows]
-    words_of_peers: dict[Hashable, set[str]] = {}
-    for peer, text in zip(peers, words, strict=True):
+    words_of_group: dict[Hashable, set[str]] = {}
+    for group, text in zip(groups, words, strict=True):
         if text is not None:
-            words_of_peers.setdefault(peer, set()).add(text)
-    for index, (peer, text) in enumerate(zip(peers, words, strict=True)):
-        if text and len(words_of_peers[peer]) > 1:
+            words_of_group.setdefault(group, set()).add(text)
+    for index, (group, text) in enumerate(zip(groups, words, strict=True)):
+        if text and len(words_of_group[group]) > 1:
             yield index, text
