@@ -30,7 +30,7 @@ _NAME_WIDTH = 28
 _EXAMPLE_WIDTH = 44
 # How many settings of a section the page shows.
 _MOST_SETTINGS = 8
-# Longer values are left out on the page, where a setting has one line.
+# Longer values are dots on the page.
 _LONGEST_VALUE = 20
 # Of the settings that every command has, those that the page shows.
 _USED_MOST = (
@@ -51,7 +51,7 @@ def command_help(
     """The help of a command. Hydra's own `--help` is slower: it looks through all presets twice.
 
     Args:
-        overrides: the settings that were typed, which the values follow.
+        overrides: typed settings; the help shows values as they are with these.
         topic: a section, a setting, or `all`; "" for the page.
         presets: a directory with the user's presets; None for none.
 
@@ -68,8 +68,8 @@ def command_help(
     elif topic in sections:
         chosen = {topic: sections[topic]}
     else:
-        every = {entry.name: entry for section in sections.values() for entry in section}
-        chosen = {topic: [every[name] for name in typed.settings_meant_by(topic, every)]}
+        by_name = {entry.name: entry for section in sections.values() for entry in section}
+        chosen = {topic: [by_name[name] for name in typed.settings_meant_by(topic, by_name)]}
         if not chosen[topic]:
             rule = f"is not in the help of {command.name}, which has: all, {', '.join(sections)}"
             raise SettingError(topic, rule)
@@ -88,13 +88,15 @@ def _sections(
     Settings have the values that the composed configuration gives them, and their choices in the meaning.
     """
     presets = []
-    # Those with a plus have no default in any command, and are typed with it.
+    # Groups with a plus have no default in any command: the plus is typed.
     for group in "model decoding placement prompts +experiment +launcher".split():
         options = loader.get_group_options(group.lstrip("+"))
         if options and (group.startswith("+") or group in config):
             presets.append(Setting(f"{group}=", " ".join(options)))
-    drafts = {name: record.summary for name, record in METHODS.all().items() if record.named}
-    drafts = {"none": "the model alone", **drafts}
+    drafts = {
+        name: "the model alone" if name == "none" else METHODS[name].summary
+        for name in names.drafts()
+    }
     engines = {name: record.summary for name, record in ENGINES.all().items()}
     sections = {
         "presets": presets,
@@ -119,8 +121,8 @@ def _sections(
 def _configured(setting: Setting, config: DictConfig) -> Setting:
     """A setting with the value that it has now, which a preset may have changed, and its choices in the meaning."""
     meaning = setting.meaning.rstrip(".")
-    words = [word for word in setting.choices if f"`{word}`" not in meaning]
-    if words and set(words) != {"true", "false"}:
+    unexplained = {word for word in setting.choices if f"`{word}`" not in meaning}
+    if unexplained and unexplained != {"true", "false"}:
         meaning = f"{meaning} ({', '.join(setting.choices)})"
     try:
         value = OmegaConf.select(config, setting.name, default=setting.value)
@@ -156,10 +158,11 @@ def _page(
     # Settings that this command's class adds come before those of a class that it extends.
     added = inspect.get_annotations(command.settings)
     own_settings = sorted(sections.get(command.name, ()), key=lambda entry: entry.name not in added)
-    # A section's title is what was typed: `draft=lookup`.
-    typed_sections = [entries for title, entries in sections.items() if title in overrides]
-    every = {entry.name: entry for entries in sections.values() for entry in entries}
-    for entries in (own_settings, *typed_sections, [every[name] for name in _USED_MOST]):
+    # Of a draft or an engine that was typed: `draft=lookup` is a title.
+    chosen_sections = [entries for title, entries in sections.items() if title in overrides]
+    by_name = {entry.name: entry for entries in sections.values() for entry in entries}
+    used_most = [by_name[name] for name in _USED_MOST]
+    for entries in (own_settings, *chosen_sections, used_most):
         lines = []
         for entry in entries[:_MOST_SETTINGS]:
             # The first clause of a meaning, which goes on with semicolons and further sentences.
@@ -191,9 +194,9 @@ def _examples(command: ConfiguredCommand[Any]) -> str:
     lines = []
     for arguments, meaning in command.examples:
         line = f"  harness {command.name} {arguments}".rstrip()
-        beside = f"{line:{_EXAMPLE_WIDTH}}  {meaning}"
-        if len(beside) <= width:
-            lines.append(beside)
+        joined = f"{line:{_EXAMPLE_WIDTH}}  {meaning}"
+        if len(joined) <= width:
+            lines.append(joined)
             continue
         wrapped = textwrap.wrap(line, width - 2, break_on_hyphens=False, subsequent_indent="      ")
         lines.append(" \\\n".join(wrapped))
@@ -204,7 +207,7 @@ def _examples(command: ConfiguredCommand[Any]) -> str:
 def _line(name: str, text: str, value: str = "") -> str:
     """A name with a text and a value beside it; below it where the name is long."""
     margin = " " * _NAME_WIDTH
-    beside = textwrap.fill(
+    block = textwrap.fill(
         f"{text} {value}",
         terminal_width(),
         initial_indent=margin,
@@ -213,5 +216,5 @@ def _line(name: str, text: str, value: str = "") -> str:
     )
     name = f"  {name}"
     if len(name) < _NAME_WIDTH:
-        return f"{name:{_NAME_WIDTH}}{beside.lstrip()}"
-    return f"{name}\n{beside}"
+        return f"{name:{_NAME_WIDTH}}{block.lstrip()}"
+    return f"{name}\n{block}"
