@@ -7,7 +7,7 @@ import math
 from harness.config.settings import DecodingSettings
 from harness.engines.arrivals import Origin, origins
 from harness.engines.counts import Counts, added
-from harness.engines.door.plans import Machine, PassBytes, Roof
+from harness.engines.door.plans import Machine, PassBytes
 from harness.engines.door.reading import num_together
 from harness.engines.protocol import Answered, BatchTimes, Wait, in_batches
 from harness.engines.rates import has_built_up
@@ -69,7 +69,6 @@ def test_a_load_has_built_up_when_twice_as_many_have_ended_or_64() -> None:
 def test_a_plan_counts_bytes_and_gpus() -> None:
     passes = PassBytes(step=100, verification={4: 120}, drafting={4: 40})
     assert passes.iteration_steps(4) == 1.6
-    assert (Roof(3000, 2.0).bandwidth, Roof(3000, None).bandwidth) == (1_500_000, None)
     assert Machine({0: 1, 1: 1, "cpu": 1}, "two", {}).num_gpus == 2
     assert [num_together(longest) for longest in (1, 2048, 4096, 20_000)] == [8, 8, 4, 1]
 

@@ -1,8 +1,8 @@
 """`plan`: does a pair fit, and how fast can it be at best, before anything is downloaded?
 
 The wing with the models sketches them from their configurations and places them on a real or pretended machine
-(`engines.door.plans`); here its bytes become the columns of one row. With `costs=` no model is looked at: what an
-iteration costs was measured, and `acceptance=` says what it yields (`commands.plan.predictions`).
+(`engines.door.plans`); the bytes that passes read become the least times of a row here. With `costs=` no model is
+looked at: what an iteration costs was measured, and `acceptance=` says what it yields (`commands.plan.predictions`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from harness.config.errors import SettingError
 from harness.config.model_names import SERVED
 from harness.config.settings import LARGEST_K, ModelSettings, api_key
 from harness.engines.door import local
-from harness.engines.door.plans import Machine, ModelPlan, PairPlan, PassBytes
+from harness.engines.door.plans import Machine, PairPlan, PassBytes
 from harness.measuring.session import Session
 from harness.reporting.words import is_typed
 from harness.results.judging.choice import best_of
@@ -132,7 +132,7 @@ class PlanExperiment(Experiment[PlanSettings, PlanRow]):
         bandwidths = machine.bandwidths
         if settings.bandwidth is not None:
             bandwidths = {"the given bandwidth": settings.bandwidth}
-        self.figures |= _sizes(machine, plan)
+        self.figures |= plan.sizes
         self.figures["bandwidths"] = bandwidths
         if plan.reads is not None:
             most = plan.reads.most_draft_tokens or LARGEST_K
@@ -149,61 +149,6 @@ class PlanExperiment(Experiment[PlanSettings, PlanRow]):
                 session.row(PlanRow, **self.figures | prediction) for prediction in self.predictions
             ]
         return [session.row(PlanRow, **self.figures)]
-
-
-def _sizes(machine: Machine, plan: PairPlan) -> dict[str, Any]:
-    """The bytes of each model, and where they go."""
-    devices = _bytes_by_device(machine, plan.models)
-    needed = 0
-    for sizes in devices.values():
-        needed += sizes["model"] + sizes["draft"] + sizes["cache"]
-    figures: dict[str, Any] = {
-        "draft_layers": plan.draft_layers,
-        "note": [*plan.notes] or None,
-        "num_gpus": machine.num_gpus,
-        "free_bytes": machine.free["cpu"],
-        "reserve_bytes": plan.reserve_bytes,
-        "needed_bytes": None if plan.reads is None else needed,
-        "devices_bytes": devices,
-    }
-    if plan.capacity is not None:
-        figures["regular_most_requests"], figures["most_requests"] = plan.capacity
-    if machine.num_gpus:
-        figures["free_bytes"] = min(size for gpu, size in machine.free.items() if gpu != "cpu")
-    target, *drafts = plan.models
-    figures |= _model_sizes("", target)
-    figures["device_map"] = dict(target.device_map)
-    for draft in drafts:
-        figures |= _model_sizes("draft_", draft)
-    return figures
-
-
-def _bytes_by_device(machine: Machine, models: Sequence[ModelPlan]) -> dict[str, dict[str, int]]:
-    """Bytes by device name and use (`free`, `model`, `draft`, `cache`), for every GPU and for other devices in use."""
-    free = {}
-    for device, size in machine.free.items():
-        free[device if device == "cpu" else f"cuda:{device}"] = size
-    target, *drafts = models
-    devices = {}
-    for name in free:
-        sizes = {
-            "model": target.weight_bytes.get(name, 0),
-            "draft": sum(draft.weight_bytes.get(name, 0) for draft in drafts),
-            "cache": sum(model.cache_bytes.get(name, 0) for model in models),
-        }
-        if any(sizes.values()) or name.startswith("cuda"):
-            devices[name] = {"free": free.get(name, 0), **sizes}
-    return devices
-
-
-def _model_sizes(prefix: str, model: ModelPlan) -> dict[str, Any]:
-    """The columns about one model."""
-    return {
-        f"{prefix}dtype": model.dtype,
-        f"{prefix}num_parameters": model.num_parameters,
-        f"{prefix or 'model_'}bytes": sum(model.weight_bytes.values()),
-        f"{prefix}cache_bytes": sum(model.cache_bytes.values()) if model.has_cache else None,
-    }
 
 
 def _limits(reads: PassBytes, num_draft_tokens: int) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from harness.config.demand import Remedy
 from harness.config.gpus import Gpu
@@ -50,26 +51,6 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class ModelPlan:
-    """One model, or a head, and where it would be.
-
-    Attributes:
-        dtype: `float16`.
-        device_map: from module names to a GPU's number or `cpu`; `""` is the whole model.
-        weight_bytes: with buffers, by `cuda:0` or `cpu`.
-        cache_bytes: keys and values, when they are largest; by device too.
-        has_cache: whether it has a cache whose size is known.
-    """
-
-    dtype: str
-    num_parameters: int
-    device_map: Mapping[str, int | str]
-    weight_bytes: Mapping[str, int]
-    cache_bytes: Mapping[str, int]
-    has_cache: bool
-
-
-@dataclass(frozen=True)
 class PassBytes:
     """The bytes that passes read, the cache included; by K where they depend on it.
 
@@ -104,33 +85,19 @@ class Roof:
     step_bytes: int
     floor_ms: float | None
 
-    @property
-    def bandwidth(self) -> float | None:
-        """Bytes per second of the devices together; with one device it is that device's own."""
-        return self.step_bytes / self.floor_ms * 1000 if self.floor_ms else None
-
 
 @dataclass(frozen=True)
 class PairPlan:
     """A pair that was placed on a machine.
 
     Attributes:
-        models: the target, then a draft model or head.
-        draft_layers: `draft.layers`: how many of the target's layers draft, or those that a head reads.
-        reserve_bytes: what stays free on each GPU; 0 without one.
+        sizes: the columns of `plan` about its models, and where they would go.
         misfit: what does not fit, in one line; the models are then where they would be with more memory.
         remedies: changes that would make it fit.
-        notes: further sentences for the user.
         reads: None if the size of a cache is not known.
-        capacity: requests whose caches fit beside the weights at once, of the target alone and of the pair; None
-            likewise.
     """
 
-    models: tuple[ModelPlan, ...]
-    draft_layers: tuple[int, ...] | None
-    reserve_bytes: int
+    sizes: Mapping[str, Any]
     misfit: str | None
     remedies: tuple[Remedy, ...]
-    notes: tuple[str, ...]
     reads: PassBytes | None
-    capacity: tuple[int, int] | None

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import psutil
 import torch
@@ -21,18 +22,20 @@ from harness.config.machine import cpu_name
 from harness.config.model_names import split_suffixes
 from harness.config.run import RunSettings
 from harness.config.settings import PlacementSettings
-from harness.engines.door.plans import Machine, ModelPlan, PairPlan, PassBytes, PretendedGpus, Roof
+from harness.engines.door.plans import Machine, PairPlan, PassBytes, PretendedGpus, Roof
 from harness.engines.registry import engine_of
 from harness.local.engine.pair import PlacedPair, PlannedPair, sketch_pair
 from harness.local.models.devices import check_gpu_numbers, free_memory, visible_gpus
 from harness.local.models.fit import (
     Misfit,
+    Placement,
     PlacementProblem,
     fit,
     fit_regardless,
     remedies,
 )
 from harness.local.models.quiet import quiet_libraries
+from harness.local.models.sketch import device_name
 from harness.local.models.tokenizers import check_vocabularies, differ_in_vocabulary
 
 # Bytes of each of the two buffers; larger than the caches of any device in use.
@@ -132,27 +135,52 @@ def plan_on(
         misfit = str(error)
         advice = remedies(problem)
         placements = fit_regardless(problem)
-    models = []
-    for sketch, placement in zip(problem.models, placements, strict=True):
-        plan = ModelPlan(
-            dtype=str(sketch.dtype).removeprefix("torch."),
-            num_parameters=sketch.num_parameters,
-            device_map=dict(placement.device_map),
-            weight_bytes=placement.bytes_per_device,
-            cache_bytes=placement.cache_per_device,
-            has_cache=bool(sketch.cache_bytes or sketch.state_bytes),
-        )
-        models.append(plan)
-    return PairPlan(
-        models=tuple(models),
-        draft_layers=None if pair.draft_settings is None else pair.draft_settings.layers,
-        reserve_bytes=problem.reserve_bytes if machine.num_gpus else 0,
-        misfit=misfit,
-        remedies=tuple(advice),
-        notes=tuple(_notes(problem)),
-        reads=pass_bytes(pair, demand, draft_tokens),
-        capacity=capacity(problem),
-    )
+    reads = pass_bytes(pair, demand, draft_tokens)
+    sizes = _sizes(machine, problem, placements)
+    if reads is None:
+        sizes["needed_bytes"] = None
+    sizes["draft_layers"] = None if pair.draft_settings is None else pair.draft_settings.layers
+    return PairPlan(sizes, misfit, tuple(advice), reads)
+
+
+def _sizes(
+    machine: Machine, problem: PlacementProblem, placements: Sequence[Placement]
+) -> dict[str, Any]:
+    """The columns of `plan` about models, and the bytes on each GPU and on other devices in use."""
+    target, *drafts = placements
+    by_device = {}
+    needed = 0
+    for device, free in machine.free.items():
+        name = device_name(device)
+        used = {
+            "model": target.bytes_per_device.get(name, 0),
+            "draft": sum(draft.bytes_per_device.get(name, 0) for draft in drafts),
+            "cache": sum(placement.cache_per_device.get(name, 0) for placement in placements),
+        }
+        needed += sum(used.values())
+        if any(used.values()) or device != "cpu":
+            by_device[name] = {"free": free, **used}
+    frees = [free for device, free in machine.free.items() if device != "cpu"]
+    columns: dict[str, Any] = {
+        "note": _notes(problem) or None,
+        "num_gpus": machine.num_gpus,
+        "free_bytes": min(frees, default=machine.free["cpu"]),
+        "reserve_bytes": problem.reserve_bytes if machine.num_gpus else 0,
+        "needed_bytes": needed,
+        "devices_bytes": by_device,
+        "device_map": dict(target.device_map),
+    }
+    requests = capacity(problem)
+    if requests is not None:
+        columns["regular_most_requests"], columns["most_requests"] = requests
+    for prefix, sketch, placement in zip(("", "draft_"), problem.models, placements, strict=False):
+        has_cache = sketch.cache_bytes or sketch.state_bytes
+        cache = sum(placement.cache_per_device.values())
+        columns[f"{prefix}dtype"] = str(sketch.dtype).removeprefix("torch.")
+        columns[f"{prefix}num_parameters"] = sketch.num_parameters
+        columns[f"{prefix or 'model_'}bytes"] = sum(placement.bytes_per_device.values())
+        columns[f"{prefix}cache_bytes"] = cache if has_cache else None
+    return columns
 
 
 def capacity(problem: PlacementProblem) -> tuple[int, int] | None:
