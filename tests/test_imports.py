@@ -11,10 +11,9 @@ import subprocess
 import sys
 import tomllib
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
+import grimp
 import pytest
 
 from harness.engines.door import local
@@ -46,118 +45,56 @@ HEAVY = {"torch", "transformers", "accelerate", "bitsandbytes", "safetensors"}
 ABSENT = HEAVY | {"tokenizers", "huggingface_hub"}
 
 
-@dataclass(frozen=True)
-class Import:
-    """`module` in full, whether importing the file imports it, and whether it is for types alone."""
-
-    module: str
-    line: int
-    at_import: bool
-    for_types: bool = False
-
-
-def room_of(file: Path, tree: Path) -> str:
-    """The name of a file's room: `results`, `local.drafting`."""
-    parts = file.relative_to(tree / PACKAGE).parts
-    if parts[0] == "local" and parts[1] != "__init__.py":
-        return f"local.{parts[1].removesuffix('.py')}"
-    return parts[0].removesuffix(".py")
-
-
-def room_named(module: str) -> str | None:
-    """The room of a module of ours; None for what is not ours, or a name in harness/__init__.py."""
-    first, *rest = module.split(".")
-    if first != PACKAGE or not rest:
-        return None
-    wing = ".".join(rest[:2])
-    if wing in MAY_IMPORT:
-        return wing
-    return rest[0] if rest[0] in MAY_IMPORT else None
-
-
 @functools.cache
-def imports(file: Path, tree: Path) -> list[Import]:
-    """Every import statement of the file, relative ones resolved."""
-    package = file.relative_to(tree).parent.parts
-
-    def modules(node: ast.Import | ast.ImportFrom) -> Iterator[str]:
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-            return
-        base = package[: len(package) - node.level + 1] if node.level else ()
-        # `from harness import models` imports a room: the name belongs to the path.
-        yield from (
-            ".".join([*base, *filter(None, [node.module]), alias.name]) for alias in node.names
-        )
-
-    def walk(node: ast.AST, at_import: bool, for_types: bool = False) -> Iterator[Import]:
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.Import | ast.ImportFrom):
-                for module in modules(child):
-                    yield Import(module, child.lineno, at_import, for_types)
-            elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-                yield from walk(child, at_import=False)
-            elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
-                yield from walk(ast.Module(child.body, []), at_import=False, for_types=True)
-                yield from walk(ast.Module(child.orelse, []), at_import)
-            else:
-                yield from walk(child, at_import)
-
-    return list(walk(ast.parse(file.read_text(encoding="utf-8")), at_import=True))
-
-
-def violations(room: str, tree: Path) -> list[str]:
-    """Forbidden imports of the files of a room, one line each."""
-    found = []
-    for file in sorted((tree / PACKAGE).rglob("*.py")):
-        if room_of(file, tree) != room:
-            continue
-        for statement in imports(file, tree):
-            other = room_named(statement.module)
-            is_heavy = statement.module.partition(".")[0] in HEAVY and not room.startswith("local")
-            # A room, or one file of it: `engines.arrivals`, `local.models.cache_names`.
-            parts = statement.module.split(".")
-            named = {other, ".".join(parts[1:3]), ".".join(parts[1:4])}
-            is_allowed = not MAY_IMPORT[room].isdisjoint(named)
-            if statement.for_types and room in NAME_TYPES and other is not None:
-                is_allowed = is_allowed or other.startswith("local")
-            is_forbidden = other is not None and other != room and not is_allowed
-            if is_heavy or is_forbidden:
-                found.append(f"{file.relative_to(tree / PACKAGE)} {statement.module}")
-    return found
-
-
-def circle(tree: Path) -> list[str]:
-    """Files that import each other in a circle, also in functions or for types alone; [] if there are none."""
-    files = {
-        ".".join(file.relative_to(tree).with_suffix("").parts).removesuffix(".__init__"): file
-        for file in sorted((tree / PACKAGE).rglob("*.py"))
+def graph(types: bool = True) -> dict[str, set[str]]:
+    """What each module imports, in functions too, and for types alone where that is asked for."""
+    built = grimp.build_graph(
+        PACKAGE,
+        include_external_packages=True,
+        exclude_type_checking_imports=not types,
+        cache_dir=None,
+    )
+    return {
+        module: built.find_modules_directly_imported_by(module)
+        for module in built.modules
+        if module.startswith(PACKAGE)
     }
 
-    def imported(file: Path) -> Iterator[str]:
-        for statement in imports(file, tree):
-            # A name in a module, or a module in a package.
-            owner = statement.module.rpartition(".")[0]
-            yield from [name for name in (statement.module, owner) if name in files][:1]
 
-    graph = {name: set(imported(file)) - {name} for name, file in files.items()}
-    try:
-        graphlib.TopologicalSorter(graph).prepare()
-    except graphlib.CycleError as error:
-        return list(error.args[1])
-    return []
+def room_of(module: str) -> str:
+    """The name of a module's room: `results`, `local.drafting`; for what is not ours that of the package."""
+    first, *rest = module.split(".")
+    if first != PACKAGE:
+        return first
+    wing = ".".join(rest[:2])
+    return wing if wing in MAY_IMPORT else (rest or ["__init__"])[0]
 
 
 @pytest.mark.parametrize("room", MAY_IMPORT)
 def test_room_imports_only_what_the_table_allows(room: str) -> None:
-    assert violations(room, ROOT) == []
+    found = []
+    for module, imported in graph().items():
+        if room_of(module) != room:
+            continue
+        if not room.startswith("local"):
+            found += [f"{module} {package}" for package in imported & HEAVY]
+        for other in imported:
+            # A room, or one file of it: `engines.arrivals`, `local.models.cache_names`.
+            named = {room_of(other), other.removeprefix(f"{PACKAGE}.")}
+            for_types = other not in graph(types=False)[module]
+            is_allowed = room_of(other) == room or not MAY_IMPORT[room].isdisjoint(named)
+            if for_types and room in NAME_TYPES:
+                is_allowed = is_allowed or room_of(other).startswith("local")
+            if other.startswith(f"{PACKAGE}.") and not is_allowed:
+                found.append(f"{module} {other}")
+    assert found == []
 
 
 def test_the_door_and_registries_alone_name_the_other_wing() -> None:
     """A module that is imported by its name is in no import statement."""
     naming = set()
     for file in (ROOT / PACKAGE).rglob("*.py"):
-        is_elsewhere = not room_of(file, ROOT).startswith("local")
+        is_elsewhere = file.relative_to(ROOT / PACKAGE).parts[0] != "local"
         if is_elsewhere and '"harness.local' in file.read_text(encoding="utf-8"):
             naming.add(str(file.relative_to(ROOT / PACKAGE)))
     registries = {f"config/{name}.py" for name in ("acceptance_rules", "faults", "methods")}
@@ -180,97 +117,49 @@ def test_what_the_door_is_asked_for_is_there() -> None:
 
 
 def test_no_command_is_imported_by_another_one_or_by_any_room() -> None:
-    """The registry finds commands by their folders."""
-    package = ROOT / PACKAGE
-    found = []
-    for file in sorted(package.rglob("*.py")):
-        parts = file.relative_to(package).parts
-        own = parts[1] if parts[0] == "commands" and len(parts) > 2 else None
-        for statement in imports(file, ROOT):
-            path = statement.module.split(".")[1:]
-            is_folder = path[:1] == ["commands"] and (package / "/".join(path[:2])).is_dir()
-            # `map` is `latency` over a grid.
-            allowed = {own, "latency"} if own == "map" else {own}
-            if is_folder and len(path) > 1 and path[1] not in allowed:
-                found.append(f"{file.relative_to(package)} {statement.module}")
+    """The registry finds commands by their folders; `map` is `latency` over a grid."""
+
+    def command_of(module: str) -> str:
+        package, _, rest = module.partition(f"{PACKAGE}.commands.")
+        folder = rest.partition(".")[0]
+        is_folder = not package and (ROOT / PACKAGE / "commands" / folder).is_dir()
+        return folder if is_folder else ""
+
+    found = [
+        (module, other)
+        for module, imported in graph().items()
+        for other in imported
+        if command_of(other) not in ("", command_of(module))
+        if (command_of(module), command_of(other)) != ("map", "latency")
+    ]
     assert found == []
 
 
 def test_no_measurement_imports_a_page() -> None:
     found = [
-        f"{file.parent.name} {statement.module}"
-        for file in (ROOT / PACKAGE / "commands").rglob("measure.py")
-        for statement in imports(file, ROOT)
-        if "page" in statement.module.split(".")
+        (module, other)
+        for module, imported in graph().items()
+        for other in imported
+        if module.endswith(".measure") and other.endswith(".page")
     ]
     assert found == []
 
 
 def test_no_files_import_each_other() -> None:
-    assert circle(ROOT) == []
-
-
-def test_planted_circle_is_found(tmp_path: Path) -> None:
-    """Of three files, in a function and for types; the fourth is in none."""
-    sources = {
-        "__init__.py": "",
-        "a.py": "from harness.room import b",
-        "b.py": "def f():\n    from .c import g",
-        "c.py": "if TYPE_CHECKING:\n    from harness.room.a import A",
-        "d.py": "from harness.room import a, b, c",
-    }
-    room = tmp_path / PACKAGE / "room"
-    room.mkdir(parents=True)
-    for name, source in sources.items():
-        (room / name).write_text(source, encoding="utf-8")
-    assert {name.rpartition(".")[2] for name in circle(tmp_path)} == {"a", "b", "c"}
+    """In functions or for types alone neither; raises an error that names the circle."""
+    graphlib.TopologicalSorter(graph()).prepare()
 
 
 def test_every_room_is_in_the_table() -> None:
-    rooms = {room_of(file, ROOT) for file in (ROOT / PACKAGE).rglob("*.py")}
-    assert rooms == set(MAY_IMPORT)
-
-
-@pytest.mark.parametrize(
-    ("file", "source", "is_forbidden"),
-    [
-        ("local/decoding/loops.py", "import harness.local.models.load as load", True),
-        ("local/decoding/loops.py", "from harness.engines.requests import Load", True),
-        ("local/runners/deep/eager.py", "from ...models import load", True),
-        ("local/runners/eager.py", "from .. import models", True),
-        ("results/rows.py", "if TYPE_CHECKING:\n    from harness.local.models import load", True),
-        ("results/rows.py", "def f():\n    import torch", True),
-        (
-            "engines/keeper.py",
-            "def f():\n    from harness.local.engine.pair import plan_pair",
-            True,
-        ),
-        ("engines/keeper.py", "if TYPE_CHECKING:\n    from torch import Tensor", True),
-        (
-            "engines/keeper.py",
-            "if TYPE_CHECKING:\n    from harness.local.models import load",
-            False,
-        ),
-        ("local/decoding/loops.py", "import torch\nfrom . import verify", False),
-        ("local/decoding/loops.py", "from harness.engines.arrivals import Origin", False),
-        ("results/rows.py", "from harness import __version__", False),
-    ],
-)
-def test_violations_alone_are_found(
-    tmp_path: Path, file: str, source: str, is_forbidden: bool
-) -> None:
-    planted = tmp_path / PACKAGE / file
-    planted.parent.mkdir(parents=True)
-    planted.write_text(source, encoding="utf-8")
-    assert len(violations(room_of(planted, tmp_path), tmp_path)) == is_forbidden
+    assert {*map(room_of, graph())} == set(MAY_IMPORT)
 
 
 def test_the_instrument_imports_nothing_heavy_by_any_way() -> None:
     """The statements of a file do not show what the modules behind them import."""
     instrument = [
-        ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        for file in sorted((ROOT / PACKAGE).rglob("*.py"))
-        if not room_of(file, ROOT).startswith("local") and file.name != "__main__.py"
+        module
+        for module in sorted(graph())
+        if not room_of(module).startswith("local") and not module.endswith("__main__")
     ]
     script = f"""
 import importlib, sys
