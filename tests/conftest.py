@@ -74,13 +74,11 @@ def pytest_collectstart() -> None:
     garbage.leave_imports()
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Slow tests first, so that no process is left with them at the end; without a CUDA device skip those for one.
 
     Those with the fixture `gpus` are not skipped: it stands in for CUDA.
     """
-    if "fuzz" not in config.option.markexpr:
-        items[:] = [item for item in items if not item.get_closest_marker("fuzz")]
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     marked = [
         item

@@ -14,12 +14,11 @@ from pathlib import Path
 
 import pytest
 
-import forked
 from harness.cli import signals
 from harness.config.errors import RunError
 from harness.measuring.session import Session
 from harness.results.schema import RunRow
-from in_process import QUICKEST_PAIR, Harness, results
+from in_process import Harness, results
 from processes import end, start
 
 ROOT = Path(__file__).parents[2]
@@ -192,17 +191,6 @@ def test_a_signal_is_not_lost_if_rows_cannot_be_written() -> None:
     next_job = (signals.raise_postponed, lambda: jobs.append(2))
     assert interruption(signals.raise_postponed, fail_to_write, *next_job) == "stopped by SIGTERM"
     assert jobs == [1]
-
-
-ENDLESS = ["latency", *QUICKEST_PAIR, "num_prompts=15", "num_warmup=100000"]
-
-
-@pytest.mark.slow
-def test_a_run_that_is_ended_leaves_a_row(tmp_path: Path) -> None:
-    run = forked.start(*ENDLESS, cwd=tmp_path, until="**/environment.json")
-    end(run, signal.SIGUSR2, 130)
-    (file,) = tmp_path.glob("outputs/latency/*/*/latency.csv")
-    assert "interrupted,time limit: stopped by SIGUSR2" in file.read_text()
 
 
 def test_ctrl_c_while_it_begins_to_import_is_one_line(tmp_path: Path) -> None:

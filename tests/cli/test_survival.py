@@ -1,14 +1,8 @@
-"""A sweep through the command line whose jobs fail in every way and whose own process is killed again and again.
-
-    SWEEP_SEEDS=10 SWEEP_KILLS=20 pytest --timeout 0 tests/cli/test_survival.py
-
-runs it with 200 jobs; without the variables it is a small one.
-"""
+"""A sweep through the command line whose jobs fail in every way and whose own process is killed again and again."""
 
 from __future__ import annotations
 
 import collections
-import os
 import random
 import resource
 import signal
@@ -27,9 +21,7 @@ from processes import end
 from wicked_engine import FATAL, FILE
 from wording import mentions
 
-NUM_SEEDS = int(os.environ.get("SWEEP_SEEDS", "1"))
-NUM_KILLS = int(os.environ.get("SWEEP_KILLS", "2"))
-NUMBERS = [1, 2, 3, 4, FATAL] if NUM_SEEDS > 1 else [2, FATAL]
+NUMBERS = [2, FATAL]
 REASONS = {
     "Wicked": "ZeroDivisionError|a bug in the engine",
     "Greedy": "out of main memory, .* GB free",
@@ -42,7 +34,6 @@ def command(*more: str) -> list[str]:
         *("latency", "-m", "num_prompts=2", "num_warmup=0", "decoding.max_new_tokens=12"),
         f"engine={','.join(f'{FILE}:{name}' for name in REASONS)}",
         f"decoding.num_draft_tokens={','.join(map(str, NUMBERS))}",
-        f"seed={','.join(map(str, range(NUM_SEEDS)))}",
         *more,
     ]
 
@@ -50,9 +41,9 @@ def command(*more: str) -> list[str]:
 @pytest.mark.slow
 def test_every_job_has_one_final_row_whatever_happens(tmp_path: Path) -> None:
     chance = random.Random(0)
-    for _ in range(NUM_KILLS):
+    for _ in range(2):
         sweep = start(*command(), cwd=tmp_path, until="multirun/*")
-        time.sleep(chance.uniform(0, 8 if NUM_SEEDS > 1 else 2))
+        time.sleep(chance.uniform(0, 2))
         # On a fast machine it may have ended.
         sweep.kill()
         sweep.wait()
@@ -60,7 +51,7 @@ def test_every_job_has_one_final_row_whatever_happens(tmp_path: Path) -> None:
 
     newest = max((tmp_path / "multirun" / "latency").glob("*/*"))
     rows = pd.read_csv(newest / "latency.csv")
-    num_jobs = len(REASONS) * len(NUMBERS) * NUM_SEEDS
+    num_jobs = len(REASONS) * len(NUMBERS)
     assert f"{num_jobs} of {num_jobs} jobs" in finished.stderr
     per_arm = rows.groupby(["engine", "num_draft_tokens", "seed"]).size()
     speculative = rows[rows["arm"] == "speculative"]
@@ -72,7 +63,7 @@ def test_every_job_has_one_final_row_whatever_happens(tmp_path: Path) -> None:
     assert (failed == (speculative["num_draft_tokens"] == FATAL)).all()
     for name, reason in REASONS.items():
         errors = speculative[failed & speculative["engine"].str.endswith(f":{name}")]["error"]
-        assert len(errors) == NUM_SEEDS
+        assert len(errors) == 1
         assert errors.str.contains(reason).all(), list(errors)
 
     everything = pd.read_csv(tmp_path / "results" / "latency.csv")

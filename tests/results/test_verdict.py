@@ -12,7 +12,6 @@ from harness.commands.map.rows import MapRow
 from harness.commands.registry import measurement
 from harness.config.model_names import SECOND_COMMAND
 from harness.measuring.rows import LatencyRow
-from harness.results.judging.statement import Statement
 from harness.results.statistics.interval import Coverage, Interval
 from harness.results.verdict import (
     ArmEvidence,
@@ -67,23 +66,6 @@ def test_the_scarcest_unit_decides_how_much_wider_intervals_of_several_pairs_are
 )  # fmt: skip
 def test_why_there_is_no_interval(speedup: Interval, why: str) -> None:
     assert verdict_of(rows(speedup=speedup)[1]).why == why
-
-
-@pytest.mark.parametrize(
-    ("speedup", "relation", "why"),
-    [
-        (Interval(1.2, 1.1, 1.3), "above", ""),
-        (Interval(0.8, 0.7, 0.9), "below", ""),
-        (Interval(1.2, 0.9, 1.5), "open", ""),
-        (Interval(3.0), "open", "no interval"),
-        (Interval(), "open", "no interval"),
-    ],
-)
-def test_an_interval_decides_and_nothing_else(speedup: Interval, relation: str, why: str) -> None:
-    judgement = Statement.ordered("pays", speedup)
-    assert (judgement.relation, judgement.why, judgement.interval) == (relation, why, speedup)
-    doubted = Statement.ordered("pays", speedup, "any reason")
-    assert (doubted.relation, doubted.why) == ("open", "any reason")
 
 
 @pytest.mark.parametrize(
