@@ -16,11 +16,10 @@ import pytest
 from forked import start
 from halting import HALTED, halting
 from harness.local.decoding.loop import BatchRow, RowStep
-from harness.local.serving import LocalService
 from in_process import Harness, results
-from own_service import own_service
 from planted_faults import IN_BATCHES, planted
 from processes import end
+from served import serving
 from tiny_checkpoints import save_talkative_pair
 
 SMALL = ["num_prompts=3", "tokens=12", "K=2", "temperature=3", "batch_size=6"]
@@ -132,10 +131,9 @@ def test_an_interrupted_run_says_what_was_tested_so_far(
         assert "nothing was compared before the interruption" in stderr
 
 
-@pytest.mark.slow
-def test_our_service_is_tested_over_http_and_its_silences_are_found(
-    harness: Harness, directory: Path, pair: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def stop_texts_get_no_drafts() -> None:
+    from harness.local.serving import LocalService
+
     ask = LocalService.ask
 
     def without_drafts(
@@ -143,10 +141,16 @@ def test_our_service_is_tested_over_http_and_its_silences_are_found(
     ) -> Any:
         return ask(service, "regular" if stops else arm, *arguments, stops=stops, **options)
 
-    monkeypatch.setattr(LocalService, "ask", without_drafts)
-    with own_service(directory) as url:
-        regular = url.replace("/v1", "/regular/v1")
-        servers = ["engine=server", f"engine.url={url}", f"engine.regular_url={regular}"]
+    pytest.MonkeyPatch().setattr(LocalService, "ask", without_drafts)
+
+
+@pytest.mark.slow
+def test_our_service_is_tested_over_http_and_its_silences_are_found(
+    harness: Harness, tmp_path: Path, pair: list[str]
+) -> None:
+    asked = [*pair[:2], "batch_size=6", "runner=eager"]
+    with serving(tmp_path, *asked, before=stop_texts_get_no_drafts) as (url, _):
+        servers = ["engine=server", f"url={url}/v1", f"regular_url={url}/regular/v1"]
         few = ["num_draws=400", "samplings=[as_asked,min_p,logit_bias]"]
         harness("recovery", *SMALL, pair[0], pair[2], *servers, *few)
     rows = results("recovery")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,53 +15,34 @@ from harness.commands.recovery.workload import Answer, PlannedRequest
 from harness.config.errors import RunError
 from harness.config.settings import DecodingSettings
 from harness.engines.requests import RequestRecord
-from harness.local.drafting.method import Pair
-from in_process import Harness, results
-from pair_server import pair_servers, shipped_pair
-from shipped_copies import ONE_LAYER
+from in_process import QUICK_MODELS, Harness, results
+from served import served
 
 QUICK = ["model=tiny_draft", "engine=server", "batch_size=16", "num_prompts=1", "tokens=8", "K=1"]
 QUICK += ["temperature=1", "shift=0.5", "false_alarm_rate=1e-6", "by_kind=false"]
 QUICK += ["samplings=[as_asked]"]
 
 
-@pytest.fixture(scope="module")
-def pair() -> Pair:
-    """What the servers do is tested, and 2 layers do it 12 times as fast."""
-    return shipped_pair("tiny_draft", str(ONE_LAYER))
-
-
 def refuse(*_: Any, **__: Any) -> Any:
     raise RunError("too large")
 
 
-@pytest.mark.parametrize(
-    ("changes", "check"),
-    [
-        ({"temperature_factor": 3.0}, ["num_draws=300"]),
-        ({"fault": "bonus_from_wrong_position"}, ["decoding.temperature=0"]),
-    ],
-    ids=["draws", "greedy texts"],
-)
-def test_a_fault_of_the_server_is_caught(
-    harness: Harness, serve: Serve, pair: Pair, changes: dict, check: list[str]
-) -> None:
-    servers = serve(*pair_servers(pair, **changes))
-    outcome = harness("recovery", *QUICK, *check, *servers, code=1)
+@pytest.mark.slow
+def test_a_fault_of_the_server_is_caught_by_its_weights(harness: Harness, tmp_path: Path) -> None:
+    faulty = [*QUICK_MODELS, "batch_size=16", "runner=eager", "fault=bonus_from_wrong_position"]
+    with served(tmp_path, *faulty) as url:
+        servers = [f"engine.url={url}/v1", f"engine.regular_url={url}/regular/v1"]
+        outcome = harness("recovery", *QUICK, "num_draws=200", *servers, code=1)
     assert outcome.complaint.startswith("lossy: ")
 
 
 @pytest.mark.parametrize("is_ignored", [False, True], ids=["kept to", "ignored in bursts"])
 def test_texts_beside_a_grammar_are_the_regular_servers(
-    harness: Harness, serve: Serve, pair: Pair, is_ignored: bool
+    harness: Harness, serve: Serve, is_ignored: bool
 ) -> None:
-    """Even tokens stand for what a grammar allows: the model alone would have others."""
-    regular, server = pair_servers(pair)
-    regular.spoil = lambda rows: [[token & ~1 for token in row] for row in rows]
-    server.spoil = regular.spoil
-    if is_ignored:
-        # lmdeploy #4551: only the first token is decided outside of speculation.
-        server.spoil = lambda rows: [[row[0] & ~1, *row[1:]] for row in rows]
+    """What the echo servers write stands for what a grammar allows: the model alone would have other texts."""
+    # lmdeploy #4551: only the first token is decided outside of speculation.
+    regular, server = EchoServer(), EchoServer(stride=2 if is_ignored else 1)
     grammar = "engine.extra={response_format: {type: json_object}}"
     servers = serve(regular, server)
     code = 3 if is_ignored else 0
@@ -102,9 +84,8 @@ def test_texts_beside_a_grammar_are_the_regular_servers(
 def test_drawn_texts_without_log_probabilities_are_undecided(
     harness: Harness,
     serve: Serve,
-    pair: Pair,
     monkeypatch: pytest.MonkeyPatch,
-    dialect: str,
+    dialect: Any,
     has_weights: bool,
     setting: str,
     greedy_verdict: str,
@@ -114,7 +95,7 @@ def test_drawn_texts_without_log_probabilities_are_undecided(
     if not has_weights:
         monkeypatch.setattr("harness.local.engine.pair.plan_pair", refuse)
     # A server like vLLM, here without log-probabilities of prompts.
-    servers = serve(*pair_servers(pair, dialect=dialect))
+    servers = serve(EchoServer(dialect=dialect), EchoServer(dialect=dialect))
     code = 1 if greedy_verdict == "lossy" else 3
     outcome = harness("recovery", *QUICK, setting, *servers, code=code)
     greedy, reference = results("recovery").to_dict("records")
