@@ -7,6 +7,7 @@ the host or brings from there.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,7 +41,7 @@ ROWS = 3
 LENGTHS = (9, 5, 1, 7, 2, 12, 4)
 DECODING = DecodingSettings(num_draft_tokens=K, temperature=0.8, max_new_tokens=max(LENGTHS))
 PREPARATION = Preparation(decoding=DECODING, runner="static", batch_size=ROWS, longest_prompt=20)
-# Of a pair, a head that drafts token by token, one that drafts a block, and text: all rules and warps; of others one.
+# All rules and warps with a draft model or a head, and every other draft with the default rule.
 SETTINGS = [
     {"temperature": 0.0},
     {"rule": "block"},
@@ -49,7 +50,7 @@ SETTINGS = [
     {"synthetic_acceptance": (1.0, 0.5)},
 ]
 CASES = [(name, {}) for name in DRAFTS if name != "model that agrees"]
-CASES += [(name, one) for name in ("model", "EAGLE-3") for one in SETTINGS]
+CASES += zip(itertools.cycle(["model", "EAGLE-3"]), SETTINGS, strict=False)
 
 
 def requests(decoding: DecodingSettings, device: str) -> list[RowRequest]:
@@ -178,12 +179,13 @@ def test_rows_that_do_not_fit_are_decided_plainly(gpus: Any) -> None:
     greedy = dataclasses.replace(asked[1], warp=Warp(0))
     for drafting in ("model", "EAGLE-3"):
         calls = calls_of(drafting, DECODING, "cuda:0")
-        for among in ([*asked[:3], longer, *asked[3:]], [greedy, *asked], asked):
-            for num_rows in (ROWS + 1, ROWS):
-                moved = [
-                    dataclasses.replace(one, uniforms=one.uniforms.to("cuda:0")) for one in among
-                ]
-                assert play(calls, moved, num_rows) == play(plain(drafting, DECODING), among)
+        for among, num_rows in (
+            ([*asked[:3], longer, *asked[3:]], ROWS),
+            ([greedy, *asked], ROWS),
+            (asked, ROWS + 1),
+        ):
+            moved = [dataclasses.replace(one, uniforms=one.uniforms.to("cuda:0")) for one in among]
+            assert play(calls, moved, num_rows) == play(plain(drafting, DECODING), among)
 
 
 @pytest.mark.slow
