@@ -2,90 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shlex
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from harness.commands.eval.page import eval_page
-from harness.commands.latency.page import latency_page
-from harness.config.command_line import Words
 from harness.reporting import words
-from harness.results.runs import Run
 from in_process import QUICK_MODELS, QUICKEST_PAIR, Harness
 from next_steps import accepted, all_accepted, collected
-from pages import short
-from report_files import eval_run, for_each_k, latency_run, over
 
-BY_K = "tokens_per_iteration_by_num_draft_tokens"
+
 # A run of `latency` with an interval, K=4 and known costs.
-FIGURES: dict[str, Any] = {
-    "num_tokens": 960, "mean_proposed": 4.0, "mean_num_draft_tokens": 4.0,
-     "acceptance_rate": 0.6, "mean_acceptance_length": 3.5, "tokens_per_iteration": 3.5, "draft_ms": 80.0,
-    "verify_ms": 330.0, "predicted_speedup": 1.9, "speedup": 1.8, "speedup_low": 1.7, "speedup_high": 1.9,
-    "speedup_covers": over(15), "visible_difference": 0.05, **for_each_k(1.9, 2.6, 3.1, 3.5),
-}  # fmt: skip
-UNSURE = {"speedup": 1.02, "speedup_low": 0.99, "speedup_high": 1.05}
-SLOWER = {"speedup": 0.8, "speedup_low": 0.7, "speedup_high": 0.9}
-NO_BOUNDS = {"speedup_low": None, "speedup_high": None}
-
-
-@pytest.mark.parametrize(
-    "typed",
-    [
-        "latency",
-        "latency model=tiny_draft draft=lookup K=4 T=0 n=20",
-        "latency precision=2% budget=30s prompts=english",
-    ],
-)
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        for_each_k(1.9, 1.95, 1.96, 1.96),
-        for_each_k(1.01, 1.01, 1.01, 1.01),
-        UNSURE,
-        SLOWER | {BY_K: None},
-        NO_BOUNDS | {"speedup_covers": over(5), "num_prompts": 5},
-        {"processor_share": 0.2, "num_threads": 2, "num_cores": 2},
-    ],
-)
-def test_the_next_command_of_latency_is_accepted(typed: str, changes: dict[str, Any]) -> None:
-    Words.divide(shlex.split(typed)).note()
-    regular, speculative = latency_run(**FIGURES | changes)
-    costs = dict.fromkeys(
-        ("draft_ms", "verify_ms", "mean_acceptance_length", "tokens_per_iteration")
-    )
-    rows = [dataclasses.replace(regular, target_step_ms=320.0, **costs), speculative]
-    with collected() as steps:
-        short(latency_page([Run(rows)]))
-    all_accepted(steps)
-
-
-def test_a_run_without_a_budget_is_accepted() -> None:
-    Words.divide(["latency", "precision=2%", "budget=30s"]).note()
-    spent = {"speedup_covers": over(5), "stopped_by": "budget"}
-    with collected() as steps:
-        short(latency_page([Run(latency_run(**FIGURES | NO_BOUNDS | spent))]))
-    assert any("budget=null" in step.command for step in steps)
-    all_accepted(steps)
-
-
-@pytest.mark.parametrize(
-    "changes", [{}, {"mcnemar_p_value": 0.001, "model": "x/served", "draft": None}]
-)
-def test_the_next_command_of_eval_is_accepted(changes: dict[str, Any]) -> None:
-    Words.divide(["eval", "operands=[1,9]", "model=tiny", "n=9", "K=2"]).note()
-    rows = eval_run(**{"operands": "1-99", "replacement": True, "num_prompts": 10} | changes)
-    with collected() as steps:
-        short(eval_page([Run(rows)]))
-    all_accepted(steps)
-
-
 @pytest.mark.parametrize("k", [4, 8])
 def test_the_next_command_of_a_prediction_measures_the_same_pair(harness: Harness, k: int) -> None:
     """The best of the K that have a price."""

@@ -219,6 +219,8 @@ LATENCIES: dict[str, tuple[Changes, Changes]] = {
 ADDRESS = ["url=http://a/v1"]
 TYPED = {
     "a server alone": ADDRESS, "a server alone of others": ADDRESS, "blocks without an interval": ["engine=simulated"],
+    "a budget": ["precision=2%", "budget=30s"], "runs": ["precision=2%", "budget=30s", "prompts=english"],
+    "a larger K": ["model=tiny_draft", "draft=lookup", "K=4", "T=0", "n=20"],
 }  # fmt: skip
 
 

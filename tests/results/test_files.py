@@ -179,22 +179,6 @@ def test_a_reader_sees_whole_appends_only(tmp_path: Path, processes: ForkServerC
     assert len(read_file(path, row_kinds()).rows) == 402
 
 
-@pytest.mark.parametrize(
-    "text", [' "one", two ', "line\nend", "\r", "both\r\n", "語 é 🦙", "nul\0nul"]
-)
-def test_text_comes_back_as_it_went(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "prompts.csv"
-    write_rows(path, [{"prompt": text, "completion": "x", "note": None}])
-    append_rows(path, [{"prompt": "x", "completion": text, "note": 1}])
-    assert read(path) == [
-        {"prompt": text, "completion": "x", "note": ""},
-        {"prompt": "x", "completion": text, "note": "1"},
-    ]
-    frame = pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8")
-    assert frame["prompt"].tolist() == [text, "x"]
-    assert frame["completion"].tolist() == ["x", text]
-
-
 def test_values_keep_their_kind(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     rows: list[dict[str, object]] = [

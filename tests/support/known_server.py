@@ -90,7 +90,6 @@ class KnownServer(EchoServer):
             which do not know it before.
         held_tokens: tokens that it sends together, before further ones, as behind hidden thoughts or a proxy.
         slots: requests that it works on at once.
-        num_read: tokens that it reads of any prompt, by its count.
         noted: every answer, in the order of their ends.
     """
 
@@ -102,7 +101,6 @@ class KnownServer(EchoServer):
     counts_behind_ends: bool = False
     held_tokens: int = 1
     slots: int = 1
-    num_read: int | None = None
     noted: list[NotedAnswer] = field(default_factory=list)
     num_proposed: int = 0
     _free: asyncio.Semaphore | None = None
@@ -168,7 +166,7 @@ class KnownServer(EchoServer):
                 noted.seconds.append(time.perf_counter() - received)
                 yield {"object": "text_completion", "choices": [choice]}
         self.noted.append(noted)
-        usage = {"completion_tokens": count, "prompt_tokens": self.num_read}
+        usage = {"completion_tokens": count, "prompt_tokens": None}
         last: dict[str, Any] = {"choices": [], "usage": usage}
         if self.drafts:
             last |= report_of(self.reports, noted.outcomes)

@@ -280,30 +280,6 @@ def test_requests_have_what_the_user_adds(harness: Harness, serve: Serve) -> Non
     assert results()["measurement"].nunique() == 2
 
 
-def test_a_kind_of_server_in_a_file_of_the_user(
-    harness: Harness, serve: Serve, tmp_path: Path
-) -> None:
-    """Its requests have its own words and salt, and its counters are read."""
-    (tmp_path / "my_server.py").write_text(
-        "from harness.servers.dialects import Dialect\n"
-        "MINE = Dialect(\n"
-        "    name='mine', title='MyServer', words={'repetition_penalty': 'repeat'},\n"
-        "    salt={'partition': '{salt}'}, parameters={'plain': True},\n"
-        "    counters={'mine_new_tokens': 'generated'},\n"
-        ")\n"
-    )
-    server = EchoServer()
-    [url] = serve(server)
-    settings = ["engine=server", "model=tiny", url, "num_prompts=2"]
-    dialect = "engine.dialect=./my_server.py:MINE"
-    harness("latency", *settings, dialect, "decoding.max_new_tokens=4")
-    body = server.bodies[-1]
-    assert (body["repeat"], body["plain"]) == (1.0, True)
-    assert body["partition"]
-    assert "repetition_penalty" not in body
-    assert list(results()["server"]) == ["MyServer"]
-
-
 EVAL = ["eval", "engine=server", "model=tiny", "num_prompts=6", "batch_size=2", "seeds=[0]"]
 EVAL += ["decoding=greedy"]
 

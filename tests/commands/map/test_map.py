@@ -230,18 +230,6 @@ def test_cells_that_cannot_tell_are_all_counted() -> None:
     assert doubt.startswith("2 of 3 measured cells cannot tell whether it pays, 1 of them for")
 
 
-def test_each_context_has_a_schedule() -> None:
-    cells = [
-        replace(row(1, k, speedup), context=context)
-        for context, k, speedup in ((10, 1, 1.3), (10, 5, 2.0), (900, 1, 1.3), (900, 5, 0.5))
-    ]
-    page = map_page([Run(cells)])
-    assert [text for name, text in page.why if name == "Use"] == [
-        "context of 10 tokens, by batch size: K=5 at 1 (schedule_vllm_10.json)",
-        "context of 900 tokens, by batch size: K=1 at 1 (schedule_vllm_900.json)",
-    ]
-
-
 def test_vllm_gets_the_ranges_and_the_largest_k() -> None:
     """And nothing of the draft."""
     written = for_vllm([(1, 3, 0), (4, 16, 5)])

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import pytest
-from scipy import stats
 
-from harness.results.statistics.interval import Interval
 from harness.results.statistics.proportions import (
     difference_of_paired_proportions,
     mcnemar_p_value,
@@ -121,20 +118,3 @@ def test_paired_difference_covers_the_truth() -> None:
         covered_by_wald += abs(difference - true_difference) <= 1.96 * error
     assert covered / 2000 > 0.935
     assert covered_by_wald / 2000 < 0.85
-
-
-@pytest.mark.parametrize(("total", "held"), [(8, 34), (15, 54), (30, 78), (100, 88)])
-def test_walds_interval_holds_too_rarely_over_few_trials(total: int, held: int) -> None:
-    """As docs/commands.md has it, at a proportion of 0.95."""
-
-    def coverage(interval_of: Callable[[int, int], Interval]) -> float:
-        intervals = [interval_of(successes, total) for successes in range(total + 1)]
-        chances = stats.binom.pmf(range(total + 1), total, 0.95)
-        return sum(
-            chance
-            for chance, found in zip(chances, intervals, strict=True)
-            if found.low <= 0.95 <= found.high
-        )
-
-    assert coverage(wald_interval) == pytest.approx(held / 100, abs=0.005)
-    assert 0.935 < coverage(wilson_interval) < 0.975
