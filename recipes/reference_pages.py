@@ -87,7 +87,7 @@ def columns_page() -> str:
         "Texts are written exactly as they are, so that pandas reads what was measured: a prompt or completion may "
         "begin with `=`,\n`+`, `-` or `@`. In a spreadsheet import text columns as text, not as formulas.",
         "## All columns, by topic",
-        "The last cell names the files that have the column, without `.csv`.",
+        "The last cell names the files that have the column, without `.csv`. Lists and dicts are written as JSON.",
     ]
     for topic, lines in tables.items():
         if lines:

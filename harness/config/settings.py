@@ -208,8 +208,8 @@ class PlacementSettings:
             over them; `balanced` spreads them over all GPUs; `cpu` takes none. A draft is whole on the GPU with the
             most room. On a machine without a GPU every strategy means the CPU.
         gpus: how many GPUs may be used, starting with the first visible one; None for all.
-        reserve_gb: kept free on each GPU, on top of weights and KV cache, for activations and CUDA graphs; in GB (10^9
-            bytes). More is kept free where reading all prompts at once needs more.
+        reserve_gb: kept free on each GPU, on top of weights and KV cache, for activations and CUDA
+            graphs, in GB (10^9 bytes); more where reading all prompts at once needs more.
         device_map: an explicit map from module names to GPUs, for the target.
     """
 
@@ -237,14 +237,15 @@ class DecodingSettings:
         top_k: keep the k likeliest tokens; 0 keeps all.
         top_p: keep the smallest set of likeliest tokens whose mass reaches this; 1 keeps all.
         max_new_tokens: the most new tokens of an answer.
-        rule: the acceptance rule: DeepMind's and Google's agree but for the lenience that only `google` has; `block`
-            accepts whole blocks, and is lossless too; `typical` accepts likely tokens and then takes the likeliest, as
-            Medusa's code does, which is lossy; `./file.py:Name` is a rule of your own.
+        rule: the acceptance rule: `deepmind` and `google` agree but for the lenience that only
+            `google` has; `block` accepts whole blocks, and is lossless too; `typical` accepts
+            likely tokens and then takes the likeliest, as Medusa's code does, which is lossy;
+            `./file.py:Name` is a rule of your own.
         lenience: Leviathan's l in (0, 1]: accept with min(1, target(x) / (l draft(x))). Below 1 the output is no
             longer the target's.
-        synthetic_acceptance: accept each draft token with this probability instead of by the rule, to see how fast a
-            pair would be if its draft agreed that often; a list has a probability for each position, of which the last
-            holds for all later ones; None for the rule.
+        synthetic_acceptance: accept each draft token with this probability instead of by the rule:
+            how fast if the draft agreed that often? A list is by position, its last for all later
+            ones; None for the rule.
         ignore_eos: continue after end-of-sequence so that every arm generates the same number of tokens; `auto` does so
             unless prompts go through a chat template.
     """
@@ -330,22 +331,21 @@ class PromptSettings:
         repository: data set on the hub that has the file; None for a file on this machine.
         revision: branch, tag or commit of the repository; None for its main branch. A branch is read
             as it was last fetched.
-        columns: names of a table's columns, by what they are here: `{turns: prompt}`. What they can be
-            here: `prompt`, `turns`, `messages`, `conversations`, `question`, `instruction`,
-            `category`. None for columns that have these names.
+        columns: names of a table's columns, where they are not `prompt`, `turns`, `messages`,
+            `conversations`, `question`, `instruction` or `category`: `{turns: ask}`.
         template: the text of a prompt, with names of columns in braces; None where a column has it.
         template_arguments: variables of the chat template, `{enable_thinking: false}`, here and, with
             `engine.chat=true`, on servers.
         system: a system prompt before every prompt.
-        lengths: numbers of tokens that texts of the set are cut to, one length after another, to measure
-            contexts of these lengths; without a chat template.
+        lengths: numbers of tokens that texts of the set are cut to, one after another; without a
+            chat template.
         turns: `first` answers the first turn of a conversation alone, `all` every one, each arm going on
             from its own answers.
         seed: takes prompts of each category at random; None takes the first.
         licence: of the texts; each run prints it.
         source: where a file comes from that the hub does not have; printed where it is absent.
-        too_long: where prompts do not fit into a model's context, the run is refused, they are left out,
-            or only their last tokens are read; of conversations, their last turns.
+        too_long: where prompts do not fit into a model's context, the run is refused, they are left
+            out, or only their last tokens (or turns) are read.
     """
 
     name: str

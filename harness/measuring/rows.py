@@ -34,10 +34,10 @@ class _LatencySettings(PromptedRow, ComparedRow):
         "number of the run among its repetitions; `all` for the pooled row",
         "repeat",
     )
-    pooled_runs: list[str] | None = pooled("none", "ids of the pooled runs, as JSON")
+    pooled_runs: list[str] | None = pooled("none", "ids of the pooled runs")
     num_warmup: MaybeInt = setting("warm-up batches that were not counted", "num_warmup")
     laps: int | Literal["auto"] | None = setting(
-        "how often the arms of an engine that keeps requests in flight take turns, or `auto`",
+        "how often arms with requests in flight take turns, or `auto`",
         "laps",
     )
 

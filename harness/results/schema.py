@@ -93,9 +93,7 @@ class RunRow(Row):
     )
     error: MaybeText = circumstance("why the status is not `ok`")
     model: MaybeText = setting("name of the target, as typed", "model.name")
-    draft: MaybeText = setting(
-        "name of the draft, as typed; empty without one, and with a server a label", "draft.name"
-    )
+    draft: MaybeText = setting("name of the draft, as typed; with a server a label", "draft.name")
     batch_size: MaybeInt = setting("rows decoded at once", "batch_size")
     num_draft_tokens: int | Literal["auto"] | None = setting(
         "K, draft tokens per iteration, or `auto`", "decoding.num_draft_tokens", "tokens"
@@ -158,10 +156,10 @@ class RunRow(Row):
         "whether prompts went through the chat template", "chat_template", said_as={"auto": ""}
     )
     settings: dict[str, Any] | None = setting(
-        "settings that differ from their defaults and have no column, as JSON"
+        "settings that differ from their defaults and have no column"
     )
     weights_identity: MaybeText = circumstance(
-        "`commit:` and the hub's commit that the target was loaded from, or `files:` and a digest of"
+        "`commit:` and the hub's commit of the target, or `files:` and a digest of"
         " names, sizes and sampled contents of its files"
     )
     draft_weights_identity: MaybeText = circumstance("the same for the draft")
@@ -170,10 +168,10 @@ class RunRow(Row):
     )
     draft_dtype: MaybeText = circumstance("number format of what is not quantized in the draft")
     weight_bytes: dict[str, int] | None = circumstance(
-        "the target's weights, bytes by device, as JSON", "bytes"
+        "the target's weights, bytes by device", "bytes"
     )
     draft_weight_bytes: dict[str, int] | None = circumstance(
-        "the draft's weights, bytes by device, as JSON", "bytes"
+        "the draft's weights, bytes by device", "bytes"
     )
     engine: MaybeText = setting(
         "who generated: `local`, `huggingface`, `server`, or another engine by its name",
@@ -196,7 +194,7 @@ class RunRow(Row):
         "command that started the server of each arm here, the regular one first"
     )
     served_model: list[str] | None = circumstance(
-        "name under which the server was asked for the model, and where its weights are; of both, where they differ"
+        "the model's name on the server, and where its weights are; of both, where they differ"
     )
     server_started: MaybeText = circumstance("start times reported by the servers, verbatim")
     runner: MaybeText = circumstance(

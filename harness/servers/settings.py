@@ -46,35 +46,35 @@ class ServerSettings(EngineSettings):
     Attributes:
         url: of the server's API, `http://host:8000/v1`. With `regular_url` it is the server that speculates.
         regular_url: of a server with the same model that does not; None to measure `url` alone.
-        start_command: what is typed behind `--`, as a list of words: the command that starts the server that
-            speculates. The regular server is the same command without its flags of speculation. `{K}`, `{port}` and
+        start_command: what is typed behind `--`, as a list of words: the command that starts the
+            server that speculates; the regular one has no flags of speculation. `{K}`, `{port}` and
             the names under `vary` are filled in.
         first_command: with two commands behind `--` the first one, which the second is compared with.
         vary: values for names in braces in the commands, by name; a sweep varies them: `-m vary.ubatch=512,1024`.
-        model: the name under which the server that speculates serves the model, where that is not its
-            repository's or file's: an alias, an adapter. None looks for the model in the server's list.
+        model: the name under which the server that speculates serves the model, where that is an
+            alias or an adapter; None looks in the server's list.
         regular_model: as `model`, of the server that does not speculate; None for the same name.
         metrics_url: the page of the Prometheus counters of `url`, where it is not /metrics or
-            /prometheus/metrics on the server itself (Dynamo: on the port of a worker); of several
-            pages, such as those of several workers, the counters are added up.
+            /prometheus/metrics on the server itself (Dynamo: on the port of a worker); those of
+            several pages are added up.
         rate: requests per second on average, at random (Poisson) times, however many are in flight;
             None to keep `batch_size` requests in flight.
         timeout_s: of a request, from its start to its last token.
-        chat: ask the chat endpoint with the messages of each prompt, so that the server applies its
-            own template and parsers; otherwise prompts are sent as token ids or text. `auto` asks for
-            chats where no model is named, whose tokenizer would be needed.
+        chat: ask the chat endpoint, so that the server applies its own template and parsers;
+            otherwise prompts are sent as token ids or text. `auto` asks for chats where no model is
+            named.
         api_key_variable: name of the environment variable with the API key; None for servers
             without one.
         dialect: the kind of server, where it is not the one that its list of models names: `vllm`,
             `llamacpp`, ..., or a `Dialect` in a file, `./my_server.py:MINE`.
         extra: further entries of every request's body: `{priority: 2}`. With a grammar
-            (`{response_format: {type: json_object}}`) greedy answers are compared with those of the
-            regular server, which has it too, and not with the model's own probabilities.
+            (`{response_format: {type: json_object}}`) greedy answers are compared with the regular
+            server's.
         start_timeout_s: until a server that is started here must be ready.
-        blocks: how often each server is started, in turns on the same devices, where both at once
-            do not fit: a block is the unit of the interval. 0 starts both at once, and once; `auto` is 4
-            where they do not fit, with `precision` at most 24, and where they do `latency` starts both
-            up to 8 times, if that takes less than 20 seconds in all.
+        blocks: how often each server is started, in turns on the same devices; a block is the unit
+            of the interval. 0 starts both at once, and once; `auto` is 4 where both at once do not
+            fit, with `precision` at most 24, else in `latency` up to 8 if that takes less than 20
+            seconds.
     """
 
     name: str = "server"

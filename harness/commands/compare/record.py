@@ -22,8 +22,8 @@ class CompareSettings(PromptedSettings):
     """`compare`: both arms on prompts that the user types.
 
     Attributes:
-        view: `race` measures both arms and replays them side by side; `text` prints one after the other; `log` also
-            lists every rejection; `auto` is a race in a terminal of at least 80 columns, and text elsewhere.
+        view: `race` replays both arms side by side; `text` prints one after the other; `log` also
+            lists every rejection; `auto` is a race in a terminal of at least 80 columns, else text.
         prompt: the only prompt; None reads prompts from the terminal, or from a pipe, one per line.
         prompts: examples in the session's history.
     """

@@ -29,7 +29,7 @@ class CompareRow(DecodedRow):
         "tokens",
     )
     acceptance_histogram: list[int] | None = figure(
-        "iterations with 0, 1, ... accepted draft tokens, as JSON"
+        "iterations with 0, 1, ... accepted draft tokens"
     )
     tokens_per_iteration: MaybeFloat = figure(
         "tokens per iteration, also of those that proposed nothing", "tokens"

@@ -77,7 +77,7 @@ class AnswerRow(Row):
     correct: bool = figure("whether it is the expected one")
     num_tokens: int = figure("generated tokens", "tokens")
     time_ms: float = figure("time of the question's batch over the questions in it", "ms")
-    outcomes: list[list[int]] = figure("[proposed, accepted] of each iteration, as JSON")
+    outcomes: list[list[int]] = figure("[proposed, accepted] of each iteration")
     acceptance_rate: MaybeFloat = figure("accepted / proposed draft tokens")
     server_started: MaybeText = circumstance("when the server was started, as it says")
 

@@ -32,11 +32,11 @@ class LatencySettings(PromptedSettings, RepeatedSettings):
     """`latency`: regular against speculative decoding on the same prompts.
 
     Attributes:
-        num_prompts: how many prompts of the set are measured; above their number they are asked again, in another
-            order each time. `auto` is 15, and with larger batches, requests in flight together or a rate as many
-            as an interval needs; with `precision` all prompts of the set.
-        precision: stop as soon as half of the width of the speed-up's interval is at most this share of it, `2%`; at
-            the latest after `num_prompts`.
+        num_prompts: how many prompts of the set are measured; above their number they are asked
+            again, in another order each time. `auto` is 15, with larger batches, requests in flight
+            or a rate as many as an interval needs, with `precision` all.
+        precision: stop as soon as the speed-up's interval is within this share of it, `2%`; at the
+            latest after `num_prompts`.
         budget: the longest that prompts are asked, `10min`; what is measured by then counts. Loading and the starts of
             servers are not counted.
         num_warmup: batches that every arm decodes first and that are not counted.

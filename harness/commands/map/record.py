@@ -24,8 +24,8 @@ class MapSettings(PromptedSettings):
         contexts: lengths of the prompts in tokens, to which texts of the set are cut; none takes the prompts as they
             are.
         draft_tokens: the K of the grid; None is 1, 3 and 5, or a server's own K, as far as it reports it.
-        num_prompts: how many prompts a cell measures at least, in whole batches; never fewer than 8 batches, the
-            least for an interval. Those of a smaller set are asked again, in another order.
+        num_prompts: how many prompts a cell measures at least, in whole batches, of which there are
+            at least 8; a smaller set is asked again.
         num_warmup: batches that every arm decodes first and that are not counted.
     """
 

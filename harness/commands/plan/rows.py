@@ -60,22 +60,20 @@ class PlanRow(RunRow):
     predicted_tokens_per_iteration: MaybeFloat = figure("of that prediction", "tokens")
     best_num_draft_tokens: MaybeInt = figure("the K for which most is predicted", "tokens")
     relative_to_best: Interval | None = figure(
-        "decoding speed predicted for this K over that of the K for which most is predicted, each by itself"
+        "decoding speed predicted for this K over that of the best one"
     )
     iteration_ms: Interval | None = figure("an iteration, as `costs` measured it", "ms")
     measured_speedup: MaybeFloat = figure(
-        "what `acceptance` itself measured of decoding at this load, to be compared with the prediction"
+        "what `acceptance` itself measured of decoding at this load"
     )
     cost_source: MaybeText = figure("`costs`, where a prediction is from measured costs")
     cost_command: MaybeText = figure("the command that measured them, as typed")
     acceptance_source: MaybeText = figure("`acceptance` of such a prediction")
-    bandwidths: dict[str, float] | None = figure(
-        "memory bandwidth by what has it, GB/s, as JSON", "GB/s"
-    )
+    bandwidths: dict[str, float] | None = figure("memory bandwidth by what has it, GB/s", "GB/s")
     devices_bytes: dict[str, dict[str, int]] | None = figure(
-        "free memory and its use by device, as JSON", "bytes"
+        "free memory and its use by device", "bytes"
     )
-    device_map: dict[str, Any] | None = figure("modules of the target to devices, as JSON")
+    device_map: dict[str, Any] | None = figure("modules of the target to devices")
     instead: list[dict[str, Any]] | None = figure(
         "changes with which the pair would fit: `change` as typed, the models' `size` then, `num_gpus` where there are"
         " fewer"

@@ -46,7 +46,7 @@ class RecoverySettings(PromptedSettings):
         draft: None tests the regular arm.
         num_prompts: of the requests; some requests have parts of them, or go on after answers.
         num_draws: sampled tokens, over all sampling settings; `auto` takes as many as a verdict
-            needs, and at least 2,000. Half of them follow one place, where a proposal was rejected and much is open.
+            needs, and at least 2,000.
         false_alarm_rate: chance that the sampled tests of one run call a lossless pair lossy.
         shift: change of the tokens' distribution, as total variation between parts of them, which the tests must see.
         fault: a mistake planted on purpose, which the same tests must catch.
@@ -55,7 +55,7 @@ class RecoverySettings(PromptedSettings):
             stream. One that is known to end an engine is left out unless it is named.
         reference: what answers are checked against: the model's `weights`, loaded here, or the
             `regular` arm's log-probabilities of them; `auto` takes the weights where they can be
-            loaded, and elsewhere those of the regular server if it has any.
+            loaded, else the regular arm.
         top_logprobs: with the regular arm as the reference, the likeliest tokens that it is asked for
             at each place; -1 asks for all.
         by_kind: whether servers are first asked one kind of request after the other, for which of them they draft.

@@ -40,12 +40,8 @@ class RecoveryRow(PromptedRow):
         "of `greedy`: tokens compared; of `logprobs`: tokens that were to have one",
         "tokens",
     )
-    num_cut_short: MaybeInt = figure(
-        "greedy: prompts with a text that ended, without an end token, before the length asked for"
-    )
-    num_past_end: MaybeInt = figure(
-        "texts with tokens behind one that was to end them: end tokens, and another, end half of the texts"
-    )
+    num_cut_short: MaybeInt = figure("greedy texts that ended early, without an end token")
+    num_past_end: MaybeInt = figure("texts with tokens behind one that was to end them")
     identical_prompts: MaybeInt = figure(
         "greedy texts of the likeliest tokens alone, or equal to the regular arm's"
     )
@@ -58,10 +54,10 @@ class RecoveryRow(PromptedRow):
     logit_margin: MaybeFloat = figure("difference of the likeliest token's logit and its own there")
     logit_tolerance: MaybeFloat = figure("largest margin there that rounding explains, as measured")
     kernel_deviation: MaybeFloat = figure(
-        "standard deviation of the difference of two logits between the passes that decode and the eager model"
+        "standard deviation of logits between the passes that decode and the eager model"
     )
     rounding_deviation: MaybeFloat = figure(
-        "the same of the eager model with embeddings that are changed by the epsilon of their format"
+        "the same of the eager model with embeddings changed by an epsilon"
     )
     num_draws: MaybeInt = figure("sampled tokens", "tokens")
     num_impossible: MaybeInt = figure(
@@ -72,14 +68,14 @@ class RecoveryRow(PromptedRow):
         "tokens",
     )
     evidence: MaybeFloat = figure(
-        "what fair bets against the target's distribution had multiplied a capital by at most, as a power of 10"
+        "how far bets against the target's distribution grew, as a power of 10"
     )
     num_draws_until: MaybeInt = figure(
         "sampled tokens until that was enough to call it lossy", "tokens"
     )
     p_value: MaybeFloat = figure("chance that bets ever win so much by luck, at most")
     power: MaybeFloat = figure(
-        "chance, at least, that the test sees any change as large as `shift` between 2, 4, 8, 10 or 16 equal parts of"
+        "chance, at least, that the test sees any change as large as `shift` between 2 to 16 equal parts of"
         " the tokens, sorted from the likeliest down"
     )
     visible_shift: MaybeFloat = figure(
@@ -88,9 +84,7 @@ class RecoveryRow(PromptedRow):
     num_draws_needed: MaybeInt = figure(
         "of an undecided check: the `num_draws` that it needs, at least"
     )
-    refused: MaybeText = figure(
-        "sampling settings that the engine refused, or that may end it, which were not tested"
-    )
+    refused: MaybeText = figure("sampling settings that the engine refused, or that may end it")
     rounding: MaybeFloat = figure("largest such shift that rounding explains")
     shift: MaybeFloat = setting(
         "total variation between parts of the tokens' distribution that must be seen", "shift"

@@ -222,8 +222,8 @@ class ModelDraftSettings(SampledDraftSettings, ModelSettings):
     Attributes:
         layers: of a head: the hidden states it reads, where they are not those that its
             configuration names.
-        threshold: of a head with a confidence head (DSpark): a proposal ends where the chance that
-            a token is accepted falls below this; None holds nothing back.
+        threshold: of a head with a confidence head (DSpark): a proposal ends where the chance of
+            acceptance falls below this.
     """
 
     method: str = "model"

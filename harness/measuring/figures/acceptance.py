@@ -22,18 +22,18 @@ class AcceptanceFigures(Group, Accepted):
     )
     acceptance_by_position: list[float | None] | None = pooled(
         Ratio(over="num_iterations"),
-        "accepted / tested at each draft position (conditional), as JSON",
+        "accepted / tested at each draft position (conditional)",
     )
     marginal_acceptance_by_position: list[float | None] | None = pooled(
         Ratio(over="num_iterations"),
-        "accepted / iterations at each draft position (marginal), as vLLM and llama.cpp print it, as JSON",
+        "accepted / iterations at each draft position (marginal), as vLLM and llama.cpp print it",
     )
     acceptance_histogram: list[int] | None = pooled(
-        "sum", "iterations with 0, 1, ... accepted draft tokens, as JSON"
+        "sum", "iterations with 0, 1, ... accepted draft tokens"
     )
     tokens_per_iteration_by_num_draft_tokens: list[Interval] | None = pooled(
         Ratio(of="num_tokens"),
-        "expected tokens per iteration for K = 1, 2, ..., as JSON, exactly: from the chances of acceptance along the"
+        "expected tokens per iteration for K = 1, 2, ..., exactly: from the chances of acceptance along the"
         " answers",
         "tokens",
     )

@@ -18,7 +18,7 @@ class AnswerFigures(Group):
     num_prompts: MaybeInt = pooled("mean", "prompts measured; every turn of a conversation is one")
     num_different_prompts: MaybeInt = pooled(
         "mean",
-        "different ones among them, where `num_prompts` is above those of the set, which are then asked again",
+        "different ones among them, where a small set is asked again",
     )
     draft_remembers: MaybeBool = pooled(
         "same",
@@ -34,12 +34,12 @@ class AnswerFigures(Group):
     longest_answer: MaybeInt = pooled("largest", "tokens of the longest answer", "tokens")
     ms_per_token: MaybeFloat = pooled(
         Ratio(over="num_tokens"),
-        "time per token of a row, with the prompt's pass: the waits for all answers over all their tokens",
+        "time per token of a row, with the prompt's pass: all waits over all tokens",
         "ms",
     )
     ms_per_token_per_answer: MaybeFloat = pooled(
         "mean",
-        "mean over answers of each one's time per token: short ones count as much as long ones",
+        "mean over answers of each one's time per token",
         "ms",
     )
     ms_per_token_std: MaybeFloat = pooled(
@@ -53,7 +53,7 @@ class AnswerFigures(Group):
     )
     time_to_first_token_ms: MaybeFloat = pooled(
         "mean",
-        "mean time to the first token; empty where answers were held back to their ends",
+        "mean time to the first token; empty where answers came whole",
         "ms",
     )
     peak_memory_bytes: MaybeInt = pooled(

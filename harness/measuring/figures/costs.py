@@ -20,23 +20,23 @@ class CostFigures(Group):
     draft_ms: MaybeFloat = pooled(Ratio(over="num_iterations"), "drafting per iteration", "ms")
     verify_ms: MaybeFloat = pooled(
         Ratio(over="num_iterations"),
-        "verification per iteration: the target's pass over K + 1 tokens, and the verdict",
+        "verification per iteration: a pass over K + 1 tokens, and the verdict",
         "ms",
     )
     pass_ms_by_width: list[float | None] | None = pooled(
         "mean",
-        "a pass of the target over 1, 2, ... tokens, as JSON; null for widths that were not measured",
+        "a pass of the target over 1, 2, ... tokens; null for widths that were not measured",
         "ms",
     )
     target_step_ms: MaybeFloat = pooled(
-        "mean", "one forward pass of the target over one token, and the draw of the next", "ms"
+        "mean", "a pass of the target over one token, and the draw of the next", "ms"
     )
     iteration_ms: MaybeFloat = pooled(
         Ratio(over="num_iterations"), "a whole iteration in the timed run", "ms"
     )
     host_share: MaybeFloat = pooled(
         "mean",
-        "of an iteration, or of a step, in which its calls are not under way: this program's own host",
+        "share of an iteration, or a step, in which this program's own host is at work",
     )
     step_bytes: MaybeInt = pooled(
         "mean", "weights and cache that a step of the target reads", "bytes"

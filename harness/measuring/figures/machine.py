@@ -23,12 +23,10 @@ class MachineFigures(Group):
     load: MaybeFloat = pooled("largest", "load average over the last minute, at the end")
     num_cores: MaybeInt = pooled("smallest", "cores that the process may use")
     other_gpu_processes: MaybeInt = pooled(
-        "largest", "most processes on one of these GPUs at once, other than the run's own, by NVML"
+        "largest", "most other processes on one of these GPUs at once"
     )
-    lowest_gpu_clock_mhz: MaybeInt = pooled(
-        "smallest", "lowest clock of a GPU's cores, by NVML", "MHz"
-    )
-    gpu_throttled: MaybeText = pooled("same", "why clocks of a GPU were lowered meanwhile, by NVML")
+    lowest_gpu_clock_mhz: MaybeInt = pooled("smallest", "lowest clock of a GPU's cores", "MHz")
+    gpu_throttled: MaybeText = pooled("same", "why clocks of a GPU were lowered meanwhile")
     num_throttled_units: MaybeInt = pooled(
         "largest", "prompts, batches or laps after which clocks of a GPU were lowered"
     )

@@ -23,7 +23,7 @@ class SpeedupFigures(Group, WithSpeedup):
     """The speed-up, how small a difference would show, and doubts about the times, such as drift."""
 
     precision: MaybeFloat = setting(
-        "half of the interval's width, as a share of the speed-up, at which the run was to stop",
+        "half width of the interval, as a share of the speed-up, at which to stop",
         "half_width",
     )
     stopped_by: MaybeText = pooled(
@@ -33,11 +33,11 @@ class SpeedupFigures(Group, WithSpeedup):
     )
     decode_speedup: Interval | None = pooled(
         Ratio(over="ms_per_token_after_first"),
-        "`speedup` without the time until the first tokens: the longer the answers, the closer is `speedup` to it",
+        "`speedup` without the time until the first tokens",
     )
     visible_difference: MaybeFloat = pooled(
         "none",
-        "a difference between the arms of this share is found four times in five; smaller ones less often",
+        "a difference between the arms of this share is found four times in five",
     )
     rare_units: MaybeText = pooled(
         "none",
@@ -55,9 +55,7 @@ class SpeedupFigures(Group, WithSpeedup):
         "geometric mean",
         "the regular arm's time per token where its turn came first over where it came second: 1 but for noise",
     )
-    interleaved: MaybeBool = pooled(
-        "all", "whether the arms took turns; `False` where drift of the machine is not excluded"
-    )
+    interleaved: MaybeBool = pooled("all", "whether the arms took turns")
 
     @classmethod
     def measured(cls, run: MeasuredRun, arm: MeasuredArm) -> Group:

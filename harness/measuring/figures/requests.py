@@ -34,7 +34,7 @@ class RequestFigures(Group):
     )
     time_per_output_token_p50_ms: MaybeFloat = pooled(
         "mean",
-        "median over requests of the mean time per token after the first"
+        "median over requests of the time per token after the first"
         " (TPOT of vLLM, inter-token latency of AIPerf)",
         "ms",
     )
@@ -51,21 +51,21 @@ class RequestFigures(Group):
     )
     tokens_per_arrival: MaybeFloat = pooled(
         Ratio(of="num_tokens"),
-        "tokens that arrived together, on average: above 1 the server sends bursts",
+        "tokens that arrived together, on average",
         "tokens",
     )
     held_back: MaybeBool = pooled(
         "any",
-        "whether more tokens arrived together than an iteration yields; times after the first token are then unknown",
+        "whether more tokens arrived together than an iteration yields",
     )
     mean_in_flight: MaybeFloat = pooled(
         Ratio(over="seconds"),
-        "mean number of requests in flight during a lap, including those that only keep up the load",
+        "mean requests in flight, with those that only keep up the load",
         "requests",
     )
     offered_rate: MaybeFloat = pooled(
         Ratio(of="num_prompts"),
-        "requests per second as sent, which random times make differ from `engine.rate`",
+        "requests per second as sent, at random times",
         "requests/s",
     )
     fell_behind: MaybeBool = pooled(
@@ -74,7 +74,7 @@ class RequestFigures(Group):
     )
     requests_per_second: MaybeFloat = pooled(
         Ratio(of="num_prompts"),
-        "answered requests over total time, without the share of those that only kept up the load",
+        "answered requests per second, without those that only kept up the load",
         "requests/s",
     )
     num_failed: MaybeInt = pooled(

@@ -30,7 +30,7 @@ class ServerFigures(Group):
 
     salted: MaybeBool = pooled(
         "all",
-        "whether requests had a salt, so that a server's prefix cache does not know their prompts from before",
+        "whether requests had a salt, so that no prefix cache knew their prompts",
     )
     server_time_to_first_token_ms: MaybeFloat = pooled(
         "mean",
@@ -39,7 +39,7 @@ class ServerFigures(Group):
     )
     server_tokens: MaybeInt = pooled(
         "mean",
-        "new tokens that the server counted while the arm was measured, by its metrics",
+        "new tokens that the server's metrics counted while the arm was measured",
         "tokens",
     )
     foreign_tokens: MaybeInt = pooled(
@@ -47,12 +47,10 @@ class ServerFigures(Group):
     )
     unseen_tokens: MaybeInt = pooled(
         "largest",
-        "tokens that arrived and that the server did not count, as one worker of several does",
+        "tokens that arrived and that the server did not count",
         "tokens",
     )
-    num_restarts: MaybeInt = pooled(
-        "largest", "how often the server was restarted meanwhile, by its metrics"
-    )
+    num_restarts: MaybeInt = pooled("largest", "how often the server was restarted meanwhile")
     drafted: MaybeBool = pooled(
         "any", "whether the server drafted tokens, by its answers or its metrics"
     )
@@ -62,7 +60,7 @@ class ServerFigures(Group):
     )
     num_preemptions: MaybeInt = pooled(
         "largest",
-        "how often the server took the cache of a running request for others, by its metrics",
+        "how often the server took a running request's cache for others",
     )
     cached_tokens: MaybeInt = pooled(
         "largest",
@@ -74,7 +72,7 @@ class ServerFigures(Group):
     )
     cached_from_before: MaybeInt = pooled(
         "largest",
-        "those of them, of prompts asked for the first time, that no other prompt of the run begins with",
+        "those of them, of new prompts, that no other prompt of the run begins with",
         "tokens",
     )
 

@@ -31,12 +31,12 @@ class TextFigures(Group):
     )
     tokens_per_difference: MaybeFloat = pooled(
         Ratio(of="num_tokens"),
-        "of servers: greedy tokens per difference from the regular arm's text that rounding does not explain",
+        "of servers: greedy tokens per difference that rounding does not explain",
         "tokens",
     )
     margin_over_rounding: MaybeFloat = pooled(
         "largest",
-        "largest logit margin at a difference between greedy texts, over what rounding explains: above 1 it is no tie",
+        "largest logit margin at a difference between greedy texts, over what rounding explains",
     )
 
     @classmethod
@@ -121,7 +121,7 @@ class EndFigures(Group):
 
     share_after_end: MaybeFloat = pooled(
         Ratio(over="num_tokens"),
-        "share of the tokens that came after the end of their text, with `ignore_eos`",
+        "share of the tokens after the end of their text, with `ignore_eos`",
     )
 
     @classmethod

@@ -37,7 +37,7 @@ class AcceptanceRow(PromptedRow):
     )
     marginal_acceptance_by_position: list[float | None] | None = figure(
         "expected share of the iterations that proposed something in which the draft token at each position is"
-        " accepted, as JSON"
+        " accepted"
     )
     iteration_cost: MaybeFloat = figure("drafting and verifying in an iteration", "target steps")
     expected_speedup: Interval | None = figure("`tokens_per_iteration` / `iteration_cost`")
@@ -95,10 +95,10 @@ class AcceptanceTextRow(Row):
         "the prompt; the user's last message of a chat. Empty for turns, whose prompt is the conversation before them"
     )
     completion: MaybeText = figure("the text")
-    token_ids: list[int] | None = figure("its tokens, as JSON")
+    token_ids: list[int] | None = figure("its tokens")
     num_tokens: MaybeInt = figure("tokens that iterations decide, without the first", "tokens")
     iterations_by_num_draft_tokens: list[float] | None = figure(
-        "expected iterations for K from 1 on, as JSON"
+        "expected iterations for K from 1 on"
     )
 
     def iterations(self, k: int) -> float:

@@ -57,10 +57,10 @@ class LatencyPromptRow(Row):
     num_iterations: MaybeInt = figure("iterations, also those that proposed nothing")
     tokens_per_iteration: MaybeFloat = figure("tokens per iteration, over all of them", "tokens")
     acceptance_by_position: list[float | None] | None = figure(
-        "accepted / tested at each draft position, as JSON"
+        "accepted / tested at each draft position"
     )
     acceptance_histogram: list[int] | None = figure(
-        "iterations with 0, 1, ... accepted draft tokens, as JSON"
+        "iterations with 0, 1, ... accepted draft tokens"
     )
     divergence_position: MaybeInt = figure(
         "first token at which a greedy text differs from the regular arm's"
