@@ -2,45 +2,34 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from harness.commands.acceptance.answers import Answers, AnswerSource, of_one_answer
 from harness.commands.acceptance.causes import Condition, askings, drafted_greedily, readings
 from harness.commands.acceptance.record import AcceptanceSettings
 from harness.commands.acceptance.served import (
     Share,
     are_own,
     drafted_k,
-    expected,
     likelihood_columns,
     limits,
     repeated_share,
-    reported,
     served_columns,
 )
 from harness.commands.command import Experiment
-from harness.config.amounts import counted
 from harness.config.demand import Demand
 from harness.config.errors import SettingError
-from harness.engines.counts import ImpossibleCounts
 from harness.engines.door import local
 from harness.engines.door.plans import PassBytes
-from harness.engines.door.reading import TOGETHER, ReadText, Transcript, num_together
-from harness.engines.protocol import Answered, Question, in_batches
+from harness.engines.door.reading import TOGETHER, ReadText
 from harness.engines.registry import engine_of
-from harness.engines.requests import RequestRecord
-from harness.measuring.acceptance import acceptance_columns, counted_drafts, tokens_in_burst
-from harness.measuring.interleaving import ask_in_turns
+from harness.measuring.acceptance import acceptance_columns, tokens_in_burst
 from harness.measuring.progress import progress, say
-from harness.measuring.prompts.encoding import Encoded, Encoder, completion_ids, last
-from harness.measuring.prompts.sets import Occurrence, Prompt, load_prompts
+from harness.measuring.prompts.encoding import Encoder
 from harness.measuring.prompts.transcripts import Reading
 from harness.measuring.session import Session
 from harness.reporting.words import is_typed
@@ -64,67 +53,18 @@ if TYPE_CHECKING:
     from harness.local.engine.pair import PlacedPair, PlannedPair
     from harness.local.engine.reading import PairReader
 
-# Texts that are taken where nothing is said: written now, or those that a file has.
-WRITTEN = 15
-GIVEN = 256
 # Of a draft token that is not used.
 _NEVER = Interval(0.0, 0.0, 0.0)
-# An answer, where it is: in a reading, at these tokens, in this turn of a conversation or in none.
-Place = tuple[Reading, range, int | None]
-
-
-@dataclass
-class Answers:
-    """Answers to prompts.
-
-    Attributes:
-        readings: prompts with their answers.
-        requests: the same as an engine elsewhere reported them; [] of others.
-        read: the same by the weights; [] where these are not here.
-    """
-
-    readings: Sequence[Reading]
-    requests: Sequence[RequestRecord] = ()
-    read: Sequence[ReadText] = ()
-
-    @property
-    def places(self) -> list[Place]:
-        return [
-            (reading, answer, turn)
-            for reading in self.readings
-            for answer, turn in zip(reading.transcript.answers, reading.turns, strict=True)
-        ]
-
-    @property
-    def token_ids(self) -> list[Sequence[int]]:
-        """The tokens of each answer."""
-        return [
-            reading.transcript.token_ids[answer.start : answer.stop]
-            for reading, answer, _ in self.places
-        ]
-
-    def shares(self, num_draft_tokens: int, place: int | None = None) -> dict[int, Share]:
-        """By prompt what an engine reports, else what the weights accept; {} where neither is known."""
-        if self.requests:
-            shares = reported(self.requests, place)
-        else:
-            shares = [expected(text.cut, num_draft_tokens, place) for text in self.read]
-        by_prompt: dict[int, list[Share]] = {}
-        if shares:
-            for (reading, _, _), share in zip(self.places, shares, strict=True):
-                by_prompt.setdefault(reading.prompt.index, []).append(share)
-        return {index: Share.total(shares) for index, shares in by_prompt.items()}
 
 
 class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
     """Texts, read by both models of a pair.
 
     Attributes:
-        source: of the texts as typed: `given`, `written` or `served`.
+        source: of the answers.
         texts: a row for each text that was read.
         answers: as typed.
         causes: a row for each condition and draft position.
-        num_too_long: how many prompts were too long, by column.
         costs: of an iteration in target steps, by the bytes that it must read; of no K where these are unknown.
         served: columns about an engine elsewhere, which wrote the texts; empty otherwise.
         fits: what the draft's files say of the target; None without weights.
@@ -135,27 +75,15 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
 
     def __init__(self, settings: AcceptanceSettings) -> None:
         self.settings = settings
-        self.prompt_set = load_prompts(settings.prompts)
-        is_elsewhere = not engine_of(settings).own_loop
-        answered = [prompt for prompt in self.prompt_set.prompts if prompt.has_answers]
-        self.source = "given" if answered else "written"
-        if is_elsewhere:
-            self.source, answered = "served", []
-        if 0 < len(answered) < len(self.prompt_set.prompts):
-            without = counted(len(self.prompt_set.prompts) - len(answered), "prompt")
-            say(f"{without} without an answer left out")
-            self.prompt_set = dataclasses.replace(self.prompt_set, prompts=tuple(answered))
-        asked = settings.num_prompts
-        automatic = min(len(answered), GIVEN) or min(len(self.prompt_set.prompts), WRITTEN)
-        self.prompts = self.prompt_set.take(automatic if asked == "auto" else asked)
+        self.source = AnswerSource(settings)
         self.texts: list[AcceptanceTextRow] = []
         self.answers = Answers([])
         self.causes: list[AcceptanceCauseRow] = []
-        self.num_too_long: Counter[str] = Counter()
         self.costs = IterationCost()
         self.served: dict[str, Any] = {}
         self.fits: str | None = None
         typed_k = settings.decoding.most_draft_tokens
+        is_elsewhere = self.source.kind == "served"
         self.is_about_k = is_elsewhere or settings.card is not None or is_typed("num_draft_tokens")
         self.most = max(settings.up_to, typed_k) if self.is_about_k else settings.up_to
         self.compared_k = min(typed_k, self.most)
@@ -164,15 +92,15 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         settings = self.settings
         as_typed = Condition(None, None, settings)
         others: list[Answers] = []
-        if self.source == "given":
-            self.answers = Answers(self._given(session))
+        if self.source.kind == "given":
+            self.answers = self.source.given(session)
         else:
             # Of two commands the last is compared with the first.
-            *others, self.answers = self._asked(session, as_typed)
+            *others, self.answers = self.source.asked(session, as_typed)
         if not self.answers.readings:
             rule = "has no answer of two tokens or more"
             raise SettingError("prompts", rule, settings.prompts.name)
-        if self.source == "served":
+        if self.source.kind == "served":
             typed = engine_of(settings).columns(settings).get("num_draft_tokens")
             self.compared_k = drafted_k(self.answers.requests, typed) or self.compared_k
             self.most = max(settings.up_to, self.compared_k)
@@ -216,7 +144,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         as_typed = Condition(None, "", self.settings)
         readings, requests = self.answers.readings, self.answers.requests
         self.answers.read = self._read(pair, readings, as_typed, self.most)
-        if self.source != "served":
+        if self.source.kind != "served":
             return
         self.served = served_columns(self.answers.read, requests, self.compared_k)
         if not self._may_be_greedy or self._is_as_weights(self.served):
@@ -266,11 +194,11 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
             return
         longest = max(len(reading.transcript.prompt) for reading in self.answers.readings)
         trained = local("engine.fitting").trained_length(placed) if placed else None
-        is_given = self.source == "given"
+        is_given = self.source.kind == "given"
         for condition in askings(settings, has_template, longest, trained, is_given):
             answers = Answers([])
             if not condition.why:
-                answers = self._asked(session, condition)[-1]
+                answers = self.source.asked(session, condition)[-1]
                 if placed is not None:
                     answers.read = self._read(
                         self.pair, answers.readings, condition, self.compared_k
@@ -291,7 +219,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
             encoder = Encoder(session.planned, condition.settings)
             asked = encoder.encode([reading.prompt for reading in readings])
             readings = [
-                _of_one_answer(reading.prompt, token_ids, answer)
+                of_one_answer(reading.prompt, token_ids, answer)
                 for reading, token_ids, answer in zip(
                     readings, asked, self.answers.token_ids, strict=True
                 )
@@ -352,64 +280,6 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         with np.errstate(divide="ignore", invalid="ignore"):
             return ratio_of_totals([part, typed_whole], [whole, typed_part])
 
-    def _asked(self, session: Session, condition: Condition) -> list[Answers]:
-        """The answers of each arm that speculates, or the target's own, to equal prompts with different random numbers,
-        and their records; without answers of a single token, which no iteration decides.
-        """
-        settings = condition.settings
-        new_tokens = settings.decoding.max_new_tokens
-        prompts = self.prompts
-        if self.source == "given":
-            prompts = tuple(prompt.opening for prompt in prompts)
-        session.experiment = condition
-        try:
-            encoded = session.encoder.encode_set(self.prompt_set, prompts, new_tokens)
-            if condition.most_prompt_tokens is not None:
-                most, bos_token = condition.most_prompt_tokens, session.tokenizer.bos_token_id
-                short = [last(ids, most, bos_token) for ids in encoded.token_ids]
-                encoded = dataclasses.replace(encoded, token_ids=short, is_cut=True)
-            if condition.cause is None:
-                self.num_too_long.update(encoded.num_too_long)
-            if settings.decoding.temperature > 0:
-                # Texts of a prompt follow each other: they are read together.
-                places = np.repeat(range(len(encoded.prompts)), settings.texts_per_prompt)
-                encoded = encoded.part(places.tolist())
-            num_rows = min(settings.batch_size, len(encoded.prompts))
-            session.place(num_rows, encoded.longest, new_tokens)
-            engine = session.open(settings.batch_size, encoded.longest)
-            questions = []
-            num_asked: Counter[int] = Counter()
-            for batch in in_batches(range(len(encoded.prompts)), settings.batch_size):
-                part = encoded.part(batch)
-                indices = []
-                for index in part.indices:
-                    occurrence = Occurrence(index, repeat=num_asked[index])
-                    indices.append(self.prompt_set.index(occurrence))
-                    num_asked[index] += 1
-                requests = session.requests(part.token_ids, indices, chats=part.chats)
-                questions.append(Question(requests))
-            arms = engine.arms if self.source == "served" else engine.arms[:1]
-            records: dict[str, list[RequestRecord]] = {arm.name: [] for arm in arms}
-            for answered in ask_in_turns(engine, questions, (), arms=arms):
-                _count(answered)
-                records[answered.arm] += answered.requests
-            session.close()
-        finally:
-            session.experiment = self
-        return [self._whole(encoded, requests) for requests in records.values()]
-
-    def _whole(self, encoded: Encoded, records: Sequence[RequestRecord]) -> Answers:
-        """The answers of two tokens or more."""
-        kept = [
-            (_of_one_answer(prompt, token_ids, request.token_ids), request)
-            for prompt, token_ids, request in zip(
-                encoded.prompts, encoded.token_ids, records, strict=True
-            )
-            if len(request.token_ids) > 1
-        ]
-        requests = [request for _, request in kept] if self.source == "served" else []
-        return Answers([reading for reading, _ in kept], requests)
-
     def _text_rows(self, session: Session) -> list[AcceptanceTextRow]:
         rows = []
         # Texts of equal prompts are counted together, by the index of the first.
@@ -434,32 +304,6 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
             )
             rows.append(row)
         return rows
-
-    def _given(self, session: Session) -> list[Reading]:
-        """Prompts with their answers, as far as they fit into a context together."""
-        whole = {prompt.index: prompt for prompt in self.prompts}
-        openings = tuple(prompt.opening for prompt in self.prompts)
-        encoder = session.encoder
-        encoded = encoder.encode_set(self.prompt_set, openings, 2, "two tokens of an answer")
-        self.num_too_long.update(encoded.num_too_long)
-        readings: list[Reading] = []
-        for opening, token_ids in zip(encoded.prompts, encoded.token_ids, strict=True):
-            prompt = whole[opening.index]
-            if opening.following:
-                readings += encoder.transcribe(prompt)
-            else:
-                answer = completion_ids(session.tokenizer, prompt)
-                readings.append(_of_one_answer(prompt, token_ids, answer))
-        longest = max((len(reading.transcript.token_ids) for reading in readings), default=1)
-        room = session.planned.room(0) or longest
-        if num_long := sum(len(reading.transcript.token_ids) > room for reading in readings):
-            say(f"{num_long} of {len(readings)} texts are read up to the context of {room} tokens")
-            self.num_too_long["num_truncated"] += num_long
-        readings = [*filter(None, (reading.until(room) for reading in readings))]
-        longest = min(longest, room)
-        prompt_tokens = max((len(each.transcript.prompt) for each in readings), default=1)
-        session.place(num_together(longest), prompt_tokens, max(1, longest - prompt_tokens))
-        return readings
 
     def _read(
         self, pair: Pair, readings: Sequence[Reading], condition: Condition, most: int
@@ -494,9 +338,9 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
 
     def rows(self, session: Session) -> list[AcceptanceRow]:
         common: dict[str, Any] = {
-            "prompts_digest": self.prompt_set.digest,
-            "text_source": self.source,
-            **self.num_too_long,
+            "prompts_digest": self.source.prompt_set.digest,
+            "text_source": self.source.kind,
+            **self.source.num_too_long,
         }
         if not self.answers.readings:
             return [session.row(AcceptanceRow, **common)]
@@ -546,20 +390,3 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
             "arrived_tokens_per_iteration": tokens_in_burst(self.answers.requests) or None,
             "card_tokens_per_iteration": self.settings.promised_tokens,
         }
-
-
-def _count(answered: Answered) -> None:
-    """Give the only answer to a question the draft tokens by position that the server's counters have of it."""
-    [request, *others] = answered.requests
-    if others or answered.counted is None or request.outcomes:
-        return
-    with suppress(ImpossibleCounts):
-        counted_now = counted_drafts(answered.counted, answered.requests)
-        if counted_now is not None and (request.drafts is None or counted_now.accepted_at):
-            request.drafts = counted_now
-            request.outcomes = list(counted_now.outcomes)
-            request.count_undrafted()
-
-
-def _of_one_answer(prompt: Prompt, asked: Sequence[int], answer: Sequence[int]) -> Reading:
-    return Reading(prompt, Transcript.of(asked, answer), [None])

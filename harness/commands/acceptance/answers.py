@@ -1,0 +1,205 @@
+"""The answers that `acceptance` reads: recorded with their prompts, or asked for."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+
+from harness.commands.acceptance.causes import Condition
+from harness.commands.acceptance.record import AcceptanceSettings
+from harness.commands.acceptance.served import Share, expected, reported
+from harness.config.amounts import counted
+from harness.engines.counts import ImpossibleCounts
+from harness.engines.door.reading import ReadText, Transcript, num_together
+from harness.engines.protocol import Answered, Question, in_batches
+from harness.engines.registry import engine_of
+from harness.engines.requests import RequestRecord
+from harness.measuring.acceptance import counted_drafts
+from harness.measuring.interleaving import ask_in_turns
+from harness.measuring.progress import say
+from harness.measuring.prompts.encoding import Encoded, completion_ids, last
+from harness.measuring.prompts.sets import Occurrence, Prompt, load_prompts
+from harness.measuring.prompts.transcripts import Reading
+from harness.measuring.session import Session
+
+# Texts that are taken where nothing is said: written now, or those that a file has.
+WRITTEN = 15
+GIVEN = 256
+# An answer, where it is: in a reading, at these tokens, in this turn of a conversation or in none.
+Place = tuple[Reading, range, int | None]
+
+
+@dataclass
+class Answers:
+    """Answers to prompts.
+
+    Attributes:
+        readings: prompts with their answers.
+        requests: the same as an engine elsewhere reported them; [] of others.
+        read: the same by the weights; [] where these are not here.
+    """
+
+    readings: Sequence[Reading]
+    requests: Sequence[RequestRecord] = ()
+    read: Sequence[ReadText] = ()
+
+    @property
+    def places(self) -> list[Place]:
+        return [
+            (reading, answer, turn)
+            for reading in self.readings
+            for answer, turn in zip(reading.transcript.answers, reading.turns, strict=True)
+        ]
+
+    @property
+    def token_ids(self) -> list[Sequence[int]]:
+        """The tokens of each answer."""
+        return [
+            reading.transcript.token_ids[answer.start : answer.stop]
+            for reading, answer, _ in self.places
+        ]
+
+    def shares(self, num_draft_tokens: int, place: int | None = None) -> dict[int, Share]:
+        """By prompt what an engine reports, else what the weights accept; {} where neither is known."""
+        if self.requests:
+            shares = reported(self.requests, place)
+        else:
+            shares = [expected(text.cut, num_draft_tokens, place) for text in self.read]
+        by_prompt: dict[int, list[Share]] = {}
+        if shares:
+            for (reading, _, _), share in zip(self.places, shares, strict=True):
+                by_prompt.setdefault(reading.prompt.index, []).append(share)
+        return {index: Share.total(shares) for index, shares in by_prompt.items()}
+
+
+class AnswerSource:
+    """Where answers come from.
+
+    Attributes:
+        kind: `given` with the prompts, `written` by the target now, or `served` by an engine elsewhere.
+        prompt_set: the prompts that it takes some of.
+        prompts: those that are answered as typed.
+        num_too_long: how many prompts were too long, by column.
+    """
+
+    def __init__(self, settings: AcceptanceSettings) -> None:
+        self.prompt_set = load_prompts(settings.prompts)
+        answered = [prompt for prompt in self.prompt_set.prompts if prompt.has_answers]
+        self.kind = "given" if answered else "written"
+        if not engine_of(settings).own_loop:
+            self.kind, answered = "served", []
+        if 0 < len(answered) < len(self.prompt_set.prompts):
+            without = counted(len(self.prompt_set.prompts) - len(answered), "prompt")
+            say(f"{without} without an answer left out")
+            self.prompt_set = dataclasses.replace(self.prompt_set, prompts=tuple(answered))
+        asked = settings.num_prompts
+        automatic = min(len(answered), GIVEN) or min(len(self.prompt_set.prompts), WRITTEN)
+        self.prompts = self.prompt_set.take(automatic if asked == "auto" else asked)
+        self.num_too_long: Counter[str] = Counter()
+
+    def given(self, session: Session) -> Answers:
+        """The answers that prompts have, as far as both fit into a context together."""
+        whole = {prompt.index: prompt for prompt in self.prompts}
+        openings = tuple(prompt.opening for prompt in self.prompts)
+        encoder = session.encoder
+        encoded = encoder.encode_set(self.prompt_set, openings, 2, "two tokens of an answer")
+        self.num_too_long.update(encoded.num_too_long)
+        readings: list[Reading] = []
+        for opening, token_ids in zip(encoded.prompts, encoded.token_ids, strict=True):
+            prompt = whole[opening.index]
+            if opening.following:
+                readings += encoder.transcribe(prompt)
+            else:
+                answer = completion_ids(session.tokenizer, prompt)
+                readings.append(of_one_answer(prompt, token_ids, answer))
+        longest = max((len(reading.transcript.token_ids) for reading in readings), default=1)
+        room = session.planned.room(0) or longest
+        if num_long := sum(len(reading.transcript.token_ids) > room for reading in readings):
+            say(f"{num_long} of {len(readings)} texts are read up to the context of {room} tokens")
+            self.num_too_long["num_truncated"] += num_long
+        readings = [*filter(None, (reading.until(room) for reading in readings))]
+        longest = min(longest, room)
+        prompt_tokens = max((len(each.transcript.prompt) for each in readings), default=1)
+        session.place(num_together(longest), prompt_tokens, max(1, longest - prompt_tokens))
+        return Answers(readings)
+
+    def asked(self, session: Session, condition: Condition) -> list[Answers]:
+        """The answers of each arm that speculates, or the target's own, to equal prompts with different random numbers,
+        and their records; without answers of a single token, which no iteration decides.
+        """
+        settings = condition.settings
+        new_tokens = settings.decoding.max_new_tokens
+        prompts = self.prompts
+        if self.kind == "given":
+            prompts = tuple(prompt.opening for prompt in prompts)
+        experiment, session.experiment = session.experiment, condition
+        try:
+            encoded = session.encoder.encode_set(self.prompt_set, prompts, new_tokens)
+            if condition.most_prompt_tokens is not None:
+                most, bos_token = condition.most_prompt_tokens, session.tokenizer.bos_token_id
+                short = [last(ids, most, bos_token) for ids in encoded.token_ids]
+                encoded = dataclasses.replace(encoded, token_ids=short, is_cut=True)
+            if condition.cause is None:
+                self.num_too_long.update(encoded.num_too_long)
+            if settings.decoding.temperature > 0:
+                # Texts of a prompt follow each other: they are read together.
+                places = np.repeat(range(len(encoded.prompts)), settings.texts_per_prompt)
+                encoded = encoded.part(places.tolist())
+            num_rows = min(settings.batch_size, len(encoded.prompts))
+            session.place(num_rows, encoded.longest, new_tokens)
+            engine = session.open(settings.batch_size, encoded.longest)
+            questions = []
+            num_asked: Counter[int] = Counter()
+            for batch in in_batches(range(len(encoded.prompts)), settings.batch_size):
+                part = encoded.part(batch)
+                indices = []
+                for index in part.indices:
+                    occurrence = Occurrence(index, repeat=num_asked[index])
+                    indices.append(self.prompt_set.index(occurrence))
+                    num_asked[index] += 1
+                requests = session.requests(part.token_ids, indices, chats=part.chats)
+                questions.append(Question(requests))
+            arms = engine.arms if self.kind == "served" else engine.arms[:1]
+            records: dict[str, list[RequestRecord]] = {arm.name: [] for arm in arms}
+            for answered in ask_in_turns(engine, questions, (), arms=arms):
+                _count(answered)
+                records[answered.arm] += answered.requests
+            session.close()
+        finally:
+            session.experiment = experiment
+        return [self._whole(encoded, requests) for requests in records.values()]
+
+    def _whole(self, encoded: Encoded, records: Sequence[RequestRecord]) -> Answers:
+        """The answers of two tokens or more."""
+        kept = [
+            (of_one_answer(prompt, token_ids, request.token_ids), request)
+            for prompt, token_ids, request in zip(
+                encoded.prompts, encoded.token_ids, records, strict=True
+            )
+            if len(request.token_ids) > 1
+        ]
+        requests = [request for _, request in kept] if self.kind == "served" else []
+        return Answers([reading for reading, _ in kept], requests)
+
+
+def _count(answered: Answered) -> None:
+    """Give the only answer to a question the draft tokens by position that the server's counters have of it."""
+    [request, *others] = answered.requests
+    if others or answered.counted is None or request.outcomes:
+        return
+    with suppress(ImpossibleCounts):
+        counted_now = counted_drafts(answered.counted, answered.requests)
+        if counted_now is not None and (request.drafts is None or counted_now.accepted_at):
+            request.drafts = counted_now
+            request.outcomes = list(counted_now.outcomes)
+            request.count_undrafted()
+
+
+def of_one_answer(prompt: Prompt, asked: Sequence[int], answer: Sequence[int]) -> Reading:
+    """A prompt with its only answer."""
+    return Reading(prompt, Transcript.of(asked, answer), [None])
