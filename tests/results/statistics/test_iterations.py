@@ -202,3 +202,5 @@ def test_the_lower_bound_allows_for_rejections_that_hardly_any_text_has(
     assert np.mean(is_covered) > 0.96
     whole = tokens_over_iterations(tokens, tokens / 2, 1)
     assert whole.low < whole.estimate == whole.high == 2
+    often = tokens_over_iterations(tokens, np.full(15, 53.0), 1)
+    assert often.low == pytest.approx(often.estimate)
