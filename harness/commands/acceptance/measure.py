@@ -208,14 +208,17 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
     def _read_otherwise(self, session: Session, condition: Condition) -> None:
         """Read the same answers as an engine that differs from the run as typed would have drafted them."""
         pair: Pair | None = self.pair
-        readings = self.answers.readings
+        readings, requests = self.answers.readings, self.answers.requests
         if condition.num_unused >= self.compared_k:
+            return
+        if condition.why:
+            self._add_cause(session, condition, Answers(readings, requests))
             return
         if condition.fault is not None:
             pair = local("engine.reading").drafting_wrong(self.pair, condition.fault)
-        elif not condition.why and condition.cause == "quantization":
+        elif condition.cause == "quantization":
             pair = self._placed_here(condition.settings).load()
-        elif not condition.why and condition.cause == "template":
+        elif condition.cause == "template":
             encoder = Encoder(session.planned, condition.settings)
             asked = encoder.encode([reading.prompt for reading in readings])
             readings = [
@@ -224,12 +227,9 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
                     readings, asked, self.answers.token_ids, strict=True
                 )
             ]
-        if pair is None:
-            return
-        read: Sequence[ReadText] = []
-        if not condition.why:
+        if pair is not None:
             read = self._read(pair, readings, condition, self.compared_k)
-        self._add_cause(session, condition, Answers(readings, self.answers.requests, read))
+            self._add_cause(session, condition, Answers(readings, requests, read))
 
     def _add_cause(
         self, session: Session, condition: Condition, answers: Answers, *, is_asked: bool = False
