@@ -14,7 +14,8 @@ from harness.results.printed.rows import Iteration
 
 _ON_SERVER = NextStep("on your server", command="harness latency -- YOUR_SERVER_COMMAND")
 _WHY_LOW = NextStep(
-    "why", command="harness acceptance model=TARGET draft=HEAD -- YOUR_SERVER_COMMAND"
+    "why, as docs/low-acceptance.md says",
+    command="harness acceptance model=TARGET draft=HEAD -- YOUR_SERVER_COMMAND",
 )
 
 

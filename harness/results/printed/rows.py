@@ -129,9 +129,10 @@ class PrintedRow:
         if not (k >= 1 and rate.low <= 1):
             return {}
         yields = {"proposed": rate.under(lambda share: 1 + k * share)}
-        if rate.high < k / (k + 1):
+        # Of nothing accepted all readings are the same.
+        if 0 < rate.high < k / (k + 1):
             yields["emitted"] = rate.under(lambda share: 1 / (1 - share))
-        if rate.high < 1 < k:
+        if 0 < rate.high < 1 < k:
             yields["tested"] = rate.under(lambda share: (1 - share ** (k + 1)) / (1 - share))
         return yields
 
