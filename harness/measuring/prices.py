@@ -1,9 +1,8 @@
 """The cost and yield of an iteration, from runs of `latency`: a sweep over K, or one run alone.
 
-The time of an iteration is that of its tokens after the first; it takes no phases, so that any server has it. A run of
-our own loop, which times its phases, has prices for the K below its own too: an iteration drafts K tokens at c regular
-steps each and verifies them in v steps (Leviathan et al. 2023). Functions take rows of one run: `row` is that of the
-speculative arm, `regular` that of the regular one.
+An iteration is timed over the tokens after an answer's first, which any server allows. A run of our own loop also times
+its phases, and so has prices for the K below its own: an iteration drafts K tokens at c regular steps each and verifies
+them in v steps (Leviathan et al. 2023).
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from operator import attrgetter
+from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
@@ -28,15 +28,20 @@ from harness.results.statistics.ratios import ratio_of_totals
 
 # Iterations that draft fewer than this share of K cost what the text lets them draft.
 _LEAST_DRAFTED = 0.75
-# Of a pass over one token. Noise below it moves a prediction by less.
+# As a share of a pass over one token. Noise below it moves a prediction by less.
 _TOLERATED_NOISE = 0.2
 # An iteration has a pass of the target, so that it takes a regular step at least. Starts of one program differ by some
 # per cent, and times on a busy machine by more: what is further below was not measured right.
 _LEAST_STEPS = 0.8
-# By which the points of several runs are one.
+# Points of several runs with the same place are averaged.
 _PLACE = attrgetter("rows", "width")
-# Milliseconds after the first token, and iterations; of the regular arm each token is one.
-_Spent = tuple[float, float]
+
+
+class Spent(NamedTuple):
+    """Milliseconds after the first token, and iterations in them; of the regular arm each token is one."""
+
+    ms: float
+    iterations: float
 
 
 def iteration_cost(runs: Sequence[Run[LatencyRow]], source: str = "") -> IterationCost:
@@ -46,13 +51,13 @@ def iteration_cost(runs: Sequence[Run[LatencyRow]], source: str = "") -> Iterati
     measured it.
     """
     measured: list[Point] = []
-    by_phases: list[Point] = []
+    points_by_phases: list[Point] = []
     refused: dict[int, str] = {}
     for run in runs:
         row = run.last
         load = _load(row)
         run_points = points_of(run)
-        by_phases += _by_phases(run, run_points)
+        points_by_phases += _points_by_phases(run, run_points)
         if load is None:
             continue
         reason = why_queued(load, _waits(run))
@@ -60,7 +65,7 @@ def iteration_cost(runs: Sequence[Run[LatencyRow]], source: str = "") -> Iterati
             refused[load] = reason
         measured += [point for point in run_points if point.width == 1 or not _drafts_less(row)]
     by_place = grouped(measured, _PLACE)
-    for point in by_phases:
+    for point in points_by_phases:
         by_place.setdefault(_PLACE(point), [point])
     return IterationCost(_means(by_place), source, refused)
 
@@ -102,14 +107,14 @@ def points_of(run: Run[LatencyRow]) -> list[Point]:
     if load is None:
         return []
     coverage = Coverage.of(row.speedup)
-    unit = coverage.unit if coverage else "prompt"
+    unit_name = coverage.unit if coverage else "prompt"
     points = []
     regular = run.row("regular")
     step_ms = None if regular is None else _step_ms(regular)
-    step_times: dict[Unit, _Spent] = {}
+    step_times: dict[Unit, Spent] = {}
     if step_ms and step_ms > 0 and regular is not None:
         step_times = spent_by_unit(regular, run.prompt_rows)
-        ms = _time(step_times, unit, step_ms)
+        ms = _time(step_times, unit_name, step_ms)
         points.append(Point(1, load, ms, Interval(1.0), answer_length=regular.mean_answer_length))
     iteration_ms = _iteration_ms(row)
     k = k_of(row)
@@ -120,16 +125,18 @@ def points_of(run: Run[LatencyRow]) -> list[Point]:
     steps = Interval(iteration_ms / step_ms) if step_ms else Interval()
     common = sorted(iteration_times.keys() & step_times.keys())
     if common:
-        both = np.array([[*iteration_times[key], *step_times[key]] for key in common]).T
-        steps = ratio_of_totals([both[0], both[3]], [both[1], both[2]], unit)
+        both = np.array([[*iteration_times[unit], *step_times[unit]] for unit in common])
+        ms, num_iterations, step_ms_spent, num_steps = both.T
+        steps = ratio_of_totals([ms, num_steps], [num_iterations, step_ms_spent], unit_name)
     if steps.estimate < _LEAST_STEPS:
         return points
-    ms = _time(iteration_times, unit, iteration_ms)
-    points.append(Point(k + 1, load, ms, steps, row.mean_num_draft_tokens, row.mean_answer_length))
+    time = _time(iteration_times, unit_name, iteration_ms)
+    drafted, answer_length = row.mean_num_draft_tokens, row.mean_answer_length
+    points.append(Point(k + 1, load, time, steps, drafted, answer_length))
     return points
 
 
-def _by_phases(run: Run[LatencyRow], own_points: Sequence[Point]) -> list[Point]:
+def _points_by_phases(run: Run[LatencyRow], own_points: Sequence[Point]) -> list[Point]:
     """Prices of the K below that of a run with phases, whose shorter proposals begin its own: what is drafted and
     verified less is taken off.
 
@@ -139,13 +146,12 @@ def _by_phases(run: Run[LatencyRow], own_points: Sequence[Point]) -> list[Point]
     regular, row = run.row("regular"), run.last
     costs = costs_in_steps(regular, row)
     step_ms = None if regular is None else _step_ms(regular)
-    if costs is None or not step_ms or _drafts_less(row) or not lengths_by_k(row):
+    if costs is None or not step_ms or _drafts_less(row) or not yields_by_k(row):
         return []
     phases = steps_by_k(row, costs) or steps_by_k(row, costs, by_width=False)
-    with_draft = [point for point in own_points if point.width > 1]
-    if not phases or not with_draft or not with_draft[0].steps.is_known:
+    measured = next((point for point in own_points if point.width > 1), None)
+    if not phases or measured is None or not measured.steps.is_known:
         return []
-    measured = with_draft[0]
     k = measured.width - 1
     points = []
     for smaller, steps in phases.items():
@@ -183,36 +189,37 @@ def steps_by_k(row: LatencyRow, costs: StepCosts, *, by_width: bool = True) -> d
     verifying fewer is unknown.
 
     Args:
-        by_width: whether verifying fewer tokens is shorter by what their passes are, where these were timed; else each
-            token adds the same. The rest, the verdict, costs the same for every K.
+        by_width: whether verifying takes what timed passes do, where there are any; else each token adds the same. The
+            rest, the verdict, costs the same for every K.
     """
-    most, proposed = row.num_draft_tokens, row.mean_num_draft_tokens
-    if not isinstance(most, int) or not proposed:
+    k_of_run, proposed = row.num_draft_tokens, row.mean_num_draft_tokens
+    if not isinstance(k_of_run, int) or not proposed:
         return {}
-    ks = np.arange(1, most + 1)
-    verifying = 1 + ks * (costs.verify - 1) / proposed
-    # Milliseconds by the draft tokens that a pass verifies.
+    ks = np.arange(1, k_of_run + 1)
+    verify_steps = 1 + ks * (costs.verify - 1) / proposed
+    # Milliseconds by the draft tokens that a pass verifies: 0 where it is over one token.
     passes = enumerate(row.pass_ms_by_width or [])
     timed = {k: ms for k, ms in passes if ms is not None} if by_width else {}
     if 0 in timed and abs(costs.verify - 1) > _TOLERATED_NOISE:
         tolerated = _TOLERATED_NOISE * timed[0]
-        if any(slow - fast > tolerated for slow, fast in combinations(timed.values(), 2)):
+        in_order = combinations(timed.values(), 2)
+        if any(narrower - wider > tolerated for narrower, wider in in_order):
             return {}
-    if {0, most} <= timed.keys():
+    if {0, k_of_run} <= timed.keys():
         # No pass takes less time than one over fewer tokens, except by noise.
         slowest_so_far = np.maximum.accumulate([*timed.values()]) / timed[0]
         pass_steps = np.interp(ks, [*timed], slowest_so_far)
-        shorter = pass_steps[-1] - pass_steps
+        saved = pass_steps[-1] - pass_steps
         if pass_steps[-1] > max(costs.verify, 1):
             # Timed by themselves, passes seem to cost more than the whole verification.
-            shorter *= (costs.verify - 1) / (pass_steps[-1] - 1)
-        verifying = costs.verify - shorter
+            saved *= (costs.verify - 1) / (pass_steps[-1] - 1)
+        verify_steps = costs.verify - saved
     # An iteration has a pass of the target, whatever noise makes of its parts.
-    steps = np.maximum(1.0, costs.draft * ks + verifying)
+    steps = np.maximum(1.0, costs.draft * ks + verify_steps)
     return dict(enumerate(steps.tolist(), start=1))
 
 
-def lengths_by_k(row: LatencyRow) -> dict[int, Interval]:
+def yields_by_k(row: LatencyRow) -> dict[int, Interval]:
     """Tokens per iteration with K = 1, 2, ... of the same answers; {} where these are not known."""
     return dict(enumerate(row.tokens_per_iteration_by_num_draft_tokens or [], start=1))
 
@@ -224,10 +231,11 @@ def _drafts_less(row: LatencyRow) -> bool:
 
 
 def tokens_by_k(runs: Sequence[Run[LatencyRow]]) -> dict[int, Interval]:
-    """Tokens per iteration at each K, with intervals over units and all repetitions of these. Smaller K are those that
-    follow from a run.
+    """Tokens per iteration at each K, with intervals over units and all repetitions of these. A smaller K follows from
+    the run of a larger one.
 
-    They depend on no load: of several that with most units counts, as the same prompts at another one are no others.
+    They do not depend on the load, and the same prompts at another load are no new evidence: the one with the most
+    units counts.
     """
     yields: dict[int, Interval] = {}
     for k, runs_of_k in grouped(runs, lambda run: k_of(run.last)).items():
@@ -235,27 +243,28 @@ def tokens_by_k(runs: Sequence[Run[LatencyRow]]) -> dict[int, Interval]:
             continue
         answers: dict[Unit, list[LatencyPromptRow]] = {}
         loads = grouped(runs_of_k, lambda run: run.last.batch_size).values()
-        runs_of_load = max(
+        runs_at_load = max(
             loads, key=lambda same: len(rows_by_unit(same[0].prompt_rows, "speculative"))
         )
-        for run in runs_of_load:
+        for run in runs_at_load:
             for unit, rows in rows_by_unit(run.prompt_rows, "speculative").items():
                 answers.setdefault(unit, []).extend(rows)
         are_reported = any(row.num_iterations for rows in answers.values() for row in rows)
         totals = [decoded_and_iterations(rows) for rows in answers.values()]
-        coverage = Coverage.of(runs_of_load[0].last.speedup)
+        coverage = Coverage.of(runs_at_load[0].last.speedup)
         if are_reported and None not in totals:
             # Answers of one token have no iteration.
             tokens, iterations = np.array([total for total in totals if total and total[1]]).T
             unit_name = coverage.unit if coverage else "prompt"
             yields[k] = tokens_over_iterations(tokens, iterations, k, unit_name)
         else:
-            means = [run.last.tokens_per_iteration for run in runs_of_k]
-            if all(means):
-                yields[k] = Interval(float(np.mean([mean or 0.0 for mean in means])))
+            means = [run.last.tokens_per_iteration for run in runs_at_load]
+            known = [mean for mean in means if mean]
+            if len(known) == len(means):
+                yields[k] = Interval(fmean(known))
     for run in runs:
-        for smaller, length in lengths_by_k(run.last).items():
-            yields.setdefault(smaller, length)
+        for smaller, tokens_of_smaller in yields_by_k(run.last).items():
+            yields.setdefault(smaller, tokens_of_smaller)
     return dict(sorted(yields.items()))
 
 
@@ -281,7 +290,8 @@ def why_no_price(run: Run[LatencyRow]) -> str:
         return "tokens were held back, so that the time of an iteration is unknown"
     if row.mean_answer_length == 1:
         return "answers have one token, and no iteration"
-    if run.row("regular") is None or _step_ms(run.rows[0]) is None:
+    regular = run.row("regular")
+    if regular is None or _step_ms(regular) is None:
         return "the regular arm was not measured without a draft"
     if _iteration_ms(row) is None:
         return "tokens per iteration are not reported"
@@ -290,12 +300,12 @@ def why_no_price(run: Run[LatencyRow]) -> str:
     return ""
 
 
-def spent_by_unit(row: LatencyRow, prompts: Sequence[LatencyPromptRow]) -> dict[Unit, _Spent]:
+def spent_by_unit(row: LatencyRow, prompts: Sequence[LatencyPromptRow]) -> dict[Unit, Spent]:
     """Milliseconds after the first token and iterations of each unit of a row's arm.
 
     Of a server that reports no iterations, those that its tokens took at the run's mean.
     """
-    per_iteration = row.tokens_per_iteration or 1.0 if row.arm == "speculative" else 1.0
+    per_iteration = (row.tokens_per_iteration or 1.0) if row.arm == "speculative" else 1.0
     units = {}
     for unit, rows in rows_by_unit(prompts, row.arm or "regular").items():
         ms = iterations = 0.0
@@ -304,16 +314,16 @@ def spent_by_unit(row: LatencyRow, prompts: Sequence[LatencyPromptRow]) -> dict[
             num_decoded = (answer.num_tokens or 0) - (answer.time_to_first_token_ms is not None)
             iterations += answer.num_iterations or num_decoded / per_iteration
         if ms > 0 and iterations > 0:
-            units[unit] = (ms, iterations)
+            units[unit] = Spent(ms, iterations)
     return units
 
 
-def _time(spent: Mapping[Unit, _Spent], unit: str, mean_ms: float) -> Interval:
+def _time(spent: Mapping[Unit, Spent], unit_name: str, mean_ms: float) -> Interval:
     """The time of an iteration, with an interval over units where these are known."""
     if not spent:
         return Interval(mean_ms)
     ms, iterations = np.array([*spent.values()]).T
-    return ratio_of_totals([ms], [iterations], unit)
+    return ratio_of_totals([ms], [iterations], unit_name)
 
 
 def _load(row: LatencyRow) -> int | None:
@@ -325,14 +335,12 @@ def _load(row: LatencyRow) -> int | None:
 
 
 def _waits(run: Run[LatencyRow]) -> float:
-    """How many times as long as decoding the answers of the speculative arm took, over the same of the regular one."""
+    """The time of a speculative answer over that of decoding it, over the same of a regular one; 1 where unknown."""
     ratios = []
     for row in (run.last, run.row("regular")):
-        length = row and row.mean_answer_length
-        decoding_ms = row and row.ms_per_token_after_first
-        if row is None or not row.ms_per_token or not length or not decoding_ms:
+        if row is None or not row.ms_per_token or not row.ms_per_token_after_first:
             return 1.0
-        ratios.append(row.ms_per_token / decoding_ms)
+        ratios.append(row.ms_per_token / row.ms_per_token_after_first)
     return ratios[0] / ratios[1]
 
 

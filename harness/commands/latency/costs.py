@@ -13,7 +13,7 @@ from harness.config.amounts import amount, percent
 from harness.measuring.prices import (
     StepCosts,
     costs_in_steps,
-    lengths_by_k,
+    yields_by_k,
     measured_over_k,
     points_of,
     steps_by_k,
@@ -58,13 +58,13 @@ def predicted_by_k(regular: LatencyRow | None, row: LatencyRow) -> dict[int, Int
     {} where smaller K are not known, where K varied, or where costs are unknown or too noisy, as beside other programs.
     """
     costs = costs_in_steps(regular, row)
-    lengths = lengths_by_k(row)
-    if costs is None or row.was_starved or len(lengths) != row.num_draft_tokens:
+    yields = yields_by_k(row)
+    if costs is None or row.was_starved or len(yields) != row.num_draft_tokens:
         return {}
     # Files do not say what the intervals of a list cover.
     covers = Coverage(row.num_different_prompts or row.num_prompts or 1, "prompt")
     return {
-        k: replace(lengths[k].scaled(1 / steps), covers=covers)
+        k: replace(yields[k].scaled(1 / steps), covers=covers)
         for k, steps in steps_by_k(row, costs).items()
     }
 

@@ -116,8 +116,8 @@ def test_costs(audit: Audit, text: str, expected: str) -> None:
         ("length=4.2 K=3 speed=50 baseline=20", 3, "2.50× (2.41 to 2.59)"),
         ("baseline=200 speed=1.5 length=3", 3, "means that an iteration costs 322 regular steps"),
         ("acceptance=0 K=3 baseline=20 speed=15", 0, "1.00 1.33"),
-        ("acceptance=0", 3, "Next why, as docs/low-acceptance.md says harness acceptance model=TARGET draft=HEAD -- YOUR_SERVER_COMMAND"),
-        ("acceptance=15% K=4 baseline=20 speed=15", 0, "Next why, as docs/low-acceptance.md says harness acceptance model=TARGET"),
+        ("acceptance=0", 3, "Next why, as docs/low-acceptance.md says harness acceptance"),
+        ("acceptance=15% K=4 baseline=20 speed=15", 0, "Next why, as docs/low-acceptance.md says harness acceptance"),
         ("acceptance=0 K=3 baseline=20 speed=15", 0, "almost no"),
         # Of 4 proposed tokens 2.60, of emitted 1.67: nothing takes less than a step.
         ("speedup=5 K=4 acceptance=0.4", 3, "is above the 2.60 (2.40 to 2.80) tokens per iteration, in no less"),
