@@ -27,11 +27,9 @@ from harness.measuring.prompts.sets import Occurrence, Prompt, load_prompts
 from harness.measuring.prompts.transcripts import Reading
 from harness.measuring.session import Session
 
-# Texts that are taken where nothing is said: written now, or those that a file has.
+# Prompts that `num_prompts=auto` takes: of those without answers, and of those with recorded ones.
 WRITTEN = 15
 GIVEN = 256
-# An answer, where it is: in a reading, at these tokens, in this turn of a conversation or in none.
-Place = tuple[Reading, range, int | None]
 
 
 @dataclass
@@ -40,8 +38,8 @@ class Answers:
 
     Attributes:
         readings: prompts with their answers.
-        requests: the same as an engine elsewhere reported them; [] of others.
-        read: the same by the weights; [] where these are not here.
+        requests: an engine's record of each answer; [] of answers that are not served.
+        read: each answer as the weights read it; [] without weights.
     """
 
     readings: Sequence[Reading]
@@ -49,7 +47,8 @@ class Answers:
     read: Sequence[ReadText] = ()
 
     @property
-    def places(self) -> list[Place]:
+    def spans(self) -> list[tuple[Reading, range, int | None]]:
+        """Each answer: its reading, its tokens there, and its turn of a conversation."""
         return [
             (reading, answer, turn)
             for reading in self.readings
@@ -61,18 +60,20 @@ class Answers:
         """The tokens of each answer."""
         return [
             reading.transcript.token_ids[answer.start : answer.stop]
-            for reading, answer, _ in self.places
+            for reading, answer, _ in self.spans
         ]
 
-    def shares(self, num_draft_tokens: int, place: int | None = None) -> dict[int, Share]:
-        """By prompt what an engine reports, else what the weights accept; {} where neither is known."""
+    def shares(self, num_draft_tokens: int, offset: int | None = None) -> dict[int, Share]:
+        """By prompt the tokens over iterations, or at a draft token the accepted over tested ones: as an engine reports
+        them, else by the weights; {} where neither is known.
+        """
         if self.requests:
-            shares = reported(self.requests, place)
+            shares = reported(self.requests, offset)
         else:
-            shares = [expected(text.cut, num_draft_tokens, place) for text in self.read]
+            shares = [expected(text.cut, num_draft_tokens, offset) for text in self.read]
         by_prompt: dict[int, list[Share]] = {}
         if shares:
-            for (reading, _, _), share in zip(self.places, shares, strict=True):
+            for (reading, _, _), share in zip(self.spans, shares, strict=True):
                 by_prompt.setdefault(reading.prompt.index, []).append(share)
         return {index: Share.total(shares) for index, shares in by_prompt.items()}
 
@@ -92,13 +93,14 @@ class AnswerSource:
         answered = [prompt for prompt in self.prompt_set.prompts if prompt.has_answers]
         self.kind = "given" if answered else "written"
         if not engine_of(settings).own_loop:
+            # It answers again what has answers.
             self.kind, answered = "served", []
         if 0 < len(answered) < len(self.prompt_set.prompts):
             without = counted(len(self.prompt_set.prompts) - len(answered), "prompt")
             say(f"{without} without an answer left out")
             self.prompt_set = dataclasses.replace(self.prompt_set, prompts=tuple(answered))
         asked = settings.num_prompts
-        automatic = min(len(answered), GIVEN) or min(len(self.prompt_set.prompts), WRITTEN)
+        automatic = min(len(self.prompt_set.prompts), GIVEN if answered else WRITTEN)
         self.prompts = self.prompt_set.take(automatic if asked == "auto" else asked)
         self.num_too_long: Counter[str] = Counter()
 
@@ -129,8 +131,8 @@ class AnswerSource:
         return Answers(readings)
 
     def asked(self, session: Session, condition: Condition) -> list[Answers]:
-        """The answers of each arm that speculates, or the target's own, to equal prompts with different random numbers,
-        and their records; without answers of a single token, which no iteration decides.
+        """Ask under a condition: the answers of each command of a server, else of the target alone. Repeats of a prompt
+        draw other random numbers; answers of one token, which no iteration decides, are left out.
         """
         settings = condition.settings
         new_tokens = settings.decoding.max_new_tokens
@@ -148,8 +150,8 @@ class AnswerSource:
                 self.num_too_long.update(encoded.num_too_long)
             if settings.decoding.temperature > 0:
                 # Texts of a prompt follow each other: they are read together.
-                places = np.repeat(range(len(encoded.prompts)), settings.texts_per_prompt)
-                encoded = encoded.part(places.tolist())
+                repeated = np.repeat(range(len(encoded.prompts)), settings.texts_per_prompt)
+                encoded = encoded.part(repeated.tolist())
             num_rows = min(settings.batch_size, len(encoded.prompts))
             session.place(num_rows, encoded.longest, new_tokens)
             engine = session.open(settings.batch_size, encoded.longest)
@@ -167,7 +169,7 @@ class AnswerSource:
             arms = engine.arms if self.kind == "served" else engine.arms[:1]
             records: dict[str, list[RequestRecord]] = {arm.name: [] for arm in arms}
             for answered in ask_in_turns(engine, questions, (), arms=arms):
-                _count(answered)
+                _fill_in_drafts(answered)
                 records[answered.arm] += answered.requests
             session.close()
         finally:
@@ -187,8 +189,8 @@ class AnswerSource:
         return Answers([reading for reading, _ in kept], requests)
 
 
-def _count(answered: Answered) -> None:
-    """Give the only answer to a question the draft tokens by position that the server's counters have of it."""
+def _fill_in_drafts(answered: Answered) -> None:
+    """Take the drafts of a request that ran alone from the server's counters, where its record has none by position."""
     [request, *others] = answered.requests
     if others or answered.counted is None or request.outcomes:
         return

@@ -1,7 +1,6 @@
-"""Conditions under which acceptance is measured again where it is little, by the names of `causes`, the cheapest first.
+"""Conditions under which little acceptance is measured again, by their names in `CAUSES`, the cheapest first.
 
-Of some the same answers are read again, as an engine would have drafted them that differs from the run as typed; of
-others new answers are asked for.
+For some the same answers are read again, as drafted in another way; for others new answers are asked for.
 """
 
 from __future__ import annotations
@@ -10,20 +9,10 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+from harness.commands.acceptance.record import AcceptanceSettings
 from harness.config.installation import is_installed
 from harness.engines.door.reading import DraftMistake
 
-CAUSES = (
-    "last",
-    "positions",
-    "layers",
-    "vocabulary",
-    "temperature",
-    "template",
-    "quantization",
-    "length",
-    "texts",
-)
 # Prompts are cut to this many tokens.
 SHORT_PROMPT = 512
 _FAULTS: tuple[tuple[str, DraftMistake, str], ...] = (
@@ -41,25 +30,25 @@ class Condition:
     """What differs from the run as typed.
 
     Attributes:
-        cause: its name in `causes`; None for the run as typed, `command` for another one.
-        words: for the page.
-        settings: with which answers are asked for, or read.
-        fault: with which the draft is read.
+        cause: its name in `CAUSES`, `command` for the first of two commands; None for the run as typed.
+        words: the difference, for the page; None for the run as typed.
+        settings: used to ask for the answers, or to read them.
+        fault: planted in the draft while it reads.
         num_unused: draft tokens of each proposal that are left out.
         most_prompt_tokens: to which prompts are cut.
-        why: it cannot be measured; empty where it can.
+        why_not: the reason why it cannot be measured; empty where it can.
     """
 
     cause: str | None
     words: str | None
-    settings: Any
+    settings: AcceptanceSettings
     fault: DraftMistake | None = None
     num_unused: int = 0
     most_prompt_tokens: int | None = None
-    why: str = ""
+    why_not: str = ""
 
 
-def readings(settings: Any, has_template: bool) -> list[Condition]:
+def reread_conditions(settings: AcceptanceSettings, has_template: bool) -> list[Condition]:
     """Ways in which an engine may have drafted the answers that are there, other than as typed."""
     conditions = [Condition("last", "the last draft token left out", settings, num_unused=1)]
     conditions += [Condition(cause, words, settings, fault) for cause, fault, words in _FAULTS]
@@ -76,20 +65,25 @@ def readings(settings: Any, has_template: bool) -> list[Condition]:
             model = dataclasses.replace(settings.model, quantization=bits)
             changed = dataclasses.replace(settings, model=model)
             words = f"the target in {bits[0]} bit"
-            conditions.append(Condition("quantization", words, changed, why=why))
+            conditions.append(Condition("quantization", words, changed, why_not=why))
     return [condition for condition in conditions if condition.cause in settings.chosen_causes]
 
 
 def drafted_greedily(condition: Condition) -> Condition:
     """The condition with the draft's likeliest tokens, as most servers take them."""
-    draft = dataclasses.replace(condition.settings.draft, sampling="greedy")
+    draft: Any = condition.settings.draft
+    draft = dataclasses.replace(draft, sampling="greedy")
     settings = dataclasses.replace(condition.settings, draft=draft)
     words = f"{condition.words}, drafted greedily"
     return dataclasses.replace(condition, settings=settings, words=words)
 
 
-def askings(
-    settings: Any, has_template: bool, longest: int, trained: int | None, is_given: bool
+def asked_conditions(
+    settings: AcceptanceSettings,
+    has_template: bool,
+    longest: int,
+    trained: int | None,
+    is_given: bool,
 ) -> list[Condition]:
     """Conditions that get answers of their own.
 
@@ -103,30 +97,33 @@ def askings(
     if settings.decoding.temperature > 0:
         conditions.append(Condition("temperature", "with temperature 0", _at(settings, 0.0)))
     conditions.append(_template(settings, has_template))
-    room = (trained or 0) - settings.decoding.max_new_tokens
+    trained_prompt = 0 if trained is None else trained - settings.decoding.max_new_tokens
     why = "chats are sent whole" if settings.engine.asks_chats else ""
-    for most in sorted({SHORT_PROMPT, room}):
+    for most in sorted({SHORT_PROMPT, trained_prompt}):
         if 0 < most < longest:
             words = f"with prompts cut to {most} tokens"
-            conditions.append(Condition("length", words, settings, None, 0, most, why))
+            conditions.append(
+                Condition("length", words, settings, most_prompt_tokens=most, why_not=why)
+            )
     if is_given:
         conditions.append(Condition("texts", "with the target's own answers", settings))
     return [condition for condition in conditions if condition.cause in settings.chosen_causes]
 
 
-def _at(settings: Any, temperature: float) -> Any:
+def _at(settings: AcceptanceSettings, temperature: float) -> Any:
     decoding = dataclasses.replace(settings.decoding, temperature=temperature)
     return dataclasses.replace(settings, decoding=decoding)
 
 
-def _template(settings: Any, has_template: bool) -> Condition:
+def _template(settings: AcceptanceSettings, has_template: bool) -> Condition:
     """The prompts without the chat template, or with it where they are read without."""
     if not has_template:
         why = "the tokenizer has no chat template"
-        return Condition("template", "the chat template", settings, why=why)
+        return Condition("template", "the chat template", settings, why_not=why)
     is_used = settings.chat_template != "never"
     changes: dict[str, Any] = {"chat_template": "never" if is_used else "always"}
     if settings.engine.asks_chats:
-        changes["engine"] = dataclasses.replace(settings.engine, chat=False)
+        server: Any = settings.engine
+        changes["engine"] = dataclasses.replace(server, chat=False)
     words = f"{'without' if is_used else 'with'} the chat template"
     return Condition("template", words, dataclasses.replace(settings, **changes))

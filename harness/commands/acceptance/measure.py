@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from harness.commands.acceptance.answers import Answers, AnswerSource, of_one_answer
-from harness.commands.acceptance.causes import Condition, askings, drafted_greedily, readings
+from harness.commands.acceptance.causes import (
+    Condition,
+    asked_conditions,
+    drafted_greedily,
+    reread_conditions,
+)
 from harness.commands.acceptance.record import AcceptanceSettings
 from harness.commands.acceptance.served import (
     Share,
@@ -33,7 +38,12 @@ from harness.measuring.prompts.encoding import Encoder
 from harness.measuring.prompts.transcripts import Reading
 from harness.measuring.session import Session
 from harness.reporting.words import is_typed
-from harness.results.judging.acceptance import AcceptanceFinding, engine_statement, finding_of
+from harness.results.judging.acceptance import (
+    AcceptanceFinding,
+    agrees,
+    engine_statement,
+    finding_of,
+)
 from harness.results.price.value import IterationCost
 from harness.results.rows.acceptance import (
     CAUSES_FILE,
@@ -61,16 +71,17 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
     """Texts, read by both models of a pair.
 
     Attributes:
-        source: of the answers.
+        source: where the answers come from.
         texts: a row for each text that was read.
-        answers: as typed.
+        answers: those of the run as typed.
         causes: a row for each condition and draft position.
         costs: of an iteration in target steps, by the bytes that it must read; of no K where these are unknown.
         served: columns about an engine elsewhere, which wrote the texts; empty otherwise.
         fits: what the draft's files say of the target; None without weights.
-        compared_k: the K that it drafts with, that a card is about, or that was typed.
-        is_about_k: whether there is any of these.
+        compared_k: the K of the engine elsewhere, of the card, or as typed.
+        is_about_k: whether the run is about one of these.
         most: the largest K that is computed.
+        pair: the weights, after `_read_as_typed`.
     """
 
     def __init__(self, settings: AcceptanceSettings) -> None:
@@ -91,12 +102,12 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
     def measure(self, session: Session) -> None:
         settings = self.settings
         as_typed = Condition(None, None, settings)
-        others: list[Answers] = []
+        first_command: list[Answers] = []
         if self.source.kind == "given":
             self.answers = self.source.given(session)
         else:
-            # Of two commands the last is compared with the first.
-            *others, self.answers = self.source.asked(session, as_typed)
+            # Of two commands the second is as typed, and compared with the first.
+            *first_command, self.answers = self.source.asked(session, as_typed)
         if not self.answers.readings:
             rule = "has no answer of two tokens or more"
             raise SettingError("prompts", rule, settings.prompts.name)
@@ -109,14 +120,14 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
             placed = session.placed or self._placed_here(settings)
             self._read_as_typed(session.pair if session.placed is not None else placed.load())
             self.fits = local("engine.fitting").fitting(placed, self.pair, self.answers.token_ids)
-            prompt_tokens = [answer.start for _, answer, _ in self.answers.places]
+            prompt_tokens = [answer.start for _, answer, _ in self.answers.spans]
             self.costs = self._costs(placed, round(fmean(prompt_tokens)))
         self.texts = self._text_rows(session)
         session.append(TEXTS_FILE, self.texts)
         self._add_cause(session, as_typed, self.answers)
-        for first in others:
+        for answers in first_command:
             condition = Condition("command", "with the first command", settings)
-            self._add_cause(session, condition, first, is_asked=True)
+            self._add_cause(session, condition, answers, is_asked=True)
         try:
             if settings.causes != "none":
                 self._find_causes(session, placed)
@@ -139,9 +150,11 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         return planned.place(demand, force=settings.force)
 
     def _read_as_typed(self, pair: Pair) -> None:
-        """Read the answers, and compare an engine elsewhere with its weights."""
+        """Read the answers, and compare an engine elsewhere with its weights: the settings become those of greedy
+        drafting where these alone explain what it accepts.
+        """
         self.pair = pair
-        as_typed = Condition(None, "", self.settings)
+        as_typed = Condition(None, None, self.settings)
         readings, requests = self.answers.readings, self.answers.requests
         self.answers.read = self._read(pair, readings, as_typed, self.most)
         if self.source.kind != "served":
@@ -158,7 +171,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
 
     def _is_as_weights(self, served: dict[str, Any]) -> bool:
         engine = engine_statement(AcceptanceRow(**served))
-        return engine is not None and engine.is_judged and not engine.is_conclusion
+        return engine is not None and agrees(engine)
 
     @property
     def _may_be_greedy(self) -> bool:
@@ -166,9 +179,8 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         where the target draws.
         """
         settings = self.settings
-        draws = getattr(settings.draft, "sampling", None) == "target"
-        is_elsewhere = not engine_of(settings).computes_here
-        return is_elsewhere and draws and settings.decoding.temperature > 0
+        draws = settings.draft_sampling == "target"
+        return self.source.kind == "served" and draws and settings.decoding.temperature > 0
 
     def _finding(self, session: Session) -> AcceptanceFinding:
         row = best_row(self.rows(session))
@@ -181,7 +193,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         has_template = bool(getattr(session.tokenizer, "chat_template", None))
         finding = self._finding(session)
         if self.served and (is_asked_for or finding.is_in_doubt):
-            conditions = readings(settings, has_template)
+            conditions = reread_conditions(settings, has_template)
             for condition in conditions:
                 self._read_otherwise(session, condition)
             finding = self._finding(session)
@@ -195,9 +207,9 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         longest = max(len(reading.transcript.prompt) for reading in self.answers.readings)
         trained = local("engine.fitting").trained_length(placed) if placed else None
         is_given = self.source.kind == "given"
-        for condition in askings(settings, has_template, longest, trained, is_given):
+        for condition in asked_conditions(settings, has_template, longest, trained, is_given):
             answers = Answers([])
-            if not condition.why:
+            if not condition.why_not:
                 answers = self.source.asked(session, condition)[-1]
                 if placed is not None:
                     answers.read = self._read(
@@ -211,7 +223,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         readings, requests = self.answers.readings, self.answers.requests
         if condition.num_unused >= self.compared_k:
             return
-        if condition.why:
+        if condition.why_not:
             self._add_cause(session, condition, Answers(readings, requests))
             return
         if condition.fault is not None:
@@ -227,6 +239,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
                     readings, asked, self.answers.token_ids, strict=True
                 )
             ]
+        # A draft that cannot have the fault is none.
         if pair is not None:
             read = self._read(pair, readings, condition, self.compared_k)
             self._add_cause(session, condition, Answers(readings, requests, read))
@@ -240,43 +253,43 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
             k = drafted_k(answers.requests, None) or k
         num_used = k - condition.num_unused
         own_texts = are_own(answers.read) if answers.read else None
-        for place in (None, *range(k)):
+        for offset in (None, *range(k)):
             figures: dict[str, Any] = {}
-            total = Share.total([*answers.shares(k, place).values()])
+            total = Share.total([*answers.shares(k, offset).values()])
             if answers.requests and total.whole:
                 figures["served"] = Interval(total.part / total.whole)
-                if place is not None:
+                if offset is not None:
                     figures["served"] = wilson_interval(round(total.part), round(total.whole))
             if answers.read:
-                is_used = place is None or place < num_used
+                is_used = offset is None or offset < num_used
                 num_tested = total.whole if figures else np.inf
                 figures["weights"] = (
-                    limits(answers.read, num_used, place, num_tested) if is_used else _NEVER
+                    limits(answers.read, num_used, offset, num_tested) if is_used else _NEVER
                 )
             if is_asked:
-                figures["relative"] = self._relative(answers, k, place)
+                figures["relative"] = self._relative(answers, k, offset)
             row = session.row(
                 AcceptanceCauseRow,
                 cause=condition.cause,
                 condition=condition.words,
                 is_asked=is_asked,
-                why=condition.why or None,
+                why=condition.why_not or None,
                 own_texts=own_texts,
-                position=None if place is None else place + 1,
+                position=None if offset is None else offset + 1,
                 **figures,
             )
             self.causes.append(row)
 
-    def _relative(self, answers: Answers, num_draft_tokens: int, place: int | None) -> Interval:
+    def _relative(self, answers: Answers, num_draft_tokens: int, offset: int | None) -> Interval:
         """The share of answers over that as typed, of the prompts that both have."""
-        shares = answers.shares(num_draft_tokens, place)
-        typed = self.answers.shares(self.compared_k, place)
+        shares = answers.shares(num_draft_tokens, offset)
+        typed = self.answers.shares(self.compared_k, offset)
         both = [(*shares[index], *typed[index]) for index in sorted(shares.keys() & typed.keys())]
         totals = np.array(both).T
         if not both or not totals.sum(axis=1).all():
             return Interval()
         part, whole, typed_part, typed_whole = totals
-        # At one place a prompt may have none that was accepted.
+        # At a draft token a prompt may have none that was accepted.
         with np.errstate(divide="ignore", invalid="ignore"):
             return ratio_of_totals([part, typed_whole], [whole, typed_part])
 
@@ -285,9 +298,9 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         # Texts of equal prompts are counted together, by the index of the first.
         first_index: dict[str, int] = {}
         answers = self.answers
-        read: Sequence[ReadText | None] = answers.read or [None] * len(answers.places)
+        read: Sequence[ReadText | None] = answers.read or [None] * len(answers.spans)
         for (reading, answer, turn), token_ids, text in zip(
-            answers.places, answers.token_ids, read, strict=True
+            answers.spans, answers.token_ids, read, strict=True
         ):
             prompt = reading.prompt
             row = session.row(
@@ -313,7 +326,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         if condition.fault == "late":
             kind = local("engine.reading").LateReader
         settings = condition.settings
-        is_greedy = getattr(settings.draft, "sampling", None) == "greedy"
+        is_greedy = settings.draft_sampling == "greedy"
         reader: PairReader = kind(pair, settings.decoding, most, greedy_draft=is_greedy)
         read: list[ReadText] = []
         try:
@@ -327,14 +340,14 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
 
     def _costs(self, placed: PlacedPair, prompt_tokens: int) -> IterationCost:
         """An iteration of each K in target steps, by the bytes that it must read."""
-        numbers = range(1, self.most + 1)
+        ks = range(1, self.most + 1)
         read = self.answers.read
         mean_answer = sum(text.num_tokens for text in read) // len(read)
         demand = Demand(1, prompt_tokens, mean_answer, num_draft_tokens=self.most, runner="eager")
-        reads: PassBytes | None = local("engine.planning").pass_bytes(placed, demand, numbers)
+        reads: PassBytes | None = local("engine.planning").pass_bytes(placed, demand, ks)
         if reads is None:
             return IterationCost()
-        return IterationCost.from_steps({k: reads.iteration_steps(k) for k in numbers})
+        return IterationCost.from_steps({k: reads.iteration_steps(k) for k in ks})
 
     def rows(self, session: Session) -> list[AcceptanceRow]:
         common: dict[str, Any] = {
@@ -353,22 +366,22 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         cuts = [text.cut for text in self.answers.read]
         common |= likelihood_columns(self.answers.read)
         if self.served:
-            common["draft_sampling"] = getattr(self.settings.draft, "sampling", None)
+            common["draft_sampling"] = self.settings.draft_sampling
         rows = []
         unit = "conversation" if any(text.turn for text in self.texts) else "prompt"
         prompts = [text.prompt_index for text in self.texts]
         intervals = iterations.expected_tokens_per_iteration(cuts, prompts, unit)
-        for number, tokens in enumerate(intervals, start=1):
-            figures = common | {"num_draft_tokens": number, "tokens_per_iteration": tokens}
-            figures |= iterations.expected_acceptance(cuts, number)
-            # A draft without weights need not have learned anything.
-            if number == 1 and getattr(self.settings.draft, "sampling", None) is not None:
+        for k, tokens in enumerate(intervals, start=1):
+            figures = common | {"num_draft_tokens": k, "tokens_per_iteration": tokens}
+            figures |= iterations.expected_acceptance(cuts, k)
+            # Only a draft with weights can have learned more than the most frequent token.
+            if k == 1 and self.settings.draft_sampling is not None:
                 guess = iterations.relative_to_guess(cuts, token_ids, prompts, unit)
                 figures["relative_to_guess"] = guess
-            if number in self.costs.ks():
-                figures["expected_speedup"] = self.costs.speedup(tokens, number)
-                figures["iteration_cost"] = self.costs.point(number).steps.estimate
-            if self.is_about_k and number == self.compared_k:
+            if k in self.costs.ks():
+                figures["expected_speedup"] = self.costs.speedup(tokens, k)
+                figures["iteration_cost"] = self.costs.point(k).steps.estimate
+            if self.is_about_k and k == self.compared_k:
                 figures |= self.served | {"is_in_question": True}
                 figures["card_tokens_per_iteration"] = self.settings.promised_tokens
             rows.append(session.row(AcceptanceRow, **figures))

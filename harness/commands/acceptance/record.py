@@ -1,4 +1,4 @@
-"""`acceptance`: how often would this draft be accepted on these texts, for every K?"""
+"""The record of `acceptance`: its settings, its help and its exit code."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from harness.commands.acceptance.causes import CAUSES
 from harness.commands.command import Command
 from harness.config.closed_form import require_closed_form
 from harness.config.engines import Abilities
@@ -16,20 +15,33 @@ from harness.config.run import PromptedSettings
 from harness.config.settings import LARGEST_K, require, require_at_least
 from harness.results.rows.acceptance import AcceptanceCauseRow, AcceptanceRow, AcceptanceTextRow
 
+# Conditions under which acceptance is measured again where it is little, the cheapest first.
+CAUSES = (
+    "last",
+    "positions",
+    "layers",
+    "vocabulary",
+    "temperature",
+    "template",
+    "quantization",
+    "length",
+    "texts",
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class AcceptanceSettings(PromptedSettings):
     """`acceptance`: how often would this draft be accepted on these texts, for every K?
 
     Attributes:
-        num_prompts: how many prompts of the set are taken; `auto` is 15, or the first 256 that have answers.
+        num_prompts: how many prompts of the set are taken; `auto` is at most 15, or 256 of those that have answers.
         texts_per_prompt: texts that are written for each prompt where the set has no answers; one at temperature 0,
             where all would be the same.
         up_to: K from 1 to this number.
         batch_size: texts that the target writes together, where there are no answers.
         card: the acceptance length that the draft's card promises at K, or a rate below 1; None for none.
-        causes: conditions that are measured besides: names divided by commas, `all` or `none`; `auto` measures where an
-            engine accepts other than its weights, where a card is missed, or where less than 20 % is accepted.
+        causes: conditions to measure as well: names divided by commas, `all` or `none`; `auto` measures all where an
+            engine does not accept what its weights do, a card is missed, or less than 20 % is accepted.
     """
 
     ASKS_SPECULATIVE_ALONE = True
@@ -55,14 +67,19 @@ class AcceptanceSettings(PromptedSettings):
         }
         require(is_known, "causes", rule, self.causes)
         if self.has_weights:
-            rule = "must be named beside a draft, whose weights are loaded here; a server's own counts need neither"
+            rule = "must be named, as the draft's weights are loaded here; for a server's own counts name neither"
             require(self.model.repository != SERVED, "model", rule, self.model.name)
             require_closed_form(self)
 
     @property
     def has_weights(self) -> bool:
-        """Whether the weights are loaded here; otherwise a server's own counts are all there is."""
+        """Whether weights are loaded here; otherwise a server's own counts are all there is."""
         return self.draft is None or self.draft.method != "server"
+
+    @property
+    def draft_sampling(self) -> str | None:
+        """How the draft's tokens are chosen; None of a draft without probabilities."""
+        return None if self.draft is None else self.draft.sampling
 
     @property
     def promised_tokens(self) -> float | None:
@@ -76,7 +93,7 @@ class AcceptanceSettings(PromptedSettings):
         """The causes that may be measured."""
         if self.causes in ("auto", "all"):
             return {*CAUSES}
-        return {*self.causes.split(",")} & {*CAUSES}
+        return {*self.causes.split(",")} - {"none"}
 
     def check_engine(self, engine: Abilities) -> None:
         rule = "must be local or server: transformers does not report what it accepted"
@@ -96,7 +113,7 @@ class Acceptance(Command[AcceptanceSettings, AcceptanceRow]):
         ("", "the shipped tiny pair, on texts that the target writes now"),
         (
             "model=30B draft=7B prompts=./my_logs.jsonl",
-            "a prompt and a completion per line, or conversations, of which all answers",
+            "a prompt and a completion per line, or conversations with all their answers",
         ),
         ("prompts=outputs/latency/2026-11-22/09-43-39/", "the texts of an earlier run"),
         ("-m model=30B draft=7B,lookup,./my-eagle3-head", "several drafts on the same texts"),
@@ -125,12 +142,12 @@ class Acceptance(Command[AcceptanceSettings, AcceptanceRow]):
     def bad_answer(self, rows: Sequence[AcceptanceRow]) -> VerdictError | None:
         """The error where an engine does not accept what its weights do, or where this is unknown."""
         from harness.commands.acceptance.page import engine_in_words
-        from harness.results.judging.acceptance import engine_statement, texts_statement
+        from harness.results.judging.acceptance import agrees, engine_statement, texts_statement
         from harness.results.texts import best_row
 
         row = best_row(rows)
         engine, texts = engine_statement(row), texts_statement(row)
-        if engine is None or (engine.is_judged and not engine.is_conclusion):
+        if engine is None or agrees(engine):
             return None
         is_known = engine.is_conclusion or (texts is not None and texts.is_conclusion)
         return VerdictError(engine_in_words(engine), 1 if is_known else CANNOT_TELL)

@@ -32,11 +32,11 @@ class Share(NamedTuple):
         return cls(sum(share.part for share in shares), sum(share.whole for share in shares))
 
 
-def reported(requests: Sequence[RequestRecord], place: int | None) -> list[Share]:
+def reported(requests: Sequence[RequestRecord], offset: int | None) -> list[Share]:
     """The share of each answer, by an engine's counts; [] where it does not report them.
 
     Args:
-        place: of the draft token, from 0; None for tokens over iterations.
+        offset: of the draft token, from 0; None for tokens over iterations.
     """
     shares = []
     is_reported = False
@@ -46,42 +46,42 @@ def reported(requests: Sequence[RequestRecord], place: int | None) -> list[Share
         number = request.num_iterations
         if request.impossible or number is None:
             return []
-        if place is None:
+        if offset is None:
             shares.append(Share(request.num_tokens - 1, number))
         elif drafts is None or request.outcomes:
             counts = Acceptance.of(request.outcomes)
-            shares.append(Share(counts.num_accepted_at(place), counts.num_tested_at(place)))
+            shares.append(Share(counts.num_accepted_at(offset), counts.num_tested_at(offset)))
         elif drafts.iterations and drafts.accepted_at:
-            reached = [drafts.iterations, *drafts.accepted_at, *[0.0] * (place + 1)]
-            shares.append(Share(reached[place + 1], reached[place]))
+            reached = [drafts.iterations, *drafts.accepted_at, *[0.0] * (offset + 1)]
+            shares.append(Share(reached[offset + 1], reached[offset]))
         else:
             return []
     return shares if is_reported else []
 
 
-def expected(cut: Cut, num_draft_tokens: int, place: int | None) -> Share:
+def expected(cut: Cut, num_draft_tokens: int, offset: int | None) -> Share:
     """The share of a text by the weights; the arguments are those of `reported`."""
     index = num_draft_tokens - 1
-    if place is None:
+    if offset is None:
         return Share(cut.num_tokens, float(cut.iterations[index]))
-    return Share(float(cut.accepted_at[index, place]), float(cut.tested_at[index, place]))
+    return Share(float(cut.accepted_at[index, offset]), float(cut.tested_at[index, offset]))
 
 
 def limits(
     texts: Sequence[ReadText],
     num_draft_tokens: int,
-    place: int | None,
+    offset: int | None,
     num_tested: float = math.inf,
 ) -> Interval:
     """What the weights accept of these texts, in limits that an engine with these weights exceeds twice in a million.
 
     Args:
-        num_tested: how often the engine tested the draft token at this place.
+        num_tested: how often the engine tested the draft token there.
     """
-    share = Share.total([expected(text.cut, num_draft_tokens, place) for text in texts])
+    share = Share.total([expected(text.cut, num_draft_tokens, offset) for text in texts])
     if not share.whole:
         return Interval()
-    if place is None:
+    if offset is None:
         variance = sum(float(text.cut.variance[num_draft_tokens - 1]) for text in texts)
         spread = MOST_DEVIATIONS * math.sqrt(variance)
         low = share.part / (share.whole + spread)
@@ -124,8 +124,8 @@ def repeated_share(texts: Sequence[Sequence[int]]) -> float:
     """The share of the texts' tokens that end several which the text had before."""
     num_repeated = 0
     for text in texts:
-        places = range(len(text) - _REPEATED_TOKENS + 1)
-        runs = [tuple(text[place : place + _REPEATED_TOKENS]) for place in places]
+        starts = range(len(text) - _REPEATED_TOKENS + 1)
+        runs = [tuple(text[start : start + _REPEATED_TOKENS]) for start in starts]
         num_repeated += len(runs) - len({*runs})
     return num_repeated / sum(map(len, texts))
 

@@ -13,10 +13,10 @@ from harness.config.amounts import amount, percent
 from harness.measuring.prices import (
     StepCosts,
     costs_in_steps,
-    yields_by_k,
     measured_over_k,
     points_of,
     steps_by_k,
+    yields_by_k,
 )
 from harness.measuring.rows import LatencyRow
 from harness.reporting.table import Table

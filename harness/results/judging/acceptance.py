@@ -122,6 +122,11 @@ def engine_statement(row: AcceptanceRow) -> Statement | None:
     return Statement.ordered("engine", difference, why, limit=0.0, subject=row, figure=_TOKENS)
 
 
+def agrees(engine: Statement) -> bool:
+    """Whether an engine was judged, and does what its weights do."""
+    return engine.is_judged and not engine.is_conclusion
+
+
 def believed(row: AcceptanceRow) -> float | None:
     """The tokens per iteration of an engine: its counts, but for those that its weights and what arrived contradict."""
     served, arrived = row.served_tokens_per_iteration, row.arrived_tokens_per_iteration
