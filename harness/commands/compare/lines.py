@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def piped_lines() -> Iterator[str]:
-    """Standard input, one prompt per line; bytes that are no text become replacement characters."""
+    """Standard input, one prompt per line; invalid UTF-8 becomes replacement characters."""
     for number, line in enumerate(sys.stdin.buffer):
         yield line.decode("utf-8-sig" if number == 0 else "utf-8", errors="replace").rstrip("\r\n")
 
@@ -20,7 +20,7 @@ def typed_lines(history_file: Path, examples: Sequence[str]) -> Iterator[str]:
 
     Args:
         history_file: keeps typed lines for the next session.
-        examples: are in the history before anything was typed.
+        examples: prompts that are the oldest of the history.
     """
     from prompt_toolkit import PromptSession
     from prompt_toolkit.history import FileHistory
@@ -43,10 +43,10 @@ def typed_lines(history_file: Path, examples: Sequence[str]) -> Iterator[str]:
         except EOFError:
             return
         except KeyboardInterrupt as interrupt:
-            if interrupt.args:  # SIGTERM, see `cli`
+            if interrupt.args:  # a signal to end, see `cli.signals`
                 raise
             if not session.default_buffer.text:
                 return
             continue
-        # A terminal in another encoding may deliver half characters.
+        # A terminal in another encoding may deliver lone surrogates, which become `?`.
         yield line.encode(errors="replace").decode()

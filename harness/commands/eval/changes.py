@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from harness.commands.eval.rows import EvalRow, read_answers
+from harness.commands.eval.rows import EvalRow, stored_answers
 from harness.reporting.changes import BeforeAndAfter, Compared
 from harness.results.judging.change import ACCURACY
 from harness.results.runs import Run
@@ -39,7 +39,7 @@ def _correct_by_question(runs: Sequence[Run[EvalRow]]) -> dict[Hashable, bool]:
         if run.directory is None:
             continue
         is_greedy = run.last.temperature == 0
-        for answer in read_answers(run.directory / "eval_prompts.csv"):
+        for answer in stored_answers(run.directory / "eval_prompts.csv"):
             # The last row is the draft's, if there is one.
             if answer.arm == run.last.arm:
                 key = (answer.a, answer.b) if is_greedy else (answer.seed, answer.prompt_index)

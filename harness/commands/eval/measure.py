@@ -13,14 +13,14 @@ from typing import Any
 
 from harness.commands.command import Experiment
 from harness.commands.eval.record import EvalSettings
-from harness.commands.eval.rows import AnswerRow, EvalRow, read_answers
+from harness.commands.eval.rows import AnswerRow, EvalRow, stored_answers
 from harness.commands.eval.tasks import (
     ENDS,
     Problem,
     check_answer_length,
     drawn_problems,
-    published_accuracy,
-    read_answer,
+    parse_answer,
+    published_accuracies,
     tokens_with,
 )
 from harness.engines.protocol import Answered, Question, in_batches
@@ -96,7 +96,7 @@ class EvalExperiment(Experiment[EvalSettings, EvalRow]):
         """
         if not self.answers:
             # Those that this run's process wrote to its directory before it died.
-            written = read_answers(session.directory / PROMPTS_FILE)
+            written = stored_answers(session.directory / PROMPTS_FILE)
             written_now = [row for row in written if row.run == session.run_id]
             self.answers = self._answered_by_all(written_now)
         arms = {arm for by_arm in self.answers.values() for arm in by_arm}
@@ -157,7 +157,7 @@ class EvalExperiment(Experiment[EvalSettings, EvalRow]):
         return session.row(
             EvalRow,
             arm=arm,
-            published_accuracy=published_accuracy(settings.operands, settings.model).get(arm),
+            published_accuracy=published_accuracies(settings.operands, settings.model).get(arm),
             operands="-".join(map(str, settings.operands)),
             num_prompts=len(arm_answers),
             num_different_prompts=len(different),
@@ -173,7 +173,7 @@ class EvalExperiment(Experiment[EvalSettings, EvalRow]):
 
     def _resume(self, session: Session, store: Path, measurement: Measurement) -> None:
         """Take over the answers of earlier runs of the same measurement."""
-        stored = [row for row in read_answers(store) if measurement.includes(row)]
+        stored = [row for row in stored_answers(store) if measurement.includes(row)]
         self.answers = self._answered_by_all(stored)
         if not self.answers:
             return
@@ -247,7 +247,7 @@ class EvalExperiment(Experiment[EvalSettings, EvalRow]):
                 skip_special_tokens=True,
                 clean_up_tokenization_spaces=False,
             )
-            line, answer = read_answer(text)
+            line, answer = parse_answer(text)
             yield session.row(
                 AnswerRow,
                 Acceptance.of(request.outcomes),

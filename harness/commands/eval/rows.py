@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.config.errors import RunError
-from harness.results.files import Contents, read_file
+from harness.results.files import read_file
 from harness.results.row import Row, circumstance, figure, setting
 from harness.results.schema import DecodedRow, MaybeBool, MaybeFloat, MaybeInt, MaybeText
 from harness.results.statistics.interval import Interval
@@ -74,30 +74,31 @@ class AnswerRow(Row):
     expected: str = figure("correct answer")
     completion: str = figure("generated text up to the end of the line")
     answer: MaybeText = figure("answer read from it; empty where there is none")
-    correct: bool = figure("whether it is the expected one")
+    correct: bool = figure("whether the answer is the expected one")
     num_tokens: int = figure("generated tokens", "tokens")
     time_ms: float = figure("time of the question's batch over the questions in it", "ms")
     outcomes: list[list[int]] = figure("[proposed, accepted] of each iteration")
     acceptance_rate: MaybeFloat = figure("accepted / proposed draft tokens")
-    server_started: MaybeText = circumstance("when the server was started, as it says")
+    server_started: MaybeText = circumstance("start time reported by the server")
 
 
-def read_answers(path: Path) -> list[AnswerRow]:
+def stored_answers(path: Path) -> list[AnswerRow]:
     """The answers in a store, in the order they were given; none where it does not exist.
 
     Raises:
         RunError: the file holds something else.
     """
+    reason = "cannot be read as answers of earlier runs; remove it, or set resume=false"
+    unreadable = RunError(f"{path} {reason}")
     try:
         contents = read_file(path, [AnswerRow])
     except FileNotFoundError:
         return []
-    except OSError:
-        contents = Contents(None, [], [])
+    except OSError as error:
+        raise unreadable from error
     answers = [row for row in contents.rows if isinstance(row, AnswerRow)]
     needed = [name for name, column in AnswerRow.columns().items() if not column.optional]
     lacking = any(getattr(answer, name) is None for answer in answers for name in needed)
     if contents.kind is not AnswerRow or contents.torn or lacking:
-        reason = "cannot be read as answers of earlier runs"
-        raise RunError(f"{path} {reason}; remove it, or set resume=false")
+        raise unreadable
     return answers

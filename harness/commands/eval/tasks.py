@@ -75,7 +75,7 @@ def drawn_problems(
 def _pairs(
     operands: tuple[int, int], seed: int, num_at_once: int, replacement: bool
 ) -> Iterator[tuple[int, int]]:
-    """Pairs of operands without end; those of another `num_at_once` are the same."""
+    """Draw pairs of operands without end; `num_at_once` does not change the sequence."""
     low, high = operands
     num_different = (high - low + 1) ** 2
     generator = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed)))
@@ -86,21 +86,21 @@ def _pairs(
             if len(seen) == num_different:
                 seen.clear()
             if replacement or (a, b) not in seen:
-                yield a, b
                 seen.add((a, b))
+                yield a, b
 
 
 def check_answer_length(
     tokenizer: Tokenizer, problems: Sequence[Problem], max_new_tokens: int
 ) -> None:
     """Raise a SettingError unless every expected answer fits."""
-    questions = [problem.prompt for problem in problems]
+    prompts = [problem.prompt for problem in problems]
     answered = [f"{problem.prompt} {problem.expected}" for problem in problems]
-    question_tokens = tokenizer(questions)["input_ids"]
+    prompt_tokens = tokenizer(prompts)["input_ids"]
     answered_tokens = tokenizer(answered)["input_ids"]
     lengths = [
-        len(whole) - len(question)
-        for question, whole in zip(question_tokens, answered_tokens, strict=True)
+        len(whole) - len(prompt)
+        for prompt, whole in zip(prompt_tokens, answered_tokens, strict=True)
     ]
     needed = max(lengths)
     if needed > max_new_tokens:
@@ -109,13 +109,13 @@ def check_answer_length(
         raise SettingError("decoding.max_new_tokens", rule, max_new_tokens)
 
 
-def published_accuracy(operands: Sequence[int], model: ModelSettings) -> Mapping[str, float]:
+def published_accuracies(operands: Sequence[int], model: ModelSettings) -> Mapping[str, float]:
     """Accuracies that others measured for this model, by arm."""
     is_published = (tuple(operands), model.quantization) == _PUBLISHED
     return multiplication_accuracy(without_suffixes(model.name)) if is_published else {}
 
 
-def read_answer(completion: str) -> tuple[str, int | None]:
+def parse_answer(completion: str) -> tuple[str, int | None]:
     """A completion's first line, and the first integer in it; None if there is none."""
     line = completion.partition("\n")[0]
     match = _INTEGER.search(line[:_LONGEST_LINE])
@@ -123,9 +123,8 @@ def read_answer(completion: str) -> tuple[str, int | None]:
 
 
 def tokens_with(tokenizer: Tokenizer, ends: Sequence[str]) -> frozenset[int]:
-    """Every token whose text contains one of these; BPE vocabularies have many with a line break.
-
-    No token where only the server knows them.
+    """Every token whose text contains one of the ends; BPE vocabularies have many with a line break. None of a server's
+    tokens, which it alone knows.
     """
     if isinstance(tokenizer, TextTokenizer):
         return frozenset()

@@ -29,15 +29,15 @@ from harness.results.price.value import write_costs
 from harness.results.runs import Run, grouped
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL
 
-_ONE_AT_A_TIME = (
+_DO_NOT_FIT = (
     "map needs both arms in memory at the same time, and they do not fit: latency -m with batch_size=1,4,16"
-    " decoding.num_draft_tokens=1,3,5 measures one after the other (engine.blocks=0 starts servers all the same)"
+    " decoding.num_draft_tokens=1,3,5 measures one after the other (engine.blocks=0 starts both servers anyway)"
 )
 
 
 class Cell(LatencyExperiment):
-    """`latency` at one point of the grid: batch size, context (None for prompts as they are) and K (None for a
-    server's own).
+    """`latency` at one point of the grid: K (None for a server's own), context (None for prompts as they are) and batch
+    size.
     """
 
     is_cell = True
@@ -52,7 +52,7 @@ class Cell(LatencyExperiment):
             shared["decoding"] = replace(grid.decoding, num_draft_tokens=k)
         if context is not None:
             shared["prompts"] = replace(grid.prompts, lengths=(context,))
-        # A smaller set is asked again.
+        # Prompts are asked again where the set has fewer.
         num_batches = max(FEWEST_FOR_INTERVAL, math.ceil(grid.num_prompts / size))
         try:
             super().__init__(
@@ -64,7 +64,7 @@ class Cell(LatencyExperiment):
                 )
             )
         except SettingError as error:
-            # What was typed is a side of the grid.
+            # What was typed is the setting of the grid.
             if error.setting == "num_prompts":
                 rule = f"asks num_prompts={num_batches * size}, which {error.rule}"
                 raise SettingError("batch_sizes", rule, size) from None
@@ -74,7 +74,7 @@ class Cell(LatencyExperiment):
 
     def _check_engine(self, engine: Engine) -> None:
         if engine.blocks is not None:
-            raise RunError(_ONE_AT_A_TIME)
+            raise RunError(_DO_NOT_FIT)
 
     def rows(self, session: Session) -> Sequence[MapRow]:
         return [MapRow(**vars(row), context=self.context) for row in super().rows(session)]
@@ -86,14 +86,14 @@ class MapExperiment(Experiment[MapSettings, MapRow]):
     Attributes:
         has_k: whether K is ours to choose.
         cells: by K, context and batch size, each rising.
-        measured: those that were measured, in the same order.
+        measured: the run of each cell that was measured, in the same order.
     """
 
     def __init__(self, settings: MapSettings) -> None:
         self.settings = settings
         self.has_k = engine_of(settings).computes_here or settings.engine.takes_k
-        # A server takes no other K than its own.
-        ks = settings.draft_tokens or DRAFT_TOKENS if self.has_k else [None]
+        # Else K is the server's own.
+        ks = (settings.draft_tokens or DRAFT_TOKENS) if self.has_k else [None]
         grid = itertools.product(ks, settings.contexts or [None], settings.batch_sizes)
         self.cells = [Cell(settings, *sides) for sides in grid]
         self.measured: list[Run] = []
@@ -124,7 +124,7 @@ class MapExperiment(Experiment[MapSettings, MapRow]):
             write_costs(session.directory, cost)
 
     def rows(self, session: Session) -> list[MapRow]:
-        """The rows of the measured cells; before the first, those of one without figures."""
+        """The rows of the measured cells, or before any those of the cell that comes first, without figures."""
         rows = [row for run in self.measured for row in run.rows]
         rows = rows or [*self.cells[-1].rows(session)]
         if session.status != "ok":
@@ -141,7 +141,7 @@ class MapExperiment(Experiment[MapSettings, MapRow]):
 
 
 def own_k(rows: Sequence[MapRow]) -> int | None:
-    """The K of a server by what it drafted; None where it does not show, or differs between cells."""
+    """The K that a server drafted with in every cell; None where it is unknown, `auto`, or differs."""
     ks = {name_of(row).num_draft_tokens for row in rows if row.arm == "speculative"}
     k = ks.pop() if len(ks) == 1 else None
     return k if isinstance(k, int) else None

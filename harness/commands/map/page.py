@@ -27,7 +27,7 @@ from harness.results.schema import NO_VERDICT
 if TYPE_CHECKING:
     from harness.reporting.drawing import Plot
 
-# The words of each relation. Where K differ in it, the first of these counts.
+# The words of each relation, the best first. Where K differ in it, the best counts.
 _WORDS: dict[Relation, str] = {"above": "pays", "open": "cannot tell", "below": "does not pay"}
 # Columns in which cells of one grid may differ.
 _AXES = ("context", "batch_size")
@@ -42,30 +42,33 @@ def map_page(runs: Sequence[Run[MapRow]]) -> Page | None:
         cell: run.status for run in runs for cell in cells_of(run.rows) if cell.has_figures
     }
     names = distinct_names([cell.last for cell in status_by_cell])
-    grids = []
+    entries: list[RankedRun] = []
+    parts: list[Page] = []
     for named in grouped(zip(names, status_by_cell, strict=True), _grid_key).values():
         # Runs come oldest first, so that the newest run of a cell stays.
         newest = {Sides.of(cell.last): cell for _, cell in named}
         # Intervals hold for all cells of this grid together.
-        pairs = ranked_runs([*newest.values()], at_once=True)
-        known = [pair for pair in pairs if pair.interval.is_known or pair.run.status == NO_VERDICT]
+        known = [
+            entry
+            for entry in ranked_runs([*newest.values()], at_once=True)
+            if entry.interval.is_known or entry.run.status == NO_VERDICT
+        ]
         if known:
-            incomplete = {status_by_cell[pair.run] for pair in known} - {"ok", NO_VERDICT}
-            grids.append((known, _page_of_grid(known, incomplete, has_file=len(runs) == 1)))
-    if not grids:
+            incomplete = {status_by_cell[entry.run] for entry in known} - {"ok", NO_VERDICT}
+            entries += known
+            parts.append(_page_of_grid(known, incomplete, has_file=len(runs) == 1))
+    if not parts:
         return None
-    all_pairs = [pair for pairs, _ in grids for pair in pairs]
 
     def plots() -> dict[str, list[Plot]]:
         from harness.commands.latency.plots import latency_plots
 
-        return latency_plots(all_pairs)
+        return latency_plots(entries)
 
-    parts = [part for _, part in grids]
     page = parts[0]
     if len(parts) > 1:
         statements = [statement for part in parts for statement in part.statements]
-        title = title_of_many([pair.row for pair in all_pairs], "cell")
+        title = title_of_many([entry.row for entry in entries], "cell")
         page = Page(title, statements=statements, parts=parts)
     return replace(page, plots=plots)
 
@@ -76,22 +79,22 @@ def _grid_key(named: tuple[Name, Run[MapRow]]) -> Sequence[str]:
     return name.pair, *(text for column, text in name.settings.items() if column not in _AXES)
 
 
-def _page_of_grid(pairs: Sequence[RankedRun], incomplete: set[str], *, has_file: bool) -> Page:
+def _page_of_grid(entries: Sequence[RankedRun], incomplete: set[str], *, has_file: bool) -> Page:
     """Where it pays in one grid.
 
     Args:
-        incomplete: the status of each run, such as `interrupted`, that did not measure all of its cells.
+        incomplete: statuses, such as `interrupted`, of runs that did not measure all of their cells.
         has_file: whether its schedule is in a file.
     """
-    cells = [pair.member for pair in pairs]
-    runs = [pair.run for pair in pairs]
-    # If no cell has an interval, the finding says why.
+    cells = [entry.member for entry in entries]
+    runs = [entry.run for entry in entries]
+    # Without any interval the finding says why: `highest_cell` is then None.
     undecided = _undecided(cells) if highest_cell(cells) else None
     disturbed = disturbed_runs(runs, "cell")
     measured = counted(len(cells), "cell")
     doubts = []
     if incomplete:
-        doubts.append(f"{', '.join(incomplete)} with {measured} of the grid measured.")
+        doubts.append(f"{', '.join(sorted(incomplete))} with {measured} of the grid measured.")
     if undecided:
         doubts.append(undecided)
     if disturbed:
@@ -104,10 +107,10 @@ def _page_of_grid(pairs: Sequence[RankedRun], incomplete: set[str], *, has_file:
         steps.append(NextStep(f"beyond {largest}", f"'batch_sizes=[{sizes}]'"))
     contexts = grouped(cells, attrgetter("sides.context")).values()
     return Page(
-        title_of_many([pair.row for pair in pairs]),
+        title_of_many([entry.row for entry in entries]),
         [_finding(with_context) for with_context in contexts],
         doubts,
-        [_grid(cells), reasons_table(pairs), arms_table(pairs)],
+        [_grid(cells), reasons_table(entries), arms_table(entries)],
         [
             *([] if incomplete else _schedules(cells, has_file=has_file)),
             *_prompt_speeds(cells),
@@ -136,17 +139,16 @@ def _finding(cells: Sequence[Member]) -> Line:
     sizes: dict[Relation, list[str]] = {}
     for size, at_size in grouped(cells, attrgetter("sides.size")).items():
         relations = {cell.verdict.relation for cell in at_size}
-        # Of several K the one that says most for speculation.
-        said = next(relation for relation in _WORDS if relation in relations)
-        sizes.setdefault(said, []).append(str(size))
-    # Where it pays is said first, then where it does not.
+        best = next(relation for relation in _WORDS if relation in relations)
+        sizes.setdefault(best, []).append(str(size))
+    # The sentence begins with where it pays, else where it does not.
     order: Sequence[Relation] = ("above", "below", "open")
     first = next(relation for relation in order if relation in sizes)
     text = f"{prefix}{_WORDS[first]} at {_load(cells)} {', '.join(sizes[first])}"
     if first == "above" and "below" in sizes:
         text += f"; not at {', '.join(sizes['below'])}"
-    styles = [style_of(cell.verdict) for cell in cells if cell.verdict.relation == first]
-    return Line(text, styles[0], up_to)
+    style = next(style_of(cell.verdict) for cell in cells if cell.verdict.relation == first)
+    return Line(text, style, up_to)
 
 
 def highest_in_words(cells: Sequence[Member]) -> str:
@@ -162,17 +164,15 @@ def highest_in_words(cells: Sequence[Member]) -> str:
 
 
 def _undecided(cells: Sequence[Member]) -> str | None:
-    """How many cells cannot tell, and the first reason; None if each has an interval."""
+    """How many cells cannot tell, and how many for the first reason; None if each has an interval."""
     reasons = [cell.verdict.why for cell in cells if not cell.verdict.is_judged]
     if not reasons:
         return None
     num_open = sum(not cell.verdict.is_conclusion for cell in cells)
     number = f"{num_open} of {len(cells)} measured cells cannot tell whether it pays"
-    first, *others = dict.fromkeys(reasons)
-    others_too = "; the rest have other reasons" if others else ""
-    if num_open > len(reasons):
-        return f"{number}, {len(reasons)} of them for this reason: {first}{others_too}."
-    return f"{number}: {first}{others_too}."
+    num_alike = reasons.count(reasons[0])
+    share = f", {num_alike} of them for this reason" if num_alike < num_open else ""
+    return f"{number}{share}: {reasons[0]}."
 
 
 def _schedules(cells: Sequence[Member], *, has_file: bool) -> Iterator[tuple[str, str]]:

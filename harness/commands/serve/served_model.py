@@ -1,6 +1,6 @@
 """The pair behind `serve`: turns what clients send into requests of an arm, within the limits of models and settings.
 
-`app` calls it for every request. The thread of its `service` alone touches the models.
+`app` calls `ServedModel` for every request; the thread of its `service` alone touches the models.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class ServedModel:
     """A pair and the service that runs it.
 
     Attributes:
-        name: of the target, under which it is served.
+        name: the target's, under which clients ask for it.
         arm_names: `regular`, and `speculative` if there is a draft.
-        started: on the wall clock, in seconds.
+        started: the time of the start since 1970, in seconds.
         service: answers the requests.
     """
 
@@ -54,7 +54,7 @@ class ServedModel:
         self.arm_names = settings.arms
         self.started = int(time.time())
         self._pair = pair
-        # A request may ask for many of them at every position.
+        # Log-probabilities may ask for many tokens at every position.
         self.token_text = functools.lru_cache(maxsize=2**16)(
             functools.partial(token_text, pair.tokenizer)
         )
@@ -155,7 +155,7 @@ class ServedModel:
         return min(number, self._pair.vocabulary_size)
 
     def race(self, body: Race) -> Future[dict[str, Any]]:
-        """Both arms on one prompt, one after the other, while nothing else runs, for the page.
+        """Run both arms on one prompt, one after the other and nothing else, for the web page.
 
         Raises:
             Refusal: beyond a limit.
@@ -167,17 +167,17 @@ class ServedModel:
         question = Question([request])
 
         def run(engine: Engine) -> dict[str, Any]:
-            laps = []
+            answers = []
             for arm in engine.arms:
                 if not self.service.is_running():
                     raise Refusal(503, ENDING)
-                laps.append(timed_answer(engine, arm, question))
+                answers.append(timed_answer(engine, arm, question))
             return {
                 "prompt": body.prompt,
                 "temperature": request.decoding.temperature,
-                "arms": [as_json(lap, self._pair.tokenizer, ids) for lap in laps],
-                "acceptance": laps[-1].acceptance.columns(),
-                "identical": len({tuple(lap.tokens[0]) for lap in laps}) == 1,
+                "arms": [as_json(answered, self._pair.tokenizer, ids) for answered in answers],
+                "acceptance": answers[-1].acceptance.columns(),
+                "identical": len({tuple(answered.tokens[0]) for answered in answers}) == 1,
             }
 
         return self.service.alone(run)

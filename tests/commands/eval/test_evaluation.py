@@ -14,7 +14,7 @@ from forked import run, start
 from halting import HALTED, halting
 from harness.cli.menu.conversion import from_config
 from harness.commands.eval.record import EvalSettings
-from harness.commands.eval.rows import read_answers
+from harness.commands.eval.rows import stored_answers
 from harness.commands.run import record_failure, run_command
 from harness.config.errors import RunError
 from harness.measuring import interleaving
@@ -262,11 +262,11 @@ def test_a_question_that_a_killed_run_answered_is_never_asked_again(
 
 def test_answers_that_cannot_all_be_read_are_not_taken_over(tmp_path: Path) -> None:
     file = tmp_path / "eval_prompts.csv"
-    assert read_answers(file) == []
+    assert stored_answers(file) == []
     append_rows(file, [answer_row("1", index, correct=True) for index in range(2)])
     whole = file.read_bytes()
-    assert len(read_answers(file)) == 2
+    assert len(stored_answers(file)) == 2
     for damaged in (whole[:-20], whole.replace(b"True", b""), b"model,score\nx,1\n"):
         file.write_bytes(damaged)
         with pytest.raises(RunError, match="remove it, or set resume=false"):
-            read_answers(file)
+            stored_answers(file)

@@ -10,7 +10,7 @@ from harness.commands.eval.tasks import (
     Problem,
     check_answer_length,
     drawn_problems,
-    read_answer,
+    parse_answer,
     tokens_with,
 )
 from harness.config.errors import SettingError
@@ -28,7 +28,7 @@ from tiny_checkpoints import make_tokenizer
 def test_the_answer_is_the_first_integer_of_the_first_line(
     completion: str, answer: int | None
 ) -> None:
-    assert read_answer(completion) == (completion.split("\n")[0], answer)
+    assert parse_answer(completion) == (completion.split("\n")[0], answer)
 
 
 def test_the_solved_lines_are_the_published_ones_and_correct() -> None:
