@@ -240,10 +240,10 @@ def test_a_step_is_sought_by_what_was_measured_well(
             ms, half = ms + 9.0, 12.0
         points.append((k + 1, 1, Interval(ms, ms - half, ms + half, Coverage(15, "prompt"))))
     shape = cost_of(points).shape()
-    (step,) = shape.steps
-    assert step[:2] == (from_k, from_k + 1)
-    assert step.change == pytest.approx(change, abs=0.003)
-    assert str(shape) == f"no line, from {from_k} to {from_k + 1} tokens {percent}"
+    (jump,) = shape.jumps
+    assert jump[:2] == (from_k, from_k + 1)
+    assert jump.change == pytest.approx(change, abs=0.003)
+    assert shape.why_no_line == f"no line, from {from_k} to {from_k + 1} tokens {percent}"
 
 
 @pytest.mark.parametrize(("off", "is_line"), [(0.25, True), (1.2, False)])
@@ -374,7 +374,7 @@ def test_steps_that_leave_times_unexplained_are_not_named() -> None:
         for width, ms in times.items()
     ]
     shape = cost_of(points).shape()
-    assert (shape.fixed, [*shape.steps], str(shape)) == (None, [], "no line")
+    assert (shape.fixed, [*shape.jumps], shape.why_no_line) == (None, [], "no line")
 
 
 def swept(
@@ -412,7 +412,7 @@ def test_starts_that_differ_invent_no_steps(ks: Sequence[int], start_noise: floa
         num_covered += shape.per_token is None or shape.per_token.low < 2.5 < shape.per_token.high
         points, steps_ms = swept(rng, ks, start_noise, jump_ms=8.0)
         shape = shape_of(points, StartNoise.of(steps_ms))
-        num_found += shape is not None and [step[:2] for step in shape.steps] == [(7, 9)]
+        num_found += shape is not None and [step[:2] for step in shape.jumps] == [(7, 9)]
     assert false_alarms <= 0.09 * number
     assert num_covered >= 0.9 * number
     if start_noise >= 0.02:

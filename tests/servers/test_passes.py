@@ -93,7 +93,7 @@ def test_planted_passes_are_found_whatever_a_request_takes_on_its_way(plain: str
         assert point.ms.estimate == pytest.approx(planted_ms(width), abs=1e-6)
         assert point.steps.estimate == pytest.approx(planted_ms(width) / STEP_MS, abs=1e-6)
     shape = cost.shape()
-    assert [str(step) for step in (shape.steps if shape else ())] == ["from 8 to 9 tokens +34 %"]
+    assert [str(step) for step in (shape.jumps if shape else ())] == ["from 8 to 9 tokens +34 %"]
 
 
 def test_what_a_plain_server_predicts(harness: Harness, plain: str) -> None:

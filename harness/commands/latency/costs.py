@@ -140,7 +140,7 @@ def iteration_line(runs: Sequence[Run[LatencyRow]]) -> str | None:
         points = [point for point in cost.points if point.rows == load and point.width > 1]
         times = [f"{_ms(Interval(point.ms.estimate))} at K={point.width - 1}" for point in points]
         unknown = "the price of a K between them is not known"
-        return f"An iteration takes {', '.join(times)}: {shape}; {step}: {unknown}."
+        return f"An iteration takes {', '.join(times)}: {shape.why_no_line}; {step}: {unknown}."
     if slope.estimate <= 0:
         return f"An iteration takes {_ms(fixed)}, and no measurable time per draft token; {step}."
     unit = f" (95 % intervals over {slope.covers})" if slope.has_bounds else ""

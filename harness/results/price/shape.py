@@ -16,10 +16,12 @@ from harness.results.statistics.interval import CONFIDENCE, Interval, t_quantile
 # Points are no line if the test says so at this level and one is at least this share off.
 _LEVEL = 0.05
 _TOLERATED = 0.02
-# A step that is named is at least this share of the time off a line.
-_LEAST_STEP = 0.03
-# Assumed precision of times where none is stated.
+# Jumps of less than this share of the time before them are not named.
+_LEAST_JUMP = 0.03
+# Assumed noise where none is stated, of a time and between starts.
 _UNKNOWN_NOISE = 0.02
+# Degrees of freedom of noise that is taken as known.
+_KNOWN = 1e6
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Point:
 
 
 class StartNoise(NamedTuple):
-    """Noise from start to start: each width was measured with another one.
+    """Noise between starts, where each width had one of its own.
 
     Attributes:
         share: standard deviation, as a share of a time.
@@ -67,11 +69,11 @@ class StartNoise(NamedTuple):
     def of(cls, steps_ms: Sequence[float]) -> StartNoise:
         """From one time that several starts repeat, the regular step; of fewer than two a usual one."""
         if len(steps_ms) < 2:
-            return cls(_UNKNOWN_NOISE, 1e6)
+            return cls(_UNKNOWN_NOISE, _KNOWN)
         return cls(float(np.std(np.log(steps_ms), ddof=1)), len(steps_ms) - 1)
 
 
-class CostStep(NamedTuple):
+class Jump(NamedTuple):
     """A jump of the time between two neighbouring widths that were measured.
 
     Attributes:
@@ -94,17 +96,18 @@ class Shape:
     Attributes:
         fixed, per_token: of the line, in ms, or in steps of points without; None where the points are none.
         tested: whether noise was known and there were more than two points to test it with.
-        steps: the jumps that explain what is no line; () where none does.
+        jumps: those that explain what is no line; () where none do, or they are too small to name.
     """
 
     fixed: Interval | None
     per_token: Interval | None
     tested: bool
-    steps: Sequence[CostStep] = ()
+    jumps: Sequence[Jump] = ()
 
-    def __str__(self) -> str:
-        """The shape in words; not linear in K: `no line, from 8 to 9 tokens +41 %`."""
-        return ", ".join(["no line", *map(str, self.steps)])
+    @property
+    def why_no_line(self) -> str:
+        """`no line, from 8 to 9 tokens +41 %`."""
+        return ", ".join(["no line", *map(str, self.jumps)])
 
 
 def shape_of(points: Sequence[Point], start_noise: StartNoise | None = None) -> Shape | None:
@@ -115,9 +118,10 @@ def shape_of(points: Sequence[Point], start_noise: StartNoise | None = None) -> 
     nothing, is not part of it.
 
     Args:
-        start_noise: of widths that were measured with a start each.
+        start_noise: where each width had a start of its own.
     """
     points = [point for point in points if point.width > 1 and point.time.is_known]
+    points.sort(key=lambda point: point.width)
     drafted = np.array([point.drafted for point in points], float)
     if len(set(drafted)) < 2:
         return None
@@ -126,11 +130,11 @@ def shape_of(points: Sequence[Point], start_noise: StartNoise | None = None) -> 
     errors = np.maximum([_standard_error(point.time) for point in points], 1e-6 * ms)
     covers = [point.time.covers for point in points if point.time.covers and point.time.has_bounds]
     are_known = len(covers) == len(points)
-    freedom: float = min([cover.num_units - 1 for cover in covers], default=1e6)
+    freedom: float = min([cover.num_units - 1 for cover in covers], default=_KNOWN)
     if start_noise is not None:
         share, starts_freedom = start_noise
         within, between = float(np.square(errors / ms).mean()), share**2
-        # Several runs of a width show what differs between them by themselves.
+        # The interval over several runs includes the noise between starts.
         were_once = [cover.num_runs is None for cover in covers] if are_known else True
         errors = np.hypot(errors, share * ms * np.array(were_once))
         # Of a sum of two variances, by Satterthwaite.
@@ -147,11 +151,11 @@ def shape_of(points: Sequence[Point], start_noise: StartNoise | None = None) -> 
                 tested,
             )
         return Shape(Interval(fixed.estimate), Interval(per_token.estimate), tested)
-    return Shape(None, None, tested, _steps(points, line, ms, errors, freedom))
+    return Shape(None, None, tested, _jumps(points, line, ms, errors, freedom))
 
 
 def _fits(design: Floats, ms: Floats, errors: Floats, freedom: float) -> bool:
-    """Whether a model explains the times but for their noise, or but for what does not matter."""
+    """Whether a model explains the times up to their noise, or up to 2 %."""
     residuals = _residuals(design, ms, errors)
     num_free = len(ms) - design.shape[1]
     if num_free <= 0 or (np.abs(residuals) <= _TOLERATED * ms).all():
@@ -173,7 +177,7 @@ def _residuals(design: Floats, ms: Floats, errors: Floats) -> Floats:
 
 def _coefficients(design: Floats, ms: Floats, errors: Floats, freedom: float) -> Sequence[Interval]:
     """The coefficients of `_fitted`, each with its interval."""
-    # Not by `weighted.T @ weighted`, which overflows where a file holds a number that no machine takes.
+    # `weighted.T @ weighted` would overflow where a file holds absurd numbers.
     inverse = np.linalg.pinv(design / errors[:, None])
     covariance = inverse @ inverse.T
     coefficients = _fitted(design, ms, errors)
@@ -184,41 +188,45 @@ def _coefficients(design: Floats, ms: Floats, errors: Floats, freedom: float) ->
     ]
 
 
-def _steps(
+def _jumps(
     points: Sequence[Point], line: Floats, ms: Floats, errors: Floats, freedom: float
-) -> Sequence[CostStep]:
-    """The fewest jumps between neighbours that, on top of a line, explain the times; () where none do.
+) -> Sequence[Jump]:
+    """The fewest jumps between neighbours that, on top of a line, explain the times; () where none do. Small ones are
+    not named.
 
-    At each turn the jump is added that explains most. With fewer points than a line, a jump and one to test them with
-    nothing can be said.
+    Each turn adds the jump that explains most. It needs more points than a line and a jump have coefficients.
+
+    Args:
+        points: by width.
     """
     design = line
     indices: list[int] = []
     while len(ms) - design.shape[1] > 1 and not _fits(design, ms, errors, freedom):
-        left = {}
+        designs: dict[int, Floats] = {}
+        unexplained: dict[int, float] = {}
         for index in range(1, len(ms)):
             if index not in indices:
                 jump = (np.arange(len(ms)) >= index).astype(float)
-                larger = np.column_stack([design, jump])
-                residuals = _residuals(larger, ms, errors) / errors
-                left[index] = (float(np.square(residuals).sum()), larger)
-        best = min(left, key=lambda index: left[index][0])
-        design = left[best][1]
+                designs[index] = np.column_stack([design, jump])
+                residuals = _residuals(designs[index], ms, errors) / errors
+                unexplained[index] = float(np.square(residuals).sum())
+        best = min(unexplained, key=unexplained.__getitem__)
+        design = designs[best]
         indices.append(best)
     if not _fits(design, ms, errors, freedom):
         return ()
-    jumps = _fitted(design, ms, errors)[line.shape[1] :]
-    steps = []
-    for index, jump in zip(indices, jumps, strict=True):
-        change = float(jump / ms[index - 1])
-        if abs(change) >= _LEAST_STEP:
-            steps.append(CostStep(points[index - 1].width, points[index].width, change))
-    return sorted(steps)
+    added_ms = _fitted(design, ms, errors)[line.shape[1] :]
+    jumps = []
+    for index, added in zip(indices, added_ms, strict=True):
+        change = float(added / ms[index - 1])
+        if abs(change) >= _LEAST_JUMP:
+            jumps.append(Jump(points[index - 1].width, points[index].width, change))
+    return sorted(jumps)
 
 
 def _standard_error(time: Interval) -> float:
-    """The standard error of a time, from the width of its interval. Bounds that cover nothing are those of rounding,
-    beside noise.
+    """The standard error of a time, from the width of its interval. Bounds without coverage are those of rounding,
+    and noise is added.
     """
     width = time.high - time.low if time.has_bounds else 0.0
     if time.covers is None or not time.has_bounds:

@@ -21,12 +21,19 @@ from harness.results.printed.reader import PrintedRow, read_tables
 from harness.results.runs import grouped
 from harness.results.statistics.interval import NAN, Interval
 
-# A slower row is no measurement of decoding.
+# Slower rows are left out, with a note.
 _LEAST_SPEEDUP = 0.02
 _NUMBERS = (
-    *("width", "ms", "ms_low", "ms_high"),
-    *("num_draft_tokens", "batch_size", "tokens_per_iteration", "ms_per_token"),
-    *("tokens_per_second", "user_tokens_per_second"),
+    "width",
+    "ms",
+    "ms_low",
+    "ms_high",
+    "num_draft_tokens",
+    "batch_size",
+    "tokens_per_iteration",
+    "ms_per_token",
+    "tokens_per_second",
+    "user_tokens_per_second",
 )
 
 
@@ -37,12 +44,12 @@ class PriceTable:
     Attributes:
         costs: of an iteration.
         yields: tokens per iteration by K, over all loads.
-        yields_at: the same at one load, by draft and rows in flight, where the table has it.
+        yields_at: the same at one load, by draft and load.
         lengths: mean tokens of the answers that yields are of, by draft.
-        rates: of acceptance by position, the last of which holds for further ones, where yields follow from these.
+        rates: of acceptance by position, where yields follow from these; the last holds for further positions.
         measured: speed-ups of decoding by draft, K and rows in flight.
         origin: columns of the runs that it was made of: model, engine and devices, and the command that was typed.
-        notes: why runs have no price, and what figures are means of.
+        notes: rows that were left out, and what figures are means of.
     """
 
     costs: Mapping[str, IterationCost] = field(default_factory=dict)
@@ -70,13 +77,18 @@ class PriceTable:
 
 @dataclass(frozen=True)
 class _Row:
-    """A row: `ms` is that of an iteration or, of width 1, of a regular step; `waits` is the whole time of an answer
-    over that of decoding it, where both are known.
+    """A row.
+
+    Attributes:
+        load: requests in flight.
+        ms: of an iteration or, of width 1, of a regular step.
+        tokens: per iteration.
+        waits: the time of a whole answer over that of decoding it.
     """
 
     draft: str
     width: int
-    rows: int
+    load: int
     ms: Interval
     tokens: float | None
     waits: float | None
@@ -103,18 +115,17 @@ def read_table(setting: str, path: str) -> PriceTable:
         raise SettingError(setting, rule, path)
     rows = [*table.rows]
     for word in words:
-        marked = {heading for row in rows for heading, cell in row.cells.items() if cell == word}
-        if not marked:
+        headings = {heading for row in rows for heading, cell in row.cells.items() if cell == word}
+        if not headings:
             raise SettingError(setting, f"has no row with {word}", path)
-        # A regular step is of every draft, and of all data where it names none.
-        if any(table.columns[heading].name == ARM for heading in marked):
-            marked = set()
-        rows = [
-            row
-            for row in rows
-            if word in row.cells.values()
-            or (_width(row) == 1 and not any(map(row.cells.get, marked)))
-        ]
+        names_draft = any(table.columns[heading].name == ARM for heading in headings)
+        chosen = []
+        for row in rows:
+            is_named = any(is_stated(row.cells.get(heading, "")) for heading in headings)
+            # A regular step is of every draft, and of all data where it names none.
+            if word in row.cells.values() or (_width(row) == 1 and (names_draft or not is_named)):
+                chosen.append(row)
+        rows = chosen
     for heading in rows[0].conditions:
         values = [*filter(is_stated, dict.fromkeys(row.cells[heading] for row in rows))]
         if len(values) > 1:
@@ -136,20 +147,23 @@ def _row(setting: str, path: str, row: PrintedRow) -> _Row:
     if ms is None and ms_per_token and (tokens or width == 1):
         ms = ms_per_token * (tokens or 1)
     bounds = [values[name] for name in ("ms_low", "ms_high") if name in values]
-    wrong = []
-    if tokens and not 1 <= tokens <= width:
-        wrong.append(f"{tokens:g} tokens per iteration of {width}")
+    problem = ""
     # One bound alone is no interval.
     if ms and bounds and not (len(bounds) == 2 and bounds[0] <= ms <= bounds[1]):
-        wrong.append(f"{ms:g} ms is not between {' and '.join(map(str, bounds))}")
-    if wrong:
-        raise SettingError(setting, f"{row.place} is not understood: {wrong[0]}", path)
+        problem = f"{ms:g} ms is not between {' and '.join(map(str, bounds))}"
+    if tokens and not 1 <= tokens <= width:
+        problem = f"{tokens:g} tokens per iteration of {width}"
+    if problem:
+        raise SettingError(setting, f"{row.place} is not understood: {problem}", path)
     time = Interval()
     if ms:
         low, high = bounds or (NAN, NAN)
         time = Interval(ms, low, high)
     speed = values.get("user_tokens_per_second", values.get("tokens_per_second"))
-    waits = 1000 / speed / ms_per_token if speed and ms_per_token else None
+    waits = None
+    if speed and ms_per_token:
+        ms_per_token_of_answer = 1000 / speed
+        waits = ms_per_token_of_answer / ms_per_token
     draft = ", ".join(row.arms) if width > 1 else ""
     return _Row(draft, width, int(values.get("batch_size", 1)), time, tokens, waits)
 
@@ -161,38 +175,38 @@ def _table(rows: Sequence[_Row], path: str) -> PriceTable:
     measured = {}
     notes = []
     regular = [row for row in rows if row.width == 1]
-    waits = {row.rows: row.waits for row in regular if row.waits}
-    step_ms = {row.rows: row.ms.estimate for row in regular if row.ms.is_known}
+    waits = {row.load: row.waits for row in regular if row.waits}
+    step_ms = {row.load: row.ms.estimate for row in regular if row.ms.is_known}
     drafting: dict[str, list[_Row]] = {}
     for row in rows:
         if row.width == 1:
             continue
-        speedup = step_ms.get(row.rows, NAN) * (row.tokens or NAN) / row.ms.estimate
+        speedup = step_ms.get(row.load, NAN) * (row.tokens or NAN) / row.ms.estimate
         if speedup < _LEAST_SPEEDUP:
-            place = f"{row.draft or path} at K={row.width - 1} with {row.rows} in flight"
+            place = f"{row.draft or path} at K={row.width - 1} with {row.load} in flight"
             notes.append(f"{place} is {speedup:.1g} times as fast as without: the row is left out")
         else:
             drafting.setdefault(row.draft, []).append(row)
     for draft, members in drafting.items():
         if any(row.ms.is_known for row in members):
             points = [
-                (row.width, row.rows, row.ms) for row in (*regular, *members) if row.ms.is_known
+                (row.width, row.load, row.ms) for row in (*regular, *members) if row.ms.is_known
             ]
             # Loads at which answers waited much longer than regular ones.
-            reasons = [
-                (row.rows, why_queued(row.rows, row.waits / waits[row.rows]))
-                for row in members
-                if row.waits and row.rows in waits
-            ]
-            refused = {load: reason for load, reason in reasons if reason}
+            refused = {}
+            for row in members:
+                if row.waits and row.load in waits:
+                    reason = why_queued(row.load, row.waits / waits[row.load])
+                    if reason:
+                        refused[row.load] = reason
             costs[draft] = IterationCost.from_points(points, path, refused)
-        for k, same in grouped(members, lambda row: row.width - 1).items():
-            lengths = [row.tokens for row in same if row.tokens]
-            if not lengths:
+        for k, rows_of_k in grouped(members, lambda row: row.width - 1).items():
+            tokens_of_k = [row.tokens for row in rows_of_k if row.tokens]
+            if not tokens_of_k:
                 continue
-            yields.setdefault(draft, {})[k] = Interval(fmean(lengths))
-            for load, alike in grouped(same, attrgetter("rows")).items():
-                tokens = [row.tokens for row in alike if row.tokens]
+            yields.setdefault(draft, {})[k] = Interval(fmean(tokens_of_k))
+            for load, rows_at_load in grouped(rows_of_k, attrgetter("load")).items():
+                tokens = [row.tokens for row in rows_at_load if row.tokens]
                 if not tokens:
                     continue
                 yields_at.setdefault((draft, load), {})[k] = Interval(fmean(tokens))

@@ -27,7 +27,7 @@ MARKS = "*`~≈† "
 _NUMBER = r"\.?\d[\d.,]*(?:e[-+]?\d{1,2})?"
 # `+45 %`, `45 % faster`, `-32 % (61 against 90 tok/s)`: what is gained or lost.
 _CHANGE = re.compile(rf"([-+]?)\s*({_NUMBER})\s*%\s*(faster)?\s*(?:[(\[].*)?", re.I)
-# What may stand behind a number, by the end of its name.
+# Units that may follow a number, by the end of its name.
 _UNITS = {
     "acceptance_rate": "%?",
     "speedup": "(?:[×x]| times)?(?: faster)?",
@@ -38,7 +38,8 @@ _UNITS = {
 }
 _MAY_BE_0 = {"acceptance_rate", "p_min", "num_draft_tokens", "topk"}
 # No figure of any of these tables is larger, or smaller.
-_LARGEST, _LEAST, _LARGEST_K = 1e15, 1e-9, 128
+_LARGEST, _LEAST = 1e15, 1e-9
+_LARGEST_K = 128
 _NOT_STATED = {*"- -- – — n/a na nan none null ? tbd oom failed error".split(), ""}
 _NO_NUMBER = "is no such number"
 
@@ -52,7 +53,7 @@ def _decimal(digits: str) -> Decimal:
     """The number of `1022.9`, `1,022.9`, `1.022,9` and `40,6`.
 
     Raises:
-        ValueError: it is none, or its comma may be either of both.
+        ValueError: it is no number, or its comma may mark thousands or decimals.
     """
     if re.fullmatch(r"[1-9]\d{0,2},\d{3}", digits):
         either = f"{digits.replace(',', '')} or {digits.replace(',', '.')}"
@@ -103,7 +104,7 @@ class PrintedFigure(NamedTuple):
         value = self.value / other.value
         return PrintedFigure(value, self.low / other.high, self.high / other.low)
 
-    def under(self, function: Callable[[float], float], text: str = "") -> PrintedFigure:
+    def transformed(self, function: Callable[[float], float], text: str = "") -> PrintedFigure:
         """The figure that an increasing function makes of it."""
         return PrintedFigure(function(self.value), function(self.low), function(self.high), text)
 
@@ -113,8 +114,8 @@ class PrintedFigure(NamedTuple):
 
     @classmethod
     def read(cls, name: str, text: str, in_percent: bool = False) -> PrintedFigure | None:
-        """`1.95×`, `80 %`, `1,234.5 tok/s`, `1.31× to 1.42×`, `2.26 (2.07 to 2.50)`, `+45 %`; None for `n/a`, and for 0
-        where there is none.
+        """`1.95×`, `80 %`, `1,234.5 tok/s`, `1.31× to 1.42×`, `+45 %`, and without what is in brackets `2.26 (2.07 to
+        2.50)`; None for `n/a`, and for a 0 that cannot be meant (0 tok/s).
 
         Args:
             name: what it is a number of; the number may have its unit behind it.
@@ -127,12 +128,15 @@ class PrintedFigure(NamedTuple):
         if not is_stated(text):
             return None
         if name == "speedup" and (change := _CHANGE.fullmatch(text)):
-            sign, digits, word = change.groups()
-            if not (sign or word):
+            sign, digits, faster = change.groups()
+            if not (sign or faster):
                 raise ValueError(f"may be a part: write +{text} for a gain")
             factor = -0.01 if sign == "-" else 0.01
-            gain, *ends = (1 + factor * percent for percent in cls._rounded("", digits)[:3])
-            return cls(gain, max(min(ends), _LEAST), max(*ends, _LEAST), text)
+            percent = cls._rounded("acceptance_rate", digits)
+            ends = [1 + factor * percent.low, 1 + factor * percent.high]
+            if min(ends) <= 0:
+                raise ValueError("loses all, or more")
+            return cls(1 + factor * percent.value, min(ends), max(ends), text)
         unit_pattern = next(unit for end, unit in _UNITS.items() if name.endswith(end))
         number = rf"({_NUMBER})\s*({unit_pattern})"
         to = r"\s*(?:to|-|–|…|\.\.+)\s*"
@@ -148,10 +152,10 @@ class PrintedFigure(NamedTuple):
         if name != "acceptance_rate":
             return figure
         if in_percent or "%" in (cell[4] or cell[2]):
-            return figure.under(lambda share: share / 100, text)
+            return figure.transformed(lambda share: share / 100, text)
         if first.value > 1:
             raise ValueError(f"is no share: write {cell[1]}% if it is in percent")
-        # Of shares 0 and 1 are none and all.
+        # A share that is printed as 0 or 1 is exact.
         return cls.exactly(first.value, text) if cell[0] in ("0", "1") else figure
 
     @classmethod

@@ -128,12 +128,12 @@ class PrintedRow:
         rate, k = self.figure("acceptance_rate"), self.most_tokens - 1
         if not (k >= 1 and rate.low <= 1):
             return {}
-        yields = {"proposed": rate.under(lambda share: 1 + k * share)}
+        yields = {"proposed": rate.transformed(lambda share: 1 + k * share)}
         # Of nothing accepted all readings are the same.
         if 0 < rate.high < k / (k + 1):
-            yields["emitted"] = rate.under(lambda share: 1 / (1 - share))
+            yields["emitted"] = rate.transformed(lambda share: 1 / (1 - share))
         if 0 < rate.high < 1 < k:
-            yields["tested"] = rate.under(lambda share: (1 - share ** (k + 1)) / (1 - share))
+            yields["tested"] = rate.transformed(lambda share: (1 - share ** (k + 1)) / (1 - share))
         return yields
 
     @property

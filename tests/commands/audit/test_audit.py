@@ -119,6 +119,8 @@ def test_costs(audit: Audit, text: str, expected: str) -> None:
         ("acceptance=0", 3, "Next why, as docs/low-acceptance.md says harness acceptance"),
         ("acceptance=15% K=4 baseline=20 speed=15", 0, "Next why, as docs/low-acceptance.md says harness acceptance"),
         ("acceptance=0 K=3 baseline=20 speed=15", 0, "almost no"),
+        ("speedup=+0% length=2 K=3 baseline=20", 0, "1.00×"),
+        ("speedup=-150% length=2 K=3 baseline=20", 2, "loses all, or more"),
         # Of 4 proposed tokens 2.60, of emitted 1.67: nothing takes less than a step.
         ("speedup=5 K=4 acceptance=0.4", 3, "is above the 2.60 (2.40 to 2.80) tokens per iteration, in no less"),
     ],
