@@ -77,13 +77,13 @@ class Part:
         if version is None:
             version = self._function
             if _compilers:
-                version = _compilers[-1](self._function, inputs, self._model)
+                version = _compilers[-1](self._function, inputs, [self._model])
                 self._versions[key] = version
         return version(*inputs)
 
 
-# Makes a version of a part, given its function, inputs and model.
-Compiler = Callable[[Callable[..., Any], Sequence[Tensor], nn.Module], Callable[..., Any]]
+# Makes a version of a part, given its function, its inputs and the models whose layers it runs.
+Compiler = Callable[[Callable[..., Any], Sequence[Tensor], Sequence[nn.Module]], Callable[..., Any]]
 
 # Those of the `compiling` blocks that are open.
 _compilers: list[Compiler] = []
@@ -96,7 +96,7 @@ def compiling(device: torch.device) -> Iterator[None]:
     Raises:
         UnsupportedModelError: a part cannot be compiled.
     """
-    _compilers.append(_compile_for_gpu if device.type == "cuda" else _compile_for_cpu)
+    _compilers.append(_compile_for_gpu if device.type == "cuda" else compile_call)
     try:
         with as_unsupported("cannot be compiled"):
             yield
@@ -105,22 +105,13 @@ def compiling(device: torch.device) -> Iterator[None]:
 
 
 def _compile_for_gpu(
-    function: Callable[..., Any], inputs: Sequence[Tensor], model: nn.Module
+    function: Callable[..., Any], inputs: Sequence[Tensor], models: Sequence[nn.Module]
 ) -> Callable[..., Any]:
     # Each version is compiled once, but dynamo counts all as one function's, and refuses the ninth without this limit.
     compiled = torch.compile(function, dynamic=False, fullgraph=True)
     with torch._dynamo.config.patch(recompile_limit=1024, accumulated_recompile_limit=1024):
         compiled(*inputs)
     return compiled
-
-
-def _compile_for_cpu(
-    function: Callable[..., Any], inputs: Sequence[Tensor], model: nn.Module
-) -> Callable[..., Any]:
-    # For the tiny pair `torch.compile`, without guards and with layers as `nested_compile_region`, reaches about 0.9 of
-    # this speed, but dynamo traces every layer of every pass: it compiles in 29 s instead of 20, with warm caches in
-    # 12 s instead of 4 (benchmarks/RESULTS.md).
-    return compile_call(function, inputs, [model])
 
 
 def compile_call(
@@ -131,6 +122,10 @@ def compile_call(
 
     The result neither looks up the tensors again nor checks them; both would take a tenth of a
     small model's pass.
+
+    For the tiny pair `torch.compile`, without guards and with layers as `nested_compile_region`, reaches about 0.9 of
+    this speed, but dynamo traces every layer of every pass: it compiles in 29 s instead of 20, with warm caches in 12 s
+    instead of 4 (benchmarks/RESULTS.md).
 
     Raises an error of torch if the call depends on the values of tensors: they have none while the
     call is traced.

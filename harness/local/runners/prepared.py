@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,13 +17,8 @@ from harness.local.decoding.iteration import Calls, Decided
 from harness.local.decoding.protocols import Proposal, Step, TensorDrafter
 from harness.local.decoding.state import RowState
 
-
-class Preparer(Protocol):
-    """Makes a function that does what a call does, with tensors of the same shapes."""
-
-    def __call__(self, call: Callable[..., Any], inputs: Sequence[Tensor]) -> Callable[..., Any]:
-        """Prepare a call, which may be made before."""
-        ...
+# Makes a function that does what a call does, with tensors of the same shapes as its inputs; it may make the call.
+Preparer = Callable[[Callable[..., Any], Sequence[Tensor]], Callable[..., Any]]
 
 
 class PreparedCalls(Calls):
