@@ -131,8 +131,7 @@ def distinct_names(rows: Sequence[RunRow]) -> list[Name]:
             names[index].settings[column] = text
     labels = [name.label() for name in names]
     for column, described in type(rows[0]).columns().items():
-        is_named = column in _SKIPPED_COLUMNS or column in FIRST_SETTINGS
-        if described.kind == "circumstance" and not is_named:
+        if described.kind == "circumstance" and column not in _SKIPPED_COLUMNS:
             for index, text in _differing(rows, column, labels):
                 names[index].circumstances.append(text)
     return names

@@ -235,6 +235,9 @@ def test_the_k_of_a_server_is_what_it_reported(columns: dict[str, Any], k: int |
          ["13B with 7B · -k 2", "13B with 7B · -k 3 5 -z", "13B with 7B"]),
         ([{"server_command": ["s -p 1", "s -k 2"]}, {"server_command": ["s -p 2", "s -k 3"]}],
          ["13B with 7B · -k 2 against -p 1", "13B with 7B · -k 3 against -p 2"]),
+        # A circumstance only where settings do not suffice.
+        ([{"torch_version": "1"}, {"torch_version": "2"}, {"torch_version": "3", "draft": "lookup"}],
+         ["13B with 7B · torch_version 1", "13B with 7B · torch_version 2", "13B with lookup"]),
         # Flags of both arms come once.
         ([{"server_command": ["s -c 2", "s -c 2 -k 2"]}, {"server_command": ["s -c 3", "s -c 3 -k 2"]}],
          ["13B with 7B · -c 2", "13B with 7B · -c 3"]),
