@@ -204,9 +204,9 @@ class PlacementSettings:
     """Placement of the layers on devices.
 
     Attributes:
-        strategy: `auto` takes the fewest GPUs that hold the model with its cache and draft, and balances the layers
-            over them; `balanced` spreads them over all GPUs; `cpu` takes none. A draft is whole on the GPU with the
-            most room. On a machine without a GPU every strategy means the CPU.
+        strategy: `auto` takes the fewest GPUs that hold the model with its cache and draft, and
+            balances the layers over them; `balanced` spreads them over all GPUs; `cpu` takes none.
+            A draft is whole on the GPU with the most room.
         gpus: how many GPUs may be used, starting with the first visible one; None for all.
         reserve_gb: kept free on each GPU, on top of weights and KV cache, for activations and CUDA
             graphs, in GB (10^9 bytes); more where reading all prompts at once needs more.

@@ -84,9 +84,7 @@ CORE_COLUMNS = (
 class RunRow(Row):
     """A row with a run's result. A run that failed has one as well, with the reason."""
 
-    job: MaybeText = circumstance(
-        "number of the job within its sweep, from 0; empty outside a sweep's own file"
-    )
+    job: MaybeText = circumstance("number of the job within its sweep, from 0")
     status: MaybeText = circumstance(
         "`ok`, `failed` or `interrupted`; `no_verdict` if its arms cannot be compared; of a plan also `does_not_fit`,"
         " of a sweep's job also `refused` (a wrong setting)"
@@ -204,18 +202,14 @@ class RunRow(Row):
     setup_s: MaybeFloat = circumstance("time to compile", "s")
     timestamp: MaybeText = circumstance("when the row was written, UTC")
     devices: MaybeText = circumstance(
-        "names of the devices that computed; empty where a server's are not known", phrase="on {}"
+        "names of the devices that computed, where known", phrase="on {}"
     )
     num_threads: MaybeInt = circumstance("threads that computed on the CPU")
     harness_version: MaybeText = circumstance("version of harness")
-    commit: MaybeText = circumstance("commit of harness; `-dirty` with uncommitted changes")
-    torch_version: MaybeText = circumstance("version of torch; empty where a server computed")
-    transformers_version: MaybeText = circumstance(
-        "version of transformers; empty where a server computed"
-    )
-    bitsandbytes_version: MaybeText = circumstance(
-        "version of bitsandbytes; empty where a server computed"
-    )
+    commit: MaybeText = circumstance("commit of harness, `-dirty` if changed")
+    torch_version: MaybeText = circumstance("version of torch")
+    transformers_version: MaybeText = circumstance("version of transformers")
+    bitsandbytes_version: MaybeText = circumstance("version of bitsandbytes")
     measurement: MaybeText = circumstance(
         "digest of everything that determines the figures; equal for repetitions"
     )

@@ -26,14 +26,13 @@ class EvalRow(DecodedRow):
     arm: MaybeText = figure("`regular` or `speculative`")
     num_prompts: MaybeInt = figure("questions answered")
     num_different_prompts: MaybeInt = figure(
-        "different ones among them. Greedy answers to the same question are copies, so that accuracies,"
-        " intervals and McNemar's test then count each once"
+        "different ones among them; of greedy answers, which are copies, each counts once"
     )
     accuracy: MaybeFloat = figure("proportion of correct answers")
-    wald_low: MaybeFloat = figure("lower end of Wald's 95 % interval")
-    wald_high: MaybeFloat = figure("upper end of Wald's 95 % interval")
-    wilson_low: MaybeFloat = figure("lower end of Wilson's 95 % interval")
-    wilson_high: MaybeFloat = figure("upper end of Wilson's 95 % interval")
+    wald_low: MaybeFloat = figure("lower end of Wald's interval")
+    wald_high: MaybeFloat = figure("upper end of Wald's interval")
+    wilson_low: MaybeFloat = figure("lower end of Wilson's interval")
+    wilson_high: MaybeFloat = figure("upper end of Wilson's interval")
     num_correct: MaybeInt = figure("correct answers")
     num_parsed: MaybeInt = figure("completions with an answer")
     difference: Interval | None = figure(
@@ -41,16 +40,12 @@ class EvalRow(DecodedRow):
     )
     mcnemar_p_value: MaybeFloat = figure("exact two-sided p-value of McNemar's test")
     identical_prompts: MaybeInt = figure("greedy completions equal to the regular arm's")
-    published_accuracy: MaybeFloat = figure("accuracy that others published for this model and arm")
-    ms_per_answer: MaybeFloat = figure(
-        "mean time per answer; an answer takes an equal share of its batch", "ms"
-    )
+    published_accuracy: MaybeFloat = figure("accuracy that others published")
+    ms_per_answer: MaybeFloat = figure("mean time per answer, a share of its batch's", "ms")
     num_tokens: MaybeInt = figure("tokens generated over all questions", "tokens")
     num_resumed: MaybeInt = figure("answers taken from earlier runs")
     operands: MaybeText = setting("lowest and highest operand, `1-99`")
-    replacement: MaybeBool = setting(
-        "whether questions were drawn again before all others were drawn", "replacement"
-    )
+    replacement: MaybeBool = setting("whether questions were drawn with replacement", "replacement")
     prompts_digest: MaybeText = circumstance("digest of the questions")
 
     @property

@@ -78,13 +78,13 @@ class PlanSettings(RunSettings):
         bandwidth: of a GPU's memory, or of main memory, in GB/s.
         prompt_length: tokens of the longest prompt; with a server's address in `costs`, of the context before its timed
             passes.
-        costs: what an iteration costs: a directory or CSV file of `latency`, a run's `costs.json`,
-            a table (`FILE`, or `FILE@WORD` for its rows with that word), or the address of a plain
-            server, whose passes are timed. The speed-up is predicted from it and from `acceptance`,
-            without models. None: the bytes that the pair reads set the cost.
-        acceptance: what an iteration yields: a run of `acceptance` or, with `costs`, of `latency` (its directory or
-            CSV file) or a table; or a guess, the chance that a draft token is accepted if those before it were: `0.7`,
-            or for each position `[0.8,0.7,0.6]`; or tokens per iteration at one K: `3.2@4`.
+        costs: what an iteration costs: runs of `latency` or `map`, a table (`FILE`, or `FILE@WORD`
+            for its rows with that word), or the address of a plain server. The speed-up is
+            predicted from it and from `acceptance`, without models. None: the bytes that the pair
+            reads set the cost.
+        acceptance: what an iteration yields: a run of `acceptance` or, with `costs`, of `latency`,
+            or a table; or the chance that a draft token is accepted if those before it were, `0.7`,
+            or by position `[0.8,0.7,0.6]`; or tokens per iteration at one K, `3.2@4`.
         api_key_variable: name of the environment variable with the API key of a server in `costs`.
     """
 

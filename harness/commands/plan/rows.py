@@ -69,7 +69,7 @@ class PlanRow(RunRow):
     cost_source: MaybeText = figure("`costs`, where a prediction is from measured costs")
     cost_command: MaybeText = figure("the command that measured them, as typed")
     acceptance_source: MaybeText = figure("`acceptance` of such a prediction")
-    bandwidths: dict[str, float] | None = figure("memory bandwidth by what has it, GB/s", "GB/s")
+    bandwidths: dict[str, float] | None = figure("memory bandwidth by what has it", "GB/s")
     devices_bytes: dict[str, dict[str, int]] | None = figure(
         "free memory and its use by device", "bytes"
     )

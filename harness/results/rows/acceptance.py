@@ -91,9 +91,7 @@ class AcceptanceTextRow(Row):
     category: MaybeText = figure("category of the prompt, where the set has them")
     turn: MaybeInt = figure("of a conversation, from 1; empty for texts that are none")
     context: MaybeInt = figure("tokens before the text", "tokens")
-    prompt: MaybeText = figure(
-        "the prompt; the user's last message of a chat. Empty for turns, whose prompt is the conversation before them"
-    )
+    prompt: MaybeText = figure("the prompt; the user's last message of a chat; empty for turns")
     completion: MaybeText = figure("the text")
     token_ids: list[int] | None = figure("its tokens")
     num_tokens: MaybeInt = figure("tokens that iterations decide, without the first", "tokens")
@@ -120,9 +118,7 @@ class AcceptanceCauseRow(Row):
     served: Interval | None = figure(
         "tokens per iteration by the engine's counts; at a position accepted / tested draft tokens"
     )
-    weights: Interval | None = figure(
-        "the same by the weights; an engine with these weights is outside in two runs of a million"
-    )
+    weights: Interval | None = figure("the same by the weights")
     relative: Interval | None = figure(
         "tokens per iteration over those of the same prompts as typed, of answers of its own; at a position the share"
         " of its tested draft tokens"
