@@ -122,7 +122,7 @@ def bets_on_support(is_outside: Flags, tolerated: Floats) -> Floats:
     return factors
 
 
-def evidence(bettors: Floats) -> Floats:
+def log_capital(bettors: Floats) -> Floats:
     """The logarithm of the capital [n] after each draw, of bettors [b, n] that share it equally."""
     return np.asarray(np.logaddexp.reduce(bettors.cumsum(-1)) - math.log(len(bettors)))
 

@@ -28,8 +28,8 @@ from harness.results.statistics.bets import (
     bets_on_outcomes,
     bets_on_parts,
     bets_on_support,
-    evidence,
     learner_on_parts,
+    log_capital,
     power_on_parts,
 )
 from harness.results.statistics.interval import DASH
@@ -43,10 +43,10 @@ REQUIRED_POWER = 0.99
 # The exact distribution may be twice as far from the arm's as two ways of computing it are apart: the loop's forward
 # passes have shapes that differ from both. In float32 this is nothing.
 _ROUNDING_ALLOWANCE = 2.0
-# Bets that a share of all tokens is drawn from other probabilities, these to a power and normalised: evenly at 0,
+# Bets that a share of the tokens is drawn at another temperature, as probabilities to a power, normalised: evenly at 0,
 # hotter than they should be below 1, colder above. The shares, by exponent.
-_TILTS = {0.0: (0.02, 0.3), 0.5: (0.1, 1.0), 0.85: (1.0,), 1.2: (1.0,), 2.5: (0.1, 1.0)}
-_NUM_TILTS = sum(map(len, _TILTS.values()))
+_TILT_SHARES = {0.0: (0.02, 0.3), 0.5: (0.1, 1.0), 0.85: (1.0,), 1.2: (1.0,), 2.5: (0.1, 1.0)}
+_NUM_TILTS = sum(map(len, _TILT_SHARES.values()))
 # Numbers of parts between which a shift is found, whatever its form; and as many parts as make up any of these.
 SCALES = (2, 4, 8, 10, 16)
 NUM_FINE = math.lcm(*SCALES)
@@ -55,9 +55,9 @@ NUM_BETTORS = len(SCALES) + 3 * len(LEARNERS) + _NUM_TILTS + len(SHARES_OUTSIDE)
 # The least share of tokens outside the support that is tolerated.
 _LEAST_OUTSIDE = 1e-4
 # Never bet everything: zero capital cannot recover.
-_LEAST_LEFT = -30.0
-# The numbers of draws that `needed` tries are 3 % apart.
-_NUMBERS = np.geomspace(10, 4_000_000, 437)
+_LEAST_LOG_FACTOR = -30.0
+# Numbers of draws that `needed` tries, 3 % apart.
+_TRIED_DRAWS = np.geomspace(10, 4_000_000, 437)
 
 
 # How far two routes to the distributions of tokens are apart, which differ by rounding alone, on average: the masses of
@@ -70,9 +70,9 @@ def rounding_between(exact: Floats, again: Floats) -> Floats:
     moved = again - exact
     fine = masses_of_parts(moved, parts_of(exact)).mean(0)
     apart = [np.abs(coarser(fine, scale)) for scale in SCALES]
-    for exponent, shares in _TILTS.items():
-        won = np.exp(tilted(exact, exact, exponent))
-        apart.append(np.array(shares) * abs((moved * won).sum(-1).mean()))
+    for exponent, shares in _TILT_SHARES.items():
+        factors = np.exp(log_factors_of_tilt(exact, exact, exponent))
+        apart.append(np.array(shares) * abs((moved * factors).sum(-1).mean()))
     return np.concatenate([*apart, [np.abs(moved).sum(-1).mean() / 2]])
 
 
@@ -83,13 +83,13 @@ class DrawnText:
     Attributes:
         prompt: the tokens before it.
         setting: the name of its sampling setting.
-        is_at_place: whether it is one of many after the same prompt, which bettors tell from the others.
+        is_at_place: whether it is one of many draws at the same single place (`recovery`), which bettors keep apart.
         widths: [n], the masses of the tokens; of equally likely ones together.
         is_impossible: [n], of tokens without mass, which rounding does not explain.
         parts: [n], that the tokens are from, of `NUM_FINE`.
         part_masses: [n, `NUM_FINE`], of all parts.
         ranks: [n], how many tokens are likelier.
-        tilts: [n, t], the logarithms of what bettors on tilted distributions win with each token.
+        tilt_log_factors: [n, t], of bettors on tilted distributions (`log_factors_of_tilt`), with each token.
     """
 
     prompt: tuple[int, ...]
@@ -101,7 +101,7 @@ class DrawnText:
     parts: Ints
     part_masses: Floats
     ranks: Sequence[int]
-    tilts: Floats
+    tilt_log_factors: Floats
 
     @classmethod
     def of(
@@ -122,10 +122,10 @@ class DrawnText:
         rows = range(len(tokens))
         drawn = exact[rows, tokens][:, np.newaxis]
         parts = parts_of(exact)
-        tilts = []
-        for exponent, shares in _TILTS.items():
-            won = np.expm1(tilted(drawn, exact, exponent)[:, 0])
-            tilts += [np.log1p(share * won) for share in shares]
+        log_factors = []
+        for exponent, shares in _TILT_SHARES.items():
+            gains = np.expm1(log_factors_of_tilt(drawn, exact, exponent)[:, 0])
+            log_factors += [np.log1p(share * gains) for share in shares]
         widths = (exact * (exact == drawn)).sum(-1)
         is_impossible = widths == 0
         is_impossible[list(explained)] = False
@@ -139,22 +139,22 @@ class DrawnText:
             parts=parts[rows, tokens],
             part_masses=masses_of_parts(exact, parts),
             ranks=(exact > drawn).sum(-1).tolist(),
-            tilts=np.stack(tilts, axis=-1),
+            tilt_log_factors=np.stack(log_factors, axis=-1),
         )
 
 
-def tilted(masses: Floats, exact: Floats, exponent: float) -> Floats:
+def log_factors_of_tilt(masses: Floats, exact: Floats, exponent: float) -> Floats:
     """Logarithms [n, m] of what a bettor on the distributions [n, V] to this power, normalised, wins with tokens.
 
     Args:
         masses: [n, m], of these tokens by the distributions; a token without mass wins nothing.
     """
-    # 0 to the power of 0 is 1, and no token's.
+    # A token without mass stays without it: 0 ** 0 would be 1.
     powers = np.power(exact, exponent, out=np.zeros_like(exact), where=exact > 0)
     sums = powers.sum(-1, keepdims=True)
     logs = np.log(masses, out=np.zeros_like(masses), where=masses > 0)
-    won = np.maximum((exponent - 1) * logs - np.log(sums), _LEAST_LEFT)
-    return np.asarray(np.where(masses > 0, won, 0.0))
+    log_factors = np.maximum((exponent - 1) * logs - np.log(sums), _LEAST_LOG_FACTOR)
+    return np.asarray(np.where(masses > 0, log_factors, 0.0))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +170,8 @@ class TokenResult:
         p_value: the chance that so much is ever won by luck, at most; None without a token.
         power: the chance, at least, to see the stated shift between parts, any of `SCALES`.
         visible_shift: the smallest such shift that is seen with `REQUIRED_POWER`; None where none is.
-        rounding: the largest one that rounding explains, by how far two routes to the same distributions are apart.
+        rounding: the shift that rounding is allowed to explain: twice what two routes to the same distributions differ
+            by.
     """
 
     verdict: Finding
@@ -203,74 +204,79 @@ class TokenTest:
         return -math.log(self.level)
 
     def check(self, texts: Sequence[DrawnText], roundings: Sequence[Floats]) -> TokenResult:
-        """Test texts, in the order in which they were answered, each with its rounding."""
+        """Test texts, in the order in which they were answered, each with its rounding, as in `NO_ROUNDING`."""
         if not texts:
             return self._result(np.zeros((1, 0)))
         lengths = [len(text.tokens) for text in texts]
-        tolerated = _ROUNDING_ALLOWANCE * np.repeat(np.array(roundings), lengths, axis=0)
-        *part_moves, tilt_moves, total = np.split(
-            tolerated, np.cumsum([*SCALES, _NUM_TILTS]), axis=-1
+        positions = np.concatenate([np.arange(length) for length in lengths])
+        allowed = _ROUNDING_ALLOWANCE * np.repeat(np.array(roundings), lengths, axis=0)
+        *allowed_by_scale, allowed_gains, allowed_total = np.split(
+            allowed, np.cumsum([*SCALES, _NUM_TILTS]), axis=-1
         )
-        total = total[:, 0]
-        moves = dict(zip(SCALES, part_moves, strict=True))
+        allowed_masses = dict(zip(SCALES, allowed_by_scale, strict=True))
+        allowed_total = allowed_total[:, 0]
         fine_masses = np.concatenate([text.part_masses for text in texts])
         masses = {scale: coarser(fine_masses, scale) for scale in SCALES}
-        fine = np.concatenate([text.parts for text in texts])
-        parts = {scale: fine * scale // NUM_FINE for scale in SCALES}
-        widths = np.concatenate([text.widths for text in texts])
-        tilts = np.concatenate([text.tilts for text in texts])
-        ranks = [rank for text in texts for rank in text.ranks]
-        contexts = []
+        fine_parts = np.concatenate([text.parts for text in texts])
+        parts = {scale: fine_parts * scale // NUM_FINE for scale in SCALES}
+
+        # The first token of a text is the target's own: bettors on scales neither learn from it nor bet on it.
+        is_decided = positions != 0
+        on_scales = []
+        for scale in SCALES:
+            learners = [learner_on_parts(scale, self.shift)]
+            bets = bets_on_parts(
+                parts[scale], masses[scale], is_decided, learners, allowed_masses[scale]
+            )
+            on_scales.append(np.where(is_decided, bets, 0.0))
+
         settings = []
+        contexts = []
         for text in texts:
             for index in range(len(text.tokens)):
-                contexts.append((text.prompt, text.setting, text.tokens[:index]))
                 settings.append((text.setting, text.is_at_place, index == 0))
-        places = np.concatenate([np.arange(length) for length in lengths])
-        is_first = places == 0
-        # Each token is in one pair.
-        is_second = places % 2 == 1
+                contexts.append((text.prompt, text.setting, text.tokens[:index]))
+        on_tenths = bets_on_parts(parts[10], masses[10], settings, LEARNERS, allowed_masses[10])
+
+        # Each token is in one pair: the second is bet on, by the quarter that the first is from.
+        is_second = positions % 2 == 1
         quarters_before = np.where(is_second, np.roll(parts[4], 1), -1).tolist()
-        in_pairs = bets_on_parts(parts[4], masses[4], quarters_before, LEARNERS, moves[4])
-        # The first token of a text is the target's own.
-        is_decided = ~is_first
-        on_parts = []
-        for scale in SCALES:
-            learner = learner_on_parts(scale, self.shift)
-            on_parts.append(
-                bets_on_parts(parts[scale], masses[scale], is_first, [learner], moves[scale])
-            )
-        is_impossible = np.concatenate([text.is_impossible for text in texts])
+        bets = bets_on_parts(parts[4], masses[4], quarters_before, LEARNERS, allowed_masses[4])
+        on_pairs = np.where(is_second, bets, 0.0)
+
+        widths = np.concatenate([text.widths for text in texts])
+        ranks = [rank for text in texts for rank in text.ranks]
+        on_tokens = bets_on_outcomes(ranks, widths, contexts, LEARNERS, allowed_total)
+
+        tilt_log_factors = np.concatenate([text.tilt_log_factors for text in texts])
+        on_tilts = (tilt_log_factors - np.log1p(allowed_gains)).T
+
         # At the one place a single tie at the edge of a truncation would count in every text.
         at_place = np.repeat([text.is_at_place for text in texts], lengths)
-        on_support = bets_on_support(is_impossible, np.maximum(total, _LEAST_OUTSIDE))
-        bettors = [
-            np.where(is_decided, np.concatenate(on_parts), 0.0),
-            bets_on_parts(parts[10], masses[10], settings, LEARNERS, moves[10]),
-            np.where(is_second, in_pairs, 0.0),
-            bets_on_outcomes(ranks, widths, contexts, LEARNERS, total),
-            (tilts - np.log1p(tilt_moves)).T,
-            np.where(at_place, 0.0, on_support),
-        ]
+        is_impossible = np.concatenate([text.is_impossible for text in texts])
+        bets = bets_on_support(is_impossible, np.maximum(allowed_total, _LEAST_OUTSIDE))
+        on_support = np.where(at_place, 0.0, bets)
+
         num_decided = int(is_decided.sum())
-        off = float(moves[SCALES[-1]][is_decided].sum(-1).mean()) / 2 if num_decided else 0.0
+        finest_allowed = allowed_by_scale[-1][is_decided]
+        allowed_shift = float(finest_allowed.sum(-1).mean()) / 2 if num_decided else 0.0
         shifts = np.arange(1, 501) / 1000
-        visible = shifts[self.power(num_decided, off, shifts) >= REQUIRED_POWER]
+        visible = shifts[self.power(num_decided, allowed_shift, shifts) >= REQUIRED_POWER]
         return self._result(
-            np.concatenate(bettors),
-            float(self.power(num_decided, off)),
-            off,
-            float(visible[0]) if len(visible) else None,
-            int(is_impossible.sum()),
-            int((widths == 0).sum() - is_impossible.sum()),
+            np.concatenate([*on_scales, on_tenths, on_pairs, on_tokens, on_tilts, on_support]),
+            power=float(self.power(num_decided, allowed_shift)),
+            allowed_shift=allowed_shift,
+            visible_shift=next(iter(visible.tolist()), None),
+            num_impossible=int(is_impossible.sum()),
+            num_explained=int((widths == 0).sum() - is_impossible.sum()),
         )
 
     def power(
         self, num_draws: Floats | int, rounding: float, shift: Floats | None = None
     ) -> Floats:
-        """The chance, at least, to see a shift in so many tokens that speculation decides; without one, the test's own.
+        """At least the chance to find a shift (by default the test's own) in so many tokens that speculation decides.
 
-        That is by the bettor on the finest parts alone: those on coarser ones find shifts between theirs sooner.
+        Counts only the bettor on the finest parts; coarser ones find their shifts sooner.
         """
         return power_on_parts(
             np.maximum(num_draws, 1),
@@ -282,38 +288,38 @@ class TokenTest:
         )
 
     def needed(self, rounding: float = 0.0) -> int | None:
-        """The fewest tokens that speculation decides, nearly, which are enough; None where no number is."""
-        enough = _NUMBERS[self.power(_NUMBERS, rounding) >= REQUIRED_POWER]
+        """About how many tokens that speculation decides suffice; None if no number does."""
+        enough = _TRIED_DRAWS[self.power(_TRIED_DRAWS, rounding) >= REQUIRED_POWER]
         return math.ceil(enough[0]) if len(enough) else None
 
     def _result(
         self,
         bettors: Floats,
         power: float = 0.0,
-        rounding: float = 0.0,
-        visible: float | None = None,
+        allowed_shift: float = 0.0,
+        visible_shift: float | None = None,
         num_impossible: int = 0,
         num_explained: int = 0,
     ) -> TokenResult:
         """The result of bettors [b, n]."""
         num_draws = bettors.shape[-1]
-        won = np.maximum.accumulate(np.append(0.0, evidence(bettors)))
-        num_until = int(np.searchsorted(won, self._log_wanted))
-        is_found = num_until < len(won)
-        won_in_all = float(won[-1]) / math.log(10)
-        shows_nothing = power >= REQUIRED_POWER and won_in_all < NOTABLE_EVIDENCE
+        best_log_capital = np.maximum.accumulate(np.append(0.0, log_capital(bettors)))
+        num_until = int(np.searchsorted(best_log_capital, self._log_wanted))
+        is_found = num_until < len(best_log_capital)
+        evidence = float(best_log_capital[-1]) / math.log(10)
+        shows_nothing = power >= REQUIRED_POWER and evidence < NOTABLE_EVIDENCE
         verdict: Finding = "lossless" if shows_nothing else "undecided"
         return TokenResult(
             verdict="lossy" if is_found else verdict,
             num_draws=num_draws,
             num_impossible=num_impossible,
             num_explained=num_explained,
-            evidence=won_in_all,
+            evidence=evidence,
             num_draws_until=num_until if is_found else None,
-            p_value=math.exp(-won[-1]) if num_draws else None,
+            p_value=math.exp(-best_log_capital[-1]) if num_draws else None,
             power=power,
-            visible_shift=visible,
-            rounding=rounding,
+            visible_shift=visible_shift,
+            rounding=allowed_shift,
         )
 
 
@@ -324,11 +330,11 @@ def parts_of(exact: Floats) -> Ints:
     """
     order = np.argsort(-exact, axis=-1)
     mass = np.take_along_axis(exact, order, -1)
-    end = mass.cumsum(-1)
-    first = np.where(np.diff(mass, prepend=2.0) != 0, end - mass, 0)
-    last = np.where(np.diff(mass, append=-1.0) != 0, end, np.inf)
-    start = np.maximum.accumulate(first, -1)
-    end = np.minimum.accumulate(last[:, ::-1], -1)[:, ::-1]
+    cumulative = mass.cumsum(-1)
+    starts = np.where(np.diff(mass, prepend=2.0) != 0, cumulative - mass, 0)
+    ends = np.where(np.diff(mass, append=-1.0) != 0, cumulative, np.inf)
+    start = np.maximum.accumulate(starts, -1)
+    end = np.minimum.accumulate(ends[:, ::-1], -1)[:, ::-1]
     middles = np.minimum(NUM_FINE * (start + end) / 2, NUM_FINE - 1)
     parts = np.empty(exact.shape, dtype=np.int64)
     np.put_along_axis(parts, order, middles.astype(np.int64), -1)

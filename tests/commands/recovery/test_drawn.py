@@ -34,10 +34,10 @@ from harness.results.statistics.drawn_tokens import (
     TokenResult,
     TokenTest,
     coarser,
+    log_factors_of_tilt,
     masses_of_parts,
     parts_of,
     rounding_between,
-    tilted,
 )
 from some_settings import settings_of
 
@@ -340,9 +340,9 @@ def test_tilted_probabilities_are_those_of_another_temperature(exponent: float) 
         other = DecodingSettings(temperature=1 / exponent, top_k=6)
         expected = exact_probabilities(logits, other)
     possible = exact > 0
-    won = tilted(exact, exact, exponent)
-    assert (exact * np.exp(won))[possible] == pytest.approx(expected[possible])
-    assert (won[~possible] == 0).all()
+    log_factors = log_factors_of_tilt(exact, exact, exponent)
+    assert (exact * np.exp(log_factors))[possible] == pytest.approx(expected[possible])
+    assert (log_factors[~possible] == 0).all()
 
 
 def test_a_token_is_from_the_part_in_which_its_middle_lies() -> None:

@@ -91,7 +91,7 @@ def drawn_text(
         parts=zeros.astype(int),
         part_masses=zeros,
         ranks=[0] * len(widths),
-        tilts=zeros,
+        tilt_log_factors=zeros,
     )
     return ScoredText(Answer(request, record), text, np.array(entropies))
 

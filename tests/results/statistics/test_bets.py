@@ -14,8 +14,8 @@ from harness.results.statistics.bets import (
     Learner,
     bets_on_outcomes,
     bets_on_parts,
-    evidence,
     learner_on_parts,
+    log_capital,
     power_on_parts,
 )
 
@@ -87,7 +87,7 @@ def test_what_rounding_may_move_wins_nothing(learner: Learner) -> None:
 
 def test_the_capital_is_shared_equally() -> None:
     bettors = np.log([[2.0, 3.0], [1.0, 0.5]])
-    assert np.exp(evidence(bettors)) == pytest.approx([(2 + 1) / 2, (2 * 3 + 1 * 0.5) / 2])
+    assert np.exp(log_capital(bettors)) == pytest.approx([(2 + 1) / 2, (2 * 3 + 1 * 0.5) / 2])
 
 
 @pytest.mark.parametrize("num_parts", [2, 16])
