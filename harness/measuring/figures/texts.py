@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from harness.config.amounts import length_in_common
+from harness.engines.divergence import first_divergence
 from harness.engines.tokenizer import TextTokenizer
 from harness.measuring.figures.measured import Group, MeasuredArm, MeasuredRun
 from harness.results.row import Ratio, pooled
@@ -31,7 +32,7 @@ class TextFigures(Group):
     )
     tokens_per_difference: MaybeFloat = pooled(
         Ratio(of="num_tokens"),
-        "of servers: greedy tokens per difference that rounding does not explain",
+        "with requests in flight: greedy tokens per difference that rounding is not known to explain",
         "tokens",
     )
     margin_over_rounding: MaybeFloat = pooled(
@@ -44,23 +45,25 @@ class TextFigures(Group):
         if not arm.divergences:
             return cls()
         num_alike = 0
-        num_differences = 0
+        num_unexplained = 0
         excesses = []
         for request in arm.answered:
-            divergence = arm.divergences.get(request.index)
-            if divergence is not None:
-                num_alike += divergence.position
-                num_differences += divergence.excess > 1
-                if divergence.logit_margin is not None:
-                    excesses.append(divergence.excess)
-            elif request.index in arm.divergences:
+            if request.index not in arm.divergences:
+                continue
+            divergence = arm.divergences[request.index]
+            if divergence is None:
                 num_alike += request.num_tokens
-        is_counted = arm.was_sent and num_differences > 0
+                continue
+            num_alike += divergence.position
+            num_unexplained += divergence.excess > 1
+            if divergence.logit_margin is not None:
+                excesses.append(divergence.excess)
+        is_counted = arm.was_sent and num_unexplained > 0
         num_identical = list(arm.divergences.values()).count(None)
         return cls(
             identical_prompts=num_identical,
             differing_prompts=len(arm.divergences) - num_identical,
-            tokens_per_difference=num_alike / num_differences if is_counted else None,
+            tokens_per_difference=num_alike / num_unexplained if is_counted else None,
             margin_over_rounding=max(excesses, default=None),
         )
 
@@ -73,50 +76,47 @@ def compare_texts(
 ) -> None:
     """Note where greedy texts of the speculative arm part from the regular ones.
 
-    A turn before which the arms' answers differ already is not compared.
+    Turns after a difference are not compared.
 
     Args:
         reference: the weights' own probabilities; None where an engine has none here.
         answers: of both arms to a question, by the name of the arm.
     """
-    from harness.engines.divergence import first_divergence
-
     decoding = run.settings.decoding
     if decoding.temperature > 0 or decoding.synthetic_acceptance is not None:
         return
     divergences = run.arms["speculative"].divergences
-    regular, speculative = (answers[name] for name in run.arms)
+    regular, speculative = answers["regular"], answers["speculative"]
     pairs = zip(regular.with_prompts, speculative.with_prompts, strict=True)
-    for (prompt, request), (other_prompt, other) in pairs:
-        if not (request.answered and other.answered and prompt == other_prompt):
+    for (prompt, regular_request), (speculative_prompt, speculative_request) in pairs:
+        requests = regular_request, speculative_request
+        if prompt != speculative_prompt or not all(request.answered for request in requests):
             continue
-        texts = [request.token_ids, other.token_ids]
-        if request.from_text != other.from_text:
-            # The tokens that were drawn need not be those of their text.
+        texts = [request.token_ids for request in requests]
+        if regular_request.from_text != speculative_request.from_text:
+            # Re-encoding a text need not give the drawn tokens, so both are re-encoded.
             encode = functools.partial(tokenizer.encode, add_special_tokens=False)
-            texts = [encode(request.text), encode(other.text)]
+            texts = [encode(request.text) for request in requests]
         divergence = first_divergence(reference, prompt, *texts)
         if divergence is not None and isinstance(tokenizer, TextTokenizer):
-            divergence = replace(divergence, position=_num_alike(request, other))
-        divergences[request.index] = divergence
+            divergence = replace(divergence, position=_num_leading(*requests))
+        divergences[regular_request.index] = divergence
 
 
-def _num_alike(request: RequestRecord, other: RequestRecord) -> int:
-    """The tokens that two answers have in common, without a tokenizer: by the ids that the servers sent; without them
-    about as many as a text of that length has in the first answer.
-    """
-    if all(len(answer.shown_ids) == answer.num_tokens for answer in (request, other)):
-        return length_in_common(request.shown_ids, other.shown_ids)
-    text = request.text.encode()
-    num_bytes = length_in_common(text, other.text.encode())
-    return num_bytes * request.num_tokens // max(len(text), 1)
+def _num_leading(regular: RequestRecord, speculative: RequestRecord) -> int:
+    """Leading tokens in common, without a tokenizer: by the servers' ids, else estimated from the shared text."""
+    if all(len(answer.shown_ids) == answer.num_tokens for answer in (regular, speculative)):
+        return length_in_common(regular.shown_ids, speculative.shown_ids)
+    text = regular.text.encode()
+    num_bytes = length_in_common(text, speculative.text.encode())
+    return num_bytes * regular.num_tokens // max(len(text), 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EndFigures(Group):
     """How much of an arm's texts comes after their ends.
 
-    No reader sees that, and it may be easier or harder to draft.
+    A reader never sees these tokens, and they may be easier or harder to draft.
     """
 
     share_after_end: MaybeFloat = pooled(
@@ -126,7 +126,7 @@ class EndFigures(Group):
 
     @classmethod
     def measured(cls, run: MeasuredRun, arm: MeasuredArm) -> Group:
-        # Text that a server sent does not have the token that ends it.
+        # A server's text lacks its end token.
         answers = [request.token_ids for request in arm.answered if not request.from_text]
         num_tokens = sum(map(len, answers))
         if not run.end_tokens or not num_tokens:

@@ -33,7 +33,7 @@ def test_differences_beyond_rounding_are_counted_per_token_that_agrees() -> None
 def test_without_a_tokenizer_texts_agree_by_ids_or_by_bytes() -> None:
     one = RequestRecord(0, 3, num_tokens=4, text="abcdefgh", shown_ids=[1, 2, 3, 4])
     other = RequestRecord(0, 3, num_tokens=3, text="axyz", shown_ids=[1, 2, 5])
-    assert texts._num_alike(one, other) == 2
+    assert texts._num_leading(one, other) == 2
     other.shown_ids = [1]
     other.text = "abcdef"
-    assert texts._num_alike(one, other) == 3, "6 of 8 bytes of 4 tokens"
+    assert texts._num_leading(one, other) == 3, "6 of 8 bytes of 4 tokens"
