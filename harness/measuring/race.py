@@ -1,7 +1,4 @@
-"""The figures of a race, in which both arms answer one prompt, for `compare` and serve's page.
-
-They are those of each arm, the place where the texts part, and every rejection.
-"""
+"""The figures of a race, in which both arms answer one prompt, for `compare` and serve's page."""
 
 from __future__ import annotations
 
@@ -16,7 +13,6 @@ from harness.engines.tokenizer import Tokenizer
 from harness.measuring.acceptance import acceptance_columns
 from harness.results.acceptance import Rejection
 
-# If the shorter text has fewer tokens, times are not compared up to its end.
 _FEWEST_COMPARED = 8
 
 
@@ -36,13 +32,13 @@ def arm_columns(answered: Answered, tokenizer: Tokenizer) -> dict[str, Any]:
     return {f"{answered.arm}_{name}": value for name, value in columns.items()}
 
 
-def outcome(
+def comparison_columns(
     weights: Weights | None, question: Question, regular: Answered, speculative: Answered
 ) -> dict[str, Any]:
     """The columns of `CompareRow` that compare the arms.
 
     Args:
-        weights: measure the margin where greedy texts part; None without them.
+        weights: give the logit margin where greedy texts part; None for servers.
     """
     [expected], [actual] = regular.tokens, speculative.tokens
     reference = None
@@ -52,7 +48,7 @@ def outcome(
     return {
         **_speedup(regular, speculative),
         "acceptance": speculative.acceptance,
-        # Some servers report it without the outcome of each iteration.
+        # Some servers report a rate, but not each iteration.
         "acceptance_rate": acceptance_columns(speculative.requests)["acceptance_rate"],
         "identical": divergence is None,
         "parted_at": divergence and divergence.position,
@@ -64,23 +60,25 @@ def outcome(
 def _speedup(regular: Answered, speculative: Answered) -> dict[str, Any]:
     """Regular time over speculative time, for as many tokens as the shorter text has.
 
+    If texts are equally long, or the shorter has fewer than `_FEWEST_COMPARED` tokens, the ratio of times per token.
+
     Sampled texts end at different lengths. The rest of the longer one has no counterpart, and a
     long text spreads the time of its prompt over more tokens.
     """
     lengths = [regular.num_tokens, speculative.num_tokens]
-    number = min(lengths)
-    if number == 0:
+    num_compared = min(lengths)
+    if num_compared == 0:
         return {}
-    if max(lengths) > number >= _FEWEST_COMPARED:
-        regular_s = _seconds_until(regular, number)
-        speculative_s = _seconds_until(speculative, number)
+    if max(lengths) > num_compared >= _FEWEST_COMPARED:
+        regular_s = _seconds_until(regular, num_compared)
+        speculative_s = _seconds_until(speculative, num_compared)
         if regular_s and speculative_s:
-            return {"speedup": regular_s / speculative_s, "num_compared": number}
+            return {"speedup": regular_s / speculative_s, "num_compared": num_compared}
     return {"speedup": regular.ms_per_token / speculative.ms_per_token}
 
 
-def _seconds_until(answered: Answered, number: int) -> float | None:
-    """The seconds until the text had `number` tokens; those that arrived together count as evenly spread.
+def _seconds_until(answered: Answered, num_compared: int) -> float | None:
+    """The seconds until the text had `num_compared` tokens; those that arrived together count as evenly spread.
 
     None if fewer arrived.
     """
@@ -88,8 +86,8 @@ def _seconds_until(answered: Answered, number: int) -> float | None:
     num_before = 0
     for arrival in answered.arrivals:
         num_new = len(arrival.tokens)
-        if num_before + num_new >= number:
-            share = (number - num_before) / num_new
+        if num_before + num_new >= num_compared:
+            share = (num_compared - num_before) / num_new
             return seconds + share * (arrival.seconds - seconds)
         num_before += num_new
         seconds = arrival.seconds
@@ -101,17 +99,17 @@ def find_rejections(answered: Answered, tokenizer: Tokenizer) -> list[Rejection]
     rejections = []
     num_generated = 0
     for arrival in answered.arrivals:
-        accepted = arrival.origins.count(Origin.DRAFT)
+        num_accepted = arrival.origins.count(Origin.DRAFT)
         # If the text ends with an accepted token, the rejection after it never happened.
-        if accepted < len(arrival.proposed) and len(arrival.tokens) > accepted:
+        if num_accepted < len(arrival.proposed) and len(arrival.tokens) > num_accepted:
             target, draft = arrival.probabilities or (None, None)
             rejections.append(
                 Rejection(
-                    position=num_generated + accepted,
-                    rejected=token_text(tokenizer, arrival.proposed[accepted]),
+                    position=num_generated + num_accepted,
+                    rejected=token_text(tokenizer, arrival.proposed[num_accepted]),
                     target_probability=target,
                     draft_probability=draft,
-                    replacement=token_text(tokenizer, arrival.tokens[accepted]),
+                    replacement=token_text(tokenizer, arrival.tokens[num_accepted]),
                 )
             )
         num_generated += len(arrival.tokens)
@@ -127,7 +125,9 @@ def token_text(tokenizer: Tokenizer, token: int) -> str:
     return text
 
 
-def as_json(answered: Answered, tokenizer: Tokenizer, prompt: Sequence[int]) -> dict[str, Any]:
+def race_page_data(
+    answered: Answered, tokenizer: Tokenizer, prompt: Sequence[int]
+) -> dict[str, Any]:
     """One arm's answer as the page draws it.
 
     `steps` has for each arrival `at`, its time in seconds, and `tokens`: the text of each, who wrote

@@ -15,7 +15,7 @@ from harness.engines.requests import RequestRecord
 from harness.local.decoding.loop import Iteration, RowStep
 from harness.local.engine.clock import LoopClock
 from harness.measuring import race
-from harness.measuring.race import find_rejections, outcome
+from harness.measuring.race import comparison_columns, find_rejections
 from harness.results.acceptance import Rejection
 from some_questions import question_of
 from tiny_checkpoints import make_tokenizer
@@ -69,7 +69,7 @@ def test_every_rejection_of_the_text_is_found() -> None:
     lap = Answered(requests=[], seconds=0.0, arrivals=arrivals, arm="speculative")
     found = find_rejections(lap, Digits())  # type: ignore[arg-type]
     assert found == [Rejection(2, "8", pytest.approx(0.2), pytest.approx(0.7), "7")]
-    shown = race.as_json(lap, make_tokenizer(), [])
+    shown = race.race_page_data(lap, make_tokenizer(), [])
     tokens = [token for step in shown["steps"] for token in step["tokens"]]
     assert shown["num_tokens"] == len(tokens) == 7
     assert [place for place, token in enumerate(tokens) if "rejection" in token] == [2]
@@ -96,7 +96,7 @@ def test_where_texts_differ(
         lap_of("any", [[token] for token in tokens], 6.0 / len(tokens))
         for tokens in ([1, 2, 3], actual)
     ]
-    figures = outcome(weights, question, *laps)
+    figures = comparison_columns(weights, question, *laps)
     assert (figures["parted_at"], figures["logit_margin"]) == expected
     assert figures["identical"] is (expected[0] is None)
     assert figures["speedup"] == len(actual) / 3
@@ -119,7 +119,7 @@ def test_a_longer_text_is_compared_up_to_the_end_of_the_shorter(
 ) -> None:
     regular_lap = lap_of("regular", [[1]] * num_regular, 1.0)
     laps = regular_lap, lap_of("speculative", [[1] * number for number in pieces], seconds)
-    compared = outcome(None, QUESTION, *laps)
+    compared = comparison_columns(None, QUESTION, *laps)
     assert (compared["speedup"], compared.get("num_compared")) == (speedup, num_compared)
     assert race.arm_columns(regular_lap, Digits())["regular_tokens_per_second"] == 1  # type: ignore[arg-type]
 

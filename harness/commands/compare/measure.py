@@ -26,7 +26,7 @@ from harness.engines.tokenizer import Tokenizer
 from harness.measuring.measurement import identify
 from harness.measuring.progress import say, show
 from harness.measuring.prompts.sets import Prompt, load_prompts
-from harness.measuring.race import arm_columns, find_rejections, outcome
+from harness.measuring.race import arm_columns, comparison_columns, find_rejections
 from harness.measuring.session import Session
 from harness.reporting.table import visible
 from harness.reporting.terminal import plain_console, print_document
@@ -170,7 +170,7 @@ class CompareExperiment(Experiment[CompareSettings, CompareRow]):
                     if view != "race":
                         self._show_lap(lap, arm, session.tokenizer, token_ids)
                 if len(laps) == 2:
-                    columns |= outcome(engine.weights, question, *laps)
+                    columns |= comparison_columns(engine.weights, question, *laps)
                     if engine.arms[-1].traits.reports_drafts:
                         rejected = find_rejections(laps[-1], session.tokenizer)
                         columns["num_rejections"] = len(rejected)

@@ -29,7 +29,7 @@ from harness.engines.timing import timed_answer
 from harness.measuring.prompts.chat_templates import Template
 from harness.measuring.prompts.messages import messages_of, tools_of
 from harness.measuring.prompts.prompt_files import BadFile
-from harness.measuring.race import as_json, token_text
+from harness.measuring.race import race_page_data, token_text
 
 if TYPE_CHECKING:
     from harness.local.serving import LocalService, ServedAnswer
@@ -175,7 +175,7 @@ class ServedModel:
             return {
                 "prompt": body.prompt,
                 "temperature": request.decoding.temperature,
-                "arms": [as_json(answered, self._pair.tokenizer, ids) for answered in answers],
+                "arms": [race_page_data(answered, self._pair.tokenizer, ids) for answered in answers],
                 "acceptance": answers[-1].acceptance.columns(),
                 "identical": len({tuple(answered.tokens[0]) for answered in answers}) == 1,
             }
