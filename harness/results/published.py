@@ -17,10 +17,10 @@ from harness.results.schema import PromptedRow
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
-    """One figure.
+    """One row of `published.csv`.
 
     Attributes:
-        named: what its authors call the pair.
+        pair_name: what its authors call the pair.
         models: names that the target has here, as `canonical_name` writes them; empty where we have no such model.
         drafts: names of the draft; empty for the target alone.
         hardware: as they name it; empty where they do not.
@@ -33,7 +33,7 @@ class Published:
     """
 
     source: str
-    named: str
+    pair_name: str
     models: tuple[str, ...]
     drafts: tuple[str, ...]
     hardware: str = ""
@@ -52,8 +52,8 @@ class Published:
         same_pair = model in self.models and (not self.drafts or draft in self.drafts)
         same_prompts = self.prompts in ("", row.prompts)
         same_temperature = self.temperature in (None, row.temperature)
-        has_times = self.accuracy_regular is None
-        return same_pair and same_prompts and same_temperature and has_times
+        is_accuracy = self.accuracy_regular is not None
+        return same_pair and same_prompts and same_temperature and not is_accuracy
 
     @property
     def prompts_text(self) -> str:
@@ -74,6 +74,37 @@ class Published:
         arms = {"regular": self.accuracy_regular, "speculative": self.accuracy_speculative}
         return {arm: value for arm, value in arms.items() if value is not None}
 
+
+# What our presets cannot reproduce of a published protocol, by `source` of `published.csv`.
+DIFFERENCES: Mapping[str, str] = MappingProxyType(
+    {
+        "EAGLE-3 (arXiv 2503.01840)": (
+            "80 rows, chosen by its authors, of each set, with Meta's long system prompt; its tree "
+            "expands the 10 likeliest tokens of a level; its code draws some tokens at temperature 1, whatever is set"
+        ),
+        "DFlash (README of 2026-01-05)": (
+            "answers without thinking, to 128 prompts drawn at random (164 of HumanEval, 80 of "
+            "MT-Bench), and the sanitized subset of MBPP; at T = 1 a token was accepted where a "
+            "sample of the target was equal to it"
+        ),
+        "PARD (README, vLLM 0.16)": (
+            "vLLM, at the best K for each pair and set; the temperature is not stated"
+        ),
+        "JetSpec (README)": (
+            "answers without thinking, its own engine with CUDA graphs, and trees with up to 7 children "
+            "per node; speed-ups and times are from different runs"
+        ),
+        "Spec-Bench (leaderboard)": (
+            "FastChat's prompt for Vicuna, K by transformers' own schedule with a draft model, "
+            "Medusa's tree, and the mean of three runs"
+        ),
+    }
+)
+
+MULTIPLICATION_NOTE = (
+    "Published: llama-ssp, seeds 0 to 3 with 1000 questions each, "
+    "± 1.4 (7B) or ± 1.5 percentage points."
+)
 
 _FIGURE = TypeAdapter(Published)
 
@@ -100,7 +131,7 @@ def multiplication_accuracy(model: str) -> Mapping[str, float]:
 
 
 def published_for(row: PromptedRow) -> list[Published]:
-    """The figures to show alongside a row of `latency`: those of its pair and target; without a draft, of the target.
+    """The figures to show alongside a row of `latency`: its pair's and its target's; without a draft the target's.
 
     Random weights and synthetic acceptance have no published counterpart.
     """
@@ -116,35 +147,3 @@ def _figure(cells: Mapping[str, str]) -> Published:
     stated: dict[str, object] = {name: cell for name, cell in cells.items() if cell}
     names = {name: [*filter(None, cells[name].split(";"))] for name in ("models", "drafts")}
     return _FIGURE.validate_python(stated | names)
-
-
-# What our presets cannot reproduce of a published protocol, by source.
-DIFFERENCES: Mapping[str, str] = MappingProxyType(
-    {
-        "EAGLE-3 (arXiv 2503.01840)": (
-            "80 rows, chosen by its authors, of each set, with Meta's long system prompt; its tree "
-            "expands the 10 likeliest tokens of a level; its code draws some tokens at temperature 1, whatever is set"
-        ),
-        "DFlash (README of 2026-01-05)": (
-            "answers without thinking, to 128 prompts drawn at random (164 of HumanEval, 80 of "
-            "MT-Bench), and MBPP's sanitized part; at T = 1 a token was accepted where a sample of "
-            "the target was equal to it"
-        ),
-        "PARD (README, vLLM 0.16)": (
-            "vLLM, at the best K for each pair and set; the temperature is not stated"
-        ),
-        "JetSpec (README)": (
-            "answers without thinking, an engine of its own with CUDA graphs, and trees of up to 7 "
-            "children a node; the speed-ups are of other runs than the times"
-        ),
-        "Spec-Bench (leaderboard)": (
-            "FastChat's prompt for Vicuna, K by transformers' own schedule with a draft model, "
-            "Medusa's tree, and the mean of three runs"
-        ),
-    }
-)
-
-MULTIPLICATION_NOTE = (
-    "Published: llama-ssp, seeds 0 to 3 with 1000 questions each, "
-    "± 1.4 (7B) or ± 1.5 percentage points."
-)
