@@ -11,8 +11,7 @@ from harness.config.settings import ModelSettings
 # Files of a model and its tokenizer; notes and pictures in the same directory do not count.
 _SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".json", ".model", ".jinja")
 _VOCABULARIES = ("merges.txt", "vocab.txt")
-# The beginning has the headers of the tensors. Samples of the rest suffice, because training changes
-# every tensor.
+# The beginning has the tensor headers; samples of the rest catch a retrained model.
 _BEGINNING_BYTES = 1 << 20
 _SAMPLE_BYTES = 1 << 12
 _NUM_SAMPLES = 64
@@ -51,16 +50,15 @@ def files_digest(directory: Path) -> str:
         digest.update(f"{file.name}\0{size}\0".encode())
         with file.open("rb") as stream:
             digest.update(stream.read(_BEGINNING_BYTES))
-            step = max(
-                (size - _BEGINNING_BYTES - _SAMPLE_BYTES) // (_NUM_SAMPLES - 1), _SAMPLE_BYTES
-            )
+            last_offset = size - _SAMPLE_BYTES
+            step = max((last_offset - _BEGINNING_BYTES) // (_NUM_SAMPLES - 1), _SAMPLE_BYTES)
             for offset in range(_BEGINNING_BYTES, size, step):
                 stream.seek(offset)
                 digest.update(stream.read(_SAMPLE_BYTES))
     return digest.hexdigest()[:16]
 
 
-def hub_commit(repository: str, revision: str | None, kind: str = "model") -> str | None:
+def hub_commit(repository: str, revision: str | None, repo_type: str = "model") -> str | None:
     """Return the commit of a repository's revision in the hub's local cache; None if it is not there."""
     if not is_installed("huggingface_hub"):
         return None
@@ -69,9 +67,9 @@ def hub_commit(repository: str, revision: str | None, kind: str = "model") -> st
     from huggingface_hub.file_download import repo_folder_name
 
     try:
-        name = repo_folder_name(repo_id=repository, repo_type=kind)
+        name = repo_folder_name(repo_id=repository, repo_type=repo_type)
     except HFValidationError:
-        # A missing directory, which is reported when the model is read.
+        # No valid repository name, so a missing directory: reading the model reports it.
         return None
     cache = Path(constants.HF_HUB_CACHE) / name
     if revision and (cache / "snapshots" / revision).is_dir():
