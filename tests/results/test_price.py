@@ -313,14 +313,15 @@ def test_a_queue_is_said_in_the_figure_that_judges_it(tmp_path: Path) -> None:
 
 
 MIXED = """k, rows, ms, acceptance_length, draft, dataset
-0, 1, 20,, ,
+0, 1, 20,, , {none}
 4, 1, 30, 3.0, EAGLE, HumanEval
 4, 1, 30, 2.0, EAGLE, MTBench
 """
 
 
-def test_a_regular_step_without_a_mark_is_of_all_data_and_drafts(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text(MIXED)
+@pytest.mark.parametrize("none", ["", "-"])
+def test_a_regular_step_without_a_mark_is_of_all_data_and_drafts(tmp_path: Path, none: str) -> None:
+    (tmp_path / "t.csv").write_text(MIXED.format(none=none))
     with pytest.raises(SettingError, match="has several dataset: HumanEval, MTBench; name one"):
         read_table("costs", f"{tmp_path}/t.csv")
     table = read_table("costs", f"{tmp_path}/t.csv@EAGLE@MTBench")

@@ -175,7 +175,9 @@ class ServedModel:
             return {
                 "prompt": body.prompt,
                 "temperature": request.decoding.temperature,
-                "arms": [race_page_data(answered, self._pair.tokenizer, ids) for answered in answers],
+                "arms": [
+                    race_page_data(answered, self._pair.tokenizer, ids) for answered in answers
+                ],
                 "acceptance": answers[-1].acceptance.columns(),
                 "identical": len({tuple(answered.tokens[0]) for answered in answers}) == 1,
             }
