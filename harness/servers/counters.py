@@ -6,7 +6,6 @@ others, drafts at all, takes prompts from a cache, was restarted, or is only one
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -25,6 +24,10 @@ _RETRY_S = 0.1
 _MOST_DRAINING_S = 10.0
 _DRAIN_LOOK_S = 0.05
 
+# A counter beyond it, or a draft position of more digits, is that of a damaged page.
+_MOST_COUNTED = 1e18
+_MOST_DIGITS = 4
+
 
 def read_counters(text: str) -> Counts:
     """The known counters of a page in Prometheus's format, summed over the server's engines."""
@@ -34,11 +37,11 @@ def read_counters(text: str) -> Counts:
     names = known_counters()
     for sample in samples(text):
         counter = names.get(sample.name.removesuffix("_total"))
-        if counter is None or not 0 <= sample.value < math.inf:
+        if counter is None or not 0 <= sample.value < _MOST_COUNTED:
             continue
         if counter == "accepted_at":
             position = sample.labels.get("position", "")
-            if position.isdecimal():
+            if position.isdecimal() and len(position) <= _MOST_DIGITS:
                 accepted_at[int(position)] = accepted_at.get(int(position), 0.0) + sample.value
             continue
         totals[counter] = totals.get(counter, 0.0) + sample.value

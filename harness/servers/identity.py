@@ -25,10 +25,13 @@ if TYPE_CHECKING:
 
 # Prometheus's name of a process's start, in seconds since the epoch.
 _START = "process_start_time_seconds"
+# A start beyond it is none.
+_MOST_SECONDS = 1e11
 # Statuses of a page that a server does not have, or not for GET.
 _NO_PAGE = (404, 405, 501)
 # `-Q4_K_M.gguf`, `.BF16-00001-of-00003.gguf`: llama.cpp serves a model by its file, whose name ends so.
-_GGUF = re.compile(r"([-._](ud|i?q\d\w*|b?f16|f32|mxfp4))*(-\d+-of-\d+)?\.gguf$")
+# `\w*+` goes back over nothing: a server's name of many `_q1` would take forever.
+_GGUF = re.compile(r"([-._](ud|i?q\d\w*+|b?f16|f32|mxfp4))*(-\d+-of-\d+)?\.gguf$")
 # The most models of a server that an error lists.
 _MOST_NAMED = 8
 
@@ -101,7 +104,7 @@ def server_report(url: str, key: str | None) -> ServerReport | None:
             # llama.cpp's list has the context of the training, and no max_model_len; /props has that of a request.
             settings = answer.get("default_generation_settings")
             context = settings.get("n_ctx") if isinstance(settings, dict) else None
-            if isinstance(context, int) and context > 0:
+            if _is_count(context):
                 models = [model._replace(context=model.context or context) for model in models]
         metrics = _answer(f"{root}/metrics", key, is_optional=True) or ""
     except RequestFailed:
@@ -143,8 +146,10 @@ def why_not_ready(url: str, key: str | None) -> str | None:
 
 def start_time(counters: str) -> str | None:
     """When the process behind a page of counters was started: seconds since the epoch, as text; None if unknown."""
-    starts = [sample.value for sample in samples(counters) if sample.name == _START]
-    return str(starts[0]) if starts else None
+    for sample in samples(counters):
+        if sample.name == _START and 0 < sample.value < _MOST_SECONDS:
+            return str(sample.value)
+    return None
 
 
 def samples(counters: str) -> list[Sample]:
@@ -155,7 +160,8 @@ def samples(counters: str) -> list[Sample]:
     try:
         families = text_string_to_metric_families(counters)
         return [sample for family in families for sample in family.samples]
-    except ValueError:
+    # A damaged page: the parser raises all three.
+    except (ValueError, IndexError, OverflowError):
         return []
 
 
@@ -194,9 +200,14 @@ def _models(body: str | None) -> list[ListedModel]:
         texts = (entry.get(key) for key in ("root", "owned_by", "parent"))
         root, owner, parent = (text if isinstance(text, str) else None for text in texts)
         context = entry.get("max_model_len")
-        is_number = isinstance(context, int) and context > 0
-        models.append(ListedModel(entry["id"], root, owner, context if is_number else None, parent))
+        context = context if _is_count(context) else None
+        models.append(ListedModel(entry["id"], root, owner, context, parent))
     return models
+
+
+def _is_count(value: object) -> bool:
+    # JSON's true is an int.
+    return type(value) is int and value > 0
 
 
 def choose_model(
@@ -233,10 +244,10 @@ def choose_model(
         name = typed_model
         places = set() if name is None else {name, str(Path(name).resolve())}
         chosen = [served for served in models if places & {served.name, served.root}]
-        # All may be names of one model, and adapters of it.
+        # All may be names of one model, and adapters of it: these come last.
         weights = {served.root or served.name for served in models if served.parent is None}
         if len(weights) == 1:
-            chosen += models
+            chosen += sorted(models, key=lambda served: served.parent is not None)
     if chosen:
         return chosen[0]
     # Servers that nobody knows may serve what they do not list.

@@ -33,7 +33,6 @@ _SAY_S = 20.0
 _MOST_STOPPING_S = 30.0
 # A server that ended is known to have after this long at most.
 _MOST_ENDING_S = 2.0
-_LONGEST_LINE = 300
 _MOST_OF_LOG = 4_000_000
 # Lines with the reason why a server ended. The last ones of vLLM and llama.cpp only point to a line above, and
 # `"POST /v1/completions HTTP/1.1" 500 Internal Server Error` is one of uvicorn's about each request.
@@ -120,8 +119,10 @@ class StartedServer:
                 start_new_session=True,
             )
         assert self._guard.stdin is not None
-        self._guard.stdin.write(f"{json.dumps(sorted(keys_here()))}\n".encode())
-        self._guard.stdin.flush()
+        # Of a guard that died at once `ended` has the reason.
+        with suppress(BrokenPipeError):
+            self._guard.stdin.write(f"{json.dumps(sorted(keys_here()))}\n".encode())
+            self._guard.stdin.flush()
 
     @property
     def pid(self) -> int:
@@ -199,11 +200,11 @@ class StartedServer:
 
     @property
     def _log(self) -> list[str]:
-        """The last lines of its output since its start."""
+        """The lines of its output since its start, of a long one the last."""
         with self._launch.log.open("rb") as file:
             file.seek(max(self._log_start, file.seek(0, os.SEEK_END) - _MOST_OF_LOG))
             output = file.read().decode(errors="replace")
-        lines = [from_outside(line.strip())[:_LONGEST_LINE] for line in output.splitlines()]
+        lines = [from_outside(line) for line in output.splitlines()]
         return [line for line in lines if line]
 
 
@@ -211,7 +212,9 @@ def _with_container_id(command: list[str], file: Path) -> list[str]:
     """The command of a container with a file for its id, by which the guard ends it."""
     names = [PurePosixPath(word).name for word in command]
     for index, name in enumerate(names):
-        if name in CONTAINERS and "run" in names[index + 1 : index + 3]:
+        # `docker compose run` has no such flag.
+        behind_name = names[index + 1 : index + 4]
+        if name in CONTAINERS and "run" in behind_name and "compose" not in behind_name:
             # Of an earlier start; `docker run` writes over no file.
             file.unlink(missing_ok=True)
             behind = names.index("run", index) + 1

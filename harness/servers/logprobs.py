@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # Together probabilities may be larger than 1 by this: servers round them, some in half precision.
 _MASS_TOLERANCE = 0.02
-# What exceeds 1 by far need not be exponentiated.
+# Larger ones are cut to this: their exponential may overflow.
 _MOST_LOGPROB = 100.0
 
 
@@ -66,14 +66,15 @@ class TextScorer:
                 task.cancel()
 
     async def _checked(self, prompt: Sequence[int], text: Sequence[int]) -> list[Likeliest]:
-        """The log-probabilities of one text. Raises AnswerError for anything that is none."""
+        """The log-probabilities of one text. Raises AnswerError for anything else."""
         try:
             scored = await self._score(prompt, text)
         except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
             reason = f"{type(error).__name__}: {error}"
             raise AnswerError(f"no log-probabilities of a text can be read ({reason})") from error
-        if len(scored) != len(text) or not all(scored):
-            raise AnswerError(f"{len(scored)} log-probabilities came for {len(text)} tokens")
+        num_scored = sum(map(bool, scored))
+        if len(scored) != len(text) or num_scored < len(text):
+            raise AnswerError(f"{num_scored} log-probabilities came for {len(text)} tokens")
         for likeliest in scored:
             numbers = list(likeliest.values())
             are_numbers = all(isinstance(number, float | int) for number in numbers)
@@ -102,7 +103,7 @@ class TextScorer:
         return scored
 
     async def _ask(self, token_ids: Sequence[int], **parameters: Any) -> Any:
-        """The answer of one token behind these."""
+        """The choice of an answer, one token long, that continues these tokens."""
         body = {
             "model": self.asked.model.name,
             "prompt": token_ids,

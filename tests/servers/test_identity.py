@@ -12,12 +12,17 @@ from typing import Any
 
 import pytest
 
+from harness.config.errors import SettingError
+from harness.config.model_names import SERVED
 from harness.config.settings import ModelSettings
+from harness.servers.counters import read_counters
 from harness.servers.identity import (
     ListedModel,
     ServerReport,
     choose_model,
+    samples,
     server_report,
+    start_time,
     why_not_ready,
 )
 
@@ -80,3 +85,40 @@ def test_a_model_is_known_by_where_its_link_leads(tmp_path: Path) -> None:
     report = ServerReport({}, None, listed)
     chosen = choose_model(report, settings, None, None, "engine.model", "engine.url")
     assert chosen.name == "served"
+
+
+DIGITS = "1" * 400
+
+
+def test_damaged_pages_of_counters_say_nothing() -> None:
+    """What makes the parser raise, and numbers that no counter, position or start has."""
+    assert samples('x{a="1", ="2"} 3') == samples(f"x 1 {DIGITS}") == []
+    positions = (3_000_000_000, DIGITS)
+    accepted = [
+        f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{position="{place}"}} 0'
+        for place in positions
+    ]
+    page = "\n".join([f"vllm:generation_tokens_total {DIGITS}", *accepted, ""])
+    assert not read_counters(page).accepted_at
+    starts = [
+        start_time(f"process_start_time_seconds {start}\n")
+        for start in ("NaN", "0", "+Inf", DIGITS)
+    ]
+    assert starts == [None] * 4
+
+
+def test_a_list_of_models_is_believed_as_far_as_it_is_possible() -> None:
+    """Adapters come last, a context is a number, and no name takes forever."""
+    listed = [
+        {"id": "a" + 40 * "_q1", "parent": "base"},
+        {"id": "base", "max_model_len": True},
+    ]
+    with pages(models={"data": listed}) as url:
+        report = server_report(url, None)
+    assert report is not None
+    assert [model.context for model in report.models] == [None, None]
+    settings = ModelSettings(name="served", repository=SERVED)
+    assert choose_model(report, settings, None, None, "engine.model", "engine.url").name == "base"
+    other = ModelSettings(name="x", repository="org/x")
+    with pytest.raises(SettingError):
+        choose_model(report, other, None, None, "engine.model", "engine.url")
