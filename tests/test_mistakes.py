@@ -57,6 +57,9 @@ MISTAKES = {
     "latency decoding.max_new_tokens=600": "decoding.max_new_tokens=600: leaves no room for a prompt: the context",
     "latency precision=2% budget=soon": "budget=soon: must be a time, such as 10min, 90s or 2h",
     "latency format=yaml": "results.format=yaml: must be one of text, json",
+    "latency model=1e3": "model=1e3: ",
+    "plan gpus=0xA100": "gpus=0: must be from 1 to 1024",
+    "plan costs=x acceptance=[]": "acceptance=(): must not be empty",
     "plan gpu_memory=40": "gpu_memory=40: must be an amount with its unit, such as 40GB or 80GiB, or a GPU: A100",
     # What has no meaning together
     "latency K=auto": "decoding.num_draft_tokens=auto: must be a number with engine=local; engine=huggingface has",
@@ -72,7 +75,7 @@ MISTAKES = {
     "latency draft=server": "draft=server: needs engine=server with engine.regular_url",
     "acceptance causes=template,wether": "causes=template,wether: must be auto, all, none, or some of last,positions,",
     "acceptance card=0": "card=0.0: must be above 0",
-    f"acceptance {URL} draft=tiny_draft": "model=served: must be named beside a draft",
+    f"acceptance {URL} draft=tiny_draft": "model=served: must be named, as the draft's weights",
     "latency engine=simulated decoding.synthetic_acceptance=0.5":
         "decoding.synthetic_acceptance=0.5: needs engine=local",
     "recovery engine=simulated": "engine=simulated: must decode a model",

@@ -49,7 +49,7 @@ class Crew:
         """Run a job in the worker that has loaded its pair, or in a new one.
 
         Returns:
-            As `Worker.run` does.
+            The error that ended the job early; None otherwise.
         """
         settings = job.settings
         pair = repr(pair_key(settings))
@@ -225,15 +225,14 @@ def _record(job: Job, rows: Sequence[RunRow], note: str) -> None:
     notes = [note]
     if num_left > 0:
         began = datetime.fromtimestamp(manifest.started).astimezone()
-        # Others were taken over from earlier sweeps.
-        measured = {
+        measured_here = {
             row.job
             for row in rows_of_sweep
             if row.timestamp and datetime.fromisoformat(row.timestamp) >= began
         }
         notes.append(f"{num_left} left")
-        if measured:
-            seconds_per_job = (time.time() - manifest.started) / len(measured)
+        if measured_here:
+            seconds_per_job = (time.time() - manifest.started) / len(measured_here)
             notes[-1] += f", about {_duration(num_left * seconds_per_job)}"
     label = manifest.label(job.overrides, job.settings.engine)
     words = ": ".join(filter(None, [label, job_line(job.command, rows)]))

@@ -105,7 +105,7 @@ def progress(description: str, total: int) -> Iterator[Callable[[str | None], No
             began = time.monotonic()
         seconds = (time.monotonic() - began) / max(1, num_done - 1)
         left = seconds * (total - num_done)
-        _draw(description, num_done, total, left if num_done > 1 else None)
+        _draw(description, num_done, total, left if 1 < num_done < total else None)
 
     _draw(description, 0, total, None)
     try:

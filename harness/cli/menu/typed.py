@@ -28,11 +28,12 @@ from harness.config.settings import require_possible_path
 # Groups, of which the name of a preset, a method or an engine chooses one.
 _GROUPS = ("model", "draft", "decoding", "placement", "prompts", "engine")
 # Values that Hydra reads as a number, a boolean or a list, where a setting needs a name.
-_NO_NAME = re.compile(r"null|true|false|[-+]?\d+(\.\d*)?|\[.*\]", re.IGNORECASE)
+_NUMBER = r"[-+]?(nan|inf|(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)(e[-+]?\d+)?)"
+_NO_NAME = re.compile(rf"null|true|false|{_NUMBER}|\[.*\]", re.IGNORECASE)
 # Settings that take such a name, or a path.
 _NAMES_OR_PATHS = ("model", "draft", "engine", "prompts", "pair")
-# Settings of one value, with any commas in it: a path, those of Hydra that take a directory, and names of causes.
-_PATHS = ("results.file", "hydra.run.dir", "hydra.sweep.dir", "causes")
+# Settings whose commas divide nothing.
+_UNDIVIDED = ("results.file", "hydra.run.dir", "hydra.sweep.dir", "causes")
 # Stands for a value that Hydra's grammar does not have.
 _UNREADABLE = object()
 
@@ -167,18 +168,19 @@ def _quoted_for_hydra(argument: str) -> str:
     model=./mödel,7B             model='./mödel',7B
     decoding.top_p=0.9           the same: what Hydra can read stays
 
-    A `~` at the beginning of a path becomes the home directory. `${...}` is looked up, except in a prompt.
+    A `~` at the beginning of a path becomes the home directory. `${...}` is looked up, except in a prompt
+    without quotes.
     """
     key, equals, value = argument.partition("=")
     name = key.lstrip("+")
-    is_quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "\"'"
-    if not equals or is_quoted:
+    has_quotes = len(value) > 1 and value[0] == value[-1] and value[0] in "\"'"
+    if not equals or (has_quotes and _parsed(argument) is not _UNREADABLE):
         return argument
     if name == "prompt":
         return f"prompt={in_quotes(literal(value))}"
     # A comma divides values, unless all of it is one path.
     path = os.path.expanduser(value)
-    if "," in value and (name in _PATHS or os.path.exists(path)):
+    if "," in value and (name in _UNDIVIDED or os.path.exists(path)):
         return f"{key}={in_quotes(path)}"
     # Also raises for what is nested too deeply, in any value.
     parsed = _parsed(argument)

@@ -54,7 +54,7 @@ class TypedAcceptance:
             return cls(path=typed)
 
     def yields(self, most: int) -> dict[int, Interval]:
-        """Tokens per iteration of each K up to `most` that numbers give."""
+        """Tokens per iteration by K: of the one K that was typed, or by rates of each up to `most`; {} for a path."""
         if self.length is not None:
             return {self.k: Interval(self.length)}
         yields = {}
@@ -72,7 +72,8 @@ class PlanSettings(RunSettings):
     effect, so that another command's settings can be planned unchanged.
 
     Attributes:
-        gpus: how many GPUs to plan for, in place of those here; `8xA100` is `gpu_memory=8xA100`.
+        gpus: how many GPUs to plan for, in place of those here and of the number in `gpu_memory`; `8xA100` is
+            `gpu_memory=8xA100`.
         gpu_memory: of each, with its unit: `40GB` (10^9 bytes), `80GiB` (2^30 bytes); or a GPU's name, `A100` or
             `8xH100`. Of several sizes the smallest counts, unless it is named: `'A100 80GB'`.
         bandwidth: of a GPU's memory, or of main memory, in GB/s.
@@ -105,7 +106,7 @@ class PlanSettings(RunSettings):
             object.__setattr__(self, "gpus", None)
         require_at_least(self, gpus=1, prompt_length=1)
         number = int(self.gpus or self._named_gpus[0])
-        require(number <= 1024, "gpus", "must be at most 1024", number)
+        require(1 <= number <= 1024, "gpus", "must be from 1 to 1024", number)
         if self.gpus is not None and self.gpu_memory is None and not gpu_names():
             rule = "must say what each of the pretended GPUs has, such as gpu_memory=40GB or A100"
             raise SettingError("gpu_memory", rule)
@@ -115,12 +116,13 @@ class PlanSettings(RunSettings):
         is_finite = self.bandwidth is None or 0 < self.bandwidth < float("inf")
         require(is_finite, "bandwidth", "must be positive, in GB/s", self.bandwidth)
         for name in ("costs", "acceptance"):
-            require(getattr(self, name) != "", name, "must not be empty", "")
+            typed = getattr(self, name)
+            require(typed not in ("", ()), name, "must not be empty", typed)
         rule = "needs acceptance=: what an iteration yields, such as acceptance=0.7 or a run"
         require(self.costs is None or self.acceptance is not None, "costs", rule, self.costs)
         rule = "must be null without a draft: nothing is accepted"
-        is_from_bytes = self.acceptance is not None and self.costs is None
-        require(self.draft is not None or not is_from_bytes, "acceptance", rule, self.acceptance)
+        needs_draft = self.acceptance is not None and self.costs is None
+        require(self.draft is not None or not needs_draft, "acceptance", rule, self.acceptance)
         accepted = self.typed_acceptance
         rule = "must be above 0 and at most 1, or a run of acceptance"
         for rate in accepted.rates:
@@ -157,7 +159,7 @@ class PlanSettings(RunSettings):
 
     @property
     def _named_gpus(self) -> tuple[int, Sequence[Gpu]]:
-        """The number and the kinds in `8xH100`; 1 and no kind for an amount."""
+        """The number and the kinds in `8xH100`; no kind for an amount."""
         typed = self.gpu_memory or ""
         match = re.match(r"(\d+) ?[x×] ?", typed)
         number = 1 if match is None else int(match[1])

@@ -140,3 +140,8 @@ def test_a_mapping_is_a_group_where_the_command_has_one() -> None:
 
 def test_the_last_value_counts_whatever_the_setting_is_called() -> None:
     assert overrides("K=8", "gamma=4")[-1] == "decoding.num_draft_tokens=4"
+
+
+def test_a_prompt_that_begins_and_ends_with_quotes_is_text() -> None:
+    prompt = '"Yes," she said. "No."'
+    assert value_of(f"prompt={prompt}") == prompt
