@@ -20,7 +20,7 @@ class Origin(StrEnum):
 
 
 def origins(num_proposed: int, num_accepted: int, num_tokens: int) -> list[Origin]:
-    """Where the tokens of one iteration come from, the last of which may be cut off.
+    """Where each token comes from that an answer gained in one iteration; its end may cut off the last ones.
 
     Args:
         num_proposed: the draft tokens that were verified.

@@ -25,7 +25,7 @@ from harness.results.statistics.arrays import Floats
 
 # The share of returned log-probabilities that may be further away than the tolerance.
 _MOST_OUTSIDE = 0.01
-# A reading explains wrong ones if it is within the tolerance of this share of them.
+# A reading explains wrong ones if at least this share of them is within the tolerance of it.
 _EXPLAINED = 0.9
 _READINGS = {
     "raw": "the model's own",
@@ -42,8 +42,8 @@ class ReportedReference:
 
     Args:
         arm: the regular one, which scores texts.
-        prompt: any, to see whether it does, and how many tokens it knows.
-        num_tokens: those of the tokenizer.
+        prompt: any one, scored once to see whether the arm can.
+        num_tokens: the size of the tokenizer's vocabulary.
         num_top: how many of the likeliest are asked for at each place; -1 for all.
 
     Attributes:
@@ -141,7 +141,9 @@ class ReportedReference:
             check_known(tokens, self.vocabulary_size)
             row[tokens] = logprobs
             mass_left = 1 - sum(map(math.exp, logprobs))
-            left = np.flatnonzero(np.isinf(row))
+            is_left = np.isinf(row)
+            is_left[sorted(self.arm.traits.never_drawn)] = False
+            left = np.flatnonzero(is_left)
             if len(left) and mass_left > 0:
                 num_alike = len(left)
                 # Servers also show tokens that cannot be drawn, at -9999.
@@ -212,7 +214,7 @@ class ReturnedLogprobs:
             findings.append(f"{num_missing:,} are missing")
         if num_wrong > _MOST_OUTSIDE * num_compared:
             median = np.median(differences[reading][is_wrong])
-            finding = f"{num_wrong:,} are wrong, by {median:.2g} in the median"
+            finding = f"{num_wrong:,} are wrong (median error {median:.2g})"
             for name, reading_differences in differences.items():
                 if (reading_differences[is_wrong] <= tolerance).mean() >= _EXPLAINED:
                     finding = f"{num_wrong:,} are {_READINGS[name]}"

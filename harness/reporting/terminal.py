@@ -29,10 +29,10 @@ _STYLES = {
     "plain": "", "strong": "bold", "dim": "dim", "warning": "yellow", "good": "bold green", "bad": "bold red",
 }  # fmt: skip
 _BOXES = {"box": box.ROUNDED, "plain": box.SIMPLE_HEAD, "bare": None}
-# Cells of numbers up to this length are not broken; columns of text are not narrower than that.
+# Cells up to this length are not broken, in columns of numbers and of text.
 _UNBROKEN = 24
-_LEAST_TEXT = 14
-# Characters that a table draws around each column.
+_UNBROKEN_TEXT = 14
+# Characters beside each column: its frame and padding.
 _FRAME = 3
 # Answers, and lines with a name, begin here.
 _INDENT = "  "
@@ -217,7 +217,7 @@ def _width(column: Column, cells: Sequence[str], console: Console) -> Measuremen
     """
     heading = Measurement.get(console, console.options, Text(column.heading))
     longest = Measurement.get(console, console.options, Text("\n".join(cells))).maximum
-    unbroken = min(longest, _LEAST_TEXT if column.text else _UNBROKEN)
+    unbroken = min(longest, _UNBROKEN_TEXT if column.text else _UNBROKEN)
     return Measurement(max(unbroken, heading.minimum), max(longest, heading.maximum))
 
 

@@ -95,7 +95,8 @@ def _costs(group: Sequence[RankedRun]) -> Curves:
             step_ms = cost.point(0, cost.loads[0]).ms.estimate
             fixed = shape.fixed.estimate / step_ms
             slope = shape.per_token.estimate / step_ms
-            label = f"{fixed:.2f} steps and {slope:.2f} per draft token"
+            line = f"{fixed:.2f} steps and {slope:.2f} per draft token"
+            label = " · ".join([*names, line])
             ends = (priced[0].drafted, priced[-1].drafted)
             curves[label] = [(x, Interval(fixed + slope * x)) for x in ends]
     return curves

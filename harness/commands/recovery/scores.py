@@ -42,7 +42,7 @@ _MOST_LOGITS = 2**25
 _NUM_ROUNDED = 8
 # The name of texts at the one place among sampling settings.
 _AT_PLACE = "at the one place"
-# Kernels may be as many times as far from the eager model as its own rounding moves it.
+# The kernels' deviation from the eager model may be this many times that of rounding.
 _MOST_APART = 5.0
 # Places whose proposals are looked at.
 _MOST_LOOKED_AT = 256
@@ -262,7 +262,7 @@ class Scores:
         return self._reference.tolerance(likeliest, root_mean_square(self._deviations))
 
     def _read_again(self, answer: Answer, logits: Floats) -> Floats | None:
-        """The logits of a text by another route, which shows rounding: for some texts of each sampling setting."""
+        """The logits of a text by another route, which shows rounding: of some texts of each sampling setting."""
         request, record = answer
         if request.is_greedy and self._deviations:
             return None

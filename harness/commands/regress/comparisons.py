@@ -28,8 +28,9 @@ def settings_of(run: Run) -> dict[str, Any]:
     names = [name for name, column in columns.items() if column.kind == "setting"]
     kept = [name for name in [*names, "prompts_digest"] if name not in _REPETITION]
     settings = {name: getattr(run.last, name, None) for name in kept}
-    for name, value in (settings.pop("settings", None) or {}).items():
-        # Another build, or other flags, are what is compared. `server_command` shows it.
+    without_column = settings.pop("settings", None) or {}
+    for name, value in without_column.items():
+        # Builds and flags may differ: they are what is compared.
         if name not in STARTS_SERVERS:
             settings[name] = value
     return {name: value for name, value in settings.items() if value is not None}
@@ -64,15 +65,16 @@ def compared_runs(
         runs_after = by_settings.get(key)
         if runs_after:
             devices = {run.last.devices for run in (*runs_before, *runs_after)}
-            alike = [run for run in noise if settings_key(run) == key]
-            here = [run for run in alike if {run.last.devices} == devices]
-            sides = BeforeAndAfter(runs_before, runs_after, margin, here)
+            same_noise = [
+                run for run in noise if settings_key(run) == key and {run.last.devices} == devices
+            ]
+            sides = BeforeAndAfter(runs_before, runs_after, margin, same_noise)
             compared += measurement(runs_before[0].command).changes(sides)
     # All that a reader sees is one family, whatever figures it has.
-    p_values = [row.comparison.p_value for row in compared]
-    statements = judged_together([row.statement for row in compared], p_values)
-    names = distinct_names([row.after for row in compared])
+    p_values = [figure.comparison.p_value for figure in compared]
+    statements = judged_together([figure.statement for figure in compared], p_values)
+    names = distinct_names([figure.after for figure in compared])
     return [
-        replace(row, name=name, statement=statement)
-        for row, name, statement in zip(compared, names, statements, strict=True)
+        replace(figure, name=name, statement=statement)
+        for figure, name, statement in zip(compared, names, statements, strict=True)
     ]

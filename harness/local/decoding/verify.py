@@ -115,8 +115,8 @@ def accepted_prefix(accepted: Tensor, offer: Offer) -> tuple[Tensor, Tensor]:
         residual = weights.scatter(-1, offer.draft_tokens[rows, index].unsqueeze(-1), 0.0)
     else:
         residual = (weights - offer.draft_probabilities[rows, index]).clamp_(min=0)
-    # A residual without mass means that the two distributions agree up to rounding: draw from
-    # the target itself.
+    # Without mass the two distributions agree up to rounding, or a coin rejected the only
+    # possible token: draw from the target itself.
     recovered = rejected & (residual.sum(-1) > 0)
     weights = torch.where(recovered.unsqueeze(-1), residual, weights)
     return num_accepted, inverse_cdf(weights, offer.next_uniforms[rows, num_accepted])

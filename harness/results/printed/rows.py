@@ -35,7 +35,7 @@ _SPEEDUPS = (
 
 
 class Iteration(NamedTuple):
-    """An iteration of a row, by one reading of its acceptance; `UNKNOWN` or NaN for nothing.
+    """An iteration of a row, by one reading of its acceptance; figures that do not follow are `UNKNOWN`.
 
     Attributes:
         reading: tokens that the printed rate is a share of; empty where the tokens per iteration are stated.
@@ -163,7 +163,7 @@ class PrintedRow:
 
     @property
     def speedups(self) -> dict[str, PrintedFigure]:
-        """Each speed-up that it has, by what it is of: those of one user come first."""
+        """Each speed-up that it has, by what it is of; the first one counts."""
         figures = {**self.figures, "itself": PrintedFigure.exactly(1)}
         return {
             what: figures[above].over(figures[below])

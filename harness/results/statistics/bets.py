@@ -6,7 +6,7 @@ multiplies the capital by 1000 or more, at any time, with a chance above 1 in 10
 likes. A bet is a likelihood ratio: the chance of the draw as the bettor expects it, from earlier draws alone, by the
 one that is tested. Several bettors share the capital equally.
 
-Results are logarithms of these factors, [b, n] of b bettors over n draws, 0 where one does not bet.
+Functions return logarithms of the factors by which draws multiply capitals, [b, n] of b bettors over n draws.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def bets_on_parts(
 
     Args:
         parts: [n], from 0 to k - 1.
-        masses: [n, k], of the parts in each draw's distribution; a draw from one without mass is no bet.
+        masses: [n, k], of the parts in each draw's distribution; a draw from one without mass wins nothing.
         keys: [n].
         tolerated: [n, k], by how much each part's mass may be off at each draw.
     """
@@ -67,9 +67,9 @@ def bets_on_parts(
         for row, (concentration, share) in zip(factors, learners, strict=True):
             prior = concentration / num_parts
             ratios = (before + prior) / (expected + prior)
-            won = share * (ratios / (ratios * mass).sum(-1, keepdims=True) - 1)
-            lost = np.log1p((np.abs(won) * tolerated[at]).sum(-1))
-            row[at] = np.log1p((won * drawn).sum(-1)) - lost
+            gains = share * (ratios / (ratios * mass).sum(-1, keepdims=True) - 1)
+            allowance = np.log1p((np.abs(gains) * tolerated[at]).sum(-1))
+            row[at] = np.log1p((gains * drawn).sum(-1)) - allowance
     return factors
 
 
@@ -92,18 +92,18 @@ def bets_on_outcomes(
 
     is_possible = masses > 0
     draws = pd.DataFrame({"key": keys, "outcome": outcomes, "mass": masses})[is_possible]
-    # Draws so far of this outcome and of all, and the most of one outcome by its mass.
+    # Earlier draws of this outcome and of all, and the largest number of one outcome over its mass.
     before = draws.groupby(["key", "outcome"]).cumcount()
     total = draws.groupby("key").cumcount()
     by_mass = (before + 1) / draws["mass"]
     peak = by_mass.groupby(draws["key"]).cummax().groupby(draws["key"]).shift(fill_value=0)
     factors = np.zeros((len(learners), len(outcomes)))
     for row, (concentration, share) in zip(factors, learners, strict=True):
-        expected = before / draws["mass"] + concentration
-        won = share * (expected / (total + concentration) - 1)
+        ratios = (before / draws["mass"] + concentration) / (total + concentration)
+        gains = share * (ratios - 1)
         # From the outcome on which least is bet to the one on which most is.
         range_of_bets = share * tolerated[is_possible] * peak / (total + concentration)
-        row[is_possible] = np.log1p(won) - np.log1p(range_of_bets)
+        row[is_possible] = np.log1p(gains) - np.log1p(range_of_bets)
     return factors
 
 
@@ -112,7 +112,7 @@ def bets_on_support(is_outside: Flags, tolerated: Floats) -> Floats:
 
     Args:
         is_outside: [n], whether a draw has none.
-        tolerated: [n], the most of the mass that may be there; without a bet where this is as much.
+        tolerated: [n], above 0, the most of the mass that may be there; a bettor whose share is no larger does not bet.
     """
     factors = np.zeros((len(SHARES_OUTSIDE), len(tolerated)))
     for row, share in zip(factors, SHARES_OUTSIDE, strict=True):

@@ -157,14 +157,13 @@ def change_between(
         covers = replace(covers, num_runs=num_runs[0], num_runs_after=num_runs[1])
     if noise is not None:
         covers = replace(covers, num_differences=noise.degrees_of_freedom)
-    if noise is not None:
         # The ratio of two runs has twice the variance of one.
         squares_of_means += noise.degrees_of_freedom * noise.deviation**2 / 2
         degrees_of_freedom += noise.degrees_of_freedom
     variance_of_means = squares_of_means / degrees_of_freedom if degrees_of_freedom else 0.0
     variance_of_changes = NAN if num_units < fewest_units(unit) else float(changes.var(ddof=1))
-    # Both parts contain the residual, and one of them must not. With one run on each side it is not known, so that the
-    # interval is up to √2 too wide.
+    # Both parts contain the residual, and one of them must not. With one run on each side it is not known, so that with
+    # `noise` the interval is up to √2 too wide.
     unit_variance = variance_of_changes - residual_variance * inverse_runs
     return RatioEstimate(
         float(changes.mean()),

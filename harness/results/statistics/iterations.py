@@ -42,7 +42,7 @@ from harness.results.statistics.arrays import Floats
 from harness.results.statistics.interval import CONFIDENCE, Interval
 from harness.results.statistics.ratios import ratio_of_totals, totals_by_unit
 
-# Of the iterations that rejections could add, those that they add to a draft that is hardly ever rejected.
+# A draft is hardly ever rejected if rejections add at most this share of the iterations that they could.
 _HARDLY_EVER = 0.03
 
 
@@ -151,9 +151,9 @@ def tokens_over_iterations(
 ) -> Interval:
     """Tokens per iteration with a 95 % interval over units.
 
-    Of a draft that is hardly ever rejected few units have a rejection, and a sample may have too few of these to show
-    how they vary. So the lower bound then allows at least for what Poisson's distribution does of the iterations beyond
-    the fewest possible (Garwood 1936).
+    Where a draft is hardly ever rejected, few units have a rejection, and a sample may have too few to show how they
+    vary. The lower bound then allows at least for Poisson's noise of the iterations beyond the fewest possible (Garwood
+    1936).
 
     Args:
         tokens, iterations: [num_units].

@@ -218,7 +218,7 @@ def test_those_that_are_wrong_or_unknown_are_not_called_the_models_own() -> None
     ("reading", "finding"),
     [
         (lambda raw: 1.5 * raw, "500 are those after temperature and truncation"),
-        (lambda raw: raw + 0.5, "are wrong, by 0.5 in the median"),
+        (lambda raw: raw + 0.5, "are wrong (median error 0.5)"),
     ],
 )
 def test_what_wrong_log_probabilities_are_is_found(

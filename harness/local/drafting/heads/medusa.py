@@ -84,7 +84,7 @@ class Medusa(Head):
             self.add_module(str(number), nn.ModuleList(parts))
 
     def draft(self, unread: Unread, uniforms: Tensor, cache: SlotCache, draw: Draw) -> Draft:
-        # [B, D], of each row's last token.
+        # [B, D], each row's last state.
         states = gather_rows(unread.features, unread.last())
         count = min(uniforms.shape[1], self.config.num_heads)
         logits = [self._logits_ahead(number, states) for number in range(count)]
