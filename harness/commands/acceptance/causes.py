@@ -14,7 +14,7 @@ from harness.config.installation import is_installed
 from harness.engines.door.reading import DraftMistake
 
 # Prompts are cut to this many tokens.
-SHORT_PROMPT = 512
+_SHORT_PROMPT = 512
 _FAULTS: tuple[tuple[str, DraftMistake, str], ...] = (
     ("positions", "late", "hidden states one position late"),
     ("layers", "layers before", "hidden states of the layers before"),
@@ -99,7 +99,7 @@ def asked_conditions(
     conditions.append(_template(settings, has_template))
     trained_prompt = 0 if trained is None else trained - settings.decoding.max_new_tokens
     why = "chats are sent whole" if settings.engine.asks_chats else ""
-    for most in sorted({SHORT_PROMPT, trained_prompt}):
+    for most in sorted({_SHORT_PROMPT, trained_prompt}):
         if 0 < most < longest:
             words = f"with prompts cut to {most} tokens"
             conditions.append(

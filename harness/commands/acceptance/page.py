@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from harness.commands.acceptance.causes import SHORT_PROMPT
 from harness.config.amounts import capitalised, counted, percent
 from harness.reporting.names import Named, named_runs
 from harness.reporting.page import NextStep, Page, heading, title_of_many
@@ -27,6 +26,8 @@ from harness.results.texts import best_row, rows_of, texts_of
 
 # The K of the printed table; the file has all.
 SHOWN = (1, 2, 4, 8, 16)
+# The end of the first range of contexts, in tokens.
+_SHORTEST_CONTEXT = 512
 # Settings that `latency` does not have.
 _OWN_SETTINGS = ("up_to", "texts_per_prompt")
 _TOKENS = Column("tokens per iteration\n(95 % interval)", "{:.2f}".format, "tokens_per_iteration")
@@ -242,7 +243,7 @@ def _turns(text: AcceptanceTextRow) -> str:
 
 def _contexts(text: AcceptanceTextRow) -> str:
     """The range that the tokens before a text are in: `up to 512`, `up to 1,024` and so on."""
-    most = max(SHORT_PROMPT, 2 ** ((text.context or 1) - 1).bit_length())
+    most = max(_SHORTEST_CONTEXT, 2 ** ((text.context or 1) - 1).bit_length())
     return f"up to {most:,}"
 
 

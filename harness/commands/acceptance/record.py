@@ -113,7 +113,7 @@ class Acceptance(Command[AcceptanceSettings, AcceptanceRow]):
         ("", "the shipped tiny pair, on texts that the target writes now"),
         (
             "model=30B draft=7B prompts=./my_logs.jsonl",
-            "a prompt and a completion per line, or conversations with all their answers",
+            "a prompt and a completion per line, or conversations with their answers",
         ),
         ("prompts=outputs/latency/2026-11-22/09-43-39/", "the texts of an earlier run"),
         ("-m model=30B draft=7B,lookup,./my-eagle3-head", "several drafts on the same texts"),
