@@ -83,7 +83,8 @@ def _costs(group: Sequence[RankedRun]) -> Curves:
     one.
     """
     curves: dict[str, Sequence[tuple[float, Interval]]] = {}
-    for names, series in grouped(group, attrgetter("name.group")).items():
+    groups = grouped(group, attrgetter("name.group"))
+    for names, series in groups.items():
         cost = measured_over_k([pair.run for pair in series])
         shape = cost.shape(cost.loads[0]) if cost.loads else None
         priced = [point for point in cost.points if point.width > 1 and point.steps.is_known]
@@ -96,7 +97,7 @@ def _costs(group: Sequence[RankedRun]) -> Curves:
             fixed = shape.fixed.estimate / step_ms
             slope = shape.per_token.estimate / step_ms
             line = f"{fixed:.2f} steps and {slope:.2f} per draft token"
-            label = " · ".join([*names, line])
+            label = line if len(groups) == 1 else " · ".join([*names, line])
             ends = (priced[0].drafted, priced[-1].drafted)
             curves[label] = [(x, Interval(fixed + slope * x)) for x in ends]
     return curves
