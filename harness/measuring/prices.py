@@ -23,7 +23,7 @@ from harness.results.prompt_times import Unit, rows_by_unit
 from harness.results.rows.prompts import LatencyPromptRow, decoded_and_iterations
 from harness.results.runs import Run, grouped
 from harness.results.statistics.interval import Coverage, Interval
-from harness.results.statistics.iterations import tokens_over_iterations
+from harness.results.statistics.iterations import fewest_iterations, tokens_over_iterations
 from harness.results.statistics.ratios import ratio_of_totals
 
 # Iterations that draft fewer than this share of K cost what the text lets them draft.
@@ -256,7 +256,9 @@ def tokens_by_k(runs: Sequence[Run[LatencyRow]]) -> dict[int, Interval]:
             # Answers of one token have no iteration.
             tokens, iterations = np.array([total for total in totals if total and total[1]]).T
             unit_name = coverage.unit if coverage else "prompt"
-            yields[k] = tokens_over_iterations(tokens, iterations, k, unit_name)
+            lengths = ((row.num_tokens or 1) - 1 for rows in answers.values() for row in rows)
+            fewest = fewest_iterations(lengths, k)
+            yields[k] = tokens_over_iterations(tokens, iterations, fewest, unit_name)
         else:
             means = [run.last.tokens_per_iteration for run in runs_at_load]
             known = [mean for mean in means if mean]

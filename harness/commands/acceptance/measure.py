@@ -393,7 +393,9 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         tokens = Interval()
         if shares := self.answers.shares(self.compared_k):
             num_tokens, num_iterations = np.array([*shares.values()]).T
-            tokens = iterations.tokens_over_iterations(num_tokens, num_iterations, self.compared_k)
+            lengths = (request.num_tokens - 1 for request in self.answers.requests)
+            fewest = iterations.fewest_iterations(lengths, self.compared_k)
+            tokens = iterations.tokens_over_iterations(num_tokens, num_iterations, fewest)
         names = ("acceptance_rate", "mean_acceptance_length", "marginal_acceptance_by_position")
         return {name: columns.get(name) for name in names} | {
             "num_draft_tokens": self.compared_k,

@@ -31,7 +31,8 @@ no such form: their texts are not the target's, and how likely each is depends o
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+import math
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -147,7 +148,7 @@ def cut(chances: ArrayLike) -> Cut:
 
 
 def tokens_over_iterations(
-    tokens: ArrayLike, iterations: ArrayLike, num_draft_tokens: int, unit: str = "prompt"
+    tokens: ArrayLike, iterations: ArrayLike, fewest: int, unit: str = "prompt"
 ) -> Interval:
     """Tokens per iteration with a 95 % interval over units.
 
@@ -157,12 +158,11 @@ def tokens_over_iterations(
 
     Args:
         tokens, iterations: [num_units].
-        num_draft_tokens: K: an iteration gives at most K + 1 tokens.
+        fewest: iterations that could give all of these tokens, `fewest_iterations`.
     """
     decided, counts = np.asarray(tokens, float), np.asarray(iterations, float)
     interval = ratio_of_totals([decided], [counts], unit)
     num_tokens = decided.sum()
-    fewest = num_tokens / (num_draft_tokens + 1)
     num_beyond = max(counts.sum() - fewest, 0.0)
     if not interval.has_bounds or num_beyond > _HARDLY_EVER * (num_tokens - fewest):
         return interval
@@ -171,6 +171,11 @@ def tokens_over_iterations(
     # Quantiles of Poisson's distribution are those of the gamma distribution.
     most_beyond = special.gammaincinv(num_beyond + 1, (1 + CONFIDENCE) / 2)
     return replace(interval, low=min(interval.low, float(num_tokens / (fewest + most_beyond))))
+
+
+def fewest_iterations(num_tokens: Iterable[int], num_draft_tokens: int) -> int:
+    """The iterations that decide texts of these numbers of tokens if all draft tokens are accepted."""
+    return sum(math.ceil(number / (num_draft_tokens + 1)) for number in num_tokens)
 
 
 def expected_tokens_per_iteration(
@@ -189,10 +194,12 @@ def expected_tokens_per_iteration(
     """
     tokens = totals_by_unit([text.num_tokens for text in cuts], prompts)
     iterations = np.stack([text.iterations for text in cuts])
-    return [
-        tokens_over_iterations(tokens, totals_by_unit(iterations_at_k, prompts), k, unit)
-        for k, iterations_at_k in enumerate(iterations.T, start=1)
-    ]
+    intervals = []
+    for k, iterations_at_k in enumerate(iterations.T, start=1):
+        totals = totals_by_unit(iterations_at_k, prompts)
+        fewest = fewest_iterations((text.num_tokens for text in cuts), k)
+        intervals.append(tokens_over_iterations(tokens, totals, fewest, unit))
+    return intervals
 
 
 def relative_to_guess(

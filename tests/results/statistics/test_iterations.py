@@ -197,10 +197,18 @@ def test_the_lower_bound_allows_for_rejections_that_hardly_any_text_has(
     random = np.random.default_rng(0)
     tokens = np.full(15, 100.0)
     samples = random.poisson(num_rejected, size=(500, 15))
-    found = [tokens_over_iterations(tokens, 50 + rejected, 1) for rejected in samples]
+    found = [tokens_over_iterations(tokens, 50 + rejected, 15 * 50) for rejected in samples]
     is_covered = [figure.low <= 100 / (50 + num_rejected) for figure in found]
     assert np.mean(is_covered) > 0.96
-    whole = tokens_over_iterations(tokens, tokens / 2, 1)
+    whole = tokens_over_iterations(tokens, tokens / 2, 15 * 50)
     assert whole.low < whole.estimate == whole.high == 2
-    often = tokens_over_iterations(tokens, np.full(15, 53.0), 1)
+    often = tokens_over_iterations(tokens, np.full(15, 53.0), 15 * 50)
     assert often.low == pytest.approx(often.estimate)
+
+
+def test_the_ends_of_short_answers_are_no_rejections() -> None:
+    """Eight texts of 24 tokens, of which K=1 accepts all: their last iteration has nothing to propose."""
+    cuts = [cut(np.ones((23, 1)))] * 8
+    (found,) = expected_tokens_per_iteration(cuts, range(8))
+    assert found.estimate == pytest.approx(23 / 12)
+    assert found.low < 0.97 * found.estimate
