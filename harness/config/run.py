@@ -106,6 +106,11 @@ class RunSettings:
         """Prompts that may be divided among several starts of the servers, of a command that compares times."""
         return 0
 
+    @property
+    def draft_sampling(self) -> str | None:
+        """How draft tokens are drawn; None without a draft, and of one without a choice."""
+        return None if self.draft is None else self.draft.sampling
+
     def require_single_rows(self, rule: str) -> None:
         """Raise a SettingError with this rule unless one prompt is decoded at a time."""
         require(self.batch_size == 1, "batch_size", rule, self.batch_size)

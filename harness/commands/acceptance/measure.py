@@ -40,7 +40,6 @@ from harness.measuring.session import Session
 from harness.reporting.words import is_typed
 from harness.results.judging.acceptance import (
     AcceptanceFinding,
-    agrees,
     engine_statement,
     finding_of,
 )
@@ -171,7 +170,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
 
     def _is_as_weights(self, served: dict[str, Any]) -> bool:
         engine = engine_statement(AcceptanceRow(**served))
-        return engine is not None and agrees(engine)
+        return engine is not None and engine.is_judged_open
 
     @property
     def _may_be_greedy(self) -> bool:

@@ -77,11 +77,6 @@ class AcceptanceSettings(PromptedSettings):
         return self.draft is None or self.draft.method != "server"
 
     @property
-    def draft_sampling(self) -> str | None:
-        """How the draft's tokens are chosen; None of a draft without probabilities."""
-        return None if self.draft is None else self.draft.sampling
-
-    @property
     def promised_tokens(self) -> float | None:
         """The tokens per iteration that the card promises."""
         if self.card is None or self.card >= 1:
@@ -142,12 +137,12 @@ class Acceptance(Command[AcceptanceSettings, AcceptanceRow]):
     def bad_answer(self, rows: Sequence[AcceptanceRow]) -> VerdictError | None:
         """The error where an engine does not accept what its weights do, or where this is unknown."""
         from harness.commands.acceptance.page import engine_in_words
-        from harness.results.judging.acceptance import agrees, engine_statement, texts_statement
+        from harness.results.judging.acceptance import engine_statement, texts_statement
         from harness.results.texts import best_row
 
         row = best_row(rows)
         engine, texts = engine_statement(row), texts_statement(row)
-        if engine is None or agrees(engine):
+        if engine is None or engine.is_judged_open:
             return None
         is_known = engine.is_conclusion or (texts is not None and texts.is_conclusion)
         return VerdictError(engine_in_words(engine), 1 if is_known else CANNOT_TELL)

@@ -216,7 +216,7 @@ def _findings(rows: Sequence[PlanRow], judged: Sequence[Sequence[Statement]]) ->
         for standing in standings:
             row = standing.subject
             other_draft = "" if row.draft == best.draft else f"{row.draft} "
-            if standing.is_judged and not standing.is_conclusion:
+            if standing.is_judged_open:
                 alike.append(f"{other_draft}K={row.num_draft_tokens}")
         if alike:
             details.append(f"cannot be told apart: {', '.join(alike)}")

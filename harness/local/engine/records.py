@@ -56,7 +56,7 @@ class HuggingFace(EngineRecord):
         require(number != "auto" or drafts_by_model, "decoding.num_draft_tokens", rule, number)
         rule = "must be 1 with engine=huggingface: assisted generation takes one prompt at a time"
         run.require_single_rows(rule)
-        sampling = None if run.draft is None else run.draft.sampling
+        sampling = run.draft_sampling
         is_greedy = run.decoding.temperature == 0
         rule = "must be target with engine=huggingface, unless decoding.temperature=0"
         require(sampling != "greedy" or is_greedy, "draft.sampling", rule, sampling)

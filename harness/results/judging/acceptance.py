@@ -63,7 +63,7 @@ class AcceptanceFinding:
     @property
     def is_in_doubt(self) -> bool:
         """Whether an engine elsewhere does other than its weights, or it is not known."""
-        return self.engine is not None and (self.engine.is_conclusion or not self.engine.is_judged)
+        return self.engine is not None and not self.engine.is_judged_open
 
 
 def finding_of(
@@ -120,11 +120,6 @@ def engine_statement(row: AcceptanceRow) -> Statement | None:
     difference = _difference(believed(row), weights)
     why = row.engine_unknown or ""
     return Statement.ordered("engine", difference, why, limit=0.0, subject=row, figure=_TOKENS)
-
-
-def agrees(engine: Statement) -> bool:
-    """Whether an engine was judged, and does what its weights do."""
-    return engine.is_judged and not engine.is_conclusion
 
 
 def believed(row: AcceptanceRow) -> float | None:

@@ -132,6 +132,11 @@ class Statement:
         return not self.why
 
     @property
+    def is_judged_open(self) -> bool:
+        """Whether an interval was judged, and concludes nothing: both may be equal."""
+        return self.is_judged and not self.is_conclusion
+
+    @property
     def reason(self) -> str:
         """Why nothing is concluded, or the evidence that a conclusion rests on."""
         return self.why or self.evidence
