@@ -105,7 +105,7 @@ class PlanSettings(RunSettings):
             object.__setattr__(self, "gpu_memory", self.gpus)
             object.__setattr__(self, "gpus", None)
         require_at_least(self, gpus=1, prompt_length=1)
-        number = int(self.gpus or self._named_gpus[0])
+        number, _ = self._chosen_gpus
         require(1 <= number <= 1024, "gpus", "must be from 1 to 1024", number)
         if self.gpus is not None and self.gpu_memory is None and not gpu_names():
             rule = "must say what each of the pretended GPUs has, such as gpu_memory=40GB or A100"
@@ -153,22 +153,22 @@ class PlanSettings(RunSettings):
         """The GPUs to plan for; None for those here."""
         if self.gpus is None and self.gpu_memory is None:
             return None
-        number, gpus = self._named_gpus
+        number, gpus = self._chosen_gpus
         size = None if gpus else self.gpu_memory
-        return PretendedGpus(int(self.gpus or number), self.gpu_memory_bytes, size, gpus)
+        return PretendedGpus(number, self.gpu_memory_bytes, size, gpus)
 
     @property
-    def _named_gpus(self) -> tuple[int, Sequence[Gpu]]:
-        """The number and the kinds in `8xH100`; no kind for an amount."""
+    def _chosen_gpus(self) -> tuple[int, Sequence[Gpu]]:
+        """The number, by `gpus` or as in `8xH100`, and the kinds; no kind for an amount."""
         typed = self.gpu_memory or ""
         match = re.match(r"(\d+) ?[x×] ?", typed)
-        number = 1 if match is None else int(match[1])
+        number = int(self.gpus or (1 if match is None else match[1]))
         return number, gpus_named(typed.removeprefix(match[0] if match else ""))
 
     @property
     def gpu_memory_bytes(self) -> int | None:
         """`gpu_memory` in bytes; None where it is not set or is no amount."""
-        _, gpus = self._named_gpus
+        _, gpus = self._chosen_gpus
         if gpus:
             return round(gpus[0].memory_gb * 10**9)
         pattern = r"(\d+(?:\.\d*)?) ?([mgt])(i?)b?"
