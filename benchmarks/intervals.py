@@ -6,8 +6,7 @@ Each line is a world, each column a number of prompts; runs of too few effective
 count. Speed-ups: noise, prompts unlike each other, drift, stalls of both arms and of one, and answers of unequal length
 that are accepted more or less often the longer they are. Tokens per iteration: iterations are
 drawn, of answers of one length and of answers that end by themselves. `repeats=`: over runs and prompts. `precision=`:
-of runs that stopped by themselves. Then what comparisons of two measurements find, and how many tables of equal
-alternatives have a difference. Needs no model.
+of runs that stopped by themselves. Then how many tables of equal alternatives have a difference. Needs no model.
 """
 
 from __future__ import annotations
@@ -23,8 +22,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import norm as normal
 
-from harness.results.judging.change import Figure, judged_change
-from harness.results.statistics.comparisons import compare
 from harness.results.statistics.interval import Interval
 from harness.results.statistics.multiplicity import relative_to
 from harness.results.statistics.ratios import ratio_of_totals
@@ -41,7 +38,6 @@ Each = Callable[[int, int], Iterator[bool]]
 NUM_PROMPTS = (8, 15, 30)
 # Draws for a truth that has no formula.
 MANY = 200_000
-_TIME = Figure("ms per token", "lower", ("faster", "slower"), timed=True)
 
 
 def noisy(rng: np.random.Generator, size: int, *, noise: float, hardness: float = 0.0) -> Floats:
@@ -194,25 +190,6 @@ def holds(interval: Interval, truth: float) -> bool:
     return interval.low <= truth <= interval.high
 
 
-def report_comparisons(num_repetitions: int) -> None:
-    """Five runs of 15 prompts before a change and after it, runs that differ by 1.3 %."""
-    print(f"\n{'slower by':50}{'worse':>8}{'better':>8}{'no worse than 2 %':>20}")
-    rng = np.random.default_rng(1)
-    for slowdown in (0.0, 0.02, 0.05, 0.1):
-        worse, better, no_worse = 0, 0, 0
-        for _ in range(num_repetitions):
-            before, after = np.exp(
-                rng.normal(0, 0.02, (2, 5, 15)) + rng.normal(0, 0.013, (2, 5, 1))
-            )
-            found = compare(before, (1 + slowdown) * after)
-            worse += found.change.low > 1
-            better += found.change.high < 1
-            statement = judged_change(_TIME, found, margin=0.02)
-            no_worse += statement.relation in ("better", "no worse")
-        shares = [count / num_repetitions for count in (worse, better, no_worse)]
-        print(f"{slowdown:<50.0%}{shares[0]:8.1%}{shares[1]:8.1%}{shares[2]:20.1%}")
-
-
 def false_table(lengths: float, num_repetitions: int, num_prompts: int) -> Iterator[bool]:
     """Whether a table of six equal alternatives has one that gains less than the highest."""
     rng = np.random.default_rng(num_prompts)
@@ -246,7 +223,6 @@ def main() -> None:
     for lengths in (0.0, 0.8):
         share = np.mean([*held_when_precise(lengths, number // 5, 0.1)])
         print(f"{f'lengths {lengths}':50}{share:8.1%}")
-    report_comparisons(number)
 
 
 def show(pool: ProcessPool, lines: Mapping[str, Each], number: int) -> None:

@@ -60,8 +60,6 @@ from harness.commands.latency.ranking import RankedRun, ranked_runs
 from harness.commands.plan.rows import PlanRow
 from harness.commands.read_runs import read
 from harness.commands.registry import measurement
-from harness.commands.regress.command import RegressSettings, page_of_changes
-from harness.commands.regress.comparisons import compared_runs
 from harness.commands.report.command import build, statements_in_json
 from harness.config.errors import SettingError, VerdictError
 from harness.engines.registry import ENGINES
@@ -660,68 +658,6 @@ def _check_schedule(found: Found, cells: Sequence[Member], planted: Callable[[An
         before = k
 
 
-def one_regress(rng: random.Random) -> Found:
-    """Three or more starts before a change and after it."""
-    found = Found("regress")
-    world = drawn_world(rng)
-    k, number, margin = rng.choice([2, 4]), rng.choice([3, 5]), 0.02
-    factor = rng.choice([1.0, 1.0, 1.03, 1.1, 0.9])
-    slower = {"draft_ms": max(0.0, world.engine["draft_ms"] * factor + (factor - 1))}
-    typed = ["engine.start_noise=0.01", f"K={k}"]
-    for side, engine in (("before", {}), ("after", slower)):
-        for repeat in range(number):
-            # The same texts on both sides, as `repeats=` has them, and another noise.
-            again = f"seed={world.seed + repeat}"
-            noise = f"repeat={1 + 10 * (side == 'after')}"
-            with contextlib.suppress(VerdictError), world.planted():
-                harness.run(
-                    "latency",
-                    *world.typed(**engine),
-                    *typed,
-                    again,
-                    noise,
-                    f"results.file={side}.csv",
-                )
-    sides = []
-    for side in ("before", "after"):
-        record = measurement("latency")
-        runs = read([Path(f"{side}.csv")]).runs_of(record.row)
-        for run in runs:
-            # The change is one of the program, not of its settings.
-            run.rows[:] = [_without_draft_ms(row) for row in run.rows]
-        sides.append(runs)
-    change = world.speedup(k, **slower) / world.speedup(k)
-    before, after = sides
-    # The planted gain of each figure; tokens per iteration stay the same.
-    gains = dict.fromkeys(("ms per token", "speed-up", "ms per iteration"), change)
-    every = compared_runs(before, after, margin)
-    are_worse = []
-    for compared in every:
-        gain = gains.get(compared.figure.name, 1.0)
-        wrong = {
-            "worse": gain >= 1 - _ROUNDING,
-            "better": gain <= 1 + _ROUNDING,
-            "no worse": gain < 1 - margin - _ROUNDING,
-        }
-        found.check(compared.verdict, is_false=wrong.get(compared.verdict, False))
-        if compared.figure.decides:
-            are_worse.append(gain < 1 - _ROUNDING)
-    if every:
-        settings = RegressSettings("before.csv", "after.csv", margin)
-        (finding,) = page_of_changes(every, settings, before, after, []).finding
-        said = finding.text.partition(":")[0]
-        wrong = {"worse": not any(are_worse), "no worse, and better": change <= 1 + _ROUNDING}
-        found.check(f"first line: {said}", is_false=wrong.get(said, False))
-    return found
-
-
-def _without_draft_ms(row: Any) -> Any:
-    settings = {
-        name: value for name, value in (row.settings or {}).items() if name != "engine.draft_ms"
-    }
-    return replace(row, settings=settings)
-
-
 def one_plan(rng: random.Random) -> Found:
     """Costs of one sweep over K with the acceptance of another one, of other texts."""
     found = Found("plan")
@@ -855,7 +791,6 @@ COMMANDS: dict[str, Callable[[random.Random], Found]] = {
     "drafts": sweep_over_drafts,
     "map": one_map,
     "report": mixed_report,
-    "regress": one_regress,
     "plan": one_plan,
     "acceptance": one_acceptance,
     "eval": one_eval,

@@ -20,6 +20,7 @@ MISTAKES = {
     # The command line
     "latncy": "latncy: no such command (did you mean latency?); there are: latency,",
     "-- llama-server": "--: no such command; there are: latency,",
+    "regress a.csv b.csv": "regress: is gone: harness latency -- OLD_COMMAND -- NEW_COMMAND measures two versions",
     "latency 7B": "7B: cannot be read as setting=value; a server's command is typed behind --",
     "latency model = 7B": "model: cannot be read as setting=value",
     "latency numprompts=3 temprature=0 K=4": "numprompts: no such setting (did you mean num_prompts?);"

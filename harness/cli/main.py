@@ -36,6 +36,7 @@ from harness.config.errors import (
 )
 from harness.config.installation import missing_local
 from harness.config.machine import terminal_width
+from harness.config.removed import REMOVED
 from harness.reporting import terminal
 from harness.reporting.table import visible
 
@@ -246,6 +247,8 @@ def _checked(command: str, names: Collection[str]) -> str:
     if command not in names and not COMMANDS.is_in_file(command):
         if command in _names():
             raise SettingError(command, f"is a command of the terminal: harness {command}")
+        if command in REMOVED:
+            raise SettingError(command, f"is gone: {REMOVED[command]}")
         rule = f"no such command{nearest(command, names)}; there are: {', '.join(names)}"
         raise SettingError(command, rule)
     return command

@@ -20,7 +20,6 @@ from harness.results.schema import NO_VERDICT
 
 if TYPE_CHECKING:
     from harness.measuring.session import Session
-    from harness.reporting.changes import BeforeAndAfter, Compared
     from harness.reporting.drawing import Plot
     from harness.reporting.page import Page
     from harness.results.row import Row
@@ -117,7 +116,6 @@ class Command(ConfiguredCommand[SomeSettings], Generic[SomeSettings, SomeRow]):
         row: the kind of row that a run writes.
         shown_by: the function that makes the page of runs, `module:name`; empty for none.
         further_rows: kinds of the other files that it writes.
-        regresses: whether `regress` compares its runs, by `changes`.
     """
 
     question: ClassVar[str] = ""
@@ -127,7 +125,6 @@ class Command(ConfiguredCommand[SomeSettings], Generic[SomeSettings, SomeRow]):
     further_rows: ClassVar[Sequence[type[Row]]] = ()
     measures = True
     sweeps = True
-    regresses: ClassVar[bool] = False
 
     @property
     def module(self) -> str:
@@ -182,10 +179,6 @@ class Command(ConfiguredCommand[SomeSettings], Generic[SomeSettings, SomeRow]):
     def picture(self, runs: Sequence[Run[SomeRow]]) -> Plot | None:
         """A plot of runs for a slide; None where there is none. Needs matplotlib."""
         return None
-
-    def changes(self, sides: BeforeAndAfter[SomeRow]) -> Sequence[Compared]:
-        """Each figure of a measurement before and after a change, for `regress`."""
-        return []
 
 
 class Experiment(Protocol[SomeSettings, MadeRow]):

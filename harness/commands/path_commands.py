@@ -15,16 +15,6 @@ class Audit(PathCommand):
     program = "harness.commands.audit.command"
 
 
-class Regress(PathCommand):
-    """Compares the files of two versions."""
-
-    name = "regress"
-    summary = "whether a change made anything worse: exit code 0 no, 1 yes, 3 it cannot be told"
-    example = "before=results/a.csv after=results/b.csv margin=0.02"
-    help_order = 9
-    program = "harness.commands.regress.command"
-
-
 class Report(PathCommand):
     """Reads the files of what was measured."""
 

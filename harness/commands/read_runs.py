@@ -1,7 +1,6 @@
 """Runs out of CSV files: rows of the same `run` belong together, and each measurement counts once.
 
-`report` shows what `read` returns, and `regress` compares what `every_run` returns. A sweep, which
-has the rows already, calls `group` and `merge`.
+`report` shows what `read` returns. A sweep, which has the rows already, calls `group` and `merge`.
 """
 
 from __future__ import annotations

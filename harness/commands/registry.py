@@ -11,7 +11,7 @@ from harness.config.run import RunSettings
 from harness.engines.registry import engine_of
 from harness.results.row import Row
 
-_READING = "audit regress report"
+_READING = "audit report"
 _OTHERS = "acceptance compare eval latency map plan recovery serve"
 COMMANDS: Registry[CommandRecord] = Registry(
     "command",

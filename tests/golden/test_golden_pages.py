@@ -72,14 +72,6 @@ def test_a_map(harness: Harness, snapshot: SnapshotAssertion) -> None:
     assert steady(outcome.stdout) == snapshot
 
 
-def test_before_and_after_no_change(harness: Harness, snapshot: SnapshotAssertion) -> None:
-    for name in ("before", "after"):
-        asked = ["repeats=3", "num_prompts=10", f"results.file={name}.csv"]
-        harness("latency", *PLANTED, *asked)
-    outcome = harness("regress", "before.csv", "after.csv", code=3)
-    assert steady(outcome.stdout) == snapshot
-
-
 def test_a_report(harness: Harness, snapshot: SnapshotAssertion) -> None:
     harness("latency", "-m", *PLANTED, "K=2,4", "num_prompts=10")
     outcome = harness("report", "results")

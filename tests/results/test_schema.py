@@ -93,11 +93,6 @@ def test_every_column_comes_back(kind: type[Row], tmp_path: Path) -> None:
         (Coverage(12, "batch"), "12 batches"),
         (Coverage(15, "prompt", num_runs=5, own_seeds=True), "15 prompts and 5 runs with a seed each"),
         (Coverage(8, "lap", same_texts=True), "8 laps of the same texts"),
-        (Coverage(15, "prompt", num_runs=5, num_runs_after=4), "15 prompts and 5 + 4 runs"),
-        (
-            Coverage(15, "prompt", num_differences=1),
-            "15 prompts and the noise of 1 difference between identical runs",
-        ),
     ],
 )  # fmt: skip
 def test_what_an_interval_covers_is_said_and_read_back(coverage: Coverage, text: str) -> None:

@@ -33,7 +33,7 @@ _LOCAL_COMMANDS = [
 
 
 def check_commands(run: Run, directory: Path) -> list[dict[str, str]]:
-    """Run every command about servers, `report`, `regress`, `audit`, help and completion; they must succeed.
+    """Run every command about servers, `report`, `audit`, help and completion; they must succeed.
 
     Args:
         directory: an empty one, in which `run` runs commands.
@@ -74,7 +74,6 @@ def check_commands(run: Run, directory: Path) -> list[dict[str, str]]:
         assert _INSTALL in refused, refused
         harness("map", *servers, *_QUICK, "batch_sizes=[1,2]")
         harness("eval", *servers, "num_prompts=8")
-        harness("latency", *servers, *_QUICK, "decoding=greedy", "results.file=after.csv")
         harness("latency", *servers, *_QUICK, "engine.chat=true")
         swept = harness("latency", "-m", *servers, *_QUICK, "seed=1,2")
         assert "2 of 2 jobs" in swept, swept
@@ -82,8 +81,6 @@ def check_commands(run: Run, directory: Path) -> list[dict[str, str]]:
     assert "report.html" in harness("report", "results")
     (directory / "theirs.md").write_text("| K | tau |\n|---|---|\n| 4 | 5.3 |\n")
     assert "K=4" in harness("audit", "theirs.md", code=3)
-    # Whether one of two equal runs is slower is chance.
-    assert "after" in harness("regress", "results/latency.csv", "after.csv", code=None)
     with (directory / "results" / "latency.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     assert {row["status"] for row in rows} == {"ok"}, rows

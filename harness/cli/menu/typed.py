@@ -23,6 +23,7 @@ from harness.cli.menu.conversion import alternatives
 from harness.config.command_line import SYNONYMS
 from harness.config.engines import check_settings_have_no_key
 from harness.config.errors import SettingError, as_typed, did_you_mean, nearest
+from harness.config.removed import REMOVED
 from harness.config.settings import require_possible_path
 
 # Groups, of which the name of a preset, a method or an engine chooses one.
@@ -147,6 +148,9 @@ def _check(settings: Sequence[str], command: str, known: Mapping[str, Any]) -> N
             if name == "draft":
                 rule += "; draft=none measures the target alone"
             raise SettingError(name, rule, value)
+        removed = f"{name}={value}" if name in known else name
+        if removed in REMOVED:
+            raise SettingError(removed, f"is gone: {REMOVED[removed]}")
         if name not in known and not is_added and not name.startswith(tuple(takes_any_key)):
             names = [*known, "+experiment", "+launcher", "+pair"]
             suggestion = did_you_mean(settings_meant_by(name, known)[:3]) or nearest(name, names)

@@ -24,7 +24,7 @@ from harness.reporting.words import (
     settings_line,
     typed_again,
 )
-from harness.results.judging.change import ACCURACY, judged_differences
+from harness.results.judging.change import judged_differences
 from harness.results.judging.statement import Statement
 from harness.results.published import MULTIPLICATION_NOTE
 from harness.results.runs import Run
@@ -76,8 +76,7 @@ def _finding(row: EvalRow, statement: Statement) -> Line:
     if not statement.is_conclusion:
         about = "; ".join(filter(None, [certainty, statement.why]))
         return Line(f"no significant difference: {points:+.1f} points", style, about)
-    more_accurate, less_accurate = ACCURACY.words
-    words = more_accurate if statement.relation == "above" else less_accurate
+    words = "more accurate" if statement.relation == "above" else "less accurate"
     return Line(f"{words} by {abs(points):.1f} points", style, certainty)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from harness.commands.command import Command
 from harness.commands.eval.rows import AnswerRow, EvalRow
@@ -13,9 +12,6 @@ from harness.config.engines import Abilities
 from harness.config.errors import VerdictError
 from harness.config.run import RunSettings
 from harness.config.settings import require
-
-if TYPE_CHECKING:
-    from harness.reporting.changes import BeforeAndAfter, Compared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +80,6 @@ class Eval(Command[EvalSettings, EvalRow]):
     experiment = "harness.commands.eval.measure:EvalExperiment"
     row = EvalRow
     shown_by = "harness.commands.eval.page:eval_page"
-    regresses = True
     further_rows = (AnswerRow,)
 
     def bad_answer(self, rows: Sequence[EvalRow]) -> VerdictError | None:
@@ -103,9 +98,3 @@ class Eval(Command[EvalSettings, EvalRow]):
 
         merged = [row for row in merged_rows(rows) if row.accuracy is not None]
         return ", ".join(f"{row.arm} {percent(row.accuracy or 0.0, 1)}" for row in merged)
-
-    def changes(self, sides: BeforeAndAfter[EvalRow]) -> Sequence[Compared]:
-        """Accuracy, question by question."""
-        from harness.commands.eval.changes import change_of_accuracy
-
-        return [change_of_accuracy(sides)]

@@ -16,7 +16,6 @@ from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL
 
 if TYPE_CHECKING:
-    from harness.reporting.changes import BeforeAndAfter, Compared
     from harness.reporting.drawing import Plot
     from harness.results.runs import Run
 
@@ -157,7 +156,6 @@ class Latency(Command[LatencySettings, LatencyRow]):
     experiment = "harness.commands.latency.measure:LatencyExperiment"
     row = LatencyRow
     shown_by = "harness.commands.latency.page:latency_page"
-    regresses = True
     further_rows = (LatencyPromptRow,)
 
     def line(self, rows: Sequence[LatencyRow]) -> str:
@@ -175,9 +173,3 @@ class Latency(Command[LatencySettings, LatencyRow]):
         from harness.commands.latency.table_row import table_rows
 
         return [*table_rows(runs)]
-
-    def changes(self, sides: BeforeAndAfter[LatencyRow]) -> Sequence[Compared]:
-        """Times and acceptance, prompt by prompt."""
-        from harness.commands.latency.changes import changes_by_prompt
-
-        return changes_by_prompt(sides)

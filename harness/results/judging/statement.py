@@ -11,14 +11,13 @@ from harness.results.statistics.interval import Interval
 
 # Where the subject is, compared with the reference: above is better. Texts are lossless or lossy.
 Relation = Literal["above", "below", "open", "lossless", "lossy"]
-# A speculative arm and its regular one; a run and the reference of its series; a figure after a change and before it,
-# by itself or less a margin; a text and the target's distribution. Of acceptance: an engine and its weights; its texts
-# and the model's own; a draft and its card, or a guess that is always the same; a cause and the answers as they were.
+# A speculative arm and its regular one; a run and the reference of its series; the accuracy of both arms; a text and
+# the target's distribution. Of acceptance: an engine and its weights; its texts and the model's own; a draft and its
+# card, or a guess that is always the same; a cause and the answers as they were.
 Kind = Literal[
     "pays",
     "compared",
     "changed",
-    "margin",
     "lossless",
     "engine",
     "texts",
@@ -37,7 +36,6 @@ WORDS: Mapping[Kind, Mapping[str, str]] = {
         "unknown": "not ranked",
     },
     "changed": {"above": "better", "below": "worse", "open": "cannot tell"},
-    "margin": {"above": "no worse"},
     "lossless": {"lossless": "lossless", "lossy": "lossy", "open": "undecided"},
     "engine": {
         "above": "accepts more than its weights",

@@ -27,18 +27,11 @@ FEWEST_EFFECTIVE = 4
 CONFIDENCE = 0.95
 
 
-def t_tail(value: float, degrees_of_freedom: float) -> float:
-    """Chance that Student's t exceeds a value.
+def t_quantile(tail: float, degrees_of_freedom: float) -> float:
+    """The value that Student's t exceeds with this chance.
 
     From `scipy.special`, as `scipy.stats` takes longer to import than everything else before the first answer.
     """
-    from scipy import special
-
-    return float(special.stdtr(degrees_of_freedom, -value))
-
-
-def t_quantile(tail: float, degrees_of_freedom: float) -> float:
-    """The value that Student's t exceeds with this chance."""
     from scipy import special
 
     return -float(special.stdtrit(degrees_of_freedom, tail))
@@ -60,20 +53,16 @@ class Coverage:
             and passes are timed in rounds.
         same_texts: whether units share prompts, so that the interval does not allow for others.
         num_runs: None for one run.
-        num_runs_after: of the other side, where runs before and after a change are compared.
         own_seeds: whether each run has another seed.
         num_effective: units of equal length that would vary as these do; None where that is half of them or more.
-        num_differences: between identical runs, whose noise the interval includes; None where it does not.
     """
 
     num_units: int
     unit: str
     same_texts: bool = False
     num_runs: int | None = None
-    num_runs_after: int | None = None
     own_seeds: bool = False
     num_effective: int | None = None
-    num_differences: int | None = None
 
     def __str__(self) -> str:
         text = counted(self.num_units, self.unit)
@@ -81,15 +70,10 @@ class Coverage:
             text += " of the same texts"
         if self.num_effective is not None:
             text += f" (of which {self.num_effective} count)"
-        if self.num_runs_after is not None:
-            text += f" and {self.num_runs} + {self.num_runs_after} runs"
-        elif self.num_runs is not None:
+        if self.num_runs is not None:
             text += f" and {counted(self.num_runs, 'run')}"
         if self.own_seeds:
             text += " with a seed each"
-        if self.num_differences is not None:
-            differences = counted(self.num_differences, "difference")
-            text += f" and the noise of {differences} between identical runs"
         return text
 
     @property

@@ -22,7 +22,6 @@ from harness.results.statistics.interval import (
     Interval,
     fewest_units,
     t_quantile,
-    t_tail,
 )
 
 # From one draw of so many subsets to another the ends of an interval differ by less than 1 % of its width.
@@ -84,13 +83,6 @@ class RatioEstimate:
         low = math.exp(self.log_ratio - half_width)
         high = math.exp(self.log_ratio + half_width)
         return Interval(math.exp(self.log_ratio), low, high, self.covers)
-
-    def p_value(self) -> float:
-        """Two-sided p-value of the hypothesis that the ratio is 1; nan without an interval."""
-        distance = abs(self.log_ratio)
-        if self.standard_error == 0:
-            return float(distance == 0)
-        return 2 * t_tail(distance / self.standard_error, self.degrees_of_freedom)
 
     @property
     def visible_difference(self) -> float | None:

@@ -9,7 +9,7 @@ share that the residual explains. Each has its own degrees of freedom, and toget
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -72,47 +72,24 @@ def _with_runs(over_units: RatioEstimate, tops: Floats, bottoms: Floats) -> Rati
     # What each value adds to the log of the ratio, to first order.
     added = tops / tops.mean(axis=(1, 2), keepdims=True)
     added -= bottoms / bottoms.mean(axis=(1, 2), keepdims=True)
-    squares = MeanSquares.of(added.sum(axis=0))
+    values = added.sum(axis=0)
+    # The mean squares of values [num_runs, num_units], each a variance of single values.
+    runs = values.mean(axis=1, keepdims=True) - values.mean()
+    units = values.mean(axis=0) - values.mean()
+    rest = values - values.mean() - runs - units
+    units_freedom = max(num_units - 1, 1)
+    square_of_runs = num_units * float((runs**2).sum()) / (num_runs - 1)
+    square_of_units = num_runs * float((units**2).sum()) / units_freedom
+    square_of_rest = float((rest**2).sum()) / ((num_runs - 1) * units_freedom)
     # The share of the variance between units that is not residual.
     share_of_units = 0.0
-    if squares.units:
-        share_of_units = max(squares.units - squares.residual, 0.0) / squares.units
+    if square_of_units:
+        share_of_units = max(square_of_units - square_of_rest, 0.0) / square_of_units
     return replace(
         over_units,
         covers=replace(over_units.covers, num_runs=num_runs),
         unit_variance=share_of_units * over_units.unit_variance,
         # A mean over all values has the variance of single values over their number.
-        run_variance=squares.runs / (num_runs * num_units),
+        run_variance=square_of_runs / (num_runs * num_units),
         run_degrees_of_freedom=num_runs - 1,
     )
-
-
-@dataclass(frozen=True)
-class MeanSquares:
-    """How values [num_runs, num_units] vary, each as a variance of single values.
-
-    Attributes:
-        runs: num_units × the variance of the runs' means; 0 for one run.
-        units: num_runs × the variance of the units' means; 0 for one unit.
-        residual: the variance that neither run nor unit explains; 0 for one run or one unit.
-    """
-
-    runs: float
-    units: float
-    residual: float
-
-    @classmethod
-    def of(cls, values: Floats) -> MeanSquares:
-        """From values [num_runs, num_units]."""
-        num_runs, num_units = values.shape
-        centred = values - values.mean()
-        runs = centred.mean(axis=1, keepdims=True)
-        units = centred.mean(axis=0)
-        rest = centred - runs - units
-        runs_freedom = max(num_runs - 1, 1)
-        units_freedom = max(num_units - 1, 1)
-        return cls(
-            num_units * float((runs**2).sum()) / runs_freedom,
-            num_runs * float((units**2).sum()) / units_freedom,
-            float((rest**2).sum()) / (runs_freedom * units_freedom),
-        )

@@ -91,7 +91,7 @@ def test_a_search_of_a_disk_ends(
     monkeypatch.setattr(read_runs, "_MOST_FILES", 10)
     for number in range(11):
         (tmp_path / f"{number}.txt").touch()
-    for typed in (["regress", "."], ["report", "."], ["plan", "costs=.", "acceptance=0.7"]):
+    for typed in (["report", "."], ["plan", "costs=.", "acceptance=0.7"]):
         refused = harness.refused(*typed)
         assert refused.endswith("has more than 10 files below it: name a directory of results")
 

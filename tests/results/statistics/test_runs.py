@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from scipy import stats
 
 from harness.results.statistics.interval import Coverage
 from harness.results.statistics.ratios import RatioEstimate, ratio_of_totals
-from harness.results.statistics.runs import MeanSquares, ratio_over_runs
+from harness.results.statistics.runs import ratio_over_runs
 
 
 def test_one_run_is_students_interval_of_its_prompts() -> None:
@@ -23,9 +23,6 @@ def test_one_run_is_students_interval_of_its_prompts() -> None:
     assert str(estimate.covers) == "15 prompts"
     assert estimate.degrees_of_freedom == pytest.approx(14)
     assert estimate.standard_error == pytest.approx(stats.sem(tops / tops.mean()), rel=0.03)
-    # Its p-value is that of Student's test of as much.
-    t = estimate.log_ratio / estimate.standard_error
-    assert estimate.p_value() == pytest.approx(2 * stats.t.sf(t, 14))
 
 
 def test_runs_that_vary_alone_have_the_degrees_of_freedom_of_runs() -> None:
@@ -63,19 +60,15 @@ def test_without_an_interval_nothing_is_promised() -> None:
     few = RatioEstimate(0.0, Coverage(7, "prompt"))
     assert few.visible_difference is None
     exact = RatioEstimate(0.0, Coverage(15, "prompt"), 0.0)
-    assert (exact.visible_difference, exact.p_value()) == (0, 1)
-    assert replace(exact, log_ratio=0.1).p_value() == 0
+    assert exact.visible_difference == 0
 
 
 def test_variances_are_split_by_runs_and_units() -> None:
     """Three runs of four units, and what neither explains, with 2 × 3 degrees of freedom; the mean is 100."""
     runs, units = np.array([[-2.0], [-1.0], [3.0]]), np.array([[-1.5, -0.5, -1.0, 3.0]])
     tops = 100 + runs + units + 2 * np.outer([1, -1, 0], [1, -1, 0, 0])
-    squares = MeanSquares.of(tops)
     of_runs, of_units = 4 * runs.var(ddof=1), 3 * units.var(ddof=1)
     residual = 4 * 2**2 / 6
-    assert (squares.runs, squares.units) == pytest.approx((of_runs, of_units))
-    assert squares.residual == pytest.approx(residual)
     estimate = ratio_over_runs(tops, np.ones((3, 4)), "block")
     variances = estimate.unit_variance, estimate.run_variance
     parts = of_units - residual, of_runs

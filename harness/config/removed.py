@@ -1,0 +1,9 @@
+"""What to type in place of a command, setting or value that an earlier version had."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+REMOVED: Mapping[str, str] = {
+    "regress": "harness latency -- OLD_COMMAND -- NEW_COMMAND measures two versions in turns",
+}
