@@ -31,7 +31,7 @@ NAMED = {
     "rules": ("settings.md", "decoding", [f"`{name}`" for name in RULES.names()]),
     "engines": ("settings.md", "Engines", [f"engine={name}" for name in ENGINES.names()]),
     "ways to draft": ("drafting.md", "What drafts", DRAFTED_BY),
-    "heads": ("drafting.md", "What drafts", [kind.title for kind in KINDS.values()]),
+    "heads": ("drafting.md", "What drafts", [kind.title for kind in KINDS.values()] + ["DSpark"]),
     "servers": ("served-pairs.md", "Commands", [dialect.title for dialect in STARTED]),
     "programs": ("served-pairs.md", "Commands", [one.startup.programs[0] for one in STARTED]),
 }
@@ -78,7 +78,7 @@ AMBIGUOUS = set(
 
 
 def test_no_new_setting_takes_the_short_name_of_another() -> None:
-    """`threshold=0.2` means `draft.threshold` as long as no other setting ends so."""
+    """`max_ngram=5` means `draft.max_ngram` as long as no other setting ends so."""
     for command in with_settings():
         names = setting_hints(configured(command).settings)
         words = {name.rpartition(".")[2] for name in names}

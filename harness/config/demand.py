@@ -30,25 +30,20 @@ class Demand:
         """Tokens of the longest row: its prompt, the new tokens and the draft tokens."""
         return self.prompt_tokens + self.new_tokens + self.num_draft_tokens
 
-    def slots(self, widest_pass: int = 2) -> int:
-        """The slots of a row in a cache of fixed size.
-
-        Args:
-            widest_pass: of a draft model, in tokens: the last one begins at the last token of the longest row, which
-                already has K draft tokens.
+    @property
+    def slots(self) -> int:
+        """The slots of a row in a cache of fixed size: a draft model's last pass, of two tokens, begins at the last
+        token of the longest row.
         """
-        return self.row_tokens + widest_pass - 1
+        return self.row_tokens + 1
 
-    def runner_tokens(self, widest_pass: int = 2) -> int:
-        """The most tokens whose keys and values a runner keeps for a row.
-
-        Args:
-            widest_pass: see `slots`.
-        """
+    @property
+    def runner_tokens(self) -> int:
+        """The most tokens whose keys and values a runner keeps for a row."""
         if self.runner == "eager":
             return self.row_tokens
         # The prompt is read into a separate cache and copied from there.
-        return round_up(self.slots(widest_pass)) + self.prompt_tokens
+        return round_up(self.slots) + self.prompt_tokens
 
     def head_tokens(self, spare_slots: int) -> int:
         """The same of a draft head, whose own cache grows by `spare_slots` more than it needs."""

@@ -240,7 +240,7 @@ def in_words(row: RunRow, column: str) -> str | None:
     """A setting or circumstance of a row: `64 new tokens`, `greedy`, `commit 17a8ca98e`.
 
     Args:
-        column: of the row, or one of the keys of `_COMPOSED`; `settings.draft.threshold` is an
+        column: of the row, or one of the keys of `_COMPOSED`; `settings.draft.sampling` is an
             entry of the column `settings`.
 
     Returns:

@@ -90,10 +90,6 @@ DIFFERENCES: Mapping[str, str] = MappingProxyType(
         "PARD (README, vLLM 0.16)": (
             "vLLM, at the best K for each pair and set; the temperature is not stated"
         ),
-        "JetSpec (README)": (
-            "answers without thinking, its own engine with CUDA graphs, and trees with up to 7 children "
-            "per node; speed-ups and times are from different runs"
-        ),
         "Spec-Bench (leaderboard)": (
             "FastChat's prompt for Vicuna, K by transformers' own schedule with a draft model, "
             "Medusa's tree, and the mean of three runs"

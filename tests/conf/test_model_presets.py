@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from harness.cli.menu.conversion import from_config
 from harness.config.settings import ModelSettings
-from harness.local.drafting.heads.checkpoint import read_head
+from harness.local.drafting.heads.checkpoint import KINDS, read_head
 from harness.local.models.checkpoints import Checkpoint
 
 CONF = Path(__file__).parents[2] / "conf"
@@ -91,16 +91,16 @@ PUBLISHED: dict[str, tuple[int, int | None]] = {
 
 # Kind -> elements of a head of the same recipe, as the hub counts them: they include the maps between its vocabulary
 # and the target's.
-HSPEC_WEIGHTS = {"dflash": 1_802_212_224, "dspark": 1_849_304_193, "peagle": 1_634_452_096}
+HSPEC_WEIGHTS = {"dflash": 1_802_212_224, "dspark": 1_849_304_193}
 
 
 def bytes_of_hspec(kind: str) -> int:
-    """The size of its file, with a header of one byte; without the copy of the target's embedding that heads which
-    draft blocks need not store.
+    """The size of its file, with a header of one byte; without the copy of the target's embedding, which it need not
+    store, and without DSpark's confidence head, which is not read.
     """
     whether_known, known = 151_936, 32_000
-    copied = 0 if kind == "peagle" else 151_936 * 4096
-    weights = HSPEC_WEIGHTS[kind] - whether_known - known - copied
+    confidence = 4096 + 256 + 1 if kind == "dspark" else 0
+    weights = HSPEC_WEIGHTS[kind] - whether_known - known - 151_936 * 4096 - confidence
     return 2 * weights + whether_known + 8 * known + 1
 
 
@@ -111,11 +111,9 @@ HEADS: dict[str, tuple[str, str, float | None]] = {
     "qwen3-8b-eagle3": ("qwen3-8b", "eagle3", 2_044_116_968),
     "qwen3-4b-dflash": ("qwen3-4b", "dflash", None),
     "qwen3-8b-dflash": ("qwen3-8b", "dflash", None),
-    "qwen3-8b-domino": ("qwen3-8b", "domino", None),
     **{
         f"qwen3-8b-hspec-{kind}": ("qwen3-8b", kind, bytes_of_hspec(kind)) for kind in HSPEC_WEIGHTS
     },
-    "qwen3.8-27b-dflash2": ("qwen3.8-27b", "dflash2", 1.924),
     "qwen3-4b-deepspec-eagle3": ("qwen3-4b", "eagle3", None),
     "qwen3-4b-deepspec-dflash": ("qwen3-4b", "dflash", 1),
     "qwen3-4b-deepspec-dspark": ("qwen3-4b", "dspark", 1),
@@ -171,7 +169,7 @@ def test_head_is_of_its_kind_and_size(name: str) -> None:
     model, kind, published = HEADS[name]
     target = Checkpoint("model", preset(model), AutoConfig.for_model(**architecture_of(model)))
     head = read_head(preset(name), target, weights=False)
-    assert head.kind.name == kind
+    assert head.kind is KINDS[kind]
     sketch = head.sketch(torch.bfloat16)
     if published is not None and published > 1000:
         # Which of the target's tokens the head knows is stored as well, a byte for each.

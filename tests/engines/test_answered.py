@@ -47,7 +47,7 @@ def test_requests_that_were_sent_have_times_of_their_own() -> None:
 def test_a_row_has_slots_for_prompt_answer_a_proposal_and_one_more() -> None:
     decoding = DecodingSettings(max_new_tokens=10, num_draft_tokens=3)
     preparation = Preparation(decoding=decoding, longest_prompt=20)
-    assert preparation.demand.slots() == 20 + 10 + 3 + 1
+    assert preparation.demand.slots == 20 + 10 + 3 + 1
 
 
 def test_tokens_of_an_iteration_come_from_draft_and_target() -> None:

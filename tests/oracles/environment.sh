@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes a virtual environment with speculators and SpecForge, whose own modules the tests in this directory compare with:
+# Makes a virtual environment with speculators, whose own modules the tests in this directory compare with:
 #
 #   tests/oracles/environment.sh DIRECTORY [PYTHON]
 #   DIRECTORY/bin/python -m pytest -n 0 tests/oracles
@@ -19,5 +19,5 @@ own=$("$directory/bin/python" -c "$packages")
 echo "$shared" >"$own/zz_shared.pth"
 install=("$directory/bin/python" -m pip install --quiet)
 "${install[@]}" "transformers==5.19.0"
-"${install[@]}" --no-deps "speculators==0.9.0" "hs-connectors==0.9.0" "specforge==0.2.0"
+"${install[@]}" --no-deps "speculators==0.9.0" "hs-connectors==0.9.0"
 "${install[@]}" openai loguru pydantic-settings aiohttp "datasets<=5.1.0" httpx

@@ -32,9 +32,6 @@ def build(kind: str, style: str, num_layers: int, reduced: bool, **changes: Any)
     if kind == "eagle3":
         from speculators.models.eagle3 import Eagle3DraftModel as Model
         from speculators.models.eagle3 import Eagle3SpeculatorConfig as Config
-    elif kind == "peagle":
-        from speculators.models.peagle.config import PEagleSpeculatorConfig as Config
-        from speculators.models.peagle.core import PEagleDraftModel as Model
     elif kind == "dflash":
         from speculators.models.dflash import DFlashDraftModel as Model
         from speculators.models.dflash import DFlashSpeculatorConfig as Config
@@ -44,7 +41,7 @@ def build(kind: str, style: str, num_layers: int, reduced: bool, **changes: Any)
 
     own = layer_config(style, num_layers, **changes.pop("own", {}))
     own._attn_implementation = "eager"
-    ids = "eagle_aux_hidden_state_layer_ids" if "eagle" in kind else "aux_hidden_state_layer_ids"
+    ids = "eagle_aux_hidden_state_layer_ids" if kind == "eagle3" else "aux_hidden_state_layer_ids"
     config = Config(
         transformer_layer_config=own,
         draft_vocab_size=REDUCED if reduced else VOCABULARY,
@@ -96,15 +93,6 @@ def logits_of(
     if kind == "eagle3":
         model(input_ids=text[:, 1 : flat.shape[1] + 1], ttt_steps=len(drawn), **common)
         found = torch.stack([logits[length - 1] for logits in seen])
-    elif kind == "peagle":
-        masks = len(drawn) - 1
-        anchors = torch.cat([torch.arange(length), torch.full((masks,), length - 1)])
-        depths = torch.cat([torch.zeros(length, dtype=torch.long), torch.arange(1, masks + 1)])
-        name = "speculators.models.peagle.core."
-        patch.setattr(name + "generate_cod_sample_indices", lambda **arguments: (anchors, depths))
-        patch.setattr(name + "compute_metrics", lambda **arguments: (None, None))
-        model(input_ids=text[:, 1 : flat.shape[1] + 1], **common, **training)
-        found = seen[0][length - 1 :]
     else:
         captured: list[Tensor] = []
 
@@ -157,7 +145,6 @@ CASES: dict[str, tuple[str, str, int, bool, dict[str, Any]]] = {
     ),
     "EAGLE-3, two layers with a window": ("eagle3", "qwen3", 2, False, {"own": WINDOW}),
     "EAGLE-3.1": ("eagle3", "llama", 1, True, {"fc_norm": True, "norm_output": True}),
-    "P-EAGLE": ("peagle", "llama", 3, True, {"mask_token_id": MASK}),
     "DFlash": ("dflash", "qwen3", 2, False, BLOCK),
     "DFlash, reduced vocabulary": ("dflash", "qwen3", 3, True, BLOCK),
     "DFlash, causal window": ("dflash", "qwen3", 2, False, BLOCK | {"own": WINDOW}),

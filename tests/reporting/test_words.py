@@ -122,15 +122,15 @@ def test_every_setting_tells_jobs_apart(kind: type, row: type[RunRow]) -> None:
 
 def test_a_setting_without_a_column_is_said_only_where_it_differs() -> None:
     plain = settings_of(LatencySettings)
-    first, second = (changed(plain, name) for name in ("draft.threshold", "placement.reserve_gb"))
+    first, second = (changed(plain, name) for name in ("draft.gpus", "placement.reserve_gb"))
     both = changed(changed(first, "placement.reserve_gb"), "draft.layers")
     rows = [row_of(LatencyRow, settings) for settings in (first, both)]
-    assert rows[1].settings == {"draft.threshold": 0.25, "placement.reserve_gb": 2.25}
+    assert rows[1].settings == {"draft.gpus": 1, "placement.reserve_gb": 2.25}
     said = [[*name.settings.values()] for name in distinct_names(rows)]
     assert said == [[], ["layers 5, 6", "placement.reserve_gb 2.25"]]
     rows = [row_of(LatencyRow, settings) for settings in (plain, first, second)]
     assert [name.cell for name in distinct_names(rows)] == [
-        "13B with 7B", "13B with 7B\ndraft.threshold 0.25", "13B with 7B\nplacement.reserve_gb 2.25"
+        "13B with 7B", "13B with 7B\ndraft.gpus 1", "13B with 7B\nplacement.reserve_gb 2.25"
     ]  # fmt: skip
 
 

@@ -24,7 +24,7 @@ def test_a_model_has_one_name(name: str, quantization: str | None, expected: str
 
 
 def test_a_figure_is_found_under_every_name_of_its_pair() -> None:
-    assert len(published_figures()) == 101
+    assert len(published_figures()) == 82
     for figure in (figure for figure in published_figures() if not figure.accuracy):
         protocol = {"prompts": figure.prompts, "temperature": figure.temperature}
         for model in figure.models:

@@ -9,25 +9,19 @@ from transformers import PreTrainedModel
 
 from architectures import random_pair
 from harness.local.decoding.warp import AnyWarp
-from harness.local.drafting.model import ModelDrafter, ParallelDrafter
+from harness.local.drafting.model import ModelDrafter
 from harness.local.runners.static import StaticRunner
 from mtp_models import mtp_target
 from small_heads import (
     block_head,
-    domino_head,
     eagle_head,
     head_drafter,
     layer_config,
     medusa_head,
     mtp_head,
-    selector_head,
     target_model,
 )
 from text_drafters import lookup_drafter
-
-# A token that no model draws often stands for what is masked.
-MASK = 96
-
 
 # A target on the first device, and a drafter for it with a warp, whose model is on the second.
 Draft = Callable[..., tuple[PreTrainedModel, Any]]
@@ -41,11 +35,6 @@ def model(warp: AnyWarp, first: str = "cpu", second: str = "cpu") -> tuple[Any, 
 def agreeing(warp: AnyWarp) -> tuple[Any, Any]:
     target = target_model()
     return target, ModelDrafter(StaticRunner(target), warp)
-
-
-def parallel(warp: AnyWarp, first: str = "cpu", second: str = "cpu") -> tuple[Any, Any]:
-    draft = StaticRunner(target_model(seed=1).to(second))
-    return target_model().to(first), ParallelDrafter(draft, warp, MASK)
 
 
 def with_head(make_head: Callable[[], Any]) -> Draft:
@@ -64,14 +53,10 @@ def with_mtp(warp: AnyWarp, first: str = "cpu", second: str = "cpu") -> tuple[An
 DRAFTS: dict[str, Draft] = {
     "model": model,
     "model that agrees": agreeing,
-    "parallel": parallel,
     "lookup": lambda warp, first="cpu", second="cpu": (target_model().to(first), lookup_drafter()),
     "EAGLE-3": with_head(lambda: eagle_head(layer_config("llama"))),
-    "P-EAGLE": with_head(lambda: eagle_head(layer_config("qwen3"), mask_token_id=MASK)),
     "DFlash": with_head(block_head),
     "DSpark": with_head(lambda: block_head(from_anchor=True, markov_rank=6)),
-    "DFlash 2": with_head(selector_head),
-    "Domino": with_head(domino_head),
     "Medusa": with_head(lambda: medusa_head(output_per_head=False)),
     "MTP": with_mtp,
 }

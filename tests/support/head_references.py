@@ -16,9 +16,8 @@ from harness.config.settings import ModelSettings
 from harness.local.decoding.protocols import Drafter, Proposal, Step
 from harness.local.decoding.warp import Warp
 from harness.local.drafting.heads.block import DFlash
-from harness.local.drafting.heads.checkpoint import read_head
-from harness.local.drafting.heads.corrected import DFlash2, Domino, DSpark
-from harness.local.drafting.heads.eagle import Eagle3, PEagle
+from harness.local.drafting.heads.checkpoint import KINDS, read_head
+from harness.local.drafting.heads.eagle import Eagle3
 from harness.local.drafting.heads.medusa import Medusa
 from harness.local.drafting.on_host import on_host
 from harness.local.models.checkpoints import Checkpoint, is_recurrent
@@ -102,7 +101,7 @@ def check_saved(
     """A head that another implementation saved in a directory drafts as it does there."""
     checkpoint = Checkpoint("model", ModelSettings(name="target", repository="-"), target.config)
     head = read_head(ModelSettings(name="head", repository=str(directory)), checkpoint)
-    assert head.kind.name == kind
+    assert head.kind is KINDS[kind]
     own = head.load(torch.device("cpu"), torch.float32)
     checked = Checked(head_drafter(own, target, Warp()), target, expected)
     runner = SnapshotRunner(target, hidden_layers=checked.layers)
@@ -195,36 +194,7 @@ def eagle_expected(head: Eagle3, target: PreTrainedModel) -> Expected:
             states = torch.cat([states, (normed if head.config.norm_output else last)[None]])
         return torch.stack(found)
 
-    def parallel(decided: Tensor, drawn: Tensor, features: Tensor) -> Tensor:
-        masks = len(drawn) - 1
-        mask_token = torch.full((masks,), head.config.mask_token_id)
-        hidden = head.mask_hidden.view(1, *features.shape[1:]).expand(masks, -1, -1)
-        states = joined(head, torch.cat([features, hidden]))
-        states = run_layers(head, embedding(torch.cat([decided[1:], mask_token])), states)
-        return spread(head, output(rms(states[-len(drawn) :], head.norm)))
-
-    return parallel if isinstance(head, PEagle) else chain
-
-
-def convolved(convolutions: Any, side: int, reads: Tensor, states: Tensor) -> Tensor:
-    """Position by position: `reads` [block, D] give the kernels of `states` [block, D]."""
-    base = convolutions.base_kernel[side]
-    num_taps, width = base.shape
-    changes = reads @ convolutions.kernel_projection.weight.T
-    outputs = torch.zeros_like(states)
-    for place in range(len(states)):
-        change = changes[place].view(2, num_taps, width // 8)[side]
-        for tap in range(min(num_taps, place + 1)):
-            weights = base[tap].view(-1, 8) + change[tap].unsqueeze(1)
-            outputs[place] += weights.flatten() * states[place - tap]
-    return outputs
-
-
-def mixed(layer: Any, name: str, side: int, reads: Tensor, states: Tensor) -> Tensor:
-    """`convolved` in layers that have such convolutions."""
-    if not hasattr(layer, name):
-        return states
-    return convolved(getattr(layer, name), side, reads, states)
+    return chain
 
 
 def block_states(head: DFlash, target: PreTrainedModel, last: Tensor, features: Tensor) -> Tensor:
@@ -242,13 +212,9 @@ def block_states(head: DFlash, target: PreTrainedModel, last: Tensor, features: 
             seen &= at >= (block_at[:, None] - window + 1 if follows else length - window)
         if head.config.causal or (window is not None and head.config.causal_windows):
             seen &= at <= block_at[:, None]
-        normed = rms(states, layer.input_layernorm)
-        x = mixed(layer, "attention_conv", 0, normed, normed)
-        attended = attend(layer.self_attn, x, torch.cat([context, x]), block_at, at, seen)
-        states = states + mixed(layer, "attention_conv", 1, normed, attended)
-        normed = rms(states, layer.post_attention_layernorm)
-        x = mixed(layer, "mlp_conv", 0, normed, normed)
-        states = states + mixed(layer, "mlp_conv", 1, normed, mlp(layer, x))
+        x = rms(states, layer.input_layernorm)
+        states = states + attend(layer.self_attn, x, torch.cat([context, x]), block_at, at, seen)
+        states = states + mlp(layer, rms(states, layer.post_attention_layernorm))
     return rms(states, head.norm)
 
 
@@ -258,42 +224,11 @@ def block_expected(head: DFlash, target: PreTrainedModel) -> Expected:
     def expected(decided: Tensor, drawn: Tensor, features: Tensor) -> Tensor:
         states = block_states(head, target, decided[-1], features)
         logits = output(states if head.config.from_anchor else states[1:])[: len(drawn)]
-        if isinstance(head, DSpark) and head.markov_head is not None:
+        if head.markov_head is not None:
             before = torch.cat([decided[-1:], drawn[:-1]])
             memory = head.markov_head["markov_w1"].weight[before]
             logits = logits + memory @ head.markov_head["markov_w2"].weight.T
-        if isinstance(head, Domino):
-            # The unit reads the anchor and the tokens drawn before each place, by torch's own module.
-            before = target.get_input_embeddings()(torch.cat([decided[-1:], drawn[:-1]]))
-            memory, _ = head.prefix_gru(before[:, None])
-            own = states if head.config.from_anchor else states[1:]
-            features = torch.cat([own[: len(drawn)], memory[:, 0]], dim=-1)
-            first = head.config.num_uncorrected
-            logits = torch.cat([logits[:first], (logits + head.embed_proj(features))[first:]])
         return spread(head, logits)
-
-    return expected
-
-
-def path_expected(head: DFlash2, target: PreTrainedModel) -> Expected:
-    """Log-probabilities of the candidates at each position, after the token drawn before it."""
-    output = target.get_output_embeddings()
-    selector = head.candidate_selector
-
-    def expected(decided: Tensor, drawn: Tensor, features: Tensor) -> Tensor:
-        states = block_states(head, target, decided[-1], features)[1:]
-        rows = []
-        before = decided[-1]
-        for state, token in zip(states, drawn, strict=False):
-            logits = output(state)
-            scores = torch.full((VOCABULARY,), -torch.inf)
-            for candidate in logits.argsort(descending=True)[: head.config.num_candidates]:
-                context = selector.predecessor_codebook[before] * selector.hidden_projection(state)
-                follows = (context * selector.successor_codebook[candidate]).sum()
-                scores[candidate] = logits[candidate] + follows
-            rows.append(scores.log_softmax(-1))
-            before = token
-        return torch.stack(rows)
 
     return expected
 

@@ -11,9 +11,8 @@ from transformers.modeling_layers import MtpModel
 from architectures import VOCABULARY, random_model
 from harness.local.decoding.warp import AnyWarp
 from harness.local.drafting.heads.block import DFlash
-from harness.local.drafting.heads.corrected import DFlash2, Domino, DSpark
 from harness.local.drafting.heads.drafter import HeadDrafter
-from harness.local.drafting.heads.eagle import Eagle3, PEagle
+from harness.local.drafting.heads.eagle import Eagle3
 from harness.local.drafting.heads.head import Head
 from harness.local.drafting.heads.medusa import Medusa
 from harness.local.drafting.heads.mtp import MtpHead
@@ -25,11 +24,9 @@ WINDOW = {
 }
 
 
-def head_drafter(
-    head: Head, target: PreTrainedModel, warp: AnyWarp, threshold: float = 0.0
-) -> HeadDrafter:
+def head_drafter(head: Head, target: PreTrainedModel, warp: AnyWarp) -> HeadDrafter:
     head.borrow(target)
-    return HeadDrafter(head, warp, threshold)
+    return HeadDrafter(head, warp)
 
 
 def config(kind: type[Head], **fields: Any) -> Any:
@@ -42,43 +39,20 @@ def config(kind: type[Head], **fields: Any) -> Any:
     return kind.config_type(**(sizes | fields))
 
 
-def block_config(kind: type[Head], transformer: PreTrainedConfig, **changes: Any) -> Any:
-    usual = {
-        "layers": (1, 3), "block_size": 5, "mask_token_id": 96, "from_anchor": False, "causal": False,
-        "causal_windows": False, "windows_follow": False,
-    }  # fmt: skip
-    return config(kind, transformer=transformer, **(usual | changes))
-
-
 def block_head(
     style: str = "qwen3", window: bool = False, reduced: bool = False, **changes: Any
 ) -> DFlash:
     if reduced:
         changes |= {"draft_vocabulary_size": 60, "own_output": True}
     transformer = layer_config(style, 2, **(WINDOW if window else {}))
-    kind: type[DFlash] = DFlash
-    if "markov_rank" in changes or "confidence" in changes:
-        kind = DSpark
-        changes = {"markov_rank": 0, "confidence_markov": False} | changes
-    head = kind(block_config(kind, transformer, **changes))
+    usual = {
+        "layers": (1, 3), "block_size": 5, "mask_token_id": 96, "from_anchor": False, "causal": False,
+        "causal_windows": False, "windows_follow": False,
+    }  # fmt: skip
+    head = DFlash(config(DFlash, transformer=transformer, **(usual | changes)))
     randomize(head)
     if head.d2t is not None:
         head.d2t.copy_(torch.arange(60) // 2)
-    return head
-
-
-def selector_head(window: bool = False, **changes: Any) -> DFlash2:
-    transformer = layer_config("qwen3", 2, **(WINDOW if window else {}))
-    options = {"num_taps": 2, "group_size": 8, "selector_rank": 6, "num_candidates": 7}
-    head = DFlash2(block_config(DFlash2, transformer, **options, **changes))
-    randomize(head)
-    return head
-
-
-def domino_head(**changes: Any) -> Domino:
-    options = {"num_uncorrected": 1, "recurrent_size": 12, "inner_size": 6}
-    head = Domino(block_config(Domino, layer_config("qwen3", 2), **options, **changes))
-    randomize(head)
     return head
 
 
@@ -112,8 +86,7 @@ def eagle_head(transformer: PreTrainedConfig, reduced: bool = False, **changes: 
         "norm_before_fc": False, "fc_norm": False, "norm_output": False,
         "draft_vocabulary_size": 60 if reduced else VOCABULARY,
     }  # fmt: skip
-    kind = PEagle if "mask_token_id" in changes else Eagle3
-    head = kind(config(kind, transformer=transformer, **(usual | changes)))
+    head = Eagle3(config(Eagle3, transformer=transformer, **(usual | changes)))
     randomize(head)
     if head.d2t is not None:
         head.d2t.copy_(

@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from harness.config.errors import SettingError
 from harness.config.methods import MethodRecord
 from harness.config.run import RunSettings, WeightsSource
 from harness.config.settings import (
@@ -193,23 +192,16 @@ class SampledMethod(Method):
     def drafter(
         self, settings: SampledDraftSettings, pair: Pair, runner: Runner | None
     ) -> MakeDrafter:
-        """Return a function that makes drafters with the pair's head, or with the model of the runner:
-        in parallel or token by token.
-        """
+        """Return a function that makes drafters with the pair's head, or with the model of the runner."""
         from harness.local.decoding.warp import Warp
         from harness.local.drafting.heads.drafter import HeadDrafter
-        from harness.local.drafting.model import ModelDrafter, ParallelDrafter, mask_token
+        from harness.local.drafting.model import ModelDrafter
 
         def make(target_warp: AnyWarp) -> TensorDrafter:
             warp = Warp(0) if settings.sampling == "greedy" else target_warp
             if pair.head is not None:
-                threshold = getattr(settings, "threshold", None) or 0.0  # 0 holds nothing back
-                return HeadDrafter(pair.head, warp, threshold)
+                return HeadDrafter(pair.head, warp)
             assert runner is not None
-            assert pair.draft is not None
-            mask = mask_token(pair.draft.model.config)
-            if mask is not None:
-                return ParallelDrafter(runner, warp, mask)
             return ModelDrafter(runner, warp)
 
         return make
@@ -222,20 +214,15 @@ class ModelDraftSettings(SampledDraftSettings, ModelSettings):
     Attributes:
         layers: of a head: the hidden states it reads, where they are not those that its
             configuration names.
-        threshold: of a head with a confidence head (DSpark): a proposal ends where the chance of
-            acceptance falls below this.
     """
 
     method: str = "model"
     layers: tuple[int, ...] | None = None
-    threshold: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         ModelSettings.__post_init__(self)
         require(self.gpus in (None, 1), "gpus", "must be 1: a draft is whole on one GPU", self.gpus)
-        is_possible = self.threshold is None or 0 <= self.threshold <= 1
-        require(is_possible, "threshold", "must be in [0, 1]", self.threshold)
 
 
 class ModelDraft(SampledMethod):
@@ -243,7 +230,7 @@ class ModelDraft(SampledMethod):
 
     name = "model"
     summary = (
-        "token by token, a parallel draft (PARD) in one pass; a head in the format of its writer; with another"
+        "token by token; a head (EAGLE-3, DFlash, DSpark, Medusa) in the format of its writer; a model with another"
         " tokenizer by engine=huggingface"
     )
     settings = ModelDraftSettings
@@ -265,9 +252,6 @@ class ModelDraft(SampledMethod):
         plan = DraftPlan(settings, head=head)
         if head is None:
             plan = DraftPlan(settings, checkpoint=checkpoint_for("draft", settings, weights))
-        if settings.threshold is not None and not (head and head.config.confidence):
-            rule = f"is for heads with a confidence head (DSpark), not for draft={settings.name}"
-            raise SettingError("draft.threshold", rule, settings.threshold)
         rule = f"is for heads and early_exit, and draft={settings.name} is a model"
         require(head is not None or settings.layers is None, "draft.layers", rule, settings.layers)
         return plan

@@ -1,4 +1,4 @@
-"""Draft models: token by token, or all tokens in one pass."""
+"""Draft models, which draft token by token."""
 
 from __future__ import annotations
 
@@ -6,18 +6,16 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedConfig
 
 from harness.local.decoding.iteration import read
 from harness.local.decoding.protocols import Proposal, Runner, Step, TensorDrafter, TokenRows
 from harness.local.decoding.randomness import existing_index
 from harness.local.decoding.state import Column, RowState
 from harness.local.decoding.warp import AnyWarp
-from harness.local.runners.base import gather_rows
 from harness.local.runners.compiled import end_part
 
-# Where a configuration names the mask of a parallel draft, in the order in which vLLM looks for it.
-_MASK_KEYS = ("pard_token", "ptd_token_id")
+# The widths of a draft model's passes, in tokens.
+WIDTHS = (1, 2)
 
 
 class ModelDrafter(TensorDrafter):
@@ -80,77 +78,3 @@ class ModelDrafter(TensorDrafter):
 
     def select(self, rows: Sequence[int]) -> None:
         self.runner.select(rows)
-
-
-class ParallelDrafter(ModelDrafter):
-    """Proposes by one pass of a parallel draft model (PARD, An et al. 2025, arXiv:2504.18583).
-
-    It was trained with a mask token in place of tokens that are not known yet. For K = 3 it reads the
-    text `a b` and two masks, and predicts the next three tokens after b, after the first mask and
-    after the second. Each is drawn without knowing the others.
-
-    The cache lacks the tokens that the last verdict decided. They are read with the masks, which the next tokens
-    overwrite.
-
-    Args:
-        mask: stands for a token that is not known yet.
-    """
-
-    def __init__(self, runner: Runner, warp: AnyWarp, mask: int) -> None:
-        super().__init__(runner, warp)
-        self._mask = mask
-        # Tokens of each row that the cache lacks, as the host knows them.
-        self._num_unread: list[int] = []
-
-    def clear(self) -> None:
-        super().clear()
-        self._num_unread = []
-
-    def add(self, prompts: TokenRows, first_tokens: Sequence[int], step: Step) -> None:
-        self._read(prompts)
-        self._num_unread += [1] * len(prompts)
-
-    def draft(self, rows: RowState, uniforms: Tensor) -> Proposal:
-        uniforms = uniforms.to(self._device)
-        num_rows, num_draft_tokens = uniforms.shape
-        unread = rows.decided.to(self._device)
-        if not rows.is_fixed:
-            unread = unread[:, : max(self._num_unread)]
-        # A row that only fills the batch up reads a token, too.
-        counts = rows.numbers[Column.GAINED].to(self._device).clamp(min=1)
-        masks = counts.new_full((num_rows, num_draft_tokens - 1), self._mask)
-        tokens = torch.cat([unread, masks], 1)
-        places = torch.arange(tokens.shape[1], device=self._device)
-        tokens = tokens.where(places < counts.unsqueeze(1), self._mask)
-        starts = rows.numbers[Column.LENGTH].to(self._device) + 1 - counts
-        logits = read(self.runner, rows, tokens, starts).logits
-        ahead = torch.arange(num_draft_tokens, device=self._device)
-        probabilities = self.warp(gather_rows(logits, counts.unsqueeze(1) - 1 + ahead))
-        drawn = existing_index(probabilities, uniforms)
-        device = rows.numbers.device
-        return Proposal(drawn.to(device), probabilities.to(device))
-
-    def keep(self, counts: Sequence[int]) -> None:
-        self.runner.keep(self._num_unread)
-        self._num_unread = list(counts)
-
-    def select(self, rows: Sequence[int]) -> None:
-        super().select(rows)
-        self._num_unread = [self._num_unread[row] for row in rows]
-
-
-def widths(config: PreTrainedConfig, num_draft_tokens: int) -> list[int]:
-    """Return the widths of a draft model's passes, in tokens, over fixed rows.
-
-    A parallel draft reads up to K + 1 decided tokens with K - 1 masks.
-    """
-    return [1, 2] if mask_token(config) is None else [max(1, 2 * num_draft_tokens)]
-
-
-def mask_token(config: PreTrainedConfig) -> int | None:
-    """Return the mask that a draft model was trained with; None if it drafts token by token."""
-    for key in _MASK_KEYS:
-        token = getattr(config, key, None)
-        if token is not None:
-            return token
-    return None

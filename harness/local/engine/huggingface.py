@@ -52,9 +52,6 @@ def check_pair(planned: PlannedPair, decoding: DecodingSettings) -> None:
         return
     draft = planned.draft_settings.name
     require(planned.head is None, "draft", FOR_HUGGINGFACE, draft)
-    if len(planned.checkpoints) > 1:
-        rule = "drafts all tokens in one pass, which engine=huggingface cannot"
-        require(planned.short_proposals_are_prefixes, "draft", rule, draft)
     for checkpoint in planned.checkpoints:
         model = checkpoint.settings.name
         rule = f"must be none with engine=huggingface: {model} takes back no tokens in generate()"

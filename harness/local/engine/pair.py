@@ -24,7 +24,6 @@ from harness.local.decoding.protocols import TokenRows
 from harness.local.drafting.checked import method_of
 from harness.local.drafting.heads.checkpoint import HeadCheckpoint
 from harness.local.drafting.method import DraftPlan, Pair
-from harness.local.drafting.model import mask_token
 from harness.local.models.checkpoints import (
     Checkpoint,
     check_quantizer,
@@ -316,9 +315,7 @@ def sketch_pair(
         if weights is not None:
             check_quantizer(checkpoint, device)
         model_dtype = resolve_dtype(checkpoint.settings.dtype or dtype, checkpoint, device)
-        sketch = sketch_model(checkpoint, model_dtype)
-        is_parallel = checkpoint.role == "draft" and mask_token(checkpoint.config) is not None
-        sketches.append(dataclasses.replace(sketch, drafts_in_one_pass=is_parallel))
+        sketches.append(sketch_model(checkpoint, model_dtype))
     if plan.head is not None:
         sketches.append(plan.head.sketch(sketches[0].dtype))
     return PlannedPair(

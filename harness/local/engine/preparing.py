@@ -21,7 +21,7 @@ from harness.local.decoding.protocols import Proposal, TensorDrafter
 from harness.local.decoding.state import RowState
 from harness.local.decoding.warp import BatchWarp
 from harness.local.drafting.checked import blaming_method
-from harness.local.drafting.model import widths as draft_widths
+from harness.local.drafting.model import WIDTHS
 from harness.local.engine.runners import PairRunners, num_random, warp_of
 from harness.local.models.loading import LoadedModel
 from harness.local.runners.base import UnsupportedModelError
@@ -47,15 +47,15 @@ def prepare(runners: PairRunners, preparation: Preparation) -> None:
     num_draft_tokens = preparation.decoding.most_draft_tokens
     # A proposal is verified together with the token before it.
     widths = [1] if pair.draft_settings is None else [1, num_draft_tokens + 1]
-    are_fixed = _fix(runners.target, pair.target, preparation, demand.slots(), widths, compiles)
+    are_fixed = _fix(runners.target, pair.target, preparation, demand.slots, widths, compiles)
     runners.target_name = runners.draft_name = runners.target.name
     if are_fixed:
         _prepare_arm(runners, preparation, compiles, drafts=False)
     if pair.draft_settings is not None:
         if pair.draft is not None and runners.draft is not None:
-            widths = draft_widths(pair.draft.model.config, num_draft_tokens)
-            slots = demand.slots(max(widths))
-            are_fixed &= _fix(runners.draft, pair.draft, preparation, slots, widths, compiles)
+            are_fixed &= _fix(
+                runners.draft, pair.draft, preparation, demand.slots, WIDTHS, compiles
+            )
             runners.draft_name = runners.draft.name
         if are_fixed and num_draft_tokens and len(pair.devices) == 1:
             is_prepared = _prepare_arm(runners, preparation, compiles, drafts=True)
@@ -71,7 +71,7 @@ def _fix(
     loaded: LoadedModel,
     preparation: Preparation,
     num_slots: int,
-    widths: list[int],
+    widths: Sequence[int],
     compiles: bool,
 ) -> bool:
     """Give a runner fixed rows, and compile its passes -> whether it has them."""
@@ -158,7 +158,7 @@ def prepare_calls(
     prompts = [[0, 0]] * batch_size
     drafter = calls.drafter
     if isinstance(drafter, TensorDrafter):
-        num_slots = preparation.demand.slots()
+        num_slots = preparation.demand.slots
         drafter.prepare(batch_size, decoding.most_draft_tokens, num_slots, device)
     step = calls.target.start(prompts)
     if isinstance(drafter, TensorDrafter):

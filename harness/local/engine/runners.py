@@ -25,7 +25,6 @@ from harness.local.decoding.verify import AcceptByCoin, Offer, Verdict
 from harness.local.decoding.warp import AnyWarp, BatchWarp, Warp
 from harness.local.drafting.checked import checked_rule, method_of
 from harness.local.drafting.method import MakeDrafter, Pair
-from harness.local.drafting.model import widths as draft_widths
 from harness.local.models.checkpoints import is_recurrent
 from harness.local.models.loading import LoadedModel
 from harness.local.runners.base import Options, UnsupportedModelError
@@ -167,7 +166,6 @@ def open_runners(pair: Pair, preparation: Preparation) -> PairRunners:
         SettingError: for a model that the runner cannot read.
     """
     settings = pair.draft_settings
-    num_draft_tokens = preparation.decoding.most_draft_tokens
     layers: tuple[int, ...] = ()
     if settings is not None:
         layers = tuple(method_of(settings).layers(pair))
@@ -181,14 +179,11 @@ def open_runners(pair: Pair, preparation: Preparation) -> PairRunners:
     }
     demand = preparation.demand
     takes_back = settings is not None
-    target = _build(
-        "model", pair.target, preparation, options, demand.slots(), takes_back=takes_back
-    )
+    target = _build("model", pair.target, preparation, options, demand.slots, takes_back=takes_back)
     draft: StaticRunner | SnapshotRunner | None = None
     if pair.draft is not None:
         options = {"vocabulary_size": pair.vocabulary_size}
-        num_slots = demand.slots(max(draft_widths(pair.draft.model.config, num_draft_tokens)))
-        draft = _build("draft", pair.draft, preparation, options, num_slots, takes_back=True)
+        draft = _build("draft", pair.draft, preparation, options, demand.slots, takes_back=True)
     return PairRunners(
         pair=pair,
         decoding=preparation.decoding,

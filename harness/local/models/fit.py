@@ -161,13 +161,9 @@ class PlacementProblem:
             # With a draft there are two copies of all that a row has: before the draft tokens, and after them.
             num_copies = num_rows * (2 if demand.num_draft_tokens else 1)
             return sketch.cache_sizes(num_copies * demand.row_tokens, num_copies)
+        num_tokens = demand.runner_tokens
         if sketch.spare_slots is not None:
             num_tokens = demand.head_tokens(sketch.spare_slots)
-        elif sketch.drafts_in_one_pass:
-            # K + 1 decided tokens with K - 1 masks.
-            num_tokens = demand.runner_tokens(max(2, 2 * demand.num_draft_tokens))
-        else:
-            num_tokens = demand.runner_tokens()
         return sketch.cache_sizes(num_rows * num_tokens, num_states=0)
 
     def placed(self, sketch: Sketch, device_map: DeviceMap) -> Placement:

@@ -119,7 +119,7 @@ class Sketch:
         copied_tensors: for a draft head: matrices of the target that it copies to its own device where
             they are on others.
         borrowed_tensors: for a draft: weights of the target that its passes read too.
-        drafts_in_one_pass: for a draft: whether one pass drafts all tokens.
+        drafts_in_one_pass: for a draft head: whether one pass drafts all tokens.
         pass_numbers: about how many numbers a layer works with at once for each token of a pass; 0
             where unknown.
         estimated_cache: whether cache sizes were estimated from the configuration, because the

@@ -17,9 +17,6 @@ from harness.local.decoding.protocols import Proposal
 from harness.local.decoding.verify import Offer, verify
 from harness.local.drafting.checked import CheckedDrafter, checked_rule
 from harness.local.drafting.method import EarlyExit, EarlyExitSettings
-from harness.local.drafting.model import (
-    widths,
-)
 from tiny_checkpoints import as_checkpoint, make_config
 from verifiers import offer_of
 
@@ -34,14 +31,6 @@ def test_a_quarter_of_the_layers_draft_unless_it_is_said(
     settings = EarlyExitSettings(name="early_exit", method="early_exit", layers=asked)
     planned: Any = EarlyExit().plan(settings, target, None).settings
     assert planned.layers == (layers,)
-
-
-def test_the_widths_of_a_draft_models_passes() -> None:
-    config = make_config("llama")
-    assert widths(config, 4) == [1, 2]
-    config.pard_token = 5
-    assert widths(config, 4) == [8]
-    assert widths(config, 0) == [1]
 
 
 # Drafters and rules of the user's own ---------------------------------------------------------------------------------

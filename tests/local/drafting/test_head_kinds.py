@@ -14,11 +14,10 @@ from transformers.modeling_layers import MtpModel
 
 from architectures import VOCABULARY
 from chains import GREEDY
-from drafts import MASK
 from harness.local.decoding.protocols import Proposal
 from harness.local.decoding.warp import AnyWarp, Warp
 from harness.local.drafting.heads.head import Head
-from harness.local.drafting.model import ModelDrafter, ParallelDrafter
+from harness.local.drafting.model import ModelDrafter
 from harness.local.drafting.on_host import on_host
 from harness.local.runners.snapshot import SnapshotRunner
 from harness.local.runners.static import StaticRunner
@@ -26,27 +25,23 @@ from head_references import (
     PROMPTS,
     Expected,
     block_expected,
-    block_states,
     check_against,
     eagle_expected,
     medusa_expected,
-    path_expected,
 )
 from mtp_models import FAMILIES, mtp_target
 from small_heads import (
     WINDOW,
     block_head,
-    domino_head,
     eagle_head,
     head_drafter,
     layer_config,
     medusa_head,
     mtp_head,
-    selector_head,
     target_model,
 )
 
-DSPARK = {"from_anchor": True, "markov_rank": 6, "confidence": True, "confidence_markov": True}
+DSPARK = {"from_anchor": True, "markov_rank": 6}
 FOLLOWS = {"window": True, "windows_follow": True}
 FEWER = {"reduced": True, "norm_before_residual": True, "norm_before_fc": True}
 EAGLE_31 = {"fc_norm": True, "norm_output": True, "own_embedding": False, "own_output": False}
@@ -81,19 +76,6 @@ def model() -> tuple[PreTrainedModel, Any, Expected]:
     return target_model(), ModelDrafter(StaticRunner(own), Warp()), expected
 
 
-def parallel() -> tuple[PreTrainedModel, Any, Expected]:
-    """One plain pass over the text and masks."""
-    model = target_model(seed=1)
-    drafter = ParallelDrafter(StaticRunner(model), Warp(), MASK)
-
-    def expected(decided: Tensor, drawn: Tensor, features: Tensor) -> Tensor:
-        masks = torch.full((len(drawn) - 1,), MASK)
-        logits = model(input_ids=torch.cat([decided, masks])[None], use_cache=False).logits[0]
-        return logits[len(decided) - 1 :].log_softmax(-1)
-
-    return target_model(), drafter, expected
-
-
 def mtp(family: str) -> Kind:
     """One row alone, all entries read at once by transformers' cache and masks, and the drawn tokens after them."""
 
@@ -119,12 +101,10 @@ def mtp(family: str) -> Kind:
 
 KINDS: dict[str, Kind] = {
     "model": model,
-    "parallel": parallel,
     "EAGLE-3": eagle(),
     "EAGLE-3, reduced vocabulary": eagle(**FEWER),
     "EAGLE-3.1, the target's vocabulary": eagle("qwen3", **EAGLE_31),
     "EAGLE-3, second layer with a window": eagle("qwen3", 2, own=WINDOW),
-    "P-EAGLE": eagle(num_layers=3, mask_token_id=MASK, reduced=True),
     "DFlash": with_head(block_expected, block_head),
     "DFlash, reduced vocabulary": with_head(
         block_expected, lambda: block_head(style="llama", reduced=True)
@@ -136,18 +116,11 @@ KINDS: dict[str, Kind] = {
     "DFlash, causal window of z-lab": with_head(
         block_expected, lambda: block_head(causal_windows=True, **FOLLOWS)
     ),
-    "JetSpec": with_head(block_expected, lambda: block_head(causal=True, **FOLLOWS)),
+    "DFlash, causal": with_head(block_expected, lambda: block_head(causal=True, **FOLLOWS)),
     "DSpark": with_head(block_expected, lambda: block_head(**DSPARK)),
     "DSpark, reduced vocabulary": with_head(
         block_expected, lambda: block_head(**DSPARK | {"reduced": True, "from_anchor": False})
     ),
-    "DFlash 2": with_head(path_expected, selector_head),
-    "DFlash 2, window of speculators": with_head(path_expected, lambda: selector_head(window=True)),
-    "DFlash 2, causal window of z-lab": with_head(
-        path_expected, lambda: selector_head(causal_windows=True, **FOLLOWS)
-    ),
-    "Domino": with_head(block_expected, domino_head),
-    "Domino, from its anchor": with_head(block_expected, lambda: domino_head(from_anchor=True)),
     "Medusa": with_head(medusa_expected, lambda: medusa_head(True)),
     "Medusa, the target's output": with_head(medusa_expected, lambda: medusa_head(False)),
 }
@@ -163,21 +136,21 @@ def test_distributions_equal_those_without_a_cache(name: str) -> None:
 
 def test_a_token_too_early_is_noticed() -> None:
     """The mistake of which acceptance lengths of 1.0 were reported: labels taken as not shifted."""
-    target, head = target_model(), domino_head(from_anchor=True)
+    target, head = target_model(), block_head(**DSPARK)
     expected = block_expected(head, target)
-    unshifted = domino_head(from_anchor=False)
+    unshifted = block_head(markov_rank=6, from_anchor=False)
     unshifted.load_state_dict(head.state_dict())
     with pytest.raises(AssertionError):
         check_against(target, head_drafter(unshifted, target, Warp()), expected)
 
 
-def proposed(head: Head, warp: AnyWarp, most: int, threshold: float = 0.0) -> tuple[Proposal, Any]:
-    """What a head drafts after `PROMPTS`, and the target's step."""
+def proposed(head: Head, warp: AnyWarp, most: int) -> Proposal:
+    """What a head drafts after `PROMPTS`."""
     target = target_model()
-    drafter = on_host(head_drafter(head, target, warp, threshold))
+    drafter = on_host(head_drafter(head, target, warp))
     step = SnapshotRunner(target, hidden_layers=drafter.layers).start(PROMPTS)
     drafter.start(PROMPTS, [1, 2, 3], step)
-    return drafter.propose(most, torch.full((3, most), 0.99)), step
+    return drafter.propose(most, torch.full((3, most), 0.99))
 
 
 @pytest.mark.parametrize(
@@ -190,28 +163,15 @@ def proposed(head: Head, warp: AnyWarp, most: int, threshold: float = 0.0) -> tu
     ids=["masks", "anchor", "Medusa"],
 )
 def test_no_more_is_proposed_than_a_pass_predicts(head: Head, most: int) -> None:
-    proposal, _ = proposed(head, GREEDY, 8)
+    proposal = proposed(head, GREEDY, 8)
     assert proposal.tokens.shape == (3, most)
     assert proposal.probabilities.shape == (3, most, VOCABULARY)
-
-
-def test_confidence_shortens_the_offer() -> None:
-    head: Any = block_head(**DSPARK)
-    proposal, step = proposed(head, GREEDY, 5, threshold=0.5)
-    for row, (prompt, first) in enumerate(zip(PROMPTS, [1, 2, 3], strict=True)):
-        features = step.hidden[row, -len(prompt) :]
-        states = block_states(head, target_model(), torch.tensor(first), features)
-        before = torch.tensor([first, *proposal.tokens[row, :-1].tolist()])
-        known = torch.cat([states, head.markov_head["markov_w1"].weight[before]], dim=1)
-        sure = head.confidence_head["proj"](known).squeeze(1) >= 0
-        assert int(proposal.lengths[row]) == [*sure.tolist(), False].index(False)
-    assert len(set(proposal.lengths.tolist())) > 1
 
 
 def test_no_token_is_drawn_that_does_not_exist() -> None:
     head = medusa_head(True)
     with torch.no_grad():
         head.get_submodule("1.2").weight.fill_(torch.nan)
-    proposal, _ = proposed(head, Warp(), 4)
+    proposal = proposed(head, Warp(), 4)
     assert int(proposal.tokens.max()) < VOCABULARY
     assert proposal.probabilities[:, 1].isnan().all()

@@ -13,21 +13,14 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from chains import records_of
 from harness.config.errors import HarnessError, RunError, SettingError
 from harness.config.settings import (
-    DecodingSettings,
     ModelSettings,
-    PlacementSettings,
 )
-from harness.engines.record import Preparation
-from harness.local.drafting.heads.checkpoint import HeadCheckpoint, read_head
-from harness.local.drafting.method import ModelDraftSettings
-from harness.local.engine.engine import LocalEngine
-from harness.local.engine.pair import PlannedPair, plan_pair
+from harness.local.drafting.heads.block import DFlash
+from harness.local.drafting.heads.checkpoint import KINDS, HeadCheckpoint, read_head
 from harness.local.models.checkpoints import Checkpoint
-from some_questions import question_of
-from tiny_checkpoints import ARCHITECTURES, SMALL_DEMAND, as_checkpoint, make_config
+from tiny_checkpoints import as_checkpoint, make_config
 
 VOCABULARY, REDUCED, WIDTH, LAYERS = 320, 100, 128, 8
 
@@ -52,16 +45,6 @@ DFLASH = SPECULATORS | {
     "aux_hidden_state_layer_ids": [1, 4, 6],
 }
 DEEPSPEC = QWEN3 | {"target_layer_ids": [-1, 3, 5], "block_size": 5, "mask_token_id": 319}
-SELECTOR = {
-    "block_size": 8, "mask_token_id": 319, "target_layer_ids": [1, 4], "conv_kernel_size": 3, "conv_group_size": 8,
-    "selector_rank": 4, "selector_top_k": 6,
-}  # fmt: skip
-
-PROJECTOR = {
-    "target_layer_ids": [1, 4], "mask_token_id": 319, "projector_type": "domino", "pure_draft_prefix_len": 1,
-    "emb_dim": 6, "gru_hidden_dim": 12, "shift_label": False,
-}  # fmt: skip
-
 # SpecForge's DSpark: the anchor predicts too, though z-lab's format says nothing.
 SHIFTED = {
     "target_layer_ids": [1, 4], "mask_token_id": 319, "projector_type": "dspark", "markov_rank": 8,
@@ -90,25 +73,10 @@ FORMATS: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
         QWEN3 | {"architectures": ["Qwen3Eagle3Model"], "num_hidden_layers": 1, "target_layer_ids": [1, 3, 4, 5]},
         "eagle3", {"layers": (2, 4, 5, 6)},
     ),
-    "P-EAGLE": (
-        SPECULATORS | {"speculators_model_type": "peagle", "mask_token_id": 319}
-        | {"transformer_layer_config": OWN | {"num_hidden_layers": 4}}, "peagle", {"mask_token_id": 319},
-    ),
-    "P-EAGLE under vLLM's name": (
-        OWN | {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": REDUCED, "num_hidden_layers": 4}
-        | {"parallel_drafting": True, "mask_token_id": 319, "pard_token": 319}, "peagle",
-        {"layers": (2, 4, 5), "own_embedding": False, "mask_token_id": 319},
-    ),
     "speculators dflash": (
         DFLASH, "dflash",
         {"layers": (1, 4, 6), "from_anchor": False, "block_size": 5}
         | {"causal_windows": True, "windows_follow": False},
-    ),
-    # Trained otherwise, stored alike.
-    "PARD-2": (
-        DFLASH | {"speculators_model_type": "pard2", "ce_alpha": 0.1, "kd_alpha": 1.0, "target_feat_dropout": 0.1},
-        "dflash",
-        {"layers": (1, 4, 6), "from_anchor": False, "block_size": 5},
     ),
     "z-lab dflash": (
         QWEN3 | {"block_size": 16, "dflash_config": {"target_layer_ids": [1, 4], "mask_token_id": 319}}, "dflash",
@@ -132,51 +100,26 @@ FORMATS: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
         | {"dflash_config": {"target_layer_ids": [1, 4], "mask_token_id": 319, "use_swa": True, "swa_window_size": 12}},
         "dflash", {"windows_follow": True},
     ),
-    "JetSpec": (
-        QWEN3 | {"block_size": 16}
-        | {"dflash_config": {"target_layer_ids": [1, 4], "mask_token_id": 319, "causal_head": True}}, "jetspec",
-        {"layers": (2, 5), "causal": True, "windows_follow": True, "from_anchor": False, "block_size": 16},
-    ),
-    "speculators dflash2": (
-        DFLASH | {"speculators_model_type": "dflash2", "draft_vocab_size": VOCABULARY, "selector_rank": 8}, "dflash2",
-        {"layers": (1, 4, 6), "causal_windows": False, "windows_follow": False, "num_taps": 2, "group_size": 16}
-        | {"selector_rank": 8, "num_candidates": 16, "block_size": 5},
-    ),
-    "z-lab dflash2": (
-        QWEN3 | {"architectures": ["DFlash2DraftModel"], "is_causal": False, "dflash_config": SELECTOR}
-        | {"input_embedding_scale": 1.0, "output_multiplier": 1.0, "final_logit_softcapping": None}, "dflash2",
-        {"layers": (2, 5), "windows_follow": True, "causal_windows": False, "num_taps": 3, "group_size": 8}
-        | {"selector_rank": 4, "causal": False}
-        | {"num_candidates": 6, "block_size": 8, "from_anchor": False},
-    ),
-    "Domino": (
-        QWEN3 | {"block_size": 16, "dflash_config": PROJECTOR}, "domino",
-        {"layers": (2, 5), "from_anchor": False, "num_uncorrected": 1, "recurrent_size": 12, "inner_size": 6},
-    ),
-    "Domino, shifted": (
-        QWEN3 | {"block_size": 16, "dflash_config": PROJECTOR | {"shift_label": True, "pure_draft_prefix_len": 0}},
-        "domino", {"from_anchor": True, "num_uncorrected": 0},
-    ),
     "DeepSpec dflash": (
         DEEPSPEC | {"markov_rank": 0, "enable_confidence_head": False}, "dflash",
         {"layers": (0, 4, 6), "from_anchor": True},
     ),
     "speculators dspark": (
         DFLASH | {"speculators_model_type": "dspark", "markov_rank": 8}, "dspark",
-        {"layers": (1, 4, 6), "from_anchor": True, "markov_rank": 8, "confidence": True, "confidence_markov": True},
+        {"layers": (1, 4, 6), "from_anchor": True, "markov_rank": 8},
     ),
     "DeepSpec dspark": (
         DEEPSPEC | {"markov_rank": 8, "markov_head_type": "vanilla", "enable_confidence_head": True}
         | {"confidence_head_with_markov": False}, "dspark",
-        {"layers": (0, 4, 6), "from_anchor": True, "markov_rank": 8, "confidence": True, "confidence_markov": False},
+        {"layers": (0, 4, 6), "from_anchor": True, "markov_rank": 8},
     ),
     "SpecForge dspark": (
         QWEN3 | {"block_size": 16, "dflash_config": SHIFTED}, "dspark",
-        {"layers": (2, 5), "from_anchor": True, "markov_rank": 8, "confidence": True, "confidence_markov": True},
+        {"layers": (2, 5), "from_anchor": True, "markov_rank": 8},
     ),
     "DeepSpec dspark without a Markov head": (
         DEEPSPEC | {"markov_rank": 0, "enable_confidence_head": True}, "dspark",
-        {"layers": (0, 4, 6), "markov_rank": 0, "confidence": True, "confidence_markov": False},
+        {"layers": (0, 4, 6), "markov_rank": 0},
     ),
     "Medusa": (
         {"medusa_num_heads": 2, "medusa_num_layers": 1, "base_model_name_or_path": "nobody/13B"}, "medusa",
@@ -225,6 +168,8 @@ def write_head(
     }
     if "d2t" in state:
         state["d2t"] = torch.arange(REDUCED) * 2
+    if "dspark" in name:
+        state["confidence_head.proj.weight"] = torch.ones(1, WIDTH)
     if name.startswith("SafeAILab"):
         state = {key.replace("layers.0.", "midlayer."): tensor for key, tensor in state.items()}
     if name.startswith("speculators"):
@@ -244,7 +189,7 @@ def test_every_format_is_recognised_loaded_and_sized(name: str, tmp_path: Path) 
     state: dict[str, Tensor] = {}
     head = read_head(write_head(name, tmp_path, lambda stored: state.update(stored)), target())
     _, kind, understood = FORMATS[name]
-    assert head.kind.name == kind
+    assert head.kind is KINDS[kind]
     assert [path.name for path in head.files] == [FILES.get(name, "model.safetensors")]
     assert {key: getattr(head.config, key) for key in understood} == understood
     loaded = head.load(torch.device("cpu"), torch.float32)
@@ -268,7 +213,7 @@ def test_every_format_is_recognised_loaded_and_sized(name: str, tmp_path: Path) 
     assert sketch.row_bytes(1000) == sum(seen) * 2 * 2 * 16 * 2
     assert (
         dataclasses.replace(sketch, borrowed_tensors=()).read_bytes() < sketch.weight_bytes
-        or name.split(",")[0] in ("Medusa", "z-lab dflash", "MiMo", "JetSpec", "Domino")
+        or name.split(",")[0] in ("Medusa", "z-lab dflash", "MiMo")
         or "full" in name
     )
 
@@ -327,36 +272,7 @@ def test_planning_needs_no_weights_and_random_ones_no_files(tmp_path: Path) -> N
     assert head.load(torch.device("cpu"), torch.float32).fc.weight.std() > 0
     preset = settings(tmp_path / "nowhere", architecture=FORMATS["z-lab dflash"][0])
     from_preset = read_head(preset, target(), weights=False)
-    assert from_preset.kind.name == "dflash"
-
-
-def plan_head(threshold: float | None, kind: str = "speculators dspark") -> PlannedPair:
-    llama = ARCHITECTURES["llama"] | {
-        "model_type": "llama",
-        "vocab_size": VOCABULARY,
-        "num_hidden_layers": LAYERS,
-    }
-    model = ModelSettings(name="model", repository="nobody/model", architecture=llama)
-    draft = ModelDraftSettings(
-        name="head", repository="nobody/head", architecture=FORMATS[kind][0], threshold=threshold
-    )
-    return plan_pair(model, draft, PlacementSettings(), "float32", weights="random")
-
-
-@pytest.mark.parametrize(("threshold", "offered"), [(None, 3), (1.0, 0)])
-def test_a_threshold_reaches_the_confidence_head(threshold: float | None, offered: int) -> None:
-    decoding = DecodingSettings(max_new_tokens=8, num_draft_tokens=3)
-    engine = LocalEngine(
-        plan_head(threshold).place(SMALL_DEMAND).load(),
-        Preparation(decoding=decoding, runner="eager"),
-    )
-    records = list(records_of(engine.arms[1], question_of([[3, 4, 5]], decoding).requests))
-    assert len(records[1].row_steps[0].proposed) == offered
-
-
-def test_a_threshold_needs_a_confidence_head() -> None:
-    with pytest.raises(SettingError, match=r"draft.threshold=0.5: is for"):
-        plan_head(0.5, "speculators dflash")
+    assert from_preset.kind is DFlash
 
 
 @pytest.mark.parametrize("raw", [{"model_type": "llama", "hidden_size": 32}, None])
@@ -377,7 +293,6 @@ def put(name: str, tensor: Tensor) -> Callable[[dict[str, Tensor]], object]:
 @pytest.mark.parametrize(
     ("name", "edit", "message"),
     [
-        ("P-EAGLE", drop("mask_hidden"), 'Missing key(s) in state_dict: "mask_hidden"'),
         ("SafeAILab", drop("d2t"), 'Missing key(s) in state_dict: "d2t"'),
         ("speculators dflash", put("layers.0.self_attn.g_proj.weight", torch.ones(2)), "Unexpected key(s)"),
         ("z-lab dflash", put("norm.weight", torch.ones(3)), "size mismatch for norm.weight"),
@@ -401,24 +316,20 @@ def test_other_tensors_are_one_line(
         ("SafeAILab", {"vocab_size": 333}, "vocabulary size 333"),
         ("z-lab dflash", {"num_target_layers": 36}, "number of layers 36"),
         ("speculators eagle3", {"eagle_aux_hidden_state_layer_ids": [1, 9]}, "reads layer 9"),
-        ("speculators eagle3", {"speculators_model_type": "mlp"}, "type mlp"),
-        ("speculators eagle3", {"speculators_model_type": [1]}, "type [1]"),
+        ("speculators eagle3", {"speculators_model_type": "mlp"}, "kind mlp"),
+        ("speculators eagle3", {"speculators_model_type": [1]}, "kind [1]"),
         ("SafeAILab", {"model_type": "gemma4"}, "gemma4"),
         ("speculators dspark", {"markov_head_type": "rnn"}, "rnn"),
         ("speculators dflash", {"mask_token_id": None}, "mask_token_id"),
         ("SafeAILab", {"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state"),
         ("z-lab dflash", {"dflash_config": {"mask_token_id": 319}}, "names no target_layer_ids"),
-        ("SafeAILab", {"architectures": ["LlamaForCausalLM"], "bias": True, "draft_vocab_size": None}, "type eagle"),
-        ("speculators dflash2", {"draft_vocab_size": REDUCED}, "some of the target's tokens"),
-        ("z-lab dflash2", {"dflash_config": SELECTOR | {"output_multiplier": 0.2}}, "output_multiplier=0.2"),
-        ("z-lab dflash2", {"final_logit_softcapping": 1.0}, "final_logit_softcapping=1.0"),
+        ("SafeAILab", {"architectures": ["LlamaForCausalLM"], "bias": True, "draft_vocab_size": None}, "kind EAGLE"),
         ("SafeAILab", {"hidden_size": "128"}, "no head can be built"),
         ("SafeAILab", {"hidden_act": "nope"}, "no head can be built"),
         ("z-lab dflash", {"dflash_config": [1]}, "no head can be built"),
         # SpecForge's MTP heads look like a Qwen3 of one layer, others like kinds that are read.
         ("SafeAILab", {"architectures": ["EdsdDraftModel"]}, "EdsdDraftModel"),
         ("z-lab dflash", {"architectures": ["DSpineDraftModel"]}, "DSpineDraftModel"),
-        ("SafeAILab", {"architectures": ["PEagleDraftModel"]}, "mask_token_id"),
         ("DeepSpec eagle3", {"architectures": ["Qwen3_5MTPDraftModel"]}, "Qwen3_5MTPDraftModel"),
     ],
 )  # fmt: skip
@@ -441,11 +352,34 @@ def test_the_weights_say_how_many_layers_there_are(tmp_path: Path) -> None:
         assert config.transformer.num_hidden_layers == 1
 
 
-def test_a_p_eagle_head_under_vllms_name_has_all_its_layers(tmp_path: Path) -> None:
-    where = write_head("P-EAGLE under vLLM's name", tmp_path)
-    for weights in (True, False):
-        head = read_head(where, target(), weights=weights)
-        assert head.config.transformer.num_hidden_layers == 4
+BLOCKS = {"target_layer_ids": [1, 4], "mask_token_id": 319}
+DOMINO = BLOCKS | {"projector_type": "domino"}
+
+
+@pytest.mark.parametrize(
+    ("raw", "kind"),
+    [
+        (SPECULATORS | {"speculators_model_type": "peagle", "mask_token_id": 319}, "peagle"),
+        (SPECULATORS | {"mask_token_id": 319}, "P-EAGLE"),
+        (OWN | {"architectures": ["LlamaForCausalLMEagle3"], "mask_token_id": 319}, "P-EAGLE"),
+        (OWN | {"architectures": ["PEagleDraftModel"]}, "P-EAGLE"),
+        (DFLASH | {"speculators_model_type": "pard2"}, "pard2"),
+        (DFLASH | {"speculators_model_type": "dflash2"}, "dflash2"),
+        (QWEN3 | {"architectures": ["DFlash2DraftModel"], "dflash_config": BLOCKS | {"selector_rank": 4}}, "DFlash 2"),
+        (QWEN3 | {"dflash_config": DOMINO}, "Domino"),
+        (QWEN3 | {"architectures": ["DominoDraftModel"], "dflash_config": DOMINO}, "Domino"),
+        (QWEN3 | {"dflash_config": BLOCKS | {"causal_head": True}}, "JetSpec"),
+        (OWN | {"architectures": ["LlamaForCausalLM"], "pard_token": 319}, "PARD"),
+        (OWN | {"architectures": ["Qwen3ForCausalLM"], "ptd_token_id": 319}, "PARD"),
+    ],
+)  # fmt: skip
+def test_what_only_servers_run_is_one_line(
+    raw: Mapping[str, Any], kind: str, tmp_path: Path
+) -> None:
+    with pytest.raises(SettingError) as caught:
+        planned_head(raw, tmp_path)
+    rule = f"is a draft of kind {kind}, measured with the server that runs it: harness latency -- COMMAND"
+    check_line(caught.value, rule)
 
 
 @pytest.mark.parametrize("held", [[1, 2], {1: torch.ones(1)}, {"fc.weight": 3}])

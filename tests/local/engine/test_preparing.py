@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from architectures import random_model
 from chains import row_steps
-from drafts import DRAFTS, MASK
+from drafts import DRAFTS
 from harness.config.acceptance_rules import RULES
 from harness.config.settings import DecodingSettings
 from harness.engines.record import Preparation
@@ -26,14 +25,13 @@ from harness.local.decoding.randomness import uniforms
 from harness.local.decoding.verify import Offer, Verdict, verify
 from harness.local.decoding.warp import BatchWarp, Warp
 from harness.local.drafting.heads.drafter import HeadDrafter
-from harness.local.drafting.model import ModelDrafter, ParallelDrafter
+from harness.local.drafting.model import ModelDrafter
 from harness.local.engine.preparing import prepare_calls
 from harness.local.engine.runners import verification_of
 from harness.local.runners.base import UnsupportedModelError
 from harness.local.runners.forward import SlotForward
 from harness.local.runners.prepared import PreparedCalls
 from harness.local.runners.static import StaticRunner
-from small_heads import target_model
 from traced import run_as_traced
 
 K = 3
@@ -92,9 +90,9 @@ def calls_of(
     preparation = dataclasses.replace(PREPARATION, decoding=decoding)
     runners = [(runner, [1, K + 1])]
     if isinstance(drafter, ModelDrafter):
-        runners.append((drafter.runner, [1, 2, 2 * K]))  # type: ignore[arg-type]
+        runners.append((drafter.runner, [1, 2]))  # type: ignore[arg-type]
     for one, widths in runners:
-        one.fix(ROWS, preparation.demand.slots(2 * K), widths)
+        one.fix(ROWS, preparation.demand.slots, widths)
         if compiles:
             one.compile()
     calls = PreparedCalls(
@@ -186,26 +184,6 @@ def test_rows_that_do_not_fit_are_decided_plainly(gpus: Any) -> None:
         ):
             moved = [dataclasses.replace(one, uniforms=one.uniforms.to("cuda:0")) for one in among]
             assert play(calls, moved, num_rows) == play(plain(drafting, DECODING), among)
-
-
-@pytest.mark.slow
-def test_rows_that_only_fill_a_batch_up_read_no_place_before_the_first(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Learned positions have no such place, and rows that have left had more unread tokens."""
-
-    def parallel(warp: BatchWarp, first: str = "cpu", second: str = "cpu") -> Any:
-        draft = StaticRunner(random_model("gpt2", seed=1))
-        return target_model(), ParallelDrafter(draft, warp, MASK)
-
-    run_as_traced(monkeypatch)
-    monkeypatch.setitem(DRAFTS, "parallel with learned positions", parallel)
-    decoding = dataclasses.replace(DECODING, synthetic_acceptance=1.0)
-    asked = requests(decoding, "cpu")
-    calls = calls_of("parallel with learned positions", decoding, compiles=True)
-    for num_rows in (ROWS, 1):
-        expected = play(plain("parallel with learned positions", decoding), asked, num_rows)
-        assert play(calls, asked, num_rows) == expected
 
 
 def reading(offer: Offer) -> Verdict:

@@ -103,7 +103,7 @@ def test_a_run_without_an_interval_is_not_ranked() -> None:
     [
         ({"draft": "1B", "num_draft_tokens": 8}, True),
         ({"rule": "block", "placement": "cpu"}, True),
-        ({"settings": {"draft.threshold": 0.2, "engine.acceptance": 0.5}}, True),
+        ({"settings": {"draft.sampling": "greedy", "engine.acceptance": 0.5}}, True),
         ({"settings": {"engine.first_ms": 200.0}}, False),
         ({"num_prompts": 8}, False),
         ({"prompts_digest": "ba9876543210"}, False),

@@ -1,4 +1,4 @@
-"""DFlash (Chen et al. 2026): a head that drafts a block of tokens in one pass.
+"""DFlash (Chen et al. 2026): a head that drafts a block of tokens in one pass. DSpark is DFlash with a Markov head.
 
 A block is the token just decided, its anchor, and masks after it: these are the queries of a pass.
 Every layer sees, as keys and values, the target's features at all decided tokens, and the other
@@ -10,6 +10,9 @@ queries of the block in both directions. Say the text ends with `a b`, and a blo
 Each mask predicts the token at its own index, without knowing the others. In DeepSpec's format and
 in DSpark the anchor predicts too: then b predicts c, the first mask d, and so on (`from_anchor`).
 
+DSpark's Markov head adds to the logits of each token a bias that depends on the token drawn before it, without another
+pass.
+
 A layer with a sliding window of w sees as many keys as in the code that trained it:
 
 - speculators: the w tokens before the block, for all of its queries. These see each other up to
@@ -19,9 +22,6 @@ A layer with a sliding window of w sees as many keys as in the code that trained
 
 vLLM counts from each query in both formats.
 
-`corrected` has the kinds in which what a state of the block predicts depends on the tokens drawn
-before it, too: DSpark, DFlash 2 and Domino.
-
                           speculators                  z-lab                      DeepSpec
     known by              `speculators_model_type`     `dflash_config`            neither of them
     first token drafted   by a mask (DSpark: anchor)   by a mask (DSpark: anchor) by the anchor
@@ -30,15 +30,14 @@ before it, too: DSpark, DFlash 2 and Domino.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
-from harness.local.drafting.heads.head import Draft, Draw, HeadConfig, LayeredHead, Unread
+from harness.local.drafting.heads.head import Draft, Draw, HeadConfig, LayeredHead, Unread, stacked
 from harness.local.drafting.heads.stored import StoredHead
 from harness.local.models.cache_names import CACHE
 from harness.local.runners.base import gather_rows
@@ -53,9 +52,10 @@ class DFlashConfig(HeadConfig):
         block_size: queries of one pass, as in training.
         mask_token_id: the token of a mask.
         from_anchor: whether the anchor predicts a token too, and not only the masks do.
-        causal: whether a query sees only those of the block before it (JetSpec).
+        causal: whether a query sees only those of the block before it.
         causal_windows: the same in layers with a sliding window alone.
         windows_follow: whether a sliding window is counted from each query.
+        markov_rank: the width of the Markov head's embeddings; 0 without a Markov head.
     """
 
     block_size: int
@@ -64,6 +64,7 @@ class DFlashConfig(HeadConfig):
     causal: bool
     causal_windows: bool
     windows_follow: bool
+    markov_rank: int = 0
 
     @property
     def most_tokens(self) -> int:
@@ -72,7 +73,8 @@ class DFlashConfig(HeadConfig):
 
 
 class DFlash(LayeredHead):
-    """DFlash, as speculators, z-lab and DeepSpec store it. Its layers are always in Qwen3's style.
+    """DFlash and DSpark, as speculators, z-lab, DeepSpec and SpecForge (in z-lab's format) store them. The layers are
+    always in Qwen3's style.
 
     The block always has the size it was trained with: fewer masks would change what the others
     predict.
@@ -82,9 +84,6 @@ class DFlash(LayeredHead):
     title = "DFlash"
     config_type: ClassVar[type[HeadConfig]] = DFlashConfig
     config: DFlashConfig
-    # What configurations leave out.
-    default_from_anchor: ClassVar[bool] = False
-    default_causal_windows: ClassVar[bool] = True
 
     @classmethod
     def fields(cls, stored: StoredHead) -> dict[str, Any]:
@@ -97,19 +96,25 @@ class DFlash(LayeredHead):
         if any("sliding" in kind for kind in kinds) and layer_config.sliding_window is None:
             # transformers drops the window of a Qwen3 configuration; MiMo's heads name it again.
             layer_config.sliding_window = named.get("swa_window_size")
-        causal = named.get("is_causal", named.get("causal", named.get("causal_head")))
+        causal = named.get("is_causal", named.get("causal"))
         causal_windows = False
         if stored.is_speculators:
-            non_causal = named.get("sliding_window_non_causal", not cls.default_causal_windows)
-            causal_windows = not non_causal
-        from_anchor = cls.default_from_anchor or stored.is_deepspec
+            causal_windows = not named.get("sliding_window_non_causal", False)
+        is_dspark = stored.kind == "dspark"
+        markov_rank = 0
+        if is_dspark:
+            markov_rank = named.get("markov_rank", 256 if stored.is_speculators else 0)
+        markov_type = named.get("markov_head_type", "vanilla")
+        if markov_rank and markov_type != "vanilla":
+            raise stored.refused(f"has a Markov head of type {markov_type}; vanilla is supported")
         return fields | {
             "block_size": stored.required("block_size"),
             "mask_token_id": stored.required("mask_token_id"),
-            "from_anchor": named.get("sample_from_anchor", from_anchor),
+            "from_anchor": named.get("sample_from_anchor", is_dspark or stored.is_deepspec),
             "causal": is_z_lab and bool(causal),
             "causal_windows": causal is None if is_z_lab else causal_windows,
             "windows_follow": is_z_lab,
+            "markov_rank": markov_rank,
         }
 
     def __init__(self, config: DFlashConfig) -> None:
@@ -117,6 +122,11 @@ class DFlash(LayeredHead):
         layer_config: Any = config.transformer
         self.hidden_norm = LlamaRMSNorm(layer_config.hidden_size, layer_config.rms_norm_eps)
         self.most_tokens = config.most_tokens
+        self.markov_head: nn.ModuleDict | None = None
+        if config.markov_rank:
+            previous = nn.Embedding(config.vocabulary_size, config.markov_rank)
+            following = nn.Linear(config.markov_rank, config.draft_vocabulary_size, bias=False)
+            self.markov_head = nn.ModuleDict({"markov_w1": previous, "markov_w2": following})
 
     def draft(self, unread: Unread, uniforms: Tensor, cache: SlotCache, draw: Draw) -> Draft:
         size = self.config.block_size
@@ -132,7 +142,16 @@ class DFlash(LayeredHead):
 
     def draw_block(self, anchor: Tensor, states: Tensor, uniforms: Tensor, draw: Draw) -> Draft:
         """Draw K tokens after `anchor` [B] by their states [B, K, width] and uniforms [B, K]."""
-        return draw(self.logits(states), uniforms)
+        logits = self.logits(states)
+        if self.markov_head is None:
+            return draw(logits, uniforms)
+        drawn: list[Draft] = []
+        before = anchor
+        for index, numbers in enumerate(uniforms.unbind(1)):
+            bias = self.markov_head["markov_w2"](self.markov_head["markov_w1"](before))
+            drawn.append(draw(logits[:, index] + bias, numbers))
+            before = drawn[-1].tokens
+        return stacked(drawn)
 
     def num_written(self, num_unread: int, num_draft_tokens: int) -> int:
         """A whole block is written, however few tokens are drafted."""
@@ -174,20 +193,5 @@ class DFlash(LayeredHead):
                 "position_embeddings": rotary,
                 CACHE: cache,
             }
-            states = self.pass_layer(layer, states, attention_inputs)
+            states = layer(states, **attention_inputs)
         return self.norm(states)
-
-    def pass_layer(self, layer: Any, states: Tensor, attention_inputs: Mapping[str, Any]) -> Tensor:
-        """Pass states [B, block, width] through a layer; `attention_inputs` is for its attention."""
-        return layer(states, **attention_inputs)
-
-
-class JetSpec(DFlash):
-    """JetSpec (arXiv:2606.18394), as its authors store it: in z-lab's format, with `causal_head`.
-
-    A query sees only those before it in the block (`causal`), so what it predicts does not depend on
-    how many masks follow. Its authors draft trees with it.
-    """
-
-    name = "jetspec"
-    title = "JetSpec"

@@ -20,9 +20,8 @@ from transformers import PreTrainedModel
 from harness.config.errors import HarnessError, RunError
 from harness.config.failures import first_line
 from harness.config.settings import ModelSettings, require
-from harness.local.drafting.heads.block import DFlash, JetSpec
-from harness.local.drafting.heads.corrected import DFlash2, Domino, DSpark
-from harness.local.drafting.heads.eagle import Eagle3, PEagle
+from harness.local.drafting.heads.block import DFlash
+from harness.local.drafting.heads.eagle import Eagle3
 from harness.local.drafting.heads.head import Head, HeadConfig
 from harness.local.drafting.heads.medusa import Medusa
 from harness.local.drafting.heads.stored import (
@@ -36,8 +35,12 @@ from harness.local.models.random_weights import RandomTensor
 from harness.local.models.sketch import Sketch, TensorSketch
 from harness.local.runners.slots import SPARE_SLOTS
 
+# By the names of `StoredHead.kind`. Other kinds are measured with the servers that run them.
 KINDS: dict[str, type[Head]] = {
-    kind.name: kind for kind in (Eagle3, PEagle, DFlash, JetSpec, DSpark, DFlash2, Domino, Medusa)
+    "eagle3": Eagle3,
+    "dflash": DFlash,
+    "dspark": DFlash,
+    "medusa": Medusa,
 }
 
 
@@ -218,9 +221,11 @@ def _checked_head(kind: type[Head], stored: StoredHead, weights: bool) -> HeadCh
 
 
 def _check_model(stored: StoredHead) -> None:
-    """Raise a SettingError for what is neither a head nor a model."""
+    """Raise a SettingError for what is neither a head nor a model, and for what only servers run."""
     if stored.kind not in (None, *KINDS):
-        raise stored.refused(f"is a head of type {stored.kind}, which is not supported")
+        raise stored.refused(
+            f"is a draft of kind {stored.kind}, measured with the server that runs it: harness latency -- COMMAND"
+        )
     names = stored.raw.get("architectures")
     name = names[0] if isinstance(names, list) and names else "ForCausalLM"
     is_model = hasattr(transformers, name) or name.endswith(("ForCausalLM", "LMHeadModel"))

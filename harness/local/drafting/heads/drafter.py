@@ -61,8 +61,7 @@ def propose(head: Head, cache: SlotCache, draw: HeadSampler, *inputs: Tensor) ->
         inputs: the fields of an `Unread`, and uniforms [B, K].
     """
     *unread, uniforms = inputs
-    draft = head.draft(Unread(*unread), uniforms, cache, draw)
-    return [tensor for tensor in draft if tensor is not None]
+    return list(head.draft(Unread(*unread), uniforms, cache, draw))
 
 
 class HeadDrafter(TensorDrafter):
@@ -74,21 +73,18 @@ class HeadDrafter(TensorDrafter):
     Args:
         head: with the matrices that it borrows.
         warp: the one for the target's logits.
-        threshold: offer tokens only as far as a confidence head (DSpark) expects each to be
-            accepted with at least this probability; 0 offers all.
 
     Attributes:
         cache: the batch's.
     """
 
-    def __init__(self, head: Head, warp: AnyWarp, threshold: float) -> None:
+    def __init__(self, head: Head, warp: AnyWarp) -> None:
         self.head = head
         self.layers = head.config.layers
         self.warp = warp
         self.cache = SlotCache()
         self._device = next(head.parameters()).device
         self._draw = HeadSampler(head, warp)
-        self._threshold = threshold
         self._num_rows = 0
         size = len(head.config.layers) * head.config.target_size
         parameter = next(head.parameters())
@@ -155,13 +151,9 @@ class HeadDrafter(TensorDrafter):
             self._reserve(rows.longest - 1 + self.head.num_written(width, num_draft_tokens))
             proposer = self._proposer(self.cache)
         with WithoutCudnn():
-            tokens, probabilities, *chances = proposer(*unread, uniforms.to(self._device))
+            tokens, probabilities = proposer(*unread, uniforms.to(self._device))
         device = rows.numbers.device
-        lengths = None
-        if chances and self._threshold:
-            are_likely = chances[0] >= self._threshold
-            lengths = are_likely.long().cumprod(-1).sum(-1).to(device)
-        return Proposal(tokens.to(device), probabilities.to(device), lengths)
+        return Proposal(tokens.to(device), probabilities.to(device))
 
     def _proposer(self, cache: SlotCache) -> Callable[..., list[Tensor]]:
         """Return a function that drafts by the fields of an `Unread` and uniforms [B, K], over this cache."""

@@ -1,4 +1,4 @@
-"""EAGLE-3 (Li et al. 2025, arXiv:2503.01840), its version 3.1, and P-EAGLE.
+"""EAGLE-3 (Li et al. 2025, arXiv:2503.01840), and its version 3.1.
 
 Entry i of the head pairs the embedding of token i + 1 with the target's features at token i, and
 predicts token i + 2. Beyond the decided tokens there are no features yet: there the head takes the
@@ -63,7 +63,7 @@ class Eagle3(LayeredHead):
         has_embedding = stored.is_speculators or stored.is_deepspec
         usually_stored = ["lm_head", "embed_tokens"] if has_embedding else ["lm_head"]
         # SafeAILab's has one layer, whatever number its configuration states.
-        num_layers = None if has_embedding or cls.one_pass else 1
+        num_layers = None if has_embedding else 1
         fields = stored.layered(usually_stored, num_layers)
         return fields | {option: bool(stored.named.get(option)) for option in _OPTIONS}
 
@@ -151,54 +151,3 @@ class Eagle3(LayeredHead):
             residual = residual + attended
             states = residual + first.mlp(first.post_attention_layernorm(residual))
         return states
-
-
-@dataclass(frozen=True, kw_only=True)
-class PEagleConfig(EagleConfig):
-    """A configuration with the options of P-EAGLE.
-
-    Attributes:
-        mask_token_id: the token in place of those that are not drawn yet.
-    """
-
-    mask_token_id: int
-
-
-class PEagle(Eagle3):
-    """P-EAGLE: an EAGLE-3 head that drafts all tokens in one pass, from trained masks.
-
-    Where EAGLE-3 takes a token that it drew, and the state before it, P-EAGLE takes the token
-    `mask_token_id` and a trained state that stands for the features. Its tokens are drawn without
-    knowing each other.
-    """
-
-    name = "peagle"
-    title = "P-EAGLE"
-    config_type = PEagleConfig
-    config: PEagleConfig
-    one_pass = True
-
-    @classmethod
-    def fields(cls, stored: StoredHead) -> dict[str, Any]:
-        return super().fields(stored) | {"mask_token_id": stored.required("mask_token_id")}
-
-    def __init__(self, config: PEagleConfig) -> None:
-        super().__init__(config)
-        self.mask_hidden = nn.Parameter(torch.empty(1, 1, self.fc.in_features))
-
-    def draft(self, unread: Unread, uniforms: Tensor, cache: SlotCache, draw: Draw) -> Draft:
-        """Read the new features, and K - 1 masks behind each row's last one, whose entries the next
-        features overwrite.
-        """
-        count = uniforms.shape[1]
-        states = nn.functional.pad(self.join(unread.features), (0, 0, 0, count - 1))
-        tokens = nn.functional.pad(unread.following, (0, count - 1))
-        index = torch.arange(states.shape[1], device=states.device)
-        is_mask = index >= unread.counts.unsqueeze(1)
-        tokens = tokens.masked_fill(is_mask, self.config.mask_token_id)
-        states = torch.where(is_mask.unsqueeze(-1), self.join(self.mask_hidden), states)
-        cache.place(unread.starts, states.shape[1])
-        outputs = self(self.embed(tokens), states, cache)
-        predicting = unread.last().unsqueeze(1) + index[:count]
-        logits, _ = self.predict(gather_rows(outputs, predicting))
-        return draw(logits, uniforms)

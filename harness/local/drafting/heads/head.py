@@ -26,8 +26,6 @@ from harness.local.runners.slots import SlotCache
 _LOOKED_UP = (
     "embed_tokens.weight",
     "markov_head.markov_w1.weight",
-    "candidate_selector.predecessor_codebook",
-    "candidate_selector.successor_codebook",
     "d2t",
 )
 
@@ -46,7 +44,6 @@ class HeadConfig:
         own_embedding: whether the head has an embedding; otherwise it uses the target's.
         own_output: whether it has an output matrix; otherwise it uses the target's.
         transformer: the configuration of the head's own layers; None for Medusa, which has none.
-        confidence: whether it estimates the chance that a token is accepted, as DSpark does.
     """
 
     layers: tuple[int, ...]
@@ -56,7 +53,6 @@ class HeadConfig:
     own_embedding: bool = False
     own_output: bool = False
     transformer: PreTrainedConfig | None = None
-    confidence: bool = False
 
 
 class Unread(NamedTuple):
@@ -85,13 +81,10 @@ class Draft(NamedTuple):
     Attributes:
         tokens: [B, K], the target's.
         probabilities: [B, K, V], the distributions that they were drawn from.
-        chances: [B, K], how likely the head expects each token to be accepted; None if it has no
-            confidence head.
     """
 
     tokens: Tensor
     probabilities: Tensor
-    chances: Tensor | None = None
 
 
 # Draws tokens by logits [B, ..., V of the head] and uniforms [B, ...].

@@ -1,7 +1,7 @@
 """A stored head: its published configuration by field names, and its files.
 
-Writers are speculators, SafeAILab (EAGLE-3), z-lab (DFlash, DFlash 2, JetSpec; SpecForge's Domino and
-DSpark), DeepSpec (EAGLE-3, DFlash, DSpark) and Medusa. transformers' own DFlash is read as z-lab's.
+Writers are speculators, SafeAILab (EAGLE-3), z-lab (DFlash; SpecForge's DSpark), DeepSpec (EAGLE-3, DFlash, DSpark) and
+Medusa. transformers' own DFlash is read as z-lab's.
 """
 
 from __future__ import annotations
@@ -37,8 +37,11 @@ LAYER_STYLES: dict[str, type[nn.Module]] = {"llama": LlamaDecoderLayer, "qwen3":
 
 # Parts of the names of tensors that no head needs: t2d, [target vocabulary] bool, says which of the
 # target's tokens the draft has, as d2t does too (see `Head`); the verifier's are copies of the
-# target's tensors for training; rotary_emb follows from the configuration.
-_UNUSED = ("t2d", "verifier_lm_head", "verifier_norm", "rotary_emb")
+# target's tensors for training; rotary_emb follows from the configuration; DSpark's confidence head
+# estimates the chance of acceptance, by which servers shorten a proposal.
+_UNUSED = ("t2d", "verifier_lm_head", "verifier_norm", "rotary_emb", "confidence_head")
+# The masks of a draft model that drafts all tokens in one pass, in the order in which vLLM looks for them.
+_PARALLEL_KEYS = ("pard_token", "ptd_token_id")
 # What transformers calls its own DFlash.
 _TRANSFORMERS_DFLASH = "muse_glimmer_assistant"
 # Other names of heads' tensors: of transformers' DFlash, of SafeAILab's only layer, and of what
@@ -96,34 +99,32 @@ class StoredHead:
 
     @property
     def kind(self) -> str | None:
-        """The name of its kind; None for what is no head."""
+        """The name of its kind, a key of `checkpoint.KINDS` if it is read here; None for what is no head."""
         named = self.named
         if self.is_speculators:
             kind = str(self.raw["speculators_model_type"])
-            # PARD-2 trains a DFlash head otherwise, and stores it alike.
-            renamed = {"pard2": "dflash"}
-            if "mask_token_id" in named:
-                renamed["eagle3"] = "peagle"
-            return renamed.get(kind, kind)
+            return "P-EAGLE" if kind == "eagle3" and "mask_token_id" in named else kind
         if "dflash_config" in self.raw or (self.is_deepspec and "block_size" in named):
             if "selector_rank" in named:
-                return "dflash2"
+                return "DFlash 2"
             if named.get("projector_type") == "domino":
-                return "domino"
+                return "Domino"
             if named.get("markov_rank") or named.get("enable_confidence_head"):
                 return "dspark"
-            return "jetspec" if named.get("causal_head") else "dflash"
+            return "JetSpec" if named.get("causal_head") else "dflash"
         if "medusa_num_heads" in named or named.get("model_type") == "medusa":
             return "medusa"
         names = str(named.get("architectures")).lower()
         # vLLM names P-EAGLE heads EAGLE-3; only theirs have a mask token.
         if "peagle" in names or ("eagle3" in names and "mask_token_id" in named):
-            return "peagle"
+            return "P-EAGLE"
         if "eagle3" in names or "draft_vocab_size" in named:
             return "eagle3"
+        if any(key in named for key in _PARALLEL_KEYS):
+            return "PARD"
         # The one layer of EAGLE-1 and 2 has no name but this field.
         is_eagle = "bias" in named and named.get("num_hidden_layers") == 1
-        return "eagle" if is_eagle else None
+        return "EAGLE" if is_eagle else None
 
     def sizes(self, usual_layers: Sequence[int]) -> dict[str, Any]:
         """Return the fields of `HeadConfig` that follow from the target.
@@ -201,7 +202,7 @@ class StoredHead:
                 return list(named[key])
         if "target_layer_ids" in named:
             return [layer + 1 for layer in named["target_layer_ids"]]
-        if self.chosen_layers is None and self.kind not in ("eagle3", "peagle"):
+        if self.chosen_layers is None and self.kind != "eagle3":
             raise self.refused("names no target_layer_ids (draft.layers=[...] does)")
         # What EAGLE-3 reads where its configuration names nothing.
         return [2, num_layers // 2, num_layers - 3]
