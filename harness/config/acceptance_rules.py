@@ -10,11 +10,9 @@ from __future__ import annotations
 import functools
 import pkgutil
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from harness.config.registry import Record, Registry
-
-Temperatures = Literal["always", "greedily", "never"]
 
 
 class AcceptanceRule(Record):
@@ -30,7 +28,7 @@ class AcceptanceRule(Record):
         tests_each_token: whether a token's acceptance depends only on its test and those before it, so that the number
             accepted of fewer than K tokens follows from that of K.
         redraws: whether each iteration takes new random numbers for its draft tokens.
-        closed_form: at which temperatures the acceptance of a given text follows from the text's probabilities.
+        closed_form: whether the acceptance of a given text follows from the text's probabilities.
         parameters: settings in `decoding` that it has, each with its default, at which a `lossless` rule is lossless.
     """
 
@@ -38,7 +36,7 @@ class AcceptanceRule(Record):
     lossless_greedily: ClassVar[bool | None] = None
     tests_each_token: ClassVar[bool] = False
     redraws: ClassVar[bool] = False
-    closed_form: ClassVar[Temperatures] = "never"
+    closed_form: ClassVar[bool] = False
     parameters: ClassVar[Mapping[str, float]] = {}
     # The place of a built-in rule's function, which is imported when a run decodes.
     _path: ClassVar[str] = ""
@@ -69,7 +67,7 @@ class _Plain(AcceptanceRule):
 
     lossless = True
     tests_each_token = True
-    closed_form: ClassVar[Temperatures] = "always"
+    closed_form = True
     _path = "harness.local.decoding.verify:verify"
 
 
@@ -87,14 +85,6 @@ class _Block(_Plain):
     _path = "harness.local.decoding.verify:verify_block"
 
 
-class _Typical(_Plain):
-    """Typical acceptance of Medusa. Greedily it changes nothing, and is called lossy all the same."""
-
-    lossless = False
-    closed_form = "greedily"
-    _path = "harness.local.decoding.verify:verify_typical"
-
-
 RULES = Registry(
     "rule",
     AcceptanceRule,
@@ -102,7 +92,6 @@ RULES = Registry(
         "deepmind": _Plain,
         "google": _Google,
         "block": _Block,
-        "typical": _Typical,
     },
 )
 

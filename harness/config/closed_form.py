@@ -16,14 +16,12 @@ def require_closed_form(settings: RunSettings) -> None:
     rates = decoding.synthetic_acceptance
     rule = "must be null: a coin accepts as often on any text"
     require(rates is None, "decoding.synthetic_acceptance", rule, rates)
-    is_greedy = decoding.temperature == 0
-    if not is_greedy:  # greedily the parameters change nothing
+    if decoding.temperature > 0:  # greedily the parameters change nothing
         for name, value in changed_parameters(decoding).items():
             rule = "has no closed form: texts are not the target's, and how likely they are depends on K"
             raise SettingError(f"decoding.{name}", rule, value)
-    known_at = ("always", "greedily") if is_greedy else ("always",)
-    known_rules = [name for name, record in RULES.all().items() if record.closed_form in known_at]
-    rule = f"must be one of {', '.join(known_rules)}: of others no closed form is known at this temperature"
-    require(RULES[decoding.rule].closed_form in known_at, "decoding.rule", rule, decoding.rule)
+    known_rules = [name for name, record in RULES.all().items() if record.closed_form]
+    rule = f"must be one of {', '.join(known_rules)}: of others no closed form is known"
+    require(RULES[decoding.rule].closed_form, "decoding.rule", rule, decoding.rule)
     rule = "must be stored: how often random weights agree means nothing"
     require(settings.weights == "stored", "weights", rule, settings.weights)

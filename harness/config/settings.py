@@ -238,9 +238,8 @@ class DecodingSettings:
         top_p: keep the smallest set of likeliest tokens whose mass reaches this; 1 keeps all.
         max_new_tokens: the most new tokens of an answer.
         rule: the acceptance rule: `deepmind` and `google` agree but for the lenience that only
-            `google` has; `block` accepts whole blocks, and is lossless too; `typical` accepts
-            likely tokens and then takes the likeliest, as Medusa's code does, which is lossy;
-            `./file.py:Name` is a rule of your own.
+            `google` has; `block` accepts whole blocks, and is lossless too; `./file.py:Name` is a rule of
+            your own.
         lenience: Leviathan's l in (0, 1]: accept with min(1, target(x) / (l draft(x))). Below 1 the output is no
             longer the target's.
         synthetic_acceptance: accept each draft token with this probability instead of by the rule:

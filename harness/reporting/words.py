@@ -164,7 +164,7 @@ def arm_name(row: Any) -> str:
 
 
 def lossy_rule(row: Any) -> str | None:
-    """`rule typical`, `lenience 0.8`, or what the command of a server says; None for a lossless rule."""
+    """`rule ./likely.py:Likely`, `lenience 0.8`, or what the command of a server says; None for a lossless rule."""
     rule = getattr(row, "rule", None)
     if row.is_elsewhere:
         return str(rule) if rule and row.lossy else None

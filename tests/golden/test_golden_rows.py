@@ -329,7 +329,7 @@ RECOVERIES: dict[str, list[list[Changes]]] = {
     "planted and found": [[GREEDY | PLANTED, SAMPLED | LOSS]],
     "a coin": [[GREEDY | {"lossy": True, "synthetic_acceptance": 0.8}, SAMPLED | {"num_past_end": 2}]],
     "a lossy rule": [[
-        GREEDY | {"lossy": True, "rule": "typical", "lenience": 0.9, "verdict": "undecided"}, SAMPLED | WEAK,
+        GREEDY | {"lossy": True, "rule": "./likely.py:Likely", "verdict": "undecided"}, SAMPLED | WEAK,
     ]],
     "too few draws": [[GREEDY, SAMPLED | WEAK, SAMPLED | WEAK | {"power": None}]],
     "cut short": [[GREEDY | {"num_cut_short": 2, "verdict": "undecided"}, SAMPLED | WEAK]],
@@ -427,7 +427,7 @@ RACES: dict[str, Changes] = {
     "over the first tokens": {"speculative_num_tokens": 25, "num_compared": 25},
     "a tie": PARTED | {"logit_margin": 1e-6, "logit_tolerance": 1e-5},
     "beyond rounding": PARTED,
-    "a lossy rule": PARTED | {"lossy": True, "rule": "typical"},
+    "a lossy rule": PARTED | {"lossy": True, "rule": "./likely.py:Likely"},
     "two samples": {"identical": False, "parted_at": 0, "temperature": 0.5},
     "one ends": {"identical": False, "parted_at": 2, "num_compared": 2},
     "nothing drafted": {"acceptance_rate": None, "tokens_per_iteration": 1.0},

@@ -152,7 +152,6 @@ def test_a_command_says_what_it_runs(
         ("llama-server -m X --spec-type draft-mtp --spec-synth-len 3", "--spec-synth-len 3", True),
         ("vllm serve A -sc.method=ngram", None, False),
         ("harness serve model=7B draft=68m decoding.rule=google lenience=0.5", "lenience 0.5", True),
-        ("harness serve model=7B draft=68m rule=typical", "rule typical", True),
         ("harness serve model=7B draft=68m decoding.rule=block decoding.lenience=1", None, False),
         ("llama-server -m X --spec-type draft-mtp", None, False),
     ],

@@ -5,8 +5,8 @@
 / draft(x)); at the first rejection draw the recovered token from normalise(max(0, target - draft))
 and stop; if all are accepted draw the bonus token from the target. Lenience l < 1 (Leviathan et
 al., appendix A.5) accepts with min(1, target(x) / (l draft(x))) and is lossy. A deterministic
-drafter has draft(x) = 1 for its token: the residual is then the target without that token. Other rules
-follow: one lossless, one lossy, and a coin.
+drafter has draft(x) = 1 for its token: the residual is then the target without that token. Block verification, which is
+lossless too, and a coin follow.
 """
 
 from __future__ import annotations
@@ -91,11 +91,6 @@ def verify(offer: Offer, *, lenience: float = 1.0) -> Verdict:
     return Verdict(*accepted_prefix(accepted, offer), target_probability, draft_probability)
 
 
-def prefix_length(accepted: Tensor, lengths: Tensor) -> Tensor:
-    """Count the tests [B, K] that pass before the first that fails, at most lengths [B]."""
-    return torch.minimum(accepted.cumprod(-1).sum(-1), lengths)
-
-
 def accepted_prefix(accepted: Tensor, offer: Offer) -> tuple[Tensor, Tensor]:
     """Return the length [B] of each row's accepted prefix, and the token [B] drawn after it.
 
@@ -105,7 +100,8 @@ def accepted_prefix(accepted: Tensor, offer: Offer) -> tuple[Tensor, Tensor]:
             draft's, because the token that follows is drawn from max(0, scaled target - draft).
     """
     num_rows, num_draft_tokens = accepted.shape
-    num_accepted = prefix_length(accepted, offer.lengths)
+    # The tests that pass before the first that fails.
+    num_accepted = torch.minimum(accepted.cumprod(-1).sum(-1), offer.lengths)
     rows = torch.arange(num_rows, device=accepted.device)
     weights = offer.target_probabilities[rows, num_accepted]
     rejected = num_accepted < offer.lengths
@@ -179,32 +175,6 @@ def _passes(residual_mass: Tensor, reach: Tensor, offer: Offer) -> Tensor:
     mass = torch.where(prefix_lengths == lengths, reach, mass)
     passed = offer.accept_uniforms * (mass + 1 - reach) < mass
     return passed & (prefix_lengths <= lengths)
-
-
-def verify_typical(offer: Offer, *, epsilon: float = 0.09, delta: float = 0.3) -> Verdict:
-    """Typical acceptance, Cai et al. 2024 (Medusa, arXiv:2401.10774, section 2.3.1): lossy unless
-    decoding is greedy.
-
-    Keeps draft tokens while target(x) > min(epsilon, delta exp(-entropy of the target in nats)); the
-    defaults are the values of Medusa's code. The token
-    after them is the target's likeliest at any temperature, as in that code (`generate_candidates`
-    begins with the argmax). A row that is offered nothing draws from the target, as the loop
-    does where no row is offered anything.
-    """
-    target = offer.target_probabilities
-    target_probability = offer.target_probability
-    entropy = torch.special.entr(target[:, :-1]).sum(-1)
-    threshold = (delta * (-entropy).exp()).clamp(max=epsilon)
-    is_typical = target_probability > threshold
-    num_accepted = prefix_length(is_typical, offer.lengths)
-    rows = torch.arange(len(num_accepted), device=num_accepted.device)
-    following = target[rows, num_accepted]
-    # V for nan, as `inverse_cdf` gives: the loop then ends the row.
-    is_finite = following.sum(-1).isfinite()
-    next_token = following.argmax(-1).where(is_finite, following.shape[-1])
-    drawn = inverse_cdf(following, offer.next_uniforms[:, 0])
-    next_token = next_token.where(offer.lengths > 0, drawn)
-    return Verdict(num_accepted, next_token, target_probability, offer.draft_probability)
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ probability draft(y_1..i) h_i; after that the next token is y with the probabili
 So a = min(1, draft(y) / (h target(y))).
 
 Where the draft's probabilities do not depend on s, as a model's, a(s, j) = a(s + j). Greedy decoding
-is the case of probabilities 0 and 1. Lenience below 1 and typical acceptance above temperature 0 have
-no such form: their texts are not the target's, and how likely each is depends on K.
+is the case of probabilities 0 and 1. Lenience below 1 has no such form above temperature 0:
+its texts are not the target's, and how likely each is depends on K.
 """
 
 from __future__ import annotations

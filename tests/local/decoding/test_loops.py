@@ -37,7 +37,6 @@ from harness.local.decoding.verify import (
     Verdict,
     verify,
     verify_block,
-    verify_typical,
 )
 from harness.local.decoding.warp import Warp
 from harness.local.drafting.model import ModelDrafter
@@ -153,8 +152,8 @@ def test_without_an_offer_the_target_sees_the_pending_token_alone(
 @pytest.mark.parametrize("role", ["model", "draft"])
 @pytest.mark.parametrize(
     "rule",
-    [verify, verify_block, verify_typical, AcceptByCoin((1.0,))],
-    ids="default block typical coin".split(),
+    [verify, verify_block, AcceptByCoin((1.0,))],
+    ids="default block coin".split(),
 )
 def test_no_rule_accepts_past_logits_that_are_not_finite(
     rule: Callable[..., Verdict], role: str, warp: Warp

@@ -31,7 +31,6 @@ from harness.local.decoding.verify import (
     Verdict,
     verify,
     verify_block,
-    verify_typical,
 )
 from harness.local.decoding.warp import Warp
 from harness.local.drafting.model import ModelDrafter
@@ -119,7 +118,7 @@ def test_a_rejection_between_models_that_differ_by_rounding_alone_is_drawn_from_
     assert (verdict.num_accepted.tolist(), verdict.next_token.tolist()) == ([0], [0])
 
 
-@pytest.mark.parametrize("rule", [verify, verify_block, verify_typical])
+@pytest.mark.parametrize("rule", [verify, verify_block])
 def test_a_rule_that_is_traced_keeps_no_fake_tensor(rule: Rule) -> None:
     offered = arguments(1, 3)
     expected = rule(offer_of(*offered))
@@ -156,28 +155,7 @@ def test_the_motivating_example_of_block_verification() -> None:
     assert expected[verify_block] == pytest.approx(11 / 9, abs=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("probabilities", "accepted"),
-    [
-        ([0.1, 0.9], 1),  # entropy 0.33: above epsilon
-        ([0.08, 0.92], 0),
-        ([0.04] * 25, 1),  # entropy log 25: the threshold is 0.3 / 25 = 0.012
-        ([0.011] + [0.989 / 24] * 24, 0),
-    ],
-)
-def test_a_typical_token_is_accepted(probabilities: list[float], accepted: int) -> None:
-    target = torch.tensor([[probabilities, probabilities]])
-    offer = offer_of(
-        target, torch.tensor([[0]]), None, torch.tensor([[0.999]]), torch.full((1, 2), 0.9999)
-    )
-    verdict = verify_typical(offer)
-    assert verdict.num_accepted.item() == accepted
-    likeliest = probabilities.index(max(probabilities))
-    assert verdict.next_token.item() == likeliest, "as in Medusa's code"
-    assert verify_typical(offer, epsilon=0.01, delta=0.01).num_accepted.item() == 1
-
-
-@pytest.mark.parametrize("rule", [verify, verify_block, verify_typical])
+@pytest.mark.parametrize("rule", [verify, verify_block])
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_a_row_is_judged_by_its_own_offer(rule: Rule, deterministic: bool) -> None:
     target, tokens, draft, accept, following = arguments(2000, 3)
@@ -257,8 +235,6 @@ def with_token_residual(offer: Offer) -> Verdict:
     [
         *((rule, drawn, True) for rule in (verify, verify_block) for drawn in (False, True)),
         *((rule, drawn, False) for rule in (lenient, without_residual) for drawn in (False, True)),
-        (verify_typical, False, False),
-        (verify_typical, True, False),
         (ignoring_draft, False, False),
         (always_excluding, True, False),
     ],
@@ -300,12 +276,13 @@ def test_the_loop_keeps_the_target_s_distribution(
     assert (p_value_of_texts(drawn, target, 0) > FALSE_ALARM_RATE) == lossless
 
 
-@pytest.mark.parametrize("rule", [verify_block, verify_typical])
-def test_greedy_output_is_the_regular_one(rule: Rule) -> None:
+def test_greedy_output_is_the_regular_one() -> None:
     target = chain(0)
     what = requests(RAGGED, length=40)
     drafter = ModelDrafter(MarkovRunner(0.5 * target + 0.5 * chain(1)), what[0].warp)
-    output = texts(speculative(MarkovRunner(target), drafter, what, 4, verification=rule), 3)
+    output = texts(
+        speculative(MarkovRunner(target), drafter, what, 4, verification=verify_block), 3
+    )
     assert output == texts(autoregressive(MarkovRunner(target), what), 3)
 
 

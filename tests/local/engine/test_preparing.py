@@ -43,7 +43,7 @@ PREPARATION = Preparation(decoding=DECODING, runner="static", batch_size=ROWS, l
 SETTINGS = [
     {"temperature": 0.0},
     {"rule": "block"},
-    {"rule": "typical", "top_k": 20},
+    {"top_k": 20},
     {"rule": "google", "lenience": 0.5, "top_p": 0.9},
     {"synthetic_acceptance": (1.0, 0.5)},
 ]
