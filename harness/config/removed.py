@@ -5,5 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 REMOVED: Mapping[str, str] = {
+    "max_logprobs": "vLLM and llama.cpp return log-probabilities",
     "regress": "harness latency -- OLD_COMMAND -- NEW_COMMAND measures two versions in turns",
 }

@@ -146,7 +146,7 @@ class ServerCommand:
         values = self.values(startup.drafts_by)
         if any("none" in value.split(",") for value in values.values()):
             return False
-        if values or startup.drafts_always or {*startup.drafts_by} & {*self._variables()}:
+        if values or {*startup.drafts_by} & {*self._variables()}:
             return True
         draft = self.value(startup.draft)
         return draft is not None and startup.method_of_file(draft) != ""

@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 from harness.config.registry import Record, Registry
 from harness.servers.startup import (
-    HARNESS,
     LLAMA_CPP,
     MLX_LM,
     NOT_KNOWN,
@@ -42,7 +41,6 @@ class Dialect(Record):
         parameters: further entries of every request's body.
         penalised_tokens: its parameter for the number of last tokens that penalties count; they then
             count those of the prompt, too. None where they count all new tokens.
-        seeded: whether requests have the random numbers of `engine=local`.
         scoring: how it is asked for log-probabilities of a given text: `prompt_logprobs` as in vLLM,
             or `next_token`, one request per token; None where it is not known to have any.
         logprobs: whether it documents those of new tokens as `raw`, the model's own, or as
@@ -62,7 +60,6 @@ class Dialect(Record):
     words: Mapping[str, str] = field(default_factory=dict)
     parameters: Mapping[str, Any] = field(default_factory=dict)
     penalised_tokens: str | None = None
-    seeded: bool = False
     scoring: Literal["prompt_logprobs", "next_token"] | None = None
     logprobs: Literal["raw", "processed"] | None = None
     counters: Mapping[str, str] = field(default_factory=dict)
@@ -164,23 +161,6 @@ _BUILT_IN = {
         ),
         # It names no owner of its models, and is asked as an unknown server.
         Dialect(name="mlx_lm", title="mlx_lm.server", startup=MLX_LM),
-        Dialect(
-            name="harness",
-            title="harness",
-            startup=HARNESS,
-            about={"/version": ("version", "started")},
-            version="/version version",
-            salt={},  # it caches nothing between requests
-            stops_at_tokens=True,
-            seeded=True,
-            scoring="prompt_logprobs",
-            logprobs="raw",
-            counters={
-                "harness_tokens": "generated",
-                "harness_draft_tokens": "proposed",
-                "harness_accepted_draft_tokens": "accepted",
-            },
-        ),
     )
 }
 

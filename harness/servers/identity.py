@@ -110,10 +110,7 @@ def server_report(url: str, key: str | None) -> ServerReport | None:
     except RequestFailed:
         return None
     about["models"] = sorted(f"{model.name} {model.root}" for model in models)
-    # Of `harness serve`; other servers count from their start.
-    started = about.pop("/version started", None)
-    started = start_time(metrics) if started is None else str(started)
-    return ServerReport(about, started, models)
+    return ServerReport(about, start_time(metrics), models)
 
 
 def why_not_ready(url: str, key: str | None) -> str | None:

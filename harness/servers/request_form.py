@@ -86,8 +86,6 @@ class RequestForm:
                 extensions["top_k"] = decoding.top_k or -1
             if self.asks_for_details:
                 extensions |= {"return_token_ids": True, "return_spec_tokens_details": True}
-            if dialect.seeded:
-                extensions |= {"seed": request.seed, "index": request.index}
             if request.salt is not None and self.salts:
                 salt = f"{self.salt_prefix} {request.salt}"
                 for name, value in (dialect.salt or {}).items():

@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from harness.config.acceptance_rules import PARAMETERS, RULES
-
 
 @dataclass(frozen=True, kw_only=True)
 class Startup:
@@ -25,7 +23,6 @@ class Startup:
         speculation: flags with one value that are about speculation, and mean nothing without it.
         switches: the same without a value.
         drafts_by: those of both that make the server speculate, unless their value is `none`; and such variables.
-        drafts_always: whether it speculates unless one of `drafts_by` is `none`.
         prefixes: how flags of speculation begin. One that begins so and is in no table is refused.
         variables: how the variables begin that set the same from the environment.
         environment: how the variables begin that say how it runs.
@@ -67,7 +64,6 @@ class Startup:
     speculation: tuple[str, ...] = ()
     switches: tuple[str, ...] = ()
     drafts_by: tuple[str, ...] = ()
-    drafts_always: bool = False
     prefixes: tuple[str, ...] = ()
     variables: tuple[str, ...] = ()
     environment: tuple[str, ...] = ()
@@ -358,34 +354,4 @@ MLX_LM = Startup(
     draft=("--draft-model",),
     served_name=(),
     example="--draft-model DRAFT",
-)
-
-# Settings of `harness serve` that say what is accepted, with the values at which the output follows the target.
-_RULES_OF_OURS = {
-    prefix + name: exact
-    for prefix in ("", "decoding.")
-    for name, exact in {
-        "rule": [rule for rule, record in RULES.all().items() if record.lossless],
-        "synthetic_acceptance": ["null"],
-        **{parameter: [f"{default:g}"] for parameter, default in PARAMETERS.items()},
-    }.items()
-}
-
-HARNESS = Startup(
-    programs=("harness serve", "specharness serve", "-m harness serve"),
-    speculation=(
-        *"draft --draft K k -K --K num_draft_tokens decoding.num_draft_tokens".split(),
-        *_RULES_OF_OURS,
-    ),
-    drafts_by=("draft", "--draft"),
-    drafts_always=True,
-    argparse=True,
-    for_regular=("draft=none",),
-    address=("host", "port", "--host", "--port"),
-    listening=("host=127.0.0.1", "port={port}"),
-    num_draft_tokens={"": (("K k num_draft_tokens decoding.num_draft_tokens -K --K",), 4)},
-    draft=("draft", "--draft"),
-    model=("model", "--model"),
-    served_name=(),
-    lossy=_RULES_OF_OURS,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -17,24 +18,15 @@ from chains import RAGGED, SIZE, chain, decoded, texts
 from fakes import MarkovRunner
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import DecodingSettings
-from harness.engines.door.serving import ENDING, Piece, Refusal, TokenLogprob
+from harness.engines.door.serving import ENDING, Piece, Refusal
 from harness.engines.protocol import Engine, Request, in_batches
 from harness.local.decoding.iteration import Calls
 from harness.local.decoding.loop import Loop, RowRequest
-from harness.local.decoding.protocols import NonFiniteError, Step
+from harness.local.decoding.protocols import NonFiniteError
 from harness.local.decoding.randomness import uniforms
 from harness.local.decoding.warp import BatchWarp, Warp
 from harness.local.drafting.model import ModelDrafter
 from harness.local.serving import LocalService, ServedAnswer
-
-
-class Table(MarkovRunner):
-    """A table that rows may join."""
-
-    def add(self, prompts: Sequence[Sequence[int]]) -> Step:
-        assert self._num_extended == 0
-        self.rows += [list(prompt) for prompt in prompts]
-        return Step(self._logits[torch.tensor([prompt[-1] if prompt else 0 for prompt in prompts])])
 
 
 class TableArm:
@@ -65,18 +57,12 @@ class TableArm:
     def loop(self, first: Request) -> Loop:
         self.has_begun.set()
         assert self.gate.wait(60)
-        target = Table(self._transitions)
+        target = MarkovRunner(self._transitions)
         if not self._number:
             return Loop(Calls(target))
         warp = BatchWarp()
-        drafter = ModelDrafter(Table(0.5 * chain(0) + 0.5 * chain(1)), warp)
+        drafter = ModelDrafter(MarkovRunner(0.5 * chain(0) + 0.5 * chain(1)), warp)
         return Loop(Calls(target, drafter, self._number, warp=warp))
-
-    def logprobs(self, *_: Any) -> list[Any]:
-        return []
-
-    def prompt_logprobs(self, prompt: Sequence[int], num_top: int) -> list[Any]:
-        raise RuntimeError("no room for logits of a long prompt")
 
     def alone(self, request: Request) -> list[int]:
         return texts(decoded(self.loop(request), [self.loop_request(request)]), 1)[0]
@@ -85,30 +71,19 @@ class TableArm:
 class Client:
     """Waits for the last piece of its answer, or leaves after some."""
 
-    def __init__(
-        self,
-        service: LocalService,
-        arm: str,
-        request: Request,
-        most: int = 1000,
-        num_prompt_logprobs: int | None = None,
-    ) -> None:
+    def __init__(self, service: LocalService, arm: str, request: Request, most: int = 1000) -> None:
         self.ended = threading.Event()
         self.last: Piece | None = None
         self._most = most
-        self._service = service
         self.answer: ServedAnswer | None = None
-        [self.answer] = service.ask(
-            arm, [request], self.put, num_prompt_logprobs=num_prompt_logprobs
-        )
+        [self.answer] = service.ask(arm, [request], self.put)
 
     def put(self, piece: Piece) -> None:
         if self.answer is not None and len(self.answer.token_ids) >= self._most:
-            self.answer.cancelled = True
+            self.answer.cancel()
             self.ended.set()
         if piece.finish_reason is not None:
             self.last = piece
-            self.num_running_then = self._service.num_running
             self.ended.set()
 
     def tokens(self) -> list[int]:
@@ -125,10 +100,10 @@ def request(
 
 
 @contextmanager
-def service_over(*arms: Any, rows: int = 3, waiting: int = 20) -> Iterator[LocalService]:
+def service_over(*arms: Any, waiting: int = 20) -> Iterator[LocalService]:
     engine: Any = SimpleNamespace(arms=arms)
     tokenizer: Any = Characters()
-    service = LocalService(lambda: engine, tokenizer, rows, waiting)
+    service = LocalService(lambda: engine, tokenizer, waiting)
     try:
         yield service
     finally:
@@ -136,7 +111,7 @@ def service_over(*arms: Any, rows: int = 3, waiting: int = 20) -> Iterator[Local
         service.close()  # a second time changes nothing
 
 
-def test_answers_that_join_and_leave_are_what_they_are_alone() -> None:
+def test_answers_are_what_they_are_alone() -> None:
     """Of both arms, with stop tokens, and some whose clients leave."""
     arms = {"regular": TableArm("regular", 0), "speculative": TableArm("speculative", 3)}
     with service_over(*arms.values()) as service:
@@ -154,92 +129,72 @@ def test_answers_that_join_and_leave_are_what_they_are_alone() -> None:
             if client.last is not None:
                 assert client.last.finish_reason in ("stop", "length")
                 assert len(tokens) == len(whole)
-    assert service.num_running == 0
 
 
-@pytest.mark.parametrize("num_draft_tokens", [0, 3])
-def test_numbers_that_overflow_fail_their_answer_alone(num_draft_tokens: int) -> None:
+def test_numbers_that_overflow_fail_their_answer_and_the_next_one_is_right() -> None:
     """Each token is followed by the next one; behind 3 the model has no numbers."""
     transitions = torch.eye(SIZE).roll(1, dims=1)
     transitions[3] = torch.nan
-    arm = TableArm("speculative", num_draft_tokens, transitions)
-    arm.gate.clear()
-    with service_over(arm) as service:
-        first = Client(service, "speculative", request(1, 4, first=5))
-        assert arm.has_begun.wait(60)
+    with service_over(TableArm("speculative", 3, transitions)) as service:
         broken = Client(service, "speculative", request(0, first=0))
-        beside = Client(service, "speculative", request(1, 7, first=5))
-        arm.gate.set()
+        later = Client(service, "speculative", request(1, 4, first=5))
         broken.tokens()
         assert broken.last.finish_reason == "error"
         assert "not finite" in broken.last.text
-        assert first.tokens() == [6, 7, 8, 9]
-        assert beside.tokens() == [6, 7, 8, 9, 10, 11, 0]
-        later = Client(service, "speculative", request(1, 4, first=5))
         assert later.tokens() == [6, 7, 8, 9]
-        assert later.num_running_then == 0, "what its client asks next runs beside nothing"
-
-
-def test_a_prompt_that_cannot_be_read_fails_its_answer_alone() -> None:
-    """One runs, and one joins together with it."""
-    arm = TableArm("regular", 0)
-    arm.gate.clear()
-    with service_over(arm) as service:
-        runs = Client(service, "regular", request(0))
-        assert arm.has_begun.wait(60)
-        joins = Client(service, "regular", request(1))
-        scored = Client(service, "regular", request(2), num_prompt_logprobs=1)
-        arm.gate.set()
-        assert scored.tokens() == []
-        assert (scored.last.finish_reason, "no room" in scored.last.text) == ("error", True)
-        for index, client in enumerate([runs, joins]):
-            assert client.tokens() == arm.alone(request(index))
 
 
 def test_an_answer_that_nobody_waits_for_holds_up_nobody() -> None:
-    """It would run in the other arm, and is first in the queue. It takes no room there, either."""
-    arms = [TableArm("regular", 0), TableArm("speculative", 3)]
-    arms[0].gate.clear()
-    with service_over(*arms, rows=2, waiting=1) as service:
-        runs = Client(service, "regular", request(0, 100_000))
-        assert arms[0].has_begun.wait(60)
-        for _ in range(3):
-            gone = Client(service, "speculative", request(1), most=0)
-            gone.answer.cancelled = True
-        behind = Client(service, "regular", request(2))
-        arms[0].gate.set()
-        assert len(behind.tokens()) == 12
-        assert not runs.ended.is_set()
-        runs.answer.cancelled = True
-
-
-def test_no_more_wait_than_may_wait_beyond_those_that_run() -> None:
+    """Neither one that runs nor those in the queue, where they take no room."""
     arm = TableArm("regular", 0)
     arm.gate.clear()
-    with service_over(arm, rows=2, waiting=1) as service:
+    with service_over(arm, waiting=1) as service:
+        runs = Client(service, "regular", request(0, 100_000))
+        assert arm.has_begun.wait(60)
+        for _ in range(3):
+            Client(service, "regular", request(1, 100_000)).answer.cancel()
+        behind = Client(service, "regular", request(2))
+        arm.gate.set()
+        runs.answer.cancel()
+        assert behind.tokens() == arm.alone(request(2))
+        assert 0 < len(runs.answer.token_ids) < 100_000
+
+
+def test_others_wait_in_order_and_no_more_than_may_wait() -> None:
+    """Work, too; several prompts of a request have room together, or none has."""
+    arm = TableArm("regular", 0)
+    arm.gate.clear()
+    ended: list[int] = []
+    with service_over(arm, waiting=3) as service:
         running = [Client(service, "regular", request(0))]
         assert arm.has_begun.wait(60)
-        running += [Client(service, "regular", request(index)) for index in (1, 2)]
-        for ask in (lambda: Client(service, "regular", request(0)), lambda: service.alone(id)):
-            with pytest.raises(Refusal, match="at most 1 may wait") as refused:
-                ask()
+        running.append(Client(service, "regular", request(1)))
+        work = service.alone(lambda _: ended.extend(client.ended.is_set() for client in running))
+        for asked in (lambda: service.ask("regular", [request(2)] * 2, print),
+                      lambda: [service.alone(id), service.alone(id)]):  # fmt: skip
+            with pytest.raises(Refusal, match="at most 3 may wait") as refused:
+                asked()
             assert refused.value.status == 429
         arm.gate.set()
-        assert [len(client.tokens()) for client in running] == [12, 12, 12]
+        work.result(60)
+        assert ended == [True, True]
 
 
-def test_work_runs_while_no_answer_is_generated() -> None:
-    """After those that run, and before those that came later."""
+def test_pieces_come_as_they_are_decided() -> None:
     arm = TableArm("regular", 0)
-    arm.gate.clear()
-    with service_over(arm, rows=2, waiting=2) as service:
-        first = Client(service, "regular", request(0))
-        assert arm.has_begun.wait(60)
-        work = service.alone(lambda engine: [service.num_running, first.ended.is_set()])
-        later = Client(service, "regular", request(1))
-        arm.gate.set()
-        assert work.result(60) == [0, True]
-        assert len(later.tokens()) == 12
+    pieces: list[Piece] = []
+    ended = threading.Event()
+
+    def put(piece: Piece) -> None:
+        pieces.append(piece)
+        if piece.finish_reason:
+            ended.set()
+
+    with service_over(arm) as service:
+        service.ask("regular", [request(0)], put)
+        assert ended.wait(60)
+    assert [len(piece.token_ids) for piece in pieces] == [1] * 12
+    assert [piece.finish_reason for piece in pieces] == [*[None] * 11, "length"]
 
 
 def test_work_that_fails_is_refused_with_its_reason_and_the_service_goes_on() -> None:
@@ -249,7 +204,7 @@ def test_work_that_fails_is_refused_with_its_reason_and_the_service_goes_on() ->
     def fail(_: Engine) -> None:
         raise ValueError("two\nlines")
 
-    with service_over(rows=1, waiting=1) as service:
+    with service_over(waiting=1) as service:
         with pytest.raises(Refusal, match="went away") as left:
             service.alone(leave).result()
         with pytest.raises(Refusal, match="ValueError: two") as failed:
@@ -268,23 +223,32 @@ def test_what_runs_and_what_waits_fails_when_the_service_ends(grace_s: float) ->
     """What runs has time to end; what waits, and work, has none."""
     arm = TableArm("regular", 0)
     arm.gate.clear()
-    with service_over(arm, rows=1, waiting=2) as service:
+    with service_over(arm, waiting=2) as service:
         runs = Client(service, "regular", request(0))
         assert arm.has_begun.wait(60)
         waits = Client(service, "regular", request(1))
         work = service.alone(lambda engine: None)
         closing = threading.Thread(target=service.close, args=[grace_s])
         closing.start()
-        assert waits.tokens() == []
-        if not grace_s:
-            runs.tokens()
+        while refusal(service) != 503 or (not grace_s and service.is_running()):
+            time.sleep(0.01)
         arm.gate.set()
         closing.join()
         with pytest.raises(Refusal, match=ENDING):
             work.result(60)
         assert (waits.last.finish_reason, waits.last.text) == ("error", ENDING)
+        assert waits.tokens() == []
         if grace_s:
             assert (runs.last.finish_reason, len(runs.tokens())) == ("length", 12)
+        else:
+            assert (runs.last.finish_reason, runs.last.text) == ("error", ENDING)
+
+
+def refusal(service: LocalService) -> int:
+    """The status with which further work is refused; the two that may wait do."""
+    with pytest.raises(Refusal) as refused:
+        service.alone(id)
+    return refused.value.status
 
 
 def test_an_engine_that_does_not_open_says_why_and_leaves_no_thread() -> None:
@@ -294,7 +258,7 @@ def test_an_engine_that_does_not_open_says_why_and_leaves_no_thread() -> None:
     before = set(threading.enumerate())
     tokenizer: Any = Characters()
     with pytest.raises(SettingError, match="needs a GPU"):
-        LocalService(refuse, tokenizer, max_rows=1, max_waiting=1)
+        LocalService(refuse, tokenizer, max_waiting=1)
     assert set(threading.enumerate()) <= before
 
 
@@ -368,21 +332,7 @@ def test_what_only_began_like_a_stop_text_is_shown() -> None:
 
 def test_a_stop_token_ends_it_before_its_length_does() -> None:
     piece = answer(most=3).take([*ids("ab"), END_OF_TEXT], 0, 0)
-    assert piece == Piece(0, "ab", [*ids("ab"), END_OF_TEXT], "stop", [])
-
-
-def test_scored_tokens_begin_where_their_text_does() -> None:
-    """Counted from the beginning of the answer, in bursts of which only some tokens are scored."""
-    growing = answer(choice=2)
-    pieces = [growing.take(ids("abc"), 0, 0)]
-    logprobs = [TokenLogprob(place, ord("x"), -1.0, 1, []) for place in (0, 2)]
-    pieces.append(growing.take(ids("xyx"), 0, 0, logprobs))
-    assert [scored.offset for scored in pieces[1].scored] == [3, 5]
-    assert [scored.logprob for scored in pieces[1].scored] == logprobs
-    assert {piece.choice for piece in pieces} == {2}
-    assert [piece.text for piece in pieces] == ["abc", "xyx"], (
-        "nothing is held back without stop texts"
-    )
+    assert piece == Piece(0, "ab", [*ids("ab"), END_OF_TEXT], "stop")
 
 
 def test_outcomes_are_of_iterations_that_drafted() -> None:

@@ -49,7 +49,6 @@ def flags_of(command: ServerCommand) -> str:
             "sglang serve --model-path A --max-running-requests 8",
         ),
         ("mlx_lm.server --model a --draft-model b --num-draft-tokens 4", "mlx_lm.server --model a"),
-        ("harness serve model=tiny draft=lookup K=3 batch_size=2", "harness serve model=tiny batch_size=2 draft=none"),
     ],
 )  # fmt: skip
 def test_the_regular_command_is_the_same_without_speculation(typed: str, regular: str) -> None:
@@ -117,9 +116,7 @@ def test_ports_are_ours_unless_the_user_places_them() -> None:
         ('vllm serve A -sc.method=mtp --speculative-config.num_speculative_tokens_per_batch_size [[1,5],[8,2]]',
             "A", "mtp", "mtp", None),
         ("llama-server -m a.gguf --spec-type mtp:n_max=3,p_min=0.0", "a.gguf", "mtp", "mtp", 3),
-        ("harness serve model=7B draft=68m K=6", "7B", "68m", None, 6),
         # Where no K is typed it is the program's default.
-        ("harness serve model=7B", "7B", None, None, 4),
         ("mlx_lm.server --model a --draft-model b", "a", "b", None, 3),
         ("mlx_lm.server --model a --draft-model b --num-draft 5", "a", "b", None, 5),
         ("llama-server -m X --spec-type ngram-simple", "X", "ngram-simple", "ngram-simple", 48),
@@ -151,8 +148,6 @@ def test_a_command_says_what_it_runs(
         ("sglang serve --model A --speculative-algorithm EAGLE --speculative-use-block-verification", None, False),
         ("llama-server -m X --spec-type draft-mtp --spec-synth-len 3", "--spec-synth-len 3", True),
         ("vllm serve A -sc.method=ngram", None, False),
-        ("harness serve model=7B draft=68m decoding.rule=google lenience=0.5", "lenience 0.5", True),
-        ("harness serve model=7B draft=68m decoding.rule=block decoding.lenience=1", None, False),
         ("llama-server -m X --spec-type draft-mtp", None, False),
     ],
 )  # fmt: skip

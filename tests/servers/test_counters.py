@@ -43,8 +43,6 @@ vllm:e2e_request_latency_seconds_bucket{le="0.3"} nan
 OTHERS = {
     "llamacpp:tokens_predicted_total 120\nllamacpp:spec_decode_num_drafts_total 40\n"
     "llamacpp:spec_decode_num_draft_tokens_total 80\nllamacpp:spec_decode_num_accepted_tokens_total 50\n",
-    'harness_tokens_total{arm="speculative"} 120.0\nharness_draft_tokens_total 80.0\n'
-    "harness_accepted_draft_tokens_total 50.0\nharness_tokens_created 1.7e9\n",
 }
 
 

@@ -45,6 +45,7 @@ class EchoServer:
         metrics: it has a page of counters, by the names of its dialect, and its answers tell no acceptance.
         lost_pages: the reads of its page, from 1, that get status 500.
         stride: between the tokens that it counts up; another one than 1 is another model.
+        scored_stride: that of the model whose log-probabilities it tells of answers to its prompts.
         delay_s: before each chunk.
         slow_every: each chunk of this request and of every so many after it takes `slow_s`.
         stall: never end an answer after the first chunk.
@@ -53,7 +54,7 @@ class EchoServer:
         silent: requests that get no drafts.
         breaks: requests whose answers end in an error after they have begun.
         version: it tells its name, by its dialect, and this version; None if it tells neither.
-        started: it tells that it was started then.
+        started: its page of counters tells that it was started then.
         withheld: of llama.cpp's ids, this many are missing, as of tokens that end within a character.
         twist: makes another event of each one that it would send; a hostile server.
         drop_reused: close a connection without an answer at its second completion.
@@ -78,6 +79,7 @@ class EchoServer:
     metrics: bool = False
     lost_pages: Collection[int] = ()
     stride: int = 1
+    scored_stride: int | None = None
     delay_s: float = 0.0
     slow_every: int = 0
     slow_s: float = 0.0
@@ -160,12 +162,14 @@ class EchoServer:
         if self.dialect == "llama.cpp":
             names = {f"llamacpp:{name}": value for name, value in spec.items()}
             names["llamacpp:tokens_predicted_total"] = self.num_tokens
+        if self.started is not None:
+            names["process_start_time_seconds"] = self.started
         return "# TYPE x counter\n" + "".join(f"{name} {value}\n" for name, value in names.items())
 
     def _about(self, path: str) -> tuple[int, Any]:
         """The answer to a GET request: status and content."""
         if "/metrics" in path:
-            told = self.metrics and path == "/metrics"
+            told = (self.metrics or self.started is not None) and path == "/metrics"
             self.num_pages += told
             if told and self.num_pages in self.lost_pages:
                 return 500, ""
@@ -173,7 +177,7 @@ class EchoServer:
         owner = {"llama.cpp": "llamacpp"}.get(self.dialect, self.dialect)
         versions = {"/props": "build_info", "/version": "version", "/server_info": "version"}
         if path in versions:
-            about = {versions[path]: self.version, "started": self.started}
+            about: dict[str, Any] = {versions[path]: self.version}
             if self.dialect == "llama.cpp" and path == "/props":
                 about["default_generation_settings"] = {"n_ctx": self.context or 4096}
             told = {key: value for key, value in about.items() if value is not None}
@@ -195,6 +199,10 @@ class EchoServer:
             is_refused = True
         if is_refused:
             self._send(writer, 400, {"error": {"message": "unknown parameter"}})
+            return True
+        if self.scored_stride is not None and "prompt_logprobs" in body:
+            entries = self._prompt_logprobs(body["prompt"], self.scored_stride)
+            self._send(writer, 200, {"choices": [{"prompt_logprobs": entries}]})
             return True
         self.bodies.append(body)
         number = len(self.bodies)
@@ -236,6 +244,17 @@ class EchoServer:
         finally:
             self.in_flight -= 1
         return True
+
+    def _prompt_logprobs(self, text: list[int], stride: int) -> list[Any]:
+        """As vLLM has them: nearly all of the mass is on the token that counts on."""
+        prompts = [body["prompt"] for body in self.bodies]
+        prompt = max((known for known in prompts if text[: len(known)] == known), key=len)
+        expected = continuation(prompt[-1], len(text) - len(prompt), stride)
+        entries: list[Any] = [None] * len(prompt)
+        for token, likeliest in zip(text[len(prompt) :], expected, strict=True):
+            logprobs = {token: -30.0, likeliest: 0.0}
+            entries.append({str(key): {"logprob": value} for key, value in logprobs.items()})
+        return entries
 
     async def _chunks(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any] | None]:
         messages = body.get("messages")

@@ -136,11 +136,11 @@ class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
         if has_weights:
             return (
                 "drawn texts are tested by token ids, which not every server here sends:"
-                " vLLM, llama.cpp and harness serve do"
+                " vLLM and llama.cpp do"
             )
         return (
             "drawn texts are tested by token ids and log-probabilities: give servers that send both (vLLM with"
-            f" --max-logprobs={self.settings.top_logprobs}, llama.cpp or harness serve), or a model= whose weights"
+            f" --max-logprobs={self.settings.top_logprobs}, or llama.cpp), or a model= whose weights"
             " load here"
         )
 

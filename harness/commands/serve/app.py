@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import functools
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, StreamingResponse
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
@@ -35,7 +33,7 @@ from harness.commands.serve.guard import CLIENT_LEFT, Guard, error_body, error_r
 from harness.commands.serve.served_model import ServedModel
 from harness.config.errors import SettingError
 from harness.config.machine import is_loopback
-from harness.engines.door.serving import ENDING, Piece, Refusal, ScoredToken, TokenLogprob
+from harness.engines.door.serving import ENDING, Piece, Refusal
 from harness.results.acceptance import Acceptance
 
 if TYPE_CHECKING:
@@ -54,7 +52,6 @@ def make_app(served: ServedModel, key: str | None) -> FastAPI:
         key: what requests must bring; None for nothing.
     """
     settings = served.settings
-    registry = CollectorRegistry()
     app = FastAPI(
         title="harness",
         version=__version__,
@@ -67,22 +64,19 @@ def make_app(served: ServedModel, key: str | None) -> FastAPI:
         },
     )
     max_bytes = max(
-        _MOST_BYTES, _BYTES_PER_TOKEN * settings.batch_size * settings.max_prompt_tokens
+        _MOST_BYTES, _BYTES_PER_TOKEN * settings.most_prompts * settings.max_prompt_tokens
     )
     app.add_middleware(Guard, local=is_loopback(settings.host), key=key, max_bytes=max_bytes)
-    note = _noting(served, registry)
     # Without a draft there is nothing to choose between.
-    app.include_router(_generation(served, served.arm_names[-1], note))
-    app.include_router(
-        _generation(served, "regular", note), prefix="/regular", include_in_schema=False
-    )
-    _add_pages(app, served, registry)
+    app.include_router(_generation(served, served.arm_names[-1]))
+    app.include_router(_generation(served, "regular"), prefix="/regular", include_in_schema=False)
+    _add_pages(app, served)
     _add_error_handlers(app)
     return app
 
 
-def _add_pages(app: FastAPI, served: ServedModel, registry: CollectorRegistry) -> None:
-    """Everything but generation: the page and its race, health and metrics."""
+def _add_pages(app: FastAPI, served: ServedModel) -> None:
+    """Everything but generation: the page and its race, and health."""
 
     @app.get("/", include_in_schema=False)
     def page() -> FileResponse:
@@ -93,10 +87,6 @@ def _add_pages(app: FastAPI, served: ServedModel, registry: CollectorRegistry) -
         if not served.service.is_running():
             raise Refusal(503, ENDING)
         return {"status": "ok"}
-
-    @app.get("/metrics", response_class=PlainTextResponse)
-    def show_metrics() -> PlainTextResponse:
-        return PlainTextResponse(generate_latest(registry))
 
     @app.post("/race")
     async def race(body: Race, request: Request) -> Any:
@@ -143,14 +133,8 @@ def _add_error_handlers(app: FastAPI) -> None:
         )
 
 
-def _generation(
-    served: ServedModel, arm: str, note: Callable[[str, ServedAnswer], None]
-) -> APIRouter:
-    """The endpoints that generate with one arm, `regular` or `speculative`.
-
-    Args:
-        note: counts an answer of an arm that has ended (`_noting`).
-    """
+def _generation(served: ServedModel, arm: str) -> APIRouter:
+    """The endpoints that generate with one arm, `regular` or `speculative`."""
     router = APIRouter()
 
     async def tokens_of(prompts: Sequence[str | list[int]]) -> list[list[int]]:
@@ -163,15 +147,11 @@ def _generation(
         """The response to a request: a stream of events, or one JSON object."""
         queue: asyncio.Queue[Piece] = asyncio.Queue()
         answers = served.ask(arm, prompts, body, queue)
-        pieces = _pieces(request, answers, queue, functools.partial(note, arm))
+        pieces = _pieces(request, answers, queue)
         shape = _Shape(served, body, answers, chat)
         if body.stream:
             return StreamingResponse(_events(shape.chunks(pieces)), media_type="text/event-stream")
         return shape.whole([piece async for piece in pieces])
-
-    @router.get("/version")
-    def version() -> dict[str, Any]:
-        return {"version": __version__, "started": served.started}
 
     @router.get("/v1/models")
     def models() -> dict[str, Any]:
@@ -219,7 +199,6 @@ class _Shape:
         self._body = body
         self._answers = answers
         self._chat = chat
-        self._names_tokens_by_id = isinstance(body, Completion) and body.return_tokens_as_token_ids
         kind, prefix = ("chat.completion", "chatcmpl") if chat else ("text_completion", "cmpl")
         name = f"{prefix}-{secrets.token_hex(12)}"
         created = int(time.time())
@@ -232,8 +211,7 @@ class _Shape:
             choice_pieces = [piece for piece in pieces if piece.choice == number]
             text = "".join(piece.text for piece in choice_pieces)
             tokens = [token for piece in choice_pieces for token in piece.token_ids]
-            scored = [token for piece in choice_pieces for token in piece.scored]
-            whole = Piece(number, text, tokens, choice_pieces[-1].finish_reason, scored)
+            whole = Piece(number, text, tokens, choice_pieces[-1].finish_reason)
             choices.append(self._choice(whole, "message", is_first=True))
         return {**self._head, "choices": choices, **self._sums()}
 
@@ -267,52 +245,12 @@ class _Shape:
             content["token_ids"] = piece.token_ids
             if is_first:
                 content["prompt_token_ids"] = self._answers[piece.choice].request.prompt
-        answer = self._answers[piece.choice]
-        if answer.prompt_logprobs is not None:
-            content["prompt_logprobs"] = self._prompt_logprobs(answer.prompt_logprobs)
-        logprobs = None
-        if answer.request.num_logprobs is not None:
-            logprobs = self._logprobs(piece.scored)
         return {
             "index": piece.choice,
             **content,
-            "logprobs": logprobs,
+            "logprobs": None,
             "finish_reason": piece.finish_reason,
         }
-
-    def _logprobs(self, scored: Sequence[ScoredToken]) -> dict[str, list[Any]]:
-        """Log-probabilities of new tokens as vLLM's completions have them: parallel lists."""
-        name = "token_id:{}".format if self._names_tokens_by_id else self._served.token_text
-        likeliest = []
-        for token in scored:
-            chosen = token.logprob
-            # The chosen token too, if it is not among them.
-            shown = [*chosen.top, (chosen.token, chosen.logprob)]
-            likeliest.append({name(token_id): logprob for token_id, logprob in shown})
-        return {
-            "tokens": [name(token.logprob.token) for token in scored],
-            "token_logprobs": [token.logprob.logprob for token in scored],
-            "top_logprobs": likeliest,
-            "text_offset": [token.offset for token in scored],
-        }
-
-    def _prompt_logprobs(self, found: Sequence[TokenLogprob]) -> list[dict[str, Any] | None]:
-        """vLLM's `prompt_logprobs`: for each token but the first, objects by token id."""
-        shown: list[dict[str, Any] | None] = [None]
-        for chosen in found:
-            entries = {}
-            for index, (token, logprob) in enumerate(chosen.top):
-                entries[str(token)] = self._prompt_token(token, logprob, 1 + index)
-            # With its own rank, even among the likeliest: equal ones share a rank.
-            entries[str(chosen.token)] = self._prompt_token(
-                chosen.token, chosen.logprob, chosen.rank
-            )
-            shown.append(entries)
-        return shown
-
-    def _prompt_token(self, token: int, logprob: float, rank: int) -> dict[str, Any]:
-        text = self._served.token_text(token)
-        return {"logprob": logprob, "rank": rank, "decoded_token": text}
 
     def _sums(self) -> dict[str, Any]:
         num_new = sum(len(answer.token_ids) for answer in self._answers)
@@ -328,10 +266,7 @@ class _Shape:
 
 
 async def _pieces(
-    request: Request,
-    answers: Sequence[ServedAnswer],
-    queue: asyncio.Queue[Piece],
-    note: Callable[[ServedAnswer], None],
+    request: Request, answers: Sequence[ServedAnswer], queue: asyncio.Queue[Piece]
 ) -> AsyncIterator[Piece]:
     """The pieces of all answers until each has ended. Left before that, it cancels them.
 
@@ -348,8 +283,7 @@ async def _pieces(
             yield piece
     finally:
         for answer in answers:
-            answer.cancelled = True
-            note(answer)
+            answer.cancel()
 
 
 async def _while_connected(request: Request, waiting: Any) -> Any:
@@ -372,24 +306,6 @@ async def _events(contents: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]
     except Refusal as refusal:
         yield f"data: {json.dumps(error_body(refusal.status, str(refusal)))}\n\n"
     yield "data: [DONE]\n\n"
-
-
-def _noting(
-    served: ServedModel, registry: CollectorRegistry
-) -> Callable[[str, ServedAnswer], None]:
-    """A function that counts an answer that has ended in the metrics at `/metrics`."""
-    tokens = Counter("harness_tokens", "Tokens generated.", ["arm"], registry=registry)
-    drafted = Counter("harness_draft_tokens", "Draft tokens proposed.", registry=registry)
-    accepted = Counter("harness_accepted_draft_tokens", "Draft tokens accepted.", registry=registry)
-    running = Gauge("harness_answers_running", "Answers that are running.", registry=registry)
-    running.set_function(lambda: served.service.num_running)
-
-    def note(arm: str, answer: ServedAnswer) -> None:
-        tokens.labels(arm).inc(len(answer.token_ids))
-        drafted.inc(sum(proposed for proposed, _ in answer.outcomes))
-        accepted.inc(sum(accepted for _, accepted in answer.outcomes))
-
-    return note
 
 
 def _metrics(answers: Sequence[ServedAnswer]) -> dict[str, Any] | None:

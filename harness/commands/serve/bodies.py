@@ -25,7 +25,7 @@ _IRRELEVANT = frozenset(
 # Parameters that this service does not have, and that change nothing where they are off: 0, false or empty.
 _OFF = frozenset(
     "annotations early_stopping echo frequency_penalty functions include_obfuscation logit_bias min_p min_tokens"
-    " presence_penalty store suffix tool_calls tools top_logprobs use_beam_search".split()
+    " presence_penalty return_tokens_as_token_ids store suffix tool_calls tools top_logprobs use_beam_search".split()
 )
 # Others, with the value at which they change nothing.
 _NEUTRAL: dict[str, Any] = {
@@ -67,8 +67,6 @@ Text = Annotated[str, AfterValidator(_encodable)]
 Stop = Annotated[Text, Field(min_length=1, max_length=1000)]
 TokenId = Annotated[int, Field(ge=0)]
 Count = Annotated[int, Field(ge=1, le=10**9)]
-# Of the likeliest tokens at a position; -1 for the whole vocabulary.
-NumTop = Annotated[int, Field(ge=-1, le=10**9)]
 
 
 class Body(BaseModel):
@@ -93,9 +91,6 @@ class SamplingBody(Body):
 
     Those left out have the values of the service's own settings, but `seed` is drawn at random
     unless the request is a race.
-
-    `seed` and `index` determine the random numbers: the answer to the prompt that `latency` asks at
-    that index, with that seed, is the same as there.
     """
 
     model: Annotated[Text, Field(max_length=500)] | None = None
@@ -107,7 +102,6 @@ class SamplingBody(Body):
     stop_token_ids: Annotated[list[TokenId], Field(max_length=1000)] = []
     ignore_eos: bool = False
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
-    index: int = Field(default=0, ge=0, lt=2**31)
     stream: bool = False
 
     @field_validator("max_completion_tokens")
@@ -145,16 +139,6 @@ class Completion(GenerationBody):
     """A prompt or several, as text or as token ids."""
 
     prompt: Text | list[Text] | list[TokenId] | list[list[TokenId]]
-    logprobs: NumTop | None = None
-    prompt_logprobs: NumTop | None = None
-    return_tokens_as_token_ids: bool = False
-
-    @field_validator("prompt_logprobs")
-    @classmethod
-    def _needs_no_stream(cls, value: int | None, info: ValidationInfo) -> int | None:
-        if info.data.get("stream"):
-            raise ValueError("is only for requests without stream")
-        return value
 
     @property
     def prompts(self) -> Sequence[str | list[int]]:

@@ -49,7 +49,7 @@ def run(
     try:
         keeper = PairKeeper()
         demand = Demand(
-            settings.batch_size,
+            1,
             prompt_tokens=settings.max_prompt_tokens,
             new_tokens=settings.max_new_tokens,
             num_draft_tokens=settings.most_draft_tokens,

@@ -22,12 +22,9 @@ class ServeSettings(RunSettings):
         host: address to listen on.
         port: port to listen on; 0 takes a free one.
         api_key_variable: name of the environment variable with the key that requests must bring.
-        batch_size: answers that are generated at once.
-        max_waiting: answers that may wait beyond those.
+        max_waiting: answers that may wait for the one that is generated.
         max_prompt_tokens: the most tokens of a prompt.
         max_new_tokens: the most new tokens of an answer.
-        max_logprobs: the most tokens that a request may ask for at each position; -1 for the whole
-            vocabulary.
         fault: a mistake planted on purpose in the answers under /v1, which tests of servers must find;
             those under /regular/v1 have none.
     """
@@ -38,16 +35,14 @@ class ServeSettings(RunSettings):
     max_waiting: int = 64
     max_prompt_tokens: int = 256
     max_new_tokens: int = 256
-    max_logprobs: int = 20
     fault: str = field(default="none", metadata={"choices": fault_names})
 
     MAY_IDLE = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_least(
-            self, max_waiting=0, max_prompt_tokens=1, max_new_tokens=1, max_logprobs=-1
-        )
+        require_at_least(self, max_waiting=0, max_prompt_tokens=1, max_new_tokens=1)
+        self.require_single_rows("must be 1: serve answers one prompt at a time")
         require(0 <= self.port < 2**16, "port", "must be from 0 to 65535", self.port)
         is_planted = self.fault != "none"
         if is_planted:
@@ -65,6 +60,11 @@ class ServeSettings(RunSettings):
             self.api_key_variable,
         )
 
+    @property
+    def most_prompts(self) -> int:
+        """The most prompts of a request, each of which gets an answer of its own."""
+        return 1 + self.max_waiting
+
     def check_engine(self, engine: Abilities) -> None:
         rule = "must be local: serve runs our own loop"
         require(engine.own_loop, "engine", rule, self.engine.name)
@@ -78,7 +78,6 @@ class Serve(Service[ServeSettings]):
     example = "model=13B draft=7B"
     examples = (
         ("", "the shipped tiny pair on http://127.0.0.1:5000/"),
-        ("model=13B draft=7B batch_size=32", "as many answers at once"),
         ("host=0.0.0.0 api_key_variable=KEY", "for other machines"),
     )
     notes = """\
@@ -93,7 +92,7 @@ Ctrl-C ends it. A question to it:
         return True
 
     def check_installed(self) -> None:
-        for package in ("fastapi", "uvicorn", "prometheus_client"):
+        for package in ("fastapi", "uvicorn"):
             if not is_installed(package):
                 rule = f"needs the {package} package: pip install 'specharness[serve]'"
                 raise SettingError("serve", rule)

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from harness.commands.serve.bodies import ChatBody, Completion, GenerationBody, Race, SamplingBody
+from harness.commands.serve.bodies import ChatBody, GenerationBody, Race, SamplingBody
 from harness.commands.serve.record import ServeSettings
 from harness.config.errors import SettingError
 from harness.config.failures import first_line
@@ -29,7 +29,7 @@ from harness.engines.timing import timed_answer
 from harness.measuring.prompts.chat_templates import Template
 from harness.measuring.prompts.messages import messages_of, tools_of
 from harness.measuring.prompts.prompt_files import BadFile
-from harness.measuring.race import race_page_data, token_text
+from harness.measuring.race import race_page_data
 
 if TYPE_CHECKING:
     from harness.local.serving import LocalService, ServedAnswer
@@ -54,14 +54,9 @@ class ServedModel:
         self.arm_names = settings.arms
         self.started = int(time.time())
         self._pair = pair
-        # Log-probabilities may ask for many tokens at every position.
-        self.token_text = functools.lru_cache(maxsize=2**16)(
-            functools.partial(token_text, pair.tokenizer)
-        )
         self.service: LocalService = local("serving").LocalService(
             functools.partial(_open_engine, keeper, settings, say),
             pair.tokenizer,
-            settings.batch_size,
             settings.max_waiting,
         )
 
@@ -121,7 +116,7 @@ class ServedModel:
         Raises:
             Refusal: beyond a limit.
         """
-        most = self.settings.batch_size
+        most = self.settings.most_prompts
         if len(prompts) > most:
             raise Refusal(400, f"prompt: {len(prompts)} prompts; at most {most} in a request")
         loop = asyncio.get_running_loop()
@@ -131,28 +126,10 @@ class ServedModel:
                 loop.call_soon_threadsafe(queue.put_nowait, piece)
 
         seed = secrets.randbits(63) if body.seed is None else body.seed % 2**64
-        num_logprobs = None
-        num_prompt_logprobs = None
-        if isinstance(body, Completion):
-            num_logprobs = self._num_top("logprobs", body.logprobs)
-            num_prompt_logprobs = self._num_top("prompt_logprobs", body.prompt_logprobs)
-        requests = []
-        for index, prompt in enumerate(prompts):
-            request = self._request(prompt, body, seed, body.index + index)
-            requests.append(dataclasses.replace(request, num_logprobs=num_logprobs))
-        return self.service.ask(
-            arm, requests, put, stops=body.stop, num_prompt_logprobs=num_prompt_logprobs
-        )
-
-    def _num_top(self, parameter: str, asked: int | None) -> int | None:
-        """How many of the likeliest tokens a request asks for, within the limit."""
-        if asked is None:
-            return None
-        most = self.settings.max_logprobs
-        number = self._pair.vocabulary_size if asked == -1 else asked
-        if number > most >= 0:
-            raise Refusal(400, f"{parameter}: {asked}; at most {most} (max_logprobs)")
-        return min(number, self._pair.vocabulary_size)
+        requests = [
+            self._request(prompt, body, seed, index) for index, prompt in enumerate(prompts)
+        ]
+        return self.service.ask(arm, requests, put, body.stop)
 
     def race(self, body: Race) -> Future[dict[str, Any]]:
         """Run both arms on one prompt, one after the other and nothing else, for the web page.
@@ -163,7 +140,7 @@ class ServedModel:
         ids = self.tokens_of(body.prompt)
         # Without a seed every race draws alike, while `ask` draws another seed for each request.
         seed = self.settings.seed if body.seed is None else body.seed % 2**64
-        request = self._request(ids, body, seed, body.index)
+        request = self._request(ids, body, seed, index=0)
         question = Question([request])
 
         def run(engine: Engine) -> dict[str, Any]:
@@ -224,7 +201,6 @@ def _open_engine(keeper: PairKeeper, settings: ServeSettings, say: Callable[[str
     preparation = Preparation(
         decoding=decoding,
         runner=settings.runner,
-        batch_size=settings.batch_size,
         longest_prompt=settings.max_prompt_tokens,
         fault=settings.fault,
         say=say,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -34,7 +34,6 @@ class RowRequest:
         max_new_tokens: the row ends when it has this many tokens, if not before.
         stop_tokens: the row ends after the first of these.
         leave_after: the row ends with the iteration in which it has this many tokens; None for never.
-        keeps_logits: whether iterations hand on the logits of its row.
     """
 
     prompt: Sequence[int]
@@ -43,7 +42,6 @@ class RowRequest:
     max_new_tokens: int
     stop_tokens: frozenset[int] = frozenset()
     leave_after: int | None = None
-    keeps_logits: bool = False
 
 
 @dataclass
@@ -132,12 +130,9 @@ class Iteration:
 
     Attributes:
         row_steps: of the rows that had not ended before it.
-        logits: of rows whose request keeps them, by row number: the target's logits [n, V], on the device. logits[i]
-            decided tokens[i]; n may be more than the number of tokens.
     """
 
     row_steps: list[RowStep]
-    logits: Mapping[int, Tensor] = field(default_factory=dict)
 
     def sound(self) -> Iteration:
         """Return this iteration. Raises NonFiniteError if logits of any row are not finite."""
@@ -301,14 +296,11 @@ class Loop:
     ) -> Iteration:
         """Give the rows their tokens, by `Decided.packed`. A row whose logits are not finite ends alone."""
         row_steps: list[RowStep] = []
-        kept_logits: dict[int, Tensor] = {}
-        for index, (row, numbers) in enumerate(zip(rows, packed, strict=True)):
+        for row, numbers in zip(rows, packed, strict=True):
             row_step = row.take(numbers, step.logits.shape[-1])
             row_steps.append(row_step)
             if row_step.error is not None:
                 self._target.zero_nan()
                 if self._drafter is not None:
                     self._drafter.zero_nan()
-            if row.request.keeps_logits:
-                kept_logits[row.number] = step.logits[index]
-        return Iteration(row_steps, kept_logits)
+        return Iteration(row_steps)

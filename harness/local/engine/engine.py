@@ -13,13 +13,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from harness.config.errors import SettingError
-from harness.engines.door.serving import TokenLogprob
 from harness.engines.protocol import Answered, Arm, Engine, NoteEnded, Request, Traits, Weights
 from harness.engines.record import Preparation
-from harness.local.decoding.loop import Iteration, Loop, RowRequest, RowStep
+from harness.local.decoding.loop import Loop, RowRequest
 from harness.local.decoding.protocols import NonFiniteError
 from harness.local.decoding.randomness import uniforms
 from harness.local.decoding.warp import BatchWarp
@@ -37,11 +35,6 @@ from harness.local.engine.runners import (
     warp_of,
 )
 from harness.local.models.devices import release_memory
-from harness.local.runners.base import Options
-from harness.local.runners.checks import plain_outputs
-
-# In place of minus infinity, which JSON does not have; vLLM's number.
-LEAST = -9999.0
 
 
 @dataclass(frozen=True)
@@ -113,28 +106,7 @@ class LocalArm(Arm):
             max_new_tokens=decoding.max_new_tokens,
             stop_tokens=request.stop_tokens,
             leave_after=request.leave_after,
-            keeps_logits=request.num_logprobs is not None,
         )
-
-    def logprobs(
-        self, request: Request, iteration: Iteration, row_step: RowStep
-    ) -> list[TokenLogprob]:
-        """The log-probabilities of the tokens that a row gained; [] for a request that does not ask for them."""
-        if request.num_logprobs is None:
-            return []
-        return token_logprobs(iteration.logits[row_step.row], row_step.tokens, request.num_logprobs)
-
-    def prompt_logprobs(self, prompt: Sequence[int], num_top: int) -> list[TokenLogprob]:
-        """The log-probabilities of a prompt's tokens but the first, from one pass without a cache.
-
-        It needs memory for logits of the whole prompt, and leaves a batch that is running alone.
-        """
-        if len(prompt) == 1:
-            return []
-        options: Options = {"vocabulary_size": self.pair.vocabulary_size}
-        model = self.pair.target.model
-        [logits] = plain_outputs(model, options, list(prompt[:-1]), len(prompt) - 1)
-        return token_logprobs(logits, prompt[1:], num_top)
 
     @property
     def pair(self) -> Pair:
@@ -209,23 +181,3 @@ class LocalEngine(Engine):
         self.pass_ms = None
         self.runners.close()
         release_memory(self._pair.devices)
-
-
-def token_logprobs(logits: Tensor, tokens: Sequence[int], num_top: int) -> list[TokenLogprob]:
-    """The log-probabilities of tokens under the logits [at least n, V] that come before each."""
-    logprobs = logits[: len(tokens)].float().log_softmax(-1).clamp(min=LEAST)
-    chosen = logprobs.gather(1, torch.tensor(tokens, device=logprobs.device).unsqueeze(1))
-    ranks = 1 + (logprobs > chosen).sum(1)
-    likeliest = logprobs.topk(num_top)
-    rows = zip(
-        tokens,
-        chosen[:, 0].tolist(),
-        ranks.tolist(),
-        likeliest.indices.tolist(),
-        likeliest.values.tolist(),
-        strict=True,
-    )
-    return [
-        TokenLogprob(index, token, logprob, rank, list(zip(top_tokens, top_logprobs, strict=True)))
-        for index, (token, logprob, rank, top_tokens, top_logprobs) in enumerate(rows)
-    ]

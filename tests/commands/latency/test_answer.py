@@ -236,7 +236,6 @@ def test_what_a_run_lacks(changes: dict[str, Any], column: int, text: str) -> No
 @pytest.mark.parametrize(
     ("command", "shown"),
     [
-        ("env K=2 harness serve K=2 host=127.0.0.1 'port={port}'", "`env K=2 harness serve K=2`"),
         ("vllm serve A --x '{\"a|b\": 1}' --host 127.0.0.1 --port '{port}'",
          "`vllm serve A --x '{\"a\\|b\": 1}'`"),
         ("docker run -p '{port}:8000' vllm/vllm-openai", "`docker run -p '{port}:8000' vllm/vllm-openai`"),

@@ -138,9 +138,9 @@ def stop_texts_get_no_drafts() -> None:
     ask = LocalService.ask
 
     def without_drafts(
-        service: LocalService, arm: str, *arguments: Any, stops: Sequence[str] = (), **options: Any
+        service: LocalService, arm: str, requests: Any, put: Any, stops: Sequence[str] = ()
     ) -> Any:
-        return ask(service, "regular" if stops else arm, *arguments, stops=stops, **options)
+        return ask(service, "regular" if stops else arm, requests, put, stops)
 
     pytest.MonkeyPatch().setattr(LocalService, "ask", without_drafts)
 
@@ -149,7 +149,7 @@ def stop_texts_get_no_drafts() -> None:
 def test_our_service_is_tested_over_http_and_its_silences_are_found(
     harness: Harness, tmp_path: Path, pair: list[str]
 ) -> None:
-    asked = [*pair[:2], "batch_size=6", "runner=eager"]
+    asked = [*pair[:2], "runner=eager"]
     with serving(tmp_path, *asked, before=stop_texts_get_no_drafts) as (url, _):
         servers = ["engine=server", f"url={url}/v1", f"regular_url={url}/regular/v1"]
         few = ["num_draws=400", "samplings=[as_asked,min_p,logit_bias]"]

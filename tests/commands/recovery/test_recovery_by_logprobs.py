@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from echo_server import EchoServer, Serve
 from harness.commands.recovery.record import RecoverySettings
 from harness.commands.recovery.sampling import Sampling
 from harness.commands.recovery.scores import Scores
@@ -23,68 +23,54 @@ from harness.measuring.reported import ReportedReference, ReturnedLogprobs
 from harness.results.statistics.drawn_tokens import NO_ROUNDING
 from harness.servers.events import AnswerError
 from harness.servers.logprobs import TextScorer
-from in_process import QUICK_MODELS, Harness, results
-from served import served, serving
+from in_process import Harness, results
+from real_servers import gguf_pair, llama_serving
 from some_settings import settings_of
-from wording import mentions
 
-SERVED = [*QUICK_MODELS, "batch_size=16", "runner=eager"]
-QUICK = ["model=tiny_draft", "engine=server", "batch_size=16", "num_prompts=1", "tokens=16"]
-QUICK += ["temperature=1.5", "num_draws=200", "shift=0.5", "false_alarm_rate=1e-6"]
-QUICK += ["by_kind=false", "reference=regular", "samplings=[logprobs,logprobs_whole]"]
+QUICK = ["model=tiny", "engine=server", "batch_size=4", "num_prompts=1", "tokens=16"]
+QUICK += ["temperature=1", "shift=0.5", "false_alarm_rate=1e-6"]
+QUICK += ["by_kind=false", "reference=regular", "samplings=[as_asked]"]
 
 
-def arms(url: str) -> list[str]:
-    return [f"engine.url={url}/v1", f"engine.regular_url={url}/regular/v1"]
-
-
-def miss_logprobs_in_bursts() -> None:
-    """Of the tokens of an iteration, only the last one has a log-probability."""
-    from harness.local.engine.engine import LocalArm
-
-    logprobs = LocalArm.logprobs
-    patch = pytest.MonkeyPatch()
-    patch.setattr(LocalArm, "logprobs", lambda *arguments: logprobs(*arguments)[-1:])
+def arms(url: str, regular_url: str) -> list[str]:
+    return [f"engine.url={url}", f"engine.regular_url={regular_url}"]
 
 
 @pytest.mark.slow
-def test_wrong_log_probabilities_are_found(harness: Harness, tmp_path: Path) -> None:
-    with serving(tmp_path, *SERVED, before=miss_logprobs_in_bursts) as (url, _):
-        asked = [*QUICK, "samplings=[logprobs_whole]", *arms(url)]
-        outcome = harness("recovery", *asked, code=1)
-    about = ["log-probabilities that came with tokens are wrong: speculative", "are missing"]
-    assert mentions(outcome.complaint, *about)
+def test_real_servers_are_told_lossless_or_not(harness: Harness) -> None:
+    """llama.cpp's, of which the second time one has the draft's weights under the target's name."""
+    model, draft = gguf_pair()
+    common = ["-c", "4096", "-np", "4", "--alias", "tiny"]
+    drafts = ["-md", draft, "--spec-type", "draft-simple", "--spec-draft-n-max", "4"]
+    with (
+        llama_serving(model, *common) as regular,
+        llama_serving(model, *common, *drafts) as honest,
+        llama_serving(draft, *common) as faulty,
+    ):
+        harness("recovery", *QUICK, "num_draws=500", *arms(f"{honest}/v1", f"{regular}/v1"))
+        asked = ["num_draws=300", *arms(f"{faulty}/v1", f"{regular}/v1")]
+        wrong = harness("recovery", *QUICK, *asked, code=1)
+    assert wrong.complaint.startswith("lossy: ")
     rows = results("recovery")
-    assert set(rows["status"]) == {"failed"}
-    assert list(rows["verdict"][rows["check"] == "logprobs"]) == ["wrong", "right"]
-
-
-@pytest.mark.slow
-def test_wrong_texts_are_found_and_a_server_that_writes_them_is_no_reference(
-    harness: Harness, tmp_path: Path
-) -> None:
-    """The second time the arms are exchanged, so that the regular one draws from the wrong places."""
-    with served(tmp_path, *SERVED, "fault=bonus_from_wrong_position") as url:
-        asked = [*QUICK, "samplings=[as_asked]", "num_draws=300"]
-        outcome = harness("recovery", *asked, *arms(url), code=1)
-        exchanged = [f"engine.url={url}/regular/v1", f"engine.regular_url={url}/v1"]
-        undecided = harness("recovery", *asked, *exchanged, code=3)
-    assert outcome.complaint.startswith("lossy: ")
-    assert undecided.complaint.startswith("undecided: the regular server is no reference")
-    rows = results("recovery")
-    last = rows[rows["run"] == rows["run"].iloc[-1]]
-    assert list(last["check"]) == ["reference"]
-
-
-@pytest.mark.slow
-def test_an_honest_pair_is_lossless(harness: Harness, tmp_path: Path) -> None:
-    with served(tmp_path, *SERVED) as url:
-        harness("recovery", *QUICK, "num_draws=900", *arms(url))
-    rows = results("recovery")
-    assert {"reference", "greedy", "sampled", "logprobs"} <= set(rows["check"])
-    assert set(rows["arm"]) == {"regular", "speculative"}
-    assert list(rows["verdict"][rows["check"] == "logprobs"]) == ["right", "right"]
     assert rows["verdict"][0] == "lossless"
+    assert {"reference", "greedy", "sampled"} <= set(rows["check"])
+
+
+@pytest.mark.parametrize(("stride", "verdict"), [(1, "lossless"), (2, "undecided")])
+def test_a_server_whose_texts_are_not_those_of_its_log_probabilities_is_no_reference(
+    harness: Harness, serve: Serve, stride: int, verdict: str
+) -> None:
+    """As vLLM gives them, in one answer for a whole text."""
+    bodies: list[dict[str, Any]] = []
+    told = {"version": "0.32.0", "stride": stride, "scored_stride": 1, "bodies": bodies}
+    servers = [EchoServer(**told) for _ in range(2)]
+    code = 0 if verdict == "lossless" else 3
+    outcome = harness("recovery", *QUICK, "num_draws=300", *serve(*servers), code=code)
+    rows = results("recovery")
+    assert rows["verdict"][0] == verdict
+    if code:
+        assert outcome.complaint.startswith("undecided: the regular server is no reference")
+        assert list(rows["check"]) == ["reference"]
 
 
 @pytest.mark.parametrize(

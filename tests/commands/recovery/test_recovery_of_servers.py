@@ -29,7 +29,7 @@ def refuse(*_: Any, **__: Any) -> Any:
 
 @pytest.mark.slow
 def test_a_fault_of_the_server_is_caught_by_its_weights(harness: Harness, tmp_path: Path) -> None:
-    faulty = [*QUICK_MODELS, "batch_size=16", "runner=eager", "fault=bonus_from_wrong_position"]
+    faulty = [*QUICK_MODELS, "runner=eager", "fault=bonus_from_wrong_position"]
     with served(tmp_path, *faulty) as url:
         servers = [f"engine.url={url}/v1", f"engine.regular_url={url}/regular/v1"]
         outcome = harness("recovery", *QUICK, "num_draws=200", *servers, code=1)
@@ -62,7 +62,7 @@ def test_texts_beside_a_grammar_are_the_regular_servers(
             False,
             "top_logprobs=-1",
             "lossless",
-            "both (vLLM with --max-logprobs=-1, llama.cpp or harness serve)",
+            "both (vLLM with --max-logprobs=-1, or llama.cpp)",
         ),
         # The letters that it answers with are not the texts that the weights write.
         (
@@ -70,7 +70,7 @@ def test_texts_beside_a_grammar_are_the_regular_servers(
             True,
             "fault=none",
             "lossy",
-            "token ids, which not every server here sends: vLLM, llama.cpp and harness serve do",
+            "token ids, which not every server here sends: vLLM and llama.cpp do",
         ),
         (
             "vllm",

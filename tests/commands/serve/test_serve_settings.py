@@ -46,7 +46,7 @@ def test_no_piece_of_an_answer_waits_for_the_one_before() -> None:
 
 
 def test_there_are_no_sweeps(harness: Harness) -> None:
-    assert harness("serve", "-m", "batch_size=1", code=2).complaint == "-m: serve has no sweeps"
+    assert harness("serve", "-m", "seed=1", code=2).complaint == "-m: serve has no sweeps"
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_a_wrong_length_is_told_from_a_large_one(length: str, status: int, reaso
 
 @pytest.mark.parametrize(("max_prompt_tokens", "status"), [(256, 413), (100_000, 400)])
 def test_a_request_has_room_for_its_prompts(max_prompt_tokens: int, status: int) -> None:
-    settings = settings_of(ServeSettings, max_prompt_tokens=max_prompt_tokens, batch_size=16)
+    settings = settings_of(ServeSettings, max_prompt_tokens=max_prompt_tokens)
     served: Any = SimpleNamespace(
         settings=settings, arm_names=["regular"], service=SimpleNamespace()
     )

@@ -25,7 +25,7 @@ from harness.engines.record import Preparation
 from harness.local.decoding.verify import Offer, Verdict, verify, verify_block
 from harness.local.decoding.warp import BatchWarp, Warp
 from harness.local.drafting.method import Pair
-from harness.local.engine.engine import LocalArm, LocalEngine, token_logprobs
+from harness.local.engine.engine import LocalArm, LocalEngine
 from harness.local.engine.fault import fault_of
 from harness.local.engine.pair import PlacedPair, plan_pair
 from harness.local.engine.records import Local
@@ -347,18 +347,3 @@ def test_a_fault_is_in_each_row_by_its_own_settings(pair: Pair) -> None:
     (first, second), (same, other) = found
     assert first == same
     assert second != other
-
-
-def test_log_probabilities_of_a_burst() -> None:
-    logits = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
-    tokens = [1, 0, 5]
-    logprobs = token_logprobs(logits, tokens, num_top=2)
-    raw = logits.log_softmax(-1)
-    expected = [float(raw[place, token]) for place, token in enumerate(tokens)]
-    assert [one.logprob for one in logprobs] == pytest.approx(expected)
-    second = logprobs[1]
-    likeliest = raw[1].topk(2)
-    assert (second.place, second.token) == (1, 0)
-    assert [token for token, _ in second.top] == likeliest.indices.tolist()
-    assert [logprob for _, logprob in second.top] == pytest.approx(likeliest.values.tolist())
-    assert second.rank == 1 + int((raw[1] > raw[1, 0]).sum())
