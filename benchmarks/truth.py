@@ -9,8 +9,7 @@ planted, which a few lines here compute. False is
     gains less, gains more   where the planted ratio of both speed-ups is on the other side, or none
     not ranked               for a reason that is not so
     best, fastest            of findings, marks in tables and steps, where another one gains as much or more
-    no K pays, none pays     where one does
-    still rises              where the largest K gains no more than the one before it
+    none pays                where one does
     would give               a cause of a loss, where there is none
     a bar, a mark            of another colour or side than the planted speed-up
     a schedule               that takes a K at a load where it is shown to pay and planted to lose, or that switches off
@@ -19,9 +18,8 @@ planted, which a few lines here compute. False is
     no worse                 where the planted change is worse than the margin
     format=json              that has other statements than the page
 
-`cannot be told apart` and `cannot tell` say nothing that could be false; they are counted. `plan` gets the costs of one
-sweep and the acceptance of another one, of other texts. The answers of `eval` and the texts of `acceptance` are planted
-as rows, because no model answers here; `compare` makes no statement.
+`cannot be told apart` and `cannot tell` say nothing that could be false; they are counted. The answers
+of `eval` are planted as rows, because no model answers here; `compare` makes no statement.
 
 Half of the worlds have a trouble (`TROUBLES`). Not among them is a machine that wanders differently under each arm, as
 one start of a server cannot show that: `repeats=` or `engine.blocks=` do.
@@ -57,26 +55,22 @@ import harness
 from harness.commands.eval.rows import EvalRow
 from harness.commands.latency.plots import speedup_bars
 from harness.commands.latency.ranking import RankedRun, ranked_runs
-from harness.commands.plan.rows import PlanRow
 from harness.commands.read_runs import read
 from harness.commands.registry import measurement
 from harness.commands.report.command import build, statements_in_json
-from harness.config.errors import SettingError, VerdictError
+from harness.config.errors import VerdictError
 from harness.engines.registry import ENGINES
 from harness.measuring.rows import LatencyRow
 from harness.reporting.page import Page
-from harness.results.files import append_rows, rows_in
 from harness.results.judging.grid import cells_of, schedule_of
 from harness.results.judging.series import Member, judged_at_once
 from harness.results.judging.statement import Statement
-from harness.results.rows.acceptance import TEXTS_FILE, AcceptanceRow, AcceptanceTextRow
 from harness.results.runs import Run, grouped
 from harness.results.statistics.arrays import Floats
 from harness.results.statistics.proportions import (
     difference_of_paired_proportions,
     wilson_interval,
 )
-from harness.results.statistics.ratios import ratio_of_totals
 
 # The file of the engine.
 simulated: Any = sys.modules[type(ENGINES["simulated"]).__module__]
@@ -189,7 +183,7 @@ class World:
         for length, times in Counter(self.population).items():
             step_ms = settings.pass_ms(1, load) + _stall_ms(settings)
             regular += times * (settings.first_ms + (length - 1) * step_ms)
-            decoded_ms, _ = _expected(
+            decoded_ms = _expected_ms(
                 settings, k, load, length - 1, self.log_odds(length, settings)
             )
             speculative += times * (settings.first_ms + float(np.mean(decoded_ms)))
@@ -230,24 +224,20 @@ class World:
             simulated._Batch._pass, simulated._Row.of = pass_of, row_of
 
 
-def _expected(
-    settings: Any, k: int, load: int, num_tokens: int, log_odds: Floats
-) -> tuple[Floats, Floats]:
-    """The mean time, and number, of the iterations that decode so many tokens of each prompt, [num_prompts]."""
+def _expected_ms(settings: Any, k: int, load: int, num_tokens: int, log_odds: Floats) -> Floats:
+    """The mean time of the iterations that decode so many tokens of each prompt, [num_prompts]."""
     rates = [_shifted(rate, log_odds) for rate in settings.acceptance_by_position]
-    times, numbers = [np.zeros_like(log_odds)], [np.zeros_like(log_odds)]
+    times = [np.zeros_like(log_odds)]
     for left in range(1, num_tokens + 1):
         proposed = min(k, left - 1)
         ms = np.full_like(log_odds, settings.iteration_ms(proposed, load) + _stall_ms(settings))
-        number, reached = np.ones_like(log_odds), np.ones_like(log_odds)
+        reached = np.ones_like(log_odds)
         for place in range(proposed):
             rate = rates[min(place, len(rates) - 1)]
             ms += reached * (1 - rate) * times[left - 1 - place]
-            number += reached * (1 - rate) * numbers[left - 1 - place]
             reached = reached * rate
         times.append(ms + reached * times[left - 1 - proposed])
-        numbers.append(number + reached * numbers[left - 1 - proposed])
-    return times[num_tokens], numbers[num_tokens]
+    return times[num_tokens]
 
 
 def _stall_ms(settings: Any) -> float:
@@ -259,13 +249,6 @@ def _shifted(rate: float, log_odds: Floats) -> Floats:
     if not 0 < rate < 1:
         return np.full_like(log_odds, rate)
     return np.asarray(special.expit(special.logit(rate) + log_odds))
-
-
-def _iterations(settings: Any, k: int, length: int, log_odds: Floats) -> Floats:
-    """The mean number of iterations of an answer of each prompt, [num_prompts]; one at least, so that it is no ratio
-    over 0.
-    """
-    return np.maximum(1.0, _expected(settings, k, 1, length - 1, log_odds)[1])
 
 
 @dataclass
@@ -333,32 +316,6 @@ def _is_doubted(statement: Statement) -> bool:
     """Whether its machine gave several threads too little time for a verdict."""
     row = statement.subject
     return (row.processor_share or 1.0) < 0.5 and (row.num_threads or 1) > 1
-
-
-# Several K, as choices name them.
-_LISTED = r"(\d+ to \d+|(?:\d+, )*\d+ and \d+)"
-
-
-def _ks_in(words: str) -> list[int]:
-    """The K of `1 to 4`, or `2, 4 and 8`."""
-    numbers = [*map(int, re.findall(r"\d+", words))]
-    return [*range(numbers[0], numbers[-1] + 1)] if " to " in words else numbers
-
-
-def _check_words(found: Found, text: str, truth: Callable[[int], float]) -> None:
-    """Hold what a step, or a line of *by K*, says of K against the planted speed-up of each."""
-    if match := re.search(rf"no K of {_LISTED} pays", text):
-        found.check("no K pays", is_false=max(map(truth, _ks_in(match[1]))) > 1 + _ROUNDING)
-    if match := re.search(rf"K=(\d+) is shown to be the best of {_LISTED}", text):
-        others = [truth(k) for k in _ks_in(match[2]) if k != int(match[1])]
-        best = truth(int(match[1]))
-        found.check("best", is_false=best <= max(others) + _ROUNDING or best <= 1 + _ROUNDING)
-    if match := re.search(r"still rises at K=(\d+)", text):
-        last = int(match[1])
-        found.check("still rises", is_false=truth(last) <= truth(last - 1) + _ROUNDING)
-    for words in ("cannot be told apart", "is shown to pay"):
-        if words in text:
-            found.check(f"K: {words}", is_false=False)
 
 
 def _check_page(found: Found, page: Page, planted: Callable[[Any], float], rounding: float) -> None:
@@ -499,36 +456,22 @@ def _run(world: World, *typed: str) -> str:
 
 
 def one_run(rng: random.Random) -> Found:
-    """A single run whose yields of smaller K are known, as of our own loop."""
+    """A single run whose phases were timed, as of our own loop."""
     found = Found("latency")
     world, k = drawn_world(rng), rng.choice([2, 4, 8])
     truth = world.speedup(k)
     _run(world, *world.typed(), f"K={k}")
     (read_run,) = read([Path("results")]).runs_of(LatencyRow)
-    read_run.rows[:] = _with_yields(world, k, read_run.rows, rng)
+    read_run.rows[:] = _with_phases(world, k, read_run.rows, rng)
     page = measurement("latency").page([read_run])
     assert page is not None
     _check_page(found, page, lambda row: truth, _ROUNDING)
-    for text in [*(step.text for step in page.next), *_cells(page)]:
-        _check_words(found, text, world.speedup)
     return found
 
 
-def _with_yields(world: World, k: int, rows: Sequence[Any], rng: random.Random) -> list[Any]:
-    """Rows of a run with what its loop would have measured beside: phases, and yields of every K along its answers."""
+def _with_phases(world: World, k: int, rows: Sequence[Any], rng: random.Random) -> list[Any]:
+    """Rows of a run with what its loop would have measured beside."""
     settings = simulated.SimulatedSettings(**world.engine)
-    prompts = []
-    for _ in range(world.num_prompts):
-        length = rng.choice(world.population)
-        prompts.append((length, rng.choice(world.log_odds(length, settings))))
-    tokens = [max(1.0, length - 1.0) for length, _ in prompts]
-    yields = []
-    for smaller in range(1, k + 1):
-        iterations = [
-            float(_iterations(settings, smaller, length, np.array([odds]))[0])
-            for length, odds in prompts
-        ]
-        yields.append(ratio_of_totals([tokens], [iterations]))
     # Phases are means over a hundred iterations or more.
     noise = [math.exp(rng.gauss(0, settings.noise / 10)) for _ in range(3)]
     step_ms = noise[0] * (settings.pass_ms(1) + _stall_ms(settings))
@@ -542,16 +485,8 @@ def _with_yields(world: World, k: int, rows: Sequence[Any], rng: random.Random) 
         draft_ms=noise[1] * proposed * settings.draft_ms,
         verify_ms=noise[2] * verify_ms,
         mean_num_draft_tokens=proposed,
-        tokens_per_iteration_by_num_draft_tokens=yields,
     )
     return [regular, speculative]
-
-
-def _cells(page: Page) -> Iterator[str]:
-    """The texts in the tables of a page."""
-    for table in page.tables:
-        for row in table.rows:
-            yield from (cell for cell in row.cells if isinstance(cell, str))
 
 
 def sweep_over_k(rng: random.Random) -> Found:
@@ -658,98 +593,6 @@ def _check_schedule(found: Found, cells: Sequence[Member], planted: Callable[[An
         before = k
 
 
-def one_plan(rng: random.Random) -> Found:
-    """Costs of one sweep over K with the acceptance of another one, of other texts."""
-    found = Found("plan")
-    world = drawn_world(rng)
-    ks = sorted(rng.sample([1, 2, 3, 4, 6, 8], rng.choice([2, 3, 4])))
-    acceptance = world.engine["acceptance"]
-    if acceptance and not isinstance(acceptance, tuple) and rng.random() < 0.5:
-        acceptance = round(rng.uniform(0.2, 0.95), 2)
-    others = replace(world, seed=world.seed + 1, num_prompts=rng.choice([8, 15, 30]))
-    for k in ks:
-        _run(world, *world.typed(), f"K={k}")
-        _run(others, *others.typed(acceptance=acceptance), f"K={k}", "results.file=others.csv")
-    typed = ["costs=results/latency.csv", "acceptance=others.csv", "hydra.run.dir=predicted"]
-    try:
-        harness.run("plan", *typed)
-    except SettingError:
-        # Such as answers too short for a price.
-        return found
-    page = measurement("plan").page([Run(rows_in(Path("predicted/plan.csv"), PlanRow))])
-    assert page is not None
-
-    def planted(row: Any) -> float:
-        return world.speedup(row.num_draft_tokens, acceptance=acceptance)
-
-    _check_page(found, page, planted, _ROUNDING)
-    for finding in page.finding:
-        if "shown to be the best" in finding.more:
-            k = int(re.findall(r"K=(\d+)", finding.text)[0])
-            speedups = {each: world.speedup(each, acceptance=acceptance) for each in ks}
-            best = speedups.pop(k)
-            found.check("best", is_false=best <= max([1.0, *speedups.values()]) + _ROUNDING)
-    return found
-
-
-def one_acceptance(rng: random.Random) -> Found:
-    """Several drafts on the same texts, of which some are equal."""
-    found = Found("acceptance")
-    world = drawn_world(rng)
-    ks = range(1, 9)
-    truths: dict[tuple[str, int], float] = {}
-    runs = []
-    prompts = [rng.choice(world.population) for _ in range(world.num_prompts)]
-    for number in range(rng.choice([1, 2, 3, 5])):
-        name, engine = f"draft{number}", dict(world.engine)
-        if rng.random() < 0.5 and not isinstance(engine["acceptance"], tuple):
-            engine["acceptance"] = round(min(0.98, engine["acceptance"] * rng.uniform(0.7, 1.3)), 3)
-        settings = simulated.SimulatedSettings(**engine)
-        texts = []
-        for length in prompts:
-            odds = rng.choice(world.log_odds(length, settings))
-            one = np.array([odds])
-            texts.append([float(_iterations(settings, k, length, one)[0]) for k in ks])
-        tokens = [max(1, length - 1) for length in prompts]
-        rows = []
-        for k in ks:
-            cost = settings.iteration_ms(k) / settings.pass_ms(1)
-            decided = ratio_of_totals([tokens], [[iterations[k - 1] for iterations in texts]])
-            columns: dict[str, Any] = {"run": name, "model": "m", "draft": name, "status": "ok"}
-            columns |= {"num_draft_tokens": k, "iteration_cost": cost, "text_source": "given"}
-            row = AcceptanceRow(
-                **columns, tokens_per_iteration=decided, expected_speedup=decided.scaled(1 / cost)
-            )
-            rows.append(row)
-            truths[name, k] = _expected_speedup(world, settings, k, cost)
-        text_rows = [
-            AcceptanceTextRow(
-                run=name,
-                prompt_index=index,
-                token_ids=[index],
-                num_tokens=num_tokens,
-                iterations_by_num_draft_tokens=iterations,
-            )
-            for index, (num_tokens, iterations) in enumerate(zip(tokens, texts, strict=True))
-        ]
-        append_rows(Path(name) / TEXTS_FILE, text_rows)
-        runs.append(Run(rows, directory=Path(name)))
-    page = measurement("acceptance").page(runs)
-    assert page is not None
-    _check_page(found, page, lambda row: truths[row.draft, row.num_draft_tokens], _ROUNDING)
-    return found
-
-
-def _expected_speedup(world: World, settings: Any, k: int, cost: float) -> float:
-    """Tokens over iterations of the whole population, over what an iteration costs."""
-    tokens = iterations = 0.0
-    for length in world.population:
-        numbers = _iterations(settings, k, length, world.log_odds(length, settings))
-        tokens += max(1, length - 1)
-        iterations += float(np.mean(numbers))
-    return tokens / iterations / cost
-
-
 def one_eval(rng: random.Random) -> Found:
     """One to four evaluations, with planted chances that each arm answers correctly."""
     found = Found("eval")
@@ -791,8 +634,6 @@ COMMANDS: dict[str, Callable[[random.Random], Found]] = {
     "drafts": sweep_over_drafts,
     "map": one_map,
     "report": mixed_report,
-    "plan": one_plan,
-    "acceptance": one_acceptance,
     "eval": one_eval,
 }
 

@@ -43,7 +43,7 @@ _TOPICS = {
     "How long does a token take?": (
         r"ms_per_token|tokens_per_second|first_token|per_output|inter_token|num_(prompt_)?tokens|_answer$"
     ),
-    "Where does the time go?": r"_ms$|pass_ms|8bit|experts|bytes|floor",
+    "Where does the time go?": r"_ms$|8bit|experts|bytes|floor",
     "Was the machine quiet, and the work the same?": (
         r"drift|processor|^load$|cores|gpu|throttled|units|identical"
         r"|difference|divergence|margin|skipped|truncated"

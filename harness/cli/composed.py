@@ -30,7 +30,6 @@ from harness.config.methods import METHODS
 from harness.config.model_names import SERVED
 from harness.config.repositories import check_place
 from harness.config.run import PromptedSettings, RepeatedSettings, RunSettings
-from harness.config.settings import require
 from harness.engines.registry import ENGINES, engine_of
 from harness.measuring.progress import note, say
 from harness.measuring.prompts.sets import load_prompts
@@ -243,16 +242,14 @@ def _settings(
 
 
 def _require_files(settings: RunSettings) -> None:
-    """Raise a SettingError for the directory of a model, a file of prompts or of an earlier run that is not there,
-    before anything is imported that takes seconds.
+    """Raise a SettingError for the directory of a model or a file of prompts that is not there, before anything is
+    imported that takes seconds.
     """
     if engine_of(settings).computes_here:
         for role, model in settings.models.items():
             is_built_here = settings.weights == "random" and model.architecture is not None
             if not is_built_here:
                 check_place(role, model.repository)
-    for setting, path in settings.named_paths.items():
-        require(Path(path).expanduser().exists(), setting, "no such file or directory", path)
     if not isinstance(settings, PromptedSettings) or settings.prompts.repository is not None:
         return
     prompts = settings.prompts

@@ -38,7 +38,6 @@ _WRITTEN = (
     "summary.txt",
     "result.json",
     "environment.json",
-    "costs.json",
     "schedule_vllm.json",
     "log.txt",
     ".hydra",

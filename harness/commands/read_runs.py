@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from harness.commands.command import Command, CommandRecord
 from harness.commands.registry import commands as menu_commands
@@ -21,11 +21,8 @@ from harness.results.files import read_file, read_kind
 from harness.results.pooling import merge
 from harness.results.row import Row
 from harness.results.rows.prompts import LatencyPromptRow
-from harness.results.runs import AnyRunRow, Run, each_once, group, grouped
+from harness.results.runs import AnyRunRow, Run, group, grouped
 from harness.results.schema import RunRow
-
-if TYPE_CHECKING:
-    from harness.config.run import RunSettings
 
 # Of more than ten thousand runs; a whole disk has more.
 _MOST_FILES = 200_000
@@ -79,57 +76,6 @@ def read(
     if ids:
         findings.runs = [run for run in findings.runs if run.id.startswith(tuple(ids))]
     findings.runs, findings.failures = merge(findings.runs)
-    return findings
-
-
-def runs_of_pair(
-    setting: str, row: type[AnyRunRow], settings: RunSettings, alike: Mapping[str, Any]
-) -> list[Run[AnyRunRow]]:
-    """The runs of a command with this model and draft, in the file or directory that a setting names, the newest last.
-
-    Args:
-        setting: its name, `acceptance`; its value in `settings` is the path.
-        row: the command's kind of row.
-        alike: columns that must have these values, too.
-
-    Raises:
-        SettingError: there is none.
-    """
-    path = str(getattr(settings, setting))
-    draft = settings.draft and settings.draft.name
-    wanted = {"model": settings.model.name, "draft": draft, **alike}
-    try:
-        runs = read([Path(path)]).runs_of(row)
-    except SettingError as error:
-        raise SettingError(setting, error.rule, path) from error
-    fitting = []
-    others = set()
-    for run in runs:
-        columns = {name: getattr(run.last, name) for name in wanted}
-        if columns == wanted:
-            fitting.append(run)
-        others.add(_typed(columns))
-    if fitting:
-        return fitting
-    rule = f"has no run of {row.kind} with {_typed(wanted)}"
-    if others:
-        rule += f", but of {', '.join(sorted(others)[:3])}"
-    raise SettingError(setting, rule, path)
-
-
-def _typed(columns: Mapping[str, Any]) -> str:
-    return " ".join(f"{name}={value}" for name, value in columns.items())
-
-
-def every_run(path: Path) -> Findings:
-    """The runs in a file or directory, repetitions of a measurement too, but no pooled rows.
-
-    Raises:
-        SettingError: a path that does not exist, or without a CSV file of ours.
-    """
-    findings = _Reader([path], menu_commands()).findings
-    single = [run for run in findings.runs if not getattr(run.last, "pooled_runs", None)]
-    findings.runs = each_once(single)
     return findings
 
 

@@ -6,5 +6,6 @@ from collections.abc import Mapping
 
 REMOVED: Mapping[str, str] = {
     "max_logprobs": "vLLM and llama.cpp return log-probabilities",
+    "costs": "harness latency -m K=2,4,8 measures what was predicted from costs",
     "regress": "harness latency -- OLD_COMMAND -- NEW_COMMAND measures two versions in turns",
 }

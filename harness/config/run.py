@@ -127,11 +127,6 @@ class RunSettings:
         return self.model, self.draft, self.placement, self.dtype, self.weights, self.force
 
     @property
-    def named_paths(self) -> dict[str, str]:
-        """Files and directories of earlier runs that are to be read, by the setting that names each."""
-        return {}
-
-    @property
     def models(self) -> dict[str, ModelSettings]:
         """The target as `model`, and as `draft` a draft that has weights of its own."""
         models = {"model": self.model}

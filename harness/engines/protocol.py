@@ -405,8 +405,6 @@ class Engine:
     Attributes:
         arms: `regular`, and `speculative` where there is a draft.
         weights: the models that generate, where they are in this process.
-        pass_ms: milliseconds of the target's pass over 1, 2, 3, ... tokens behind a question's prompts. None in place
-            of a width that was not timed, and in place of the list where passes cannot be timed.
         blocks: of an engine whose arms are started several times.
         servers: that answer, for rows.
         runner: what runs the target, or both models, for rows.
@@ -416,7 +414,6 @@ class Engine:
 
     arms: Sequence[Arm]
     weights: Weights | None = None
-    pass_ms: Callable[[Question], list[float | None] | None] | None = None
     blocks: Blocks | None = None
     servers: Servers | None = None
     runner: str | None = None

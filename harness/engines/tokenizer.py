@@ -84,7 +84,6 @@ class ServedPair:
     """The pair of an engine elsewhere, of which only the tokenizer is here: the limits of its models are unknown."""
 
     tokenizer: Tokenizer
-    short_proposals_are_prefixes: bool = False
 
     def room(self, new_tokens: int) -> None:
         return None

@@ -60,7 +60,6 @@ class Session:
         original_settings: without the command's own changes; they identify the measurement.
         run_id: in all rows of the run.
         status, error: `ok`, `failed`, `interrupted` or `refused`, and why.
-        has_measured: whether nothing that decides is missing: whoever interrupts the run then has a whole one.
         placed: the pair with its devices, after `place`; None if the engine loads none here.
         engine: after `open`.
         devices: product names, ['NVIDIA A100-SXM4-40GB']; [] before `place`, and where a server computes on others than
@@ -82,7 +81,6 @@ class Session:
         self.run_id = run_id or new_run_id()
         self.status = "ok"
         self.error: str | None = None
-        self.has_measured = False
         self.placed: PlacedPair | None = None
         self.engine: Engine | None = None
         self.devices: list[str] = []
@@ -102,8 +100,7 @@ class Session:
         try:
             yield
         except KeyboardInterrupt as interrupt:
-            if not self.has_measured:
-                self.status, self.error = "interrupted", str(interrupt) or "stopped by the user"
+            self.status, self.error = "interrupted", str(interrupt) or "stopped by the user"
             raise
         except Exception as exception:
             # Recorded before explaining it can fail: a row without a reason would look like a good one.

@@ -74,7 +74,6 @@ def as_svgs(
 def curve_plots(
     panels: Sequence[tuple[str, Curves]],
     x_label: str,
-    y_label: str = "speed-up, 95 % interval",
     *,
     doubling: bool = False,
 ) -> list[Plot]:
@@ -100,7 +99,7 @@ def curve_plots(
         figure = Figure(figsize=(_WIDTH, 2.7 + 0.2 * num_lines), layout="constrained")
         # `Any`, because matplotlib's types name different things in different versions.
         axes: Any = figure.subplots()
-        axes.set(xlabel=x_label, ylabel=y_label)
+        axes.set(xlabel=x_label, ylabel="speed-up, 95 % interval")
         xs = sorted({x for _, points in shown for x, _ in points})
         axes.set(ylim=(0, top), xlim=(0.5, xs[-1] + 0.5))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))

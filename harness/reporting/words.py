@@ -43,21 +43,7 @@ def typed_again(changes: str, *, command: str = "", leaving_out: Collection[str]
         command: another one, in place of that which was typed.
         leaving_out: names of settings that the other command lacks.
     """
-    return str(_with_changes(Words.noted(), changes, command, leaving_out))
-
-
-def is_typed(name: str) -> bool:
-    """Whether a setting was typed, be it with its default."""
-    return any(_setting_in(word).rpartition(".")[2] == name for word in Words.noted().typed)
-
-
-def latency_again(line: str, changes: str) -> str:
-    """The line that was typed for a run of `latency`, with other settings, and a directory of its own."""
-    _, *arguments = shlex.split(line)
-    return str(_with_changes(Words.divide(arguments), changes, "latency", ("dir",)))
-
-
-def _with_changes(words: Words, changes: str, command: str, leaving_out: Collection[str]) -> Words:
+    words = Words.noted()
     changing = shlex.split(changes)
     replaced = ["details", *leaving_out, *map(_setting_in, changing)]
     kept = []
@@ -72,7 +58,12 @@ def _with_changes(words: Words, changes: str, command: str, leaving_out: Collect
     if not any("," in word and "[" not in word for word in [*kept, *changing]):
         # Nothing varies any more.
         kept = [word for word in kept if word not in ("-m", "--multirun")]
-    return Words([*kept, *changing], words.servers)
+    return str(Words([*kept, *changing], words.servers))
+
+
+def is_typed(name: str) -> bool:
+    """Whether a setting was typed, be it with its default."""
+    return any(_setting_in(word).rpartition(".")[2] == name for word in Words.noted().typed)
 
 
 def _setting_in(word: str) -> str:

@@ -14,7 +14,7 @@ import json
 import operator
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import Field, dataclass, field, fields, replace
 from types import MappingProxyType
@@ -65,7 +65,7 @@ class ColumnDescription:
     optional. `acceptance_by_position: list[float | None] | None` has the type list and the hint list[float | None].
 
     The field `speedup: Interval | None` is described as four columns: `speedup`, `speedup_low`, `speedup_high` and
-    `speedup_covers`. A list of intervals is three lists. The text is about the estimate.
+    `speedup_covers`. The text is about the estimate.
 
     Attributes:
         field: of the row.
@@ -102,7 +102,7 @@ class ColumnDescription:
     def of(self, row: Row) -> Any:
         """The value that a row has in this column; None for none."""
         value = getattr(row, self.field)
-        return _part_of(value, self.part) if self.part else value
+        return value.parts()[self.part] if self.part and value is not None else value
 
 
 def _column(
@@ -250,43 +250,21 @@ def _described(column: Field[Any], hint: Any) -> dict[str, ColumnDescription]:
         words=words,
         optional=types.NoneType in parts,
     )
-    if described.hint == list[Interval]:
-        number = replace(described, hint=list[float])
-        covers = {}
-    elif described.hint is Interval:
-        number = replace(described, type=float, hint=float)
-        covers = {
-            f"{column.name}_covers": replace(
-                described, part="covers", type=dict, hint=dict[str, Any]
-            )
-        }
-    else:
+    if described.hint is not Interval:
         return {column.name: described}
+    number = replace(described, type=float, hint=float)
+    covers = replace(described, part="covers", type=dict, hint=dict[str, Any])
     return {
         column.name: replace(number, part="estimate"),
         f"{column.name}_low": replace(number, part="low"),
         f"{column.name}_high": replace(number, part="high"),
-        **covers,
+        f"{column.name}_covers": covers,
     }
 
 
-def _part_of(value: Interval | Sequence[Interval] | None, part: str) -> Any:
-    """A part of an interval, or of each of several; None where it, or one of them, is not known."""
-    if value is None:
-        return None
-    if isinstance(value, Interval):
-        return value.parts()[part]
-    parts = [_part_of(interval, part) for interval in value]
-    return None if None in parts else parts
-
-
-def _interval_in(values: Mapping[str, Any], name: str) -> Interval | list[Interval] | None:
-    """The interval, or several, in the columns `speedup`, `speedup_low` and so on; see `Row.from_values`."""
+def _interval_in(values: Mapping[str, Any], name: str) -> Interval | None:
+    """The interval in the columns `speedup`, `speedup_low` and so on; see `Row.from_values`."""
     estimate, low, high = (values.get(f"{name}{end}") for end in ("", "_low", "_high"))
-    if isinstance(estimate, list):
-        if low is None or high is None or not len(low) == len(high) == len(estimate):
-            return list(map(Interval, estimate))
-        return list(map(Interval, estimate, low, high))
     covers = Coverage.read(values.get(f"{name}_covers"))
     if estimate is None:
         return None

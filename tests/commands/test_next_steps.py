@@ -4,50 +4,14 @@ from __future__ import annotations
 
 import json
 import shlex
-import shutil
 from pathlib import Path
 
 import pytest
 
+from harness.config.command_line import Words
 from harness.reporting import words
 from in_process import QUICK_MODELS, QUICKEST_PAIR, Harness
-from next_steps import accepted, all_accepted, collected
-
-
-# A run of `latency` with an interval, K=4 and known costs.
-@pytest.mark.parametrize("k", [4, 8])
-def test_the_next_command_of_a_prediction_measures_the_same_pair(harness: Harness, k: int) -> None:
-    """The best of the K that have a price."""
-    few = ["engine=simulated", "num_prompts=8", "tokens=100", "resume=false"]
-    for number in {4, k}:
-        harness("latency", *few, f"K={number}", f"hydra.run.dir=runs/{number}")
-    with collected() as steps:
-        harness("plan", "costs=runs", "acceptance=0.9")
-    step = steps[0]
-    settings = accepted(step)
-    assert settings.engine.name == "simulated"
-    assert settings.decoding.num_draft_tokens == k
-
-
-def test_a_prediction_is_measured_as_its_costs_were(harness: Harness) -> None:
-    """With the same prompts, lengths and engine; a table that somebody else measured names none."""
-    jumps = ["engine.jumps={7: 15}", "num_prompts=8", "tokens=100", "T=0"]
-    harness("latency", "-m", "engine=simulated", *jumps, "K=2,4,6", "results.file=sweep.csv")
-    with collected() as steps:
-        harness("plan", "costs=sweep.csv", "acceptance=0.9")
-    assert shlex.split(steps[0].command)[2:] == [
-        "engine=simulated", *jumps, "results.file=sweep.csv", "K=4"
-    ]  # fmt: skip
-    all_accepted(steps)
-    Path("table.csv").write_text("k,in_flight,ms\n0,1,20\n4,1,30\n")
-    with collected() as steps:
-        harness("plan", "costs=table.csv", "acceptance=0.9")
-    assert steps[0].command == "harness latency K=4 -- YOUR_SERVER_COMMAND"
-    all_accepted(steps)
-    shutil.rmtree("multirun")
-    with collected() as steps:
-        harness("plan", "costs=sweep.csv", "acceptance=0.9")
-    assert steps[0].command.endswith("type its command with K=4")
+from next_steps import all_accepted, collected
 
 
 @pytest.mark.parametrize(
@@ -62,7 +26,8 @@ def test_a_prediction_is_measured_as_its_costs_were(harness: Harness) -> None:
     ],
 )  # fmt: skip
 def test_a_command_is_typed_again_with_changes(line: str, changes: str, again: str) -> None:
-    assert words.latency_again(f"harness latency {line}", changes) == f"harness latency {again}"
+    Words.divide(["latency", *shlex.split(line)]).note()
+    assert words.typed_again(changes, leaving_out=("dir",)) == f"harness latency {again}"
 
 
 def test_the_steps_of_runs_are_accepted_and_one_runs(harness: Harness) -> None:

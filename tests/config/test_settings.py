@@ -11,7 +11,6 @@ import pytest
 from harness.cli.menu.conversion import from_config
 from harness.commands.latency.record import LatencySettings
 from harness.commands.recovery.record import RecoverySettings
-from harness.config.acceptance_math import marginal_rates
 from harness.config.acceptance_rules import AcceptanceRule
 from harness.config.errors import SettingError
 from harness.config.settings import DecodingSettings, ModelSettings
@@ -94,9 +93,3 @@ def test_a_rule_is_greedily_what_it_is_otherwise_unless_it_says_so(
 def test_a_rate_is_a_probability(asked: Any) -> None:
     with pytest.raises(SettingError, match=r"must be in \[0, 1\]"):
         DecodingSettings(synthetic_acceptance=asked)
-
-
-def test_rates_of_prefixes_repeat_the_last_and_end_with_k() -> None:
-    assert marginal_rates((0.5,), 3) == [0.5, 0.25, 0.125]
-    assert marginal_rates((0.8, 0.5), 3) == pytest.approx([0.8, 0.4, 0.2])
-    assert marginal_rates((0.8, 0.5, 0.1), 1) == [0.8]

@@ -67,8 +67,8 @@ def test_a_load_has_built_up_when_twice_as_many_have_ended_or_64() -> None:
 
 
 def test_a_plan_counts_bytes_and_gpus() -> None:
-    passes = PassBytes(step=100, verification={4: 120}, drafting={4: 40})
-    assert passes.iteration_steps(4) == 1.6
+    passes = PassBytes(step=100, verification=120, drafting=40)
+    assert passes.iteration_steps == 1.6
     assert Machine({0: 1, 1: 1, "cpu": 1}, "two", {}).num_gpus == 2
     assert [num_together(longest) for longest in (1, 2048, 4096, 20_000)] == [8, 8, 4, 1]
 

@@ -39,7 +39,6 @@ RUNS = {
     "in blocks": ["engine.blocks=6", "engine.start_noise=0.05", "num_prompts=18"],
     "until it is precise": ["precision=6%"],
     "a sweep over K": ["-m", "K=1,2,4,8", "num_prompts=20"],
-    "a sweep over K with a step": ["-m", "K=4,6,8,10", "num_prompts=20", "engine.jumps={9: 8.0}"],
     "a sweep over the load": ["-m", "batch_size=1,4", "num_prompts=40"],
     "three repetitions": ["repeats=3", "num_prompts=10"],
 }

@@ -7,12 +7,10 @@ from typing import Any
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from harness.commands.plan.predictions import predictions_page
 from harness.commands.plan.rows import PlanRow
 from harness.commands.plan.tables import plan_page
 from harness.config.command_line import Words
 from harness.config.demand import Remedy
-from harness.results.statistics.interval import Coverage, Interval
 from pages import full
 
 GB = 10**9
@@ -48,8 +46,7 @@ def on(model: int, draft: int = 0, cache: int = 0, free: int = 40) -> dict[str, 
 
 ALONE = {"draft": None, "draft_num_parameters": None, "speculative_read_bytes": None}
 PREDICTED = {
-    "predicted_speedup": Interval(2.31, 1.9, 2.71),
-    "best_num_draft_tokens": 6,
+    "predicted_speedup": 2.31,
     "temperature": 0.5,
 }
 RATES = {"A100 40GB": 1500.0, "L4": 300.0, "H100": 3000.0}
@@ -86,54 +83,6 @@ def test_plans(snapshot: SnapshotAssertion, case: str) -> None:
     page = plan_page(rows)
     text = full(page, 80 if len(rows) == 1 else 110)
     assert f"{page.finding[0].style}\n{text}" == snapshot
-
-
-def predicted(k: int, speedup: float, load: int = 1, **changes: Any) -> PlanRow:
-    """A prediction whose interval is ± 0.1."""
-    gain = Interval(speedup, speedup - 0.1, speedup + 0.1, Coverage(12, "prompt"))
-    columns = {
-        "model": "13B",
-        "draft": "head",
-        "cost_source": "costs.csv",
-        "acceptance_source": "0.8",
-    }
-    return PlanRow(
-        run="1", status="ok", num_draft_tokens=k, batch_size=load, predicted_speedup=gain,
-        predicted_tokens_per_iteration=1 + k / 2, break_even_tokens=(1 + k / 2) / speedup, best_num_draft_tokens=4,
-        **columns | changes,
-    )  # fmt: skip
-
-
-MEASURED = {"devices": "A100", "max_new_tokens": 24}
-# By K; that of the best is none.
-RELATIVE = {2: Interval(0.9, 0.8, 1.02), 8: Interval(0.75, 0.7, 0.8)}
-PREDICTIONS = {
-    "one load": [
-        predicted(
-            k,
-            speedup,
-            measured_speedup=measured,
-            iteration_ms=Interval(20.0 + k),
-            relative_to_best=RELATIVE.get(k),
-            **MEASURED,
-        )
-        for k, speedup, measured in ((2, 1.8, 1.9), (4, 2.0, 2.1), (8, 1.5, 1.4))
-    ],
-    "loads and drafts": [
-        *(
-            predicted(k, 1 + k / load, load, note=["no price of K=8"])
-            for k in (2, 4)
-            for load in (2, 4)
-        ),
-        *(predicted(4, 0.9, load, draft="7B", max_new_tokens=load) for load in (2, 16)),
-    ],
-}
-
-
-@pytest.mark.parametrize("case", PREDICTIONS)
-def test_predictions(snapshot: SnapshotAssertion, case: str) -> None:
-    page = predictions_page(PREDICTIONS[case], [PlanRow(error="absent")])
-    assert f"{page.finding[0].style}\n{full(page)}" == snapshot
 
 
 def test_a_row_from_a_file_reads_the_same() -> None:

@@ -26,7 +26,7 @@ from harness.results.rows.acceptance import AcceptanceRow
 from harness.results.runs import Run
 from harness.results.statistics.interval import NAN, Coverage, Interval
 from pages import full, short
-from report_files import eval_run, for_each_k, latency_run, over
+from report_files import eval_run, latency_run, over
 
 Changes = dict[str, Any]
 SEEDS = {"seeds": (0, 1)}
@@ -155,7 +155,6 @@ UNKNOWN_COSTS = dict.fromkeys(
 TWO_GPUS = {"weight_bytes": {"cuda:0": 1, "cuda:1": 1}, "draft_repository": "owner/7b"}
 BUSY = {"load": 9.0, "num_cores": 2, "num_threads": 2, "target_step_ms": 100.0}
 HARDLY = {"speedup": 0.87, "speedup_low": 0.57, "speedup_high": 1.33}
-BY_K = "tokens_per_iteration_by_num_draft_tokens"
 KNOWN_COSTS = {
     "target_step_ms": 100.0,
     "draft_ms": 40.0,
@@ -199,7 +198,6 @@ LATENCIES: dict[str, tuple[Changes, Changes]] = {
         NO_BOUNDS | {"speedup_covers": over(3), "num_different_prompts": 3}, {}
     ),
     "too few conversations": (NO_BOUNDS | {"speedup_covers": over(3)}, {}),
-    "hardly more at the largest K": (KNOWN_COSTS | for_each_k(2.0, 2.9, 3.5, 3.84), {}),
     "threads that wait": (BUSY | {"processor_share": 0.18, "speedup_covers": over(15)}, {}),
     "one thread that waits": (BUSY | {"processor_share": 0.18, "num_threads": 1, "speedup_covers": over(15)}, {}),
     "started servers that wait": (COMMANDS | BUSY | {"processor_share": 0.4, "url": None, "regular_url": None}, {}),
@@ -209,9 +207,6 @@ LATENCIES: dict[str, tuple[Changes, Changes]] = {
     "a busy machine and its own servers": (COMMANDS | BUSY | {"processor_share": 0.4, "url": "http://127.0.0.1:1/v1",
                                            "regular_url": "http://127.0.0.1:2/v1", "server_command": None}, {}),
     "a slow server": (COMMANDS | {"speedup": 0.8, "speedup_low": 0.7, "speedup_high": 0.9}, {}),
-    "a larger K": (KNOWN_COSTS | for_each_k(1.9, 2.6, 3.1, 3.5) | {"tokens_per_iteration": 3.5}, {}),
-    "a smaller K": (KNOWN_COSTS | for_each_k(1.9, 1.95, 1.96, 1.96) | {"tokens_per_iteration": 1.96}, {}),
-    "no K": (KNOWN_COSTS | for_each_k(1.01, 1.01, 1.01, 1.01) | {"tokens_per_iteration": 1.01}, {}),
     "a command to show": (COMMANDS | {"speedup_covers": over(15), "num_tokens": 960}, {}),
 }  # fmt: skip
 
@@ -220,7 +215,6 @@ ADDRESS = ["url=http://a/v1"]
 TYPED = {
     "a server alone": ADDRESS, "a server alone of others": ADDRESS, "blocks without an interval": ["engine=simulated"],
     "a budget": ["precision=2%", "budget=30s"], "runs": ["precision=2%", "budget=30s", "prompts=english"],
-    "a larger K": ["model=tiny_draft", "draft=lookup", "K=4", "T=0", "n=20"],
 }  # fmt: skip
 
 
@@ -356,7 +350,6 @@ def test_a_recovery(snapshot: SnapshotAssertion, case: str) -> None:
     assert full(recovery_page(runs)) == snapshot
 
 
-COSTS = {"iteration_cost": 1.25}
 UNLIKELY = {"likelihood_z": -4.8, "log_probability": -2.5, "own_log_probability": -1.5}
 TEXTS = {
     "text_source": "given",
@@ -378,7 +371,6 @@ ENGINES = {
     },
 }  # fmt: skip
 ACCEPTANCES: dict[str, list[Changes]] = {
-    "costs": [COSTS],
     "greedy, and no interval": [{"temperature": 0.0, "low": (NAN, 7)}],
     "without temperature": [{"temperature": None}],
     "unlikely texts": [UNLIKELY],
@@ -386,8 +378,8 @@ ACCEPTANCES: dict[str, list[Changes]] = {
     "impossible texts": [UNLIKELY | {"impossible_share": 0.0051}],
     "likely without their own": [UNLIKELY | {"own_log_probability": None}],
     **{name: [{"at_k": columns}] for name, columns in ENGINES.items()},
-    "several": [COSTS, COSTS | {"draft": "7B", "best": 5.0}, UNLIKELY | {"model": "30B", "text_source": "own"}],
-    "of one name": [COSTS | {"draft": "./a/step_100"}, COSTS | {"draft": "./b/step_100", "best": 1.7}],
+    "several": [{}, {"draft": "7B", "best": 5.0}, UNLIKELY | {"model": "30B", "text_source": "own"}],
+    "of one name": [{"draft": "./a/step_100"}, {"draft": "./b/step_100", "best": 1.7}],
 }  # fmt: skip
 
 
@@ -405,8 +397,6 @@ def test_an_acceptance(snapshot: SnapshotAssertion, case: str) -> None:
         rows = []
         for k in (1, 2, 5, 7):
             k_columns = columns | (SERVED | at_k if k == 7 and at_k else {})
-            if "iteration_cost" in columns:
-                k_columns = k_columns | {"expected_speedup": tokens.scaled(0.8 - k / 100)}
             rows.append(AcceptanceRow(num_draft_tokens=k, tokens_per_iteration=tokens, **k_columns))
         runs.append(Run(rows))
     page = acceptance_page(runs)

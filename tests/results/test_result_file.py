@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 import jsonschema
-import pytest
 
 from harness.measuring.rows import LatencyRow
 from harness.results.files import append_rows, read_file
@@ -58,27 +57,6 @@ def test_the_documented_example_passes_the_schema() -> None:
     assert {*content["statements"][0]} == {*statement["properties"]} == {*statement["required"]}
     assert statement["properties"]["relation"]["enum"] == [*get_args(Relation)]
     assert statement["properties"]["kind"]["enum"] == [*get_args(Kind)] == [*WORDS]
-
-
-def test_predictions_are_statements_with_their_best_k(harness: Harness) -> None:
-    """K=4 takes 30 ms for 4 tokens, K=2 25 ms for 2.2, and K=3 28 ms for 3.6, known to 10 %."""
-    Path("costs.csv").write_text("k,ms,low,high\n,20,19,21\n2,25,24,26\n3,28,26,30\n4,30,28,32\n")
-    Path("yields.csv").write_text("k,acceptance_length\n2,2.2\n3,3.6\n4,4.0\n")
-    harness("plan", "costs=costs.csv", "acceptance=yields.csv")
-    statements = valid(only("result.json"))["statements"]
-    said = {
-        (one["words"], one["subject"]["num_draft_tokens"]): one["reference"]
-        and one["reference"]["num_draft_tokens"]
-        for one in statements
-    }
-    assert said == {
-        ("faster", 4): None,
-        ("gains less", 2): 4,
-        ("cannot be told apart", 3): 4,
-    }
-    assert {(one["figure"], one["family"]) for one in statements} == {("predicted speed-up", 3)}
-    assert all(one["interval"]["low"] for one in statements)
-    assert statements[0]["interval"]["estimate"] == pytest.approx(4 / 1.5)
 
 
 def test_a_failed_run_says_why(harness: Harness) -> None:

@@ -147,15 +147,6 @@ def test_an_interval_is_one_value_or_an_estimate_alone(
     assert LatencyRow.parse(written) == row
 
 
-def test_intervals_of_a_list_come_together() -> None:
-    name = "tokens_per_iteration_by_num_draft_tokens"
-    cells = {name: "[1.5, 2.0]", f"{name}_low": "[1.4, 1.9]", f"{name}_high": "[1.6, 2.1]"}
-    whole = [Interval(1.5, 1.4, 1.6), Interval(2.0, 1.9, 2.1)]
-    assert LatencyRow.parse(cells).tokens_per_iteration_by_num_draft_tokens == whole
-    torn = LatencyRow.parse(cells | {f"{name}_high": "[1.6]"})
-    assert torn.tokens_per_iteration_by_num_draft_tokens == [Interval(1.5), Interval(2.0)]
-
-
 def test_columns_repeat_the_settings() -> None:
     settings = settings_of(
         LatencySettings,

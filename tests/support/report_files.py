@@ -36,13 +36,6 @@ def over(num_units: int, unit: str = "prompt", **more: Any) -> dict[str, Any]:
     return {"num_units": num_units, "unit": unit, **more}
 
 
-def for_each_k(*tokens: float) -> dict[str, list[float]]:
-    """Return the columns of tokens per iteration for K = 1, 2, ..., each known to 1 %."""
-    name = "tokens_per_iteration_by_num_draft_tokens"
-    bounds = (("", 1.0), ("_low", 0.99), ("_high", 1.01))
-    return {f"{name}{part}": [factor * each for each in tokens] for part, factor in bounds}
-
-
 def run_id() -> str:
     """Ids that sort in the order in which they were asked for."""
     return f"20261120T100000.{next(_numbers):06}-abcdef"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,7 +28,6 @@ from harness.commands.command import Experiment
 from harness.config.demand import Demand
 from harness.config.errors import SettingError
 from harness.engines.door import local
-from harness.engines.door.plans import PassBytes
 from harness.engines.door.reading import TOGETHER, ReadText
 from harness.engines.registry import engine_of
 from harness.measuring.acceptance import acceptance_columns, tokens_in_burst
@@ -43,19 +41,18 @@ from harness.results.judging.acceptance import (
     engine_statement,
     finding_of,
 )
-from harness.results.price.value import IterationCost
 from harness.results.rows.acceptance import (
     CAUSES_FILE,
     TEXTS_FILE,
     AcceptanceCauseRow,
     AcceptanceRow,
     AcceptanceTextRow,
+    row_in_question,
 )
 from harness.results.statistics import iterations
 from harness.results.statistics.interval import Interval
 from harness.results.statistics.proportions import wilson_interval
 from harness.results.statistics.ratios import ratio_of_totals
-from harness.results.texts import best_row
 
 if TYPE_CHECKING:
     from harness.local.drafting.method import Pair
@@ -74,11 +71,9 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         texts: a row for each text that was read.
         answers: those of the run as typed.
         causes: a row for each condition and draft position.
-        costs: of an iteration in target steps, by the bytes that it must read; of no K where these are unknown.
         served: columns about an engine elsewhere, which wrote the texts; empty otherwise.
         fits: what the draft's files say of the target; None without weights.
-        compared_k: the K of the engine elsewhere, of the card, or as typed.
-        is_about_k: whether the run is about one of these.
+        compared_k: the K that the run is about: of the engine elsewhere, else that of the settings.
         most: the largest K that is computed.
         pair: the weights, after `_read_as_typed`.
     """
@@ -89,13 +84,12 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         self.texts: list[AcceptanceTextRow] = []
         self.answers = Answers([])
         self.causes: list[AcceptanceCauseRow] = []
-        self.costs = IterationCost()
         self.served: dict[str, Any] = {}
         self.fits: str | None = None
         typed_k = settings.decoding.most_draft_tokens
         is_elsewhere = self.source.kind == "served"
-        self.is_about_k = is_elsewhere or settings.card is not None or is_typed("num_draft_tokens")
-        self.most = max(settings.up_to, typed_k) if self.is_about_k else settings.up_to
+        asks_for_k = is_elsewhere or settings.card is not None or is_typed("num_draft_tokens")
+        self.most = max(settings.up_to, typed_k) if asks_for_k else settings.up_to
         self.compared_k = min(typed_k, self.most)
 
     def measure(self, session: Session) -> None:
@@ -119,8 +113,6 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
             placed = session.placed or self._placed_here(settings)
             self._read_as_typed(session.pair if session.placed is not None else placed.load())
             self.fits = local("engine.fitting").fitting(placed, self.pair, self.answers.token_ids)
-            prompt_tokens = [answer.start for _, answer, _ in self.answers.spans]
-            self.costs = self._costs(placed, round(fmean(prompt_tokens)))
         self.texts = self._text_rows(session)
         session.append(TEXTS_FILE, self.texts)
         self._add_cause(session, as_typed, self.answers)
@@ -182,7 +174,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         return self.source.kind == "served" and draws and settings.decoding.temperature > 0
 
     def _finding(self, session: Session) -> AcceptanceFinding:
-        row = best_row(self.rows(session))
+        row = row_in_question(self.rows(session))
         return finding_of([row], row, self.causes)
 
     def _find_causes(self, session: Session, placed: PlacedPair | None) -> None:
@@ -337,17 +329,6 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
             reader.close()
         return read
 
-    def _costs(self, placed: PlacedPair, prompt_tokens: int) -> IterationCost:
-        """An iteration of each K in target steps, by the bytes that it must read."""
-        ks = range(1, self.most + 1)
-        read = self.answers.read
-        mean_answer = sum(text.num_tokens for text in read) // len(read)
-        demand = Demand(1, prompt_tokens, mean_answer, num_draft_tokens=self.most, runner="eager")
-        reads: PassBytes | None = local("engine.planning").pass_bytes(placed, demand, ks)
-        if reads is None:
-            return IterationCost()
-        return IterationCost.from_steps({k: reads.iteration_steps(k) for k in ks})
-
     def rows(self, session: Session) -> list[AcceptanceRow]:
         common: dict[str, Any] = {
             "prompts_digest": self.source.prompt_set.digest,
@@ -377,10 +358,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
             if k == 1 and self.settings.draft_sampling is not None:
                 guess = iterations.relative_to_guess(cuts, token_ids, prompts, unit)
                 figures["relative_to_guess"] = guess
-            if k in self.costs.ks():
-                figures["expected_speedup"] = self.costs.speedup(tokens, k)
-                figures["iteration_cost"] = self.costs.point(k).steps.estimate
-            if self.is_about_k and k == self.compared_k:
+            if k == self.compared_k:
                 figures |= self.served | {"is_in_question": True}
                 figures["card_tokens_per_iteration"] = self.settings.promised_tokens
             rows.append(session.row(AcceptanceRow, **figures))

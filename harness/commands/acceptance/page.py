@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import itertools
-import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
 
 from harness.config.amounts import capitalised, counted, percent
 from harness.reporting.names import Named, named_runs
 from harness.reporting.page import NextStep, Page, heading, title_of_many
-from harness.reporting.table import Column, Line, Table, number, times
+from harness.reporting.table import Column, Line, Table
 from harness.reporting.words import in_words, typed_again
+from harness.results.files import rows_in
 from harness.results.judging.acceptance import (
     AcceptanceFinding,
     believed,
     finding_of,
 )
-from harness.results.judging.drafts import judged_drafts
 from harness.results.judging.statement import Statement
-from harness.results.rows.acceptance import AcceptanceCauseRow, AcceptanceRow, AcceptanceTextRow
+from harness.results.rows.acceptance import (
+    AcceptanceCauseRow,
+    AcceptanceRow,
+    AcceptanceTextRow,
+    row_in_question,
+)
 from harness.results.runs import Run, grouped
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Interval
-from harness.results.texts import best_row, rows_of, texts_of
 
 # The K of the printed table; the file has all.
 SHOWN = (1, 2, 4, 8, 16)
@@ -31,53 +36,58 @@ _SHORTEST_CONTEXT = 512
 # Settings that `latency` does not have.
 _OWN_SETTINGS = ("up_to", "texts_per_prompt")
 _TOKENS = Column("tokens per iteration\n(95 % interval)", "{:.2f}".format, "tokens_per_iteration")
-_COST = Column("cost", number(), "iteration_cost", optional=True)
-_SPEEDUP = Column("expected\nspeed-up", times, "expected_speedup.estimate", optional=True)
 
-# A run with the row of its best K.
+AnyRow = TypeVar("AnyRow", AcceptanceTextRow, AcceptanceCauseRow)
+# A run with the row of the K that it is about.
 Draft = Named[AcceptanceRow]
 
 
 def acceptance_page(runs: Sequence[Run[AcceptanceRow]]) -> Page | None:
-    """The page about what each draft is expected to gain at its best K; None where nothing was read."""
-    named = {
-        draft.run.id: draft
-        for draft in named_runs(runs)
-        if best_row(draft.run.rows).tokens_per_iteration is not None
-    }
-    if not named:
-        return None
-    judged = judged_drafts([draft.run for draft in named.values()])
+    """The page about what is accepted of each draft; None where nothing was read."""
     drafts = [
-        named[statement.subject.run]._replace(row=statement.subject)
-        for statement in itertools.chain(*judged)
+        draft._replace(row=row)
+        for draft in named_runs(runs)
+        if (row := row_in_question(draft.run.rows)).tokens_per_iteration is not None
     ]
-    best = drafts[0].row
-    changes = f"K={best.num_draft_tokens}"
+    if not drafts:
+        return None
     if len(drafts) == 1:
         page = _page_of_draft(drafts[0])
+        changes = f"K={drafts[0].row.num_draft_tokens}"
     else:
-        page = _page_of_drafts(drafts, judged)
-        changes = shlex.join([f"model={best.model}", f"draft={best.draft}", changes])
+        page = _page_of_drafts(drafts)
+        changes = ""
     # Of an engine elsewhere `latency` needs both servers.
     steps = []
-    if best.text_source != "served":
+    if drafts[0].row.text_source != "served":
         command = typed_again(changes, command="latency", leaving_out=_OWN_SETTINGS)
         steps.append(NextStep("measure it", command=command))
     findings = [_finding(draft) for draft in drafts]
     doubts = dict.fromkeys(map(off_policy, filter(None, (found.texts for found in findings))))
-    statements = [*itertools.chain(*judged), *itertools.chain(*(f.statements for f in findings))]
+    statements = [*itertools.chain(*(found.statements for found in findings))]
     return replace(page, doubts=[*filter(None, doubts)], next=steps, statements=statements)
 
 
+def rows_of(run: Run[AcceptanceRow], kind: type[AnyRow]) -> list[AnyRow]:
+    """The rows of a run in another of its files; [] where that is gone."""
+    directory = run.directory or Path(str(run.last.directory))
+    rows = rows_in(directory / f"{kind.kind}.csv", kind)
+    return [row for row in rows if row.run == run.id]
+
+
+def texts_of(run: Run[AcceptanceRow], k: int) -> list[AcceptanceTextRow]:
+    """The texts of a run, without those of a damaged file that lack iterations at this K."""
+    texts = rows_of(run, AcceptanceTextRow)
+    return [text for text in texts if len(text.iterations_by_num_draft_tokens or ()) >= k]
+
+
 def summary(rows: Sequence[AcceptanceRow]) -> str:
-    """`4.28 tokens per iteration at K=6, 2.31× expected`."""
-    best = best_row(rows)
-    if best.tokens_per_iteration is None:
+    """`4.28 tokens per iteration at K=6`."""
+    row = row_in_question(rows)
+    if row.tokens_per_iteration is None:
         return ""
-    text = f"{best.tokens_per_iteration.estimate:.2f} tokens per iteration at K={best.num_draft_tokens}"
-    speedup = best.expected_speedup
-    return text if speedup is None else f"{text}, {times(speedup.estimate)} expected"
+    tokens = row.tokens_per_iteration.estimate
+    return f"{tokens:.2f} tokens per iteration at K={row.num_draft_tokens}"
 
 
 def _asked(row: AcceptanceRow) -> AcceptanceRow:
@@ -87,19 +97,19 @@ def _asked(row: AcceptanceRow) -> AcceptanceRow:
 
 def _page_of_draft(draft: Draft) -> Page:
     """Every K of one draft, whether its engine accepts as its weights say, and where it is accepted."""
-    rows, best = draft.run.rows, draft.row
-    k = int(best.num_draft_tokens or 1)
+    rows, row = draft.run.rows, draft.row
+    k = int(row.num_draft_tokens or 1)
     texts = texts_of(draft.run, k)
-    tokens = best.tokens_per_iteration or Interval()
+    tokens = row.tokens_per_iteration or Interval()
     bounds = tokens.bounds()
     about = f"no interval: {tokens.covers}, {FEWEST_FOR_INTERVAL} needed"
     if bounds:
         about = f"95 % interval {bounds}, {tokens.covers}"
     found = _finding(draft)
-    findings = [Line(summary(rows).partition(",")[0], "strong", about)]
-    findings += [Line(sentence) for sentence in _sentences(best, found)]
-    why = _reasons(best, found)
-    shown = [row for row in rows if row.num_draft_tokens in SHOWN or row is best]
+    findings = [Line(summary(rows), "strong", about)]
+    findings += [Line(sentence) for sentence in _sentences(row, found)]
+    why = _reasons(row, found)
+    shown = [each for each in rows if each.num_draft_tokens in SHOWN or each is row]
     tables = [Table.of("by_k", "By K", shown, _BY_K)]
     conditions = [*found.typed]
     for statement in found.causes:
@@ -116,9 +126,9 @@ def _page_of_draft(draft: Draft) -> Page:
             why.append((name, " · ".join(figures)))
     unit = "turn" if any(text.turn for text in texts) else "text"
     read = f"{counted(len(texts), unit)} " if texts else ""
-    settings = [f"{read}{best.text_source}", f"{best.num_tokens or 0:,} tokens"]
-    settings += filter(None, (in_words(best, name) for name in ("temperature", "top_k", "top_p")))
-    return Page(heading(best, " · ".join(settings)), findings, (), tables, why)
+    settings = [f"{read}{row.text_source}", f"{row.num_tokens or 0:,} tokens"]
+    settings += filter(None, (in_words(row, name) for name in ("temperature", "top_k", "top_p")))
+    return Page(heading(row, " · ".join(settings)), findings, (), tables, why)
 
 
 def _finding(draft: Draft) -> AcceptanceFinding:
@@ -225,8 +235,6 @@ _BY_K = (
     _TOKENS,
     Column("accepted", percent, "acceptance_rate"),
     Column("of tested", percent, "conditional_acceptance_rate"),
-    _COST,
-    _SPEEDUP,
 )
 
 
@@ -260,35 +268,13 @@ def _tokens_of(k: int, texts: Sequence[AcceptanceTextRow]) -> float:
     return sum(text.num_tokens or 0 for text in texts) / sum(text.iterations(k) for text in texts)
 
 
-def _page_of_drafts(drafts: Sequence[Draft], judged: Sequence[Sequence[Statement]]) -> Page:
-    """The best draft of each target, and a table of all, ranked on the texts that they share."""
-    named = {draft.run.id: draft for draft in drafts}
-    findings: list[Line] = []
-    for first, *_ in judged:
-        best = named[first.subject.run]
-        pair = " · ".join([best.name.pair, *best.name.details])
-        expected = f"{pair}: {summary(best.run.rows)}, computed from probabilities, not timed."
-        findings.append(Line(expected, "plain" if findings else "strong"))
-    statements = [*itertools.chain(*judged)]
+def _page_of_drafts(drafts: Sequence[Draft]) -> Page:
+    """A table of all drafts."""
     columns = (
-        Column("pair", text=True, of=lambda statement: named[statement.subject.run].name.cell),
-        Column("best K", of="subject.num_draft_tokens"),
-        _TOKENS.at("subject"),
-        _COST.at("subject"),
-        _SPEEDUP.at("subject"),
-        Column(
-            "relative to the best\n(95 % interval)",
-            "{:.2f}".format,
-            lambda statement: statement.interval if statement.reference else None,
-            optional=True,
-        ),
+        Column("pair", text=True, of="name.cell"),
+        Column("K", of="row.num_draft_tokens"),
+        _TOKENS.at("row"),
     )
-    notes = {
-        f"Relative speed-ups on the same texts of {statement.interval.covers}, with simultaneous 95 % intervals; costs"
-        " are taken as known."
-        for statement in statements
-        if statement.reference and statement.interval.is_known
-    }
-    table = Table.of("acceptance", "Expected of drafts", statements, columns)
     title = title_of_many([_asked(draft.row) for draft in drafts])
-    return Page(title, findings, (), [table], [("Note", note) for note in notes])
+    finding = Line("Computed from probabilities, not timed.", "strong")
+    return Page(title, [finding], (), [Table.of("acceptance", "", drafts, columns)])

@@ -7,13 +7,18 @@ from dataclasses import dataclass
 from typing import Literal
 
 from harness.commands.command import Command
-from harness.config.closed_form import require_closed_form
+from harness.config.acceptance_rules import RULES, changed_parameters
 from harness.config.engines import Abilities
-from harness.config.errors import CANNOT_TELL, VerdictError
+from harness.config.errors import CANNOT_TELL, SettingError, VerdictError
 from harness.config.model_names import SERVED
 from harness.config.run import PromptedSettings
 from harness.config.settings import LARGEST_K, require, require_at_least
-from harness.results.rows.acceptance import AcceptanceCauseRow, AcceptanceRow, AcceptanceTextRow
+from harness.results.rows.acceptance import (
+    AcceptanceCauseRow,
+    AcceptanceRow,
+    AcceptanceTextRow,
+    row_in_question,
+)
 
 # Conditions under which acceptance is measured again where it is little, the cheapest first.
 CAUSES = (
@@ -69,7 +74,25 @@ class AcceptanceSettings(PromptedSettings):
         if self.has_weights:
             rule = "must be named, as the draft's weights are loaded here; for a server's own counts name neither"
             require(self.model.repository != SERVED, "model", rule, self.model.name)
-            require_closed_form(self)
+            self._require_closed_form()
+
+    def _require_closed_form(self) -> None:
+        """Raise a SettingError where the acceptance of a text does not follow from its probabilities."""
+        rule = "must be set: without one nothing is accepted"
+        require(self.draft is not None, "draft", rule, "none")
+        decoding = self.decoding
+        rates = decoding.synthetic_acceptance
+        rule = "must be null: a coin accepts as often on any text"
+        require(rates is None, "decoding.synthetic_acceptance", rule, rates)
+        if decoding.temperature > 0:  # greedily the parameters change nothing
+            for name, value in changed_parameters(decoding).items():
+                rule = "has no closed form: texts are not the target's, and how likely they are depends on K"
+                raise SettingError(f"decoding.{name}", rule, value)
+        known_rules = [name for name, record in RULES.all().items() if record.closed_form]
+        rule = f"must be one of {', '.join(known_rules)}: of others no closed form is known"
+        require(RULES[decoding.rule].closed_form, "decoding.rule", rule, decoding.rule)
+        rule = "must be stored: how often random weights agree means nothing"
+        require(self.weights == "stored", "weights", rule, self.weights)
 
     @property
     def has_weights(self) -> bool:
@@ -138,9 +161,8 @@ class Acceptance(Command[AcceptanceSettings, AcceptanceRow]):
         """The error where an engine does not accept what its weights do, or where this is unknown."""
         from harness.commands.acceptance.page import engine_in_words
         from harness.results.judging.acceptance import engine_statement, texts_statement
-        from harness.results.texts import best_row
 
-        row = best_row(rows)
+        row = row_in_question(rows)
         engine, texts = engine_statement(row), texts_statement(row)
         if engine is None or engine.is_judged_open:
             return None
@@ -148,7 +170,7 @@ class Acceptance(Command[AcceptanceSettings, AcceptanceRow]):
         return VerdictError(engine_in_words(engine), 1 if is_known else CANNOT_TELL)
 
     def line(self, rows: Sequence[AcceptanceRow]) -> str:
-        """Tokens per iteration at the best K."""
+        """Tokens per iteration at the K that the run is about."""
         from harness.commands.acceptance.page import summary
 
         return summary(rows)

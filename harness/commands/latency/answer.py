@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.commands.latency.costs import held_back, share_of_iteration
+from harness.commands.latency.costs import costs_in_steps, held_back, share_of_iteration
 from harness.config.amounts import counted, percent
 from harness.config.model_names import SECOND_COMMAND
-from harness.measuring.prices import costs_in_steps
 from harness.measuring.rows import LatencyRow
 from harness.reporting.table import Line, style_of, times
 from harness.results.judging.statement import Statement

@@ -1,34 +1,43 @@
-"""The cost of an iteration and what follows: which cost limits the speed-up, what other K would have given, and over
-the K of a sweep a fixed part and one per draft token, where the times are such a line, and else their steps.
+"""The price of an iteration in regular steps, and which part of it limits the speed-up.
 
 Of rows of one run of `latency`, `row` is that of the speculative arm, `regular` that of the regular one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 from harness.config.amounts import amount, percent
-from harness.measuring.prices import (
-    StepCosts,
-    costs_in_steps,
-    measured_over_k,
-    points_of,
-    steps_by_k,
-    yields_by_k,
-)
+from harness.config.model_names import SECOND_COMMAND
 from harness.measuring.rows import LatencyRow
 from harness.reporting.table import Table
-from harness.results.judging.choice import Choice, choice_of
-from harness.results.price.value import ratio
+from harness.results.prompt_times import Unit, rows_by_unit
+from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.runs import Run
-from harness.results.statistics.interval import Coverage, Interval
 
-# What an iteration of another K costs, over what follows from the phases of those that were measured.
-_OTHER_K = Interval(1.0, 1 / 1.05, 1.05)
-# The most predictions for other K that fit on a line.
-_MOST_K = 8
+# An iteration has a pass of the target, so that it takes a regular step at least. Starts of one program differ by some
+# per cent, and times on a busy machine by more: what is further below was not measured right.
+_LEAST_STEPS = 0.8
+
+
+class StepCosts(NamedTuple):
+    """Times in regular steps: of drafting one token (c), and of verifying all K (v)."""
+
+    draft: float
+    verify: float
+
+
+def costs_in_steps(regular: LatencyRow | None, row: LatencyRow) -> StepCosts | None:
+    """Costs by the phases of an iteration, as Leviathan et al. 2023 have them; None where one of them is unknown."""
+    if regular is None or row.draft_ms is None or row.verify_ms is None:
+        return None
+    step_ms = regular.target_step_ms
+    proposed = row.mean_num_draft_tokens
+    if not step_ms or not proposed:
+        return None
+    # Both times are of a whole iteration.
+    return StepCosts(row.draft_ms / proposed / step_ms, row.verify_ms / step_ms)
 
 
 def main_limit(
@@ -50,41 +59,6 @@ def main_limit(
     }
     limit = max(ideals, key=lambda name: ideals[name])
     return f"{limit} would give {ideals[limit]:.2f}×"
-
-
-def predicted_by_k(regular: LatencyRow | None, row: LatencyRow) -> dict[int, Interval]:
-    """The speed-up predicted for every K up to the measured one; never above the tokens per iteration.
-
-    {} where smaller K are not known, where K varied, or where costs are unknown or too noisy, as beside other programs.
-    """
-    costs = costs_in_steps(regular, row)
-    yields = yields_by_k(row)
-    if costs is None or row.was_starved or len(yields) != row.num_draft_tokens:
-        return {}
-    # Files do not say what the intervals of a list cover.
-    covers = Coverage(row.num_different_prompts or row.num_prompts or 1, "prompt")
-    return {
-        k: replace(yields[k].scaled(1 / steps), covers=covers)
-        for k, steps in steps_by_k(row, costs).items()
-    }
-
-
-def choice_of_k(regular: LatencyRow | None, row: LatencyRow) -> Choice | None:
-    """What may be said of every K up to the measured one, by `predicted_by_k`; None where fewer than two are known.
-
-    Yields of two K count as independent, although they are of the same texts: more K are alike than need be.
-    """
-    by_acceptance = predicted_by_k(regular, row)
-    if len(by_acceptance) < 2:
-        return None
-    predictions = {}
-    for k, speedup in by_acceptance.items():
-        predictions[k] = ratio(speedup, _OTHER_K) if speedup.has_bounds else speedup
-
-    def share_of(k: int, best: int) -> Interval:
-        return ratio(predictions[k], by_acceptance[best])
-
-    return choice_of(predictions, share_of)
 
 
 def share_of_predicted(row: LatencyRow) -> float | None:
@@ -111,67 +85,68 @@ def held_back(regular: LatencyRow | None, row: LatencyRow) -> str | None:
 
 
 def share_of_iteration(run: Run[LatencyRow]) -> float | None:
-    """A regular step as a share of an iteration's time; None where one of them is unknown."""
-    points = [point for point in points_of(run) if point.width > 1 and point.steps.is_known]
-    return 1 / points[0].steps.estimate if points else None
+    """A regular step as a share of an iteration's time, both over the tokens after an answer's first, which any server
+    allows; None where one of them is unknown.
 
-
-def iteration_line(runs: Sequence[Run[LatencyRow]]) -> str | None:
-    """`An iteration takes 21.4 ms (20.9 to 22.0) + 3.10 ms (2.80 to 3.40) per draft token ...`, and what follows; where
-    the times are no line, each of them and the steps between them.
-
-    Args:
-        runs: of one pair with several K.
-
-    Returns:
-        None where fewer than two K have a time.
+    It is of the units that both arms finished, where these are known.
     """
-    cost = measured_over_k(runs)
-    if not cost.loads:
+    regular, row = run.row("regular"), run.last
+    step_ms = None if regular is None else _step_ms(regular)
+    ms_per_token, tokens = row.ms_per_token_after_first, row.tokens_per_iteration
+    if regular is None or row.arm != "speculative" or not (step_ms and ms_per_token and tokens):
         return None
-    load = cost.loads[0]
-    shape = cost.shape(load)
-    step_ms = cost.point(0, load).ms
-    if shape is None or not step_ms.is_known:
+    # Rows of a batch wait for each other.
+    waits_for_others = (row.batch_size or 1) > 1 and not row.was_served
+    if waits_for_others or row.offered_rate:
         return None
-    step = f"a regular step takes {_ms(Interval(step_ms.estimate))}"
-    fixed, slope = shape.fixed, shape.per_token
-    if fixed is None or slope is None:
-        points = [point for point in cost.points if point.rows == load and point.width > 1]
-        times = [f"{_ms(Interval(point.ms.estimate))} at K={point.width - 1}" for point in points]
-        unknown = "the price of a K between them is not known"
-        return f"An iteration takes {', '.join(times)}: {shape.why_no_line}; {step}: {unknown}."
-    if slope.estimate <= 0:
-        return f"An iteration takes {_ms(fixed)}, and no measurable time per draft token; {step}."
-    unit = f" (95 % intervals over {slope.covers})" if slope.has_bounds else ""
-    costs = f"{_ms(fixed)} + {_ms(slope)} per draft token{unit}"
-    share = slope.estimate / step_ms.estimate
-    follows = f"a draft token costs {percent(share)} of a regular step"
-    highest = max(map(_decode_gain, runs))
-    if highest:
-        # One more token adds its chance to the yield of an iteration, and its share to the steps.
-        least = percent(min(1.0, share * highest))
-        follows += f": at a decode-only {highest:.2f}× one more gains only if over {least} of iterations accept it"
-    return f"An iteration takes {costs}; {step}: {follows}."
+    share = step_ms / (ms_per_token * tokens)
+    steps, iterations = (spent_by_unit(each, run.prompt_rows) for each in (regular, row))
+    if common := steps.keys() & iterations.keys():
+        share = _ms_each(steps, common) / _ms_each(iterations, common)
+    return share if 0 < share <= 1 / _LEAST_STEPS else None
 
 
-def _decode_gain(run: Run[LatencyRow]) -> float:
-    """Tokens of an iteration over its steps; 0 where one of them is unknown."""
-    return (run.last.tokens_per_iteration or 0.0) * (share_of_iteration(run) or 0.0)
+def _step_ms(regular: LatencyRow) -> float | None:
+    """The time of a regular step; None where it is unknown, and of a first command, which may draft too."""
+    is_regular = regular.arm == "regular" and regular.draft != SECOND_COMMAND
+    return regular.ms_per_token_after_first if is_regular and not regular.drafted else None
 
 
-def _ms(time: Interval) -> str:
-    """`21.4 ms (20.9 to 22.0)`."""
-    form = ".1f" if abs(time.estimate) >= 10 else ".2f"
-    bounds = time.bounds(form)
-    return f"{time.estimate:{form}} ms{f' ({bounds})' if bounds else ''}"
+class Spent(NamedTuple):
+    """Milliseconds after the first token, and iterations in them; of the regular arm each token is one."""
+
+    ms: float
+    iterations: float
+
+
+def spent_by_unit(row: LatencyRow, prompts: Sequence[LatencyPromptRow]) -> dict[Unit, Spent]:
+    """Milliseconds after the first token and iterations of each unit of a row's arm.
+
+    Of a server that reports no iterations, those that its tokens took at the run's mean.
+    """
+    per_iteration = (row.tokens_per_iteration or 1.0) if row.arm == "speculative" else 1.0
+    units = {}
+    for unit, rows in rows_by_unit(prompts, row.arm or "regular").items():
+        ms = iterations = 0.0
+        for answer in rows:
+            ms += (answer.time_ms or 0.0) - (answer.time_to_first_token_ms or 0.0)
+            num_decoded = (answer.num_tokens or 0) - (answer.time_to_first_token_ms is not None)
+            iterations += answer.num_iterations or num_decoded / per_iteration
+        if ms > 0 and iterations > 0:
+            units[unit] = Spent(ms, iterations)
+    return units
+
+
+def _ms_each(spent: Mapping[Unit, Spent], units: Collection[Unit]) -> float:
+    """Milliseconds of an iteration, over several units."""
+    ms = sum(spent[unit].ms for unit in units)
+    return ms / sum(spent[unit].iterations for unit in units)
 
 
 def times_table(regular: LatencyRow, row: LatencyRow) -> Table:
-    """The phases of an iteration, what follows for other K, and other costs, in lines."""
+    """The phases of an iteration, and other costs, in lines."""
     lines = (
         ("an iteration", _phases(regular, row)),
-        ("by K", _by_k(regular, row)),
         ("target reads", _roof(regular.step_bytes, regular.floor_ms, regular.target_step_ms)),
         ("draft reads", _draft_reads(row)),
     )
@@ -189,19 +164,6 @@ def _phases(regular: LatencyRow, row: LatencyRow) -> str | None:
         phases += f"; this program's own host {percent(row.host_share)} of it"
     batch = "; of a row, and a batch lasts as long as its slowest"
     return f"{total} ms; {phases}{batch if (row.batch_size or 1) > 1 else ''}"
-
-
-def _by_k(regular: LatencyRow, row: LatencyRow) -> str | None:
-    """`1: 1.42 to 1.51×  2: 1.80 to 1.97×`: what this run predicts for smaller K; None where it predicts none."""
-    choice = choice_of_k(regular, row)
-    if choice is None:
-        return None
-    shown = []
-    for k, verdict in [*choice.verdicts.items()][:_MOST_K]:
-        figure = verdict.interval
-        shown.append(f"{k}: {figure.bounds() or f'{figure.estimate:.2f}'}×")
-    about = "intervals for all K at once, with 5 % for what an iteration costs"
-    return "; ".join(filter(None, [f"{'  '.join(shown)} predicted ({about})", choice.words]))
 
 
 def _draft_reads(row: LatencyRow) -> str | None:

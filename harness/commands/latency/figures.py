@@ -14,13 +14,17 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from harness.commands.latency.answer import stated_speedup
-from harness.commands.latency.costs import held_back, share_of_predicted
+from harness.commands.latency.costs import (
+    StepCosts,
+    costs_in_steps,
+    held_back,
+    share_of_predicted,
+)
 from harness.commands.latency.doubts import caveats, notes
 from harness.commands.latency.ranking import RankedRun
 from harness.config.acceptance_rules import tests_each_token
 from harness.config.amounts import percent
 from harness.measuring.figures.requests import PERCENTILES
-from harness.measuring.prices import StepCosts, costs_in_steps
 from harness.measuring.rows import LatencyRow
 from harness.reporting.table import Column, Table, number, share, stated, times, with_bounds
 from harness.reporting.words import arm_name
@@ -100,11 +104,11 @@ _PAIRS = (
 )
 
 
-def pairs_table(pairs: Sequence[RankedRun], further_notes: Sequence[str] = ()) -> Table:
+def pairs_table(pairs: Sequence[RankedRun]) -> Table:
     """Speed-up of each pair and K, with the settings in which they differ."""
     family = max(pair.member.verdict.family for pair in pairs)
     at_once = [f"Intervals of speed-ups hold for all {family} at once."] if family > 1 else []
-    notes = (*further_notes, *at_once, *caveats(pair.run for pair in pairs))
+    notes = (*at_once, *caveats(pair.run for pair in pairs))
     return Table.of("pairs", "How much faster?", pairs, _PAIRS, strong="is_first", notes=notes)
 
 

@@ -9,7 +9,6 @@ import time
 from collections.abc import Mapping, Sequence
 
 from harness.commands.command import Experiment
-from harness.commands.latency.own_texts import tokens_of_smaller_ks
 from harness.commands.latency.questions import Conversations, asks_again, questions_to_ask
 from harness.commands.latency.record import LatencySettings
 from harness.config.errors import RunError
@@ -23,15 +22,12 @@ from harness.measuring.figures.measured import MeasuredArm, MeasuredRun, Stopped
 from harness.measuring.figures.paired import paired_times
 from harness.measuring.figures.texts import compare_texts
 from harness.measuring.interleaving import Answers, ask_in_turns
-from harness.measuring.prices import iteration_cost, why_no_price
 from harness.measuring.prompts.encoding import decide_ignore_eos
 from harness.measuring.prompts.sets import load_prompts
 from harness.measuring.quietness import Quietness
 from harness.measuring.rows import LatencyRow
 from harness.measuring.session import Session
-from harness.results.price.value import write_costs
 from harness.results.rows.prompts import PROMPTS_FILE, LatencyPromptRow
-from harness.results.runs import Run
 from harness.results.statistics.interval import CONFIDENCE
 from harness.results.statistics.stopping import (
     CONFIDENCE_OF_LOOKS,
@@ -53,8 +49,7 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
         num_too_long: how many prompts of the set were too long, by column.
         unwritten: answers that count already, by arm, and whose rows wait for those of the other arm.
         prompt_rows: the rows of all answers so far.
-        is_cell: whether it is a cell of a map, which has neither a prompts file nor prices of its own, and leaves the
-            engine open.
+        is_cell: whether it is a cell of a map, which has no prompts file, and leaves the engine open.
     """
 
     is_cell = False
@@ -107,20 +102,14 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
         self._ask(session, engine, warmup, questions, conversations)
         _check_failures(self.run)
 
-        example = questions[0]
         # An average step reads the prompt and half of the new tokens.
         context = round(encoded.mean_length + new_tokens / 2)
         self.run = dataclasses.replace(
             self.run,
-            pass_ms=None if engine.pass_ms is None else engine.pass_ms(example),
             roofs=()
             if placed is None
             else local("engine.planning").roofs(placed, settings.batch_size, context),
         )
-        if not self.is_cell:
-            session.has_measured = True
-            by_k = tokens_of_smaller_ks(self.run, engine, session)
-            self.run = dataclasses.replace(self.run, tokens_by_k=by_k)
 
     def _ask(
         self,
@@ -213,14 +202,7 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
             figures["seed"] = self.settings.seed_of_run
             figures["prompts_digest"] = self.prompt_set.digest
             rows.append(session.row(LatencyRow, **figures))
-        rows = judged(rows, {name: arm.evidence for name, arm in self.run.arms.items()})
-        if not self.is_cell:
-            run = Run(rows)
-            run.prompt_rows = self.prompt_rows
-            # For `costs=` of `plan`.
-            if rows[-1].status == "ok" and not why_no_price(run):
-                write_costs(session.directory, iteration_cost([run], str(session.run_id)))
-        return rows
+        return judged(rows, {name: arm.evidence for name, arm in self.run.arms.items()})
 
 
 def _why_stop(run: MeasuredRun, settings: LatencySettings, seconds: float) -> StoppedBy | None:

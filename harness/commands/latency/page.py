@@ -22,7 +22,6 @@ from harness.commands.latency.ranking import (
     RankedRun,
     among_themselves,
     answers,
-    iteration_lines,
     ranked_runs,
     shared_details,
 )
@@ -40,8 +39,6 @@ from harness.results.runs import Run, grouped
 if TYPE_CHECKING:
     from harness.reporting.drawing import Plot
 
-# Pairs whose iterations are explained.
-_MOST_LINES = 2
 # Characters of the longest bar.
 _BAR = 16
 
@@ -136,7 +133,6 @@ def _part(group: Sequence[RankedRun], noun: str = "run") -> Page:
     pairs = among_themselves(group)
     title = title_of_many([pair.row for pair in pairs], noun).split(" · ")
     title += shared_details(group)
-    iterations = iteration_lines(pairs)
     doubts = {f"{pair.model}: {pair.series.why_not}" for pair in pairs if pair.series.why_not}
     # At their best K, and targets alone.
     shown = [pair for pair in pairs if pair.is_best_of_draft or pair.speedup is None]
@@ -145,13 +141,12 @@ def _part(group: Sequence[RankedRun], noun: str = "run") -> Page:
         answers(pairs),
         [f"{doubt}: pairs that are close are not ordered." for doubt in doubts],
         [
-            pairs_table(pairs, iterations[_MOST_LINES:]),
+            pairs_table(pairs),
             *divided_tables(pairs),
             reasons_table(pairs),
             arms_table(pairs),
             published_table(shown),
         ],
-        [("Why", line) for line in iterations[:_MOST_LINES]],
     )
 
 

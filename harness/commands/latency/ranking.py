@@ -8,7 +8,6 @@ from operator import attrgetter
 from typing import Any
 
 from harness.commands.latency.answer import headline
-from harness.commands.latency.costs import iteration_line
 from harness.measuring.rows import LatencyRow
 from harness.reporting.names import Name, distinct_names, name_of
 from harness.reporting.table import Line
@@ -214,20 +213,3 @@ def _named(rivals: Sequence[RankedRun], first: RankedRun) -> str:
         names[_MOST_NAMED:] = [f"and {len(names) - _MOST_NAMED} more"]
     about = "" if covers is None else f" (simultaneous 95 % intervals{covers})"
     return "; ".join(names) + about
-
-
-def iteration_lines(pairs: Sequence[RankedRun]) -> list[str]:
-    """Lines about the cost of an iteration, for each pair and settings measured with several K, the fastest first."""
-    measured = []
-    for pair in pairs:
-        is_quiet = not pair.series.why_not and not pair.row.was_starved
-        if isinstance(pair.k, int) and is_quiet and pair.speedup is not None:
-            measured.append(pair)
-    measured.sort(key=attrgetter("speedup"), reverse=True)
-    lines = []
-    names = {pair.name.group for pair in pairs}
-    for group, series in grouped(measured, attrgetter("name.group")).items():
-        line = iteration_line([pair.run for pair in series])
-        if line is not None:
-            lines.append(f"{', '.join(group)}: {line}" if len(names) > 1 else line)
-    return lines

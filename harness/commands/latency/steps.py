@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from operator import attrgetter
 
 from harness.commands.latency.answer import has_verdict
-from harness.commands.latency.costs import choice_of_k
 from harness.commands.latency.ranking import RankedRun
 from harness.config.amounts import percent
 from harness.measuring.rows import LatencyRow
@@ -30,7 +29,7 @@ def steps_after_run(rows: Sequence[LatencyRow], verdict: Statement) -> list[Next
     Args:
         verdict: whether it pays.
     """
-    regular, row = rows[0], rows[-1]
+    row = rows[-1]
     if row.arm == "speculative" and row.url is not None and row.regular_url is None:
         changes = "regular_url=http://HOST:PORT/v1"
         return [NextStep("is it faster than without a draft?", changes)]
@@ -39,7 +38,7 @@ def steps_after_run(rows: Sequence[LatencyRow], verdict: Statement) -> list[Next
         return []
     possible = [
         _better_interval(row, verdict),
-        _another_k(regular, row, verdict),
+        _another_k(row, verdict),
         _to_show(row, verdict),
         _another_run(row, verdict),
     ]
@@ -107,27 +106,15 @@ def _narrower(
     return NextStep(f"to see a difference of {percent(difference)}", f"num_prompts={num_prompts}")
 
 
-def _another_k(regular: LatencyRow, row: LatencyRow, verdict: Statement) -> NextStep | None:
-    """The K that promises most, or another draft where none pays."""
-    choice = choice_of_k(regular, row)
-    if choice is None or not choice.is_judged:
-        is_loss = verdict.relation == "below"
-        return _free_draft([row], "it does not pay") if is_loss else None
-    if choice.none_pays:
-        return _free_draft([row], choice.words)
-    best = choice.best
-    largest = max(choice.verdicts)
-    predicted = choice.verdicts[best].interval.estimate
-    if not choice.paying:
-        # What was measured decides, where it can.
-        is_loss = verdict.relation == "below" and best < largest
-        return NextStep(f"may pay: {predicted:.2f}× predicted", f"K={best}") if is_loss else None
-    if best < largest:
-        return NextStep(f"{choice.words}, {predicted:.2f}× predicted", f"K={best}")
-    before = choice.standings.get(largest - 1)
-    if before is not None and before.relation == "below":
-        return NextStep(f"the speed-up still rises at K={largest}", f"K={2 * largest}")
-    return NextStep("a larger K may gain more", f"K={2 * largest}")
+def _another_k(row: LatencyRow, verdict: Statement) -> NextStep | None:
+    """Several K beside each other; where this draft does not pay rather one that costs nothing."""
+    if verdict.relation == "below" and (step := _free_draft([row], "it does not pay")):
+        return step
+    # K of a server is in its command.
+    is_fixed = row.is_elsewhere or not isinstance(row.num_draft_tokens, int)
+    if is_fixed or not verdict.is_conclusion:
+        return None
+    return NextStep("which K gains most", "-m K=2,4,8")
 
 
 def _free_draft(rows: Sequence[LatencyRow], finding: str) -> NextStep | None:

@@ -18,14 +18,12 @@ from harness.config.errors import RunError, SettingError
 from harness.config.run import PromptedSettings
 from harness.engines.protocol import Engine
 from harness.engines.registry import engine_of
-from harness.measuring.prices import iteration_cost
 from harness.measuring.progress import note, say
 from harness.measuring.session import Session
 from harness.reporting.names import name_of
 from harness.results.judging.grid import cells_of, for_vllm, schedule_file, schedule_of
 from harness.results.judging.series import judged_at_once
 from harness.results.locked_files import replace_file
-from harness.results.price.value import write_costs
 from harness.results.runs import Run, grouped
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL
 
@@ -118,10 +116,6 @@ class MapExperiment(Experiment[MapSettings, MapRow]):
             if schedule:
                 file = session.directory / schedule_file(context)
                 replace_file(file, for_vllm(schedule).encode())
-        cost = iteration_cost(self.measured, str(session.run_id))
-        # What an iteration costs depends on the context, too.
-        if cost.loads and len(self.settings.contexts) < 2:
-            write_costs(session.directory, cost)
 
     def rows(self, session: Session) -> list[MapRow]:
         """The rows of the measured cells, or before any those of the cell that comes first, without figures."""

@@ -1,4 +1,4 @@
-"""The rows of `plan`: one per pair; of a prediction from measured costs one per draft, load and K."""
+"""The rows of `plan`: one per pair."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.results.row import figure, setting
-from harness.results.schema import MaybeFloat, MaybeInt, MaybeText, RunRow
-from harness.results.statistics.interval import Interval
+from harness.results.schema import MaybeFloat, MaybeInt, RunRow
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanRow(RunRow):
-    """`plan.csv`: one row per pair, or with `costs=` one per draft, load and K."""
+    """`plan.csv`: one row per pair."""
 
     kind = "plan"
     recognised_by = ("needed_bytes", "free_bytes", "highest_speedup", "instead")
@@ -53,22 +52,10 @@ class PlanRow(RunRow):
     break_even_tokens: MaybeFloat = figure(
         "tokens per iteration from which on speculation pays", "tokens"
     )
-    predicted_speedup: Interval | None = figure(
-        "tokens per iteration (`acceptance`) over what an iteration costs in regular steps: measured (`costs`), or the"
-        " bytes that it reads"
+    predicted_speedup: MaybeFloat = figure(
+        "the same at `acceptance`, in place of all draft tokens; with `3.2@4` at that K"
     )
-    predicted_tokens_per_iteration: MaybeFloat = figure("of that prediction", "tokens")
-    best_num_draft_tokens: MaybeInt = figure("the K for which most is predicted", "tokens")
-    relative_to_best: Interval | None = figure(
-        "decoding speed predicted for this K over that of the best one"
-    )
-    iteration_ms: Interval | None = figure("an iteration, as `costs` measured it", "ms")
-    measured_speedup: MaybeFloat = figure(
-        "what `acceptance` itself measured of decoding at this load"
-    )
-    cost_source: MaybeText = figure("`costs`, where a prediction is from measured costs")
-    cost_command: MaybeText = figure("the command that measured them, as typed")
-    acceptance_source: MaybeText = figure("`acceptance` of such a prediction")
+    predicted_tokens_per_iteration: MaybeFloat = figure("of that speed-up", "tokens")
     bandwidths: dict[str, float] | None = figure("memory bandwidth by what has it", "GB/s")
     devices_bytes: dict[str, dict[str, int]] | None = figure(
         "free memory and its use by device", "bytes"

@@ -46,15 +46,10 @@ def plan_page(rows: Sequence[PlanRow]) -> Page | None:
     (row,) = rows
     if not row.devices_bytes:
         return None
-    doubts = ([] if row.num_gpus else [_NO_GPU]) + doubts_of_notes(rows)
+    doubts = [] if row.num_gpus else [_NO_GPU]
+    doubts += [f"{capitalised(note)}." for note in row.note or []]
     title, tables = heading(row, _settings(row)), [_devices(row), _models(row)]
     return Page(title, [_finding(row)], doubts, tables, [*_why(row)], steps)
-
-
-def doubts_of_notes(rows: Sequence[PlanRow]) -> list[str]:
-    """The notes of rows as sentences, each once."""
-    notes = dict.fromkeys(note for row in rows for note in row.note or [])
-    return [f"{capitalised(note)}." for note in notes]
 
 
 def _settings(row: PlanRow) -> str:
@@ -126,17 +121,14 @@ def _why(row: PlanRow) -> Iterator[tuple[str, str]]:
             f"a verification reads {row.verification_steps:.1f} times what a step reads: {cause}",
         )
     if row.predicted_speedup is not None:
-        bounds = row.predicted_speedup.bounds()
-        # What it costs is by bytes.
-        interval = f" (95 % interval {bounds}, of acceptance alone)" if bounds else ""
-        gain = f"{most} {times(row.predicted_speedup.estimate)}"
-        yield "Gain", f"{gain}, predicted for K={row.best_num_draft_tokens}{at_a_time}{interval}"
+        gain = f"{most} {times(row.predicted_speedup)}"
+        yield "Gain", f"{gain}, predicted for K={row.num_draft_tokens}{at_a_time}"
 
 
 def _measure(row: PlanRow, num_plans: int) -> NextStep:
     changes = [f"model={row.model}", f"draft={row.draft or 'none'}"] if num_plans > 1 else []
-    if row.best_num_draft_tokens is not None:
-        changes.append(f"K={row.best_num_draft_tokens}")
+    if row.predicted_speedup is not None:
+        changes.append(f"K={row.num_draft_tokens}")
     command = typed_again(shlex.join(changes), command="latency", leaving_out=_OWN_SETTINGS)
     return NextStep("measure it", command=command)
 
@@ -165,16 +157,9 @@ def _plans(rows: Sequence[PlanRow]) -> Table:
             "with\ndraft", number(), lambda row: _slowest_ms(row, row.speculative_read_bytes)
         ).at("row"),
         Column("all drafts\naccepted", times, "row.highest_speedup"),
-        Column("predicted\nat best", of=_predicted, text=True, optional=True).at("row"),
+        Column("at that\nacceptance", times, "row.predicted_speedup", optional=True),
     )
     return Table.of("plans", "", named_runs([Run([row]) for row in rows]), columns, look="bare")
-
-
-def _predicted(row: PlanRow) -> str | None:
-    """`2.31× at K=6`."""
-    if row.predicted_speedup is None:
-        return None
-    return f"{times(row.predicted_speedup.estimate)} at K={row.best_num_draft_tokens}"
 
 
 def _fits(row: PlanRow) -> str:

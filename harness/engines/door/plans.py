@@ -52,7 +52,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class PassBytes:
-    """The bytes that passes read, the cache included; by K where they depend on it.
+    """The bytes that passes of a pair read at one K, the cache included.
 
     Attributes:
         step: of the target for one token of each row.
@@ -62,14 +62,14 @@ class PassBytes:
     """
 
     step: float
-    verification: Mapping[int, float]
-    drafting: Mapping[int, float]
+    verification: float
+    drafting: float
     most_draft_tokens: int | None = None
 
-    def iteration_steps(self, num_draft_tokens: int) -> float:
+    @property
+    def iteration_steps(self) -> float:
         """The least cost of drafting K tokens and verifying them, in steps of the target."""
-        drafting = self.drafting[num_draft_tokens]
-        return (self.verification[num_draft_tokens] + drafting) / self.step
+        return (self.verification + self.drafting) / self.step
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
 """Times in this process. Nothing but decoding happens between two readings of the clock of an answer (`LoopClock`); a
-`PhaseTimer` divides its time by calls, and `pass_ms` times passes of the target by their width.
+`PhaseTimer` divides its time by calls.
 
 The devices are synchronised before the first reading. At the second they have decided the last token.
 Iterations are only collected while the clock runs, and read afterwards.
@@ -8,7 +8,6 @@ Iterations are only collected while the clock runs, and read afterwards.
 from __future__ import annotations
 
 import itertools
-import statistics
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,15 +16,9 @@ from typing import Any
 import torch
 
 from harness.engines.arrivals import Arrival
-from harness.engines.protocol import Answered, BatchTimes, Phases, Question, Request, Weights
+from harness.engines.protocol import Answered, BatchTimes, Phases, Request, Weights
 from harness.local.decoding.loop import Iteration, RowStep
-from harness.local.decoding.protocols import Runner, TokenRows
-from harness.local.engine.runners import PairRunners
-from harness.local.models.devices import synchronize
 from harness.results.acceptance import outcome_until_end
-
-# Passes of each width that count; one before them does not.
-_NUM_ROUNDS = 3
 
 
 class LoopClock:
@@ -147,61 +140,3 @@ class PhaseTimer:
             phases.seconds[phase] += seconds
             phases.calls[phase] += 1
         return phases
-
-
-def timed_passes(runners: PairRunners, question: Question) -> list[float | None] | None:
-    """Milliseconds of the target's passes, as `Engine.pass_ms`."""
-    if runners.pair.draft_settings is None:
-        return None
-    number = question.decoding.most_draft_tokens
-    # Only the static runner reads each width at its own speed: compiled ones have few widths, and a
-    # recurrent state also reads again what was kept before.
-    if runners.target_name != "static":
-        return None
-    # A text this short has no room for the widest pass.
-    if number >= question.decoding.max_new_tokens:
-        return None
-    return pass_ms(runners.target, question.prompts, pass_widths(number), runners.pair.devices)
-
-
-def pass_widths(num_draft_tokens: int) -> list[int]:
-    """The widths to time: a step of one token, a verification of all draft tokens, and some
-    between.
-
-    K = 4: 1, 2, 3, 5. K = 10: 1, 2, 3, 5, 9, 11.
-    """
-    widest = num_draft_tokens + 1
-    steps = {1, *(2**power + 1 for power in range(widest))}
-    return sorted({widest, *(width for width in steps if width < widest)})
-
-
-@torch.inference_mode()
-def pass_ms(
-    runner: Runner,
-    prompts: TokenRows,
-    widths: Sequence[int],
-    devices: Sequence[torch.device],
-) -> list[float | None]:
-    """Milliseconds of a pass over 1, 2, 3, ... tokens behind these prompts, up to the widest.
-
-    None in place of a width that is not among `widths`. The widths take turns, so that drift of the
-    machine meets all alike.
-    """
-    device = runner.start(prompts).logits.device
-    times: dict[int, list[float]] = {width: [] for width in widths}
-    for number in range(_NUM_ROUNDS + 1):
-        for width in widths:
-            # The prompts again: which tokens are read does not change the time.
-            rows = [[prompt[index % len(prompt)] for index in range(width)] for prompt in prompts]
-            tokens = torch.tensor(rows, device=device)
-            synchronize(devices)
-            began = time.perf_counter()
-            runner.extend(tokens)
-            synchronize(devices)
-            if number:
-                times[width].append(1000 * (time.perf_counter() - began))
-            runner.keep([0] * len(prompts))
-    return [
-        statistics.median(times[width]) if width in times else None
-        for width in range(1, max(widths) + 1)
-    ]

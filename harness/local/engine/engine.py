@@ -23,7 +23,7 @@ from harness.local.decoding.randomness import uniforms
 from harness.local.decoding.warp import BatchWarp
 from harness.local.drafting.checked import blaming_method
 from harness.local.drafting.method import Pair
-from harness.local.engine.clock import LoopClock, PhaseTimer, timed_passes
+from harness.local.engine.clock import LoopClock, PhaseTimer
 from harness.local.engine.fault import NONE, Fault, fault_of
 from harness.local.engine.preparing import prepare
 from harness.local.engine.reference import ModelReference, loaded_weights, not_finite
@@ -165,7 +165,6 @@ class LocalEngine(Engine):
         if self.runners.draft_name != self.runner:
             self.draft_runner = self.runners.draft_name
         self.setup_seconds = self.runners.setup_seconds
-        self.pass_ms = functools.partial(timed_passes, self.runners)
         timer = PhaseTimer(pair.target.input_device)
         common = (self.runners, self.weights, timer)
         arms = [LocalArm("regular", *common)]
@@ -178,6 +177,5 @@ class LocalEngine(Engine):
     def close(self) -> None:
         """Free the runners; the pair is the caller's."""
         self.arms = ()
-        self.pass_ms = None
         self.runners.close()
         release_memory(self._pair.devices)

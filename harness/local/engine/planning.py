@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import psutil
@@ -94,14 +94,11 @@ def _pretended_machine(pretended: PretendedGpus) -> Machine:
     )
 
 
-def plan_on(
-    machine: Machine, settings: RunSettings, prompt_length: int, draft_tokens: Iterable[int]
-) -> PairPlan:
+def plan_on(machine: Machine, settings: RunSettings, prompt_length: int) -> PairPlan:
     """Sketch the pair and check it, as far as the configurations allow, and place it.
 
     Args:
         prompt_length: tokens of the longest prompt.
-        draft_tokens: each K whose passes are of interest.
 
     Raises:
         SettingError: a setting that cannot hold for these models.
@@ -135,7 +132,7 @@ def plan_on(
         misfit = str(error)
         advice = remedies(problem)
         placements = fit_regardless(problem)
-    reads = pass_bytes(pair, demand, draft_tokens)
+    reads = pass_bytes(pair, demand)
     sizes = _sizes(machine, problem, placements)
     if reads is None:
         sizes["needed_bytes"] = None
@@ -225,8 +222,8 @@ def _notes(problem: PlacementProblem) -> list[str]:
     return [note for note in notes if note]
 
 
-def pass_bytes(pair: PlannedPair, demand: Demand, draft_tokens: Iterable[int]) -> PassBytes | None:
-    """The bytes that passes of a pair read, for each K; None if the size of a cache is not known, or where layers of
+def pass_bytes(pair: PlannedPair, demand: Demand) -> PassBytes | None:
+    """The bytes that passes of a pair read; None if the size of a cache is not known, or where layers of
     the target draft.
     """
     exits_early = pair.draft_settings is not None and pair.draft_settings.method == "early_exit"
@@ -237,15 +234,13 @@ def pass_bytes(pair: PlannedPair, demand: Demand, draft_tokens: Iterable[int]) -
     context = demand.prompt_tokens + demand.new_tokens // 2
     most = None if pair.head is None else getattr(pair.head.config, "most_tokens", None)
     # A verification may read more than a step: its tokens take different experts.
-    verification = {}
-    drafting = {}
-    for number in draft_tokens:
-        num_drafted = min(number, most or number)
-        verification[number] = target.pass_bytes(demand.batch_size, context, num_drafted + 1)
-        drafting[number] = 0
-        for draft in drafts:
-            num_passes = 1 if draft.drafts_in_one_pass else number
-            drafting[number] += num_passes * draft.pass_bytes(demand.batch_size, context)
+    number = demand.num_draft_tokens
+    num_drafted = min(number, most or number)
+    verification = target.pass_bytes(demand.batch_size, context, num_drafted + 1)
+    drafting = 0
+    for draft in drafts:
+        num_passes = 1 if draft.drafts_in_one_pass else number
+        drafting += num_passes * draft.pass_bytes(demand.batch_size, context)
     step = target.pass_bytes(demand.batch_size, context)
     return PassBytes(step, verification, drafting, most)
 

@@ -9,7 +9,6 @@ from harness.measuring.figures.measured import Group, MeasuredArm, MeasuredRun
 from harness.measuring.figures.server import impossible_counts, traffic_columns
 from harness.results.row import Ratio, pooled
 from harness.results.schema import Accepted, MaybeFloat, MaybeText
-from harness.results.statistics.interval import Interval
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,12 +30,6 @@ class AcceptanceFigures(Group, Accepted):
     acceptance_histogram: list[int] | None = pooled(
         "sum", "iterations with 0, 1, ... accepted draft tokens"
     )
-    tokens_per_iteration_by_num_draft_tokens: list[Interval] | None = pooled(
-        Ratio(of="num_tokens"),
-        "expected tokens per iteration for K = 1, 2, ..., exactly: from the chances of acceptance along the"
-        " answers",
-        "tokens",
-    )
     mean_proposed: MaybeFloat = pooled(
         Ratio(of="num_proposed"), "draft tokens per iteration that drafted", "tokens"
     )
@@ -49,8 +42,7 @@ class AcceptanceFigures(Group, Accepted):
 
     @classmethod
     def measured(cls, run: MeasuredRun, arm: MeasuredArm) -> Group:
-        by_k = None if run.pair(arm) is None else run.tokens_by_k
-        return cls(tokens_per_iteration_by_num_draft_tokens=by_k, **reported_acceptance(arm))
+        return cls(**reported_acceptance(arm))
 
 
 def reported_acceptance(arm: MeasuredArm) -> dict[str, Any]:

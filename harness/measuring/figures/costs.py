@@ -23,11 +23,6 @@ class CostFigures(Group):
         "verification per iteration: a pass over K + 1 tokens, and the verdict",
         "ms",
     )
-    pass_ms_by_width: list[float | None] | None = pooled(
-        "mean",
-        "a pass of the target over 1, 2, ... tokens; null for widths that were not measured",
-        "ms",
-    )
     target_step_ms: MaybeFloat = pooled(
         "mean", "a pass of the target over one token, and the draw of the next", "ms"
     )
@@ -53,18 +48,17 @@ class CostFigures(Group):
 
     @classmethod
     def measured(cls, run: MeasuredRun, arm: MeasuredArm) -> Group:
-        pass_ms = arm.phases.ms_per_iteration("forward")
+        forward_ms = arm.phases.ms_per_iteration("forward")
         columns: dict[str, Any] = {"host_share": _host_share(arm)}
         if arm.name == "regular":
-            columns["target_step_ms"] = pass_ms
+            columns["target_step_ms"] = forward_ms
         else:
             columns["draft_ms"] = arm.phases.ms_per_iteration("drafting")
-            columns["verify_ms"] = pass_ms
+            columns["verify_ms"] = forward_ms
             columns["iteration_ms"] = _iteration_ms(arm)
         pair = run.pair(arm)
         if pair is not None:
             columns["predicted_speedup"] = _prediction(*pair)
-            columns["pass_ms_by_width"] = run.pass_ms
         # One roof of the target, and one of a draft with weights of its own.
         for prefix, roof in zip(("", "draft_"), run.roofs, strict=False):
             if not prefix or pair is not None:

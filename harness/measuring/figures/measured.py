@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from harness.engines.protocol import Phases
 from harness.results.acceptance import Acceptance
-from harness.results.statistics.interval import CONFIDENCE, Interval
+from harness.results.statistics.interval import CONFIDENCE
 
 if TYPE_CHECKING:
     from harness.config.run import PromptedSettings
@@ -146,10 +146,7 @@ class MeasuredRun:
         salted: whether a server's prefix cache heeds salts; None where there is none.
         end_tokens: with which the model ends a text; empty with random weights, whose texts mean
             nothing.
-        pass_ms: the time of a pass of the target over one token, over two, and so on; None for
-            those that were not timed.
         roofs: the bytes that a step reads and its least time: of the target, then of a draft with its own weights.
-        tokens_by_k: tokens per iteration for K = 1, 2, ..., exactly (`own_texts`); None where they are not known.
         stopped_by: what ended a run with `precision`.
         confidence: level of the intervals of the speed-up.
     """
@@ -161,9 +158,7 @@ class MeasuredRun:
     salted: bool | None = None
     end_tokens: Collection[int] = frozenset()
     quietness: Quietness | None = None
-    pass_ms: list[float | None] | None = None
     roofs: Sequence[Roof] = ()
-    tokens_by_k: list[Interval] | None = None
     stopped_by: StoppedBy | None = None
     confidence: float = CONFIDENCE
 

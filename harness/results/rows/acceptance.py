@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.results.row import Row, figure, setting
@@ -18,7 +19,7 @@ class AcceptanceRow(PromptedRow):
 
     kind = "acceptance"
     filled_if_measured = ("tokens_per_iteration",)
-    recognised_by = ("tokens_per_iteration", "text_source", "expected_speedup")
+    recognised_by = ("tokens_per_iteration", "text_source")
 
     seed: MaybeInt = setting("seed of the random numbers", "seed")
     text_source: MaybeText = figure(
@@ -29,7 +30,7 @@ class AcceptanceRow(PromptedRow):
         "tokens that iterations decide, without the first of each text", "tokens"
     )
     is_in_question: bool | None = figure(
-        "whether the run is about this K: that of an engine elsewhere, of a card, or the one that was typed"
+        "whether the run is about this K: that of an engine elsewhere, of a card, or of the settings"
     )
     tokens_per_iteration: Interval | None = figure(
         "expected tokens per iteration, over all of them",
@@ -39,8 +40,6 @@ class AcceptanceRow(PromptedRow):
         "expected share of the iterations that proposed something in which the draft token at each position is"
         " accepted"
     )
-    iteration_cost: MaybeFloat = figure("drafting and verifying in an iteration", "target steps")
-    expected_speedup: Interval | None = figure("`tokens_per_iteration` / `iteration_cost`")
     log_probability: MaybeFloat = figure(
         "mean log-probability of the texts' tokens under the target, of those it can draw", "nats"
     )
@@ -76,6 +75,11 @@ class AcceptanceRow(PromptedRow):
     engine_unknown: MaybeText = figure(
         "why it is not known whether the engine accepts what its weights do"
     )
+
+
+def row_in_question(rows: Sequence[AcceptanceRow]) -> AcceptanceRow:
+    """The row of the K that the run is about; in a file that does not say which that is, of the largest."""
+    return max(rows, key=lambda row: (bool(row.is_in_question), row.num_draft_tokens or 0))
 
 
 @dataclass(frozen=True, kw_only=True)

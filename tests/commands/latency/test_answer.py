@@ -8,16 +8,15 @@ from typing import Any
 
 import pytest
 
-from harness.commands.latency.costs import held_back, main_limit
+from harness.commands.latency.costs import StepCosts, held_back, main_limit
 from harness.commands.latency.page import latency_page
 from harness.commands.latency.table_row import table_rows
 from harness.config.command_line import Words
-from harness.measuring.prices import StepCosts
 from harness.measuring.rows import LatencyRow
 from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.runs import Run
 from pages import full, short
-from report_files import for_each_k, latency_run, over, prompt_rows
+from report_files import latency_run, over, prompt_rows
 from wording import mentions
 
 FIGURES: dict[str, Any] = {
@@ -25,7 +24,7 @@ FIGURES: dict[str, Any] = {
     "mean_num_draft_tokens": 4.0, "tokens_per_iteration": 3.5,
     "mean_acceptance_length": 3.5, "draft_ms": 80.0, "verify_ms": 330.0, "predicted_speedup": 1.9, "speedup": 1.83,
     "speedup_low": 1.7, "speedup_high": 1.95, "speedup_covers": over(15), "processor_share": 1.0,
-    "ignore_eos": True, **for_each_k(1.9, 2.6, 3.1, 3.5), "visible_difference": 0.05,
+    "ignore_eos": True, "visible_difference": 0.05,
 }  # fmt: skip
 
 
@@ -54,22 +53,25 @@ def test_it_fits_fourteen_lines_and_has_bars(width: int, share: float) -> None:
 def test_a_command_is_never_cut_in_two() -> None:
     typed = "latency model=some/long-name prompts=./my-chats.jsonl decoding=greedy decoding.max_new_tokens=256"
     text = answer(arguments=typed)
-    assert f"\n           harness {typed} K=8\n" in text
+    assert f"\n           harness {typed} -m K=2,4,8\n" in text
     assert len(text.splitlines()) <= 14
 
 
 @pytest.mark.parametrize(
     ("typed", "expected"),
     [
-        ("latency K=4", "harness latency K=8"),
-        ("latency -m K=2,4", "harness latency K=8"),
-        ("latency -m K=2,4 T=0,1", "harness latency -m T=0,1 K=8"),
+        ("latency K=4", "harness latency -m K=2,4,8"),
+        ("latency -m K=2,4", "harness latency -m K=2,4,8"),
+        ("latency -m K=2,4 T=0,1", "harness latency T=0,1 -m K=2,4,8"),
         (
             "latency T=0 decoding.num_draft_tokens=4 details=true seed=1",
-            "harness latency T=0 seed=1 K=8",
+            "harness latency T=0 seed=1 -m K=2,4,8",
         ),
-        ("latency gamma=4 tokens=8", "harness latency tokens=8 K=8"),
-        ("latency verbose=true -- llama-server -K 4", "harness latency K=8 -- llama-server -K 4"),
+        ("latency gamma=4 tokens=8", "harness latency tokens=8 -m K=2,4,8"),
+        (
+            "latency verbose=true -- llama-server -K 4",
+            "harness latency -m K=2,4,8 -- llama-server -K 4",
+        ),
     ],
 )
 def test_what_is_typed_next_replaces_a_setting_however_it_was_typed(

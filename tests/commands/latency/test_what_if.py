@@ -17,7 +17,7 @@ from harness.config.settings import ModelSettings
 from harness.local.engine.planning import copy_bandwidth
 from harness.measuring.rows import LatencyRow
 from harness.results.files import read_rows
-from in_process import QUICK_MODELS, QUICKEST_PAIR, Harness, results
+from in_process import QUICK_MODELS, Harness, results
 
 SaveModel = Callable[..., ModelSettings]
 # Presets' own architectures, scaled down.
@@ -70,51 +70,16 @@ def last_row() -> Any:
 MANY = [*QUICK_MODELS, "num_prompts=12", "num_warmup=0", "decoding.max_new_tokens=20"]
 
 
-def overlap(first: tuple[float, float], second: tuple[float, float]) -> bool:
-    return first[0] <= second[1] and second[0] <= first[1]
-
-
-def interval_at(row: Any, k: int) -> tuple[float, float]:
-    length = row.tokens_per_iteration_by_num_draft_tokens[k - 1]
-    return length.low, length.high
-
-
-def test_rates_of_one_run_are_replayed_in_another_and_predict_another_k(harness: Harness) -> None:
+def test_rates_of_one_run_are_replayed_in_another(harness: Harness) -> None:
     harness("latency", *MANY, "batch_size=4", "K=5")
     real = last_row()
-    # Passes of 1, 2, 3, 5 and 6 tokens were timed.
-    assert [ms is not None for ms in real.pass_ms_by_width] == [True, True, True, False, True, True]
-
     # Acceptance does not depend on the batch, which takes a third of the passes.
     rates = real.acceptance_by_position
     replayed = f"decoding.synthetic_acceptance={rates}"
     harness("latency", *MANY, "batch_size=12", "K=5", replayed)
     synthetic = last_row()
     assert synthetic.synthetic_acceptance == rates
-    expected = synthetic.tokens_per_iteration_by_num_draft_tokens[4].estimate
-    assert synthetic.tokens_per_iteration == pytest.approx(expected, rel=0.1)
-
-    # A K that was left out: its acceptance is predicted by the run with K=5.
-    harness("latency", *MANY, "batch_size=12", "decoding.num_draft_tokens=2")
-    assert overlap(interval_at(last_row(), 2), interval_at(real, 2))
-    # Its twin: the interval of another K is not that of this one.
-    assert not overlap(interval_at(last_row(), 2), interval_at(real, 5))
-
-
-QUICK_PAIR = [*QUICKEST_PAIR, "num_prompts=2", "num_warmup=0", "decoding.max_new_tokens=24"]
-
-
-def test_a_greedy_run_knows_exactly_what_another_k_yields(harness: Harness) -> None:
-    """With models that read their answers again: `tests/commands/acceptance`."""
-    asked = ["latency", *QUICK_PAIR, "temperature=0"]
-    harness(*asked, "K=3")
-    by_k = last_row().tokens_per_iteration_by_num_draft_tokens
-    for k in (1, 2):
-        harness(*asked, f"K={k}")
-        assert by_k[k - 1].estimate == pytest.approx(last_row().tokens_per_iteration)
-
-
-def test_what_is_not_known_exactly_is_left_out(harness: Harness) -> None:
-    few = ["num_prompts=8", "decoding.max_new_tokens=8", "K=2"]
-    harness("latency", *QUICK_MODELS, *few, "decoding.rule=google", "decoding.lenience=0.5")
-    assert last_row().tokens_per_iteration_by_num_draft_tokens is None
+    assert synthetic.tokens_per_iteration == pytest.approx(real.tokens_per_iteration, rel=0.15)
+    # Its twin: other rates give another yield.
+    harness("latency", *MANY, "batch_size=12", "K=5", "decoding.synthetic_acceptance=0.4")
+    assert last_row().tokens_per_iteration != pytest.approx(real.tokens_per_iteration, rel=0.15)

@@ -20,7 +20,7 @@ from harness.results.judging.series import judged_at_once
 from harness.results.runs import Run
 from harness.results.schema import NO_VERDICT
 from harness.results.statistics.interval import Coverage, Interval
-from in_process import QUICKEST_PAIR, Harness, covered, only, results
+from in_process import QUICKEST_PAIR, Harness, covered, results
 
 SUPPORT = Path(__file__).parents[2] / "support"
 PLANTED = ["engine=simulated"]
@@ -54,7 +54,7 @@ def cells() -> pd.DataFrame:
 
 
 def test_the_cells_of_a_map_are_runs_of_latency(harness: Harness) -> None:
-    """The same answers, and their prices are one table."""
+    """The same answers."""
     grid = ["batch_sizes=[1,2]", "draft_tokens=[1,2]", "tokens=9", "num_prompts=3"]
     outcome = harness("map", *PLANTED, *grid)
     rows = cells()
@@ -67,8 +67,6 @@ def test_the_cells_of_a_map_are_runs_of_latency(harness: Harness) -> None:
     _, drawing = Path("results/report.html").read_text().split("kind-load", 1)
     assert all(f"K={k}" in drawing[: drawing.index("</figure>")] for k in (1, 2))
     assert ("no schedule" in outcome.stdout) == (not list(Path().rglob("schedule_vllm.json")))
-    prices = json.loads(only("costs.json").read_text())["points"]
-    assert {point["width"] for point in prices} == {1, 2, 3}
     assert not list(Path().rglob("latency_prompts.csv"))
     harness("latency", *PLANTED, "tokens=9", "K=2", "batch_size=2", "num_prompts=16")
     alone = results("latency")

@@ -18,7 +18,7 @@ from harness.local.engine import planning
 from harness.local.engine.planning import capacity
 from harness.local.models.fit import PlacementProblem
 from harness.local.models.sketch import LayerCache, Sketch, TensorSketch
-from in_process import QUICK_MODELS, QUICKEST_PAIR, Harness
+from in_process import Harness
 from wording import mentions
 
 
@@ -163,26 +163,39 @@ def test_early_exit_has_no_bound_because_its_passes_are_of_transformers(plan: Pl
     assert not row["highest_speedup"]
 
 
-def test_acceptance_predicts_the_speedup(harness: Harness, tmp_path: Path) -> None:
-    """Over the bytes that `acceptance` counts itself where nothing else is known."""
-    pair = [*QUICK_MODELS, "tokens=20", "decoding.ignore_eos=true"]
-    harness("acceptance", *pair, "num_prompts=8", "up_to=4", f"hydra.run.dir={tmp_path}/found")
-    found = pd.read_csv(tmp_path / "found" / "acceptance.csv")
-    best = found.loc[found.expected_speedup.idxmax()]
-    for name in ("", "/acceptance.csv"):
-        directory = tmp_path / f"planned{name.replace('/', '-')}"
-        asked = [f"acceptance={tmp_path}/found{name}", f"hydra.run.dir={directory}"]
-        harness("plan", *pair, "prompt_length=20", *asked)
-        row = pd.read_csv(directory / "plan.csv").iloc[0]
-        assert row.best_num_draft_tokens == best.num_draft_tokens
-        assert row.predicted_tokens_per_iteration == pytest.approx(best.tokens_per_iteration)
-        for end in ("", "_low", "_high"):
-            expected = best[f"expected_speedup{end}"]
-            assert row[f"predicted_speedup{end}"] == pytest.approx(expected, rel=0.02)
-    complaint = harness.refused("plan", *pair, f"acceptance={tmp_path}/found", "temperature=0")
-    assert complaint.endswith(f"but of {' '.join(QUICK_MODELS)} temperature=0.5")
-    complaint = harness.refused("plan", *QUICKEST_PAIR, f"acceptance={tmp_path}/found")
-    assert "has no run of acceptance with model=tiny_draft draft=lookup" in complaint
+@pytest.mark.parametrize(
+    ("typed", "k", "tokens"),
+    [
+        (["acceptance=0.5", "K=3"], 3, 1.875),
+        (["acceptance=50%", "K=3"], 3, 1.875),
+        (["acceptance=3.2@6"], 6, 3.2),
+    ],
+)
+def test_one_typed_acceptance_gives_a_speedup(
+    plan: Plan, typed: list[str], k: int, tokens: float
+) -> None:
+    asked = ["model=7B", "draft=7B_4bit", "gpus=1", "gpu_memory=80GB"]
+    row = plan(*asked, *typed).row
+    assert row["num_draft_tokens"] == k
+    assert row["predicted_tokens_per_iteration"] == pytest.approx(tokens)
+    # Over what an iteration costs, which is K + 1 tokens of which all were accepted over the highest speed-up.
+    assert row["predicted_speedup"] == pytest.approx(tokens / row["break_even_tokens"])
+    assert row["highest_speedup"] == pytest.approx((k + 1) / row["break_even_tokens"])
+
+
+@pytest.mark.parametrize(
+    ("typed", "complaint"),
+    [
+        (["acceptance=7@4"], "acceptance=7@4: must be from 1 to 5 tokens per iteration at K=4"),
+        (["acceptance=1.5"], "acceptance=1.5: must be a share above 0 and at most 1"),
+        (["acceptance=0%"], "acceptance=0%: must be a share"),
+        (["acceptance=./run"], "acceptance=./run: must be a share"),
+        (["acceptance=3@4", "K=2"], "acceptance=3@4: is of another K than K=2: leave one of them out"),
+        (["acceptance=0.7", "draft=none"], "acceptance=0.7: must be null without a draft"),
+    ],
+)  # fmt: skip
+def test_an_acceptance_that_is_none(plan: Plan, typed: list[str], complaint: str) -> None:
+    assert complaint in plan("model=7B", "draft=7B_4bit", *typed, code=2).stderr
 
 
 def test_requests_that_fit_beside_the_weights(plan: Plan) -> None:
@@ -226,10 +239,10 @@ def test_requests_of_a_published_server() -> None:
     assert capacity(problem) == (171, 144)
 
 
-def test_no_k_above_the_block_of_a_head_is_advised(plan: Plan) -> None:
+def test_a_k_above_the_block_of_a_head_drafts_no_more(plan: Plan) -> None:
     """Its blocks of five tokens draft four, whatever K is."""
     planned = plan("draft=tiny_dflash", "acceptance=0.95", "K=9")
-    assert planned.row["best_num_draft_tokens"] == 4
+    assert planned.row["predicted_tokens_per_iteration"] < 5
     assert planned.row["highest_speedup"] < 5
     assert "K=9 drafts no more tokens than K=4" in planned.stdout
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from harness.engines.protocol import Answered, Phases
 from harness.local.decoding.loop import Iteration, RowStep
 from harness.local.drafting.model import ModelDrafter
 from harness.local.engine import clock
-from harness.local.engine.clock import LoopClock, PhaseTimer, pass_ms, pass_widths
+from harness.local.engine.clock import LoopClock, PhaseTimer
 from some_questions import question_of
 
 
@@ -133,35 +132,3 @@ def test_phases_of_several_answers_add_up() -> None:
     for _ in range(2):
         total.add(one)
     assert (total.calls["forward"], total.ms_per_iteration("forward")) == (4, 1500)
-
-
-@pytest.mark.parametrize(("number", "widths"), [(1, [1, 2]), (2, [1, 2, 3]), (6, [1, 2, 3, 5, 7])])
-def test_widths_end_with_the_verification(number: int, widths: list[int]) -> None:
-    assert pass_widths(number) == widths
-
-
-class Slow:
-    """A runner whose pass over n tokens takes n² seconds, the first of each width ten times as long."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.seen: set[int] = set()
-        self.extended = 0
-
-    def start(self, prompts: Sequence[Sequence[int]]) -> Any:
-        return SimpleNamespace(logits=torch.zeros(len(prompts), 3))
-
-    def extend(self, tokens: torch.Tensor) -> None:
-        width = tokens.shape[1]
-        self.now += width**2 * (1 if width in self.seen else 10)
-        self.seen.add(width)
-        self.extended += width
-
-    def keep(self, counts: Sequence[int]) -> None:
-        assert set(counts) == {0}
-
-
-def test_passes_are_timed_by_their_width(monkeypatch: pytest.MonkeyPatch) -> None:
-    runner: Any = Slow()
-    monkeypatch.setattr(clock.time, "perf_counter", lambda: runner.now)
-    assert pass_ms(runner, [[1, 2], [3]], [1, 2, 4], ()) == [1000, 4000, None, 16000]

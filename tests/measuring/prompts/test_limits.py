@@ -87,13 +87,12 @@ def test_a_search_of_a_disk_ends(
     harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     os.mkfifo(tmp_path / "latency.csv")
-    assert "holds no CSV file of" in harness.refused("plan", f"costs={tmp_path}", "acceptance=0.7")
+    assert "holds no CSV file of" in harness.refused("report", str(tmp_path))
     monkeypatch.setattr(read_runs, "_MOST_FILES", 10)
     for number in range(11):
         (tmp_path / f"{number}.txt").touch()
-    for typed in (["report", "."], ["plan", "costs=.", "acceptance=0.7"]):
-        refused = harness.refused(*typed)
-        assert refused.endswith("has more than 10 files below it: name a directory of results")
+    refused = harness.refused("report", ".")
+    assert refused.endswith("has more than 10 files below it: name a directory of results")
 
 
 def test_a_signal_ends_the_work(tmp_path: Path) -> None:
