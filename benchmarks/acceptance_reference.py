@@ -64,13 +64,12 @@ def answered(
     decoding: DecodingSettings,
     number: int,
     rounds: int,
-    fault: str = "none",
 ) -> list[RequestRecord]:
     """Each answer, a round of all prompts after the other."""
     found: list[RequestRecord] = []
     how = dataclasses.replace(decoding, num_draft_tokens=number)
     preparation = Preparation(
-        decoding=how, runner="static", batch_size=len(prompts), longest_prompt=128, fault=fault
+        decoding=how, runner="static", batch_size=len(prompts), longest_prompt=128
     )
     engine = LocalEngine(pair, preparation)
     for repeat in range(rounds):

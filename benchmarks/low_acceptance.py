@@ -172,7 +172,7 @@ def worlds() -> dict[str, World]:
             "the chat template", (f"model={chat}", "draft=tiny_draft", "chat=true"), DRAFT
         ),
         "shifted positions": World(
-            "one position late", EAGLE, (*EAGLE, f"fault={planted('HiddenLate')}")
+            "one position late", EAGLE, (*EAGLE, f"engine={planted('HiddenLate')}")
         ),
         "other layers": World("of the last layer", EAGLE, (*EAGLE, "draft.layers=[24,24,24]")),
         "vocabulary mapping": World(
@@ -189,7 +189,7 @@ def worlds() -> dict[str, World]:
             (f"model={copied('tiny', perturbed)}", "draft=tiny_draft"),
         ),
         "last draft token": World(
-            "last draft token left out", DRAFT, (*DRAFT, f"fault={planted('LastDropped')}")
+            "last draft token left out", DRAFT, (*DRAFT, f"engine={planted('LastDropped')}")
         ),
     }
     for name in ("tiny_draft", "tiny_eagle3", "tiny_dflash", "tiny_medusa", "lookup"):

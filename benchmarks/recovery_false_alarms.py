@@ -22,11 +22,10 @@ import common
 import harness
 from harness.commands.recovery.rows import RecoveryRow
 from harness.commands.recovery.tables import Checks
-from harness.config.faults import FAULTS
 from harness.results.files import read_rows
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
-from planted_faults import IN_BATCHES, planted
+from planted_faults import EVERYWHERE, IN_BATCHES, planted
 
 SMALL = ("num_prompts=3", "decoding.max_new_tokens=12", "shift=0.3")
 
@@ -43,10 +42,10 @@ def main() -> None:
     asked = [*SMALL, f"num_draws={options.draws}", batch, *options.overrides]
     rows = []
     if options.runs:
-        rows.append(_tried("none", options.runs, asked))
+        rows.append(_tried("local", options.runs, asked))
     if options.fault_runs:
-        for fault in (*FAULTS.names(), *map(planted, IN_BATCHES)):
-            rows.append(_tried(fault, options.fault_runs, asked))
+        for fault in (*EVERYWHERE, *IN_BATCHES):
+            rows.append(_tried(planted(fault), options.fault_runs, asked))
     common.show(
         f"{options.batch_size} requests in flight, {options.draws:,} draws, {common.versions()}",
         ["fault", "lossy", "smallest p", "largest p", "greedy texts that differ", "s/run"],
@@ -54,7 +53,7 @@ def main() -> None:
     )
 
 
-def _tried(fault: str, num_runs: int, settings: Sequence[str]) -> tuple[object, ...]:
+def _tried(engine: str, num_runs: int, settings: Sequence[str]) -> tuple[object, ...]:
     """A row of the table: the verdicts of runs with seeds of their own."""
     directory = Path(tempfile.mkdtemp())
     file = directory / "recovery.csv"
@@ -65,7 +64,7 @@ def _tried(fault: str, num_runs: int, settings: Sequence[str]) -> tuple[object, 
             harness.run(
                 "recovery",
                 *settings,
-                f"fault={fault}",
+                f"engine={engine}",
                 f"seed={seed}",
                 f"results.file={file}",
                 f"hydra.run.dir={directory}/{seed}",
@@ -83,7 +82,7 @@ def _tried(fault: str, num_runs: int, settings: Sequence[str]) -> tuple[object, 
         if row.check == "greedy"
     ]
     row = (
-        fault.rpartition(":")[2],
+        engine.rpartition(":")[2],
         f"{verdicts.count('lossy')} of {len(verdicts)}",
         f"{min(smallest):.1e}",
         f"{max(smallest):.1e}",

@@ -10,7 +10,6 @@ from harness.cli.menu.conversion import setting_hints
 from harness.cli.menu.typed import settings_meant_by
 from harness.commands.registry import COMMANDS, configured, with_settings
 from harness.config.acceptance_rules import PARAMETERS, RULES
-from harness.config.faults import FAULTS
 from harness.config.methods import METHODS
 from harness.config.settings import DecodingSettings
 from harness.engines.registry import ENGINES
@@ -27,7 +26,6 @@ STARTED = [dialect for dialect in DIALECTS.all().values() if dialect.startup is 
 # Below a heading of a page each of these has a row of a table, or stands in a sentence.
 NAMED = {
     "commands": ("commands.md", "Commands", [f"`{name}`" for name in COMMANDS.names()]),
-    "faults": ("losslessness.md", "Planted faults", [f"`{name}`" for name in FAULTS.names()]),
     "rules": ("settings.md", "decoding", [f"`{name}`" for name in RULES.names()]),
     "engines": ("settings.md", "Engines", [f"engine={name}" for name in ENGINES.names()]),
     "ways to draft": ("drafting.md", "What drafts", DRAFTED_BY),

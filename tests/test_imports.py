@@ -97,7 +97,7 @@ def test_the_door_and_registries_alone_name_the_other_wing() -> None:
         is_elsewhere = file.relative_to(ROOT / PACKAGE).parts[0] != "local"
         if is_elsewhere and '"harness.local' in file.read_text(encoding="utf-8"):
             naming.add(str(file.relative_to(ROOT / PACKAGE)))
-    registries = {f"config/{name}.py" for name in ("acceptance_rules", "faults", "methods")}
+    registries = {f"config/{name}.py" for name in ("acceptance_rules", "methods")}
     assert naming == {"engines/door/__init__.py", "engines/registry.py", *registries}
 
 

@@ -70,8 +70,6 @@ MISTAKES = {
     "latency weights=random model=gpt2 draft=7B": "draft=7B: must have the vocabulary of model=gpt2",
     "latency decoding.synthetic_acceptance=5.5":
         "decoding.synthetic_acceptance=5.5: must be in [0, 1]",
-    "recovery fault=residual_warped_twice decoding.temperature=1":
-        "fault=residual_warped_twice: changes nothing at decoding.temperature=1",
     "recovery tokens=1": "decoding.max_new_tokens=1: must be at least 2: speculation decides no first token",
     "latency draft=server": "draft=server: needs engine=server with engine.regular_url",
     "acceptance causes=template,wether": "causes=template,wether: must be auto, all, none, or some of last,positions,",

@@ -94,8 +94,8 @@ class Abilities:
     """Abilities of an engine.
 
     Attributes:
-        own_loop: whether it runs this project's own decoding loop. Such an engine has every runner,
-            rule of acceptance and planted fault; it can choose K in each iteration, and serve.
+        own_loop: whether it runs this project's own decoding loop. Such an engine has every runner and
+            rule of acceptance; it can choose K in each iteration, and serve.
         loads_pair: whether it generates with a pair that is loaded in this process.
         computes_here: whether it computes on this machine. Otherwise only the model's tokenizer is
             read here.

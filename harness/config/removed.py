@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 REMOVED: Mapping[str, str] = {
+    "decoding.rule=typical": "a lossy rule of your own is decoding.rule=./file.py:Name",
+    "draft.threshold": "the server that runs the head has it: harness latency -- COMMAND",
+    "threshold": "the server that runs the head has it: harness latency -- COMMAND",
+    "fault": "decoding.rule=./file.py:Name plants a mistake: docs/losslessness.md",
     "max_logprobs": "vLLM and llama.cpp return log-probabilities",
     "costs": "harness latency -m K=2,4,8 measures what was predicted from costs",
     "regress": "harness latency -- OLD_COMMAND -- NEW_COMMAND measures two versions in turns",

@@ -36,7 +36,6 @@ class Preparation:
         gpu_runner: what `auto` is on a GPU.
         batch_size: the most prompts of a question; for an engine that queues, the most in flight.
         longest_prompt: the most tokens of a prompt.
-        fault: a mistake to plant in the speculative arm, for engines with `own_loop`.
         say: shows a line to the user.
     """
 
@@ -45,7 +44,6 @@ class Preparation:
     gpu_runner: RunnerName = "static"
     batch_size: int = 1
     longest_prompt: int = 0
-    fault: str = "none"
     say: Callable[[str], None] = lambda message: None
 
     @property

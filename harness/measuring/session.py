@@ -207,19 +207,12 @@ class Session:
         write_environment(self.directory, self.devices)
         return self.placed
 
-    def open(
-        self,
-        batch_size: int,
-        longest_prompt: int,
-        *,
-        fault: str = "none",
-    ) -> Engine:
+    def open(self, batch_size: int, longest_prompt: int) -> Engine:
         """Open the engine, with the pair loaded if it needs one. An engine may stay open for later questions.
 
         Args:
             batch_size: the most prompts of a question, or the most requests in flight.
             longest_prompt: the most tokens of a prompt.
-            fault: a mistake to plant in the speculative arm.
         """
         decoding = self.settings.decoding
         if self.engine is not None:
@@ -233,7 +226,6 @@ class Session:
             gpu_runner=self.settings.GPU_RUNNER,
             batch_size=batch_size,
             longest_prompt=longest_prompt,
-            fault=fault,
             say=say,
         )
         self.engine = self._keeper.open(self.settings, preparation, self.directory)

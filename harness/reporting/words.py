@@ -341,7 +341,7 @@ _LINE = [
     "runner",
 ]
 # Settings that readers look at first among many runs; K has a column of its own in their tables.
-FIRST_SETTINGS = [name for name in [*_LINE, "devices", "fault"] if name != "num_draft_tokens"]
+FIRST_SETTINGS = [name for name in [*_LINE, "devices"] if name != "num_draft_tokens"]
 # Columns with a directory or a hub repository.
 _PLACES = ("repository", "draft_repository")
 # What is said of a row by more than the value of one column.

@@ -273,7 +273,7 @@ def test_many_latencies(snapshot: SnapshotAssertion, case: str) -> None:
 
 PAIR = {
     "run": "1", "model": "tiny", "draft": "tiny_draft", "devices": "cpu", "dtype": "float16", "quantization": "none",
-    "arm": "speculative", "fault": "none", "status": "ok", "batch_size": 8, "false_alarm_rate": 1e-9,
+    "arm": "speculative", "status": "ok", "batch_size": 8, "false_alarm_rate": 1e-9,
     "num_draft_tokens": 4, "shift": 0.05, "runner": "static", "lossy": False, "temperature": 0.5,
 }  # fmt: skip
 GREEDY = {
@@ -303,11 +303,10 @@ KIND = {
     "acceptance_rate": 0.7,
     "finding": "its counters",
 }
-PLANTED = {"fault": "lenience"}
 MARGIN = {"divergence_position": 7, "logit_margin": -0.3, "logit_tolerance": 0.3}
 RECOVERIES: dict[str, list[list[Changes]]] = {
     "all kinds of checks": [[
-        GREEDY | MARGIN | {"fault": None}, SAMPLED | LOSS | {"power": 0.9995, "num_impossible": 40},
+        GREEDY | MARGIN, SAMPLED | LOSS | {"power": 0.9995, "num_impossible": 40},
         {"check": "logprobs", "verdict": "right", "num_tokens": 1200},
         KIND, KIND | {"sampling": "seed", "verdict": "no drafts"}, KIND | {"verdict": "none accepted"},
         KIND | {"verdict": "some drafts"},
@@ -319,8 +318,7 @@ RECOVERIES: dict[str, list[list[Changes]]] = {
     "wrong kernels": [[GREEDY, KERNELS | {"verdict": "lossy", "kernel_deviation": 0.9}, SAMPLED]],
     "beyond rounding": [[GREEDY | MARGIN | {"verdict": "lossy", "logit_margin": 0.31, "dtype": None}, UNSEEN]],
     "a margin without a tolerance": [[GREEDY | {"logit_margin": 0.31, "num_skipped": 2}]],
-    "planted and missed": [[GREEDY | PLANTED | {"weights": "random"}, SAMPLED]],
-    "planted and found": [[GREEDY | PLANTED, SAMPLED | LOSS]],
+    "random weights": [[GREEDY | {"weights": "random"}, SAMPLED]],
     "a coin": [[GREEDY | {"lossy": True, "synthetic_acceptance": 0.8}, SAMPLED | {"num_past_end": 2}]],
     "a lossy rule": [[
         GREEDY | {"lossy": True, "rule": "./likely.py:Likely", "verdict": "undecided"}, SAMPLED | WEAK,
@@ -333,9 +331,9 @@ RECOVERIES: dict[str, list[list[Changes]]] = {
     "rounding as large as the shift": [[GREEDY, SAMPLED | WEAK | {"num_draws_needed": None, "rounding": 0.04}]],
     "not yet decisive": [[GREEDY, SAMPLED | WEAK | {"p_value": 7.8e-6, "evidence": 5.1}]],
     "no token": [[GREEDY | {"verdict": "undecided", "num_tokens": 0}]],
-    "several": [[GREEDY, SAMPLED], [GREEDY | {"draft": "b"}, SAMPLED | LOSS], [GREEDY | PLANTED],
+    "several": [[GREEDY, SAMPLED], [GREEDY | {"draft": "b"}, SAMPLED | LOSS],
                 [GREEDY | {"draft": "c", "status": "failed"}], [GREEDY | {"draft": "d"}, SAMPLED | WEAK]],
-    "several shifts": [[GREEDY | PLANTED], [GREEDY | PLANTED | {"shift": 0.1}, SAMPLED | WEAK]],
+    "several shifts": [[GREEDY], [GREEDY | {"shift": 0.1}, SAMPLED | WEAK]],
 }  # fmt: skip
 
 

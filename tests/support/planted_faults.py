@@ -1,4 +1,7 @@
-"""Mistakes that tests of batches plant: `fault=planted("RowsSwapped")`."""
+"""Mistakes planted in speculative decoding, each as the local engine with it: `engine=planted("RowsSwapped")`.
+
+Each is a mistake that somebody could make unnoticed: texts stay fluent, and nothing is raised.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,26 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from harness.engines.protocol import Engine
+from harness.engines.record import Opening
 from harness.local.decoding.protocols import Runner, Step
+from harness.local.decoding.randomness import inverse_cdf
 from harness.local.decoding.verify import Offer, Verdict
 from harness.local.decoding.warp import BatchWarp, Warp
-from harness.local.engine.fault import Fault, StaleRunner
+from harness.local.engine.records import Local
 from harness.local.runners.base import Proxy
 
 # Prompts count as the same that share this many first tokens.
 _PREFIX_TOKENS = 4
 
+EVERYWHERE = (
+    "BonusFromWrongPosition",
+    "DraftProbabilitiesIgnored",
+    "ResidualWarpedTwice",
+    "RollbackOffByOne",
+)
 IN_BATCHES = (
     "ArgmaxBeyondTwoRows",
     "LeavingOffByOne",
@@ -27,8 +40,103 @@ IN_BATCHES = (
 
 
 def planted(name: str) -> str:
-    """The value of `fault=` for a class of this file."""
+    """The value of `engine=` for a class of this file."""
     return f"{__file__}:{name}"
+
+
+def plant(engine: Engine, fault: Fault) -> None:
+    """Give the speculative arm of a local engine a fault."""
+    regular, speculative = engine.arms
+    engine.arms = [regular, dataclasses.replace(speculative, fault=fault)]
+
+
+class Fault(Local):
+    """Base of all faults; by itself it changes nothing."""
+
+    def open(self, opening: Opening) -> Engine:
+        engine = super().open(opening)
+        plant(engine, self)
+        return engine
+
+    def verdict(self, rule: Callable[[Offer], Verdict], warp: BatchWarp, offer: Offer) -> Verdict:
+        return rule(offer)
+
+    def runner(self, runner: Runner) -> Runner:
+        return runner
+
+
+class StaleRunner(Proxy):
+    """Keeps `num_stale` rejected tokens of each row."""
+
+    def __init__(self, runner: Runner) -> None:
+        super().__init__(runner)
+        self._num_extended = 0
+
+    def num_stale(self, num_rows: int) -> list[int]:
+        """How many rejected tokens each row keeps when it is rolled back."""
+        return [1] * num_rows
+
+    def extend(self, tokens: Tensor) -> Step:
+        self._num_extended += tokens.shape[1]
+        step: Step = self._wrapped.extend(tokens)
+        return step
+
+    def keep(self, counts: Sequence[int]) -> None:
+        stale = self.num_stale(len(counts))
+        # No more than the runner was extended by.
+        too_many = [
+            min(count + more, self._num_extended) for count, more in zip(counts, stale, strict=True)
+        ]
+        self._wrapped.keep(too_many)
+        self._num_extended = 0
+
+
+class RollbackOffByOne(Fault):
+    """One token too many is kept after a rejection: the rejected token stays in the cache, stale."""
+
+    def runner(self, runner: Runner) -> Runner:
+        return StaleRunner(runner)
+
+
+class ResidualWarpedTwice(Fault):
+    """The residual after a rejection is warped once more, although it is made of warped distributions."""
+
+    def verdict(self, rule: Callable[[Offer], Verdict], warp: BatchWarp, offer: Offer) -> Verdict:
+        verdict = rule(offer)
+        target = offer.target_probabilities
+        draft = offer.draft_probabilities
+        num_rows, num_draft_tokens = offer.draft_tokens.shape
+        if draft is None:
+            # A deterministic drafter's distribution is one-hot.
+            draft = torch.zeros_like(target[:, :-1])
+            draft = draft.scatter(-1, offer.draft_tokens.unsqueeze(-1), 1.0)
+        rows = torch.arange(num_rows, device=target.device)
+        place = verdict.num_accepted.clamp(max=num_draft_tokens - 1)
+        residual = (target[rows, place] - draft[rows, place]).clamp(min=0)
+        wrong = inverse_cdf(warp(residual.log()), offer.next_uniforms[rows, place])
+        recovered = (verdict.num_accepted < offer.lengths) & (residual.sum(-1) > 0)
+        next_token = torch.where(recovered, wrong, verdict.next_token)
+        return dataclasses.replace(verdict, next_token=next_token)
+
+
+class BonusFromWrongPosition(Fault):
+    """The bonus token comes from the distribution of the last draft token, one position early."""
+
+    def verdict(self, rule: Callable[[Offer], Verdict], warp: BatchWarp, offer: Offer) -> Verdict:
+        target = offer.target_probabilities
+        early = torch.cat([target[:, :-1], target[:, -2:-1]], dim=1)
+        return rule(dataclasses.replace(offer, target_probabilities=early))
+
+
+class DraftProbabilitiesIgnored(Fault):
+    """A draft token is accepted with the target's probability of it, whatever the draft's was; the
+    token after a rejection comes from the target and not from the residual.
+    """
+
+    def verdict(self, rule: Callable[[Offer], Verdict], warp: BatchWarp, offer: Offer) -> Verdict:
+        # Where draft probabilities of 1 leave no residual, `verify` draws from the target.
+        ones = torch.ones_like(offer.target_probabilities[:, :-1])
+        return rule(dataclasses.replace(offer, draft_probabilities=ones))
 
 
 class Lenience(Fault):
@@ -69,8 +177,6 @@ class _LeavingRunner(StaleRunner):
 class LeavingOffByOne(Fault):
     """A rejected token stays in the cache only in the first roll-back after a row has left the batch."""
 
-    in_greedy_texts = True
-
     def runner(self, runner: Runner) -> Runner:
         return _LeavingRunner(runner)
 
@@ -103,8 +209,6 @@ class RowsSwapped(Fault):
 
     A test with batches of up to three rows would not notice.
     """
-
-    in_greedy_texts = True
 
     def runner(self, runner: Runner) -> Runner:
         return _SwappingRunner(runner)
@@ -143,8 +247,6 @@ class _StalePrefixRunner(StaleRunner):
 
 class StalePrefix(Fault):
     """A rejected token stays in the cache in rows whose prompt begins as that of an earlier row of the batch."""
-
-    in_greedy_texts = True
 
     def runner(self, runner: Runner) -> Runner:
         return _StalePrefixRunner(runner)

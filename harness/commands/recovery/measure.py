@@ -91,7 +91,7 @@ class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
         # A first prompt may have a token more (`Workload`), a second one goes on after an answer.
         longest = encoded.longest + 1 + most + FOLLOW_UP
         session.place(settings.batch_size, longest)
-        engine = session.open(settings.batch_size, longest, fault=settings.fault)
+        engine = session.open(settings.batch_size, longest)
         arm = engine.arms[-1]
         samplings, self.refused = taken_samplings(arm, settings, prompts[0])
         references = References(settings, session.planned, engine)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from harness.commands.command import Command
 from harness.commands.recovery.rows import RecoveryRow
 from harness.config.engines import Abilities
 from harness.config.errors import CANNOT_TELL, VerdictError
-from harness.config.faults import fault_names, require_effect
 from harness.config.run import PromptedSettings
 from harness.config.settings import require, require_at_least
 
@@ -49,7 +48,6 @@ class RecoverySettings(PromptedSettings):
             needs, and at least 2,000.
         false_alarm_rate: chance that the sampled tests of one run call a lossless pair lossy.
         shift: change of the tokens' distribution, as total variation between parts of them, which the tests must see.
-        fault: a mistake planted on purpose, which the same tests must catch.
         samplings: the sampling settings of drawn requests; `as_asked` is the run's own.
             `logprobs` is the run's own with log-probabilities asked for, `logprobs_whole` without a
             stream. One that is known to end an engine is left out unless it is named.
@@ -70,7 +68,6 @@ class RecoverySettings(PromptedSettings):
     num_draws: int | Literal["auto"] = "auto"
     false_alarm_rate: float = 1e-9
     shift: float = 0.05
-    fault: str = field(default="none", metadata={"choices": fault_names})
     samplings: tuple[SamplingName, ...] = _SAMPLINGS
     reference: Literal["auto", "weights", "regular"] = "auto"
     top_logprobs: int = 20
@@ -102,12 +99,9 @@ class RecoverySettings(PromptedSettings):
         require(fits, "top_logprobs", "must be -1 or at least 5", self.top_logprobs)
         is_set = len(set(samplings)) == len(samplings)
         require(is_set, "samplings", "must not name one twice", samplings)
-        require_effect(self.fault, self.decoding, self.draft)
 
     def check_engine(self, engine: Abilities) -> None:
-        """Refuse faults, references and sampling settings that the engine cannot have."""
-        planted = self.fault != "none"
-        require(engine.own_loop or not planted, "fault", "needs engine=local", self.fault)
+        """Refuse references and sampling settings that the engine cannot have."""
         rule = "must decode a model: simulated texts prove nothing"
         require(not engine.own_clock, "engine", rule, self.engine.name)
         if not engine.own_loop:
@@ -133,11 +127,6 @@ class Recovery(Command[RecoverySettings, RecoveryRow]):
         ("model=30B draft=7B", "a pair of presets"),
         ("temperature=1 top_p=0.9", "with other settings"),
         ("decoding=greedy", "only the greedy comparison"),
-        ("fault=rollback_off_by_one", "a control: the same tests must fail"),
-        (
-            "-m fault=residual_warped_twice,bonus_from_wrong_position,rollback_off_by_one",
-            "several controls",
-        ),
     )
     notes = (
         "Exit code 0: lossless; 1: lossy, or the run failed; 2: a wrong setting; 3: cannot tell."

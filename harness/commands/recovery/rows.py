@@ -92,6 +92,3 @@ class RecoveryRow(PromptedRow):
     false_alarm_rate: MaybeFloat = setting(
         "chance that a lossless pair is called lossy", "false_alarm_rate"
     )
-    fault: MaybeText = setting(
-        "mistake planted on purpose, or `none`", "fault", said_as={"none": ""}
-    )

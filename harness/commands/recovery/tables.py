@@ -41,7 +41,6 @@ class Checks:
         greedy, kernels, sampled: the one of its kind; None without one.
         deciding: all but those of kinds: the verdict rests on them.
         kinds: of requests, and whether they get drafts.
-        is_control: whether a fault was planted, so that the checks must fail.
         num_draws_needed: the least `num_draws` that may be enough where these are not; 0 for none.
         findings: the figures of the checks, in words; "" without any.
         statement: the verdict and its reason.
@@ -57,7 +56,6 @@ class Checks:
         self.sampled = by_check.get("sampled")
         self.kinds = [row for row in rows if row.check == "kind"]
         self.deciding = [row for row in rows if row.check not in (None, "kind")]
-        self.is_control = self.row.fault not in (None, "none")
         self.num_draws_needed = max(row.num_draws_needed or 0 for row in rows)
         findings = [_greedy_findings(self.greedy)] if self.greedy else []
         findings += [_sampled_findings(self.sampled)] if self.sampled else []
@@ -175,7 +173,7 @@ def _next_steps(checks: Checks) -> list[NextStep]:
         return []
     if row.lossy:
         return [*filter(None, [lossless_again(row)])]
-    is_suspect = not checks.is_control and row.runner not in (None, "eager")
+    is_suspect = row.runner not in (None, "eager")
     return [NextStep("is the runner the cause?", "runner=eager")] if is_suspect else []
 
 
@@ -184,7 +182,7 @@ def verdicts_table(every: Sequence[Checks]) -> Table:
     columns = (
         Column("pair", text=True, of="name.cell"),
         Column("K", of="name.num_draft_tokens", identifies_row=True),
-        Column("verdict", text=True, of=_verdict),
+        Column("verdict", text=True, of="verdict"),
         Column("greedy texts identical", of=lambda run: _identical(run.greedy)),
         Column("draws", "{:,}".format, "sampled.num_draws"),
         Column("p-value", p_value_in_words, "sampled.p_value"),
@@ -232,10 +230,6 @@ def _kinds_table(checks: Checks) -> Table:
         Column("shown by", text=True, of="finding"),
     )
     return Table.of("kinds", "Which requests get drafts?", checks.kinds, columns)
-
-
-def _verdict(checks: Checks) -> str:
-    return f"{checks.verdict} (a planted fault)" if checks.is_control else checks.verdict
 
 
 def _identical(row: RecoveryRow | None) -> str | None:

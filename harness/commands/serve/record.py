@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from harness.commands.command import Service
 from harness.config.engines import Abilities
 from harness.config.errors import SettingError
-from harness.config.faults import FAULTS, fault_names
 from harness.config.installation import is_installed
 from harness.config.machine import is_loopback
 from harness.config.run import RunSettings
@@ -25,8 +24,6 @@ class ServeSettings(RunSettings):
         max_waiting: answers that may wait for the one that is generated.
         max_prompt_tokens: the most tokens of a prompt.
         max_new_tokens: the most new tokens of an answer.
-        fault: a mistake planted on purpose in the answers under /v1, which tests of servers must find;
-            those under /regular/v1 have none.
     """
 
     host: str = "127.0.0.1"
@@ -35,7 +32,6 @@ class ServeSettings(RunSettings):
     max_waiting: int = 64
     max_prompt_tokens: int = 256
     max_new_tokens: int = 256
-    fault: str = field(default="none", metadata={"choices": fault_names})
 
     MAY_IDLE = True
 
@@ -44,11 +40,6 @@ class ServeSettings(RunSettings):
         require_at_least(self, max_waiting=0, max_prompt_tokens=1, max_new_tokens=1)
         self.require_single_rows("must be 1: serve answers one prompt at a time")
         require(0 <= self.port < 2**16, "port", "must be from 0 to 65535", self.port)
-        is_planted = self.fault != "none"
-        if is_planted:
-            FAULTS[self.fault]  # refuses unknown names
-        rule = "changes nothing with draft=none"
-        require(self.draft is not None or not is_planted, "fault", rule, self.fault)
         default = self.decoding.max_new_tokens
         rule = f"must be at most max_new_tokens={self.max_new_tokens}"
         require(default <= self.max_new_tokens, "decoding.max_new_tokens", rule, default)

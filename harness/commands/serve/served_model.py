@@ -196,13 +196,10 @@ class ServedModel:
 def _open_engine(keeper: PairKeeper, settings: ServeSettings, say: Callable[[str], None]) -> Engine:
     """Open the engine, and warm up its arms."""
     decoding = dataclasses.replace(settings.decoding, max_new_tokens=settings.max_new_tokens)
-    if settings.fault != "none":
-        say(f"fault={settings.fault} is planted: answers under /v1 are wrong on purpose")
     preparation = Preparation(
         decoding=decoding,
         runner=settings.runner,
         longest_prompt=settings.max_prompt_tokens,
-        fault=settings.fault,
         say=say,
     )
     engine = keeper.open(settings, preparation)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -18,13 +19,13 @@ from harness.config.errors import SettingError
 from harness.engines.protocol import Answered, Arm, Engine, NoteEnded, Request, Traits, Weights
 from harness.engines.record import Preparation
 from harness.local.decoding.loop import Loop, RowRequest
-from harness.local.decoding.protocols import NonFiniteError
+from harness.local.decoding.protocols import NonFiniteError, Runner
 from harness.local.decoding.randomness import uniforms
+from harness.local.decoding.verify import Offer, Verdict
 from harness.local.decoding.warp import BatchWarp
 from harness.local.drafting.checked import blaming_method
 from harness.local.drafting.method import Pair
 from harness.local.engine.clock import LoopClock, PhaseTimer
-from harness.local.engine.fault import NONE, Fault, fault_of
 from harness.local.engine.preparing import prepare
 from harness.local.engine.reference import ModelReference, loaded_weights, not_finite
 from harness.local.engine.runners import (
@@ -37,6 +38,20 @@ from harness.local.engine.runners import (
 from harness.local.models.devices import release_memory
 
 
+class Fault(Protocol):
+    """A mistake in speculative decoding, planted by tests to see that `recovery` catches it."""
+
+    def verdict(self, rule: Callable[[Offer], Verdict], warp: BatchWarp, offer: Offer) -> Verdict:
+        """The verdict of a rule of acceptance, with the mistake in it.
+
+        Args:
+            warp: of the batch.
+        """
+
+    def runner(self, runner: Runner) -> Runner:
+        """The target's runner, with the mistake in its cache."""
+
+
 @dataclass(frozen=True)
 class LocalArm(Arm):
     """An arm of the local engine.
@@ -45,7 +60,7 @@ class LocalArm(Arm):
         runners: of the loaded pair.
         weights: its models.
         drafts: whether it speculates.
-        fault: a mistake planted in the arm.
+        fault: a mistake planted in the arm by a test.
         timer: of the calls of its iterations.
     """
 
@@ -54,7 +69,7 @@ class LocalArm(Arm):
     weights: Weights
     timer: PhaseTimer
     drafts: bool = False
-    fault: Fault = NONE
+    fault: Fault | None = None
     traits = Traits(reports_drafts=True)
 
     def answer(
@@ -115,7 +130,7 @@ class LocalArm(Arm):
     def loop(self, first: Request) -> Loop:
         """A loop for a request, and for others with its K and rule."""
         self.timer.reset()
-        if not self.drafts or self.fault is NONE:
+        if self.fault is None:
             return Loop(self.runners.calls(first.decoding, drafts=self.drafts), self.timer)
         # Not prepared: what takes the place of a runner or a rule counts on the host.
         warp = BatchWarp()
@@ -169,9 +184,7 @@ class LocalEngine(Engine):
         common = (self.runners, self.weights, timer)
         arms = [LocalArm("regular", *common)]
         if drafts:
-            arms.append(
-                LocalArm("speculative", *common, drafts=True, fault=fault_of(preparation.fault))
-            )
+            arms.append(LocalArm("speculative", *common, drafts=True))
         self.arms: Sequence[Arm] = arms
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ _READ_TARGET_CACHE = ("gemma4_assistant", "gemma4_unified_assistant")
 
 
 class Local(EngineRecord):
-    """The only engine with every runner, rule of acceptance and planted fault."""
+    """The only engine with every runner and rule of acceptance."""
 
     name = "local"
     summary = "our own loop"

@@ -23,9 +23,6 @@ def judged_output(rows: Sequence[Any], findings: str, lossy_by: str = "") -> Sta
     """
     relation, reason = _judged(rows, lossy_by)
     evidence = reason or findings
-    fault = rows[0].fault
-    if fault not in (None, "none"):
-        evidence = f"a control, fault={fault} was planted, which the checks must find: {evidence}"
     # Rows of a damaged file may name no check that decides.
     if relation == "open" or not evidence:
         why = evidence or "no check was finished"

@@ -57,7 +57,7 @@ def honest(directory: Path) -> Planted:
 
 def without_the_last(directory: Path) -> Planted:
     """A server that never uses the last draft token."""
-    return [*QUICK_MODELS, f"fault={planted('LastDropped')}"], [*QUICK_MODELS, "T=0"]
+    return [*QUICK_MODELS, f"engine={planted('LastDropped')}"], [*QUICK_MODELS, "T=0"]
 
 
 def greedily(directory: Path) -> Planted:
@@ -67,7 +67,7 @@ def greedily(directory: Path) -> Planted:
 
 def compared(directory: Path) -> Planted:
     """A server that keeps a draft token where the target draws the same one."""
-    server = [*QUICK_MODELS, f"fault={planted('SamplesCompared')}"]
+    server = [*QUICK_MODELS, f"engine={planted('SamplesCompared')}"]
     # The warmer, the more of what rejection accepts is lost.
     return server, [*QUICK_MODELS, "T=1"]
 

@@ -19,7 +19,6 @@ from harness.commands.recovery.record import RecoverySettings
 from harness.commands.recovery.sampling import Sampling
 from harness.commands.recovery.scores import GreedyScore, GreedyTexts, Scores
 from harness.commands.recovery.workload import Answer, Asking, PlannedRequest
-from harness.config.faults import FAULTS as PLANTED
 from harness.config.settings import DecodingSettings
 from harness.engines.divergence import Divergence
 from harness.engines.record import Preparation
@@ -29,21 +28,28 @@ from harness.local.drafting.method import Pair
 from harness.local.engine.engine import LocalEngine
 from harness.results.statistics.arrays import Floats
 from harness.results.statistics.drawn_tokens import Finding, TokenResult
-from planted_faults import planted
+from planted_faults import (
+    BonusFromWrongPosition,
+    DraftProbabilitiesIgnored,
+    Fault,
+    Lenience,
+    ResidualWarpedTwice,
+    RollbackOffByOne,
+    plant,
+)
 from some_questions import question_of
 from some_settings import settings_of
 from tiny_checkpoints import pair_of
 
 PROMPT = [3, 1, 4, 1, 5]
-LENIENCE = planted("Lenience")
 NUM_DRAWS = 4000
 # Draft tokens and draws with which each fault shows.
 NEEDED = {
-    "rollback_off_by_one": (3, 1000),
-    "bonus_from_wrong_position": (1, 2000),
-    "residual_warped_twice": (3, 4000),
-    "draft_probabilities_ignored": (3, 8000),
-    LENIENCE: (1, 5000),
+    RollbackOffByOne: (3, 1000),
+    BonusFromWrongPosition: (1, 2000),
+    ResidualWarpedTwice: (3, 4000),
+    DraftProbabilitiesIgnored: (3, 8000),
+    Lenience: (1, 5000),
 }
 BATCH = 2000
 
@@ -56,17 +62,17 @@ def pair(dtype: torch.dtype) -> Pair:
 
 
 @functools.cache
-def engine(fault: str = "none", dtype: torch.dtype = torch.float32) -> LocalEngine:
+def engine(fault: type[Fault] = Fault, dtype: torch.dtype = torch.float32) -> LocalEngine:
     # Its cache is rolled back without a copy of each row.
-    preparation = Preparation(
-        decoding=DecodingSettings(), runner="static", batch_size=BATCH, fault=fault
-    )
-    return LocalEngine(pair(dtype), preparation)
+    preparation = Preparation(decoding=DecodingSettings(), runner="static", batch_size=BATCH)
+    opened = LocalEngine(pair(dtype), preparation)
+    plant(opened, fault())
+    return opened
 
 
 @functools.cache
 def sample(
-    fault: str = "none",
+    fault: type[Fault] = Fault,
     num_draft_tokens: int = 1,
     num_draws: int = NUM_DRAWS,
     dtype: torch.dtype = torch.float32,
@@ -96,7 +102,7 @@ def sample(
 
 
 def greedy_texts(
-    fault: str = "none", dtype: torch.dtype = torch.float32, num_draft_tokens: int = 3
+    fault: type[Fault] = Fault, dtype: torch.dtype = torch.float32, num_draft_tokens: int = 3
 ) -> GreedyTexts:
     """Score the speculative arm's greedy texts."""
     decoding = DecodingSettings(
@@ -140,8 +146,8 @@ def test_the_honest_arm_is_lossless(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", [*PLANTED.names(), LENIENCE])
-def test_every_planted_fault_is_caught(fault: str) -> None:
+@pytest.mark.parametrize("fault", NEEDED)
+def test_every_planted_fault_is_caught(fault: type[Fault]) -> None:
     check = sample(fault, *NEEDED[fault])
     assert check.verdict == "lossy", check
 
@@ -191,10 +197,10 @@ def test_a_greedy_text_is_compared_to_its_end() -> None:
 
 @pytest.mark.parametrize(
     ("fault", "dtype"),
-    [("bonus_from_wrong_position", torch.float32), ("rollback_off_by_one", torch.bfloat16)],
+    [(BonusFromWrongPosition, torch.float32), (RollbackOffByOne, torch.bfloat16)],
     ids=str,
 )
-def test_greedy_texts_give_faults_away(fault: str, dtype: torch.dtype) -> None:
+def test_greedy_texts_give_faults_away(fault: type[Fault], dtype: torch.dtype) -> None:
     verdict, worst = greedy_texts(fault, dtype, num_draft_tokens=1).judged()
     assert verdict == "lossy"
     assert worst.excess > 1

@@ -13,6 +13,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from documented import ROOT, words_of
 from forked import start
 from halting import HALTED, halting
 from harness.local.decoding.loop import BatchRow, RowStep
@@ -67,7 +68,17 @@ def test_too_few_draws_say_how_many_are_enough(
 @pytest.mark.parametrize("fault", [planted(name) for name in IN_BATCHES])
 def test_faults_are_found(harness: Harness, pair: list[str], fault: str) -> None:
     asked = [*pair, *SMALL, "num_draws=1200", "batch_size=12"]
-    outcome = harness("recovery", *asked, f"fault={fault}", code=1)
+    outcome = harness("recovery", *asked, f"engine={fault}", code=1)
+    assert outcome.complaint.startswith("lossy: ")
+
+
+@pytest.mark.slow
+def test_the_documented_mistake_is_found(harness: Harness, pair: list[str]) -> None:
+    page = (ROOT / "docs" / "losslessness.md").read_text(encoding="utf-8")
+    [code] = re.findall(r"```python\n# early_bonus\.py\n(.*?)```", page, re.DOTALL)
+    Path("early_bonus.py").write_text(code, encoding="utf-8")
+    [line] = re.findall(r"^harness (recovery decoding\.rule=\./early_bonus.*)$", page, re.MULTILINE)
+    outcome = harness(*words_of(line), *pair, *SMALL, code=1)
     assert outcome.complaint.startswith("lossy: ")
 
 

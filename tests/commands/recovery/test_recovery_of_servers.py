@@ -16,6 +16,7 @@ from harness.config.errors import RunError
 from harness.config.settings import DecodingSettings
 from harness.engines.requests import RequestRecord
 from in_process import QUICK_MODELS, Harness, results
+from planted_faults import planted
 from served import served
 
 QUICK = ["model=tiny_draft", "engine=server", "batch_size=16", "num_prompts=1", "tokens=8", "K=1"]
@@ -29,7 +30,8 @@ def refuse(*_: Any, **__: Any) -> Any:
 
 @pytest.mark.slow
 def test_a_fault_of_the_server_is_caught_by_its_weights(harness: Harness, tmp_path: Path) -> None:
-    faulty = [*QUICK_MODELS, "runner=eager", "fault=bonus_from_wrong_position"]
+    planted_engine = f"engine={planted('BonusFromWrongPosition')}"
+    faulty = [*QUICK_MODELS, "runner=eager", planted_engine]
     with served(tmp_path, *faulty) as url:
         servers = [f"engine.url={url}/v1", f"engine.regular_url={url}/regular/v1"]
         outcome = harness("recovery", *QUICK, "num_draws=200", *servers, code=1)
@@ -68,7 +70,7 @@ def test_texts_beside_a_grammar_are_the_regular_servers(
         (
             "sglang",
             True,
-            "fault=none",
+            "seed=0",
             "lossy",
             "token ids, which not every server here sends: vLLM and llama.cpp do",
         ),

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+import planted_faults
 from chains import records_of, row_steps, texts
 from harness.config.demand import Demand
 from harness.config.errors import RunError, SettingError
-from harness.config.faults import fault_names
 from harness.config.run import RunnerName
 from harness.config.settings import (
     DecodingSettings,
@@ -26,7 +26,6 @@ from harness.local.decoding.verify import Offer, Verdict, verify, verify_block
 from harness.local.decoding.warp import BatchWarp, Warp
 from harness.local.drafting.method import Pair
 from harness.local.engine.engine import LocalArm, LocalEngine
-from harness.local.engine.fault import fault_of
 from harness.local.engine.pair import PlacedPair, plan_pair
 from harness.local.engine.records import Local
 from harness.local.engine.reference import not_finite
@@ -34,7 +33,7 @@ from harness.local.models.fit import fit
 from harness.local.runners.base import UnsupportedModelError
 from harness.local.runners.static import StaticRunner
 from harness.measuring.prompts import sets
-from planted_faults import IN_BATCHES, planted
+from planted_faults import EVERYWHERE, IN_BATCHES, Fault, ResidualWarpedTwice, plant
 from some_questions import question_of
 from tiny_checkpoints import as_draft, load, on_gpu, shipped
 from traced import run_as_traced
@@ -305,12 +304,10 @@ def test_a_draft_that_reads_the_target_s_cache_is_refused_before_weights_load() 
 
 # Planted faults -------------------------------------------------------------------------------------------------------
 
-OTHERS = ("Lenience", *IN_BATCHES)
-
 
 @pytest.mark.parametrize("rule", [verify, verify_block])
 @pytest.mark.parametrize("drawn", [True, False])
-@pytest.mark.parametrize("fault", [*fault_names(), *map(planted, OTHERS)])
+@pytest.mark.parametrize("fault", ["Fault", "Lenience", *EVERYWHERE, *IN_BATCHES])
 def test_a_fault_takes_every_kind_of_draft(
     fault: str, drawn: bool, rule: Callable[[Offer], Verdict]
 ) -> None:
@@ -319,13 +316,14 @@ def test_a_fault_takes_every_kind_of_draft(
     offer = Offer(target, tokens, draft if drawn else None, *numbers, lengths=lengths)
     warp = BatchWarp()
     warp.set_rows([Warp(0.5, 0, 1.0)])
-    verdict, honest = fault_of(fault).verdict(rule, warp, offer), rule(offer)
+    verdict = getattr(planted_faults, fault)().verdict(rule, warp, offer)
+    honest = rule(offer)
     assert (verdict.num_accepted <= lengths).all()
     same = torch.equal(verdict.next_token, honest.next_token)
     # These are mistakes elsewhere than in the verification.
-    elsewhere = {"none", "rollback_off_by_one", *map(planted, IN_BATCHES)}
-    assert same is (fault in elsewhere - {planted("ArgmaxBeyondTwoRows")})
-    if fault == "residual_warped_twice" and not drawn:
+    elsewhere = {"Fault", "RollbackOffByOne", *IN_BATCHES}
+    assert same is (fault in elsewhere - {"ArgmaxBeyondTwoRows"})
+    if fault == "ResidualWarpedTwice" and not drawn:
         recovered = verdict.num_accepted < lengths
         rejected = tokens[recovered, verdict.num_accepted[recovered]]
         assert (verdict.next_token[recovered] != rejected).all()
@@ -340,10 +338,11 @@ def test_a_fault_is_in_each_row_by_its_own_settings(pair: Pair) -> None:
         for request, temperature in zip(QUESTION.requests, (1.0, 0.02), strict=True)
     ]
     found = []
-    for fault in ("none", "residual_warped_twice"):
-        preparation = Preparation(decoding=DECODING, runner="eager", batch_size=2, fault=fault)
-        arm = LocalEngine(pair, preparation).arms[1]
-        found.append(texts(records_of(arm, requests), 2))
+    for fault in (Fault(), ResidualWarpedTwice()):
+        preparation = Preparation(decoding=DECODING, runner="eager", batch_size=2)
+        engine = LocalEngine(pair, preparation)
+        plant(engine, fault)
+        found.append(texts(records_of(engine.arms[1], requests), 2))
     (first, second), (same, other) = found
     assert first == same
     assert second != other

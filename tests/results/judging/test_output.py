@@ -25,12 +25,6 @@ IDENTICAL = "15 of 15 greedy texts identical"
         ({}, "lossless", IDENTICAL, None),
         ({"verdict": "lossy"}, "lossy", IDENTICAL, 1),
         (
-            {"verdict": "lossy", "fault": "lenience"},
-            "lossy",
-            f"a control, fault=lenience was planted, which the checks must find: {IDENTICAL}",
-            1,
-        ),
-        (
             {"lossy": True, "lenience": 0.5},
             "lossy",
             "lenience 0.5 is lossy by definition, although these checks do not show it",
