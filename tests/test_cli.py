@@ -168,7 +168,7 @@ sys.modules["uvicorn"] = None
 sys.modules["fastapi"] = None
 typed = [
     "latency prompts=chats.json", "latency model=./absent", "latency draft=./absent", "latency model=tony",
-    "latency decoding.top_p=0", "plan acceptance=./absent", "plan costs=./absent acceptance=0.7", "serve",
+    "latency decoding.top_p=0", "serve",
 ]
 for words in typed:
     try:
@@ -184,8 +184,6 @@ print("torch" in sys.modules)
         "draft=./absent: no such directory",
         "model=tony: no such preset (did you mean tiny?)",
         "decoding.top_p=0.0: must be in (0, 1]",
-        "acceptance=./absent: no such file or directory",
-        "costs=./absent: no such file or directory",
         "serve: needs the fastapi package: pip install 'specharness[serve]'",
         "False",
     ]

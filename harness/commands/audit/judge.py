@@ -10,8 +10,8 @@ import math
 from collections.abc import Iterator
 from typing import Literal, NamedTuple, get_args
 
-from harness.results.printed.figures import PrintedFigure
-from harness.results.printed.rows import NOISE, PRINTED, PrintedRow
+from harness.commands.audit.figures import PrintedFigure
+from harness.commands.audit.rows import NOISE, PRINTED, PrintedRow
 
 Verdict = Literal["consistent", "unlikely", "impossible"]
 # From the best to the worst.
@@ -40,8 +40,7 @@ class Check(NamedTuple):
     reason: str
 
     def __str__(self) -> str:
-        name = "" if self.row.name == self.row.place else f" ({self.row.name})"
-        return f"{self.row.place}{name}: {self.claim} {self.reason}"
+        return f"{self.row.place}: {self.claim} {self.reason}"
 
     @property
     def verdict(self) -> Verdict:

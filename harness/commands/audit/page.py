@@ -1,4 +1,4 @@
-"""The page about a text: what was read, what an iteration costs, and what cannot be."""
+"""The page about typed figures: what an iteration costs, and what cannot be."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from harness.commands.audit.judge import Check
-from harness.commands.audit.texts import AuditedText, line_to_type
+from harness.commands.audit.rows import Iteration, PrintedRow, line_to_type
 from harness.config.amounts import counted
 from harness.reporting.page import NextStep, Page
 from harness.reporting.table import Column, Line, Table
-from harness.results.printed.rows import Iteration
 
 _ON_SERVER = NextStep("on your server", command="harness latency -- YOUR_SERVER_COMMAND")
 _WHY_LOW = NextStep(
@@ -35,9 +34,8 @@ def _other_speedups(iteration: Iteration) -> str:
 
 
 _COLUMNS = (
-    Column("row", of="row.name", text=True),
+    Column("row", of="row.place", text=True),
     Column("K", of=_printed("num_draft_tokens"), optional=True),
-    Column("load", of=_printed("batch_size"), optional=True),
     Column("accepted", of=_rate, optional=True),
     Column("yields,\ntokens", of="tokens", optional=True),
     Column("costs,\nsteps", of="steps", optional=True),
@@ -48,11 +46,11 @@ _COLUMNS = (
 )
 
 
-def audit_page(title: str, reading: AuditedText, judged: Sequence[Check]) -> Page:
-    """The page: first what was read, then the verdicts, then what iterations cost."""
+def audit_page(stated: Sequence[PrintedRow], judged: Sequence[Check]) -> Page:
+    """The page: first the verdicts, then what iterations cost."""
     excluded = {claim.row.place for claim in judged if claim.verdict == "impossible"}
-    rows = [row for row in reading.rows if row.place not in excluded]
-    finding = [Line(note, "dim") for note in reading.notes]
+    rows = [row for row in stated if row.place not in excluded]
+    finding = []
     if judged:
         counts = Counter(claim.verdict for claim in judged)
         verdicts = ", ".join(f"{number} {verdict}" for verdict, number in counts.items())
@@ -68,5 +66,5 @@ def audit_page(title: str, reading: AuditedText, judged: Sequence[Check]) -> Pag
         steps.insert(0, NextStep("with what is missing", command=line_to_type(rows)))
     if rows and all(row.accepts_little for row in rows):
         steps.insert(0, _WHY_LOW)
-    heading = f"{title} · {counted(len(reading.rows), 'row')} with speculation"
+    heading = f"figures · {counted(len(stated), 'row')} with speculation"
     return Page(heading, finding, tables=[table] if rows else (), next=steps)

@@ -1,4 +1,4 @@
-"""The figures of a printed row, and what they imply of an iteration: its cost is tokens per iteration ÷ speed-up, in
+"""Rows of typed figures, and what they imply of an iteration: its cost is tokens per iteration ÷ speed-up, in
 regular steps.
 
 An iteration of K draft tokens yields 1 + K × rate tokens on average, if all K are drafted in every iteration and an
@@ -10,20 +10,18 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from harness.commands.audit.figures import SPEEDS, UNKNOWN, PrintedFigure
+from harness.config.errors import SettingError
 from harness.results.judging.acceptance import LITTLE
-from harness.results.printed.cells import Cells
-from harness.results.printed.figures import UNKNOWN, PrintedFigure
-from harness.results.printed.headings import is_regular_arm
 
 # Noise of single runs, in which an iteration that costs a step may seem to cost less.
 NOISE = 0.05
 # Costs that another implementation may reach.
 _ROUND_STEPS = (1.5, 1.2, 1)
-# Drafts without a fixed K: nothing follows from a rate of theirs.
-_VARYING = re.compile(r"lookup|n-?gram|pld|suffix|\bauto\b|tree", re.IGNORECASE)
 PRINTED = "as printed"
 _SPEEDUPS = (
     ("by ms/token", "regular_ms_per_token", "ms_per_token"),
@@ -32,6 +30,18 @@ _SPEEDUPS = (
     (PRINTED, "speedup", "itself"),
     ("by latency", "regular_latency_s", "latency_s"),
 )
+
+
+SHORT_NAMES = {
+    "baseline": "regular_tokens_per_second",
+    "speed": "tokens_per_second",
+    "speedup": "speedup",
+    "acceptance": "acceptance_rate",
+    "length": "tokens_per_iteration",
+    "K": "num_draft_tokens",
+}
+# Speeds that are typed as 24.6ms or 41s.
+_SPEEDS_BY_UNIT = {"ms": "ms_per_token", "s": "latency_s"}
 
 
 class Iteration(NamedTuple):
@@ -79,48 +89,28 @@ class Iteration(NamedTuple):
 
 @dataclass(frozen=True)
 class PrintedRow:
-    """The contents of a row.
+    """The figures of a row.
 
     Attributes:
-        place: of the row in its text: `row 3`.
+        place: of the row: `row 3`.
         figures: by our names, as far as they are stated.
-        arms: cells that name its arm.
-        conditions: cells that rows must share to be compared, by heading.
-        cells: as printed, by heading.
     """
 
     place: str
     figures: dict[str, PrintedFigure] = field(default_factory=dict)
-    arms: list[str] = field(default_factory=list)
-    conditions: dict[str, str] = field(default_factory=dict)
-    cells: Cells = field(default_factory=dict, repr=False)
 
     def figure(self, name: str) -> PrintedFigure:
         return self.figures.get(name, UNKNOWN)
-
-    @property
-    def is_regular(self) -> bool:
-        """Whether it is a row of regular decoding alone; a `baseline` that accepts drafts is none."""
-        length, rate = self.figure("tokens_per_iteration"), self.figure("acceptance_rate")
-        is_called = any(map(is_regular_arm, self.arms))
-        return (self.k == 0 or is_called) and not (length.low > 1 or rate.low > 0.01)
 
     @property
     def k(self) -> float:
         return self.figure("num_draft_tokens").low
 
     @property
-    def name(self) -> str:
-        """Its arm and its conditions, but for those that begin with a number; its place where it has none."""
-        texts = dict.fromkeys([*self.arms, *self.conditions.values()])
-        named = [text for text in texts if text and not re.match(r"\W*\d", text)]
-        return ", ".join(named) or self.place
-
-    @property
     def most_tokens(self) -> float:
         """Tokens per iteration if all were accepted; NaN where K is unknown, or a limit or the depth of a tree."""
         is_limit = self.figure("topk").low > 1 or self.figure("p_min").low > 0.01
-        return math.nan if is_limit or any(map(_VARYING.search, self.arms)) else self.k + 1
+        return math.nan if is_limit else self.k + 1
 
     @property
     def readings(self) -> dict[str, PrintedFigure]:
@@ -151,12 +141,6 @@ class PrintedRow:
         ]
 
     @property
-    def is_read(self) -> bool:
-        """Whether it states an acceptance or a speed-up."""
-        names = self.figures.keys() & {"tokens_per_iteration", "acceptance_rate"}
-        return bool(names or self.speedups)
-
-    @property
     def accepts_little(self) -> bool:
         length, rate = self.figure("tokens_per_iteration"), self.figure("acceptance_rate")
         return rate.high < LITTLE or length.high <= 1 + NOISE
@@ -174,3 +158,45 @@ class PrintedRow:
     @property
     def speedup(self) -> PrintedFigure:
         return next(iter(self.speedups.values()), UNKNOWN)
+
+
+def stated_rows(typed: Mapping[str, Sequence[str]]) -> list[PrintedRow]:
+    """Rows by arguments; what is typed once holds for all rows.
+
+    Raises:
+        SettingError: one is no such number, or they are of different numbers of rows.
+    """
+    number = max(map(len, typed.values()), default=1)
+    rows = []
+    for place in range(number):
+        row = PrintedRow("the figure" if number == 1 else f"row {place + 1}")
+        for short, texts in typed.items():
+            if len(texts) not in (1, number):
+                rule = f"must have one value, or one for each of {number} rows"
+                raise SettingError(short, rule, " and ".join(texts))
+            text = texts[place % len(texts)]
+            name = SHORT_NAMES.get(short, short)
+            unit = re.search(r"\d\s*(ms|s)\b", text)
+            if unit and short in ("baseline", "speed"):
+                name = name.replace("tokens_per_second", _SPEEDS_BY_UNIT[unit[1]])
+            try:
+                row.figures[name] = PrintedFigure.read(name, text)
+            except ValueError as error:
+                forms = "write 40.6, 24.6ms, 73.9%, 1.79x or +79%, and type a name again for another row"
+                raise SettingError(short, f"{error}; {forms}", text[:40]) from error
+        rows.append(row)
+    return rows
+
+
+def line_to_type(rows: Sequence[PrintedRow]) -> str:
+    """The command line with the figures of the row that states most, and NUMBER for what it lacks."""
+    row = max(rows, key=lambda row: len(row.figures))
+    speed = next((name for name in SPEEDS if name in row.figures), "tokens_per_second")
+    is_length = "tokens_per_iteration" in row.figures
+    yields = "tokens_per_iteration" if is_length else "acceptance_rate"
+    shorts = {name: short for short, name in SHORT_NAMES.items()}
+    words = ["harness audit"]
+    for name in (f"regular_{speed}", speed, yields, "num_draft_tokens"):
+        number = f"{row.figures[name].middle:.5g}" if name in row.figures else "NUMBER"
+        words.append(f"{shorts.get(name, name)}={number}")
+    return " ".join(words)

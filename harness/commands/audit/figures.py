@@ -8,22 +8,16 @@ from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
 from typing import NamedTuple
 
-# Speeds, which both arms have, and the end of headings in their unit. Those of one user come first.
-SPEEDS = {
-    "ms_per_token": "tpot",
-    "user_tokens_per_second": "tok/s/user",
-    "tokens_per_second": "tok/s",
-    "latency_s": "latency s",
-}
-_COUNTS = ("num_draft_tokens", "topk", "batch_size", "width")
+# Speeds, which both arms have. Those of one user come first.
+SPEEDS = ("ms_per_token", "user_tokens_per_second", "tokens_per_second", "latency_s")
+_COUNTS = ("num_draft_tokens", "topk")
 NUMBERS = (
     *("tokens_per_iteration", "acceptance_rate", "speedup", *SPEEDS),
     *(f"regular_{name}" for name in SPEEDS),
-    *("num_draft_tokens", "topk", "p_min", "batch_size"),
-    *("input_tokens", "output_tokens"),
+    *("num_draft_tokens", "topk", "p_min"),
 )
-# Signs around a cell.
-MARKS = "*`~≈† "
+# Signs around a number.
+_MARKS = "*`~≈† "
 _NUMBER = r"\.?\d[\d.,]*(?:e[-+]?\d{1,2})?"
 # `+45 %`, `45 % faster`, `-32 % (61 against 90 tok/s)`: what is gained or lost.
 _CHANGE = re.compile(rf"([-+]?)\s*({_NUMBER})\s*%\s*(faster)?\s*(?:[(\[].*)?", re.I)
@@ -37,16 +31,10 @@ _UNITS = {
     "": r"(?:tok\w*)?",
 }
 _MAY_BE_0 = {"acceptance_rate", "p_min", "num_draft_tokens", "topk"}
-# No figure of any of these tables is larger, or smaller.
+# No figure is larger, or smaller.
 _LARGEST, _LEAST = 1e15, 1e-9
 _LARGEST_K = 128
-_NOT_STATED = {*"- -- – — n/a na nan none null ? tbd oom failed error".split(), ""}
 _NO_NUMBER = "is no such number"
-
-
-def is_stated(text: str) -> bool:
-    """Whether a cell is more than `n/a`."""
-    return text.strip(MARKS).lower() not in _NOT_STATED
 
 
 def _decimal(digits: str) -> Decimal:
@@ -113,20 +101,17 @@ class PrintedFigure(NamedTuple):
         return cls(number, number, number, text)
 
     @classmethod
-    def read(cls, name: str, text: str, in_percent: bool = False) -> PrintedFigure | None:
+    def read(cls, name: str, text: str) -> PrintedFigure:
         """`1.95×`, `80 %`, `1,234.5 tok/s`, `1.31× to 1.42×`, `+45 %`, and without what is in brackets `2.26 (2.07 to
-        2.50)`; None for `n/a`, and for a 0 that cannot be meant (0 tok/s).
+        2.50)`.
 
         Args:
             name: what it is a number of; the number may have its unit behind it.
-            in_percent: whether shares of its column are in percent.
 
         Raises:
             ValueError: why it is no such number.
         """
-        text = text.strip(MARKS).replace("−", "-").replace("\N{NO-BREAK SPACE}", " ")
-        if not is_stated(text):
-            return None
+        text = text.strip(_MARKS).replace("−", "-").replace("\N{NO-BREAK SPACE}", " ")
         if name == "speedup" and (change := _CHANGE.fullmatch(text)):
             sign, digits, faster = change.groups()
             if not (sign or faster):
@@ -143,15 +128,13 @@ class PrintedFigure(NamedTuple):
         cell = re.fullmatch(rf"(?i){number}(?:{to}{number})?\s*(?:[±(\[].*)?", text)
         if cell is None:
             raise ValueError(_NO_NUMBER)
-        if name not in {*_MAY_BE_0, *_COUNTS} and not _decimal(cell[1]):
-            return None
         first, last = (cls._rounded(name, digits) for digits in (cell[1], cell[3] or cell[1]))
         if last.high < first.low:
             raise ValueError("is no range")
         figure = cls(math.nan if cell[3] else first.value, first.low, last.high, text)
         if name != "acceptance_rate":
             return figure
-        if in_percent or "%" in (cell[4] or cell[2]):
+        if "%" in (cell[4] or cell[2]):
             return figure.transformed(lambda share: share / 100, text)
         if first.value > 1:
             raise ValueError(f"is no share: write {cell[1]}% if it is in percent")

@@ -1,1 +1,0 @@
-"""Tables that others printed: their cells, our names of their columns, and their numbers."""
