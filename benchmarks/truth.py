@@ -62,7 +62,7 @@ from harness.config.errors import VerdictError
 from harness.engines.registry import ENGINES
 from harness.measuring.rows import LatencyRow
 from harness.reporting.page import Page
-from harness.results.judging.grid import cells_of, schedule_of
+from harness.results.judging.grid import load_of, schedule_of
 from harness.results.judging.series import Member, judged_at_once
 from harness.results.judging.statement import Statement
 from harness.results.runs import Run, grouped
@@ -553,42 +553,43 @@ def mixed_report(rng: random.Random) -> Found:
     return found
 
 
-def one_map(rng: random.Random) -> Found:
-    """A map over loads and K, and its schedule."""
-    found = Found("map")
+def sweep_over_loads(rng: random.Random) -> Found:
+    """A sweep over loads and K, and its schedule."""
+    found = Found("sweep over loads")
     world = drawn_world(rng, loads=True)
-    sizes = rng.choice([[1, 4], [1, 4, 16], [1, 2, 8]])
-    ks = rng.choice([[1, 3], [1, 3, 5], [2, 4]])
-    typed = [f"batch_sizes={sizes}", f"draft_tokens={ks}"]
+    loads = rng.choice(["1,4", "1,4,16", "1,2,8"])
+    ks = rng.choice(["1,3", "1,3,5", "2,4"])
     with contextlib.suppress(VerdictError), world.planted():
-        harness.run("map", *world.typed(), *typed)
-    record = measurement("map")
-    (run,) = read([Path("results")]).runs_of(record.row)
-    page = record.page([run])
+        harness.run("latency", "-m", *world.typed(), f"batch_size={loads}", f"K={ks}")
+    record = measurement("latency")
+    runs = read([Path("results")]).runs_of(record.row)
+    page = record.page(runs)
     assert page is not None
 
     def planted(row: Any) -> float:
         return world.speedup(int(row.num_draft_tokens), int(row.batch_size))
 
     _check_page(found, page, planted, _ROUNDING_AT_LOADS)
-    _check_schedule(found, judged_at_once(cells_of(run.rows)), planted)
+    _check_schedule(found, judged_at_once(runs), planted)
     return found
 
 
-def _check_schedule(found: Found, cells: Sequence[Member], planted: Callable[[Any], float]) -> None:
-    """Hold the schedule of a map against the planted speed-up of each cell."""
-    schedule, _ = schedule_of(cells)
-    cell_of = {(cell.sides.size, cell.sides.k): cell for cell in cells}
+def _check_schedule(
+    found: Found, members: Sequence[Member], planted: Callable[[Any], float]
+) -> None:
+    """Hold a schedule against the planted speed-up of each run."""
+    schedule, _ = schedule_of(members)
+    member_of = {(load_of(member), member.run.last.num_draft_tokens): member for member in members}
     before = 0
-    for size in sorted({size for size, _ in cell_of}) if schedule else ():
-        k = next(k for first, last, k in schedule if first <= size <= last)
+    for load in sorted({load for load, _ in member_of}) if schedule else ():
+        k = next(k for first, last, k in schedule if first <= load <= last)
         if k:
-            cell = cell_of[size, k]
-            gains = planted(cell.run.last) > 1 - _ROUNDING_AT_LOADS
-            words = "schedule" if cell.verdict.is_conclusion else "schedule, kept"
-            found.check(words, is_false=cell.verdict.is_conclusion and not gains)
+            member = member_of[load, k]
+            gains = planted(member.run.last) > 1 - _ROUNDING_AT_LOADS
+            words = "schedule" if member.verdict.is_conclusion else "schedule, kept"
+            found.check(words, is_false=member.verdict.is_conclusion and not gains)
         elif before:
-            gains = planted(cell_of[size, before].run.last) >= 1 + _ROUNDING_AT_LOADS
+            gains = planted(member_of[load, before].run.last) >= 1 + _ROUNDING_AT_LOADS
             found.check("schedule, off", is_false=gains)
         before = k
 
@@ -632,7 +633,7 @@ COMMANDS: dict[str, Callable[[random.Random], Found]] = {
     "latency": one_run,
     "k": sweep_over_k,
     "drafts": sweep_over_drafts,
-    "map": one_map,
+    "loads": sweep_over_loads,
     "report": mixed_report,
     "eval": one_eval,
 }

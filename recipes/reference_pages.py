@@ -82,7 +82,7 @@ def columns_page() -> str:
         "## The core dozen",
         "Twelve columns of `latency.csv` answer most questions. One row is one arm of one run; the speed-up is in the "
         "row of the\nspeculative arm. The last cell names the files that have the column, without `.csv`; *runs* are "
-        "`latency`, `acceptance`,\n`compare`, `map`, `eval`, `recovery` and `plan`. Lists and dicts are JSON.",
+        "`latency`, `acceptance`,\n`compare`, `eval`, `recovery` and `plan`. Lists and dicts are JSON.",
         _columns_table(_with_files(core), "in"),
         "A figure with an interval, `speedup ±`, has further columns: `speedup_low` and `speedup_high` are its 95 % "
         "interval,\n`speedup_covers` says over what, as JSON: "

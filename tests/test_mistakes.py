@@ -20,6 +20,7 @@ MISTAKES = {
     # The command line
     "latncy": "latncy: no such command (did you mean latency?); there are: latency,",
     "-- llama-server": "--: no such command; there are: latency,",
+    "map": "map: is gone: harness latency -m batch_size=1,4,16 K=2,4 ends with a schedule",
     "regress a.csv b.csv": "regress: is gone: harness latency -- OLD_COMMAND -- NEW_COMMAND measures two versions",
     "latency 7B": "7B: cannot be read as setting=value; a server's command is typed behind --",
     "latency model = 7B": "model: cannot be read as setting=value",
@@ -96,7 +97,6 @@ MISTAKES = {
 
 # What is typed, what its line advises, and that as words: a run with these composes.
 ADVICE = {
-    "map batch_sizes=1,4": ("must be typed as a list: 'batch_sizes=[1,4]'", "batch_sizes=[1,4]"),
     "eval seeds=1,2": ("'seeds=[1,2]'", "seeds=[1,2]"),
     "latency 'K=[2,4]'": (
         "must be a whole number or auto; -m decoding.num_draft_tokens=2,4 measures each",

@@ -9,7 +9,7 @@ from benchmarks.truth import COMMANDS, page
 # Those of several runs take longer.
 NUM_PAGES = {
     **{"latency": 5, "acceptance": 5, "eval": 5, "k": 3, "drafts": 2, "plan": 3},
-    **{"map": 2, "report": 2},
+    **{"loads": 2, "report": 2},
 }
 
 pytestmark = pytest.mark.slow

@@ -158,14 +158,14 @@ class Command(ConfiguredCommand[SomeSettings], Generic[SomeSettings, SomeRow]):
                 return VerdictError(f"no verdict: {row.error}", CANNOT_TELL)
         if len(rows) < 2 or not self.settings.COMPARES_TIMES:
             return None
-        from harness.results.judging.grid import cells_of
-        from harness.results.judging.series import judged_at_once
+        from harness.results.verdict import verdict_of
 
-        verdicts = [member.verdict for member in judged_at_once(cells_of(rows))]
-        if any(verdict.is_conclusion for verdict in verdicts):
+        last: Any = rows[-1]
+        verdict = verdict_of(last)
+        if verdict.is_conclusion:
             return None
-        first = verdicts[0]
-        return VerdictError(f"cannot tell: {first.why or format(first.interval, '×')}", CANNOT_TELL)
+        why = verdict.why or format(verdict.interval, "×")
+        return VerdictError(f"cannot tell: {why}", CANNOT_TELL)
 
     def page(self, runs: Sequence[Run[SomeRow]]) -> Page | None:
         """The page about runs, be it one, a sweep's or a report's; None where nothing was measured."""

@@ -12,7 +12,7 @@ from harness.engines.registry import engine_of
 from harness.results.row import Row
 
 _READING = "audit report"
-_OTHERS = "acceptance compare eval latency map plan recovery serve"
+_OTHERS = "acceptance compare eval latency plan recovery serve"
 COMMANDS: Registry[CommandRecord] = Registry(
     "command",
     CommandRecord,

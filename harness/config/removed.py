@@ -11,5 +11,6 @@ REMOVED: Mapping[str, str] = {
     "fault": "decoding.rule=./file.py:Name plants a mistake: docs/losslessness.md",
     "max_logprobs": "vLLM and llama.cpp return log-probabilities",
     "costs": "harness latency -m K=2,4,8 measures what was predicted from costs",
+    "map": "harness latency -m batch_size=1,4,16 K=2,4 ends with a schedule",
     "regress": "harness latency -- OLD_COMMAND -- NEW_COMMAND measures two versions in turns",
 }

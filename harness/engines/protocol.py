@@ -420,13 +420,5 @@ class Engine:
     draft_runner: str | None = None
     setup_seconds: float | None = None
 
-    def can_be_reused(
-        self, decoding: DecodingSettings, batch_size: int, longest_prompt: int
-    ) -> bool:
-        """Whether it stays open for questions like these, and takes prompts that it knows for new ones. An engine
-        that starts quickly is opened again.
-        """
-        return False
-
     def close(self) -> None:
         """Give back memory, threads and connections."""

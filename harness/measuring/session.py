@@ -56,7 +56,7 @@ class Session:
         run_id: None for a new one.
 
     Attributes:
-        experiment: has the settings in effect; `map` replaces it for each of its cells, `acceptance` for a condition.
+        experiment: has the settings in effect; `acceptance` replaces it for a condition.
         original_settings: without the command's own changes; they identify the measurement.
         run_id: in all rows of the run.
         status, error: `ok`, `failed`, `interrupted` or `refused`, and why.
@@ -208,18 +208,15 @@ class Session:
         return self.placed
 
     def open(self, batch_size: int, longest_prompt: int) -> Engine:
-        """Open the engine, with the pair loaded if it needs one. An engine may stay open for later questions.
+        """Open the engine, with the pair loaded if it needs one. It takes the place of one that is open.
 
         Args:
             batch_size: the most prompts of a question, or the most requests in flight.
             longest_prompt: the most tokens of a prompt.
         """
         decoding = self.settings.decoding
-        if self.engine is not None:
-            if self.engine.can_be_reused(decoding, batch_size, longest_prompt):
-                return self.engine
-            # Its caches are freed before the next engine allocates its own.
-            self.close()
+        # Its caches are freed before the next engine allocates its own.
+        self.close()
         preparation = Preparation(
             decoding=decoding,
             runner=self.settings.runner,

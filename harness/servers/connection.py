@@ -20,7 +20,7 @@ from harness.servers.counters import CounterPage
 from harness.servers.http import KEY_REFUSED, new_client
 from harness.servers.identity import AskedServer
 from harness.servers.launch import Served
-from harness.servers.request_form import RequestForm, new_salt
+from harness.servers.request_form import RequestForm
 from harness.servers.sending import Outgoing, Sender
 from harness.servers.settings import ServerSettings
 
@@ -66,10 +66,6 @@ class Connection:
     drafts: bool
     was_asked: bool = False
     _further_numbers: Iterator[int] = field(default_factory=itertools.count)
-
-    def renew_salts(self) -> None:
-        """Ask every question as if it had not been asked before: the server's prefix cache knows other salts."""
-        self.form = replace(self.form, salt_prefix=new_salt())
 
     def further(self, requests: Sequence[Request]) -> Iterator[Outgoing]:
         """The same requests again and again, to keep up the load, each with another salt."""

@@ -218,19 +218,6 @@ class ServerEngine(Engine):
         for arm in self.arms:
             arm.stop()
 
-    def can_be_reused(
-        self, decoding: DecodingSettings, batch_size: int, longest_prompt: int
-    ) -> bool:
-        """Servers start slowly: they stay for the same K, and no more or longer prompts than before."""
-        opening = self.opening
-        fits = decoding == opening.decoding and batch_size <= opening.batch_size
-        fits = fits and longest_prompt <= opening.longest_prompt
-        if fits:
-            for arm in self.arms:
-                if arm.connection is not None:
-                    arm.connection.renew_salts()
-        return fits
-
     def close(self) -> None:
         self._stop_all()
         # Those of answers that were not read to their end.

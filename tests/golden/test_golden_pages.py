@@ -66,8 +66,8 @@ def test_a_run_of_latency(harness: Harness, snapshot: SnapshotAssertion, run: st
     assert steady(outcome.summary) == snapshot(name="full")
 
 
-def test_a_map(harness: Harness, snapshot: SnapshotAssertion) -> None:
-    outcome = harness("map", *PLANTED, "batch_sizes=[1,4]")
+def test_a_sweep_over_the_load(harness: Harness, snapshot: SnapshotAssertion) -> None:
+    outcome = harness("latency", "-m", *PLANTED, "K=1,3,5", "batch_size=1,4")
     assert steady(outcome.stdout) == snapshot
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,8 +12,6 @@ from harness.commands.compare.rows import CompareRow
 from harness.commands.compare.tables import races_page, verdict
 from harness.commands.eval.page import eval_page
 from harness.commands.latency.page import latency_page
-from harness.commands.map.page import map_page
-from harness.commands.map.rows import MapRow
 from harness.commands.pages import pages_about
 from harness.commands.recovery.rows import RecoveryRow
 from harness.commands.recovery.tables import recovery_page
@@ -66,57 +63,6 @@ def test_an_evaluation(snapshot: SnapshotAssertion, case: str) -> None:
     runs = [eval_run(**changes) for changes in EVALS[case]]
     known = [Run([row for row in rows if row.draft or row.arm == "regular"]) for rows in runs]
     assert full(eval_page(known)) == snapshot
-
-
-def map_run(
-    sizes: tuple[int, ...] = (1, 4, 16), contexts: tuple[int, ...] = (0,), **changes: Any
-) -> Run[MapRow]:
-    """A map with speed-ups that fall with the batch size, faster with K=5."""
-    rows = []
-    for context in contexts:
-        for k in (1, 5):
-            for size in sizes:
-                speedup = (1.5 + k / 4) / (1 + size * k / 40)
-                interval = Interval(speedup, speedup - 0.05, speedup + 0.05, Coverage(8, "batch"))
-                regular = MapRow(
-                    **{"batch_size": size} | changes | {"num_draft_tokens": None, "speedup": None},
-                    arm="regular",
-                    model="13B",
-                    draft="7B",
-                    context=context or None,
-                    ms_per_token=20.0,
-                    time_to_first_token_ms=10 + context / 5 if context else None,
-                )
-                changed = {"num_draft_tokens": k, "speedup": interval} | changes
-                ms = {"ms_per_token": 20 / speedup}
-                rows += [regular, replace(regular, arm="speculative", **changed | ms)]
-    return Run(rows)
-
-
-MAPS = {
-    "one": [map_run()],
-    "two, one interrupted": [
-        map_run(contexts=(512, 4096), temperature=0.0),
-        Run([*map_run((1,), temperature=1.0).rows, *map_run((4,), temperature=1.0, status="interrupted").rows[:2],
-             *map_run((16,), temperature=1.0, status="interrupted", speedup=None).rows]),
-    ],
-    "contexts": [map_run((1, 4), (512, 4096))],
-    "pays nowhere": [map_run((64, 256))],
-    "pays at a large batch": [Run([replace(row, batch_size=65 - row.batch_size) for row in map_run((1, 64)).rows])],
-    "pays not at the next size": [Run([*map_run((1,)).rows, *map_run((2,), speedup=Interval(0.5, 0.4, 0.6)).rows,
-                                        *map_run((4,), speedup=Interval(0.9)).rows])],
-    "random weights": [map_run(weights="random")],
-    "no intervals": [map_run(speedup=Interval(1.04))],
-    "other work": [map_run(speedup=None, status="no_verdict", error="the arms did not do the same work")],
-    "in flight": [map_run((1, 4), engine="server")],
-    "a server's own K": [map_run((1,), engine="server", num_draft_tokens=None)],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", MAPS)
-def test_maps(snapshot: SnapshotAssertion, case: str) -> None:
-    Words.divide(["map"]).note()
-    assert full(map_page(MAPS[case])) == snapshot
 
 
 # Changes of both arms, and of the regular one.

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.commands.map.rows import MapRow
 from harness.commands.registry import measurement
 from harness.config.model_names import SECOND_COMMAND
 from harness.measuring.rows import LatencyRow
@@ -327,9 +326,6 @@ def test_random_weights_conclude_nothing() -> None:
     assert verdict_of(replace(row, weights="random")).relation == "open"
     by_coin = replace(row, weights="random", draft="7B", synthetic_acceptance=0.8)
     assert verdict_of(by_coin).pays
-    cell = MapRow(speedup=Interval(2.0, 1.5, 2.5))
-    assert verdict_of(cell).pays
-    assert not verdict_of(replace(cell, speedup=Interval(2.0))).is_judged
 
 
 def test_an_interval_among_many_is_wider() -> None:

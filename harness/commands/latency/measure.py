@@ -49,10 +49,7 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
         num_too_long: how many prompts of the set were too long, by column.
         unwritten: answers that count already, by arm, and whose rows wait for those of the other arm.
         prompt_rows: the rows of all answers so far.
-        is_cell: whether it is a cell of a map, which has no prompts file, and leaves the engine open.
     """
-
-    is_cell = False
 
     def __init__(self, settings: LatencySettings) -> None:
         self.prompt_set = load_prompts(settings.prompts)
@@ -168,7 +165,7 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
             if generation is not None:
                 rows += _prompt_rows(self.run, generation, session.tokenizer, session.run_id)
         self.prompt_rows += rows
-        if rows and not self.is_cell:
+        if rows:
             session.append(PROMPTS_FILE, rows)
 
     def _check_batch(self, num_measured: int) -> None:

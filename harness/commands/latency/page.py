@@ -23,6 +23,7 @@ from harness.commands.latency.ranking import (
     among_themselves,
     answers,
     ranked_runs,
+    schedules,
     shared_details,
 )
 from harness.commands.latency.steps import (
@@ -120,7 +121,8 @@ def _page_of_runs(pairs: Sequence[RankedRun]) -> Page:
         is_repeated = all((pair.row.repeats or 1) > 1 for pair in pairs)
         advice = "" if is_repeated else ": repeats=5 measures what that changes"
         doubts.append(f"{disturbed}{advice}.")
-    return replace(page, doubts=[*doubts, *page.doubts], next=steps_after_runs(pairs))
+    why = [*page.why, *schedules(pairs)]
+    return replace(page, doubts=[*doubts, *page.doubts], why=why, next=steps_after_runs(pairs))
 
 
 def _part(group: Sequence[RankedRun], noun: str = "run") -> Page:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
@@ -12,7 +12,8 @@ from harness.measuring.rows import LatencyRow
 from harness.reporting.names import Name, distinct_names, name_of
 from harness.reporting.table import Line
 from harness.reporting.words import called
-from harness.results.judging.series import Member, Series, series_of
+from harness.results.judging.grid import for_vllm, in_words, schedule_of
+from harness.results.judging.series import Member, Series, judged_at_once, series_of
 from harness.results.runs import Run, grouped
 from harness.results.statistics.interval import Interval
 
@@ -115,9 +116,10 @@ class RankedRun:
 
     @property
     def curve(self) -> Sequence[str]:
-        """Equal for runs that differ only in K and `load`."""
+        """Equal for runs of one prompt set that differ only in K and `load`, with which the number of prompts grows."""
         settings = self.name.settings.items()
-        return self.name.pair, *(text for column, text in settings if column != "batch_size")
+        with_load = ("batch_size", "prompts")
+        return self.name.pair, *(text for column, text in settings if column not in with_load)
 
     @property
     def curve_of_k(self) -> Sequence[str]:
@@ -125,17 +127,14 @@ class RankedRun:
         return *self.curve, *([f"K={self.k}"] if self.k else [])
 
 
-def ranked_runs(runs: Sequence[Run[Any]], *, at_once: bool = False) -> list[RankedRun]:
+def ranked_runs(runs: Sequence[Run[Any]]) -> list[RankedRun]:
     """The runs, each in its series, named and ordered by `among_themselves`.
 
     Runs without figures, or of which an arm is missing, are left out.
-
-    Args:
-        at_once: see `series_of`.
     """
     shown = [run for run in runs if run.has_figures and run.status != "incomplete"]
     pairs = []
-    for series in series_of(shown, at_once=at_once):
+    for series in series_of(shown):
         pairs += [RankedRun(member, series, name_of(member.run.last)) for member in series.members]
     return among_themselves(pairs)
 
@@ -213,3 +212,22 @@ def _named(rivals: Sequence[RankedRun], first: RankedRun) -> str:
         names[_MOST_NAMED:] = [f"and {len(names) - _MOST_NAMED} more"]
     about = "" if covers is None else f" (simultaneous 95 % intervals{covers})"
     return "; ".join(names) + about
+
+
+def schedules(pairs: Sequence[RankedRun]) -> Iterator[tuple[str, str]]:
+    """The K to use at each load, by name and in words, for each pair and settings measured at several loads: `("Use",
+    "K=3 at 1 to 4; none at 16")`. Intervals hold for all runs of one schedule at once.
+    """
+    curves = grouped(pairs, attrgetter("row.prompts", "curve"))
+    for (_, curve), members in curves.items():
+        if len({pair.load for pair in members}) < 2 or any(
+            pair.regular is None for pair in members
+        ):
+            continue
+        schedule, why_none = schedule_of(judged_at_once([pair.run for pair in members]))
+        whose = f"{', '.join(curve)}: " if len(curves) > 1 else ""
+        if not schedule:
+            yield "Use", f"{whose}no schedule: {why_none}"
+            continue
+        yield "Use", f"{whose}{in_words(schedule)} ({members[0].unit_of_load})"
+        yield "vLLM", f"--speculative-config '{for_vllm(schedule)}'"

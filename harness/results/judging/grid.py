@@ -1,104 +1,111 @@
-"""Runs over load, context and K, judged together: where speculation pays, and which K to use at each load."""
+"""Runs of a sweep over the load and K, judged together: which K to use at each load."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
-from operator import attrgetter
-from typing import Any
+from typing import NamedTuple
 
 from harness.results.judging.series import Member
-from harness.results.runs import Run, grouped
-from harness.results.schema import NO_VERDICT
-
-# First and last batch size of each range, and its K. The ranges are adjacent, and the first begins at 1.
-Schedule = Sequence[tuple[int, int, int]]
+from harness.results.runs import grouped
 
 
-def cells_of(rows: Sequence[Any]) -> list[Run[Any]]:
-    """The cells of a map, each as a run of `latency`: the row of its regular arm, then that of the speculative one.
+class Range(NamedTuple):
+    """Neighbouring measured loads with one K.
 
-    A cell that has rows is whole, although its map may have been interrupted.
+    Attributes:
+        first, last: loads, as batch size or requests in flight.
+        k: the K to use there; 0 for none.
     """
-    cells: list[list[Any]] = []
-    for row in rows:
-        whole = row if row.status == NO_VERDICT else replace(row, status="ok")
-        if row.arm == "speculative" and cells and cells[-1][-1].arm == "regular":
-            cells[-1].append(whole)
-        else:
-            cells.append([whole])
-    return [Run(cell) for cell in cells]
+
+    first: int
+    last: int
+    k: int
 
 
-def highest_cell(cells: Sequence[Member]) -> Member | None:
-    """The cell with the highest speed-up of those that pay, else of all with an interval; None without any."""
-    decidable = [cell for cell in cells if cell.verdict.is_judged]
-    paying = [cell for cell in decidable if cell.verdict.pays]
-    return max(paying or decidable, key=lambda cell: cell.verdict.interval.estimate, default=None)
+def load_of(member: Member) -> int:
+    """The batch size of a run, or its requests in flight."""
+    return member.run.last.batch_size or 1
 
 
-def schedule_of(cells: Sequence[Member]) -> tuple[Schedule, str]:
-    """The K to use at each batch size, 0 for none; without a schedule, none and the reason.
+def schedule_of(members: Sequence[Member]) -> tuple[Sequence[Range], str]:
+    """The K to use at each measured load; without a schedule, none and the reason.
 
-    Of several K that are shown to pay at a batch size the one with the highest speed-up is taken. Where none is, the K
-    of the next smaller size stays, unless it is shown to lose: then there is none. K=0 counts as if switching the draft
-    off were free.
+    Of several K that are shown to pay at a load the one with the highest speed-up is taken. Where none is, the K of the
+    next smaller load stays, unless it is shown to lose: then there is none. K=0 counts as if switching the draft off
+    were free. Nothing is said of loads between two ranges: they were not measured.
 
-    With K=5 best at batch size 1, K=2 at 16 and a loss at 64: [(1, 15, 5), (16, 63, 2), (64, 64, 0)].
+    With K=5 best at loads 1 and 4, K=2 at 16 and a loss at 64: [(1, 4, 5), (16, 16, 2), (64, 64, 0)].
 
     Args:
-        cells: with one context.
+        members: one pair's runs, which differ in load and K alone.
     """
-    if not any(cell.sides.k for cell in cells):
-        return [], "the server does not report its K"
-    ordered = sorted(cells, key=attrgetter("sides.size", "sides.k"))
-    chosen: dict[int, int] = {}
+    if not all(member.run.last.num_draft_tokens for member in members):
+        return [], "the server's K is not known: type K="
+    ranges: list[Range] = []
     k: int | None = None
-    for size, at_size in grouped(ordered, attrgetter("sides.size")).items():
-        k = _chosen(at_size, k)
+    for load, at_load in grouped(sorted(members, key=load_of), load_of).items():
+        k = _chosen(at_load, k)
         if k is None:
-            return [], f"nothing is shown at the smallest load, {size}"
-        chosen[size] = k
-    if not any(chosen.values()):
+            return [], f"nothing is shown at the smallest load, {load}"
+        if ranges and ranges[-1].k == k:
+            ranges[-1] = ranges[-1]._replace(last=load)
+        else:
+            ranges.append(Range(load, load, k))
+    if not any(entry.k for entry in ranges):
         return [], "no K is shown to pay at any load"
-    # A range begins at each batch size whose K differs from that of the smaller one.
-    firsts = [size for before, size in pairwise([0, *chosen]) if chosen.get(before) != chosen[size]]
-    lasts = [first - 1 for first in firsts[1:]] + [max(chosen)]
-    # vLLM needs a K from 1 on, although the smallest measured batch size may be larger.
-    schedule = [
-        (first if index else 1, last, chosen[first])
-        for index, (first, last) in enumerate(zip(firsts, lasts, strict=True))
-    ]
-    return schedule, ""
+    return ranges, ""
 
 
-def _chosen(cells: Sequence[Member], smaller: int | None) -> int | None:
-    """The K to use at a batch size; None where nothing is shown.
+def _chosen(members: Sequence[Member], smaller: int | None) -> int | None:
+    """The K to use at a load; None where nothing is shown.
 
     Args:
-        cells: of one batch size.
+        members: at one load.
         smaller: the K of the next smaller one; None for the smallest.
     """
-    paying = [cell for cell in cells if cell.verdict.pays]
+    paying = [member for member in members if member.verdict.pays]
     if paying:
-        return max(paying, key=lambda cell: cell.verdict.interval.estimate).sides.k
-    losing = [cell.sides.k for cell in cells if cell.verdict.relation == "below"]
-    if len(losing) == len(cells) or smaller in losing:
+        best = max(paying, key=lambda member: member.verdict.interval.estimate)
+        return int(best.run.last.num_draft_tokens)
+    losing = [
+        member.run.last.num_draft_tokens for member in members if member.verdict.relation == "below"
+    ]
+    if len(losing) == len(members) or smaller in losing:
         return 0
     return smaller
 
 
-def schedule_file(context: int) -> str:
-    """The file of a schedule: of contexts, one for each number of tokens; 0 for prompts as they are."""
-    return f"schedule_vllm_{context}.json" if context else "schedule_vllm.json"
+def in_words(schedule: Sequence[Range]) -> str:
+    """`K=3 at 1 to 4; 5 to 15 not measured; none at 16`."""
+    texts = []
+    for entry, following in pairwise([*schedule, None]):
+        assert entry is not None
+        texts.append(
+            f"{f'K={entry.k}' if entry.k else 'none'} at {_loads(entry.first, entry.last)}"
+        )
+        if following is not None and following.first > entry.last + 1:
+            texts.append(f"{_loads(entry.last + 1, following.first - 1)} not measured")
+    return "; ".join(texts)
 
 
-def for_vllm(schedule: Schedule) -> str:
-    """The entries of vLLM's `--speculative-config` for a schedule, without those of the draft."""
+def _loads(first: int, last: int) -> str:
+    return f"{first}" if first == last else f"{first} to {last}"
+
+
+def for_vllm(schedule: Sequence[Range]) -> str:
+    """The entries of vLLM's `--speculative-config` for a schedule, without those of the draft.
+
+    vLLM needs a K for every load from 1 on: those that were not measured get that of the next larger one that was, as
+    speculation pays less the larger the load.
+    """
+    lasts = [0, *(entry.last for entry in schedule)]
     config = {
-        "num_speculative_tokens": max(k for _, _, k in schedule),
-        "num_speculative_tokens_per_batch_size": [list(entry) for entry in schedule],
+        "num_speculative_tokens": max(entry.k for entry in schedule),
+        "num_speculative_tokens_per_batch_size": [
+            [before + 1, entry.last, entry.k]
+            for before, entry in zip(lasts, schedule, strict=False)
+        ],
     }
-    return json.dumps(config, indent=2) + "\n"
+    return json.dumps(config)

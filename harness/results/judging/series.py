@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Any, NamedTuple, Self
+from typing import Any
 
 from harness.results.judging.statement import Statement
 from harness.results.prompt_times import common_times, waits_of_both_arms
@@ -27,7 +27,7 @@ from harness.results.verdict import verdict_of, why_no_ranking
 # Columns of a regular measurement. A method may need another runner, placement and rule.
 _CONDITIONS = (
     "model quantization dtype devices engine server url regular_url temperature top_k top_p batch_size request_rate"
-    " context max_new_tokens ignore_eos prompts prompts_digest chat_template seed weights num_threads runner"
+    " max_new_tokens ignore_eos prompts prompts_digest chat_template seed weights num_threads runner"
 ).split()
 # Settings without a column that belong to the draft, or that the regular command shows.
 _OF_THE_DRAFT = (
@@ -49,25 +49,6 @@ _PLANTED_DRAFT = (
 _NO_MORE = 1.02
 
 
-class Sides(NamedTuple):
-    """The place of a run in a grid.
-
-    Attributes:
-        context: to which prompts were cut, in tokens; 0 for prompts as they are.
-        size: of a batch; of a server, requests in flight.
-        k: the number of draft tokens; 0 where a server does not report its own.
-    """
-
-    context: int
-    size: int
-    k: int
-
-    @classmethod
-    def of(cls, row: Any) -> Self:
-        context = getattr(row, "context", None)
-        return cls(context or 0, row.batch_size or 1, int(row.num_draft_tokens or 0))
-
-
 @dataclass(eq=False)
 class Member:
     """A run of a series.
@@ -83,10 +64,6 @@ class Member:
     verdict: Statement
     standing: Statement | None = None
     is_same_setting: bool = False
-
-    @property
-    def sides(self) -> Sides:
-        return Sides.of(self.run.last)
 
     @property
     def is_partial(self) -> bool:
@@ -188,24 +165,17 @@ def why_same_setting(run: Run[Any], runs: Sequence[Run[Any]]) -> str:
         return ""
     for other in (run.last for run in runs):
         smaller = other.num_draft_tokens
-        is_alike = (other.draft, Sides.of(other)[:2]) == (row.draft, Sides.of(row)[:2])
+        is_alike = (other.draft, other.batch_size) == (row.draft, row.batch_size)
         is_smaller = is_alike and isinstance(smaller, int) and smaller < k
         if is_smaller and drafted < _NO_MORE * (other.mean_num_draft_tokens or 0):
             return f"K={k} drafts no more tokens than K={smaller}: both are one setting"
     return ""
 
 
-def series_of(runs: Sequence[Run[Any]], *, at_once: bool = False) -> list[Series]:
-    """The series of these runs, in their order.
-
-    Args:
-        at_once: whether a reader sees all of them together, as the cells of a grid, so that intervals hold for all at
-            once; else they do for each series.
-    """
+def series_of(runs: Sequence[Run[Any]]) -> list[Series]:
+    """The series of these runs, in their order; intervals hold for all runs of one series at once."""
     groups = grouped(runs, regular_measurement).values()
-    families = [runs] if at_once else groups
-    member_of = {member.run: member for family in families for member in judged_at_once(family)}
-    return [_ranked([member_of[run] for run in alike]) for alike in groups]
+    return [_ranked(judged_at_once(alike)) for alike in groups]
 
 
 def regular_measurement(run: Run[Any]) -> Hashable:

@@ -164,15 +164,6 @@ def test_a_mistake_in_a_prepared_drafter_names_it(
     assert "draft=./worse.py:Worse: KeyError: 'mine'" in complaint
 
 
-def test_a_map_heeds_a_method_that_takes_one_prompt(harness: Harness) -> None:
-    Path("one.py").write_text(
-        "from harness.local.drafting.method import Method\n"
-        "class One(Method):\n    summary = 'one'\n    batches = False\n"
-    )
-    refused = harness("map", "draft=./one.py:One", code=2).complaint
-    assert "batch_sizes=[1,4,16]: must be 1: draft=./one.py:One takes one prompt" in refused
-
-
 def test_a_lossy_rule_accepts_more_and_is_called_lossy(harness: Harness) -> None:
     shown = harness("latency", *REJECTING, "decoding.rule=./likely.py:Lax")
     assert "lossy" in shown.stdout

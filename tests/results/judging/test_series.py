@@ -244,7 +244,7 @@ def test_of_twelve_equal_members_none_is_called_the_best() -> None:
 
 
 def test_of_24_equal_cells_none_is_called_faster() -> None:
-    """Over 60 maps of fresh seeds, read at once: at most 5 % of them."""
+    """Over 60 grids of fresh seeds, read at once: at most 5 % of them."""
     rng = np.random.default_rng(107)
     wrong = 0
     for _ in range(60):
