@@ -1,7 +1,7 @@
 """All that harness takes from Hydra beyond its public interface: private names, and what Hydra reads of the process.
 
 Hydra has no public way to say which options it has, to compose presets of a further directory as its `-cd` does, to
-refuse what a preset sets (`menu.preset_files`), or to run a command line other than `sys.argv`.
+look at a configuration before its directory is made, or to run a command line other than `sys.argv`.
 tests/cli/test_hydra_app.py calls all of this; a release of Hydra in the range of pyproject.toml must pass it.
 """
 
@@ -64,22 +64,6 @@ def _parser() -> ArgumentParser:
 
 
 @contextmanager
-def _loading_presets() -> Iterator[None]:
-    """Let Hydra load configurations with `PresetLoader`."""
-    import hydra._internal.hydra as internal
-
-    from harness.cli.menu.preset_files import PresetLoader
-
-    module: Any = internal
-    hydras_loader = module.ConfigLoaderImpl
-    module.ConfigLoaderImpl = PresetLoader
-    try:
-        yield
-    finally:
-        module.ConfigLoaderImpl = hydras_loader
-
-
-@contextmanager
 def composed(
     directory: Path, name: str, overrides: Sequence[str], presets: str | None
 ) -> Iterator[tuple[DictConfig, ConfigLoader]]:
@@ -101,11 +85,45 @@ def composed(
     setbase(_VERSION_BASE)
     GlobalHydra.instance().clear()  # In a notebook there may be one.
     try:
-        with _loading_presets():
-            Hydra.create_main_hydra2("harness", searched)
+        Hydra.create_main_hydra2("harness", searched)
         yield compose(name, list(overrides)), GlobalHydra.instance().config_loader()
     finally:
         GlobalHydra.instance().clear()
+
+
+@contextmanager
+def _checking_directories() -> Iterator[None]:
+    """Let `check_unused` look at each configuration before Hydra makes the directory that it names."""
+    import hydra._internal.hydra as internal
+    from hydra.types import RunMode
+
+    from harness.cli.manifest import check_unused
+
+    module: Any = internal
+    hydras_loader = module.ConfigLoaderImpl
+
+    class Loader(hydras_loader):  # type: ignore[misc, valid-type]
+        def load_configuration(
+            self,
+            config_name: str | None,
+            overrides: list[str],
+            run_mode: RunMode,
+            from_shell: bool = True,
+            validate_sweep_overrides: bool = True,
+        ) -> DictConfig:
+            config: DictConfig = super().load_configuration(
+                config_name, overrides, run_mode, from_shell, validate_sweep_overrides
+            )
+            # That of a sweep is made for all of its jobs, and none when Hydra only asks for the mode.
+            if validate_sweep_overrides and run_mode is (config.hydra.mode or RunMode.RUN):
+                check_unused(config)
+            return config
+
+    module.ConfigLoaderImpl = Loader
+    try:
+        yield
+    finally:
+        module.ConfigLoaderImpl = hydras_loader
 
 
 @contextmanager
@@ -135,7 +153,7 @@ def calling(
     sys.argv = list(line)
     variables = {"HYDRA_FULL_ERROR": "1", _TRACEBACK: str(int(WANTS_TRACEBACK))}
     try:
-        with env_override(variables), _loading_presets():
+        with env_override(variables), _checking_directories():
             yield hydra.main(str(directory), name, version_base=_VERSION_BASE)(task)
     finally:
         module.get_args_parser = hydras_parser

@@ -1,8 +1,8 @@
 """Keys that no file, message or page may have: those in what is typed, and those that were read.
 
-A key is known by its name (`--api-key X`, `HF_TOKEN=X`, `Cookie: X`, `{token: X}`), by its form (`sk-...`, or letters
-and digits at random), or because the environment has it. detect-secrets is no substitute: it finds 3 of the 65
-spellings in tests/config/test_secrets.py, because its forms have fixed lengths, and its names need quotes.
+A key is known by its name (`--api-key X`, `HF_TOKEN=X`, `Cookie: X`, `{token: X}`), by its form (`sk-...`), or because
+the environment has it. detect-secrets is no substitute: it finds 3 of the 65 spellings in tests/config/test_secrets.py,
+because its forms have fixed lengths, and its names need quotes.
 """
 
 from __future__ import annotations
@@ -50,13 +50,6 @@ _FORM = re.compile(
     r"|(?:r8_|xai-|pplx-|glc_|npm_|hvs\.|SG\.|dop_v1_|rpa_|tgp_v1_|[spr]k_)(?=\w*\d)[\w-]{16,})"
     r"|(?i:\bbearer )(?=\S*\d)[\w.~+/=-]{8,}|\w://[^/\s]*@|-----BEGIN"
     r"|(?:^|[\s=\"'])[^\s:/@=]+:[^\s:/@]+@(?!sha256)\w"
-)
-# Letters and digits without a sign between them, see `_looks_random`; and where these are names: on paths of this
-# machine, in names of repositories, and after `--request-id`.
-_RUN = re.compile(r"[A-Za-z\d]{20,}")
-_NAMED = re.compile(
-    r"(?<![\w:/])[~.\w-]*/[^\s\"',;:=&?#]*"
-    rf"|(?<![A-Za-z])(?:{'|'.join(sorted(_ABOUT))})[\"']?[=: ]+[\"']?\w+"
 )
 # Settings with texts of prompts, which may speak of keys.
 _TEXTS = re.compile(r"\+*prompt(s\.(system|template))?=")
@@ -106,27 +99,13 @@ def _is_key(name: str, value: str) -> bool:
 
 
 def _is_key_of_environment(name: str, value: str) -> bool:
-    is_key = _is_key(name, value) or _looks_random(f"{name}={value}")
-    return is_key and len(value) >= _SHORTEST_VALUE
-
-
-def _looks_random(text: str) -> bool:
-    """Whether a text has letters and digits that nobody would choose: `q7Zp2Lw9Xc4Vb1Nm6Rt8Ky`, and neither the name of
-    a class (`Eagle3LlamaForCausalLM`), nor a time, nor a digest.
-    """
-    for run in _RUN.findall(_NAMED.sub(" ", text)):
-        num_digits = sum(map(str.isdigit, run))
-        is_mixed = len(re.findall(r"\d+|\D+", run)) > 2 and 4 <= num_digits <= len(run) - 4
-        if is_mixed and not re.fullmatch(r"[\da-f]+", run):
-            return True
-    return False
+    return _is_key(name, value) and len(value) >= _SHORTEST_VALUE
 
 
 def secrets_in(words: Sequence[str]) -> Iterator[str]:
     """Signs that a command has a key, without the key: its flag, variable or header; also within one word, as of
     `sh -c '...'`. A single letter such as `-k` names none.
     """
-    flag_before = ""
     for word, following in itertools.pairwise([*words, ""]):
         flag, equals, value = word.replace("—", "--").partition("=")
         if not equals and not following.startswith("-"):
@@ -135,24 +114,19 @@ def secrets_in(words: Sequence[str]) -> Iterator[str]:
             yield flag
         if flag in _USERS and _PASSWORD.fullmatch(value):
             yield flag
-        yield from secrets_in_word(word, flag_before)
-        flag_before = flag if flag.startswith("-") and not equals else ""
+        yield from secrets_in_word(word)
         inner = _shell_words(word)
         if len(inner) > 1:
             yield from secrets_in(inner)
 
 
-def secrets_in_word(word: str, flag: str = "") -> Iterator[str]:
-    """Signs that one word, such as `engine.extra={token: X}`, has a key.
-
-    Args:
-        flag: before it, which may say that the word is a name; "" for none.
-    """
+def secrets_in_word(word: str) -> Iterator[str]:
+    """Signs that one word, such as `engine.extra={token: X}`, has a key."""
     if not _TEXTS.match(word):
         for name, value in _NAME_AND_VALUE.findall(word):
             if _is_key(name, value):
                 yield name
-    if _FORM.search(word) or _looks_random(f"{flag} {word}"):
+    if _FORM.search(word):
         yield "a key or password"
     key_variables = _KEY_VARIABLE.findall(word)
     for variable, value in os.environ.items():

@@ -27,6 +27,20 @@ def sweep(directory: Path, *arguments: str) -> tuple[CompletedProcess[str], pd.D
     return result, pd.read_csv(newest)
 
 
+def test_a_launcher_of_ones_own_has_the_words_of_its_cluster(
+    harness: Harness, tmp_path: Path
+) -> None:
+    file = tmp_path / "mine" / "launcher" / "ours.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text(
+        "# @package _global_\n"
+        "defaults: [override /hydra/launcher: submitit_slurm]\n"
+        "hydra: {launcher: {partition: gpu-a, setup: [module load cuda]}}\n"
+    )
+    shown = harness("latency", "--config-dir", "mine", "+launcher=ours", "--cfg", "hydra").stdout
+    assert "module load cuda" in shown
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("plugin", "preset"),

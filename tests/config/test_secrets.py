@@ -27,7 +27,7 @@ COMMANDS = [
     *(f"{{}} -H '{header}: {KEY}'" for header in ("Cookie", "Authorization", "X-Api-Key", "PRIVATE-TOKEN")),
     *(f"{{}} -H 'A: Bearer {KEY}'", f"{{}} sk-{KEY}", f"{{}} --x=hf_{KEY}{KEY}", f"{{}} -k sk-{KEY}"),
     *(f"sh -c '{typed} {{}}'" for typed in (f"API_KEY={KEY}", f"token={KEY} exec", f"cd x;token={KEY}")),
-    *(f"{{}} '--token\t{KEY}'", "{} --x abcdefghij0123456789kl"),
+    f"{{}} '--token\t{KEY}'",
     *(f"{{}} --from https://{rest}" for rest in (f"me:{KEY}@host/x", f"{KEY}@host", f"host/x?a=b&key={KEY}")),
 ]  # fmt: skip
 SETTINGS = [

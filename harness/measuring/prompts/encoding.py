@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypeVar
 
 from harness.config.amounts import counted
 from harness.config.errors import SettingError
-from harness.config.installation import INSTALL_LOCAL, PACKAGE, missing_local
+from harness.config.installation import INSTALL_LOCAL, missing_local
 from harness.config.run import PromptedSettings, RunSettings
 from harness.config.settings import PromptSettings, require
 from harness.engines.chat import Chat
 from harness.engines.tokenizer import AnyPair, TextTokenizer, Tokenizer
 from harness.measuring.progress import note, say
 from harness.measuring.prompts.chat_templates import Template
-from harness.measuring.prompts.limits import within_limits
 from harness.measuring.prompts.sets import Prompt, PromptSet, lines_in_words
 from harness.measuring.prompts.transcripts import Reading, readings_of
 from harness.results.weights import hub_commit
@@ -101,9 +98,6 @@ class Encoder:
         self.planned = planned
         self.settings = settings
         self._template = _template(planned.tokenizer, settings)
-        source = getattr(planned.tokenizer, "name_or_path", None)
-        # Of a server, where none is known, and of a model that ships, no harm is expected.
-        self._is_trusted = source is None or Path(source).is_relative_to(PACKAGE)
 
     def encode(self, prompts: Sequence[Prompt]) -> list[list[int]]:
         """Token ids of each prompt, through the chat template where one applies; prompts with a number of tokens are
@@ -128,25 +122,10 @@ class Encoder:
         return token_ids
 
     def _read(self, chats: Sequence[Chat]) -> list[list[int]]:
-        """Token ids of chats. The first ones are read within limits of time and memory, which a tokenizer or a chat
-        template may exceed.
-        """
-
-        def read() -> list[list[int]]:
-            if not self.settings.engine.asks_chats:
-                self._template.check_tools(chats)
-            token_ids = self._template.encode(chats)
-            if not self._is_trusted:
-                self.planned.tokenizer.decode(max(token_ids, key=len, default=[]))
-            return token_ids
-
-        if self._is_trusted:
-            return read()
-        num_letters = sum(len(json.dumps(chat.messages)) for chat in chats)
-        setting = "chat_template" if self._template.is_used else "model"
-        token_ids = within_limits(read, num_letters, setting)
-        self._is_trusted = True
-        return token_ids
+        """Token ids of chats."""
+        if not self.settings.engine.asks_chats:
+            self._template.check_tools(chats)
+        return self._template.encode(chats)
 
     def transcribe(self, prompt: Prompt) -> list[Reading]:
         """The transcripts of a recorded conversation, in this model's tokens.
