@@ -37,11 +37,7 @@ def known_gpus() -> tuple[Gpu, ...]:
 
 
 def known_gpu(device_name: str) -> Gpu | None:
-    """The first GPU of the table whose pattern is found in `device_name`; None for an unknown one, and for an instance
-    (MIG) that has a part of one.
-    """
-    if re.search(r"\bMIG\b", device_name):
-        return None
+    """The first GPU of the table whose pattern is found in `device_name`; None for an unknown one."""
     return next((gpu for gpu in known_gpus() if re.search(gpu.pattern, device_name)), None)
 
 

@@ -209,7 +209,7 @@ class LocalService:
     def _generate(self, answer: ServedAnswer, engine: Engine) -> Piece:
         """Generate an answer -> its last piece; the others are handed on as they come."""
         arm = answer.arm
-        with arm.explained():
+        with arm.explained([answer.request]):
             loop = arm.loop(answer.request)
             iteration = loop.add([arm.loop_request(answer.request)])
             while True:
@@ -224,5 +224,5 @@ class LocalService:
 
 def _piece(answer: ServedAnswer, iteration: Iteration) -> Piece:
     """What an answer gained in an iteration of its row alone."""
-    [step] = iteration.sound().row_steps
+    [step] = iteration.row_steps
     return answer.take(step.tokens, len(step.proposed), step.num_accepted)

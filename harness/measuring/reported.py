@@ -17,7 +17,6 @@ from typing import Literal
 
 import numpy as np
 
-from harness.config.settings import DecodingSettings
 from harness.engines.divergence import check_known
 from harness.engines.door.reference import Margin
 from harness.engines.protocol import Arm, Likeliest
@@ -91,14 +90,6 @@ class ReportedReference:
                 again = second_scores.get(likeliest, min(second_scores.values()))
                 differences.append(abs(first_scores[likeliest] - again))
         self.rounding = max(_LEAST_ROUNDING, 2 * max(differences))
-
-    def first_proposals(
-        self,
-        prompts: Sequence[Sequence[int]],
-        first_tokens: Sequence[int],
-        decoding: DecodingSettings,
-    ) -> None:
-        """None: servers do not report what their draft proposed first."""
 
     def kernel_deviations(self, prompt: Sequence[int], text: Sequence[int], logits: Floats) -> None:
         """None: servers do not report what another kernel computes."""

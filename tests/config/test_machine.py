@@ -191,8 +191,6 @@ def test_without_its_library_a_driver_is_asked_by_torch(
     ("device", "name"),
     [
         ("NVIDIA H100 80GB HBM3", "H100 SXM"),
-        # An eighth of one has an eighth of its memory's speed.
-        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
         ("NVIDIA GB10", "GB10"),
         ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "RTX PRO 6000"),
         ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTX PRO 6000 Server"),

@@ -48,7 +48,7 @@ class TableArm:
         return RowRequest(request.prompt, numbers, warp, most, request.stop_tokens)
 
     @contextmanager
-    def explained(self) -> Iterator[None]:
+    def explained(self, requests: Sequence[Request]) -> Iterator[None]:
         try:
             yield
         except NonFiniteError as error:

@@ -75,9 +75,9 @@ def row_steps(iterations: Iterable[Iteration]) -> list[RowStep]:
 
 def decoded(loop: Loop, requests: Sequence[RowRequest]) -> Iterator[Iteration]:
     """Decode requests together, from their first tokens on, until all their rows have ended."""
-    yield loop.add(requests).sound()
+    yield loop.add(requests)
     while loop.num_running:
-        yield loop.step().sound()
+        yield loop.step()
 
 
 def autoregressive(target: Runner, requests: Sequence[RowRequest]) -> Iterator[Iteration]:
@@ -99,5 +99,5 @@ def speculative(
 def records_of(arm: Any, requests: Sequence[protocol.Request]) -> Iterator[Iteration]:
     """The records of requests that share their K and rule, as an arm of our engine decides them."""
     assert isinstance(arm, LocalArm)
-    with arm.explained():
+    with arm.explained(requests):
         yield from decoded(arm.loop(requests[0]), [*map(arm.loop_request, requests)])

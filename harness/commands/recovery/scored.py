@@ -114,7 +114,7 @@ def _ask(asking: Asking, arm: Arm, reference: Reference, scores: Scores) -> None
     # Of the run's own sampling setting.
     drawn = [text for text in scores.drawn if text.answer.request.sampling in asking.samplings[:1]]
     if drawn:
-        place = choose_place(drawn, reference, scores.num_together)
+        place = choose_place(drawn)
         # As many as the others leave, of which some end early.
         num_left = num_tokens - 2 * sum(len(scored.text.tokens) for scored in scores.drawn)
         num_at_place = math.ceil(num_left / length_at_place)

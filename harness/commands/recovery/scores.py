@@ -16,7 +16,6 @@ from typing import NamedTuple, Self
 import numpy as np
 from scipy.special import entr
 
-from harness.commands.recovery.sampling import Sampling
 from harness.commands.recovery.workload import Answer, Asking, Columns, PlannedRequest
 from harness.config.errors import RunError
 from harness.engines.divergence import Divergence, check_known, margin_deviation
@@ -44,8 +43,6 @@ _NUM_ROUNDED = 8
 _AT_PLACE = "at the one place"
 # The kernels' deviation from the eager model may be this many times that of rounding.
 _MOST_APART = 5.0
-# Places whose proposals are looked at.
-_MOST_LOOKED_AT = 256
 
 
 class GreedyScore(NamedTuple):
@@ -191,7 +188,6 @@ class Scores:
         greedy: each greedy text against the likeliest tokens.
         drawn: the other texts.
         returned: the log-probabilities of drawn requests that asked for them.
-        num_together: the most texts that the reference has room for at once.
     """
 
     def __init__(self, reference: Reference, asking: Asking) -> None:
@@ -200,7 +196,7 @@ class Scores:
         self.greedy = GreedyTexts(asking.end_tokens)
         self.drawn: list[ScoredText] = []
         self.returned = ReturnedLogprobs()
-        self.num_together = min(asking.settings.batch_size, _TOGETHER)
+        self._num_together = min(asking.settings.batch_size, _TOGETHER)
         self._reference = reference
         self._asking = asking
         # Of each sampling setting the prompts of texts that were read twice: rounding differs by prompt. Of those at
@@ -237,7 +233,7 @@ class Scores:
         num_before = len(self.drawn)
         greedy: list[GreedyScore] = []
         with progress("comparing", len(distinct)) as advance:
-            for batch in in_batches(distinct, max(1, min(self.num_together, room))):
+            for batch in in_batches(distinct, max(1, min(self._num_together, room))):
                 texts = [alike[0].record.token_ids for alike in batch]
                 prompts = [alike[0].request.prompt for alike in batch]
                 logits = self._reference.logits_along(prompts, texts)
@@ -405,70 +401,23 @@ def rejected_places(record: RequestRecord) -> list[int] | None:
     return rejected if record.outcomes and record.outcomes_in_order and is_whole else None
 
 
-class _Place(NamedTuple):
-    """A place where a text may go on.
-
-    Attributes:
-        token_ids: before it.
-        first_token: that follows.
-        chance: of that token.
-        expected_entropy: the chance, times the entropy of the token behind it in nats.
-    """
-
-    token_ids: tuple[int, ...]
-    first_token: int
-    chance: float
-    expected_entropy: float
-
-
-def choose_place(
-    texts: Sequence[ScoredText], reference: Reference, num_together: int
-) -> tuple[int, ...]:
+def choose_place(texts: Sequence[ScoredText]) -> tuple[int, ...]:
     """The tokens after which a recovered token decides most.
 
     The first token after a place is the target's own, and a proposal is tested from the second one on.
-    For example: after `Once upon a` a text goes on with `time`, which has 0.9; the draft's proposal
-    behind it is rejected with 0.4; the residual distribution, from which the recovered token is then
-    drawn, has an entropy of 1.2 nats. That makes 0.9 * 0.4 * 1.2. Where the draft's distribution is
-    not known, a proposal counts as always rejected, and its residual is the target's distribution.
+    For example: after `Once upon a` a text goes on with `time`, which has 0.9, and a draft token behind it was
+    rejected; the target's distribution there has an entropy of 1.2 nats. That makes 0.9 * 1.2.
 
     Args:
         texts: of one sampling setting.
-        num_together: the most texts that the reference has room for at once.
     """
-    by_tokens: dict[tuple[int, ...], _Place] = {}
+    best = texts[0].text.prompt
+    most = 0.0
     for answer, text, entropies in texts:
         ends = rejected_places(answer.record)
         for end in range(1, len(text.tokens)) if ends is None else ends:
-            before = (*text.prompt, *text.tokens[: end - 1])
-            chance = float(text.widths[end - 1])
-            token = text.tokens[end - 1]
-            place = _Place(before, token, chance, chance * float(entropies[end]))
-            by_tokens.setdefault((*before, token), place)
-    if not by_tokens:
-        return texts[0].text.prompt
-    places = sorted(by_tokens.values(), key=lambda place: place.expected_entropy, reverse=True)
-    sampling = texts[0].answer.request.sampling
-    decided: list[float] = []
-    for batch in in_batches(places[:_MOST_LOOKED_AT], num_together):
-        decided += _decided(batch, sampling, reference)
-    return places[int(np.argmax(decided))].token_ids
-
-
-def _decided(places: Sequence[_Place], sampling: Sampling, reference: Reference) -> list[float]:
-    """How much the recovered token behind each place decides, in nats."""
-    prompts = [place.token_ids for place in places]
-    first_tokens = [place.first_token for place in places]
-    proposals = reference.first_proposals(prompts, first_tokens, sampling.decoding)
-    if proposals is None:
-        return [place.expected_entropy for place in places]
-    decided = []
-    for place, logits, drafts in zip(places, *proposals, strict=True):
-        # Before the first token, which is not asked for, and behind it.
-        text = [place.first_token] * 2
-        _, target = sampling.probabilities_along(np.stack([logits] * 2), place.token_ids, text)
-        residual = np.clip(target - drafts, 0, None)
-        rejected = float(residual.sum())
-        entropy = float(entr(residual / rejected).sum()) if rejected else 0.0
-        decided.append(place.chance * rejected * entropy)
-    return decided
+            expected_entropy = float(text.widths[end - 1]) * float(entropies[end])
+            if expected_entropy > most:
+                most = expected_entropy
+                best = (*text.prompt, *text.tokens[: end - 1])
+    return best

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from harness.config.settings import DecodingSettings
 from harness.results.statistics.arrays import Floats
 
 
@@ -66,16 +65,6 @@ class Reference(Protocol):
         Args:
             likeliest: [n], the logits of the likeliest tokens.
             deviation: `margin_deviation` between two ways to compute them.
-        """
-
-    def first_proposals(
-        self,
-        prompts: Sequence[Sequence[int]],
-        first_tokens: Sequence[int],
-        decoding: DecodingSettings,
-    ) -> tuple[Floats, Floats] | None:
-        """After each prompt and its first token: the target's logits [B, V], and the distribution [B, V] of the first
-        draft token. None if that is unknown, or if the drafter has no distribution.
         """
 
     def margin(self, token_ids: Sequence[int], wanted: int, other: int) -> Margin:

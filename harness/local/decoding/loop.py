@@ -16,7 +16,7 @@ from torch import Tensor
 
 from harness.engines.arrivals import Origin, origins
 from harness.local.decoding.iteration import Calls
-from harness.local.decoding.protocols import NonFiniteError, Step, TensorDrafter
+from harness.local.decoding.protocols import NonFiniteError, TensorDrafter
 from harness.local.decoding.randomness import Purpose, inverse_cdf
 from harness.local.decoding.state import RowState
 from harness.local.decoding.warp import BatchWarp, Warp
@@ -58,7 +58,11 @@ class BatchRow:
     has_ended: bool = False
 
     def take(self, numbers: Sequence[float], vocabulary_size: int) -> RowStep:
-        """Take what was decided, a row of `Decided.packed`, up to the end of the row."""
+        """Take what was decided, a row of `Decided.packed`, up to the end of the row.
+
+        Raises:
+            NonFiniteError: a model gave no number for a token of this iteration.
+        """
         count = (len(numbers) - 3) // 3
         num_accepted, next_token, num_offered = map(int, numbers[:3])
         proposed = list(map(int, numbers[3 : 3 + num_offered]))
@@ -69,10 +73,10 @@ class BatchRow:
         for role, probabilities in (("model", target), ("draft", draft)):
             for place, probability in enumerate(probabilities):
                 if math.isnan(probability):
-                    return self._broken(role, place)
+                    raise NonFiniteError(role, self.num_generated + place, self.number)
         # `inverse_cdf` draws a token beyond the vocabulary from nan.
         if next_token >= vocabulary_size:
-            return self._broken("model", num_accepted)
+            raise NonFiniteError("model", self.num_generated + num_accepted, self.number)
         tokens = [*proposed[:num_accepted], next_token]
         tokens = tokens[: self.request.max_new_tokens - self.num_generated]
         for index, token in enumerate(tokens):
@@ -89,13 +93,6 @@ class BatchRow:
             rejection = target[num_accepted], draft[num_accepted]
         return RowStep(self.number, tokens, proposed, num_accepted, rejection)
 
-    def _broken(self, role: str, place: int) -> RowStep:
-        """End the row, because a model gave no number for the token at a place of this iteration."""
-        self.has_ended = True
-        error = NonFiniteError(role, self.num_generated + place)
-        # A token that exists: until it leaves, the row is handled as the others are.
-        return RowStep(self.number, [0], error=error)
-
 
 @dataclass(frozen=True, slots=True)
 class RowStep:
@@ -108,7 +105,6 @@ class RowStep:
         num_accepted: how many of `proposed` were accepted.
         rejection: the probability of the first rejected token under the target, and under the
             drafter; None if no token was rejected. Two steps that differ in its rounding are equal.
-        error: logits of the row that are not finite; it has ended, and its tokens mean nothing.
     """
 
     row: int
@@ -116,7 +112,6 @@ class RowStep:
     proposed: list[int] = field(default_factory=list)
     num_accepted: int = 0
     rejection: tuple[float, float] | None = field(default=None, compare=False)
-    error: NonFiniteError | None = None
 
     @property
     def origins(self) -> list[Origin]:
@@ -133,13 +128,6 @@ class Iteration:
     """
 
     row_steps: list[RowStep]
-
-    def sound(self) -> Iteration:
-        """Return this iteration. Raises NonFiniteError if logits of any row are not finite."""
-        for row_step in self.row_steps:
-            if row_step.error is not None:
-                raise row_step.error
-        return self
 
 
 # Gets the phase that begins: `drafting`, `forward`, and `host` behind the calls of an iteration. Nothing waits for the
@@ -174,6 +162,9 @@ class Loop:
     def add(self, requests: Sequence[RowRequest]) -> Iteration:
         """Read the prompts of requests, whose rows join behind the others, and decide their first
         tokens. Their rows are numbered on from the last that was added.
+
+        Raises:
+            NonFiniteError: as `step`.
         """
         self._settle()
         added = [
@@ -194,21 +185,25 @@ class Loop:
             self._begin_drafting = functools.partial(begin, prompts, first_tokens, step)
 
         self._make_room(requests)
-        last_token = step.logits.shape[-1] - 1
         for row, (request, token) in enumerate(
             zip(requests, first_tokens, strict=True), start=len(self._rows)
         ):
-            # A model that is fed the index V makes a GPU fail.
-            existing = min(token, last_token)
             most = request.max_new_tokens
-            self._state.begin(row, request.prompt, existing, most, request.uniforms)
+            self._state.begin(row, request.prompt, token, most, request.uniforms)
         self._rows = [*self._rows, *added]
         self._set_warps()
-        packed = [[0, token, 0] for token in first_tokens]
-        return self._apply(added, Step(step.logits.unsqueeze(1)), packed)
+        size = step.logits.shape[-1]
+        row_steps = [
+            row.take([0, token, 0], size) for row, token in zip(added, first_tokens, strict=True)
+        ]
+        return Iteration(row_steps)
 
     def step(self) -> Iteration:
-        """Decide further tokens of all rows, at least one of each."""
+        """Decide further tokens of all rows, at least one of each.
+
+        Raises:
+            NonFiniteError: logits that are no numbers. Caches hold them too: the loop ends, and its runners are closed.
+        """
         self._settle()
         rows = self._rows
         calls = self._calls
@@ -229,20 +224,23 @@ class Loop:
         self._watch("forward")
         packed, step = calls.decide(state, proposal)
         self._watch("host")
-        iteration = self._apply(rows, step, packed.tolist()[: len(rows)])
+        size = step.logits.shape[-1]
+        row_steps = [
+            row.take(numbers, size) for row, numbers in zip(rows, packed.tolist(), strict=False)
+        ]
 
         # Roll back: the token before the proposal stays, and so do those accepted. The next one is
         # not read yet.
-        num_accepted = [row_step.num_accepted for row_step in iteration.row_steps]
+        num_accepted = [row_step.num_accepted for row_step in row_steps]
         counts = [number + 1 for number in num_accepted]
         self._target.keep(counts)
         if isinstance(self._drafter, TensorDrafter):
             if proposal is not None:
                 self._drafter.keep(counts)
         elif self._drafter is not None:
-            tokens = [row_step.tokens for row_step in iteration.row_steps]
+            tokens = [row_step.tokens for row_step in row_steps]
             self._drafter.observe(num_accepted, tokens, step)
-        return iteration
+        return Iteration(row_steps)
 
     def drop(self, numbers: Collection[int]) -> None:
         """End the rows with these numbers, those of them that are in the batch, even if their
@@ -290,17 +288,3 @@ class Loop:
     def _set_warps(self) -> None:
         warps = [row.request.warp for row in self._rows]
         self._calls.warp.set_rows(warps, self._state.numbers.device)
-
-    def _apply(
-        self, rows: Sequence[BatchRow], step: Step, packed: Sequence[Sequence[float]]
-    ) -> Iteration:
-        """Give the rows their tokens, by `Decided.packed`. A row whose logits are not finite ends alone."""
-        row_steps: list[RowStep] = []
-        for row, numbers in zip(rows, packed, strict=True):
-            row_step = row.take(numbers, step.logits.shape[-1])
-            row_steps.append(row_step)
-            if row_step.error is not None:
-                self._target.zero_nan()
-                if self._drafter is not None:
-                    self._drafter.zero_nan()
-        return Iteration(row_steps)

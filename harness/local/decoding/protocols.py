@@ -60,12 +60,6 @@ class Runner(Protocol):
         """Continue with these rows, renumbered in this order; one may be named several times."""
         ...
 
-    def zero_nan(self) -> None:
-        """After a `NonFiniteError`, zero what is not finite in the cache, whose slots other rows take over: a
-        mask does not hide nan.
-        """
-        return
-
     def close(self) -> None:
         """Give back the memory of the batch and of compiled passes. No other call follows."""
 
@@ -110,10 +104,6 @@ class AnyDrafter(Protocol):
     def select(self, rows: Sequence[int]) -> None:
         """Continue with these rows only, renumbered in this order."""
         ...
-
-    def zero_nan(self) -> None:
-        """As `Runner.zero_nan`, in the drafter's own memory."""
-        return
 
 
 class Drafter(AnyDrafter, Protocol):
@@ -165,9 +155,11 @@ class NonFiniteError(ArithmeticError):
     Attributes:
         role: `model` or `draft`.
         position: index of the token that they were for, among those generated.
+        row: its number in the loop.
     """
 
-    def __init__(self, role: str, position: int) -> None:
+    def __init__(self, role: str, position: int, row: int = 0) -> None:
         super().__init__(f"logits of the {role} are not finite at new token {position}")
         self.role = role
         self.position = position
+        self.row = row

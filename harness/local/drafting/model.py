@@ -43,9 +43,6 @@ class ModelDrafter(TensorDrafter):
     def clear(self) -> None:
         self._has_rows = False
 
-    def zero_nan(self) -> None:
-        self.runner.zero_nan()
-
     def add(self, prompts: TokenRows, first_tokens: Sequence[int], step: Step) -> None:
         self._read([prompt[:-1] for prompt in prompts])
 

@@ -91,7 +91,7 @@ class LocalArm(Arm):
         loop = self.loop(requests[0])
         waiting = deque(map(self.loop_request, requests))
         join_alone = any(request.joins_alone for request in requests)
-        with self.explained(), torch.inference_mode(), clock.running():
+        with self.explained(requests), torch.inference_mode(), clock.running():
             while waiting or loop.num_running:
                 joining: list[RowRequest] = []
                 while waiting and len(joining) < in_flight - loop.num_running:
@@ -99,7 +99,7 @@ class LocalArm(Arm):
                         break
                     joining.append(waiting.popleft())
                 iteration = loop.add(joining) if joining else loop.step()
-                clock.note(iteration.sound())
+                clock.note(iteration)
                 if note_ended is not None:
                     note_ended(len(requests) - len(waiting) - loop.num_running)
         is_batch = len(requests) <= in_flight and not any(
@@ -144,15 +144,21 @@ class LocalArm(Arm):
         return Loop(calls, self.timer)
 
     @contextmanager
-    def explained(self) -> Iterator[None]:
-        """In this block logits that are no numbers end with an error that names the model, and anything unknown with
-        one that names a draft that is not built in.
+    def explained(self, requests: Sequence[Request]) -> Iterator[None]:
+        """In this block logits that are no numbers end with an error that names the model and the place, and anything
+        unknown with one that names a draft that is not built in.
+
+        Args:
+            requests: the rows of the loop, in the order in which they join.
         """
         try:
             with blaming_method(self.pair.draft_settings if self.drafts else None):
                 yield
         except NonFiniteError as error:
-            raise not_finite(self.pair, error.role, f"new token {error.position}") from error
+            # A mask does not hide nan in a cache.
+            self.runners.close()
+            place = f"new token {error.position} of prompt {requests[error.row].index}"
+            raise not_finite(self.pair, error.role, place) from error
 
 
 class LocalEngine(Engine):

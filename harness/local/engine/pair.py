@@ -29,7 +29,6 @@ from harness.local.models.checkpoints import (
     check_quantizer,
     refuse_second_quantization,
     resolve_dtype,
-    unpack,
 )
 from harness.local.models.devices import free_memory, usable_gpus
 from harness.local.models.fit import Memory, Placement, PlacementProblem, fit_or_explain
@@ -301,13 +300,11 @@ def sketch_pair(
         weights: None if not even stored ones will be needed.
     """
     target_checkpoint = checkpoint_for("model", target, weights)
-    unpack(target_checkpoint, device)
     checkpoints = [target_checkpoint]
     plan = DraftPlan(None)
     if draft is not None:
         plan = method_of(draft).plan(draft, target_checkpoint, weights)
     if plan.checkpoint is not None:
-        unpack(plan.checkpoint, device)
         checkpoints.append(plan.checkpoint)
     sketches: list[Sketch] = []
     for checkpoint in checkpoints:

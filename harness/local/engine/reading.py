@@ -56,8 +56,7 @@ class PairReader:
         self._most = most
         self._is_block = decoding.rule == "block"
         self._warp = warp_of(decoding)
-        # The eager runner is what every model can have.
-        self._runners = open_runners(pair, Preparation(decoding=decoding, runner="eager"))
+        self._runners = open_runners(pair, Preparation(decoding=decoding, runner="static"))
         self._drafter = self._runners.drafter(self._warp)
 
     def close(self) -> None:

@@ -2,17 +2,16 @@
 computations of them are apart on the model at hand.
 
 Texts that our own loop decoded are read by the passes that verified them: other kernels round differently, which would
-look like a loss. Those of another engine are read by eager passes, and how far its kernels may be apart is seen with
+look like a loss. Those of another engine are read by plain passes, and how far its kernels may be apart is seen with
 embeddings that are changed by at most the epsilon of their format, after which every later operation rounds
 differently.
 
-Where two greedy texts part, `margin` computes the last positions by further routes that would be equal without
-rounding: alone and in a batch, with and without a cache, one token at a time and several.
+Where two greedy texts part, `margin` takes the larger of both deviations at the last positions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -24,16 +23,14 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from harness.config.errors import RunError
-from harness.config.settings import DecodingSettings
 from harness.engines.divergence import margin_deviation
 from harness.engines.door.reference import KernelDeviations, Margin
-from harness.engines.protocol import Weights, in_batches
+from harness.engines.protocol import Weights
 from harness.engines.record import Preparation
 from harness.local.decoding.protocols import Runner, Step, TokenRows
 from harness.local.decoding.transfer import padded
 from harness.local.drafting.method import Pair
-from harness.local.drafting.on_host import on_host
-from harness.local.engine.runners import PairRunners, open_runners, warp_of
+from harness.local.engine.runners import PairRunners, open_runners
 from harness.local.models import devices
 from harness.local.runners.base import Options
 from harness.local.runners.checks import plain_outputs
@@ -43,19 +40,11 @@ from harness.results.statistics.arrays import Floats
 # 0.3 GB in float32.
 _WIDEST = 64
 
-# Positions at the end of a text, and rows of a batch of them: few, because contexts may be long.
+# Positions at the end of a text, before the last one, at which rounding is measured for a margin.
 NUM_POSITIONS = 4
-_NUM_ROWS = 2
-# Tokens behind the cache: one, as regular decoding has, and several, as a verification has.
-_CACHED = (1, 5)
-# Margins between the likeliest token and each of the next ones.
-_NUM_LIKELY = 8
 # Standard deviations. Texts part where rounding is largest among all their tokens, thousands in a
 # run; of normal errors one of two million is larger.
 _NUM_DEVIATIONS = 5.0
-
-# `ModelReference.logits`: (prompts, continuations=None) -> [B, V].
-Logits = Callable[..., Tensor]
 
 
 class ModelReference:
@@ -86,21 +75,18 @@ class ModelReference:
         return self._pair.vocabulary_size
 
     def margin(self, token_ids: Sequence[int], wanted: int, other: int) -> Margin:
-        target = self._pair.target
-
-        # [R, P, V] by R routes, position 0 after the whole text.
-        logits = recompute(self.logits, target.model, token_ids)
-        epsilon = torch.finfo(target.dtype).eps
-        differences = logits[:, 0, wanted] - logits[:, 0, other]
-        tolerance = largest_rounding(logits, (wanted, other), epsilon)
-        return Margin(float(differences.mean()), tolerance)
-
-    def logits(self, prompts: TokenRows, continuations: TokenRows | None = None) -> Tensor:
-        """Logits [B, V] after prompts, or after continuations of equal lengths, which are read behind their cache."""
-        rows = continuations or [[] for _ in prompts]
-        # Any token ends each text: what comes before it is wanted.
-        along = self.logits_along(prompts, [[*row, 0] for row in rows])
-        return torch.from_numpy(along[:, -1])
+        # The positions at the end of the text, the last one behind all of it.
+        num_read = min(NUM_POSITIONS, len(token_ids) - 1)
+        prompt = token_ids[: len(token_ids) - num_read]
+        text = [*token_ids[len(prompt) :], wanted]
+        [logits] = self.logits_along([prompt], [text])
+        again = self.logits_by_another_route(prompt, text)
+        eager = self._eager_logits(prompt, text)
+        rounded = self._eager_logits(prompt, text, is_changed=True)
+        deviation = max(margin_deviation(logits, again), margin_deviation(eager, rounded))
+        pair = logits[-1, [wanted, other]]
+        tolerance = self.tolerance(np.abs(pair).max(), deviation)
+        return Margin(float(pair[0] - pair[1]), float(tolerance))
 
     def _mask_never_drawn(self, logits: Tensor) -> Tensor:
         """Logits [..., V] in float32, without the tokens that are never drawn."""
@@ -149,38 +135,18 @@ class ModelReference:
         self, prompts: TokenRows, texts: TokenRows, width: int, first_kept: int | None = None
     ) -> Floats:
         """Logits [B, n, V] before each token of the longest text, as `steps_along` reads them."""
-        target = self._runners.target
         pieces = []
-        for step, _ in steps_along(target, prompts, padded(texts), width, first_kept):
+        for step, _ in steps_along(self._runners.target, prompts, padded(texts), width, first_kept):
             pieces.append(self._mask_never_drawn(step.logits).cpu())
         logits = torch.cat(pieces, dim=1)
         finite = logits.amax(-1).isfinite().tolist()
         for are_finite, prompt, text in zip(finite, prompts, texts, strict=True):
             # What follows a shorter text only fills its row up.
             if not all(are_finite[: len(text)]):
-                target.zero_nan()  # the next batch takes these slots over
+                self._runners.close()  # a mask does not hide nan in a cache
                 place = f"token {len(prompt) + are_finite.index(False)} of prompt and text"
                 raise not_finite(self._pair, "model", place)
         return logits.numpy()
-
-    def first_proposals(
-        self,
-        prompts: TokenRows,
-        first_tokens: Sequence[int],
-        decoding: DecodingSettings,
-    ) -> tuple[Floats, Floats] | None:
-        if self._pair.draft_settings is None:
-            return None
-        with torch.inference_mode():
-            drafter = on_host(self._runners.drafter(warp_of(decoding)))
-            drafter.start(prompts, first_tokens, self._runners.target.start(prompts))
-            uniforms = torch.zeros(len(prompts), 1, device=self._pair.target.input_device)
-            probabilities = drafter.propose(1, uniforms).probabilities
-            if probabilities is None:
-                return None
-            tokens = torch.tensor(first_tokens, device=uniforms.device).unsqueeze(1)
-            logits = self._mask_never_drawn(self._runners.target.extend(tokens).logits[:, -1])
-        return logits.cpu().numpy(), probabilities[:, 0].float().cpu().numpy()
 
     def close(self) -> None:
         """Give back the memory of the runners."""
@@ -232,8 +198,8 @@ def steps_along(
 def open_reference(
     pair: Pair, preparation: Preparation, never_drawn: Collection[int] = ()
 ) -> ModelReference:
-    """A reference over the target of a loaded pair, with an eager runner: a draft of another engine needs none."""
-    preparation = replace(preparation, runner="eager")
+    """A reference over the target of a loaded pair: a draft of another engine needs none."""
+    preparation = replace(preparation, runner="static")
     target_alone = replace(pair, draft=None, head=None, draft_settings=None)
     return ModelReference(open_runners(target_alone, preparation), never_drawn=never_drawn)
 
@@ -273,61 +239,10 @@ def not_finite(pair: Pair, role: str, place: str) -> RunError:
     return RunError(f"{what}; try {setting}={wider}, or check its weights")
 
 
-def recompute(logits: Logits, model: nn.Module, token_ids: Sequence[int]) -> Tensor:
-    """Logits [R, P, V] after the last P positions of a text, the last one first, by R routes.
-
-    Args:
-        logits: `ModelReference.logits` of the model.
-    """
-    length = len(token_ids)
-    has_cached_routes = length > max(_CACHED)
-    # A cached route needs a token for the cache before its continuation.
-    shortest = max(_CACHED) + 1 if has_cached_routes else 1
-    num_positions = min(NUM_POSITIONS, length - shortest + 1)
-    texts = [token_ids[: length - index] for index in range(num_positions)]
-    alone = torch.cat([logits([text]) for text in texts])
-    routes = [alone, _batched(logits, texts)]
-    if has_cached_routes:
-        for number in _CACHED:
-            # The last tokens of each text are read behind the cached others.
-            outputs = []
-            for batch in in_batches(texts, _NUM_ROWS):
-                beginnings = [text[:-number] for text in batch]
-                ends = [text[-number:] for text in batch]
-                outputs.append(logits(beginnings, ends))
-            routes.append(torch.cat(outputs))
-    with _changed_embeddings(model):
-        routes.append(_batched(logits, texts))
-    return torch.stack(routes)
-
-
-def largest_rounding(logits: Tensor, tokens: Sequence[int], epsilon: float) -> float:
-    """The largest margin between two tokens that rounding explains after the whole text.
-
-    Args:
-        logits: [R, P, V] as `recompute` returns them; position 0 is after the whole text.
-        tokens: those two.
-        epsilon: of the format that the logits were computed in.
-    """
-    num_routes, _, vocabulary_size = logits.shape
-    num_likely = min(_NUM_LIKELY, vocabulary_size)
-    likely = logits.mean(0).topk(num_likely, -1).indices
-    values = logits.gather(-1, likely.expand(num_routes, -1, -1))
-    margins = values[..., :1] - values[..., 1:]
-    deviation = float(margins.var(0).mean().sqrt())
-    # Even exact logits are rounded: two logits in two texts, by half a unit each.
-    largest = logits[:, 0, list(tokens)].abs().max().float().numpy()
-    return max(_NUM_DEVIATIONS * deviation, 2 * float(rounding_unit(largest, epsilon)))
-
-
 def rounding_unit(logits: Floats, epsilon: float) -> Floats:
     """The distance of each logit from the next number of its format."""
     _, exponents = np.frexp(np.abs(logits))
     return np.asarray(epsilon * 2.0 ** (exponents - 1))
-
-
-def _batched(logits: Logits, texts: TokenRows) -> Tensor:
-    return torch.cat([logits(batch) for batch in in_batches(texts, _NUM_ROWS)])
 
 
 @contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import json
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -232,32 +231,9 @@ def stored_quantization(config: PreTrainedConfig) -> str | None:
 
 
 def _quantization_config(config: PreTrainedConfig) -> Any:
-    """`quantization_config` of a model, or of its language part; None without one, and where weights are unpacked."""
+    """`quantization_config` of a model, or of its language part; None without one."""
     text_config = getattr(config.get_text_config(decoder=True), "quantization_config", None)
-    stored = getattr(config, "quantization_config", None) or text_config
-    return None if is_unpacked(config) else stored
-
-
-def is_unpacked(config: PreTrainedConfig) -> bool:
-    """Whether stored weights lose their quantization as they load."""
-    stored = getattr(config, "quantization_config", None)
-    return isinstance(stored, dict) and bool(stored.get("dequantize"))
-
-
-def unpack(checkpoint: Checkpoint, device: torch.device) -> None:
-    """Note in the configuration where transformers has no kernels for stored weights on this device, and unpacks them:
-    FP8 and MXFP4 on older GPUs and CPUs.
-    """
-    stored = getattr(checkpoint.config, "quantization_config", None)
-    if not isinstance(stored, dict) or device.type == "meta":
-        return
-    from transformers.quantizers.auto import AutoHfQuantizer  # takes a second
-
-    with suppress(Exception):  # `check_quantizer` explains it
-        quantizer: Any = AutoHfQuantizer.from_config(dict(stored), pre_quantized=True)
-        quantizer.validate_environment(device_map={"": str(device)})
-        if getattr(quantizer.quantization_config, "dequantize", False):
-            checkpoint.config.quantization_config = stored | {"dequantize": True}
+    return getattr(config, "quantization_config", None) or text_config
 
 
 def resolve_dtype(dtype: Dtype, checkpoint: Checkpoint, device: torch.device) -> torch.dtype:
@@ -304,6 +280,9 @@ def check_quantizer(checkpoint: Checkpoint, device: torch.device) -> None:
         stored_config = _quantization_config(config)
         quantizer: Any = AutoHfQuantizer.from_config(stored_config, pre_quantized=True)
         quantizer.validate_environment(device_map={"": str(device)})
+        # Without kernels here transformers would unpack them, into several times the memory.
+        if getattr(quantizer.quantization_config, "dequantize", False):
+            raise RuntimeError("this device has no kernels for it")
     except (ImportError, RuntimeError, ValueError) as exception:
         reason = f"{settings.repository} is quantized with {stored}, which does not load here"
         raise RunError(f"{role}: {reason}: {first_line(exception)}") from exception

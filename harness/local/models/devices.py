@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 
 import psutil
 import pynvml
@@ -127,24 +126,16 @@ def release_memory(devices: Iterable[torch.device]) -> None:
 def gpu_uuids(devices: Sequence[torch.device]) -> list[str]:
     """UUIDs of the GPUs among these devices, for NVML, which counts GPUs in another order than CUDA.
 
-    [] without NVML, and where one of them is an instance of a divided GPU (MIG): what a GPU counts
-    is of all its instances.
+    [] without NVML.
     """
     gpus = _gpus(devices)
     if not gpus:
         return []
     try:
         pynvml.nvmlInit()
-        uuids = [f"GPU-{torch.cuda.get_device_properties(gpu.index or 0).uuid}" for gpu in gpus]
-        for uuid in uuids:
-            handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-            with suppress(pynvml.NVMLError):  # of a kind that cannot be divided
-                is_divided, _ = pynvml.nvmlDeviceGetMigMode(handle)
-                if is_divided:
-                    return []
     except pynvml.NVMLError:
         return []
-    return uuids
+    return [f"GPU-{torch.cuda.get_device_properties(gpu.index or 0).uuid}" for gpu in gpus]
 
 
 def _gpus(devices: Iterable[torch.device]) -> list[torch.device]:

@@ -13,7 +13,7 @@ from harness.config.amounts import amount
 from harness.config.errors import RunError
 from harness.config.failures import explained
 from harness.config.settings import ModelSettings, Quantization
-from harness.local.models.checkpoints import Checkpoint, is_unpacked, source_arguments
+from harness.local.models.checkpoints import Checkpoint, source_arguments
 from harness.local.models.fit import Placement
 from harness.local.models.quiet import loading_bar
 from harness.local.models.random_weights import random_state
@@ -90,8 +90,6 @@ class PlacedModel:
         if quantization is not None:
             arguments["quantization_config"] = quantization
         arguments["device_map"] = self.placement.device_map
-        # transformers puts an object into the configuration.
-        unpacks = is_unpacked(checkpoint.config)
         model: PreTrainedModel
         try:
             with loading_bar(self.sketch.weight_bytes):
@@ -110,9 +108,6 @@ class PlacedModel:
             absent = f"{len(missing)} weights are not in {settings.repository}"
             reason = f"{absent} (the first: {missing[0]}); it does not hold this model"
             raise RunError(f"{checkpoint.role}: {reason}")
-        if unpacks:
-            # Into its own format, whatever was asked for.
-            model = model.to(dtype=self.sketch.dtype)  # type: ignore[call-arg]
         held = sum(tensor.nbytes for tensor in [*model.parameters(), *model.buffers()])
         if self.sketch.stored is not None and held > _MOST_HELD * self.sketch.weight_bytes:
             described = f"its configuration describes weights in {self.sketch.stored}"

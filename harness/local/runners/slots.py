@@ -83,11 +83,6 @@ class Slots:
         for buffer, state in zip(self.buffers, states, strict=True):
             buffer[first_row : first_row + len(state), :, : state.shape[2]] = state
 
-    def zero_nan(self) -> None:
-        """Zero what is not finite, in place."""
-        for buffer in self.buffers:
-            buffer.nan_to_num_(0.0, 0.0, 0.0)
-
     def select(self, rows: Tensor, num_used: int) -> None:
         """Copy the first `num_used` slots of these rows [n] to the first n rows."""
         for buffer in self.buffers:
@@ -210,11 +205,6 @@ class SlotCache:
         indices = _indices(self.positions, keys.shape[1])
         written_keys = _write(all_keys, keys, indices, self.num_slots)
         return written_keys, _write(all_values, values, indices, self.num_slots)
-
-    def zero_nan(self) -> None:
-        """Zero what is not finite, in place."""
-        for slots in self._layers.values():
-            slots.zero_nan()
 
     def select(self, rows: Tensor, num_rows: int) -> None:
         """Move these rows to the front, in this order.

@@ -7,7 +7,7 @@ the same forward pass.
 
 All rows of a state have read the same number of tokens. The tokens that a row has kept beyond that
 are read again in every pass, padded on the right, where padding has no influence on what comes before
-it. A state of keys and values alone is cut instead, and its rows are aligned on the right.
+it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 from transformers import Cache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
 
 from harness.config.run import RunnerName
 from harness.local.decoding.protocols import Runner, Step, TokenRows
@@ -62,8 +61,8 @@ class SnapshotRunner(Runner):
 
     A row is the tokens that `_state` has read, and its `_unread` tokens behind them: those kept
     earlier, then those extended since the last `keep`. `extend` reads all of these into a copy of the
-    state, `_ahead`. If `keep` then keeps all, `_ahead` becomes the state. Otherwise it is cut if it
-    is a KV cache, or else dropped, and the tokens that are kept stay unread:
+    state, `_ahead`. If `keep` then keeps all, `_ahead` becomes the state. Otherwise it is dropped, and
+    the tokens that are kept stay unread:
 
         start([1 2 3])   _state has read 1 2 3
         extend([4 5 6])  _ahead has read 1 2 3 4 5 6
@@ -173,11 +172,8 @@ class SnapshotRunner(Runner):
         num_extended = self._num_extended
         if not all(0 <= count <= num_extended for count in counts):
             raise ValueError(f"cannot keep {list(counts)} of {num_extended} tokens")
-        ahead = self._ahead
-        if ahead is not None and min(counts) < num_extended:
-            ahead = ahead.cut(num_extended, counts) if ahead.is_kv_cache else None
-        if ahead is not None:
-            self._state = ahead
+        if self._ahead is not None and min(counts) == num_extended:
+            self._state = self._ahead
             self._unread = [self._no_tokens] * len(counts)
         elif self._state is None:
             raise ValueError(f"{type(self._model).__name__} cannot take tokens back")
@@ -292,36 +288,6 @@ class ModelState:
             lambda _, tensor: tensor.index_select(0, index.to(tensor.device)), self.values
         )
         return replace(self, values=values, padding=[self.padding[row] for row in rows])
-
-    @property
-    def is_kv_cache(self) -> bool:
-        """Whether the state is nothing but keys and values of all tokens, which can be cut."""
-        caches = [value for value in self.values.values() if isinstance(value, Cache)]
-        layers = [layer for cache in caches for layer in cache.layers]
-        is_whole = len(caches) == len(self.values)
-        return is_whole and all(type(layer) is DynamicLayer for layer in layers)
-
-    def cut(self, num_extended: int, counts: Sequence[int]) -> ModelState:
-        """Keep the first counts[b] of the last `num_extended` tokens of row b in a KV cache.
-
-        Rows that keep fewer than others roll to the right: tokens that were taken back come round to the
-        front, as padding. Padding that all rows have is dropped.
-        """
-        most = max(counts)
-        shifts = [most - count for count in counts]
-        padding = [before + shift for before, shift in zip(self.padding, shifts, strict=True)]
-        num_dropped = min(padding)
-        width = self.num_read - num_extended + most
-
-        def moved(name: str, states: Tensor) -> Tensor:
-            kept = states[:, :, :width]
-            if any(shifts):
-                rows = zip(kept, shifts, strict=True)
-                kept = torch.stack([row.roll(shift, dims=1) for row, shift in rows])
-            return kept[:, :, num_dropped:]
-
-        padding = [count - num_dropped for count in padding]
-        return ModelState(map_tensors(moved, self.values), padding, width - num_dropped)
 
     def joined_with(self, other: ModelState) -> ModelState:
         """Append the rows of another state. Those that have read less are padded on the left."""

@@ -204,10 +204,6 @@ class StaticRunner(Runner):
             self.close()
             raise
 
-    def zero_nan(self) -> None:
-        self._slots.zero_nan()
-        self._fixed_slots.zero_nan()
-
     def close(self) -> None:
         self._pass = Part(self._forward, self._model)
         self._widths = ()

@@ -96,44 +96,13 @@ def drawn_text(
     return ScoredText(Answer(request, record), text, np.array(entropies))
 
 
-class KnownDrafts:
-    """A reference that knows three tokens, the target's as likely as each other, and drafts by the first token."""
-
-    vocabulary_size = 3
-
-    def __init__(self, drafts: dict[int, list[float]] | None) -> None:
-        self._drafts = drafts
-
-    def first_proposals(self, prompts: Any, first_tokens: Any, decoding: Any) -> Any:
-        if self._drafts is None:
-            return None
-        logits = np.zeros((len(prompts), 3))
-        return logits, np.array([self._drafts[token] for token in first_tokens])
-
-
-def place_in(*texts: ScoredText, drafts: dict[int, list[float]] | None = None) -> tuple[int, ...]:
-    reference: Any = KnownDrafts(drafts)
-    return choose_place(texts, reference, 2)
-
-
 def test_the_place_is_where_a_proposal_was_rejected_and_the_second_token_is_most_open() -> None:
     widths, entropies = [1.0, 0.9, 1.0, 0.5], [0.0, 0.3, 2.0, 1.0]
     # Token 1 in place of the first of two proposed, and token 3 of the second.
     certain = drawn_text((7,), widths, entropies, [(2, 0), (2, 1)])
-    assert place_in(certain) == (7, 0, 1)
+    assert choose_place([certain]) == (7, 0, 1)
     # Without knowing where, it may be any.
-    assert place_in(drawn_text((7,), widths, entropies)) == (7, 0)
+    assert choose_place([drawn_text((7,), widths, entropies)]) == (7, 0)
     other = drawn_text((8,), [1.0, 1.0], [0.0, 9.0], [(2, 0)])
-    assert place_in(certain, other, certain) == (8,)
-    assert place_in(drawn_text((7,), widths, entropies, [(3, 3)])) == (7,)
-
-
-def test_the_place_is_where_the_recovered_token_decides_most() -> None:
-    text = drawn_text((7,), [1.0, 1.0, 1.0], [0.0, 9.0, 1.0], [(2, 0), (2, 0)])
-    # Behind token 0 the draft proposes what the target would draw: nothing is rejected there. Behind token 1 it
-    # always proposes token 2, and either of the others may be recovered.
-    third = 1 / 3
-    assert place_in(text, drafts={0: [third] * 3, 1: [0.0, 0.0, 1.0]}) == (7, 0)
-    # One token alone can be recovered: it is known beforehand.
-    assert place_in(text, drafts={0: [0.5, 0.5, 0.0], 1: [0.0, 0.0, 1.0]}) == (7, 0)
-    assert place_in(text, drafts={0: [0.0, 0.0, 1.0], 1: [0.5, 0.5, 0.0]}) == (7,)
+    assert choose_place([certain, other, certain]) == (8,)
+    assert choose_place([drawn_text((7,), widths, entropies, [(3, 3)])]) == (7,)

@@ -51,7 +51,7 @@ def pair(save_model: Callable[..., ModelSettings]) -> Pair:
 def use(engine: Engine) -> None:
     for arm in engine.arms:
         arm.answer(QUESTION.requests, 1)
-    engine.weights.reference.logits([[5, 6, 7]])
+    engine.weights.reference.logits_along([[5, 6, 7]], [[0]])
 
 
 @pytest.mark.parametrize("runner", ["eager", "compiled"])

@@ -25,7 +25,7 @@ from harness.engines.record import Preparation
 from harness.local.decoding.verify import Offer, Verdict, verify, verify_block
 from harness.local.decoding.warp import BatchWarp, Warp
 from harness.local.drafting.method import Pair
-from harness.local.engine.engine import LocalArm, LocalEngine
+from harness.local.engine.engine import LocalEngine
 from harness.local.engine.pair import PlacedPair, plan_pair
 from harness.local.engine.records import Local
 from harness.local.engine.reference import not_finite
@@ -199,32 +199,30 @@ def test_logits_that_are_not_finite_are_an_error(pair: Pair, role: str, value: f
         broken.model.get_output_embeddings().weight[7] = value
     engine = open_engine(pair, "eager")
     for arm in engine.arms[0 if role == "model" else 1 :]:
-        with pytest.raises(RunError, match=rf"{role}: .* nan or infinite .* at new token \d"):
+        with pytest.raises(
+            RunError, match=rf"{role}: .* nan or infinite .* at new token \d+ of prompt \d"
+        ):
             list(records_of(arm, QUESTION.requests))
     if role == "model":
         with pytest.raises(RunError, match="at token 3 of prompt and text"):
-            engine.weights.reference.logits(PROMPTS)
+            engine.weights.reference.logits_along(PROMPTS, [[0], [0]])
 
 
 @pytest.mark.parametrize("runner", ["eager", "static"])
-def test_a_row_whose_logits_are_not_finite_ends_alone(pair: Pair, runner: RunnerName) -> None:
-    """Then another takes its place in the caches."""
+def test_logits_that_are_not_finite_end_an_answer_and_not_the_next(
+    pair: Pair, runner: RunnerName
+) -> None:
     broken = 7
     with torch.no_grad():
         pair.target.model.get_input_embeddings().weight[broken] = torch.nan
     engine = open_engine(pair, runner)
+    sound, other = QUESTION.requests
+    overflowing = dataclasses.replace(other, prompt=[*other.prompt, broken])
     for arm in engine.arms:
-        assert isinstance(arm, LocalArm)
-        sound, other = QUESTION.requests
         alone = texts(records_of(arm, [sound, other]), 2)
-        overflowing = dataclasses.replace(other, prompt=[*other.prompt, broken])
-        loop = arm.loop(sound)
-        records = [loop.add([arm.loop_request(one) for one in (overflowing, sound)])]
-        assert [row_step.error is None for row_step in records[0].row_steps] == [False, True]
-        records.append(loop.add([arm.loop_request(other)]))
-        while loop.num_running:
-            records.append(loop.step().sound())
-        assert texts(records, 3)[1:] == alone
+        with pytest.raises(RunError, match=r"model: .* nan or infinite .* new token 0 of prompt 1"):
+            arm.answer([sound, overflowing], 2)
+        assert texts(records_of(arm, [sound, other]), 2) == alone
 
 
 @pytest.mark.parametrize(

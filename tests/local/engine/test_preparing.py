@@ -71,7 +71,7 @@ def play(calls: Calls, asked: Sequence[RowRequest], num_rows: int = ROWS) -> lis
     while waiting or loop.num_running:
         room = num_rows - loop.num_running
         joining, waiting = waiting[:room], waiting[room:]
-        iterations.append((loop.add(joining) if joining else loop.step()).sound())
+        iterations.append(loop.add(joining) if joining else loop.step())
     return sorted(row_steps(iterations), key=lambda step: step.row)
 
 

@@ -5,6 +5,8 @@ The oracle is the drafter itself: from the text up to a place it proposes, and i
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,11 +31,8 @@ from harness.local.engine.reading import (
     draft_probabilities_by_replay,
 )
 from harness.local.engine.reference import (
-    NUM_POSITIONS,
     ModelReference,
-    largest_rounding,
     open_reference,
-    recompute,
 )
 from harness.local.engine.runners import open_runners
 from harness.local.runners.snapshot import SnapshotRunner
@@ -218,33 +217,23 @@ def test_passes_that_decode_are_held_against_the_eager_model() -> None:
     assert own.kernel_deviations(prompt, text, logits) is None
 
 
-def test_routes_that_agree_leave_the_rounding_of_two_logits() -> None:
-    """Below 16 a bfloat16 is a multiple of 1/16; each of both logits may be off by half of that, in each text."""
-    logits = torch.tensor([15.0, 14.0, 3.0, 25.0]).expand(4, 3, 4)
-    epsilon = torch.finfo(torch.bfloat16).eps
-    assert largest_rounding(logits, (0, 1), epsilon) == 2 / 16
-    assert largest_rounding(logits, (3, 0), epsilon) == 2 / 8
-
-
-@pytest.mark.parametrize("length", [1, 2, 6, 20])
-def test_every_route_computes_the_same_logits(length: int) -> None:
-    model = random_model("llama", seed=1, vocab_size=32)
-    runner = SnapshotRunner(model)
-
-    def logits(
-        prompts: list[list[int]], continuations: list[list[int]] | None = None
-    ) -> torch.Tensor:
-        found = runner.start(prompts).logits
-        if continuations is not None:
-            found = runner.extend(torch.tensor(continuations)).logits[:, -1]
-        return found
-
-    text = torch.randint(32, (length,), generator=torch.Generator().manual_seed(2)).tolist()
-    routes = recompute(logits, model, text)
-    assert routes.shape[1] == min(length if length < 6 else length - 5, NUM_POSITIONS)
-    expected = torch.stack(
-        [logits([text[: length - place]])[0] for place in range(routes.shape[1])]
-    )
-    torch.testing.assert_close(routes, expected.expand(len(routes), -1, -1), atol=1e-5, rtol=1e-4)
-    # Changed embeddings round differently.
-    assert not torch.equal(routes[-1], routes[0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("width", [4, None], ids=["own", "another engine's"])
+def test_a_margin_has_the_rounding_of_its_model(width: int | None, dtype: torch.dtype) -> None:
+    """Of the likeliest two tokens of any text, however short; two logits are rounded, even if all routes agree."""
+    models = pair("none")
+    models.target.model.to(dtype)
+    target = dataclasses.replace(models.target, dtype=dtype)
+    models = dataclasses.replace(models, target=target)
+    preparation = Preparation(decoding=DecodingSettings(), runner="static")
+    reference = ModelReference(open_runners(models, preparation), width, num_rows=2)
+    for length in (1, 2, 6, 20):
+        text = torch.randint(32, (length,), generator=torch.Generator().manual_seed(2)).tolist()
+        logits = target.model(torch.tensor([text])).logits[0, -1].float()
+        wanted, other = logits.topk(2).indices.tolist()
+        margin, tolerance = reference.margin(text, wanted, other)
+        assert margin == pytest.approx(float(logits[wanted] - logits[other]), abs=tolerance)
+        largest = float(logits[[wanted, other]].abs().max())
+        epsilon = torch.finfo(dtype).eps
+        assert tolerance >= 2 * epsilon * 2 ** math.floor(math.log2(largest))
+        assert tolerance < 100 * epsilon * largest

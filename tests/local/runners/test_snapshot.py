@@ -99,26 +99,6 @@ def test_accepted_tokens_cost_no_pass_of_their_own() -> None:
     assert widths == [7, 5, 8, 11, 14, 17, 20, 18, 5, 8]
 
 
-@pytest.mark.parametrize("counts", [[3, 3], [1, 4], [0, 2]])
-def test_keys_and_values_are_cut_and_no_token_is_read_again(counts: list[int]) -> None:
-    model = random_model("bloom")
-    widths = widths_of(model)
-    runner = SnapshotRunner(model)
-    runner.start(PROMPTS[:2])
-    for _ in range(8):
-        runner.extend(torch.ones(2, 5, dtype=torch.long))
-        runner.keep(counts)
-    assert widths == [7, *[5] * 8]
-    logits = runner.extend(torch.tensor([[9], [9]])).logits
-    for row, (prompt, count) in enumerate(zip(PROMPTS[:2], counts, strict=True)):
-        text = [*prompt, *[1] * 8 * count, 9]
-        assert close(logits[row, 0], logits_without_cache(model, text)[-1])
-    longest = max(
-        len(prompt) + 8 * count for prompt, count in zip(PROMPTS[:2], counts, strict=True)
-    )
-    assert runner._state.num_read == longest, "no padding stays that all rows have"
-
-
 def test_a_check_that_keeps_all_tokens_stays_within_the_context() -> None:
     """Behind a window of 24 it reads 5 + 3 + 1 tokens, one more than there are positions."""
     model = random_model("gpt_neo", window_size=24, max_position_embeddings=32)

@@ -53,45 +53,6 @@ def test_equal_prompts_are_read_once() -> None:
     assert read == [1, 2 * 7]
 
 
-def runner_that_overflows() -> Any:
-    """A runner of a random model to which the token BROKEN is nan."""
-    model = random_model("llama")
-    with torch.no_grad():
-        model.get_input_embeddings().weight[BROKEN] = torch.nan
-    return StaticRunner(model, num_slots=40)
-
-
-def test_numbers_that_overflowed_do_not_reach_the_next_batch() -> None:
-    """A mask hides no nan, and slots are used again."""
-    runs = runner_that_overflows()
-    for _ in range(2):
-        runs.start([[5, 6, 7, 8]])
-        tokens = torch.tensor([[9, 10, 11, 12, 13]])
-        found = [runs.extend(tokens).logits]
-        runs.keep([1])
-        found.append(runs.extend(tokens[:, :1]).logits)
-        assert all(logits.isfinite().all() for logits in found)
-        runs.start([[5, 6, 7, 8, *range(20, 26)]])
-        tokens[:, -1] = BROKEN
-        assert runs.extend(tokens).logits.isnan().any()
-        runs.zero_nan()
-
-
-def test_numbers_that_overflowed_in_a_row_do_not_reach_others_of_its_batch() -> None:
-    runs = runner_that_overflows()
-    runs.start([[5, 6, 7, *range(20, 26)], [5, 6, 7]])
-    sound = [9, 10, 11, 12, 13]
-    logits = runs.extend(torch.tensor([[BROKEN] * 5, sound])).logits
-    assert logits.isfinite().flatten(1).all(1).tolist() == [False, True]
-    runs.zero_nan()
-    runs.keep([5, 5])
-    runs.select([1])
-    runs.add([[5, 6]])
-    for _ in range(2):
-        assert runs.extend(torch.tensor([sound, sound])).logits.isfinite().all()
-        runs.keep([5, 1])
-
-
 def test_logits_are_made_after_the_last_token_of_each_prompt_alone() -> None:
     """Not after all tokens, nor for each row after the last tokens of the others."""
     model = random_model("llama")

@@ -108,10 +108,6 @@ class HeadDrafter(TensorDrafter):
         self._features, self.cache = self._prepared
         self._num_rows = 0
 
-    def zero_nan(self) -> None:
-        self.cache.zero_nan()
-        self._features.nan_to_num_(0.0, 0.0, 0.0)
-
     def add(self, prompts: TokenRows, first_tokens: Sequence[int], step: Step) -> None:
         assert step.hidden is not None, "the target's runner captures no hidden states"
         first = self._num_rows
