@@ -38,7 +38,7 @@ MISTAKES = {
     "latency hydra/launcher=joblib -m K=2,4": "hydra/launcher=joblib: is not installed; pip install 'specharness[ray,",
     f"latency seed={5000 * '9'}": "seed: a number is too long, or brackets are nested too deeply",
     "latency -- llama-server -m a.gguf":
-        "the command behind --: nothing in it makes llama.cpp speculate: "
+        "the command behind --: no flag of it makes llama.cpp speculate: "
         "add --spec-type draft-simple -md DRAFT.gguf",
     "latency -m K=2,4 -- sh -c 'exec vllm serve A --port {port} --n {K} --api-key X'":
         "the command behind --: --api-key: what is typed is written into files",

@@ -78,3 +78,14 @@ class Words:
         """The words that `note` kept; without them, those of this process."""
         kept = os.environ.get(_VARIABLE)
         return cls.divide(json.loads(kept) if kept else sys.argv[1:])
+
+
+def setting_in(word: str) -> str:
+    """The name of the setting in a word that was typed: `decoding.num_draft_tokens` of `decoding.K=4`."""
+    group, dot, name = word.lstrip("+~").partition("=")[0].rpartition(".")
+    return f"{group}{dot}{SYNONYMS.get(name, name)}"
+
+
+def is_typed(name: str) -> bool:
+    """Whether a setting was typed, be it with its default."""
+    return any(setting_in(word).rpartition(".")[2] == name for word in Words.noted().typed)

@@ -86,19 +86,7 @@ class Named(NamedTuple, Generic[AnyRunRow]):
 
 def name_of(row: RunRow) -> Name:
     """The name of a row that nothing else has to be distinguished from."""
-    return Name(pair_name(row), (row.num_draft_tokens or _served_k(row)) if row.draft else None)
-
-
-def _served_k(row: RunRow) -> int | None:
-    """The K of a server that was not started here, by what it reported; None where that is unknown."""
-    rates = getattr(row, "marginal_acceptance_by_position", None)
-    proposed = getattr(row, "mean_proposed", None)
-    if row.url is None or proposed is None:
-        return None
-    if rates:
-        # The mean is below K: the last iterations of answers draft less.
-        return max(len(rates), math.ceil(proposed))
-    return int(proposed) if proposed == int(proposed) else None
+    return Name(pair_name(row), row.num_draft_tokens if row.draft else None)
 
 
 def distinct_names(rows: Sequence[RunRow]) -> list[Name]:

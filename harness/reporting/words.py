@@ -12,7 +12,7 @@ from typing import Any
 
 from harness.config.acceptance_rules import PARAMETERS, RULES, changed_parameters
 from harness.config.amounts import counted
-from harness.config.command_line import SYNONYMS, Words
+from harness.config.command_line import Words, setting_in
 from harness.config.model_names import SECOND_COMMAND
 from harness.config.settings import DecodingSettings
 from harness.results.runs import Run
@@ -20,9 +20,6 @@ from harness.results.schema import RunRow
 
 # What a lossy rule means, and what prompts that were left out are.
 LOSSY = "the speculative output no longer follows the target (lossy)"
-NOT_KNOWN_LOSSLESS = (
-    "it is not known whether the speculative output follows the target (is lossless)"
-)
 TOO_LONG = "(too long for the context)"
 
 
@@ -45,12 +42,12 @@ def typed_again(changes: str, *, command: str = "", leaving_out: Collection[str]
     """
     words = Words.noted()
     changing = shlex.split(changes)
-    replaced = ["details", *leaving_out, *map(_setting_in, changing)]
+    replaced = ["details", *leaving_out, *map(setting_in, changing)]
     kept = []
     for place, word in enumerate(words.typed, start=1):
-        name = _setting_in(word)
+        name = setting_in(word)
         # Of a setting that was typed twice the last value counts.
-        is_last = name not in map(_setting_in, words.typed[place:])
+        is_last = name not in map(setting_in, words.typed[place:])
         if is_last and not any(_is_replaced(name, by) for by in replaced):
             kept.append(word)
     if command:
@@ -59,17 +56,6 @@ def typed_again(changes: str, *, command: str = "", leaving_out: Collection[str]
         # Nothing varies any more.
         kept = [word for word in kept if word not in ("-m", "--multirun")]
     return str(Words([*kept, *changing], words.servers))
-
-
-def is_typed(name: str) -> bool:
-    """Whether a setting was typed, be it with its default."""
-    return any(_setting_in(word).rpartition(".")[2] == name for word in Words.noted().typed)
-
-
-def _setting_in(word: str) -> str:
-    """The name of the setting in a word that was typed: `decoding.num_draft_tokens` of `decoding.K=4`."""
-    group, dot, name = word.lstrip("+~").partition("=")[0].rpartition(".")
-    return f"{group}{dot}{SYNONYMS.get(name, name)}"
 
 
 def _is_replaced(name: str, by: str) -> bool:
@@ -150,28 +136,20 @@ def arm_name(row: Any) -> str:
     """`speculative (lossy)` where the output may differ from the target's."""
     if row.draft == SECOND_COMMAND:
         return "first" if row.arm == "regular" else "second"
-    by_rule = " (lossless?)" if rule_of_unknown_kind(row) else ""
-    return f"{row.arm}{' (lossy)' if row.lossy else by_rule}" if row.arm != "regular" else row.arm
+    return f"{row.arm} (lossy)" if row.lossy and row.arm != "regular" else row.arm
 
 
 def lossy_rule(row: Any) -> str | None:
-    """`rule ./likely.py:Likely`, `lenience 0.8`, or what the command of a server says; None for a lossless rule."""
+    """`rule ./likely.py:Likely`, `lenience 0.8`, or what was typed of a server; None for a lossless rule."""
     rule = getattr(row, "rule", None)
     if row.is_elsewhere:
-        return str(rule) if rule and row.lossy else None
+        return "engine.lossy=true" if row.lossy else None
     record = None if rule is None else RULES.loaded(rule)
     is_lossless = record is not None and record.is_lossless(row.temperature)
     if rule and row.lossy and not is_lossless:
         return f"rule {rule}"
     changed = changed_parameters(row).items()
     return ", ".join(f"{name} {value:g}" for name, value in changed) or None
-
-
-def rule_of_unknown_kind(row: Any) -> str | None:
-    """What the command of a server says of a rule of which nobody knows whether it is lossless."""
-    rule = getattr(row, "rule", None)
-    is_unknown = row.is_elsewhere and row.lossy is None and rule != DecodingSettings.rule
-    return rule if is_unknown else None
 
 
 def lossy_warning(row: Any) -> str | None:
@@ -307,8 +285,6 @@ def _rule(row: RunRow) -> str:
     rule = getattr(row, "rule", None)
     if rule in (None, DecodingSettings.rule):
         return ""
-    if rule_of_unknown_kind(row):
-        return f"{rule} (not known whether lossless)"
     by = lossy_rule(row)
     return f"{by} (lossy)" if by in (rule, f"rule {rule}") else f"rule {rule}"
 

@@ -324,7 +324,7 @@ class DecodedRow(Accepted, RunRow):
         said_as={DecodingSettings.top_p: ""},
     )
     rule: MaybeText = setting(
-        "acceptance rule; of a server what its command says of one that may be lossy",
+        "acceptance rule",
         "decoding.rule",
     )
     lenience: MaybeFloat = setting(
@@ -335,8 +335,8 @@ class DecodedRow(Accepted, RunRow):
         "decoding.synthetic_acceptance",
     )
     lossy: MaybeBool = setting(
-        "whether the speculative output may differ from the target's; of a server true where its command says so,"
-        " empty where it is not known",
+        "whether the speculative output may differ from the target's; of a server true where it was typed,"
+        " else empty: not known",
         "decoding.lossy",
     )
     ignore_eos: bool | Literal["auto"] | None = setting(

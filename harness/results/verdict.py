@@ -198,7 +198,7 @@ def refusal(
     return (
         too_many_failures((regular, speculative), speedup)
         or _other_servers(regular, speculative)
-        or _beyond_k(speculative)
+        or _beyond_counts(speculative)
         or _beyond_rounding(speculative)
         or _unequal_work(regular, speculative)
         or _unequal_lengths(regular, speculative)
@@ -283,19 +283,14 @@ def _other_texts(speculative: ArmEvidence) -> str | None:
     )
 
 
-def _beyond_k(speculative: ArmEvidence) -> str | None:
-    """Why K is wrong, or the tokens per iteration: these are at most one more than K."""
-    k = speculative.num_draft_tokens
+def _beyond_counts(speculative: ArmEvidence) -> str | None:
+    """Why counts contradict each other: an iteration yields at most one token more than it drafts."""
     # Iterations that drafted something yield more than all together.
     yielded = speculative.mean_acceptance_length or speculative.tokens_per_iteration
-    if not isinstance(k, int) or yielded is None or yielded <= _BY_COUNTERS * (k + 1):
+    drafted = speculative.mean_proposed
+    if yielded is None or drafted is None or yielded <= _BY_COUNTERS * (drafted + 1):
         return None
-    proposed = speculative.mean_proposed
-    wrong = "one of them is wrong"
-    if proposed is not None:
-        culprit = "K is" if proposed > k else "the counts are"
-        wrong = f"{proposed:.3g} were drafted, so {culprit} wrong"
-    return f"{yielded:.2f} tokens per iteration are impossible with K={k}: {wrong}"
+    return f"{yielded:.2f} tokens per iteration are impossible with {drafted:.3g} drafted: one of these counts is wrong"
 
 
 def _beyond_rounding(speculative: ArmEvidence) -> str | None:
@@ -421,10 +416,8 @@ def judged(
         if rows[1].has_one_server or is_second:
             # Compared with itself, or with any other, which may draft too.
             regular = replace(regular, drafted=None)
-        # A command says by its flags whether it drafts.
-        has_flags = rows[1].draft_method or rows[1].num_draft_tokens
-        if rows[1].has_one_server or (is_second and not has_flags):
-            speculative = replace(speculative, drafted=None)
+            if rows[1].has_one_server or not rows[1].num_draft_tokens:
+                speculative = replace(speculative, drafted=None)
         reason = refusal(regular, speculative, _interval_of(rows[1]))
     if reason is None:
         return list(rows)

@@ -1,5 +1,5 @@
 """The command that starts a server, as the user typed it behind `--`: which program it starts, the same command without
-what makes it speculate, and what it says of K, method, draft and model.
+what makes it speculate, and the names of draft and model in it.
 
 Words in, words out: nothing is started here. `startup.py` has what differs between the programs.
 """
@@ -139,17 +139,12 @@ class ServerCommand:
 
     @property
     def drafts(self) -> bool:
-        """Whether the server speculates, as far as its flags, its variables and the file of its draft show."""
-        startup = self.startup
-        if self._ways:
-            return True
-        values = self.values(startup.drafts_by)
-        if any("none" in value.split(",") for value in values.values()):
+        """Whether the server speculates, as far as its flags and its variables show."""
+        names = self.startup.drafts_by
+        values = self.values(names).values()
+        if any("none" in value.split(",") for value in values):
             return False
-        if values or {*startup.drafts_by} & {*self._variables()}:
-            return True
-        draft = self.value(startup.draft)
-        return draft is not None and startup.method_of_file(draft) != ""
+        return bool(values) or not {*names}.isdisjoint(self._variables())
 
     @property
     def model(self) -> str | None:
@@ -167,77 +162,17 @@ class ServerCommand:
 
     @property
     def draft(self) -> str | None:
-        """The draft, as tables show it: the draft's file or repository, else the method; None where neither is
+        """The draft, as tables show it: its file or repository, else the method as it is typed; None where neither is
         known.
         """
         draft = self.value(self.startup.draft)
-        return self.method if draft is None else shown_name(draft)
-
-    @property
-    def _ways(self) -> list[str]:
-        """The ways to draft, as typed, ik_llama.cpp's with their settings: `mtp:n_max=3`. Each flag of llama.cpp adds
-        its ways; of other programs the last one counts.
-        """
-        names = self.startup.method
-        if self.startup.argparse:
-            return [*filter(None, [self.value(names)])]
-        ways: list[str] = []
-        for flag in self.flags(names):
-            # One `none` among them undoes its flag.
-            named = [flag.value] if ":" in flag.value else flag.value.split(",")
-            ways += [] if "none" in named else named
-        return ways
-
-    @property
-    def method(self) -> str | None:
-        """The way to draft, in the server's own word; several apart by commas."""
-        names = [way.partition(":")[0] for way in self._ways]
-        draft = self.value(self.startup.draft)
-        if not names and draft is not None and self.drafts:
-            names = [self.startup.method_of_file(draft) or ""]
-        return ",".join(names) or None
+        return self.value(self.startup.method) if draft is None else shown_name(draft)
 
     @property
     def has_pool(self) -> bool:
         """Whether a prompt that is asked again finds its own answer in what the server drafts from."""
-        return not {*self.startup.pools}.isdisjoint((self.method or "").split(","))
-
-    @property
-    def num_draft_tokens(self) -> int | None:
-        """K; None where it is not known, as of several ways to draft at once, or a K by load, and without a draft."""
-        method = self.method or ""
-        if "," in method or not self.drafts or self.value(self.startup.k_by_load):
-            return None
-        _, is_staged, settings = "".join(self._ways).partition(":")
-        if is_staged:
-            n_max = dict(part.partition("=")[::2] for part in settings.split(",")).get("n_max", "")
-            return int(n_max) if n_max.isdigit() else None
-        for beginning, (flags, default) in self.startup.num_draft_tokens.items():
-            if method.startswith(beginning):
-                for flag in flags:
-                    value = self.value(flag.split()) or ""
-                    if value.isdigit():
-                        return int(value) - (flag in self.startup.counts_root)
-                # One of the variables may set K.
-                return None if self._variables() else default
-        return None
-
-    @property
-    def rule(self) -> str | None:
-        """What in it may let the output differ from the target's, as it is typed; None where nothing does."""
-        lossy = self.startup.lossy
-        for name, value in self.values(tuple(lossy)).items():
-            if name in lossy and _as_number(value) not in lossy[name]:
-                return f"{name} {value}"
-        beginnings = tuple(name for name in lossy if not name.startswith("-"))
-        return next((name for name in self._variables() if name.startswith(beginnings)), None)
-
-    @property
-    def is_lossy(self) -> bool:
-        """Whether that is known to be lossy."""
-        name, _, value = (self.rule or "").partition(" ")
-        known = self.startup.known_lossy
-        return bool(name) and value in known.get(name, [value])
+        typed = ",".join(self.values(self.startup.method).values())
+        return not {*self.startup.pools}.isdisjoint(typed.split(","))
 
     def regular(self) -> ServerCommand:
         """The same command without what makes the server speculate.
@@ -251,7 +186,7 @@ class ServerCommand:
         startup = self.startup
         self._check_known()
         if not self.drafts:
-            rule = f"nothing in it makes {self.dialect.title} speculate"
+            rule = f"no flag of it makes {self.dialect.title} speculate"
             if startup.example:
                 rule += f": add {startup.example}"
             raise SettingError(SETTING, f"{rule}; {_BOTH}; draft=none measures this server alone")
@@ -385,22 +320,6 @@ def read_command(
     return _locate_program(filled, dialects)
 
 
-def set_for_drafts(
-    words: Sequence[str], dialects: Sequence[Dialect]
-) -> tuple[list[str], list[str]]:
-    """Flags of a command that were typed to suit speculation, with their values, and the words without them."""
-    command = _locate_program(words, dialects)
-    flags: list[str] = []
-    others = list(words[: command.start])
-    taking = others
-    for word in words[command.start :]:
-        if word.startswith("-"):
-            name = _flag_name(word).partition(".")[0]
-            taking = flags if name in command.startup.set_for_drafts else others
-        taking.append(word)
-    return flags, others
-
-
 def _variable_in(word: str) -> str:
     """The name of the variable that a word sets, if it sets one: `A` of `A=1` and, for a container, of `--env=A=1`."""
     return word.removeprefix("--env=").partition("=")[0]
@@ -446,30 +365,16 @@ def _json_entries(flag: Flag) -> dict[str, Any]:
     return entries if isinstance(entries, dict) else {}
 
 
-def _as_number(value: str) -> str:
-    """`1` for `1.0`; what is no number stays."""
-    try:
-        return f"{float(value):g}"
-    except ValueError:
-        return value
-
-
 def _canonical_flag(typed: str, names: Sequence[str], startup: Startup) -> str | None:
-    """The one of these flags that was typed, with the key of an entry behind it; None for none. Of the flags of
-    speculation, which are all known, argparse takes an abbreviation that only one begins with.
-    """
+    """The one of these flags that was typed, with the key of an entry behind it; None for none."""
     if typed in names:
         return typed
     root, dot, key = typed.partition(".")
     if root.startswith("--"):
         root = root.replace("_", "-")
-    if not startup.argparse:
-        return root if root in names and not dot else None
-    every = [*startup.speculation, *startup.switches]
-    if root not in every and root.startswith(startup.prefixes):
-        matches = [name for name in every if name.startswith(root)]
-        root = matches[0] if len(matches) == 1 else root
-    return f"{root}{dot}{key}" if root in names else None
+    if root not in names or (dot and not startup.argparse):
+        return None
+    return f"{root}{dot}{key}"
 
 
 def shown_name(place: str) -> str:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from harness.config.command_line import is_typed
 from harness.config.model_names import SERVED
 from harness.config.secrets import names_key
 from harness.config.settings import api_key, require
@@ -35,7 +36,7 @@ class ServerRecord(EngineRecord):
     default_draft: ClassVar[str | None] = "server"
 
     def adapted(self, run: RunSettings) -> RunSettings:
-        """Read a command for what it says of model, draft and K; leave out the default draft where there is one
+        """Read a command for the names of model and draft; leave out the default draft where there is one
         address, and so only the regular arm.
 
         Whether that server speculates, and with what, is not known here.
@@ -67,18 +68,12 @@ class ServerRecord(EngineRecord):
 
     def columns(self, run: RunSettings) -> Mapping[str, Any]:
         settings = ServerSettings.of(run)
-        if not settings.start_command or run.draft is None:
-            return {}
-        measured = commands_of(run)[-1]
-        if not measured.is_known:
-            return {"num_draft_tokens": run.decoding.num_draft_tokens} if settings.takes_k else {}
-        return {
-            "num_draft_tokens": measured.num_draft_tokens,
-            "draft_method": measured.method,
-            "draft_remembers": measured.has_pool,
-            "rule": measured.rule,
-            "lossy": True if measured.is_lossy else None,
-        }
+        columns: dict[str, Any] = {"lossy": settings.lossy or None}
+        if settings.takes_k or is_typed("num_draft_tokens"):
+            columns["num_draft_tokens"] = run.decoding.num_draft_tokens
+        if settings.start_command and run.draft is not None:
+            columns["draft_remembers"] = commands_of(run)[-1].has_pool
+        return columns
 
     def server_setup(self, run: RunSettings) -> ServerSetup:
         settings = ServerSettings.of(run)

@@ -70,6 +70,7 @@ class ServerSettings(EngineSettings):
         extra: further entries of every request's body: `{priority: 2}`. With a grammar
             (`{response_format: {type: json_object}}`) greedy answers are compared with the regular
             server's.
+        lossy: whether the server that speculates may write other texts than the target, by its flags or its draft.
         start_timeout_s: until a server that is started here must be ready.
         blocks: how often each server is started, in turns on the same devices; a block is the unit
             of the interval. 0 starts both at once, and once; `auto` is 4 where both at once do not
@@ -92,6 +93,7 @@ class ServerSettings(EngineSettings):
     api_key_variable: str | None = None
     dialect: str | None = None
     extra: Mapping[str, Any] | None = None
+    lossy: bool = False
     start_timeout_s: float = 600.0
     blocks: int | Literal["auto"] = "auto"
 

@@ -7,9 +7,8 @@ ik_llama.cpp, whose program has llama.cpp's name, are from its sources and docs/
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,23 +26,16 @@ class Startup:
         variables: how the variables begin that set the same from the environment.
         environment: how the variables begin that say how it runs.
         refused: flags under which a server cannot be measured by its command, with the reason.
-        argparse: whether flags are read as Python's argparse does: `--flag=value`, `--config.key value`, and unique
-            abbreviations. `_` stands for `-` in any.
-        set_for_drafts: flags that are not about speculation, and are typed to suit it.
+        argparse: whether flags are read as Python's argparse does: `--flag=value` and `--config.key value`. `_` stands
+            for `-` in any.
         json_flags: aliases of one flag whose value is JSON, its name first; `--speculative-config.method` is its entry
             `method`.
         for_all: flags, as typed with any value, that the measurement adds to every server unless it has them.
         for_regular: the same for the server that does not speculate, where that would have other defaults.
         address: flags that say where it listens.
         listening: these flags with `{port}`.
-        num_draft_tokens: where K is: by the beginning of the method's name (`""` for any), the flags and their default;
-            `-K --num` are aliases of one.
-        k_by_load: flags by which K depends on the load.
-        counts_root: those of its flags that count the token before the draft tokens, too.
         method: flags that name the way to draft.
         draft: flags that name the draft model.
-        method_of_file: how it drafts with a draft model alone, by its file: None if that is not here, empty if it does
-            not.
         pools: methods that learn from all requests: a prompt that is asked again finds its own answer there, whatever
             its salt is.
         model: flags that name the model; `model_follows` says that the first word after the program may do so.
@@ -53,8 +45,6 @@ class Startup:
             have one.
         without_core_binding: variables, `NAME=value`, with which two of these servers share a CPU. Otherwise both bind
             their threads to the same cores, and wait for each other.
-        lossy: flags and variables by which the output no longer follows the target, with the values at which it does.
-        known_lossy: of those with further values, of which nobody knows, the lossy ones.
         note: what else differs between a server with speculation and one without; a line for the user.
         example: flags that would make it speculate, for errors.
     """
@@ -69,26 +59,19 @@ class Startup:
     environment: tuple[str, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
     argparse: bool = False
-    set_for_drafts: tuple[str, ...] = ()
     json_flags: tuple[str, ...] = ()
     for_all: tuple[str, ...] = ()
     for_regular: tuple[str, ...] = ()
     address: tuple[str, ...] = ("--host", "--port")
     listening: tuple[str, ...] = ("--host", "127.0.0.1", "--port", "{port}")
-    num_draft_tokens: Mapping[str, tuple[Sequence[str], int | None]] = field(default_factory=dict)
-    k_by_load: tuple[str, ...] = ()
-    counts_root: tuple[str, ...] = ()
     method: tuple[str, ...] = ()
     draft: tuple[str, ...] = ()
-    method_of_file: Callable[[str], str | None] = lambda path: ""
     pools: tuple[str, ...] = ()
     model: tuple[str, ...] = ("--model",)
     model_follows: bool = False
     served_name: tuple[str, ...] = ("--served-model-name",)
     sized_by: tuple[str, ...] = ()
     without_core_binding: tuple[str, ...] = ()
-    lossy: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    known_lossy: Mapping[str, Sequence[str]] = field(default_factory=dict)
     note: str = ""
     example: str = ""
 
@@ -103,27 +86,6 @@ _PREFIX = (
 _SEVERAL = "starts more than one server, or a part of one: start it yourself and name url="
 _PRESET = "a preset that speculates: type both commands"
 _CONFIG = "may set how the server speculates: type these settings as flags"
-
-# Where llama.cpp's K was before it had --spec-type.
-_OLDER_K = "--draft-max --draft-n --draft"
-
-# Bytes of a GGUF file that hold its settings and the names of its tensors.
-_GGUF_HEADER = 2**26
-_DFLASH = b"general.architecture\x08\0\0\0\x06\0\0\0\0\0\0\0dflash"
-
-
-def gguf_method(path: str) -> str | None:
-    """How llama.cpp since b10413 drafts with a draft model alone (pull requests 26814 and 27005); a plain one is loaded
-    and not used.
-    """
-    if not Path(path).is_file():
-        return None
-    with Path(path).open("rb") as file:
-        header = file.read(_GGUF_HEADER)
-    if _DFLASH in header:
-        return "draft-dspark" if b"markov_w1.weight" in header else "draft-dflash"
-    return "draft-mtp" if b"nextn.eh_proj.weight" in header else ""
-
 
 LLAMA_CPP = Startup(
     programs=("llama-server", "llama serve"),
@@ -167,11 +129,12 @@ LLAMA_CPP = Startup(
         --spec-default --fim-qwen-7b-spec
         """.split()
     ),
-    # Builds before --spec-type speculated by --draft-max.
+    # Builds before --spec-type speculated by --draft-max; a draft alone speculates if its file is a head.
     drafts_by=tuple(
         """
         --spec-type --spec-default --fim-qwen-7b-spec --draft --draft-n --draft-max LLAMA_ARG_SPEC_TYPE
         -mtp --spec-stage
+        --spec-draft-model -md --model-draft --spec-draft-hf -hfd -hfrd --hf-repo-draft
         """.split()
     ),
     prefixes=("--spec-", "--draft-"),
@@ -192,15 +155,6 @@ LLAMA_CPP = Startup(
         "--api-key-file": "no one else reaches a server that the harness starts: leave the key out",
     },
     for_all=("--metrics",),
-    num_draft_tokens={
-        "draft-": ((f"--spec-draft-n-max {_OLDER_K}",), 3),
-        "ngram-mod": (("--spec-ngram-mod-n-max",), 64),
-        "ngram-simple": (("--spec-ngram-simple-size-m",), 48),
-        "ngram-map-k4v": (("--spec-ngram-map-k4v-size-m",), 48),
-        "ngram-map-k": (("--spec-ngram-map-k-size-m",), 48),
-        "ngram-cache": ((), None),
-        "": ((f"--spec-draft-n-max {_OLDER_K}",), None),
-    },
     method=("--spec-type", "--spec-stage"),
     draft=(
         "--spec-draft-model",
@@ -211,12 +165,10 @@ LLAMA_CPP = Startup(
         "-hfrd",
         "--hf-repo-draft",
     ),
-    method_of_file=gguf_method,
     # ggml-org/llama.cpp, issue 27852: a table for all slots, and one for each.
     pools=("ngram-mod", "ngram-cache"),
     model=("-m", "--model", "-hf", "-hfr", "--hf-repo", "-mu", "--model-url"),
     served_name=("-a", "--alias"),
-    lossy={"--spec-synth-len": (), "--spec-synth-rates": ()},
     sized_by=("-ngl", "--gpu-layers", "--n-gpu-layers"),
     note=(
         "llama-server chooses layers on the GPU (-ngl) and the context (-c) by the memory that is free,"
@@ -249,25 +201,13 @@ VLLM = Startup(
         "--root-path": _PREFIX,
     },
     argparse=True,
-    # Graphs of K + 1 tokens and their multiples pad a step of one token.
-    set_for_drafts=(
-        *("--no-async-scheduling", "--cuda-graph-sizes", "--cudagraph-capture-sizes"),
-        *("--max-cudagraph-capture-size", "--compilation-config", "-cc"),
-    ),
     json_flags=("--speculative-config", "-sc"),
     for_all=("--enable-prompt-tokens-details",),
-    num_draft_tokens={"": (("--speculative-config.num_speculative_tokens", "--spec-tokens"), None)},
-    k_by_load=("--speculative-config.num_speculative_tokens_per_batch_size",),
     method=("--speculative-config.method", "--spec-method"),
     draft=("--speculative-config.model", "--spec-model"),
     pools=("suffix",),
     model_follows=True,
     sized_by=("--gpu-memory-utilization", "--kv-cache-memory-bytes", "--kv-cache-memory"),
-    # Blocks are verified losslessly: arXiv 2403.10444.
-    lossy={
-        "--speculative-config.rejection_sample_method": "standard strict probabilistic block".split()
-    },
-    known_lossy={"--speculative-config.rejection_sample_method": ("synthetic",)},
     without_core_binding=("VLLM_CPU_OMP_THREADS_BIND=nobind",),
     note=(
         "with a draft vLLM has fewer blocks for keys and values, and with some methods (ngram, medusa, suffix)"
@@ -320,27 +260,14 @@ SGLANG = Startup(
         "--disaggregation-mode": _SEVERAL,
     },
     argparse=True,
-    set_for_drafts=("--disable-overlap-schedule", "--cuda-graph-bs", "--cuda-graph-max-bs"),
     for_all=("--enable-metrics", "--enable-cache-report"),
     # Its limit where it speculates and none is set.
     for_regular=("--max-running-requests 48",),
-    num_draft_tokens={
-        # A block of DFLASH has the token before the draft tokens, one of DSPARK has not; neither heeds the steps.
-        "DFLASH": (("--speculative-num-draft-tokens", "--speculative-dflash-block-size"), None),
-        "DSPARK": (("--speculative-dspark-block-size", "--speculative-num-draft-tokens"), None),
-        "": (("--speculative-num-steps",), None),
-    },
-    counts_root=("--speculative-num-draft-tokens", "--speculative-dflash-block-size"),
     method=("--speculative-algorithm",),
     draft=("--speculative-draft-model-path", "--speculative-draft-model"),
     pools=("NGRAM",),
     model=("--model-path", "--model"),
     sized_by=("--mem-fraction-static",),
-    lossy={
-        "--speculative-accept-threshold-single": ("1",),
-        "--speculative-accept-threshold-acc": ("1",),
-        "SGLANG_SIMULATE_ACC_": (),
-    },
     example="--speculative-algorithm EAGLE3 --speculative-draft-model-path DRAFT",
 )
 
@@ -350,7 +277,6 @@ MLX_LM = Startup(
     drafts_by=("--draft-model",),
     prefixes=("--draft", "--num-d"),
     argparse=True,
-    num_draft_tokens={"": (("--num-draft-tokens",), 3)},
     draft=("--draft-model",),
     served_name=(),
     example="--draft-model DRAFT",

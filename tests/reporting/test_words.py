@@ -200,23 +200,16 @@ def test_commands_that_differ_in_more_than_k_are_named_as_they_were_typed() -> N
     assert {name.pair for name in found} == {"A against the first command"}
 
 
-SERVED = {"url": "http://a/v1", "mean_proposed": 1.5}
-
-
 @pytest.mark.parametrize(
     ("columns", "k"),
     [
         ({"num_draft_tokens": 4}, 4),
         ({"num_draft_tokens": 4, "draft": None}, None),
-        (SERVED, None),
-        (SERVED | {"mean_proposed": 2.0}, 2),
-        (SERVED | {"mean_proposed": None, "marginal_acceptance_by_position": [0.9]}, None),
-        (SERVED | {"marginal_acceptance_by_position": [0.9, 0.8, 0.5]}, 3),
-        (SERVED | {"marginal_acceptance_by_position": [0.9]}, 2),
-        (SERVED | {"mean_proposed": 2.0, "url": None}, None),
+        # What was counted is no K: a server may change it as it goes.
+        ({"url": "http://a/v1", "mean_proposed": 2.0}, None),
     ],
 )
-def test_the_k_of_a_server_is_what_it_reported(columns: dict[str, Any], k: int | None) -> None:
+def test_k_is_what_was_typed(columns: dict[str, Any], k: int | None) -> None:
     name = name_of(LatencyRow(**{"model": "13B", "draft": "7B"} | columns))
     assert name.num_draft_tokens == k
     assert ("K=" in name.label()) == (k is not None)

@@ -1,4 +1,4 @@
-"""A server's command without its speculation, and what it says of model, draft and K: the flags of real programs."""
+"""A server's command without its speculation, and the names in it: the flags of real programs."""
 
 from __future__ import annotations
 
@@ -70,101 +70,54 @@ def test_ports_are_ours_unless_the_user_places_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "model", "draft", "method", "k"),
+    ("typed", "model", "draft"),
     [
-        ("llama-server -m ./a/Q.gguf --spec-type draft-mtp", "./a/Q.gguf", "draft-mtp", "draft-mtp", 3),
-        ("llama-server -hf o/r:Q4 -hfd o/d --spec-type draft-eagle3 --spec-draft-n-max 7", "o/r:Q4", "o/d",
-            "draft-eagle3", 7),
-        ("llama-server -m X -a ' ,' --spec-type ngram-mod", "X", "ngram-mod", "ngram-mod", 64),
-        ("llama-server -m X --spec-type ngram-mod,draft-mtp", "X", "ngram-mod,draft-mtp", "ngram-mod,draft-mtp", None),
+        ("llama-server -m ./a/Q.gguf --spec-type draft-mtp", "./a/Q.gguf", "draft-mtp"),
+        ("llama-server -hf o/r:Q4 -hfd o/d --spec-type draft-eagle3 --spec-draft-n-max 7", "o/r:Q4", "o/d"),
+        ("llama-server -m X -a ' ,' --spec-type ngram-mod,draft-mtp", "X", "ngram-mod,draft-mtp"),
         ("vllm serve A --speculative-config "
-            """'{"method": "eagle3", "model": "o/h", "num_speculative_tokens": {K}}'""", "A", "o/h", "eagle3", 5),
-        ("vllm serve --model A --served-model-name B -sc.num_speculative_tokens 2 -sc.method=mtp",
-            "B", "mtp", "mtp", 2),
-        ("vllm serve A --spec-method ngram --spec-tokens 6", "A", "ngram", "ngram", 6),
-        ("sglang serve --model A --speculative-algorithm EAGLE3 --speculative-draft-model o/h"
-            " --speculative-num-steps 3", "A", "o/h", "EAGLE3", 3),
-        ("sglang serve --model A --speculative-algorithm DFLASH --speculative-num-draft-tokens 8",
-            "A", "DFLASH", "DFLASH", 7),
-        ("sglang serve --model A --speculative-algorithm DFLASH --speculative-dflash-block-size 16",
-            "A", "DFLASH", "DFLASH", 15),
-        ("sglang serve --model A --speculative-algorithm DSPARK --speculative-draft-model o/h --speculative-num-steps 1"
-            " --speculative-eagle-topk 1 --speculative-dspark-block-size 8", "A", "o/h", "DSPARK", 8),
+            """'{"method": "eagle3", "model": "o/h", "num_speculative_tokens": {K}}'""", "A", "o/h"),
+        ("vllm serve --model A --served-model-name B -sc.num_speculative_tokens 2 -sc.method=mtp", "B", "mtp"),
+        ("vllm serve A --spec-method ngram --spec-tokens 6", "A", "ngram"),
         # Aliases are one flag, which counts where it was typed last.
         ("sglang serve --model A --speculative-algorithm NGRAM --speculative-draft-model-path o/h"
-            " --speculative-draft-model o/i", "A", "o/i", "NGRAM", None),
-        ("llama-server -m X --model Y --spec-type draft-mtp --draft-max 2 --spec-draft-n-max 4 --draft-n 6",
-            "Y", "draft-mtp", "draft-mtp", 6),
-        ("llama serve -hf M:Q4_K_M --spec-type draft-dflash", "M:Q4_K_M", "draft-dflash", "draft-dflash", 3),
-        # ik_llama.cpp: each flag is a stage, with its settings; of two no K is known.
-        ("llama-server -m a -md d --spec-type draft:n_max=16,p_min=0.5", "a", "d", "draft", 16),
-        ("llama-server -m a --spec-type ngram-mod:n_max=64,n_min=2 --spec-type mtp:n_max=1",
-            "a", "ngram-mod,mtp", "ngram-mod,mtp", None),
-        # llama.cpp adds up what its flags name: `none` takes nothing back.
-        ("llama-server -m a -md d --spec-type draft-simple --spec-type none", "a", "d", "draft-simple", 3),
-        ("llama-server -m a -md d --spec-type ngram-mod --spec-type draft-mtp", "a", "d", "ngram-mod,draft-mtp", None),
-        # A draft alone, whose file is not here.
-        ("llama-server -m a -md b.gguf --spec-draft-n-max 4", "a", "b.gguf", None, 4),
-        ("llama-server -m a -hfd u/r", "a", "u/r", None, None),
-        ("vllm serve A --served-model-name 'Qwen 3.6 27B' -sc.method=mtp", "Qwen 3.6 27B", "mtp", "mtp", None),
+            " --speculative-draft-model o/i", "A", "o/i"),
+        ("llama-server -m X --model Y --spec-type draft-mtp", "Y", "draft-mtp"),
+        # A draft alone, and ik_llama.cpp's stage with its settings.
+        ("llama-server -m a -md b.gguf --spec-draft-n-max 4", "a", "b.gguf"),
+        ("llama-server -m a.gguf --spec-type mtp:n_max=3,p_min=0.0", "a.gguf", "mtp:n_max=3,p_min=0.0"),
+        ("vllm serve A --served-model-name 'Qwen 3.6 27B' -sc.method=mtp", "Qwen 3.6 27B", "mtp"),
         # No word of a mount is the image.
-        ("docker run -p {port}:8000 -v cache:/vllm/vllm_cache vllm/vllm-openai --model M -sc.method=mtp",
-            "M", "mtp", "mtp", None),
-        # Abbreviations that only one flag begins with; K by load.
-        ("sglang serve --model A --speculative-algo EAGLE --speculative-num-s 3", "A", "EAGLE", "EAGLE", 3),
-        ("vllm serve A --spec-met ngram --spec-tok 4", "A", "ngram", "ngram", 4),
-        ('vllm serve A -sc.method=mtp --speculative-config.num_speculative_tokens_per_batch_size [[1,5],[8,2]]',
-            "A", "mtp", "mtp", None),
-        ("llama-server -m a.gguf --spec-type mtp:n_max=3,p_min=0.0", "a.gguf", "mtp", "mtp", 3),
-        # Where no K is typed it is the program's default.
-        ("mlx_lm.server --model a --draft-model b", "a", "b", None, 3),
-        ("mlx_lm.server --model a --draft-model b --num-draft 5", "a", "b", None, 5),
-        ("llama-server -m X --spec-type ngram-simple", "X", "ngram-simple", "ngram-simple", 48),
-        ("llama-server -m X --spec-type ngram-map-k4v", "X", "ngram-map-k4v", "ngram-map-k4v", 48),
+        ("docker run -p {port}:8000 -v cache:/vllm/vllm_cache vllm/vllm-openai --model M -sc.method=mtp", "M", "mtp"),
+        ("mlx_lm.server --model a --draft-model b", "a", "b"),
     ],
 )  # fmt: skip
-def test_a_command_says_what_it_runs(
-    typed: str, model: str, draft: str | None, method: str | None, k: int | None
-) -> None:
+def test_a_command_names_what_it_runs(typed: str, model: str, draft: str) -> None:
     command = read(typed, K=5)
-    assert (command.model, command.draft, command.method) == (model, draft, method)
-    assert command.num_draft_tokens == k
+    assert (command.model, command.draft) == (model, draft)
     assert command.drafts
 
 
 @pytest.mark.parametrize(
-    ("typed", "rule", "is_lossy"),
+    ("typed", "has_pool"),
     [
-        ("sglang serve --model A --speculative-algorithm EAGLE --speculative-accept-threshold-single 0.5",
-            "--speculative-accept-threshold-single 0.5", True),
-        ("sglang serve --model A --speculative-algorithm EAGLE --speculative-accept-threshold-acc=1.0", None, False),
-        ("SGLANG_SIMULATE_ACC_LEN=3 sglang serve --model A --speculative-algorithm NGRAM",
-            "SGLANG_SIMULATE_ACC_LEN", True),
-        ("vllm serve A -sc.method=ngram -sc.rejection_sample_method=synthetic",
-            "--speculative-config.rejection_sample_method synthetic", True),
-        ("vllm serve A -sc.method=dspark -sc.rejection_sample_method=block", None, False),
-        ("vllm serve A -sc.method=dspark -sc.rejection_sample_method=traversal",
-            "--speculative-config.rejection_sample_method traversal", False),
-        ("sglang serve --model A --speculative-algorithm EAGLE --speculative-use-block-verification", None, False),
-        ("llama-server -m X --spec-type draft-mtp --spec-synth-len 3", "--spec-synth-len 3", True),
-        ("vllm serve A -sc.method=ngram", None, False),
-        ("llama-server -m X --spec-type draft-mtp", None, False),
+        ("llama-server -m X --spec-type draft-mtp,ngram-mod", True),
+        ("llama-server -m X --spec-type ngram-simple", False),
+        ("vllm serve A -sc.method=suffix", True),
+        ("sglang serve --model A --speculative-algorithm NGRAM", True),
+        ("vllm serve A", False),
     ],
-)  # fmt: skip
-def test_a_command_says_what_it_accepts_by(typed: str, rule: str | None, is_lossy: bool) -> None:
-    """A value that nobody knows is a rule, and not lossy."""
-    command = read(typed)
-    assert (command.rule, command.is_lossy) == (rule, is_lossy)
-    # The regular server has none of it.
-    assert command.regular().rule is None
+)
+def test_methods_that_learn_from_all_requests(typed: str, has_pool: bool) -> None:
+    assert read(typed).has_pool == has_pool
 
 
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        ("vllm serve A", "nothing in it makes vLLM speculate: add --speculative-config"),
-        ("llama-server -m X -md Y --spec-type draft-simple,none", "nothing in it makes llama.cpp speculate"),
-        ("llama-server -m X -md Y --spec-type none", "nothing in it makes llama.cpp speculate: add --spec-type"),
+        ("vllm serve A", "no flag of it makes vLLM speculate: add --speculative-config"),
+        ("llama-server -m X -md Y --spec-type draft-simple,none", "no flag of it makes llama.cpp speculate"),
+        ("llama-server -m X -md Y --spec-type none", "no flag of it makes llama.cpp speculate: add --spec-type"),
         ("llama-server -m X --spec-tipe draft-mtp", "--spec-tipe is not known here (did you mean --spec-type?)"),
         ("sglang serve --model A --speculative-draft-mod X", "(did you mean --speculative-draft-model?)"),
         ("llama-server -m X --spec-type", "--spec-type needs a value behind it"),
@@ -198,9 +151,6 @@ def test_variables_that_speculate_are_unset(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("LLAMA_ARG_SPEC_TYPE", "draft-mtp")
     regular = read("env LLAMA_ARG_SPEC_DRAFT_N_MAX=2 A=1 llama-server -m X").prepared().regular()
     assert regular.words[:6] == ("env", "-u", "LLAMA_ARG_SPEC_TYPE", "env", "A=1", "llama-server")
-    # One that is typed and inherited would be inherited where it is no longer typed.
-    speculative = read("LLAMA_ARG_SPEC_DRAFT_N_MAX=8 llama-server -m X --spec-type draft-mtp")
-    assert speculative.num_draft_tokens is None, "a variable may set it"
     regular = read("LLAMA_ARG_SPEC_TYPE=ngram-simple llama-server -m X").prepared().regular()
     assert regular.words[:5] == ("env", "-u", "LLAMA_ARG_SPEC_TYPE", "env", "llama-server")
 
@@ -239,6 +189,4 @@ def test_two_servers_on_a_cpu_bind_no_threads_to_its_cores(monkeypatch: pytest.M
 
 
 def test_a_method_of_none_drafts_nothing_whatever_else_is_set() -> None:
-    command = read("llama-server -m X --spec-type none --draft-max 8")
-    assert not command.drafts
-    assert command.num_draft_tokens is None
+    assert not read("llama-server -m X --spec-type none --draft-max 8").drafts

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -52,32 +51,6 @@ def test_llama_server_drafts_where_its_command_is_read_so(flags: str) -> None:
     with llama_serving(model, *words) as url:
         answer = post(f"{url}/completion", {"prompt": "a b c a b c", "n_predict": 16})
     assert command.drafts == ("draft_n" in answer["timings"])
-
-
-@pytest.mark.parametrize(
-    ("content", "method"),
-    [
-        (b"general.architecture\x08\0\0\0\x06\0\0\0\0\0\0\0dflash", "draft-dflash"),
-        (
-            b"general.architecture\x08\0\0\0\x06\0\0\0\0\0\0\0dflash markov_w1.weight",
-            "draft-dspark",
-        ),
-        (b"blk.63.nextn.eh_proj.weight", "draft-mtp"),
-        (b"blk.63.attn_q.weight", ""),
-        (None, None),
-    ],
-)
-def test_the_file_of_a_draft_says_how_llama_server_drafts_with_it(
-    tmp_path: Path, content: bytes | None, method: str | None
-) -> None:
-    file = tmp_path / "draft.gguf"
-    if content is not None:
-        file.write_bytes(content)
-    command = read_command(["llama-server", "-md", str(file)], {}, [DIALECTS["llamacpp"]])
-    assert command.startup.method_of_file(str(file)) == method
-    assert command.drafts == (method != "")
-    # Its own default, where it is known to draft.
-    assert command.num_draft_tokens == (3 if method else None)
 
 
 def test_vllm_from_its_command(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:

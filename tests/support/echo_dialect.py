@@ -19,7 +19,6 @@ ECHO = Dialect(
         drafts_by=("-k",),
         listening=("--port", "{port}"),
         address=("--port",),
-        num_draft_tokens={"": (("-k",), None)},
         draft=("--mark",),
         served_name=("--name",),
         example="-k 4",

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.cli.manifest import SERVER
-from harness.commands.registry import configured
 from harness.config.engines import check_has_no_key
 from harness.config.errors import SettingError
 
@@ -46,11 +45,10 @@ def server_settings(
     for name in typed:
         if name.startswith("engine.vary."):
             names[name] = name.removeprefix("engine.vary.")
-    asks_speculative_alone = configured(command).settings.ASKS_SPECULATIVE_ALONE
     for setting, name in names.items():
-        # Such a command drafts on this machine too, so that K has an effect without {K}.
-        has_effect_here = asks_speculative_alone and name == "K"
-        is_used = has_effect_here or any(f"{{{name}}}" in word for word in words)
+        # One K says what a command without {K} drafts with.
+        is_said = setting == "decoding.num_draft_tokens" and "," not in typed.get(setting, "")
+        is_used = is_said or any(f"{{{name}}}" in word for word in words)
         if setting in typed and not is_used:
             value = typed[setting].partition("=")[2]
             rule = f"the command behind -- has no {{{name}}} that it would replace"

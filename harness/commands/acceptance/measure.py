@@ -25,6 +25,7 @@ from harness.commands.acceptance.served import (
     served_columns,
 )
 from harness.commands.command import Experiment
+from harness.config.command_line import is_typed
 from harness.config.demand import Demand
 from harness.config.errors import SettingError
 from harness.engines.door import local
@@ -35,7 +36,6 @@ from harness.measuring.progress import progress, say
 from harness.measuring.prompts.encoding import Encoder
 from harness.measuring.prompts.transcripts import Reading
 from harness.measuring.session import Session
-from harness.reporting.words import is_typed
 from harness.results.judging.acceptance import (
     AcceptanceFinding,
     engine_statement,
@@ -106,7 +106,12 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
             raise SettingError("prompts", rule, settings.prompts.name)
         if self.source.kind == "served":
             typed = engine_of(settings).columns(settings).get("num_draft_tokens")
-            self.compared_k = drafted_k(self.answers.requests, typed) or self.compared_k
+            drafted = drafted_k(self.answers.requests, typed)
+            if drafted is None:
+                raise SettingError(
+                    "K", "must be typed (K=4): the server does not count what it drafts"
+                )
+            self.compared_k = drafted
             self.most = max(settings.up_to, self.compared_k)
         placed: PlacedPair | None = None
         if settings.has_weights:

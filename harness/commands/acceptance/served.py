@@ -131,7 +131,7 @@ def repeated_share(texts: Sequence[Sequence[int]]) -> float:
 
 
 def drafted_k(requests: Sequence[RequestRecord], typed: int | None) -> int | None:
-    """The K of an engine: as it reports iterations, as it was started, or as totals show it; None where none does."""
+    """The K of an engine: as it is typed, as it reports iterations, or as totals show it; None where none does."""
     reported = max((k for request in requests for k, _ in request.outcomes), default=None)
     means = [
         request.draft_tokens[0] / request.num_iterations
@@ -139,7 +139,7 @@ def drafted_k(requests: Sequence[RequestRecord], typed: int | None) -> int | Non
         if request.num_iterations
     ]
     # Fewer are drafted where an answer ends.
-    return reported or typed or math.ceil(max(means, default=0))
+    return typed or reported or math.ceil(max(means, default=0)) or None
 
 
 def served_columns(

@@ -84,6 +84,8 @@ def reasons(run: Run[LatencyRow], verdict: Statement) -> list[str]:
         # Of two commands neither need draft.
         may_draft = row.arm == "speculative" and row.draft != SECOND_COMMAND
         was_measured = row.is_elsewhere or row.speedup is not None
+        if row.draft == SECOND_COMMAND and not any(arm.drafted is not False for arm in run.rows):
+            return ["neither server drafted anything"]
         return [_not_reported(row)] if may_draft and was_measured else []
     # Beside other programs the price of an iteration is theirs too.
     is_quiet = not any(arm.was_starved for arm in run.rows)
@@ -91,7 +93,9 @@ def reasons(run: Run[LatencyRow], verdict: Statement) -> list[str]:
     share = share_of_iteration(run) if is_quiet and row.was_served else None
     parts = []
     if row.acceptance_rate is not None:
-        parts.append(f"{percent(row.acceptance_rate)} accepted")
+        drafted = row.mean_num_draft_tokens or row.mean_proposed if row.was_served else None
+        counted = f"{drafted:.1f} drafted per iteration, " if drafted else ""
+        parts.append(f"{counted}{percent(row.acceptance_rate)} accepted")
     if row.tokens_per_iteration is not None:
         price = "per iteration"
         if costs is not None and costs.verify > 0:

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import math
-import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from harness.config.amounts import counted, percent
 from harness.config.machine import is_loopback
-from harness.config.model_names import SECOND_COMMAND
 from harness.measuring.rows import LatencyRow
 from harness.reporting.words import (
     LOSSY,
-    NOT_KNOWN_LOSSLESS,
     TOO_LONG,
     lossy_rule,
-    rule_of_unknown_kind,
     synthetic_value,
     too_long,
 )
@@ -27,8 +22,6 @@ from harness.results.judging.acceptance import LITTLE
 from harness.results.runs import Run
 from harness.results.schema import NO_VERDICT
 from harness.results.verdict import MOST_CACHED, MOST_READ_OTHERWISE
-from harness.servers.command import set_for_drafts
-from harness.servers.dialects import DIALECTS, without_port
 
 # Share of the tokens that may come after the end of their texts.
 _MOST_AFTER_END = 0.05
@@ -267,21 +260,6 @@ def _too_slow(row: LatencyRow) -> str | None:
     return f"in the {row.arm} arm {answered:.2g} requests/s were answered"
 
 
-def _kept_for_drafts(run: _Run) -> str | None:
-    """Flags of the regular server's command that suit drafts, and the commands without them."""
-    commands = run.last.server_command or []
-    if len(commands) < 2 or run.last.draft == SECOND_COMMAND:
-        return None
-    with suppress(ValueError):
-        words = shlex.split(commands[0])
-        flags, others = set_for_drafts(words, [*DIALECTS.all().values()])
-        typed = " -- ".join(map(without_port, [shlex.join(others), commands[1]]))
-        return (
-            f"{shlex.join(flags)}, which may slow it: harness latency -- {typed}" if flags else None
-        )
-    return None
-
-
 def _same_prompts(run: _Run) -> str | None:
     texts = Counter(prompt.prompt for prompt in run.prompt_rows if prompt.arm == "regular")
     most = max(texts.values(), default=0)
@@ -331,17 +309,7 @@ DOUBTS = (
         lambda run: run.last.is_simulated,
         "engine=simulated: costs and acceptance are planted, and nothing was measured.",
     ),
-    Doubt(
-        "setting against",
-        _kept_for_drafts,
-        "The regular arm keeps {found} leaves them out.",
-    ),
     Doubt("setting against", lambda run: lossy_rule(run.last), f"{{found}}: {LOSSY}."),
-    Doubt(
-        "setting against",
-        lambda run: rule_of_unknown_kind(run.last),
-        f"{{found}}: {NOT_KNOWN_LOSSLESS}.",
-    ),
     Doubt(
         "setting against",
         lambda run: run.last.synthetic and synthetic_value(run.last),
@@ -433,7 +401,7 @@ DOUBTS = (
         "against",
         lambda run: run.last.draft_remembers and run.last.num_different_prompts,
         "{found} prompts were asked {row.num_prompts} times, and the server drafts from what it has answered before"
-        " ({row.draft_method}): a prompt that is new is drafted less well.",
+        ": a prompt that is new is drafted less well.",
     ),
     Doubt(
         "against",

@@ -12,12 +12,12 @@ from typing import Any
 from harness.commands.command import Experiment
 from harness.commands.plan.record import PlanSettings
 from harness.commands.plan.rows import PlanRow
+from harness.config.command_line import is_typed
 from harness.config.errors import SettingError
 from harness.config.settings import LARGEST_K
 from harness.engines.door import local
 from harness.engines.door.plans import Machine, PairPlan, PassBytes
 from harness.measuring.session import Session
-from harness.reporting.words import is_typed
 
 
 class PlanExperiment(Experiment[PlanSettings, PlanRow]):

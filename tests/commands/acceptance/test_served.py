@@ -203,15 +203,16 @@ def test_a_drafter_is_judged_by_what_its_server_reports(
 @pytest.mark.parametrize(
     ("answer", "typed", "expected"),
     [
-        ({"outcomes": [(2, 1), (1, 0)]}, 4, 2),
+        ({"outcomes": [(2, 1), (1, 0)]}, None, 2),
+        ({"outcomes": [(2, 1), (1, 0)]}, 4, 4),
         # Fewer are drafted where an answer ends.
         ({"drafts": DraftCounts(proposed=79, accepted=30)}, None, 8),
         ({"drafts": DraftCounts(proposed=79, accepted=30)}, 9, 9),
-        ({}, None, 0),
+        ({}, None, None),
     ],
 )
 def test_the_k_of_a_server_is_that_which_its_totals_show(
-    answer: dict[str, Any], typed: int | None, expected: int
+    answer: dict[str, Any], typed: int | None, expected: int | None
 ) -> None:
     request = RequestRecord(0, 3, **{"num_tokens": 41, "max_new_tokens": 41} | answer)
     assert drafted_k([request], typed) == expected

@@ -56,18 +56,19 @@ finally:
 
 
 def test_nothing_about_a_server_is_taken_from_the_settings(harness: Harness, serve: Serve) -> None:
-    """Neither K nor what a draft of that name would be here; its name is the user's label."""
+    """Nothing that a draft of that name would be here; its name and K are the user's labels."""
     servers = EchoServer(version="0.32.0"), EchoServer(version="0.32.0", num_draft_tokens=4)
     labelled = ["draft=tiny_medusa", "decoding.num_draft_tokens=8"]
     harness("latency", *QUICK, *labelled, *serve(*servers))
     row = results().iloc[-1]
     assert row["server"] == "vLLM 0.32.0"
     assert row["mean_proposed"] == 4
-    unknown = ["num_draft_tokens", "draft_method", "draft_repository", "quantization", "rule"]
+    assert row["num_draft_tokens"] == 8
+    unknown = ["draft_method", "draft_repository", "quantization", "rule"]
     assert row[[*unknown, "placement", "torch_version", "num_threads"]].isna().all()
     report = harness("report", "output=page").stdout
     assert "tiny_medusa (as labelled)" in report
-    assert "K=8" not in report
+    assert "K=8" in report
 
 
 def test_empty_answers_are_left_out_and_no_failures(harness: Harness, serve: Serve) -> None:

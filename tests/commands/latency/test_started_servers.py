@@ -59,8 +59,9 @@ def test_one_command_starts_both_servers_and_ends_them(harness: Harness, tmp_pat
     assert (regular["num_failed"], speculative["num_failed"]) == (0, 0)
     assert speculative["drafted"]
     assert pd.isna(regular["acceptance_rate"])
-    assert speculative["mean_proposed"] == speculative["num_draft_tokens"] == 3
-    assert pd.isna(regular["num_draft_tokens"])
+    assert speculative["mean_proposed"] == 3
+    assert pd.isna(speculative["num_draft_tokens"]), "nobody typed K=3"
+    assert "3.0 drafted per iteration, " in outcome.stdout
     regular_command, speculative_command = json.loads(speculative["server_command"])
     assert "-k 3" not in regular_command
     assert "-k 3" in speculative_command
@@ -72,6 +73,36 @@ def test_one_command_starts_both_servers_and_ends_them(harness: Harness, tmp_pat
         re.search(r"http://127.0.0.1:(1[5-9]|2\d|3[0-2])\d{3}/", log.read_text()) for log in logs
     )
     assert not processes_of(mark)
+
+
+ADAPTIVE = """\
+sglang serve --model-path tiny --speculative-algorithm EAGLE --speculative-draft-model-path E
+--speculative-eagle-topk 1 --speculative-num-steps 3 --speculative-num-draft-tokens 4 --speculative-adaptive"""
+
+
+def test_a_server_that_chooses_its_own_k_has_none_and_what_it_drafted_is_counted(
+    harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As SGLang documents it: 3 is where it begins, and here it drafts 9 tokens, so that 5 come at a time."""
+    program = tmp_path / "sglang"
+    program.write_text(
+        f'#!/bin/sh\ncase "$*" in *adaptive*) last=9 ;; *) last= ;; esac\n'
+        f'exec {SERVER} "$@" ${{last:+-k $last}} --delay 0.02\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    quick = [*QUICK, "decoding.max_new_tokens=24"]
+    page = harness("latency", *quick, *behind(ADAPTIVE), code=None).stdout
+    regular, speculative = results().to_dict("records")
+    assert (speculative["status"], speculative["tokens_per_iteration"]) == (
+        "ok",
+        pytest.approx(5, abs=0.5),
+    )
+    assert pd.isna(speculative["num_draft_tokens"])
+    assert speculative["speedup"] > 1
+    assert "K=" not in page
+    assert "9.0 drafted per iteration, " in page
+    assert "speculative" not in json.loads(regular["server_command"])[0]
 
 
 def test_names_and_k_are_those_of_the_command(harness: Harness) -> None:
@@ -118,14 +149,14 @@ def test_three_commands_are_a_sweep_against_the_first(
     ("words", "said"),
     [
         (["latency", "--"], "is followed by the command of a server"),
-        (["latency", "K=3", *behind(ECHO)], "K=3: the command behind -- has no {K}"),
+        (["latency", "-m", "K=3,4", *behind(ECHO)], "K=3,4: the command behind -- has no {K}"),
         (["latency", "engine=local", *behind(ECHO)], "--: is for engine=server"),
         (["latency", *behind(ECHO)], "is not known here, nor what makes it speculate"),
         (
             ["latency", KNOWN, "draft=lookup", *behind(f"{SERVER} -k 3 --mark small")],
             "draft=lookup: the command behind -- drafts with small",
         ),
-        (["latency", KNOWN, *behind(SERVER)], "nothing in it makes Echo speculate: add -k 4"),
+        (["latency", KNOWN, *behind(SERVER)], "no flag of it makes Echo speculate: add -k 4"),
         (["latency", "url=http://127.0.0.1:9/v1", *behind(ECHO, ECHO)], "not beside a command"),
         (["latency", *behind("nosuchprogram --port {port}")], "nosuchprogram: no such program"),
     ],
