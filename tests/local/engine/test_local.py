@@ -30,8 +30,6 @@ from harness.local.engine.pair import PlacedPair, plan_pair
 from harness.local.engine.records import Local
 from harness.local.engine.reference import not_finite
 from harness.local.models.fit import fit
-from harness.local.runners.base import UnsupportedModelError
-from harness.local.runners.static import StaticRunner
 from harness.measuring.prompts import sets
 from planted_faults import EVERYWHERE, IN_BATCHES, Fault, ResidualWarpedTwice, plant
 from some_questions import question_of
@@ -50,16 +48,6 @@ QUESTION = question_of(PROMPTS, DECODING)
 def pair(save_model: Callable[..., ModelSettings]) -> Pair:
     draft = save_model("gpt2", n_layer=1, vocab_size=320, n_positions=64)
     return load(save_model(num_hidden_layers=1, max_position_embeddings=64), draft)
-
-
-def shallow_pair(head: str) -> Pair:
-    """A head on the first two layers of tiny: all 24 would be traced for each width."""
-    target, draft = shipped("tiny", head)
-    pair = load(target, dataclasses.replace(as_draft(draft), layers=[0, 1, 2]))
-    stack = pair.target.model.model
-    stack.layers = stack.layers[:2]
-    stack.config.num_hidden_layers = 2
-    return pair
 
 
 def open_engine(pair: Pair, runner: RunnerName) -> LocalEngine:
@@ -146,23 +134,6 @@ def test_shipped_heads_draft_well_and_change_no_text(head: str, least: float) ->
     assert speculative.acceptance.mean_acceptance_length > least
 
 
-@pytest.mark.parametrize(("drafts", "widths"), [(False, [[1]]), (True, [[1, 4], [1, 2]])])
-def test_only_the_widths_that_run_are_prepared(
-    pair: Pair, drafts: bool, widths: list[list[int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prepared: list[list[int]] = []
-
-    def fix(runner: object, batch_size: int, num_slots: int, widths: Any) -> None:
-        prepared.append([*widths])
-        raise UnsupportedModelError("is not fixed")
-
-    monkeypatch.setattr(StaticRunner, "fix", fix)
-    if not drafts:
-        pair = dataclasses.replace(pair, draft=None, draft_settings=None)
-    open_engine(pair, "compiled")
-    assert prepared == widths
-
-
 def test_a_question_may_differ_from_what_the_engine_was_opened_for(pair: Pair) -> None:
     """`recovery` asks at temperature 0 too, `compare` after a setting was changed."""
     engine = open_engine(pair, "eager")
@@ -242,9 +213,8 @@ def test_the_advice_is_a_format_with_more_room(
     assert str(not_finite(pair, role, "new token 0")).endswith(advice)
 
 
-@pytest.mark.parametrize("head", [False, True])
 def test_a_draft_that_drafts_nothing_needs_no_compiled_proposals(
-    head: bool, pair: Pair, monkeypatch: pytest.MonkeyPatch
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`serve K=0`."""
     run_as_traced(monkeypatch)
@@ -253,7 +223,6 @@ def test_a_draft_that_drafts_nothing_needs_no_compiled_proposals(
     preparation = Preparation(
         decoding=decoding, runner="compiled", longest_prompt=5, say=said.append
     )
-    pair = shallow_pair("tiny_eagle3") if head else pair
     engine = LocalEngine(pair, preparation)
     assert engine.runner == "compiled"
     assert not [line for line in said if "it runs with" in line]

@@ -7,7 +7,6 @@ the host or brings from there.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,16 +38,16 @@ ROWS = 3
 LENGTHS = (9, 5, 1, 7, 2, 12, 4)
 DECODING = DecodingSettings(num_draft_tokens=K, temperature=0.8, max_new_tokens=max(LENGTHS))
 PREPARATION = Preparation(decoding=DECODING, runner="static", batch_size=ROWS, longest_prompt=20)
-# All rules and warps with a draft model or a head, and every other draft with the default rule.
-SETTINGS = [
-    {"temperature": 0.0},
-    {"rule": "block"},
-    {"top_k": 20},
-    {"rule": "google", "lenience": 0.5, "top_p": 0.9},
-    {"synthetic_acceptance": (1.0, 0.5)},
+# Every kind of draft, and every rule and kind of warp.
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("model", {"rule": "block"}),
+    ("lookup", {}),
+    ("EAGLE-3", {"temperature": 0.0}),
+    ("DFlash", {"top_k": 20}),
+    ("DSpark", {}),
+    ("Medusa", {"rule": "google", "lenience": 0.5, "top_p": 0.9}),
+    ("MTP", {"synthetic_acceptance": (1.0, 0.5)}),
 ]
-CASES = [(name, {}) for name in DRAFTS if name != "model that agrees"]
-CASES += zip(itertools.cycle(["model", "EAGLE-3"]), SETTINGS, strict=False)
 
 
 def requests(decoding: DecodingSettings, device: str) -> list[RowRequest]:
@@ -129,13 +128,11 @@ def forbid_eager_passes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "changes"), CASES[::2])
+@pytest.mark.parametrize(("name", "changes"), [("model", {}), ("EAGLE-3", {"rule": "block"})])
 def test_compiled_parts_decide_what_plain_calls_decide(
     name: str, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Parts run as they were traced, which no value on the host can be."""
-    if name == "MTP":
-        pytest.skip("its experts are multiplied in bfloat16 where torch traces")
     run_as_traced(monkeypatch)
     decoding = dataclasses.replace(DECODING, **changes)
     asked = requests(decoding, "cpu")
