@@ -128,7 +128,8 @@ def _is_end(column: ColumnDescription) -> bool:
 
 def _line(name: str, column: ColumnDescription) -> str:
     has_interval = column.part == "estimate"
-    return f"| `{name}`{' ±' if has_interval else ''} | {column.type.__name__} | {column.unit} | {column.text} |"
+    text = column.text if column.in_csv else f"{column.text}; in `result.json` alone"
+    return f"| `{name}`{' ±' if has_interval else ''} | {column.type.__name__} | {column.unit} | {text} |"
 
 
 def _with_files(lines: Mapping[str, list[str]]) -> list[str]:

@@ -31,11 +31,6 @@ def percent(share: float, digits: int = 0) -> str:
     return f"{100 * share:.{digits}f} %"
 
 
-def change_in_percent(factor: float, digits: int = 1) -> str:
-    """`+2.3 %` of 1.023."""
-    return f"{100 * (factor - 1):+.{digits}f} %"
-
-
 def capitalised(text: str) -> str:
     """Begin a text with a capital, and leave the rest as it is."""
     return f"{text[:1].upper()}{text[1:]}"

@@ -51,7 +51,6 @@ LOCAL_PAIR_COLUMNS = (
     "draft_quantization",
     "draft_method",
     "draft_sampling",
-    "draft_layers",
     "max_ngram",
     "placement",
     "rule",
@@ -136,11 +135,6 @@ class RunRow(Row):
         "draft.sampling",
         said_as={"target": "", "greedy": "drafts by argmax"},
     )
-    draft_layers: list[int] | None = setting(
-        "how many layers `early_exit` has, or those a head reads",
-        "draft.layers",
-        phrase="layers {}",
-    )
     max_ngram: MaybeInt = setting(
         "longest sequence that `lookup` searches for",
         "draft.max_ngram",
@@ -160,11 +154,10 @@ class RunRow(Row):
         "`commit:` and the hub's commit of the target, or `files:` and a digest of"
         " names, sizes and sampled contents of its files"
     )
-    draft_weights_identity: MaybeText = circumstance("the same for the draft")
+    draft_weights_identity: MaybeText = circumstance("the same for the draft", in_csv=False)
     dtype: MaybeText = circumstance(
         "number format of what is not quantized in the target", phrase="{}"
     )
-    draft_dtype: MaybeText = circumstance("number format of what is not quantized in the draft")
     weight_bytes: dict[str, int] | None = circumstance(
         "the target's weights, bytes by device", "bytes"
     )
@@ -199,7 +192,7 @@ class RunRow(Row):
         "what ran the target, or both models", said_as={"static": "", "generate": ""}
     )
     draft_runner: MaybeText = circumstance("what ran the draft, where that is another runner")
-    setup_s: MaybeFloat = circumstance("time to compile", "s")
+    setup_s: MaybeFloat = circumstance("time to compile", "s", in_csv=False)
     timestamp: MaybeText = circumstance("when the row was written, UTC")
     devices: MaybeText = circumstance(
         "names of the devices that computed, where known", phrase="on {}"

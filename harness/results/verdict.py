@@ -231,13 +231,6 @@ def too_many_failures(arms: Sequence[ArmEvidence], speedup: Interval = _NOT_TIME
     return None
 
 
-def why_other_work(before: ArmEvidence, after: ArmEvidence) -> str | None:
-    """Why two runs of one arm, before and after a change, cannot be compared; None where they can."""
-    before = replace(before, arm="before")
-    after = replace(after, arm="after")
-    return _unequal_work(before, after, "side") or _unequal_lengths(before, after, "side")
-
-
 def _other_servers(regular: ArmEvidence, speculative: ArmEvidence) -> str | None:
     """Why the arms are not the same model under the same prompts, with and without drafts."""
     for arm in (regular, speculative):
@@ -305,17 +298,15 @@ def _beyond_rounding(speculative: ArmEvidence) -> str | None:
     )
 
 
-def _unequal_work(regular: ArmEvidence, speculative: ArmEvidence, noun: str = "arm") -> str | None:
+def _unequal_work(regular: ArmEvidence, speculative: ArmEvidence) -> str | None:
     most = _MOST_DIFFERENCE_OF_DRAWN if regular.drawn else MOST_DIFFERENCE
     if _difference(regular.num_tokens, speculative.num_tokens) <= most:
         return None
     numbers = f"{regular.num_tokens} tokens, {speculative.arm} {speculative.num_tokens}"
-    return f"the {noun}s did not do the same work: {regular.arm} generated {numbers}"
+    return f"the arms did not do the same work: {regular.arm} generated {numbers}"
 
 
-def _unequal_lengths(
-    regular: ArmEvidence, speculative: ArmEvidence, noun: str = "arm"
-) -> str | None:
+def _unequal_lengths(regular: ArmEvidence, speculative: ArmEvidence) -> str | None:
     """Why drawn texts are no equal work: one arm's are shorter, prompt by prompt, beyond chance.
 
     The difference of an answer is as likely to have either sign if both arms draw from the same
@@ -335,7 +326,7 @@ def _unequal_lengths(
         return None
     shorter = speculative.arm if numbers[0] > numbers[1] else regular.arm
     return (
-        f"the {shorter} {noun}'s texts are shorter than chance explains: {regular.arm} generated"
+        f"the {shorter} arm's texts are shorter than chance explains: {regular.arm} generated"
         f" {numbers[0]} tokens, {speculative.arm} {numbers[1]}"
     )
 

@@ -75,8 +75,6 @@ HELD = {
 }
 STEADY = {
     "drift": 1.0,
-    "drift_low": 0.9,
-    "drift_high": 1.1,
     "drifted": False,
     "lowest_gpu_clock_mhz": 1400,
 }

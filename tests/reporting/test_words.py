@@ -123,11 +123,11 @@ def test_every_setting_tells_jobs_apart(kind: type, row: type[RunRow]) -> None:
 def test_a_setting_without_a_column_is_said_only_where_it_differs() -> None:
     plain = settings_of(LatencySettings)
     first, second = (changed(plain, name) for name in ("draft.gpus", "placement.reserve_gb"))
-    both = changed(changed(first, "placement.reserve_gb"), "draft.layers")
+    both = changed(first, "placement.reserve_gb")
     rows = [row_of(LatencyRow, settings) for settings in (first, both)]
     assert rows[1].settings == {"draft.gpus": 1, "placement.reserve_gb": 2.25}
     said = [[*name.settings.values()] for name in distinct_names(rows)]
-    assert said == [[], ["layers 5, 6", "placement.reserve_gb 2.25"]]
+    assert said == [[], ["placement.reserve_gb 2.25"]]
     rows = [row_of(LatencyRow, settings) for settings in (plain, first, second)]
     assert [name.cell for name in distinct_names(rows)] == [
         "13B with 7B", "13B with 7B\ndraft.gpus 1", "13B with 7B\nplacement.reserve_gb 2.25"
@@ -222,7 +222,7 @@ def test_k_is_what_was_typed(columns: dict[str, Any], k: int | None) -> None:
         ([{"seed": 0}, {"batch_size": 4, "seed": 0}, {"batch_size": 4, "seed": 1}],
          ["13B with 7B · seed 0", "13B with 7B · batches of 4 · seed 0", "13B with 7B · batches of 4 · seed 1"]),
         ([{"model": "./13B"}, {"model": "13B"}], ["13B with 7B · model ./13B", "13B with 7B · model 13B"]),
-        ([{"draft": "a", "draft_dtype": "float16"}, {"draft": "b", "draft_dtype": "float32"}],
+        ([{"draft": "a", "draft_weights_identity": "1"}, {"draft": "b", "draft_weights_identity": "2"}],
          ["13B with a", "13B with b"]),
         ([{"server_command": ["s -k 2"]}, {"server_command": ["s -k 3 5 -z"]}, {}],
          ["13B with 7B · -k 2", "13B with 7B · -k 3 5 -z", "13B with 7B"]),

@@ -20,13 +20,13 @@ _SHARED: dict[str, Any] = {
     "lenience": 1.0, "lossy": False, "max_new_tokens": 64, "ignore_eos": True, "weights": "stored",
     "repository": "huggyllama/llama-13b", "prompts_digest": "0123456789ab", "chat_template": "auto",
     "quantization": "none", "draft_quantization": "none", "placement": "balanced", "dtype": "float16",
-    "draft_dtype": "float16", "devices": "NVIDIA A100", "num_prompts": 15, "status": "ok", "runner": "static",
+    "devices": "NVIDIA A100", "num_prompts": 15, "status": "ok", "runner": "static",
     "harness_version": "0.1.0", "commit": "a" * 40, "torch_version": "2.13.0", "transformers_version": "5.23.0",
     "timestamp": "2026-11-20T10:00:00+00:00",
 }  # fmt: skip
 # What a run that failed before it could plan does not know.
 _UNKNOWN = dict.fromkeys(
-    ("dtype", "draft_dtype", "devices", "ms_per_token", "num_prompts", "target_step_ms", "runner")
+    ("dtype", "devices", "ms_per_token", "num_prompts", "target_step_ms", "runner")
 )
 _numbers = itertools.count()
 

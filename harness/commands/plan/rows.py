@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.results.row import figure, setting
-from harness.results.schema import MaybeFloat, MaybeInt, RunRow
+from harness.results.schema import MaybeFloat, MaybeInt, MaybeText, RunRow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +28,7 @@ class PlanRow(RunRow):
     )
     num_parameters: MaybeInt = figure("parameters of the target")
     draft_num_parameters: MaybeInt = figure("parameters of the draft")
+    draft_dtype: MaybeText = figure("number format of what is not quantized in the draft")
     model_bytes: MaybeInt = figure("weights of the target", "bytes")
     draft_bytes: MaybeInt = figure("weights of the draft", "bytes")
     cache_bytes: MaybeInt = figure("KV cache of the target", "bytes")

@@ -75,13 +75,6 @@ class PlannedPair:
     tokenizer: Any = None
     gpus: Sequence[int] = ()
 
-    @property
-    def short_proposals_are_prefixes(self) -> bool:
-        """Whether a shorter proposal is the beginning of a longer one; False without a draft."""
-        if self.draft_settings is None:
-            return False
-        return not any(sketch.drafts_in_one_pass for sketch in self.sketches[1:])
-
     def problem(self, free: Memory, demand: Demand) -> PlacementProblem:
         """Return the problem of placing this pair on devices with these free bytes."""
         return PlacementProblem(tuple(self.sketches), self.placement, free, demand)
@@ -199,14 +192,11 @@ class PlacedPair(PlannedPair):
         """The columns of a row about number formats and bytes of the models."""
         target = self.models[0]
         columns: dict[str, Any] = {
-            # Only some ways to draft, such as early_exit, have the setting `draft.layers`.
-            "draft_layers": None if self.draft_settings is None else self.draft_settings.layers,
             "dtype": str(target.sketch.dtype).removeprefix("torch."),
             "weight_bytes": target.placement.bytes_per_device,
         }
         draft = self.sketches[-1]
         if draft.role == "draft":
-            columns["draft_dtype"] = str(draft.dtype).removeprefix("torch.")
             columns["draft_weight_bytes"] = self.placements[-1].bytes_per_device
         return columns
 

@@ -136,7 +136,6 @@ def plan_on(machine: Machine, settings: RunSettings, prompt_length: int) -> Pair
     sizes = _sizes(machine, problem, placements)
     if reads is None:
         sizes["needed_bytes"] = None
-    sizes["draft_layers"] = None if pair.draft_settings is None else pair.draft_settings.layers
     return PairPlan(sizes, misfit, tuple(advice), reads)
 
 

@@ -38,9 +38,7 @@ class AnswerFigures(Group):
         "ms",
     )
     ms_per_token_per_answer: MaybeFloat = pooled(
-        "mean",
-        "mean over answers of each one's time per token",
-        "ms",
+        "mean", "mean over answers of each one's time per token", "ms", in_csv=False
     )
     ms_per_token_std: MaybeFloat = pooled(
         "quadratic mean", "standard deviation of the same, over prompts or batches", "ms"

@@ -40,10 +40,9 @@ class SpeedupFigures(Group, WithSpeedup):
         "a difference between the arms of this share is found four times in five",
     )
     rare_units: MaybeText = pooled(
-        "none",
-        "one or two units with most of the speed-up's variance, in words",
+        "none", "one or two units with most of the speed-up's variance, in words", in_csv=False
     )
-    drift: Interval | None = pooled(
+    drift: MaybeFloat = pooled(
         "geometric mean",
         "speed-up in the second half of the run over that in the first",
     )
@@ -54,6 +53,7 @@ class SpeedupFigures(Group, WithSpeedup):
     regular_against_itself: Interval | None = pooled(
         "geometric mean",
         "the regular arm's time per token where its turn came first over where it came second: 1 but for noise",
+        in_csv=False,
     )
     interleaved: MaybeBool = pooled("all", "whether the arms took turns")
 
@@ -87,7 +87,7 @@ class SpeedupFigures(Group, WithSpeedup):
                 *times.arms, times.unit, times.lengths
             ).visible_difference,
             rare_units=times.rare_in_words(),
-            drift=change,
+            drift=change.estimate if change.is_known else None,
             drifted=drift_matters(change) if change.has_bounds else None,
             regular_against_itself=None if times.unit == "block" else _against_itself(pair[0]),
             # A single batch is one arm after the other.

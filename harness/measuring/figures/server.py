@@ -36,6 +36,7 @@ class ServerFigures(Group):
         "mean",
         "mean time to the first token by the server's own clock: its metrics, or its answers to one request at a time",
         "ms",
+        in_csv=False,
     )
     server_tokens: MaybeInt = pooled(
         "mean",
@@ -46,9 +47,7 @@ class ServerFigures(Group):
         "largest", "those of them that were not ours; 0 within a token a request and 1 %", "tokens"
     )
     unseen_tokens: MaybeInt = pooled(
-        "largest",
-        "tokens that arrived and that the server did not count",
-        "tokens",
+        "largest", "tokens that arrived and that the server did not count", "tokens", in_csv=False
     )
     num_restarts: MaybeInt = pooled("largest", "how often the server was restarted meanwhile")
     drafted: MaybeBool = pooled(
@@ -59,8 +58,7 @@ class ServerFigures(Group):
         "counts of the server that cannot be true, with its words; no figure follows from them",
     )
     num_preemptions: MaybeInt = pooled(
-        "largest",
-        "how often the server took a running request's cache for others",
+        "largest", "how often the server took a running request's cache for others", in_csv=False
     )
     cached_tokens: MaybeInt = pooled(
         "largest",
@@ -68,7 +66,7 @@ class ServerFigures(Group):
         "tokens",
     )
     read_prompt_tokens: MaybeInt = pooled(
-        "mean", "tokens of all prompts by the server's count", "tokens"
+        "mean", "tokens of all prompts by the server's count", "tokens", in_csv=False
     )
     cached_from_before: MaybeInt = pooled(
         "largest",

@@ -43,7 +43,7 @@ FAILED = {"status": "failed", "ms_per_token": 100.0, "num_prompts": 15}
 SLOW = {"time_to_first_token_ms": 170.0, "server_time_to_first_token_ms": 100.0}
 READ = {"num_prompts": 15, "num_prompt_tokens": 1000}
 AFTER = {"share_after_end": 0.06, "ignore_eos": True}
-DRIFT = {"drift": 0.8, "drift_low": 0.7, "drift_high": 0.9, "drifted": False}
+DRIFT = {"drift": 0.8, "drifted": False}
 BY_ANSWER = {"ms_per_token_per_answer": 60.0, "shortest_answer": 3, "longest_answer": 30}
 LOW = {"requests_per_second": 1.0, "conditional_acceptance_rate": 0.2}
 SAID: list[tuple[Changes, Changes, str]] = [
@@ -76,7 +76,7 @@ SAID: list[tuple[Changes, Changes, str]] = [
     ({}, {"gpu_throttled": "heat", "lowest_gpu_clock_mhz": 900}, "lowered to 900 MHz (heat)."),
     ({"num_throttled_units": 1}, {}, "The GPUs were not quiet: clocks were lowered."),
     ({}, {"gpu_throttled": "heat", "other_gpu_processes": 2}, "computed on them and clocks were"),
-    ({}, DRIFT | {"drifted": True}, "of the second half is 0.80 (0.70 to 0.90) times"),
+    ({}, DRIFT | {"drifted": True}, "of the second half is 0.80 times"),
     ({}, DRIFT, ""),
     ({}, {"rare_units": "2 of 8 prompts"}, "2 of 8 prompts: they cause most"),
     ({"foreign_tokens": 5, "server_tokens": 9}, {}, "5 of 9 tokens during the regular arm are theirs."),

@@ -159,7 +159,6 @@ def test_what_cannot_be_decoded_is_refused(
 def test_early_exit_has_no_bound_because_its_passes_are_of_transformers(plan: Plan) -> None:
     asked = ["model=7B", "draft=early_exit", "gpus=1", "gpu_memory=24GB"]
     row = plan(*asked, "engine=huggingface").row
-    assert row["draft_layers"] == "[8]"
     assert not row["highest_speedup"]
 
 
