@@ -83,7 +83,6 @@ MISTAKES = {
     "plan draft=7B_2GPUs gpus=2 gpu_memory=40GB": "draft.gpus=2: must be 1: a draft is whole on one GPU",
     "latency placement.gpus=4": "placement.gpus=4: must not exceed the number of GPUs, 0",
     # Servers
-    f"latency {URL} engine.rate=1e-300": "engine.rate=1e-300: must be from 1e-6 to 1000 requests per second",
     "latency engine=simulated decoding.max_new_tokens=999999999999":
         "decoding.max_new_tokens=999999999999: must be at most 100,000: each is simulated",
     "latency engine=server": "engine.url=null: must be set, or a server's command typed last",

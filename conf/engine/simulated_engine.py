@@ -25,7 +25,6 @@ from harness.config.model_names import SERVED
 from harness.config.run import RepeatedSettings, RunSettings
 from harness.config.settings import ModelSettings, require
 from harness.engines.protocol import Answered, Arm, Blocks, Engine, NoteEnded, Request
-from harness.engines.rates import arrival_times, has_built_up
 from harness.engines.record import EngineRecord, Opening
 from harness.engines.requests import Load, RequestRecord
 from harness.results.schema import SIMULATED
@@ -36,7 +35,7 @@ _MOST_MS = 1e7
 _BOUNDS: Mapping[Sequence[str], float] = {
     ("step_ms", "width_ms", "row_ms", "draft_ms", "prompt_ms", "first_ms", "stall_ms"): _MOST_MS,
     ("prompts_differ", "noise", "start_noise"): 10,
-    ("rate", "drift"): 100,
+    ("drift",): 100,
     ("stall_every", "blocks"): 1e6,
 }
 
@@ -63,7 +62,6 @@ class SimulatedSettings(EngineSettings):
         stall_ms: how long a stall lasts.
         drift: how much slower everything is after a minute of the engine's clock, as a share.
         blocks: how often each arm is started; 0 for once, without blocks.
-        rate: requests per second on average, at random (Poisson) times; None to keep `batch_size` in flight.
     """
 
     name: str = SIMULATED
@@ -83,12 +81,9 @@ class SimulatedSettings(EngineSettings):
     stall_ms: float = 0.0
     drift: float = 0.0
     blocks: int = 0
-    rate: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("step_ms", "rate"):
-            value = getattr(self, name)
-            require(value is None or value >= 1e-6, name, "must be at least 1e-6", value)
+        require(self.step_ms >= 1e-6, "step_ms", "must be at least 1e-6", self.step_ms)
         for names, most in _BOUNDS.items():
             for name in names:
                 value = getattr(self, name)
@@ -213,23 +208,11 @@ class SimulatedArm(Arm):
         extra: Sequence[Request] = (),
         note_ended: NoteEnded | None = None,
     ) -> Answered:
-        clock, rate = self.clock, self.settings.rate
+        clock = self.clock
         batch = _Batch(self, requests[0], extra)
-        if rate is not None and extra:
-            batch.build_up(rate)
         began_s = clock.now_s
-        times = [0.0] * len(requests)
-        if rate is not None:
-            times = arrival_times(requests, rate)
-            if extra:
-                # Behind the last request that counts, so that the load does not drain.
-                batch.send_extra_again(began_s + times[-1], rate)
-        else:
-            batch.free.extend([began_s] * in_flight)
-        rows = [
-            _Row.of(self.settings, request, began_s + time_s)
-            for request, time_s in zip(requests, times, strict=True)
-        ]
+        batch.free.extend([began_s] * in_flight)
+        rows = [_Row.of(self.settings, request, began_s) for request in requests]
         batch.answer(rows)
         seconds = clock.now_s - began_s
         load = Load(
@@ -237,7 +220,6 @@ class SimulatedArm(Arm):
             request_seconds=batch.in_flight_s(began_s),
             share=batch.own_arrivals / batch.all_arrivals,
             extra=[row.record for row in batch.rows if row.is_extra],
-            offered_s=times[-1] if rate is not None else 0.0,
         )
         records = [row.record for row in rows]
         return Answered(requests=records, seconds=seconds * load.share, load=load)
@@ -299,7 +281,7 @@ class _Batch:
 
     Attributes:
         waiting, running, ended: rows by how far they are.
-        free: since when each slot has been free; none at a rate.
+        free: since when each slot has been free.
         own_arrivals, all_arrivals: numbers of the requests that count, and of all, since these were sent.
     """
 
@@ -315,32 +297,11 @@ class _Batch:
         self.ended: list[_Row] = []
         self.free: deque[float] = deque()
         self.own_arrivals = self.all_arrivals = 0
-        # When requests that only keep up the load come, at a rate.
-        self._gaps = random.Random(f"extra {first.seed} {first.index}")
-        self._next_extra_s = math.inf
         self._num_extra = 0
 
     @property
     def rows(self) -> list[_Row]:
         return [*self.ended, *self.running, *self.waiting]
-
-    def build_up(self, rate: float) -> None:
-        """Answer requests that only keep up the load until it has built up, as it has with a server before the first
-        request that counts.
-        """
-        self._next_extra_s = self._clock.now_s
-        most_in_flight = 0
-        while not has_built_up(len(self.ended), most_in_flight):
-            self._read_prompts()
-            most_in_flight = max(most_in_flight, len(self.running) + len(self.waiting))
-            if self.running:
-                self._iterate()
-            elif not self.waiting:
-                self._clock.now_s = max(self._clock.now_s, self._next_extra_s)
-
-    def send_extra_again(self, after_s: float, rate: float) -> None:
-        """The next request that only keeps up the load comes behind this time."""
-        self._next_extra_s = after_s + self._gaps.expovariate(rate)
 
     def answer(self, own: Sequence[_Row]) -> None:
         """Answer the requests that count."""
@@ -370,21 +331,15 @@ class _Batch:
     def _read_prompts(self) -> None:
         """Read the prompts that have come, as far as there is room."""
         settings, clock = self._settings, self._clock
-        rate = settings.rate
-        while rate is not None or (self.free and self.free[0] <= clock.now_s):
-            while self._next_extra_s <= clock.now_s:
-                assert rate is not None
-                self.waiting.append(self._extra_row(self._next_extra_s))
-                self._next_extra_s += self._gaps.expovariate(rate)
+        while self.free and self.free[0] <= clock.now_s:
             if self.waiting and self.waiting[0].sent_s <= clock.now_s:
                 row = self.waiting.popleft()
-            elif self._extra and not self.waiting and rate is None:
+            elif self._extra and not self.waiting:
                 row = self._extra_row(clock.now_s)
             else:
                 break
-            if rate is None:
-                # Sent when a slot became free; then it waited for the prompts before it.
-                row.sent_s = self.free.popleft()
+            # Sent when a slot became free; then it waited for the prompts before it.
+            row.sent_s = self.free.popleft()
             self._pass(settings.first_ms + settings.prompt_ms * row.record.num_prompt_tokens)
             self._give(row, 1)
             # At most one of these per pass, so that running rows proceed.
@@ -423,8 +378,7 @@ class _Batch:
             self.running.append(row)
             return
         self.ended.append(row)
-        if self._settings.rate is None:
-            self.free.append(self._clock.now_s)
+        self.free.append(self._clock.now_s)
 
     def _extra_row(self, sent_s: float) -> _Row:
         asked = self._extra[self._num_extra % len(self._extra)]

@@ -58,11 +58,6 @@ class EngineSettings:
         return None
 
     @property
-    def rate(self) -> float | None:
-        """Requests per second of an engine that takes requests; None to keep `batch_size` of them in flight."""
-        return None
-
-    @property
     def has_two(self) -> bool:
         """Whether servers with and without speculation were named."""
         return False

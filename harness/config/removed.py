@@ -12,5 +12,6 @@ REMOVED: Mapping[str, str] = {
     "max_logprobs": "vLLM and llama.cpp return log-probabilities",
     "costs": "harness latency -m K=2,4,8 measures what was predicted from costs",
     "map": "harness latency -m batch_size=1,4,16 K=2,4 ends with a schedule",
+    "engine.rate": "AIPerf sends requests at a rate; batch_size= keeps requests in flight",
     "regress": "harness latency -- OLD_COMMAND -- NEW_COMMAND measures two versions in turns",
 }

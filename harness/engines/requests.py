@@ -217,11 +217,9 @@ class Load:
         request_seconds: times of all requests meanwhile, added up.
         share: of all chunks that arrived meanwhile, the part (0 to 1) that belongs to the question.
         extra: the requests that only kept up the load.
-        offered_s: seconds over which the question's requests were sent at a rate; 0 without one.
     """
 
     seconds: float
     request_seconds: float
     share: float
     extra: Sequence[RequestRecord] = ()
-    offered_s: float = 0.0

@@ -162,7 +162,7 @@ def first_turns(
     in_flight: int | None = None
     if engine_of(settings).queues:
         in_flight = len(warmup.requests)
-    if in_flight and (settings.engine.rate or in_flight > 1):
+    if in_flight and in_flight > 1:
         extra = [dataclasses.replace(request, salt="extra") for request in warmup.requests]
     questions = []
     for moment, part in enumerate(parts):

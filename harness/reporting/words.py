@@ -274,8 +274,6 @@ def _prompts(row: RunRow) -> str | None:
 
 def _batch(row: RunRow) -> str:
     size = row.batch_size
-    if row.is_elsewhere and row.request_rate:
-        return f"{row.request_rate:g} requests/s"
     if row.is_elsewhere:
         return f"{size} in flight" if size else ""
     return "" if size in (None, 1) else f"batches of {size}"

@@ -175,9 +175,6 @@ class RunRow(Row):
     regular_url: MaybeText = setting(
         "address of the server that does not speculate", "engine.regular_url"
     )
-    request_rate: MaybeFloat = setting(
-        "requests sent per second; empty for `batch_size` in flight", "engine.rate"
-    )
     server: MaybeText = circumstance(
         "name and version of the server, as it says; of both, where the arms' differ"
     )

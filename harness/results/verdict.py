@@ -95,7 +95,6 @@ class ArmEvidence:
     salted: bool | None = None
     drafted: bool | None = None
     draft: str | None = None
-    request_rate: float | None = None
     acceptance_rate: float | None = None
     num_restarts: int = 0
     identical_prompts: int = 0
@@ -367,10 +366,9 @@ def _impossible(speculative: ArmEvidence, speedup: Interval) -> str | None:
 
 def _most_speedup(speculative: ArmEvidence) -> tuple[float, str]:
     """The largest speed-up that is possible, and the reason in words: an iteration takes no less than a regular step,
-    so that the gain is at most the tokens that it yields. At a rate a slower server also has the longer queue, and
-    two commands may differ in anything: neither has such a bound.
+    so that the gain is at most the tokens that it yields. Two commands may differ in anything, and have no such bound.
     """
-    if speculative.request_rate is not None or speculative.draft == SECOND_COMMAND:
+    if speculative.draft == SECOND_COMMAND:
         return math.inf, ""
     if speculative.tokens_per_iteration is not None:
         yielded = speculative.tokens_per_iteration

@@ -32,7 +32,6 @@ from harness.engines.protocol import (
     Texts,
     TextScores,
 )
-from harness.engines.rates import arrival_times
 from harness.engines.record import Opening
 from harness.engines.requests import RequestRecord
 from harness.engines.tokenizer import TextTokenizer
@@ -42,7 +41,7 @@ from harness.servers.dialects import UNKNOWN_DIALECT, dialect_of
 from harness.servers.identity import AskedServer, check_same_weights, choose_model, server_report
 from harness.servers.launch import Served, StartedServer
 from harness.servers.logprobs import TextScorer
-from harness.servers.sending import Outgoing, Sender, send_at_times, send_in_turn
+from harness.servers.sending import Outgoing, Sender, send_in_turn
 from harness.servers.settings import ServerSettings
 
 # Seconds without a token from any request after which a line is printed about that.
@@ -63,7 +62,7 @@ class ServerEngine(Engine):
     """An `Engine` whose arms are two servers, or one: given by their addresses, or started here.
 
     Args:
-        opening: the run, with its requests in flight (`batch_size`, without effect at a set `rate`).
+        opening: the run, with its requests in flight (`batch_size`).
         served: the server of each arm.
         num_blocks: how often each server is started where they take turns; 0 where they never do. A block has one
             question for each arm, and one server at a time.
@@ -354,7 +353,7 @@ class ServerArm(Arm):
         extra: Sequence[Request] = (),
         note_ended: NoteEnded | None = None,
     ) -> Answered:
-        """Answers by the server, at the run's rate where it has one, whatever `in_flight` is.
+        """Answers by the server.
 
         A request that fails keeps the tokens it has, and its error.
         """
@@ -373,12 +372,7 @@ class ServerArm(Arm):
             outgoing.append(Outgoing(body, record, row, arrivals, may_be_empty))
         further = connection.further(extra) if extra else None
         sender = connection.sender
-        rate = self._settings.rate
-        if rate is None:
-            asking = send_in_turn(sender, outgoing, further, in_flight)
-        else:
-            times = arrival_times(requests, rate)
-            asking = send_at_times(sender, outgoing, further, rate, times, self._say)
+        asking = send_in_turn(sender, outgoing, further, in_flight)
         sender.last_event = time.perf_counter()
         load = self._engine.run(asking, lambda: self._note_progress(sender, note_ended))
         num_left = sum(record.was_left for record in [*self.requests, *load.extra])

@@ -1,24 +1,22 @@
 """Sends requests to one server, and reads their answers into records.
 
 `Sender` has what can happen to a request: it is answered, refused, cut off, times out, is sent again
-once, or is not sent because the server is gone. `send_in_turn` and `send_at_times` decide when each of many is sent,
-beside further ones that keep up the load.
+once, or is not sent because the server is gone. `send_in_turn` decides when each of many is sent, beside further ones
+that keep up the load.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import random
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from harness.config.errors import HarnessError, RunError, from_outside
 from harness.engines.arrivals import Arrival, Origin
-from harness.engines.rates import has_built_up
 from harness.engines.requests import Load, RequestError, RequestRecord
 from harness.engines.tokenizer import TextTokenizer, Tokenizer
 from harness.servers.events import (
@@ -42,14 +40,6 @@ if TYPE_CHECKING:
 _MOST_UNANSWERED = 4
 # Characters that are shown of a line that is no JSON.
 _LONGEST_LINE = 60
-# At a rate, seconds between two looks whether the load has built up. A server that keeps up has ended enough requests
-# after three times as long as the first one took: any that has not by then, nor after this many seconds, may not.
-_LOOK_S = 0.01
-_MOST_LEAD_S = 30.0
-_MOST_LEAD = 3.0
-
-# Waits until a further request may be sent.
-Wait = Callable[[], Awaitable[object]]
 
 
 @dataclass(frozen=True)
@@ -196,24 +186,23 @@ class Sender:
 
 class _Traffic:
     """What is in flight while a question is answered: its own requests, and further ones, without end, that do not
-    count. With these the load neither builds up nor drains; what is left of them in the end is cancelled.
+    count. With these the load does not drain; what is left of them in the end is cancelled.
 
     Args:
         further: None for none.
-
-    Attributes:
-        records: of the further requests that were sent.
-        began: when its own requests began, by `time.perf_counter`.
+        num_in_flight: the most requests that are in flight together.
     """
 
-    def __init__(self, sender: Sender, further: Iterator[Outgoing] | None) -> None:
+    def __init__(
+        self, sender: Sender, further: Iterator[Outgoing] | None, num_in_flight: int
+    ) -> None:
         self._sender = sender
         self._further = further or iter(())
+        self._room = asyncio.Semaphore(num_in_flight)
         self._tasks: list[asyncio.Task[None]] = []
-        self.records: list[RequestRecord] = []
-        self.began = 0.0
-        self._seconds_before = 0.0
-        self._num_before = 0
+        self._records: list[RequestRecord] = []
+        self._began = time.perf_counter()
+        self._seconds_before = sender.request_seconds()
 
     async def __aenter__(self) -> _Traffic:
         return self
@@ -223,65 +212,46 @@ class _Traffic:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def begin(self) -> None:
-        """Note that its own requests begin now."""
-        self.began = time.perf_counter()
-        self._seconds_before = self._sender.request_seconds()
-        self._num_before = self._count_further()
-
     def load(self, requests: Sequence[Outgoing]) -> Load:
-        """What was in flight since `begin`.
+        """What was in flight since it began.
 
         Args:
             requests: of the question.
         """
-        num_further = self._count_further() - self._num_before
+        num_further = sum(len(record.arrivals) for record in self._records)
         num_own = sum(len(outgoing.request.arrivals) for outgoing in requests)
         return Load(
             request_seconds=self._sender.request_seconds() - self._seconds_before,
-            seconds=time.perf_counter() - self.began,
+            seconds=time.perf_counter() - self._began,
             share=num_own / (num_own + num_further) if num_own else 1.0,
-            extra=self.records,
+            extra=self._records,
         )
 
-    def _count_further(self) -> int:
-        """Chunks of further requests so far."""
-        return sum(len(record.arrivals) for record in self.records)
-
-    def send(self, outgoing: Outgoing, room: asyncio.Semaphore | None = None) -> asyncio.Task[None]:
-        """Begin to send a request.
-
-        Args:
-            room: is released when it has ended.
-        """
+    async def send(self, outgoing: Outgoing) -> asyncio.Task[None]:
+        """Begin to send a request as soon as there is room."""
+        await self._room.acquire()
 
         async def send() -> None:
             try:
                 await self._sender.send(outgoing)
             finally:
-                if room is not None:
-                    room.release()
+                self._room.release()
 
         task = asyncio.create_task(send())
         self._tasks.append(task)
         return task
 
-    def send_further(self, wait: Wait, room: asyncio.Semaphore | None = None) -> asyncio.Task[None]:
-        """Begin to send further requests, each after a wait, until one fails: a server that refuses them at once would
-        be flooded.
-        """
+    def send_further(self) -> None:
+        """Begin to send further requests until one fails: a server that refuses them at once would be flooded."""
 
         async def send_all() -> None:
             for outgoing in self._further:
-                await wait()
-                self.send(outgoing, room)
-                self.records.append(outgoing.request)
-                if any(record.error for record in self.records):
+                await self.send(outgoing)
+                self._records.append(outgoing.request)
+                if any(record.error for record in self._records):
                     break
 
-        task = asyncio.create_task(send_all())
-        self._tasks.append(task)
-        return task
+        self._tasks.append(asyncio.create_task(send_all()))
 
 
 async def send_in_turn(
@@ -291,77 +261,8 @@ async def send_in_turn(
     num_in_flight: int,
 ) -> Load:
     """Send each request as soon as fewer than `num_in_flight` have not ended, further ones when no others wait."""
-    room = asyncio.Semaphore(num_in_flight)
-    async with _Traffic(sender, further) as traffic:
-        traffic.begin()
-        own = []
-        for outgoing in requests:
-            await room.acquire()
-            own.append(traffic.send(outgoing, room))
-        traffic.send_further(room.acquire, room)
+    async with _Traffic(sender, further, num_in_flight) as traffic:
+        own = [await traffic.send(outgoing) for outgoing in requests]
+        traffic.send_further()
         await asyncio.gather(*own)
         return traffic.load(requests)
-
-
-async def send_at_times(
-    sender: Sender,
-    requests: Sequence[Outgoing],
-    further: Iterator[Outgoing] | None,
-    rate: float,
-    times: Sequence[float],
-    say: Callable[[str], None],
-) -> Load:
-    """Send each request at its time, further ones before and behind them.
-
-    Args:
-        rate: requests per second.
-        times: the seconds after which each of `requests` is sent.
-        say: gets a line where the server does not keep up.
-    """
-
-    async def wait() -> None:
-        await asyncio.sleep(random.expovariate(rate))
-
-    async with _Traffic(sender, further) as traffic:
-        if further is not None:
-            leading = traffic.send_further(wait)
-            await _built_up(sender, traffic, leading, rate, say)
-            leading.cancel()
-        traffic.begin()
-        own = []
-        for outgoing, seconds in zip(requests, times, strict=True):
-            await asyncio.sleep(traffic.began + seconds - time.perf_counter())
-            own.append(traffic.send(outgoing))
-        traffic.send_further(wait)
-        await asyncio.gather(*own)
-        return replace(traffic.load(requests), offered_s=times[-1])
-
-
-async def _built_up(
-    sender: Sender,
-    traffic: _Traffic,
-    leading: asyncio.Task[None],
-    rate: float,
-    say: Callable[[str], None],
-) -> None:
-    """Wait until further requests have built up the load, as far as the server keeps up.
-
-    Args:
-        leading: sends them.
-    """
-    began = time.perf_counter()
-    num_ended = 0
-    most_in_flight = 1
-    first_s = 0.0
-    while not has_built_up(num_ended, most_in_flight) and not leading.done():
-        await asyncio.sleep(_LOOK_S)
-        most_in_flight = max(most_in_flight, sender.num_in_flight)
-        num_ended = sum(record.seconds > 0 for record in traffic.records)
-        seconds = time.perf_counter() - began
-        first_s = first_s if num_ended else seconds
-        if seconds > max(_MOST_LEAD_S, _MOST_LEAD * first_s):
-            say(
-                f"engine.rate={rate:g} may be more than the server can do: after {seconds:.0f} s"
-                f" {num_ended} of {len(traffic.records)} requests have ended"
-            )
-            break

@@ -57,8 +57,6 @@ class ServerSettings(EngineSettings):
         metrics_url: the page of the Prometheus counters of `url`, where it is not /metrics or
             /prometheus/metrics on the server itself (Dynamo: on the port of a worker); those of
             several pages are added up.
-        rate: requests per second on average, at random (Poisson) times, however many are in flight;
-            None to keep `batch_size` requests in flight.
         timeout_s: of a request, from its start to its last token.
         chat: ask the chat endpoint, so that the server applies its own template and parsers;
             otherwise prompts are sent as token ids or text. `auto` asks for chats where no model is
@@ -87,7 +85,6 @@ class ServerSettings(EngineSettings):
     model: str | None = None
     regular_model: str | None = None
     metrics_url: tuple[str, ...] = ()
-    rate: float | None = None
     timeout_s: float = 600.0
     chat: bool | Literal["auto"] = "auto"
     api_key_variable: str | None = None
@@ -119,8 +116,6 @@ class ServerSettings(EngineSettings):
         rule = "must be positive"
         require(self.start_timeout_s > 0, "start_timeout_s", rule, self.start_timeout_s)
         require(self.timeout_s > 0, "timeout_s", rule, self.timeout_s)
-        rule = "must be from 1e-6 to 1000 requests per second"
-        require(self.rate is None or 1e-6 <= self.rate <= 1000, "rate", rule, self.rate)
         for name, value in (self.extra or {}).items():
             place = _SET_ELSEWHERE.get(name)
             advice = f"must not hold {name}" + (f", which {place} sets" if place else "")

@@ -10,7 +10,6 @@ from harness.engines.counts import Counts, added
 from harness.engines.door.plans import Machine, PassBytes
 from harness.engines.door.reading import num_together
 from harness.engines.protocol import Answered, BatchTimes, Wait, in_batches
-from harness.engines.rates import has_built_up
 from harness.engines.record import Preparation
 from harness.engines.requests import RequestError, RequestRecord
 
@@ -56,14 +55,6 @@ def test_tokens_of_an_iteration_come_from_draft_and_target() -> None:
     assert origins(4, 2, 3) == [*drafted, Origin.RECOVERED]
     assert origins(2, 2, 3) == [*drafted, Origin.BONUS]
     assert origins(4, 2, 1) == [Origin.DRAFT]
-
-
-def test_a_load_has_built_up_when_twice_as_many_have_ended_or_64() -> None:
-    for num_needed, most_in_flight in ((1, 0), (8, 4), (64, 32), (64, 100)):
-        built_up = [
-            has_built_up(num_ended, most_in_flight) for num_ended in (num_needed - 1, num_needed)
-        ]
-        assert built_up == [False, True]
 
 
 def test_a_plan_counts_bytes_and_gpus() -> None:

@@ -80,25 +80,13 @@ def test_a_batch_takes_what_its_passes_cost() -> None:
         assert (record.outcomes, record.num_tokens) == ([(2, 2), (1, 1)], 6)
     assert answered.seconds == pytest.approx(0.174)
     assert answered.load.request_seconds == pytest.approx(0.100 + 0.100 + 0.074)
-    assert (answered.load.share, answered.load.extra, answered.load.offered_s) == (1, [], 0)
-
-
-def test_requests_at_a_rate_wait_as_queueing_theory_says(harness: Harness) -> None:
-    """Answers of one token are read in 8 ms each: a queue M/D/1, half as long as one of random services."""
-    asked = ["engine.first_ms=8", "engine.prompt_ms=0", "decoding.max_new_tokens=1", "draft=none"]
-    harness("latency", *QUIET, *asked, "engine.rate=60", "num_prompts=4000")
-    load = 60 * 0.008
-    expected = 8 + 8 * load / (2 * (1 - load))
-    row = results().iloc[0]
-    assert row["time_to_first_token_ms"] == pytest.approx(expected, rel=0.06)
-    assert row["offered_rate"] == pytest.approx(60, rel=0.06)
+    assert (answered.load.share, answered.load.extra) == (1, [])
 
 
 @pytest.mark.parametrize(
     ("name", "wrong", "rule"),
     [
         ("step_ms", 0.0, "must be at least 1e-6"),
-        ("rate", 0.0, "must be at least 1e-6"),
         ("noise", -0.1, "must be from 0 to 10"),
         ("drift", 100.1, "must be from 0 to 100"),
         ("acceptance", 1.2, "must be from 0 to 1"),
@@ -111,6 +99,4 @@ def test_requests_at_a_rate_wait_as_queueing_theory_says(harness: Harness) -> No
 def test_wrong_settings(name: str, wrong: Any, rule: str) -> None:
     with pytest.raises(SettingError, match=f"{name}=.*{rule}"):
         SIMULATED.SimulatedSettings(**{name: wrong})
-    SIMULATED.SimulatedSettings(
-        acceptance=(0.0, 1.0), jumps={1: 0.0}, lengths=(1,), noise=10, rate=100.0
-    )
+    SIMULATED.SimulatedSettings(acceptance=(0.0, 1.0), jumps={1: 0.0}, lengths=(1,), noise=10)

@@ -32,10 +32,6 @@ RUNS = {
     ],
     "the engine slows down": ["engine.drift=0.6", "num_prompts=40"],
     "eight in flight": ["batch_size=8", "num_prompts=64"],
-    "at a rate": [
-        *("engine.rate=2", "num_prompts=64"),
-    ],
-    "at a rate that is too high": ["engine.rate=30", "num_prompts=64"],
     "in blocks": ["engine.blocks=6", "engine.start_noise=0.05", "num_prompts=18"],
     "until it is precise": ["precision=6%"],
     "a sweep over K": ["-m", "K=1,2,4,8", "num_prompts=20"],

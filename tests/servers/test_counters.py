@@ -19,7 +19,6 @@ from harness.measuring.figures.server import ServerFigures, counter_columns, tra
 from harness.servers import counters
 from harness.servers.counters import CounterPage, read_counters
 from harness.servers.http import RequestFailed
-from harness.servers.settings import ServerSettings
 from measured_runs import figures, run_of
 from some_questions import question_of
 
@@ -127,10 +126,8 @@ def test_an_answer_has_the_servers_first_token_where_nothing_waited_in_its_queue
     """The counters of a server have such waits too, so they count under load."""
     found = figures(ServerFigures, lap(prompt_ms=30.0) + lap(prompt_ms=10.0))
     assert found.server_time_to_first_token_ms == 20
-    rated = {"engine": ServerSettings(url="http://a/v1", rate=3.0)}
-    for settings in ({"batch_size": 2}, rated):
-        found = figures(ServerFigures, lap(prompt_ms=30.0), settings=settings)
-        assert found.server_time_to_first_token_ms is None
+    found = figures(ServerFigures, lap(prompt_ms=30.0), settings={"batch_size": 2})
+    assert found.server_time_to_first_token_ms is None
 
 
 def test_tokens_cached_from_before_are_those_that_no_other_prompt_begins_with() -> None:

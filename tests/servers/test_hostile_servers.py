@@ -191,27 +191,6 @@ def test_silence_is_said(open_engine: Open, monkeypatch: pytest.MonkeyPatch) -> 
     assert mentions(said[0], "0 of 1 requests", "engine.timeout_s=300")
 
 
-def test_a_rate_above_what_the_server_does_is_said(
-    open_engine: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The load would build up for minutes, or, as here, for ever."""
-    monkeypatch.setattr("harness.servers.sending._MOST_LEAD_S", 0.0)
-    server = EchoServer()
-    engine = open_engine(server, rate=100.0)
-    server.stall_after = 1
-    said: list[str] = []
-
-    def note(line: str) -> None:
-        said.append(line)
-        server.stall_after = 1_000_000
-
-    engine.say = note
-    question = dataclasses.replace(ask(3), extra=ask(3).requests)
-    assert timed_answer(engine, engine.arms[0], question).tokens == texts(question)
-    [line] = said
-    assert line.startswith("regular: engine.rate=100 may be more than the server can do: after 0 s")
-
-
 @pytest.mark.parametrize(
     ("content", "encoding"), [(b"[" * 200_000, "identity"), (b"no gzip", "gzip")]
 )

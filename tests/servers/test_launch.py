@@ -83,10 +83,10 @@ def test_a_log_keeps_no_key_of_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key = "q7Zp2Lw9Xc4Vb1Nm6Rt8Ky"
-    for name in ("MYK", "THE_TOKEN"):
+    for name in ("MY_KEY", "THE_TOKEN"):
         monkeypatch.setenv(name, f"{name}{key}")
     # The last megabytes of a file of a terabyte, without its bytes, too.
-    program = 'echo "cannot use $MYK $MYK"; truncate -s 1T server.log; echo; echo "error: $THE_TOKEN"; exit 1'
+    program = 'echo "cannot use $MY_KEY $MY_KEY"; truncate -s 1T server.log; echo; echo "error: $THE_TOKEN"; exit 1'
     monkeypatch.chdir(tmp_path)
     server = StartedServer(
         Launch(

@@ -97,7 +97,7 @@ def share_of_iteration(run: Run[LatencyRow]) -> float | None:
         return None
     # Rows of a batch wait for each other.
     waits_for_others = (row.batch_size or 1) > 1 and not row.was_served
-    if waits_for_others or row.offered_rate:
+    if waits_for_others:
         return None
     share = step_ms / (ms_per_token * tokens)
     steps, iterations = (spent_by_unit(each, run.prompt_rows) for each in (regular, row))

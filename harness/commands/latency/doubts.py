@@ -253,13 +253,6 @@ def _otherwise_by_answer(run: _Run) -> str | None:
     return f"the speed-up over all tokens is {speedup:.2f}×, the mean over answers {by_answer:.2f}×"
 
 
-def _too_slow(row: LatencyRow) -> str | None:
-    answered = row.requests_per_second
-    if not row.fell_behind or answered is None:
-        return None
-    return f"in the {row.arm} arm {answered:.2g} requests/s were answered"
-
-
 def _same_prompts(run: _Run) -> str | None:
     texts = Counter(prompt.prompt for prompt in run.prompt_rows if prompt.arm == "regular")
     most = max(texts.values(), default=0)
@@ -410,12 +403,6 @@ DOUBTS = (
         " the wait for its first token, weighs as much as a long one.",
     ),
     Doubt("setting note", lambda run: too_long(run.last), f"{{found}} {TOO_LONG}."),
-    Doubt(
-        "setting against",
-        lambda run: _each_arm(run, _too_slow),
-        "The server did not keep up with {row.request_rate:g} requests/s: {found}, so that the queue and the ratio"
-        " depend on how long it is asked.",
-    ),
     Doubt(
         "against",
         lambda run: " and ".join(

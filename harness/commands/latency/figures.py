@@ -71,7 +71,6 @@ _REQUESTS = (
     _percentiles("TPOT ms", "time_per_output_token", _TPOT),
     _percentiles("ITL ms", "inter_token_latency", _ITL),
     Column("in\nflight", number(1), "mean_in_flight", optional=True),
-    Column("sent\nrequests/s", number(), "offered_rate", optional=True),
     Column("answered\nrequests/s", number(), "requests_per_second"),
     Column("tokens/s\nper user", number(1), "tokens_per_second_per_user"),
     Column("failed", of="num_failed"),

@@ -33,11 +33,11 @@ def latency_plots(pairs: Sequence[RankedRun]) -> dict[str, list[Plot]]:
     # A damaged file may hold any number.
     loaded = [pair for pair in complete if pair.load > 0]
     by_load: list[Plot] = []
-    by_unit = grouped(loaded, attrgetter("unit_of_load", "row.prompts"))
-    for (unit, prompts), alike in by_unit.items():
-        title = f"prompts {prompts}" if len(by_unit) > 1 else ""
+    by_prompts = grouped(loaded, attrgetter("row.prompts"))
+    for prompts, alike in by_prompts.items():
+        title = f"prompts {prompts}" if len(by_prompts) > 1 else ""
         panel = (title, _curves(alike, "curve_of_k", "load"))
-        by_load += curve_plots([panel], unit, doubling=True)
+        by_load += curve_plots([panel], "requests in flight, or rows of a batch", doubling=True)
     return {
         "num_draft_tokens": curve_plots(by_k, "K, draft tokens per iteration"),
         "load": by_load,

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import itertools
 
-from harness.commands.latency.record import OPEN_LOOP_LAP, LatencySettings
+from harness.commands.latency.record import LatencySettings
 from harness.engines.protocol import Answered, Engine, Question
 from harness.engines.registry import engine_of
 from harness.engines.tokenizer import text_of
@@ -22,20 +22,18 @@ _MANY_LAPS = 16
 _LONGEST_LAP = 4
 
 
-def choose_num_laps(num_prompts: int, batch_size: int, open_loop: bool) -> int:
+def choose_num_laps(num_prompts: int, batch_size: int) -> int:
     """Return a number of laps; with one request in flight at a time, each prompt is a lap.
 
     128 prompts with batch_size=4 make 16 laps of 8.
 
     Args:
         batch_size: requests in flight at once; a lap has at least this many, if there are enough prompts.
-        open_loop: whether requests are sent at a rate, whatever is in flight.
     """
-    in_flight = max(batch_size, OPEN_LOOP_LAP) if open_loop else batch_size
-    if in_flight == 1:
+    if batch_size == 1:
         return num_prompts
-    rounds = num_prompts // (_MANY_LAPS * in_flight)
-    lap_size = in_flight * min(max(rounds, 1), _LONGEST_LAP)
+    rounds = num_prompts // (_MANY_LAPS * batch_size)
+    lap_size = batch_size * min(max(rounds, 1), _LONGEST_LAP)
     return max(1, num_prompts // lap_size)
 
 
@@ -50,11 +48,10 @@ def lap_count(settings: LatencySettings, engine: Engine, num_prompts: int) -> in
         return settings.laps
     if engine.blocks is not None:
         return engine.blocks.number
-    has_rate = settings.engine.rate is not None
     # Laps let arms take turns, but fewer requests are in flight at their ends. One arm alone needs no turns.
-    if len(engine.arms) == 1 and (settings.batch_size > 1 or has_rate):
+    if len(engine.arms) == 1 and settings.batch_size > 1:
         return 1
-    return choose_num_laps(num_prompts, settings.batch_size, has_rate)
+    return choose_num_laps(num_prompts, settings.batch_size)
 
 
 def questions_to_ask(

@@ -105,14 +105,8 @@ class RankedRun:
 
     @property
     def load(self) -> float:
-        """Requests per second where they are sent at a rate, else `batch_size`."""
-        return self.row.request_rate or self.row.batch_size or 1
-
-    @property
-    def unit_of_load(self) -> str:
-        if self.row.request_rate is not None:
-            return "requests per second"
-        return "requests in flight, or rows of a batch"
+        """Requests in flight, or rows of a batch."""
+        return self.row.batch_size or 1
 
     @property
     def curve(self) -> Sequence[str]:
@@ -156,7 +150,7 @@ def among_themselves(pairs: Sequence[RankedRun]) -> list[RankedRun]:
     # Those without a speed-up last.
     named.sort(key=lambda pair: (pair.speedup is None, pair.row.ms_per_token or 0.0))
     for same_model in grouped(named, attrgetter("model")).values():
-        for curve in grouped(same_model, attrgetter("unit_of_load", "curve")).values():
+        for curve in grouped(same_model, attrgetter("curve")).values():
             ordered += sorted(curve, key=attrgetter("load", "name.k_order"))
     return ordered
 
@@ -229,5 +223,5 @@ def schedules(pairs: Sequence[RankedRun]) -> Iterator[tuple[str, str]]:
         if not schedule:
             yield "Use", f"{whose}no schedule: {why_none}"
             continue
-        yield "Use", f"{whose}{in_words(schedule)} ({members[0].unit_of_load})"
+        yield "Use", f"{whose}{in_words(schedule)} (requests in flight, or rows of a batch)"
         yield "vLLM", f"--speculative-config '{for_vllm(schedule)}'"

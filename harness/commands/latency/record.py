@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from harness.reporting.drawing import Plot
     from harness.results.runs import Run
 
-# How many requests a lap has where they are sent at random times (`engine.rate`).
-OPEN_LOOP_LAP = 8
 # Prompts that are measured where nothing is said.
 _PROMPTS = 15
 _MOST_PROMPTS = 1024
@@ -103,7 +101,7 @@ class LatencySettings(PromptedSettings, RepeatedSettings):
 
     @property
     def num_over_starts(self) -> int:
-        is_divided = self.laps != "auto" or self.precision is not None or bool(self.engine.rate)
+        is_divided = self.laps != "auto" or self.precision is not None
         return 0 if is_divided else self.num_asked
 
     @property
@@ -115,8 +113,6 @@ class LatencySettings(PromptedSettings, RepeatedSettings):
         if self.num_prompts != "auto":
             return self.num_prompts
         together = self.batch_size
-        if self.engine.rate:
-            together = max(together, OPEN_LOOP_LAP)
         if together == 1:
             return _PROMPTS
         return max(_PROMPTS, min(FEWEST_FOR_INTERVAL * together, _MOST_PROMPTS))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -63,15 +62,6 @@ class RequestFigures(Group):
         "mean requests in flight, with those that only keep up the load",
         "requests",
     )
-    offered_rate: MaybeFloat = pooled(
-        Ratio(of="num_prompts"),
-        "requests per second as sent, at random times",
-        "requests/s",
-    )
-    fell_behind: MaybeBool = pooled(
-        "any",
-        "whether the queue grew: fewer requests ended than `engine.rate` sends (significant at 1 %)",
-    )
     requests_per_second: MaybeFloat = pooled(
         Ratio(of="num_prompts"),
         "answered requests per second, without those that only kept up the load",
@@ -97,10 +87,8 @@ class RequestFigures(Group):
         answered = arm.answered
         loads = [generation.load for generation in arm.generations if generation.load is not None]
         load_s = sum(load.seconds for load in loads)
-        rate = run.settings.engine.rate
         is_held_back = were_held_back(run, arm)
         per_output_token = [request.time_per_output_token_ms for request in answered]
-        offered_s = sum(load.offered_s for load in loads)
         return cls(
             requests_per_second=len(answered) / arm.seconds,
             num_failed=sum(request.has_failed for request in requests),
@@ -108,8 +96,6 @@ class RequestFigures(Group):
             tokens_per_arrival=arm.tokens_per_arrival,
             held_back=is_held_back,
             mean_in_flight=sum(load.request_seconds for load in loads) / load_s if loads else None,
-            offered_rate=len(requests) / offered_s if offered_s else None,
-            fell_behind=_fell_behind(arm, rate) if rate else None,
             **percentile_columns(
                 time_to_first_token=first_token_times(run, arm),
                 time_per_output_token=[] if is_held_back else per_output_token,
@@ -151,17 +137,6 @@ def were_held_back(run: MeasuredRun, arm: MeasuredArm) -> bool:
         # Of an unknown yield only answers that came as a whole say something.
         return num_arrivals <= min(num_tokens / _MOST_PER_ITERATION, len(answered))
     return num_tokens / num_arrivals >= _MOST_PER_ITERATION * yielded
-
-
-def _fell_behind(arm: MeasuredArm, rate: float) -> bool:
-    """Whether significantly fewer requests ended than a rate sends."""
-    num_ended = num_expected = 0.0
-    for lap in arm.generations:
-        if lap.load is not None and lap.load.share:
-            # With those that only kept up the load.
-            num_ended += len(lap.requests) / lap.load.share
-            num_expected += rate * lap.load.seconds
-    return num_ended < num_expected - _DEVIATIONS * math.sqrt(num_expected)
 
 
 def percentile_columns(**times_ms: Iterable[float | None]) -> dict[str, float | None]:

@@ -93,7 +93,7 @@ class ServerFigures(Group):
             columns["read_prompt_tokens"] = sum(read)
         first_ms = [request.prompt_ms for request in answered if request.prompt_ms is not None]
         # Others wait in the server's queue, which answers leave out.
-        if first_ms and run.settings.batch_size == 1 and not run.settings.engine.rate:
+        if first_ms and run.settings.batch_size == 1:
             columns["server_time_to_first_token_ms"] = sum(first_ms) / len(first_ms)
         if drafted:
             columns["drafted"] = any(drafted)

@@ -26,7 +26,7 @@ from harness.results.verdict import verdict_of, why_no_ranking
 
 # Columns of a regular measurement. A method may need another runner, placement and rule.
 _CONDITIONS = (
-    "model quantization dtype devices engine server url regular_url temperature top_k top_p batch_size request_rate"
+    "model quantization dtype devices engine server url regular_url temperature top_k top_p batch_size"
     " max_new_tokens ignore_eos prompts prompts_digest chat_template seed weights num_threads runner"
 ).split()
 # Settings without a column that belong to the draft, or that the regular command shows.

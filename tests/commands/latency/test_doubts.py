@@ -112,8 +112,6 @@ SAID: list[tuple[Changes, Changes, str]] = [
     ({}, BY_ANSWER, ""),
     ({"ms_per_token_per_answer": 156.0}, BY_ANSWER | {"speedup": None}, ""),
     ({}, {"num_skipped": 3}, "3 prompts were left out (too long for the context)."),
-    ({"fell_behind": True, "requests_per_second": 7.9}, {"request_rate": 10.0}, "with 10 requests/s: in the regular"),
-    ({"fell_behind": False, "requests_per_second": 7.9}, {"request_rate": 10.0}, ""),
     ({}, {"salted": False}, "takes no cache salt"),
     ({}, {"salted": True}, ""),
     ({"host_share": 0.11}, {"host_share": 0.2}, "11 % of the regular arm's time and 20 % of the speculative arm's"),

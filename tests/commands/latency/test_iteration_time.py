@@ -80,7 +80,6 @@ def test_prompts_that_one_arm_did_not_finish_count_for_none() -> None:
         {"tokens_per_iteration": None, "mean_acceptance_length": None},
         # The first of two commands may draft too.
         {"draft": "second command"},
-        {"offered_rate": 2.0},
     ],
 )
 def test_an_iteration_without_a_known_time_has_no_share(changes: dict[str, Any]) -> None:

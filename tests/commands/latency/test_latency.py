@@ -183,7 +183,6 @@ def test_the_environment_holds_a_command_line_that_runs_again(
         ("", 15),
         ("batch_size=3", 24),
         ("batch_size=200", 1024),
-        ("engine=simulated engine.rate=2", 64),
     ],
 )
 def test_by_default_batches_are_enough_for_an_interval(typed: str, num_asked: int) -> None:
