@@ -48,13 +48,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.colors import to_hex
 from scipy import special
 
 import harness
 from harness.commands.eval.rows import EvalRow
-from harness.commands.latency.plots import speedup_bars
-from harness.commands.latency.ranking import RankedRun, ranked_runs
+from harness.commands.latency.ranking import ranked_runs
 from harness.commands.read_runs import read
 from harness.commands.registry import measurement
 from harness.commands.report.command import build, statements_in_json
@@ -348,20 +346,6 @@ def _check_marks(found: Found, runs: Sequence[Run[Any]], planted: Callable[[Any]
                 others = [planted(rival.row) for rival in rivals if rival.speedup is not None]
                 best = planted(pair.row)
                 found.check("best", is_false=best <= max(others) + _ROUNDING or best <= 1)
-    plot = speedup_bars(runs)
-    if plot is not None:
-        truths = _in_order_of_bars(pairs, planted)
-        for bar, truth in zip(plot.figure.axes[0].patches, truths, strict=True):
-            colour = to_hex(bar.get_facecolor())
-            sides = {to_hex("C2"): truth <= 1 + _ROUNDING, to_hex("C1"): truth >= 1 - _ROUNDING}
-            found.check("bar", is_false=sides.get(colour, False))
-
-
-def _in_order_of_bars(pairs: Sequence[RankedRun], planted: Callable[[Any], float]) -> list[float]:
-    """The planted speed-up of each bar of `speedup_bars`."""
-    known = [pair for pair in pairs if pair.speedup is not None]
-    known.sort(key=lambda pair: pair.speedup or 0.0, reverse=True)
-    return [planted(pair.row) for pair in known[:12]]
 
 
 @contextlib.contextmanager

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from documented import ROOT
-from harness.commands.registry import commands, with_settings
+from harness.commands.registry import with_settings
 from in_process import Harness, only
 from processes import run
 from shipped_copies import copy_shipped
@@ -221,40 +218,3 @@ def test_a_pattern_sweeps_over_presets(harness: Harness) -> None:
     jobs = [line.partition(":")[0] for line in outcome.stderr.splitlines() if line.startswith("[")]
     drafts = TINY[1:5]
     assert jobs == [f"[{number}/4] draft={name}" for number, name in enumerate(drafts, 1)]
-
-
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("harness la", ["latency"]),
-        ("harness ", [command.name for command in commands()]),
-        ("harness latency model=tin", [f"model={name}" for name in TINY]),
-        ("harness eval -m draft=ear", ["draft=early_exit"]),
-        ("harness latency engi", ["engine.", "engine="]),
-        ("harness recovery decoding.te", ["decoding.temperature="]),
-        ("harness report ", []),
-    ],
-)
-def test_the_shell_is_offered_commands_settings_and_presets(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch, line: str, expected: list[str]
-) -> None:
-    monkeypatch.setenv("COMP_LINE", line)
-    assert harness("-sc", "query=bash").stdout.split() == expected
-
-
-def test_bash_completes(tmp_path: Path) -> None:
-    if (bash := shutil.which("bash")) is None:
-        pytest.skip("no bash")
-    program = tmp_path / "harness"
-    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m harness "$@"\n')
-    program.chmod(0o755)
-    script = (
-        'eval "$(harness -sc install=bash)"; complete -p harness >/dev/null || exit 1; '
-        'COMP_LINE="harness latency draft=tin"; '
-        "COMP_WORDS=(harness latency draft=tin) COMP_CWORD=2; hydra_bash_completion; echo ${COMPREPLY[@]}"
-    )
-    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        [bash, "-c", script], env=os.environ | {"PATH": path}, capture_output=True, text=True
-    )
-    assert done.stdout == " ".join(f"draft={name}" for name in TINY) + "\n", done.stderr

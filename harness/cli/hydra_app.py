@@ -25,7 +25,7 @@ _VERSION_BASE = "1.3"
 _TRACEBACK = "HARNESS_TRACEBACK"
 # The options of Hydra that commands take. The others compose another configuration or print what is Hydra's own, and
 # `--experimental-rerun` runs code from a pickle.
-_OFFERED = "-h --help -m --multirun -c --cfg --resolve -p --package -cd --config-dir -sc"
+_OFFERED = "-h --help -m --multirun -c --cfg --resolve -p --package -cd --config-dir"
 
 WANTS_TRACEBACK = os.environ.get(_TRACEBACK, os.environ.get("HYDRA_FULL_ERROR", "")) == "1"
 
@@ -137,7 +137,7 @@ def calling(
     Args:
         task: a function of a module, or a method of an object that can be pickled: launchers call it in other
             processes.
-        line: the name of the program, which completion prints, then Hydra's options and the settings.
+        line: the name of the program, then Hydra's options and the settings.
         directory: holds the configuration with this name, and all groups.
     """
     import hydra

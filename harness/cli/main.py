@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 import io
 import os
-import re
 import sys
 import tempfile
 import textwrap
@@ -67,12 +66,12 @@ _DRY_RUN = "dry_run=true"
 _INTERRUPTED = "harness: interrupted; what was measured so far is kept"
 
 # The worst of several exit codes counts. From the mildest: success, doubt, a wrong setting; then 1, a failure or a bad
-# answer, and any code that only a user's own command has.
+# answer.
 _SEVERITIES = {0: 0, 3: 1, 2: 2}
 
 
 # Options that print something in place of a run.
-_FOR_THE_TERMINAL = ("-h", "--help", "-c", "--cfg", "-sc")
+_FOR_THE_TERMINAL = ("-h", "--help", "-c", "--cfg")
 
 # The process has one Hydra, sys.argv and sys.stdout, so one thread at a time may run a command.
 _run_lock = threading.RLock()
@@ -169,7 +168,7 @@ def run(command: str, *overrides: str, verbose: bool = False, **settings: Any) -
 
 
 def _dispatch(words: Words, invocation: _Invocation) -> None:
-    """Run the command that is named first, or print help, the version, or completions (`-sc`)."""
+    """Run the command that is named first, or print help or the version."""
     command, *others = words.typed or ["--" if words.servers else "help"]
     # `help latency presets` and `latency help presets` mean `latency --help presets`; `help presets` is about
     # the first command.
@@ -183,9 +182,6 @@ def _dispatch(words: Words, invocation: _Invocation) -> None:
         print(_usage())
     elif command in ("-v", "-V", "version") or "--version" in words.typed:
         print(sys.modules["harness"].__version__)
-    elif "-sc" in words.typed:  # Hydra's option for shell completion
-        with invocation.reporting(command):
-            _complete(words.typed[words.typed.index("-sc") + 1 :], invocation)
     else:
         with invocation.reporting(command):
             record = COMMANDS[_checked(command, names)]
@@ -195,27 +191,6 @@ def _dispatch(words: Words, invocation: _Invocation) -> None:
                 return
         if not invocation.errors:
             invocation.run_hydra(Words([command, *others], words.servers))
-
-
-def _complete(arguments: Sequence[str], invocation: _Invocation) -> None:
-    """Install completion (`harness -sc install=bash`), or answer the shell's query about the command on its line."""
-    if len(arguments) != 1 or not re.fullmatch(
-        "(install|uninstall|query)=(bash|zsh|fish)", arguments[0]
-    ):
-        rule = 'completes `harness ...` after eval "$(harness -sc install=bash)"; also uninstall=, and zsh or fish'
-        raise SettingError("-sc", rule)
-    names = _names()
-    command = names[0]
-    line = os.environ.get("COMP_LINE", "")
-    if arguments[0].startswith("query="):
-        _, _, typed = line.lstrip().partition(" ")
-        command, space, settings = typed.lstrip().partition(" ")
-        if not space:
-            print(*(name for name in names if name.startswith(command)))
-        if not space or command not in with_settings():
-            return
-        os.environ["COMP_LINE"] = f"harness {settings}"
-    invocation.run_hydra(Words([command, "-sc", *arguments]))
 
 
 def _usage() -> str:
@@ -232,19 +207,19 @@ def _usage() -> str:
 
 
 def _names() -> list[str]:
-    """Return the names of all commands that need no file, in the order of the list; the first is the default."""
+    """Return the names of all commands, in the order of the list; the first is the default."""
     return [command.name for command in commands()]
 
 
 def _checked(command: str, names: Collection[str]) -> str:
-    """Return the command if it has one of these names, or is in a file of the user's.
+    """Return the command if it has one of these names.
 
     Raises:
-        SettingError: it is neither.
+        SettingError: it has not.
     """
     if not isinstance(command, str):
         raise SettingError("command", f"must be one of {', '.join(names)}", command)
-    if command not in names and not COMMANDS.is_in_file(command):
+    if command not in names:
         if command in _names():
             raise SettingError(command, f"is a command of the terminal: harness {command}")
         if command in REMOVED:
@@ -314,7 +289,7 @@ class _Invocation:
         # What is printed in place of a run comes at the end: an error of stdout must not pass for one of Hydra's.
         printed = io.StringIO() if prints else None
         sweeps = configured(command).sweeps
-        called = hydra_app.calling(self.run_job, line, names.CONF, names.primary(command))
+        called = hydra_app.calling(self.run_job, line, names.CONF, command)
         is_interrupted = False
         try:
             with self.reporting(command), redirect_stdout(printed or sys.stdout), called as call:
@@ -376,7 +351,7 @@ class _Invocation:
             if hydra_app.WANTS_TRACEBACK:
                 raise
             explained = error if isinstance(error, HarnessError) else None
-            if explained is None and (command in with_settings() or COMMANDS.is_in_file(command)):
+            if explained is None and command in with_settings():
                 from harness.cli.menu import hydra_errors
 
                 # Hydra or OmegaConf may have found a mistake in the overrides.
@@ -402,9 +377,6 @@ def _hydra_line(words: Words) -> tuple[list[str], str, bool]:
     from harness.measuring.progress import say
 
     command, *typed_words = words.typed
-    if "-sc" in typed_words:
-        # Shell completion is for the program as a whole: its first word is the command.
-        return ["harness", *typed_words], "", False
     record = configured(command)
     hints = conversion.setting_hints(record.settings)
     options, settings, topic = typed.for_hydra(typed_words, command, hints)

@@ -77,7 +77,7 @@ class Job:
     @property
     def file(self) -> Path:
         """The run's own file of rows."""
-        return self.directory / f"{measurement(self.command).stem}.csv"
+        return self.directory / f"{measurement(self.command).row.kind}.csv"
 
     def run(self, keeper: PairKeeper | None = None) -> Sequence[RunRow]:
         """Run the job in this process.

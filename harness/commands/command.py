@@ -1,15 +1,13 @@
 """The records of commands, with their settings, their rows and how they are shown, and the interface of a measurement.
 
 A word after `harness` is of one of three kinds: a `PathCommand` reads files, a `Service` answers until it is ended, and
-a `Command` measures and writes rows. Its record is in `commands/<name>/record.py`, or in a file of the user's
-(`harness ./my_command.py:MyCommand`). What needs torch is imported inside functions: names,
-settings and help are known without it.
+a `Command` measures and writes rows. Its record is in `commands/<name>/record.py`. What needs torch is imported
+inside functions: names, settings and help are known without it.
 """
 
 from __future__ import annotations
 
 import pkgutil
-import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -20,7 +18,6 @@ from harness.results.schema import NO_VERDICT
 
 if TYPE_CHECKING:
     from harness.measuring.session import Session
-    from harness.reporting.drawing import Plot
     from harness.reporting.page import Page
     from harness.results.row import Row
     from harness.results.runs import Run
@@ -79,11 +76,6 @@ class ConfiguredCommand(CommandRecord, Generic[SomeSettings]):
         """Whether `repeats=5` runs it several times and pools its rows."""
         return issubclass(self.settings, RepeatedSettings)
 
-    @property
-    def stem(self) -> str:
-        """The stem of its files' names."""
-        return re.sub(r"\W+", "_", self.name)
-
     def check_installed(self) -> None:
         """Raise a SettingError if a package that it needs is not installed, without importing it."""
 
@@ -132,10 +124,6 @@ class Command(ConfiguredCommand[SomeSettings], Generic[SomeSettings, SomeRow]):
         place = self.experiment
         return place.partition(":")[0] if isinstance(place, str) else place.__module__
 
-    @property
-    def stem(self) -> str:
-        return self.row.kind
-
     def begin(self, settings: SomeSettings) -> Experiment[SomeSettings, SomeRow]:
         """The measurement with these settings."""
         made = self.experiment
@@ -176,13 +164,9 @@ class Command(ConfiguredCommand[SomeSettings], Generic[SomeSettings, SomeRow]):
         """The lines of a Markdown table with a row for each run, for `report format=row`; [] where there is none."""
         return []
 
-    def picture(self, runs: Sequence[Run[SomeRow]]) -> Plot | None:
-        """A plot of runs for a slide; None where there is none. Needs matplotlib."""
-        return None
-
 
 class Experiment(Protocol[SomeSettings, MadeRow]):
-    """A command's measurement, the class that its record names, without torch, so that a command can be one file.
+    """A command's measurement, the class that its record names.
 
     Attributes:
         settings: those given, with the command's own changes, checked early and without models.

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from harness.commands.command import Command, CommandRecord
-from harness.commands.registry import commands as menu_commands
-from harness.commands.registry import row_kinds
+from harness.commands.command import Command
+from harness.commands.registry import commands, row_kinds
 from harness.config.errors import SettingError
 from harness.results.files import read_file, read_kind
 from harness.results.pooling import merge
@@ -28,10 +27,10 @@ from harness.results.schema import RunRow
 _MOST_FILES = 200_000
 
 
-def measuring(commands: Iterable[CommandRecord]) -> list[Command[Any, Any]]:
+def measuring() -> list[Command[Any, Any]]:
     """Commands that measure, and so have runs to show; those that take typed prompts come last."""
     measurements = [
-        command for command in commands if isinstance(command, Command) and command.measures
+        command for command in commands() if isinstance(command, Command) and command.measures
     ]
     return sorted(measurements, key=lambda command: not command.sweeps)
 
@@ -57,19 +56,16 @@ class Findings:
         return [run for run in self.runs if type(run.last) is row]
 
 
-def read(
-    paths: Sequence[Path], commands: Sequence[CommandRecord] | None = None, ids: Sequence[str] = ()
-) -> Findings:
+def read(paths: Sequence[Path], ids: Sequence[str] = ()) -> Findings:
     """The runs in files and directories, each measurement once.
 
     Args:
-        commands: those whose runs are read; None for all that are built in or installed.
         ids: of the only runs that are wanted, or how these begin; () for all.
 
     Raises:
         SettingError: a path that does not exist, or without a CSV file of ours; an id that no run has.
     """
-    findings = _Reader(paths, menu_commands() if commands is None else commands).findings
+    findings = _Reader(paths).findings
     for wanted in ids:
         if not any(run.id.startswith(wanted) for run in findings.runs):
             raise SettingError(wanted, f"no run in {', '.join(map(str, paths))} has this id")
@@ -89,12 +85,12 @@ class _Reader:
         SettingError: a path that does not exist, or no file with the result of a run.
     """
 
-    def __init__(self, paths: Sequence[Path], commands: Iterable[CommandRecord]) -> None:
+    def __init__(self, paths: Sequence[Path]) -> None:
         self.findings = findings = Findings()
         # Kinds of rows with the result of a run, by the stem of their files' names; then these and all others.
         self._run_kinds: dict[str, type[RunRow]] = {}
         self._kinds: list[type[Row]] = []
-        for command in measuring(commands):
+        for command in measuring():
             self._run_kinds[command.row.kind] = command.row
             self._kinds += [command.row, *command.further_rows]
         # `latency.csv`, `latency_prompts.csv`, and `latency-2.csv`, which `append_rows` begins where

@@ -23,7 +23,7 @@ COMMANDS: Registry[CommandRecord] = Registry(
 
 
 def commands() -> list[CommandRecord]:
-    """Every command that needs no file, in the order in which they are listed."""
+    """Every command, in the order in which they are listed."""
     return sorted(COMMANDS.all().values(), key=lambda command: command.help_order)
 
 
@@ -47,7 +47,7 @@ def measurement(name: str) -> Command[Any, Any]:
 
 
 def row_kinds() -> list[type[Row]]:
-    """Every kind of row that this project writes; a command from elsewhere brings its own."""
+    """Every kind of row that is written."""
     kinds: list[type[Row]] = []
     built_in = COMMANDS.all().values()
     for command in sorted(built_in, key=lambda command: command.help_order):

@@ -55,7 +55,7 @@ class VerdictError(HarnessError):
 
     Args:
         message: the answer, in one line.
-        exit_code: 1 for a bad answer, or `CANNOT_TELL`; a user's own command may have others.
+        exit_code: 1 for a bad answer, or `CANNOT_TELL`.
     """
 
     def __init__(self, message: str, exit_code: int) -> None:

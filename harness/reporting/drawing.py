@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import logging
 import re
-import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,7 +22,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from harness.reporting.table import in_lines
-from harness.results.judging.statement import Relation, Statement
 from harness.results.statistics.arrays import Floats
 from harness.results.statistics.interval import Interval
 
@@ -39,12 +37,6 @@ _STYLES = [
 # In inches: as wide as a telephone, where letters keep their size.
 _WIDTH = 4.4
 _LONGEST_LINE = 56
-# Of a picture for a slide.
-_SLIDE_WIDTH = 7.5
-_LONGEST_NAME = 84
-_DOTS_PER_INCH = 200
-# Of bars: green for a gain, orange for a loss, and else grey.
-_COLOURS: dict[Relation, str] = {"above": "C2", "below": "C1"}
 
 
 class Plot(NamedTuple):
@@ -131,58 +123,6 @@ def _whiskers(value: Interval) -> Floats:
     return np.maximum([[value.estimate - value.low], [value.high - value.estimate]], 0)
 
 
-def bar_figure(bars: Sequence[tuple[str, Statement]], x_label: str) -> Figure:
-    """A horizontal bar for each item, with its name above and its value behind it, and a line at 1.
-
-    Args:
-        bars: the name of each, and what is said of it.
-    """
-    figure = Figure(figsize=(_SLIDE_WIDTH, 1.1 + 0.62 * len(bars)), layout="constrained")
-    axes: Any = figure.subplots()
-    axes.set(xlabel=x_label)
-    for index, (name, statement) in enumerate(bars):
-        value = statement.interval
-        length = value.estimate
-        colour = _COLOURS.get(statement.relation, "C5")
-        axes.barh(index, length, height=0.42, color=colour)
-        axes.errorbar(
-            length, index, xerr=_whiskers(value), color="black", elinewidth=1.2, capsize=3
-        )
-        axes.text(0, index - 0.28, textwrap.fill(name, _LONGEST_NAME), va="bottom", fontsize=9.5)
-        end = np.nanmax([length, value.high])
-        axes.text(end, index, f"  {value:×}", va="center", fontsize=9.5)
-    axes.axvline(1, color="C5", linewidth=1, linestyle=(0, (3, 2)))
-    axes.set(yticks=[], ylim=(len(bars) - 0.6, -0.75), xlim=(0, None))
-    axes.spines["left"].set_visible(False)
-    # Room for the words behind the longest bar.
-    axes.set_xlim(0, 1.3 * axes.get_xlim()[1])
-    return figure
-
-
-def picture(make: Callable[[], Plot], form: str) -> bytes:
-    """A plot as a file of its own, with its title, on white.
-
-    Args:
-        form: `svg` or `png`.
-    """
-    with _own_style():
-        return _picture(make(), form)
-
-
-def _picture(plot: Plot, form: str) -> bytes:
-    plot.figure.axes[0].set_title(wrapped(plot.title))
-    plot.figure.set_facecolor("white")
-    return _saved(plot.figure, form)
-
-
-def _saved(figure: Figure, form: str) -> bytes:
-    """A figure as a file, which is the same at any time."""
-    no_metadata = dict.fromkeys(("Date", "Creator")) if form == "svg" else None
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format=form, dpi=_DOTS_PER_INCH, metadata=no_metadata)
-    return buffer.getvalue()
-
-
 @contextmanager
 def _own_style() -> Iterator[None]:
     """The style of `drawing.mplstyle` within the block, whatever style the user has."""
@@ -206,8 +146,10 @@ def wrapped(label: str) -> str:
 
 def _svg(name: str, figure: Figure) -> str:
     """A figure without prologue and metadata. Its ids begin with `name`, so that they differ from other plots'."""
-    saved = _saved(figure, "svg").decode()
-    text = re.sub(r"<metadata>.*?</metadata>", "", saved, flags=re.DOTALL)
+    buffer = io.StringIO()
+    # The same at any time.
+    figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Date", "Creator")))
+    text = re.sub(r"<metadata>.*?</metadata>", "", buffer.getvalue(), flags=re.DOTALL)
     without_prologue = text[text.index("<svg") :]
     ids = re.compile(r'\bid="|href="#|url\(#')
     # Only tags have ids. Text between them, such as the name of a model, stays as it is.

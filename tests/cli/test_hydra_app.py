@@ -42,4 +42,3 @@ def test_help_texts_are_not_read_as_options_are_added(monkeypatch: pytest.Monkey
         get_args_parser()
     assert hydra_app.flags(["-m", "K=2"]).multirun
     assert "add_argument" not in vars(argparse.ArgumentParser)
-    assert "completion" in repr(hydra_app.options()["-sc"].help)

@@ -39,13 +39,12 @@ class NameSource(ConfigSource):
         for name, part in [(group, config), *config.items_ex(resolve=False)]:
             if OmegaConf.is_dict(part) and name != "hydra":
                 OmegaConf.set_struct(part, False)
-        # A pair sets `model` and `draft` of the run, all others only what is below their own key.
-        header = {"package": "_global_" if group == "pair" else None}
-        return ConfigResult(self.provider, f"{self.scheme()}://{config_path}", config, header)
+        path = f"{self.scheme()}://{config_path}"
+        return ConfigResult(self.provider, path, config, header={"package": None})
 
     def is_group(self, config_path: str) -> bool:
         # Groups that have no directory in `conf/`, where Hydra finds the others.
-        return config_path in ("", "draft", "engine", "pair")
+        return config_path in ("", "draft", "engine")
 
     def is_config(self, config_path: str) -> bool:
         return names.configuration(config_path) is not None
@@ -54,7 +53,7 @@ class NameSource(ConfigSource):
         return True
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
-        """Names in a group, for completion and `glob(*)`; the group "" holds the groups. Pairs are any two names."""
+        """Names in a group, for `glob(*)`; the group "" holds the groups."""
         if config_path == "" and results_filter is not ObjectType.CONFIG:
             return ["draft", "engine"]
         if config_path == "draft" and results_filter is not ObjectType.GROUP:

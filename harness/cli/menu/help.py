@@ -1,7 +1,6 @@
 """`--help` of a command, from its record, its settings and the configuration that was typed.
 
-`harness latency --help` is a page, `--help all` is everything, `--help presets` one section
-of that, and `--help K` one setting.
+`harness latency --help` is a page, `--help all` is everything, and `--help presets` the names alone.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from harness.cli import hydra_app
-from harness.cli.menu import documentation, names, typed
+from harness.cli.menu import documentation, names
 from harness.cli.menu.documentation import Setting
 from harness.commands.command import ConfiguredCommand
 from harness.config.errors import SettingError, as_typed
@@ -52,27 +51,19 @@ def command_help(
 
     Args:
         overrides: typed settings; the help shows values as they are with these.
-        topic: a section, a setting, or `all`; "" for the page.
+        topic: `all` or `presets`; "" for the page.
         presets: a directory with the user's presets; None for none.
 
     Raises:
-        SettingError: there is no such section or setting.
+        SettingError: there is no such topic.
     """
-    primary = names.primary(command.name)
-    with hydra_app.composed(names.CONF, primary, overrides, presets) as (config, loader):
+    with hydra_app.composed(names.CONF, command.name, overrides, presets) as (config, loader):
         sections = _sections(command, config, loader)
     if not topic:
         return _page(command, sections, overrides)
-    if topic == "all":
-        chosen = sections
-    elif topic in sections:
-        chosen = {topic: sections[topic]}
-    else:
-        by_name = {entry.name: entry for section in sections.values() for entry in section}
-        chosen = {topic: [by_name[name] for name in typed.settings_meant_by(topic, by_name)]}
-        if not chosen[topic]:
-            rule = f"is not in the help of {command.name}, which has: all, {', '.join(sections)}"
-            raise SettingError(topic, rule)
+    if topic not in ("all", "presets"):
+        raise SettingError(topic, f"is not in the help of {command.name}, which has: all, presets")
+    chosen = sections if topic == "all" else {topic: sections[topic]}
     parts = []
     for title, entries in chosen.items():
         lines = [_line(entry.name, entry.meaning, _in_brackets(entry.value)) for entry in entries]
@@ -179,8 +170,7 @@ def _page(
             "K=8 is decoding.num_draft_tokens=8, and a name may be typed without its group where only one "
             "group has it. -m sweeps over values with commas between them, --cfg job prints the "
             "configuration, -cd DIR adds presets. "
-            f"harness help {command.name} all lists everything, and harness help {command.name} "
-            f"SECTION one of: {', '.join(sections)}.",
+            f"harness help {command.name} all lists everything, harness help presets names alone.",
             width,
             break_on_hyphens=False,
         )

@@ -15,9 +15,7 @@ There are configurations for
 - paths and hub repositories, which are names with a slash, and prompt files by their extension;
 - the group `draft`, which has every name of the group `model`, and further `none`, the methods
   without weights, and `early_exit_8` for the first 8 layers;
-- the group `engine`: engines of this project, and `./my_engine.py:MyEngine`;
-- `command:./my_command.py:MyCommand`, a command that has no file in `conf/`;
-- `+pair=13B+7B`, a target and its draft in one word, for sweeps over chosen pairs.
+- the group `engine`: engines of this project, and `./my_engine.py:MyEngine`.
 """
 
 from __future__ import annotations
@@ -26,7 +24,6 @@ import dataclasses
 import typing
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote
 
 from omegaconf import OmegaConf
 
@@ -39,10 +36,6 @@ from harness.config.model_names import SERVED, split_suffixes, without_suffixes
 from harness.config.run import PromptedSettings, RunSettings
 from harness.config.settings import PROMPT_FILES, PromptSettings
 from harness.engines.registry import ENGINES
-
-# Begins the name of the configuration of a command that has no file in `conf/`.
-_COMMAND_PREFIX = "command:"
-
 
 # Lists of names -----------------------------------------------------------------------------------
 
@@ -140,18 +133,7 @@ def _prompts(name: str) -> dict[str, Any] | None:
     return _defaults(PromptSettings) | preset if preset else None
 
 
-def _pair(name: str) -> dict[str, Any]:
-    """`13B+7B` sets `model=13B draft=7B`."""
-    model, _, draft = name.partition("+")
-    return {"defaults": [{"override /model": model}, {"override /draft": draft or "none"}]}
-
-
 # Commands -----------------------------------------------------------------------------------------
-
-
-def primary(command: str) -> str:
-    """The name of the configuration that a run of a command begins with."""
-    return command if COMMANDS.is_built_in(command) else _COMMAND_PREFIX + quote(command, safe="")
 
 
 def _command(name: str) -> dict[str, Any] | None:
@@ -168,13 +150,7 @@ def _command(name: str) -> dict[str, Any] | None:
     # OmegaConf's mark of a value that must be set; those with a default follow.
     must_be_set = dict.fromkeys(value_types(kind), "???")
     config = {"defaults": defaults, "command": name} | must_be_set | _defaults(kind)
-    if COMMANDS.is_built_in(name):
-        return config | load_preset(name)
-    # The name of another may be a path.
-    run = f"{record.stem}/${{now:%Y-%m-%d}}/${{now:%H-%M-%S-%f}}"
-    outputs = {"run": {"dir": f"outputs/{run}"}, "sweep": {"dir": f"multirun/{run}"}}
-    file = f"results/{record.stem}.csv" if record.measures else None
-    return config | {"results": {"file": file}, "hydra": outputs}
+    return config | load_preset(name)
 
 
 # Defaults from classes and files ------------------------------------------------------------------
@@ -209,7 +185,6 @@ _GROUPS = {
     "draft": _draft,
     "engine": _engine,
     "prompts": _prompts,
-    "pair": _pair,
 }
 
 
@@ -224,8 +199,6 @@ def configuration(path: str) -> dict[str, Any] | None:
         common = load_preset("common")
         groups["results"] |= common.pop("results")
         return _defaults(RunSettings) | groups | common
-    if path.startswith(_COMMAND_PREFIX):
-        return _command(unquote(path.removeprefix(_COMMAND_PREFIX)))
     if COMMANDS.is_built_in(path):
         return _command(path)
     group, _, name = path.partition("/")

@@ -8,18 +8,15 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Iterable, Sequence
-from operator import attrgetter
 from typing import Any
 
 from harness.commands.command import Experiment
-from harness.commands.compare.changes import CHANGEABLE, changed
 from harness.commands.compare.display import Lane, print_lanes, show_race
 from harness.commands.compare.lines import piped_lines, typed_lines
 from harness.commands.compare.record import NARROWEST_RACE, CompareSettings, View
 from harness.commands.compare.rows import CompareRow
 from harness.commands.compare.tables import rejections, verdict
 from harness.config.errors import HarnessError, RunError, SettingError, nearest
-from harness.config.settings import DecodingSettings
 from harness.engines.protocol import Answered, Arm, Engine, Question
 from harness.engines.timing import quick_garbage_collections, timed_answer
 from harness.engines.tokenizer import Tokenizer
@@ -40,9 +37,8 @@ _LONGEST_FAST_PROMPT = 512
 _WELCOME = (
     "Type a prompt (↑ has examples). :help lists commands, Ctrl-C stops a generation, Ctrl-D ends."
 )
-_COMMANDS = (":set", ":help", ":quit")
+_COMMANDS = (":help", ":quit")
 _HELP = """\
-:set   key=value ...  change settings, temperature=0.8 num_draft_tokens=6 view=text; alone it shows them
 :help  this
 :quit  end, as Ctrl-D does
 Anything else is a prompt; put a space before one that begins with a colon.
@@ -52,8 +48,8 @@ Ctrl-C stops a generation. Ctrl-D, or Ctrl-C on an empty line, ends."""
 class CompareExperiment(Experiment[CompareSettings, CompareRow]):
     """Both decoders on one prompt after the other; a row is written after each race.
 
-    Prompts come from the setting, or from a terminal or a pipe. There, lines that begin with a
-    colon are commands, such as `:set temperature=0.8`.
+    Prompts come from the setting, or from a terminal or a pipe. There, lines that begin with a colon are commands,
+    `:help` and `:quit`.
     """
 
     def __init__(self, settings: CompareSettings) -> None:
@@ -63,8 +59,6 @@ class CompareExperiment(Experiment[CompareSettings, CompareRow]):
         self._interactive = settings.prompt is None and sys.stdin.isatty()
         self._console = plain_console()
         self._num_races = 0
-        # The settings that the open engine was opened for.
-        self._opened_for: DecodingSettings | None = None
         # The line that says where rows are.
         self._written: str | None = None
 
@@ -113,7 +107,7 @@ class CompareExperiment(Experiment[CompareSettings, CompareRow]):
                 elif line.split()[0] in (":quit", ":q", ":exit"):
                     break
                 else:
-                    self._say(self._obey(line, session), "dim")
+                    self._say(_answer(line.split()[0]), "dim")
             except KeyboardInterrupt as interrupt:
                 # One that carries a message is not the user's Ctrl-C but a signal to end
                 # (`cli.signals`).
@@ -153,7 +147,7 @@ class CompareExperiment(Experiment[CompareSettings, CompareRow]):
         session.error = None
         try:
             with session.watch():
-                engine = self._engine(session)
+                engine = _engine(session)
                 # The line about its opening may still be on the terminal.
                 show("")
                 # The warm-up's random numbers were those of index 0.
@@ -206,43 +200,17 @@ class CompareExperiment(Experiment[CompareSettings, CompareRow]):
         if view != "auto":
             return view
         has_room = self._console.is_interactive and self._console.width >= NARROWEST_RACE
-        return "race" if has_room else "text"
-
-    def _engine(self, session: Session) -> Engine:
-        """The engine for the present settings. Some runners take long to prepare, so it stays open
-        while the settings stay.
-        """
-        decoding = session.settings.decoding
-        if session.engine is not None and self._opened_for == decoding:
-            return session.engine
-        # Opening may be interrupted while the engine before is still there.
-        self._opened_for = None
-        engine = session.open(1, _LONGEST_FAST_PROMPT)
-        self._opened_for = decoding
-        return engine
+        return "race" if has_room else "log"
 
     def _warm_up(self, session: Session) -> None:
         """Run every arm for a few tokens and discard them."""
         decoding = dataclasses.replace(session.settings.decoding, max_new_tokens=_WARMUP_TOKENS)
         example = self._examples[0]
         token_ids = session.encode([example], new_tokens=_WARMUP_TOKENS)
-        engine = self._engine(session)
+        engine = _engine(session)
         requests = session.requests(token_ids, [0], decoding, chats=[example.chat()])
         for arm in engine.arms:
             timed_answer(engine, arm, Question(requests))
-
-    def _obey(self, line: str, session: Session) -> str:
-        """Carry out a command; returns the text to show."""
-        word, *rest = line.split(maxsplit=1)
-        if word == ":help":
-            return _HELP
-        if word != ":set":
-            rule = f"no such command{nearest(word, _COMMANDS)}; there are {', '.join(_COMMANDS)}"
-            raise SettingError(word, rule)
-        if rest:
-            self.settings = changed(self.settings, rest[0])
-            return self._describe(session)
-        return "\n".join(f"{name}={attrgetter(name)(session.settings)}" for name in CHANGEABLE)
 
     def _describe(self, session: Session) -> str:
         """The pair and the settings of the next race, in one line."""
@@ -253,3 +221,20 @@ class CompareExperiment(Experiment[CompareSettings, CompareRow]):
     def _say(self, text: str, style: str = "") -> None:
         show("")
         self._console.print(visible(text), style=style, soft_wrap=not self._console.is_terminal)
+
+
+def _engine(session: Session) -> Engine:
+    """The engine, which some runners take long to prepare, so that it stays open; Ctrl-C may have kept it from that."""
+    return session.engine or session.open(1, _LONGEST_FAST_PROMPT)
+
+
+def _answer(command: str) -> str:
+    """The text that a command shows.
+
+    Raises:
+        SettingError: there is no such command.
+    """
+    if command == ":help":
+        return _HELP
+    rule = f"no such command{nearest(command, _COMMANDS)}; there are {', '.join(_COMMANDS)}"
+    raise SettingError(command, rule)

@@ -12,7 +12,7 @@ from harness.config.engines import Abilities
 from harness.config.run import PromptedSettings
 from harness.config.settings import require
 
-View = Literal["auto", "text", "race", "log"]
+View = Literal["auto", "race", "log"]
 # Columns of a terminal in which `auto` shows a race.
 NARROWEST_RACE = 80
 
@@ -22,8 +22,8 @@ class CompareSettings(PromptedSettings):
     """`compare`: both arms on prompts that the user types.
 
     Attributes:
-        view: `race` replays both arms side by side; `text` prints one after the other; `log` also
-            lists every rejection; `auto` is a race in a terminal of at least 80 columns, else text.
+        view: `race` replays both arms side by side; `log` prints one after the other, and lists every rejection; `auto`
+            is a race in a terminal of at least 80 columns, else a log.
         prompt: the only prompt; None reads prompts from the terminal, or from a pipe, one per line.
         prompts: examples in the session's history.
     """
@@ -55,7 +55,6 @@ class Compare(Command[CompareSettings, CompareRow]):
     examples = (
         ("", "the shipped tiny pair; type :help for help, Ctrl-D to end"),
         ("model=13B draft=7B", "a pair of presets; names as in latency"),
-        ("view=text", "one text after the other, in place of the race"),
         ('view=log prompt="Once upon a"', "one prompt, and every rejection"),
         ("< prompts.txt", "one prompt per line"),
     )

@@ -5,20 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from operator import attrgetter
 
-from harness.commands.latency.ranking import RankedRun, ranked_runs, shared_details
-from harness.measuring.rows import LatencyRow
+from harness.commands.latency.ranking import RankedRun, shared_details
 from harness.reporting.drawing import (
     Curves,
     Plot,
-    bar_figure,
     curve_plots,
 )
-from harness.reporting.page import title_of_many
-from harness.results.runs import Run, grouped
+from harness.results.runs import grouped
 from harness.results.statistics.interval import Interval
-
-# Rows that a slide has room for.
-_MOST_BARS = 12
 
 
 def latency_plots(pairs: Sequence[RankedRun]) -> dict[str, list[Plot]]:
@@ -56,20 +50,3 @@ def _curves(pairs: Sequence[RankedRun], series: str, x: str) -> Curves:
         if len(by_x) > 1:
             curves[" · ".join(names)] = [*by_x.items()]
     return curves
-
-
-def speedup_bars(runs: Sequence[Run[LatencyRow]]) -> Plot | None:
-    """A bar for each pair, the fastest first, with its speed-up and interval; None where none is known."""
-    compared = [pair for pair in ranked_runs(runs) if pair.speedup is not None]
-    if not compared:
-        return None
-    ordered = sorted(compared, key=attrgetter("speedup"), reverse=True)[:_MOST_BARS]
-    bars = []
-    for pair in ordered:
-        bars.append((pair.name.label(", "), pair.member.verdict))
-    title = title_of_many([pair.row for pair in ordered])
-    about = "speed-up over regular decoding, 95 % intervals"
-    family = max(pair.member.verdict.family for pair in ordered)
-    if family > 1:
-        about += f" for {family} pairs at once"
-    return Plot(title, bar_figure(bars, about))

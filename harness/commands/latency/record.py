@@ -16,7 +16,6 @@ from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL
 
 if TYPE_CHECKING:
-    from harness.reporting.drawing import Plot
     from harness.results.runs import Run
 
 # Prompts that are measured where nothing is said.
@@ -159,11 +158,6 @@ class Latency(Command[LatencySettings, LatencyRow]):
         from harness.commands.latency.answer import result_line
 
         return result_line(rows[-1])
-
-    def picture(self, runs: Sequence[Run[LatencyRow]]) -> Plot | None:
-        from harness.commands.latency.plots import speedup_bars
-
-        return speedup_bars(runs)
 
     def table_rows(self, runs: Sequence[Run[LatencyRow]]) -> Sequence[str]:
         from harness.commands.latency.table_row import table_rows

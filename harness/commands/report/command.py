@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import json
 import re
@@ -14,18 +13,15 @@ from types import ModuleType
 from typing import Literal
 
 from harness.commands.arguments import read_arguments
-from harness.commands.command import CommandRecord
 from harness.commands.pages import pages_about
 from harness.commands.read_runs import Findings, measuring, read
-from harness.commands.registry import COMMANDS, commands, measurement
+from harness.commands.registry import measurement
 from harness.config.amounts import counted
 from harness.config.command_line import Words
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import rule_of_paths
 from harness.reporting.files import ReportContents, html_page, markdown, on_terminal
 from harness.reporting.overview import days_of, environment_table, files_table
-from harness.reporting.page import without
-from harness.reporting.table import Table, visible
 from harness.reporting.terminal import WIDE, plain_console, print_document
 from harness.reporting.words import common_settings
 from harness.results.runs import measured_of
@@ -36,22 +32,18 @@ _DEFAULT = Path("results")
 _RUN_ID = re.compile(r"\d{8}(T[\w.-]*)?")
 
 _HELP = """\
-usage: harness report [PATH ...] [RUN ...] [output=DIR] [format=row|json|latex|svg|png]
+usage: harness report [PATH ...] [RUN ...] [output=DIR] [format=row|json]
 
 From CSV files to answers in the terminal, report.md, and report.html: one page with plots that needs nothing else.
 
   PATH        a CSV file of latency, eval, recovery or compare, with any name, or a directory, which is
               searched with its subdirectories: results/, the directory of a run (outputs/...) or of a sweep
               (multirun/...). Default: results/
-              ./file.py:Name, a command in a file, whose runs are then shown too
   RUN         the id of a run (column `run`), or its beginning: only such runs are shown
   format=row  instead prints a Markdown table with a row for each run of latency: pair, device, prompts, settings,
               speed-up, tokens per iteration, the run's id and the command (without keys)
   format=json instead prints what each page says, as values: relation, subject, reference, interval, family
-  format=latex  instead prints the first table of each question and series
-  format=svg  instead writes a picture for a slide, speedups.svg: one bar for each pair of latency, with its interval;
-              format=png for the same as speedups.png
-  output=DIR  where report.md, report.html and pictures go; by default the first PATH if that is a directory, else here
+  output=DIR  where report.md and report.html go; by default the first PATH if that is a directory, else here
 
   harness report
   harness report multirun/latency/2026-11-20 output=paper
@@ -66,21 +58,17 @@ pip install 'specharness[report]'"""
 _MOST_NOTES = 20
 
 
-def build(
-    paths: Sequence[str | Path], further: Sequence[CommandRecord] = (), ids: Sequence[str] = ()
-) -> ReportContents:
+def build(paths: Sequence[str | Path], ids: Sequence[str] = ()) -> ReportContents:
     """The report of files and directories.
 
     Args:
-        further: commands in files, whose runs are shown as well.
         ids: see `read`.
 
     Raises:
         SettingError: a path that does not exist or holds no CSV file of ours.
     """
-    measured = measuring([*commands(), *further])
-    findings = read([Path(path) for path in paths], measured, ids)
-    pages = pages_about(measured, findings.runs, findings.failures)
+    findings = read([Path(path) for path in paths], ids)
+    pages = pages_about(measuring(), findings.runs, findings.failures)
     notes = findings.notes[:_MOST_NOTES]
     if len(findings.notes) > _MOST_NOTES:
         notes.append(f"{len(findings.notes) - _MOST_NOTES:,} more notes like these.")
@@ -100,7 +88,7 @@ class ReportSettings:
     """The arguments of `report`, as `--help` has them."""
 
     output: str = ""
-    format: Literal["page", "row", "json", "latex", "svg", "png"] = "page"
+    format: Literal["page", "row", "json"] = "page"
 
 
 def main(words: Words) -> None:
@@ -114,31 +102,25 @@ def main(words: Words) -> None:
     for word in (*named, settings.output):
         if mistake := rule_of_paths(word):
             raise SettingError(word, mistake)
-    # `./file.py:Name` is a command, the id of a run or its beginning is one, anything else is a path.
-    further = [COMMANDS[word] for word in named if COMMANDS.is_in_file(word)]
     ids = [word for word in named if _RUN_ID.fullmatch(word) and not Path(word).exists()]
-    typed = [Path(word) for word in named if word not in ids and not COMMANDS.is_in_file(word)]
+    typed = [Path(word) for word in named if word not in ids]
     if not typed and not _DEFAULT.exists():
         rule = "no such directory here; name CSV files or directories, or measure first"
         raise SettingError(str(_DEFAULT), rule)
     paths = typed or [_DEFAULT]
     beside = paths[0] if paths[0].is_dir() else Path()
     output = Path(settings.output) if settings.output else beside
-    if settings.format in ("row", "svg", "png"):
-        findings = read(paths, measuring(commands()), ids)
-        if settings.format == "row":
-            _print_rows(findings, paths[0])
-        else:
-            _draw(findings, paths[0], output / f"speedups.{settings.format}")
+    if settings.format == "row":
+        _print_rows(read(paths, ids), paths[0])
         return
     # Nothing that is read is garbage: the collector would only look through millions of objects again and again.
     gc.disable()
     try:
-        report = build(paths, further, ids)
+        report = build(paths, ids)
     finally:
         gc.enable()
-    if settings.format != "page":
-        print(statements_in_json(report) if settings.format == "json" else _latex(report))
+    if settings.format == "json":
+        print(statements_in_json(report))
         return
     # The files first: they are complete even if the terminal shows only half.
     written = write(report, output)
@@ -169,47 +151,6 @@ def statements_in_json(report: ReportContents) -> str:
         for question, page in report.pages.items()
     }
     return json.dumps(said, indent=1)
-
-
-def _latex(report: ReportContents) -> str:
-    """The first table of each question and series in LaTeX, below what its runs share."""
-    texts = []
-    for page in report.pages.values():
-        for part in page.parts or [page]:
-            for table in part.full_tables[:1]:
-                about = f"{page.title} · {without(part.title, page.title)}".split()
-                texts.append(f"% {' '.join(about).strip(' ·')}\n{_tabular(table)}")
-    return visible("\n".join(texts))
-
-
-def _tabular(table: Table) -> str:
-    import pandas as pd
-
-    columns, rows = table.shown()
-    headings = [" ".join(column.heading.split()) for column in columns]
-    frame = pd.DataFrame(
-        [[" ".join(cell.split()) for cell in row] for row in rows], columns=headings
-    )
-    return str(frame.style.hide(axis="index").format(escape="latex").to_latex(hrules=True))
-
-
-def _draw(findings: Findings, path: Path, file: Path) -> None:
-    """Write a picture for a slide.
-
-    Raises:
-        SettingError: no run has one, matplotlib is missing, or no file can be written there.
-        RunError: a disk that fails or is full.
-    """
-    form = file.suffix.removeprefix(".")
-    drawing = _optional_plots()
-    if drawing is None:
-        raise SettingError("format", f"needs matplotlib: {_INSTALL_PLOTS}", form)
-    command = measurement("latency")
-    runs = measured_of(findings.runs_of(command.row))
-    if command.picture(runs) is None:
-        raise SettingError(str(path), f"holds no run with a speed-up, which format={form} needs")
-    _write({file: drawing.picture(functools.partial(command.picture, runs), form)})
-    print(f"written to {file}", file=sys.stderr)
 
 
 def write(report: ReportContents, output: Path) -> list[Path]:

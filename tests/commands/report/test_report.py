@@ -154,36 +154,3 @@ def test_single_runs_are_asked_for_by_their_ids(harness: Harness) -> None:
     assert len(harness("report", "format=row").stdout.splitlines()) == 2 + 3
     for run in ("20200101T000000", "20200101"):
         assert "no run in results has this id" in harness.refused("report", run)
-
-
-def test_a_picture_for_a_slide(harness: Harness) -> None:
-    """A labelled bar for each pair, the fastest first."""
-    runs = [latency_run(2, 1.5), latency_run(4, 2.5), latency_run(8, 0.8)]
-    write(Path("results/latency.csv"), *runs)
-    assert "written to results/speedups.svg" in harness("report", "format=svg").stderr
-    svg = Path("results/speedups.svg").read_text()
-    labels = [f"13B with 7B, K={k}" for k in (4, 2, 8)]
-    assert [label in svg for label in labels] == [True] * 3
-    assert svg.index(labels[0]) < svg.index(labels[1]) < svg.index(labels[2])
-    assert "2.50× (" in svg
-    harness("report", "format=png", "output=slides")
-    assert Path("slides/speedups.png").read_bytes().startswith(b"\x89PNG")
-    write(Path("alone/latency.csv"), latency_run(status="failed"))
-    assert "no run with a speed-up" in harness.refused("report", "alone", "format=svg")
-
-
-def test_latex_has_a_table_for_each_series_and_says_what_its_runs_share(
-    harness: Harness, tmp_path: Path
-) -> None:
-    runs = [latency_run(k, prompts=name) for name in ("english", "tiny") for k in (2, 4)]
-    runs.append(latency_run(model="a \u202e %", speedup_low=None, speedup_high=None))
-    write(tmp_path / "latency.csv", *runs)
-    printed = harness("report", "latency.csv", "format=latex").stdout
-    assert printed.count(r"\begin{tabular}") == 3
-    comments = [line for line in printed.splitlines() if line.startswith("% ")]
-    assert [("english" in line, "tiny" in line) for line in comments[:2]] == [
-        (True, False),
-        (False, True),
-    ]
-    assert all("A100" in line for line in comments[:2])
-    assert "\u202e" not in printed
