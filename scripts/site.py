@@ -1,13 +1,23 @@
-"""Hooks of mkdocs: the front page begins with the README's first screen; lists of reference are found last."""
+"""Hooks of mkdocs: pages of reference are made, and found last; the front page begins with README's first screen."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+from mkdocs.structure.files import File
+
+from recipes.reference_pages import PAGES
+
 MARK = "<!-- first screen -->"
 # Long lists in which nearly every word stands.
 BOOSTS = {"columns.md": 0.1, "settings.md": 0.1, "known-faults.md": 0.1, "choose-k.md": 4}
+
+
+def on_files(files: Any, config: Any) -> None:
+    """Add the pages that no file of `docs/` has."""
+    for name, page in PAGES.items():
+        files.append(File.generated(config, name, content=page()))
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:

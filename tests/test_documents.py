@@ -17,6 +17,7 @@ from harness.local.drafting.heads.checkpoint import KINDS
 from harness.reporting.page import lossless_again
 from harness.reporting.words import arm_name, in_words, lossy_warning
 from harness.servers.dialects import DIALECTS
+from recipes.reference_pages import PAGES
 from report_files import latency_run
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -37,7 +38,7 @@ NAMED = {
 
 def section(page: str, heading: str) -> str:
     """What stands below a heading, up to the next one."""
-    text = (DOCS / page).read_text(encoding="utf-8")
+    text = PAGES[page]() if page in PAGES else (DOCS / page).read_text(encoding="utf-8")
     _, found, rest = text.partition(f"# {heading}\n")
     assert found, (page, heading)
     return rest.partition("\n## ")[0]

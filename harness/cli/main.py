@@ -131,8 +131,7 @@ def run(command: str, *overrides: str, verbose: bool = False, **settings: Any) -
         settings: the same as keywords, after the overrides. A group takes a preset, or a mapping of its settings.
 
     Returns:
-        The rows of the run, or of all jobs of the sweep, with the columns of `docs/columns.md` that are not empty, the
-        most needed first.
+        The rows of the run, or of all jobs of the sweep, with the columns that are not empty, the most needed first.
 
     Raises:
         SettingError: a setting is wrong. In a sweep, after the other jobs have run.
@@ -173,6 +172,11 @@ def _dispatch(words: Words, invocation: _Invocation) -> None:
     # `help latency presets` and `latency help presets` mean `latency --help presets`; `help presets` is about
     # the first command.
     names = _names()
+    if command in ("-h", "--help", "help") and others == ["columns"]:
+        from harness.cli.menu import help
+
+        print(help.columns_help())
+        return
     if command in ("-h", "--help", "help") and others:
         command = others.pop(0) if others[0] in names else names[0]
         others.insert(0, "--help")

@@ -72,7 +72,7 @@ class ColumnDescription:
         part: of an interval, `estimate`, `low`, `high` or `covers`; empty for any other field.
         kind: `setting` for what the user asked for, `figure` for what was measured or computed, `circumstance` for
             where, when and with what that was done.
-        text: one line for `docs/columns.md`.
+        text: one line for `harness help columns`.
         unit: of its values; empty for none.
         pools: how a figure of several runs becomes one, for rows that are pooled (`pooling.py`). Of an interval the
             estimate alone is pooled: means of ends would be no interval over several runs.

@@ -1,8 +1,8 @@
 """The columns that all runs have, and those of commands that decode. Each kind of row adds its own, in its
 command's `rows.py`.
 
-Writing, parsing, empty cells, `docs/columns.md`, and the settings in which rows differ all follow from the fields. A
-value that cannot be had is None and an empty cell. All rows that one run wrote have the same `run`, by which readers
+Writing, parsing, empty cells, `harness help columns`, and the settings in which rows differ all follow from the fields.
+A value that cannot be had is None and an empty cell. All rows that one run wrote have the same `run`, by which readers
 group them.
 """
 

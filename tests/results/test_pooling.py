@@ -152,7 +152,7 @@ QUOTIENTS = {
 
 
 def test_a_pooled_rate_is_the_total_over_the_total() -> None:
-    """Of runs with other lengths and times, as `docs/columns.md` defines the columns."""
+    """Of runs with other lengths and times, as the columns' texts define them."""
     rng = random.Random(0)
     names = {name for pair in QUOTIENTS.values() for name in pair}
     runs = [{name: rng.randrange(10, 1000) for name in sorted(names)} for _ in range(3)]

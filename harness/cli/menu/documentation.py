@@ -1,4 +1,4 @@
-"""Settings as their own classes describe them: what `--help` and `docs/settings.md` are made of."""
+"""Settings as their own classes describe them: what `--help` and a page of the site are made of."""
 
 from __future__ import annotations
 

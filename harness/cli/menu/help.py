@@ -18,6 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from harness.cli import hydra_app
 from harness.cli.menu import documentation, names
+from harness.cli.menu.columns import columns_by_topic
 from harness.cli.menu.documentation import Setting
 from harness.commands.command import ConfiguredCommand
 from harness.config.errors import SettingError, as_typed
@@ -68,6 +69,22 @@ def command_help(
     for title, entries in chosen.items():
         lines = [_line(entry.name, entry.meaning, _in_brackets(entry.value)) for entry in entries]
         parts.append("\n".join([title, *lines]))
+    return "\n\n".join(parts)
+
+
+def columns_help() -> str:
+    """Every column of the CSV files, with its unit and the files that have it."""
+    about = (
+        "One row is one arm of one run. In brackets are the files that have the column, without .csv. Behind a name, ± "
+        "says that the figure has an interval, in further columns: speedup_low, speedup_high, speedup_covers."
+    )
+    parts = [textwrap.fill(about, terminal_width())]
+    for topic, columns in columns_by_topic().items():
+        lines = [topic]
+        for column, files in columns.items():
+            meaning = f"{column.meaning}, {column.unit}" if column.unit else column.meaning
+            lines.append(_line(column.name, meaning, f"[{', '.join(files)}]"))
+        parts.append("\n".join(lines))
     return "\n\n".join(parts)
 
 
@@ -170,7 +187,8 @@ def _page(
             "K=8 is decoding.num_draft_tokens=8, and a name may be typed without its group where only one "
             "group has it. -m sweeps over values with commas between them, --cfg job prints the "
             "configuration, -cd DIR adds presets. "
-            f"harness help {command.name} all lists everything, harness help presets names alone.",
+            f"harness help {command.name} all lists everything, harness help presets names alone, "
+            "harness help columns what the CSV files hold.",
             width,
             break_on_hyphens=False,
         )

@@ -1,4 +1,4 @@
-"""Settings explain themselves, in `--help` and in docs/settings.md, and their defaults agree."""
+"""Settings explain themselves, in `--help` and on a page of the site, and their defaults agree."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 
 from documented import ROOT, typed_lines
 from harness.cli.menu import documentation
+from harness.cli.menu.columns import columns_by_topic
 from harness.cli.menu.documentation import Setting
 from harness.cli.menu.names import load_preset
 from harness.commands.command import ConfiguredCommand
@@ -41,10 +42,23 @@ def test_every_setting_has_a_meaning() -> None:
     assert [setting.name for setting in every_setting() if not setting.meaning] == []
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_the_page_is_current(page: str) -> None:
-    """`python -m recipes.reference_pages` renews it."""
-    assert (ROOT / "docs" / page).read_text(encoding="utf-8") == PAGES[page]()
+def test_the_page_has_every_setting_below_one_heading() -> None:
+    rows = re.findall(r"^(?:#+ .*|\| `[^`]+` \|)", PAGES["settings.md"](), re.MULTILINE)
+    heading = ""
+    placed = []
+    for row in rows:
+        if row.startswith("#"):
+            heading = row
+        else:
+            placed.append((heading, row))
+    assert len(set(placed)) == len(placed)
+    assert {row for _, row in placed} == {f"| `{setting.name}` |" for setting in every_setting()}
+
+
+def test_help_names_every_column(harness: Harness) -> None:
+    shown = harness("help", "columns").stdout
+    for columns in columns_by_topic().values():
+        assert [column.name for column in columns if f"\n  {column.name}" not in shown] == []
 
 
 def test_commands_can_be_typed_in_bash_and_zsh() -> None:
