@@ -117,14 +117,11 @@ def _tested(contexts: Floats, noise: float, scorer: str, seed: int) -> TokenResu
     generator = np.random.default_rng(seed)
     noisy = contexts + noise * generator.standard_normal(contexts.shape)
     reference: Any = Kernel(noisy if scorer == "own passes" else contexts)
-    tried: list[Sampling] = samplings(
-        DecodingSettings(), [], names=["as_asked", "temperature", "top_k", "top_p"]
-    )
+    tried: list[Sampling] = samplings(DecodingSettings())
     answers = []
     for number, logits in enumerate(noisy):
         sampling = tried[number % len(tried)]
-        any_text = [0] * _LENGTH
-        chances = sampling.probabilities_along(logits, [number], any_text)
+        chances = sampling.probabilities_along(logits)
         uniforms = generator.random((_LENGTH, 1))
         text = (chances.cumsum(-1) > uniforms).argmax(-1).tolist()
         request = PlannedRequest((number,), sampling, _LENGTH, number)

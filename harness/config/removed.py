@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 REMOVED: Mapping[str, str] = {
+    "by_kind": "harness latency measures requests of one kind: engine.extra={...}",
     "decoding.rule=typical": "a lossy rule of your own is decoding.rule=./file.py:Name",
     "draft.threshold": "the server that runs the head has it: harness latency -- COMMAND",
     "threshold": "the server that runs the head has it: harness latency -- COMMAND",

@@ -11,7 +11,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from harness.config.settings import DecodingSettings
 from harness.engines.arrivals import Arrival, Origin
@@ -42,9 +42,7 @@ class Request:
             answer.
         ends: texts that end the answer, for servers that know no `stop_tokens`; such a server leaves
             the text out of the answer.
-        num_logprobs: how many of the likeliest tokens are asked for at each position, with their
-            log-probabilities and the chosen token's; None for no log-probabilities.
-        parameters: further sampling parameters of an engine, by their names there.
+        with_logprobs: whether a server sends the log-probability of each token with it.
         leave_after: tokens after which nobody waits for the rest; None to wait for all.
         may_be_empty: whether an answer without a token is one, and no failure.
         joins_alone: whether its prompt is read beside no other one, so that rounding is the same in any company.
@@ -58,8 +56,7 @@ class Request:
     chat: Chat | None = None
     salt: str | None = None
     ends: Sequence[str] = ()
-    num_logprobs: int | None = None
-    parameters: Mapping[str, Any] = field(default_factory=dict)
+    with_logprobs: bool = False
     leave_after: int | None = None
     may_be_empty: bool = False
     joins_alone: bool = False
@@ -128,9 +125,6 @@ class Traits:
         never_drawn: tokens that it never draws where texts go on after their end.
         salts: whether its prefix cache heeds `Request.salt`; None where there is no such cache between
             questions.
-        penalises_prompts: whether penalties count the tokens of prompts, too.
-        logprobs: whether it documents those of new tokens as `raw`, the model's own, or as
-            `processed`, after temperature and truncation; None where this is not known.
         ended_by: sampling parameters that may end it, each with the program that it ended.
     """
 
@@ -140,8 +134,6 @@ class Traits:
     stops_at_tokens: bool = True
     never_drawn: frozenset[int] = frozenset()
     salts: bool | None = None
-    penalises_prompts: bool = False
-    logprobs: Literal["raw", "processed"] | None = None
     ended_by: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -1,4 +1,4 @@
-"""Log-probabilities that servers report: of given texts, in place of the weights, and of new tokens, to be checked.
+"""Log-probabilities of given texts that servers report, in place of the weights.
 
 Servers show the n likeliest tokens at each place. What they leave out is treated as tokens that are
 equally likely, which count as one with all of their mass: shifts within the rest are invisible. That is
@@ -12,8 +12,6 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 
@@ -22,14 +20,6 @@ from harness.engines.door.reference import Margin
 from harness.engines.protocol import Arm, Likeliest
 from harness.results.statistics.arrays import Floats
 
-# The share of returned log-probabilities that may be further away than the tolerance.
-_MOST_OUTSIDE = 0.01
-# A reading explains wrong ones if at least this share of them is within the tolerance of it.
-_EXPLAINED = 0.9
-_READINGS = {
-    "raw": "the model's own",
-    "processed": "those after temperature and truncation",
-}
 # Rounding explains this much of a difference of log-probabilities in any case.
 _LEAST_ROUNDING = 0.001
 # Texts that are scored twice, to see rounding.
@@ -144,87 +134,3 @@ class ReportedReference:
                 row[left[:num_alike]] = math.log(mass_left / num_alike)
         logits[:, sorted(self.arm.traits.never_drawn)] = -math.inf
         return logits
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReturnedResult:
-    """Whether returned log-probabilities are right.
-
-    Attributes:
-        num_wrong: tokens with a wrong one, or without any.
-        finding: what they are, in words.
-    """
-
-    verdict: Literal["right", "wrong"]
-    num_tokens: int
-    num_wrong: int
-    finding: str
-
-
-@dataclass
-class ReturnedLogprobs:
-    """Log-probabilities that came with tokens, and what they could be.
-
-    Attributes:
-        returned: NaN of a token without one.
-        readings: what each would be by the reference; NaN where that is not known.
-    """
-
-    returned: list[float] = field(default_factory=list)
-    readings: dict[str, list[float]] = field(default_factory=dict)
-
-    def add(self, returned: Sequence[float | None], raw: Floats, processed: Floats) -> None:
-        """Add those of one text, with the reference's."""
-        self.returned += [math.nan if logprob is None else logprob for logprob in returned]
-        for name, values in (("raw", raw), ("processed", processed)):
-            self.readings.setdefault(name, []).extend(values.tolist())
-
-    def result(self, documented: str | None, tolerance: float) -> ReturnedResult | None:
-        """Whether they are right; None where no log-probability came at all.
-
-        Args:
-            documented: `Dialect.logprobs`; either is right where this is None.
-            tolerance: a larger difference is no rounding.
-        """
-        returned = np.array(self.returned)
-        num_missing = int(np.isnan(returned).sum())
-        if num_missing == len(returned):
-            return None
-        differences = {
-            name: np.abs(returned - np.array(values)) for name, values in self.readings.items()
-        }
-        allowed = ("raw", "processed") if documented is None else (documented,)
-        reading = min(allowed, key=lambda name: (differences[name] > tolerance).sum())
-        is_wrong = differences[reading] > tolerance
-        num_wrong = int(is_wrong.sum())
-        num_compared = int((~np.isnan(differences[reading])).sum())
-        if not num_compared:
-            return None
-        findings = []
-        if num_missing:
-            findings.append(f"{num_missing:,} are missing")
-        if num_wrong > _MOST_OUTSIDE * num_compared:
-            median = np.median(differences[reading][is_wrong])
-            finding = f"{num_wrong:,} are wrong (median error {median:.2g})"
-            for name, reading_differences in differences.items():
-                if (reading_differences[is_wrong] <= tolerance).mean() >= _EXPLAINED:
-                    finding = f"{num_wrong:,} are {_READINGS[name]}"
-                    break
-            findings.append(finding)
-        which = "all"
-        if num_wrong or num_compared < len(returned):
-            which = f"{num_compared - num_wrong:,} of {num_compared:,} that the reference knows"
-        return ReturnedResult(
-            verdict="wrong" if findings else "right",
-            num_tokens=len(returned),
-            num_wrong=num_wrong + num_missing,
-            finding="; ".join(findings) or f"{which} are {_READINGS[reading]}",
-        )
-
-    def rounding(self, tolerance: float) -> float:
-        """How far those of the model itself are from the reference's, but for a few; 0 where others came, or none."""
-        result = self.result("raw", tolerance)
-        if result is None or result.verdict == "wrong":
-            return 0.0
-        differences = np.abs(np.array(self.returned) - self.readings["raw"])
-        return float(np.nanquantile(differences, 1 - _MOST_OUTSIDE))

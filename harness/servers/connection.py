@@ -179,8 +179,6 @@ def _traits(form: RequestForm, record: RequestRecord) -> Traits:
         stops_at_tokens=form.stops_at_tokens,
         never_drawn=record.never_drawn,
         salts=form.salts,
-        penalises_prompts=dialect.penalised_tokens is not None,
-        logprobs=dialect.logprobs,
         ended_by=dialect.ended_by,
     )
 

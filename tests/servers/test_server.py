@@ -160,7 +160,7 @@ def test_llama_cpp_tells_token_ids_and_what_it_never_draws(open_engine: Open) ->
     (body,) = server.bodies
     # As transformers has it: by default llama.cpp cuts by top-p before the temperature.
     assert body["samplers"] == ["penalties", "temperature", "top_k", "top_p", "min_p"]
-    assert (body["repeat_last_n"], body["repeat_penalty"]) == (3 + 7, 1)
+    assert body["repeat_penalty"] == 1
     assert "repetition_penalty" not in body
 
 
@@ -380,7 +380,7 @@ def test_requests_under_load_differ_and_are_left_midway(open_engine: Open) -> No
     server = EchoServer(delay_s=0.01)
     arm = arm_of(open_engine(server))
     [whole] = ask().requests
-    whole = dataclasses.replace(whole, parameters={"min_p": 0.1, "logit_bias": {"5": 1.0}})
+    whole = dataclasses.replace(whole, with_logprobs=True)
     [left] = ask(max_new_tokens=60, temperature=1.0).requests
     left = dataclasses.replace(left, leave_after=3)
     records = arm.answer([whole, left, whole, left, whole], 2).requests
@@ -389,8 +389,8 @@ def test_requests_under_load_differ_and_are_left_midway(open_engine: Open) -> No
     for record in records[1::2]:
         assert 3 <= len(record.token_ids) < 60
     by_length = {body["max_tokens"]: body for body in server.bodies}
-    assert by_length[7]["logit_bias"] == {"5": 1.0}
-    assert (by_length[7]["min_p"], by_length[60]["min_p"]) == (0.1, 0.0)
+    assert by_length[7]["logprobs"] == 1
+    assert "logprobs" not in by_length[60]
     assert by_length[60]["temperature"] == 1.0
 
 

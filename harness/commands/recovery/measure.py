@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from harness.commands.command import Experiment
-from harness.commands.recovery.kinds import kind_checks
 from harness.commands.recovery.record import RecoverySettings
 from harness.commands.recovery.rows import RecoveryRow
 from harness.commands.recovery.scored import scored_checks
@@ -110,8 +109,6 @@ class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
         can_end = all(each.traits.stops_at_tokens for each in engine.arms)
         asking = Asking(settings, prompts, samplings, session.end_tokens(), can_end)
         regular = engine.arms[0] if len(engine.arms) > 1 else None
-        if engine.servers is not None and settings.by_kind:
-            yield from kind_checks(asking, arm)
         if reference is not None:
             yield from scored_checks(asking, arm, reference)
             return

@@ -15,22 +15,8 @@ from harness.config.run import PromptedSettings
 from harness.config.settings import require, require_at_least
 
 # Sampling settings of requests. `sampling.py` has their values.
-SamplingName = Literal[
-    "as_asked",
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "logit_bias",
-    "logprobs",
-    "logprobs_whole",
-]
+SamplingName = Literal["as_asked", "temperature", "top_k", "top_p"]
 _SAMPLINGS: tuple[SamplingName, ...] = typing.get_args(SamplingName)
-# The others are parameters of servers' APIs.
-_OWN_LOOP = ("as_asked", "temperature", "top_k", "top_p")
 
 # Of `num_draws`, where it is typed.
 FEWEST_DRAWS = 1000
@@ -48,15 +34,13 @@ class RecoverySettings(PromptedSettings):
             needs, and at least 2,000.
         false_alarm_rate: chance that the sampled tests of one run call a lossless pair lossy.
         shift: change of the tokens' distribution, as total variation between parts of them, which the tests must see.
-        samplings: the sampling settings of drawn requests; `as_asked` is the run's own.
-            `logprobs` is the run's own with log-probabilities asked for, `logprobs_whole` without a
-            stream. One that is known to end an engine is left out unless it is named.
+        samplings: the sampling settings of drawn requests; `as_asked` is the run's own. One that is known to end an
+            engine is left out unless it is named.
         reference: what answers are checked against: the model's `weights`, loaded here, or the
             `regular` arm's log-probabilities of them; `auto` takes the weights where they can be
             loaded, else the regular arm.
         top_logprobs: with the regular arm as the reference, the likeliest tokens that it is asked for
             at each place; -1 asks for all.
-        by_kind: whether servers are first asked one kind of request after the other, for which of them they draft.
         batch_size: requests in flight, of mixed lengths, with prompts that begin alike, second turns,
             different sampling settings beside each other, and some that are left midway; 1 asks them one
             at a time.
@@ -71,7 +55,6 @@ class RecoverySettings(PromptedSettings):
     samplings: tuple[SamplingName, ...] = _SAMPLINGS
     reference: Literal["auto", "weights", "regular"] = "auto"
     top_logprobs: int = 20
-    by_kind: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -108,9 +91,6 @@ class RecoverySettings(PromptedSettings):
             return
         rule = "must be auto or weights with engine=local, whose weights are the reference"
         require(self.reference != "regular", "reference", rule, self.reference)
-        rule = f"must name one of {', '.join(_OWN_LOOP)} with engine=local"
-        tests_any = not set(_OWN_LOOP).isdisjoint(self.samplings)
-        require(tests_any, "samplings", rule, self.samplings)
 
 
 class Recovery(Command[RecoverySettings, RecoveryRow]):

@@ -20,26 +20,15 @@ class RecoveryRow(PromptedRow):
     arm: MaybeText = figure("the arm under test")
     check: MaybeText = figure(
         "`greedy` texts; `sampled`: drawn tokens; `reference`: both for a regular server as the reference, or that"
-        " there is none; `kernels`: the passes that decode against the eager model; `logprobs`: log-probabilities that"
-        " came with tokens; `kind`: whether a kind of request gets drafts"
+        " there is none; `kernels`: the passes that decode against the eager model"
     )
-    sampling: MaybeText = figure(
-        "of `sampled`: the sampling settings that tokens were drawn with; of `kind` the kind of request"
-    )
+    sampling: MaybeText = figure("of `sampled`: the sampling settings that tokens were drawn with")
     verdict: MaybeText = figure(
-        "`lossless` (never of a rule that is lossy by definition), `lossy` or `undecided`; of `logprobs` `right` or"
-        " `wrong`; of `kind` `drafts`, `some drafts`, `none accepted`, `no drafts`, `ignored`, `refused`, `not asked`,"
-        " `failed`, `no answer` or `unknown`"
+        "`lossless` (never of a rule that is lossy by definition), `lossy` or `undecided`"
     )
-    finding: MaybeText = figure(
-        "of `logprobs`: what came; of `reference`: why there is none; of `kind`: by what it shows"
-    )
-    num_wrong: MaybeInt = figure("of `logprobs`: tokens with a wrong one, or without any", "tokens")
+    finding: MaybeText = figure("of `reference`: why there is none")
     num_prompts: MaybeInt = figure("greedy texts compared")
-    num_tokens: MaybeInt = figure(
-        "of `greedy`: tokens compared; of `logprobs`: tokens that were to have one",
-        "tokens",
-    )
+    num_tokens: MaybeInt = figure("of `greedy`: tokens compared", "tokens")
     num_cut_short: MaybeInt = figure("greedy texts that ended early, without an end token")
     num_past_end: MaybeInt = figure("texts with tokens behind one that was to end them")
     identical_prompts: MaybeInt = figure(
@@ -64,7 +53,7 @@ class RecoveryRow(PromptedRow):
         "sampled tokens that have a probability of 0, beyond rounding", "tokens"
     )
     num_explained: MaybeInt = figure(
-        "sampled tokens with a probability of 0 that rounding explains, at the edge of top-k, top-p or min-p",
+        "sampled tokens with a probability of 0 that rounding explains, at the edge of top-k or top-p",
         "tokens",
     )
     evidence: MaybeFloat = figure(

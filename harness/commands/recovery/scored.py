@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from harness.commands.recovery.scores import Scores, choose_place, is_lossy
 from harness.commands.recovery.workload import (
@@ -15,18 +16,14 @@ from harness.commands.recovery.workload import (
     tokens_at_place,
 )
 from harness.config.amounts import counted
-from harness.config.errors import RunError
 from harness.engines.door.reference import Reference
 from harness.engines.protocol import Arm, in_batches
 from harness.measuring.progress import say
-from harness.measuring.reported import ReportedReference, ReturnedLogprobs
+from harness.measuring.reported import ReportedReference
 from harness.results.statistics.drawn_tokens import NOTABLE_EVIDENCE, p_value_in_words
 
 # The share of drawn tokens that follow the one place.
 _SHARE_AT_PLACE = 0.5
-# Returned log-probabilities may differ by this from the weights', and by this at least from a regular server's.
-_TOLERANCE = 0.1
-_LEAST_TOLERANCE = 0.01
 # Drawn tokens of `num_draws=auto` at least.
 _FEWEST_TOKENS = 2000
 # The second turns are asked in this many parts; after each, the run stops if the arm is already known to be lossy.
@@ -34,22 +31,14 @@ _NUM_LOOKS = 4
 
 
 def scored_checks(asking: Asking, arm: Arm, reference: Reference) -> Iterator[Columns]:
-    """Test an arm's answers by exact probabilities; before that the arm that is the reference.
-
-    Raises:
-        RunError: log-probabilities that came with tokens are wrong.
-    """
-    returned_by_reference: list[Columns] = []
-    tolerance = _TOLERANCE
+    """Test an arm's answers by exact probabilities; before that the arm that is the reference."""
     if isinstance(reference, ReportedReference):
         regular = reference.arm
         regular_scores = Scores(reference, asking)
-        _ask(asking, regular, reference, regular_scores)
+        _ask(replace(asking, with_logprobs=True), regular, reference, regular_scores)
         yield _reference_check(regular, regular_scores.so_far)
         if is_lossy(regular_scores.so_far):
             return
-        returned_by_reference = _returned_check(regular, regular_scores.returned, tolerance)
-        tolerance = max(_LEAST_TOLERANCE, reference.rounding)
     scores = Scores(reference, asking)
     try:
         _ask(asking, arm, reference, scores)
@@ -62,17 +51,6 @@ def scored_checks(asking: Asking, arm: Arm, reference: Reference) -> Iterator[Co
             yield check | {"verdict": verdict}
         raise
     yield from scores.so_far
-    # The arm that is tested before the one that it is tested by.
-    returned = [*_returned_check(arm, scores.returned, tolerance), *returned_by_reference]
-    yield from returned
-    wrong = [
-        f"{check['arm']}: {check['finding']}" for check in returned if check["verdict"] == "wrong"
-    ]
-    if wrong:
-        about = f"log-probabilities that came with tokens are wrong: {'; '.join(wrong)}"
-        if not is_lossy(scores.so_far):
-            raise RunError(about)
-        say(about)
 
 
 def _ask(asking: Asking, arm: Arm, reference: Reference, scores: Scores) -> None:
@@ -106,7 +84,7 @@ def _ask(asking: Asking, arm: Arm, reference: Reference, scores: Scores) -> None
             for answer in first
             if answer.request.is_compared and answer.record.token_ids
         ]
-        reference.learn_rounding(texts, 3 * scores.returned.rounding(_TOLERANCE))
+        reference.learn_rounding(texts, 3 * scores.rounding_of_drawn())
     # By the rounding that is known now.
     scores.add([answer for answer in first if answer.request.is_greedy])
     scores.look()
@@ -156,14 +134,3 @@ def _reference_check(arm: Arm, checks: Sequence[Columns]) -> Columns:
         "verdict": "undecided" if lossy else "lossless",
         "finding": finding if lossy else None,
     }
-
-
-def _returned_check(arm: Arm, returned: ReturnedLogprobs, tolerance: float) -> list[Columns]:
-    """The check of log-probabilities that an arm returned, if it returned any."""
-    if not returned.returned:
-        return []
-    result = returned.result(arm.traits.logprobs, tolerance)
-    if result is None:
-        say(f"{arm.name}: log-probabilities were asked for, and none came")
-        return []
-    return [{"check": "logprobs", "arm": arm.name, **vars(result)}]

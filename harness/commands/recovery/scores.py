@@ -23,7 +23,6 @@ from harness.engines.door.reference import KernelDeviations, Reference
 from harness.engines.protocol import in_batches
 from harness.engines.requests import RequestRecord
 from harness.measuring.progress import progress
-from harness.measuring.reported import ReturnedLogprobs
 from harness.results.statistics.arrays import Floats
 from harness.results.statistics.drawn_tokens import (
     NO_ROUNDING,
@@ -41,6 +40,9 @@ _MOST_LOGITS = 2**25
 _NUM_ROUNDED = 8
 # The name of texts at the one place among sampling settings.
 _AT_PLACE = "at the one place"
+# The share of log-probabilities that may be further off than rounding explains, and the most that it explains.
+_FEW = 0.01
+_MOST_ROUNDING = 0.1
 # The kernels' deviation from the eager model may be this many times that of rounding.
 _MOST_APART = 5.0
 
@@ -187,7 +189,6 @@ class Scores:
         answers: all of them.
         greedy: each greedy text against the likeliest tokens.
         drawn: the other texts.
-        returned: the log-probabilities of drawn requests that asked for them.
     """
 
     def __init__(self, reference: Reference, asking: Asking) -> None:
@@ -195,7 +196,7 @@ class Scores:
         self.answers: list[Answer] = []
         self.greedy = GreedyTexts(asking.end_tokens)
         self.drawn: list[ScoredText] = []
-        self.returned = ReturnedLogprobs()
+        self._logprob_errors: list[float] = []
         self._num_together = min(asking.settings.batch_size, _TOGETHER)
         self._reference = reference
         self._asking = asking
@@ -282,10 +283,9 @@ class Scores:
         """
         request = alike[0].request
         sampling = request.sampling
-        tokens = alike[0].record.token_ids
-        exact = sampling.probabilities_along(logits, request.prompt, tokens)
+        exact = sampling.probabilities_along(logits)
         if again is not None:
-            other = sampling.probabilities_along(again, request.prompt, tokens)
+            other = sampling.probabilities_along(again)
             name = _AT_PLACE if request.is_at_place else sampling.name
             self._roundings[name].append(rounding_between(exact, other))
         entropies = entr(exact).sum(-1)
@@ -299,27 +299,31 @@ class Scores:
                 prompt=request.prompt,
                 setting=sampling.name,
                 is_at_place=answer.request.is_at_place,
-                explained=sampling.explained_by_rounding(
-                    logits, request.prompt, text, impossible, tolerances
-                ),
+                explained=sampling.explained_by_rounding(logits, text, impossible, tolerances),
             )
             self.drawn.append(ScoredText(answer, drawn, entropies))
-            if "logprobs" in sampling.parameters:
-                self._add_returned(answer.record, logits.astype(np.float64), exact)
+            self._note_logprobs(answer.record, logits)
 
-    def _add_returned(self, record: RequestRecord, logits: Floats, exact: Floats) -> None:
-        """Add the log-probabilities that came with an answer, and what the reference's logits [n, V] say they are."""
+    def _note_logprobs(self, record: RequestRecord, logits: Floats) -> None:
+        """Note how far log-probabilities that came with drawn tokens are from the reference's logits [n, V]."""
         tokens = record.token_ids
-        rows = range(len(tokens))
-        own_logits = logits[rows, tokens]
+        values = logits.astype(np.float64)
+        own_logits = values[range(len(tokens)), tokens]
         # A regular arm shows its likeliest tokens, and all others have one logit: those are not known.
-        is_known = (logits == own_logits[:, np.newaxis]).sum(-1) == 1
-        with np.errstate(divide="ignore"):
-            raw = np.where(is_known, own_logits - np.logaddexp.reduce(logits, axis=-1), np.nan)
-            processed = np.where(is_known, np.log(exact[rows, tokens]), np.nan)
-        # An answer without any has no entries.
-        returned = record.logprobs or [None] * len(tokens)
-        self.returned.add(returned[: len(tokens)], raw, processed)
+        is_known = (values == own_logits[:, np.newaxis]).sum(-1) == 1
+        expected = own_logits - np.logaddexp.reduce(values, axis=-1)
+        for came, own, known in zip(record.logprobs, expected, is_known, strict=False):
+            if came is not None and known:
+                self._logprob_errors.append(abs(came - own))
+
+    def rounding_of_drawn(self) -> float:
+        """How far log-probabilities that came with drawn tokens are from the reference's, but for a few; 0 where none
+        came, or others than the model's own.
+        """
+        if not self._logprob_errors:
+            return 0.0
+        most = float(np.quantile(self._logprob_errors, 1 - _FEW))
+        return most if most <= _MOST_ROUNDING else 0.0
 
     def sampled(self) -> TokenResult:
         """The test of all drawn tokens.

@@ -28,8 +28,6 @@ from harness.results.statistics.drawn_tokens import (
 
 _TITLE = "Is it lossless?"
 _STYLES: dict[str, Style] = {"lossless": "good", "lossy": "bad", "undecided": "warning"}
-# Verdicts on kinds of requests that weaken what the checks say.
-_UNDRAFTED = ("no drafts", "some drafts", "none accepted")
 
 
 class Checks:
@@ -39,8 +37,7 @@ class Checks:
         name: of the run among others; None for one alone.
         row: the first one, for what all have.
         greedy, kernels, sampled: the one of its kind; None without one.
-        deciding: all but those of kinds: the verdict rests on them.
-        kinds: of requests, and whether they get drafts.
+        deciding: those that were made: the verdict rests on them.
         num_draws_needed: the least `num_draws` that may be enough where these are not; 0 for none.
         findings: the figures of the checks, in words; "" without any.
         statement: the verdict and its reason.
@@ -54,8 +51,7 @@ class Checks:
         self.greedy = by_check.get("greedy")
         self.kernels = by_check.get("kernels")
         self.sampled = by_check.get("sampled")
-        self.kinds = [row for row in rows if row.check == "kind"]
-        self.deciding = [row for row in rows if row.check not in (None, "kind")]
+        self.deciding = [row for row in rows if row.check is not None]
         self.num_draws_needed = max(row.num_draws_needed or 0 for row in rows)
         findings = [_greedy_findings(self.greedy)] if self.greedy else []
         findings += [_sampled_findings(self.sampled)] if self.sampled else []
@@ -98,7 +94,7 @@ def recovery_page(runs: Sequence[Run]) -> Page | None:
     asked = dataclasses.replace(run.rows[-1], num_prompts=None, batch_size=None)
     in_flight = counted(run.row.batch_size or 1, "request")
     title = heading(run.row, f"{in_flight} in flight · {settings_line([asked])}")
-    tables = [_checks_table(run), _kinds_table(run)]
+    tables = [_checks_table(run)]
     why = [("Kernels", _kernel_findings(run.kernels))] if run.kernels else []
     steps = _next_steps(run)
     return Page(title, [_finding(run)], _doubts(run), tables, why, steps, statements)
@@ -119,18 +115,6 @@ def _doubts(checks: Checks) -> list[str]:
     doubts = []
     if row_labels := labels(row):
         doubts.append(f"With {' and '.join(row_labels)}: this says nothing about the pair itself.")
-    undrafted = [
-        f"{kind.sampling} ({kind.verdict})" for kind in checks.kinds if kind.verdict in _UNDRAFTED
-    ]
-    if undrafted:
-        doubts.append(
-            f"Kinds of requests that drafts speed up less, or not at all: {', '.join(undrafted)}."
-        )
-    doubts += [
-        f"Requests of the kind {kind.sampling} failed: {kind.finding}."
-        for kind in checks.kinds
-        if kind.verdict == "failed"
-    ]
     if prompts := too_long(row):
         doubts.append(f"{prompts} {TOO_LONG}.")
     return doubts
@@ -219,17 +203,6 @@ def _checks_table(checks: Checks) -> Table:
         Column("finding", text=True, of="finding", optional=True),
     )
     return Table.of("recovery", _TITLE, checks.deciding, columns, notes=tuple(_notes(checks)))
-
-
-def _kinds_table(checks: Checks) -> Table:
-    """One row per kind of request."""
-    columns = (
-        Column("kind of request", text=True, of="sampling"),
-        Column("drafts", of="verdict"),
-        Column("accepted", percent, "acceptance_rate", optional=True),
-        Column("shown by", text=True, of="finding"),
-    )
-    return Table.of("kinds", "Which requests get drafts?", checks.kinds, columns)
 
 
 def _identical(row: RecoveryRow | None) -> str | None:

@@ -33,8 +33,6 @@ Columns = dict[str, Any]
 
 # Statuses of a server that does not have a parameter.
 _REFUSALS = (400, 404, 422, 501)
-# The number of a prompt's tokens whose logits `logit_bias` raises.
-_NUM_BIASED = 4
 # The most tokens of a drawn text. With longer ones fewer prompts could be asked in the same time, with shorter ones
 # more of the tested tokens would be first tokens.
 _MOST_DRAWN = 32
@@ -85,8 +83,8 @@ class PlannedRequest:
     def is_greedy(self) -> bool:
         return self.sampling.decoding.temperature == 0
 
-    def request(self, seed: int) -> Request:
-        """The request as an arm takes it."""
+    def request(self, seed: int, with_logprobs: bool = False) -> Request:
+        """The request as an arm takes it; drawn tokens may come with their log-probabilities."""
         decoding = dataclasses.replace(
             self.sampling.decoding, max_new_tokens=self.num_tokens, ignore_eos=not self.ends
         )
@@ -96,7 +94,7 @@ class PlannedRequest:
             seed,
             self.index,
             self.ends,
-            parameters=self.sampling.parameters,
+            with_logprobs=with_logprobs and not self.is_greedy,
             leave_after=self.leave_after,
             # It is judged like any other text.
             may_be_empty=True,
@@ -132,12 +130,9 @@ def taken_samplings(
     """
     if settings.decoding.temperature == 0:
         return [], []
-    biased = sorted(set(prompt))[:_NUM_BIASED]
-    penalises_prompts = arm.traits.penalises_prompts
-    tried = samplings(settings.decoding, biased, penalises_prompts, settings.samplings)
+    tried = samplings(settings.decoding, settings.samplings)
     if engine_of(settings).own_loop:
-        # Our loop has temperature, top-k and top-p alone; nobody expects penalties of it.
-        return [sampling for sampling in tried if not sampling.parameters], []
+        return tried, []
     taken = []
     for sampling in tried:
         planned = PlannedRequest(tuple(prompt), sampling, num_tokens=1, index=0)
@@ -307,6 +302,7 @@ class Asking:
         samplings: the sampling settings that are tested; the run's own one is the first.
         end_tokens: those at which the target ends a text.
         can_end: whether the engine ends texts at given tokens, so that half of the requests have some.
+        with_logprobs: whether drawn tokens are asked for with their log-probabilities.
     """
 
     settings: RecoverySettings
@@ -314,6 +310,7 @@ class Asking:
     samplings: Sequence[Sampling]
     end_tokens: frozenset[int]
     can_end: bool = False
+    with_logprobs: bool = False
 
     @property
     def token_test(self) -> TokenTest:
@@ -323,7 +320,7 @@ class Asking:
         self, arm: Arm, planned: Sequence[PlannedRequest], num_in_flight: int, doing: str
     ) -> list[Answer]:
         """The answers in the order of the requests. Raises RunError where one failed."""
-        requests = [request.request(self.settings.seed) for request in planned]
+        requests = [request.request(self.settings.seed, self.with_logprobs) for request in planned]
         num_noted = 0
         with progress(doing, len(requests)) as advance, quick_garbage_collections():
 

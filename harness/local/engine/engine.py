@@ -15,7 +15,6 @@ from typing import Protocol
 
 import torch
 
-from harness.config.errors import SettingError
 from harness.engines.protocol import Answered, Arm, Engine, NoteEnded, Request, Traits, Weights
 from harness.engines.record import Preparation
 from harness.local.decoding.loop import Loop, RowRequest
@@ -84,9 +83,6 @@ class LocalArm(Arm):
 
         The loop numbers its rows in the order in which they join, so that row 5 is `requests[5]`.
         """
-        for request in requests:
-            for name, value in request.parameters.items():
-                raise SettingError(name, "needs engine=server", value)
         clock = LoopClock(requests, self.weights)
         loop = self.loop(requests[0])
         waiting = deque(map(self.loop_request, requests))

@@ -41,10 +41,6 @@ from harness.local.models.devices import release_memory
 from harness.local.models.tokenizers import vocabulary_size
 from harness.local.runners.base import WithoutCudnn
 
-# Sampling parameters of a request that `GenerationConfig` has too.
-_PARAMETERS = ("min_p", "repetition_penalty")
-_WITH_LOGITS = {"output_logits": True, "return_dict_in_generate": True}
-
 
 def check_pair(planned: PlannedPair, decoding: DecodingSettings) -> None:
     """Raise a SettingError for a draft that `generate` cannot have, before weights load."""
@@ -117,7 +113,7 @@ class HuggingFaceArm(Arm):
     weights: Weights
     arguments: dict[str, Any] = field(default_factory=dict)
     assistant: Any = None
-    traits = Traits(reports_drafts=True, logprobs="raw")
+    traits = Traits(reports_drafts=True)
 
     def answer(
         self,
@@ -129,7 +125,6 @@ class HuggingFaceArm(Arm):
         """Answer requests one after the other, whatever `in_flight` is.
 
         There is one record per pass of the target; the first one of the speculative arm may hold draft tokens.
-        Log-probabilities are those of the logits that `generate` returns (`output_logits`).
         """
         clock = LoopClock(requests, self.weights)
         recorders = [_Recorder(request, row, clock.note) for row, request in enumerate(requests)]
@@ -143,21 +138,12 @@ class HuggingFaceArm(Arm):
         answered = clock.answered(
             Phases(), as_batch=len(requests) == 1, drafts=self.name == "speculative"
         )
-        for record, recorder in zip(answered.requests, recorders, strict=True):
-            for token, [logits] in zip(record.token_ids, recorder.logits, strict=False):
-                record.logprobs.append(logits.log_softmax(-1)[token].item())
         return answered
 
     def _prepared(self, recorder: _Recorder) -> Callable[[], None]:
         """A function that runs `generate`: everything that is not decoding is done before."""
         request = recorder.request
         decoding = request.decoding
-        further = dict(request.parameters)
-        if further.pop("logprobs", None) is not None:
-            further |= _WITH_LOGITS
-        for name, value in further.items():
-            is_known = name in (*_PARAMETERS, *_WITH_LOGITS)
-            require(is_known, name, "is no parameter of generate() here", value)
         target: Any = self.pair.target.model
         prompt_ids = torch.tensor([list(request.prompt)], device=self.pair.target.input_device)
         # The warp and the limits that every engine has.
@@ -171,7 +157,6 @@ class HuggingFaceArm(Arm):
             eos_token_id=sorted(request.stop_tokens) or None,
             pad_token_id=0,
             **warp,
-            **further,
         )
         # `generate` takes unset values from the model's own configuration, and has no argument for
         # an assistant's.
@@ -194,9 +179,7 @@ class HuggingFaceArm(Arm):
                     model.generation_config = its_own
                 # Below 2⁶³, which torch takes.
                 torch.manual_seed(int(seeds[0]) >> 1)
-                output = target.generate(prompt_ids, streamer=recorder, **arguments)
-                if config.output_logits:
-                    recorder.logits = output.logits
+                target.generate(prompt_ids, streamer=recorder, **arguments)
 
         return generate
 
@@ -234,7 +217,6 @@ class _Recorder(BaseStreamer):
         note: gets each iteration.
         proposed: the candidates that are being verified.
         num_generated: the new tokens so far; None before the prompt.
-        logits: after the end, where they were asked for: the target's [1, V] before each new token.
     """
 
     request: Request
@@ -242,7 +224,6 @@ class _Recorder(BaseStreamer):
     note: Callable[[Iteration], None]
     proposed: list[int] = field(default_factory=list)
     num_generated: int | None = None
-    logits: Sequence[Tensor] = ()
 
     def put(self, value: Tensor) -> None:
         """Tokens of `generate`; the first call brings the prompt."""

@@ -6,9 +6,7 @@ import dataclasses
 import re
 import shutil
 import signal
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -143,35 +141,15 @@ def test_an_interrupted_run_says_what_was_tested_so_far(
         assert "nothing was compared before the interruption" in stderr
 
 
-def stop_texts_get_no_drafts() -> None:
-    from harness.local.serving import LocalService
-
-    ask = LocalService.ask
-
-    def without_drafts(
-        service: LocalService, arm: str, requests: Any, put: Any, stops: Sequence[str] = ()
-    ) -> Any:
-        return ask(service, "regular" if stops else arm, requests, put, stops)
-
-    pytest.MonkeyPatch().setattr(LocalService, "ask", without_drafts)
-
-
 @pytest.mark.slow
-def test_our_service_is_tested_over_http_and_its_silences_are_found(
-    harness: Harness, tmp_path: Path, pair: list[str]
-) -> None:
+def test_our_service_is_tested_over_http(harness: Harness, tmp_path: Path, pair: list[str]) -> None:
     asked = [*pair[:2], "runner=eager"]
-    with serving(tmp_path, *asked, before=stop_texts_get_no_drafts) as (url, _):
+    with serving(tmp_path, *asked) as (url, _):
         servers = ["engine=server", f"url={url}/v1", f"regular_url={url}/regular/v1"]
-        few = ["num_draws=400", "samplings=[as_asked,min_p,logit_bias]"]
+        few = ["num_draws=400", "samplings=[as_asked]"]
         harness("recovery", *SMALL, pair[0], pair[2], *servers, *few)
     rows = results("recovery")
-    kinds = rows.query("check == 'kind'").set_index("sampling").verdict
-    assert kinds.index[kinds == "no drafts"].tolist() == ["stop texts"]
-    assert {"JSON schema", "n=2", "logit_bias"} <= set(kinds.index[kinds == "refused"])
-    assert kinds["plain"] == "drafts"
     assert "lossy" not in set(rows["verdict"])
-    assert rows["refused"].unique().tolist() == ["min_p=0.1, logit_bias"]
 
 
 @pytest.mark.parametrize(
@@ -179,7 +157,7 @@ def test_our_service_is_tested_over_http_and_its_silences_are_found(
     [
         (["samplings=[]"], "must name at least one"),
         (["samplings=[top_p,top_p]"], "must not name one twice"),
-        (["samplings=[min_p]"], "engine=local"),
+        (["samplings=[min_p]"], "each must be one of as_asked, temperature, top_k, top_p"),
     ],
 )
 def test_wrong_settings_are_refused(harness: Harness, typed: list[str], rule: str) -> None:

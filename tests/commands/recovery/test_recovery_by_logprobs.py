@@ -1,10 +1,9 @@
-"""`recovery reference=regular`: a server's log-probabilities in place of weights, and those that it returns."""
+"""`recovery reference=regular`: a server's log-probabilities in place of weights."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,13 +12,13 @@ import pytest
 
 from echo_server import EchoServer, Serve
 from harness.commands.recovery.record import RecoverySettings
-from harness.commands.recovery.sampling import Sampling
+from harness.commands.recovery.sampling import Sampling, exact_probabilities
 from harness.commands.recovery.scores import Scores
 from harness.commands.recovery.workload import Answer, Asking, PlannedRequest
 from harness.config.settings import DecodingSettings
 from harness.engines.protocol import Traits
 from harness.engines.requests import RequestRecord
-from harness.measuring.reported import ReportedReference, ReturnedLogprobs
+from harness.measuring.reported import ReportedReference
 from harness.results.statistics.drawn_tokens import NO_ROUNDING
 from harness.servers.events import AnswerError
 from harness.servers.logprobs import TextScorer
@@ -29,7 +28,7 @@ from some_settings import settings_of
 
 QUICK = ["model=tiny", "engine=server", "batch_size=4", "num_prompts=1", "tokens=16"]
 QUICK += ["temperature=1", "shift=0.5", "false_alarm_rate=1e-6"]
-QUICK += ["by_kind=false", "reference=regular", "samplings=[as_asked]"]
+QUICK += ["reference=regular", "samplings=[as_asked]"]
 
 
 def arms(url: str, regular_url: str) -> list[str]:
@@ -150,7 +149,7 @@ def test_quantiles_in_the_likeliest_tokens_raise_no_false_alarm(
     arm = Showing(rows, num_top if num_top > 0 else 60)
     reference = ReportedReference(arm, [1], 60, num_top, 1)  # type: ignore[arg-type]
     sampling = Sampling("any", DecodingSettings(temperature=temperature, top_p=top_p))
-    exact = sampling.probabilities_along(np.log(rows), [1], [0] * 16)
+    exact = sampling.probabilities_along(np.log(rows))
     settings = settings_of(RecoverySettings, false_alarm_rate=0.01, shift=0.1, batch_size=8)
     asking = Asking(settings, [], [sampling], frozenset())
     checks = {}
@@ -176,43 +175,14 @@ def test_quantiles_in_the_likeliest_tokens_raise_no_false_alarm(
             assert checks["honest but for rounding"] == "lossless"
 
 
-def test_a_few_rounded_log_probabilities_are_right_and_one_missing_is_not() -> None:
-    raw = np.log(np.linspace(0.05, 0.9, 500))
-    returned = ReturnedLogprobs()
-    returned.add((raw + 0.004 * (-1) ** np.arange(500)).tolist(), raw, 1.5 * raw)
-    assert returned.result("raw", 0.01).finding == "all are the model's own"
-    assert returned.result("processed", 0.01).verdict == "wrong"
-    returned.add([None], raw[:1], raw[:1])
-    result = returned.result("raw", 0.01)
-    assert (result.verdict, result.num_wrong) == ("wrong", 1)
-    assert result.finding == "1 are missing"
-
-
-def test_those_that_are_wrong_or_unknown_are_not_called_the_models_own() -> None:
-    raw = np.log(np.linspace(0.05, 0.9, 1000))
-    wrong = np.where(np.arange(1000) < 5, 5.0, 0.0)
-    returned = ReturnedLogprobs()
-    returned.add((raw - wrong).tolist(), raw, 1.5 * raw)
-    finding = "995 of 1,000 that the reference knows are the model's own"
-    assert returned.result("raw", 0.01).finding == finding
-    unknown = ReturnedLogprobs()
-    unknown.add([-1.0] * 50, np.full(50, np.nan), np.full(50, np.nan))
-    assert unknown.result("raw", 0.01) is None
-
-
-@pytest.mark.parametrize(
-    ("reading", "finding"),
-    [
-        (lambda raw: 1.5 * raw, "500 are those after temperature and truncation"),
-        (lambda raw: raw + 0.5, "are wrong (median error 0.5)"),
-    ],
-)
-def test_what_wrong_log_probabilities_are_is_found(
-    reading: Callable[[np.ndarray], np.ndarray], finding: str
-) -> None:
-    raw = np.log(np.random.default_rng(0).uniform(0.01, 0.9, 500))
-    returned = ReturnedLogprobs()
-    returned.add(reading(raw).tolist(), raw, 1.5 * raw)
-    result = returned.result("raw", 0.01)
-    assert result.verdict == "wrong"
-    assert finding in result.finding
+def test_what_came_with_drawn_tokens_shows_rounding() -> None:
+    """The kernels that draw may differ from those that score; others than the model's own show nothing."""
+    generator = np.random.default_rng(0)
+    logits = generator.normal(size=(16, 8))
+    own = np.log(exact_probabilities(logits, DecodingSettings(temperature=1.0)))[:, 3]
+    for came, rounding in ((own + 0.004, 0.004), (1.5 * own, 0.0), ([None] * 16, 0.0)):
+        asking = Asking(settings_of(RecoverySettings), [(1,)], [], frozenset())
+        scores = Scores(SimpleNamespace(), asking)
+        record = RequestRecord(0, 1, token_ids=[3] * 16, num_tokens=16, logprobs=list(came))
+        scores._note_logprobs(record, logits)
+        assert scores.rounding_of_drawn() == pytest.approx(rounding, abs=1e-9)

@@ -1,4 +1,4 @@
-"""`recovery engine=server`: planted faults are caught, and it is said which kinds of requests get drafts."""
+"""`recovery engine=server`: planted faults are caught, and it is said what cannot be tested."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from echo_server import EchoServer, Serve, serving
-from harness.commands.recovery.kinds import AnswersOfKind, kinds
 from harness.commands.recovery.sampling import Sampling
 from harness.commands.recovery.scores import GreedyTexts, with_ends
 from harness.commands.recovery.workload import Answer, PlannedRequest
@@ -20,7 +19,7 @@ from planted_faults import planted
 from served import served
 
 QUICK = ["model=tiny_draft", "engine=server", "batch_size=16", "num_prompts=1", "tokens=8", "K=1"]
-QUICK += ["temperature=1", "shift=0.5", "false_alarm_rate=1e-6", "by_kind=false"]
+QUICK += ["temperature=1", "shift=0.5", "false_alarm_rate=1e-6"]
 QUICK += ["samplings=[as_asked]"]
 
 
@@ -141,84 +140,11 @@ ASKED = ["recovery", "engine=server", "model=tiny_draft", "decoding=greedy"]
 ASKED += ["decoding.max_new_tokens=8", "num_prompts=4", "batch_size=2"]
 
 
-def test_kinds_without_drafts_and_those_refused_or_ignored_are_named(
-    harness: Harness, serve: Serve
-) -> None:
-    server = EchoServer(
-        version="0.32.0",
-        num_draft_tokens=4,
-        refuses=("grammar", "n"),
-        silent=lambda body: len(body["prompt"]) > 100,
-    )
-    servers = serve(EchoServer(version="0.32.0"), server)
-    # Its texts are no model's. By its name this server is one that top_k may end.
-    harness(*ASKED, *servers, "samplings=[as_asked,top_k]", code=None)
-    found = results("recovery").query("check == 'kind'").set_index("sampling")
-    assert found.index[found.verdict == "no drafts"].tolist() == ["long cached prompt"]
-    assert found.index[found.verdict == "refused"].tolist() == ["grammar", "n=2"]
-    assert "unknown parameter" in found.finding["grammar"]
-    # Letters are no object.
-    assert found.verdict["JSON schema"] == "ignored"
-    assert set(found.verdict) <= {"drafts", "no drafts", "ignored", "refused"}
-    assert found.acceptance_rate["plain"] == pytest.approx(1 / 3)
-    assert "tools" not in found.index, "they are for chats alone"
-
-
-def test_drafts_that_are_never_accepted_are_told_from_silence_and_so_is_a_part() -> None:
-    def record(*outcomes: tuple[int, int]) -> RequestRecord:
-        return RequestRecord(0, 3, token_ids=[5] * 10, num_tokens=10, outcomes=list(outcomes))
-
-    kind, *_ = kinds(DecodingSettings(), [1, 2], chat=False)
-    good = AnswersOfKind(kind, [record((4, 3), (4, 2))] * 4)
-    rejected = AnswersOfKind(kind, [record((4, 0), (4, 0))] * 4)
-    partly = AnswersOfKind(kind, [record((4, 3)), record(), record((4, 1)), record()])
-    silent = AnswersOfKind(kind, [record()] * 4)
-    every = [good, rejected, partly, silent]
-    found = [each.check(every) for each in every]
-    assert [each["verdict"] for each in found] == [
-        "drafts", "none accepted", "some drafts", "no drafts",
-    ]  # fmt: skip
-    assert "none in 2 of 4" in found[2]["finding"]
-    # Where no kind always drafts, as with n-grams, a part is nothing special.
-    assert partly.check([partly, silent])["verdict"] == "drafts"
-
-
-def answers(num_together: int) -> AnswersOfKind:
-    """Of one request whose tokens come one by one, or several at once."""
-    arrivals = [(1 + place // num_together) / 10 for place in range(10)]
-    [kind, *_] = kinds(DecodingSettings(), [1, 2], chat=False)
-    record = RequestRecord(0, 3, arrivals, 1.0, token_ids=[5] * 10, num_tokens=10)
-    return AnswersOfKind(kind, [record] * 3)
-
-
-def test_without_reports_tokens_that_arrive_together_tell() -> None:
-    every = [answers(number) for number in (4, 1, 2)]
-    found = [each.check(every) for each in every]
-    assert [each["verdict"] for each in found] == ["drafts", "no drafts", "drafts"]
-    assert "1.0 tokens at a time" in found[1]["finding"]
-
-
-def test_a_kind_that_fails_ends_itself_alone(harness: Harness, serve: Serve) -> None:
-    server = EchoServer(
-        version="0.32.0", num_draft_tokens=4, breaks=lambda body: "json_schema" in body
-    )
-    servers = serve(EchoServer(version="0.32.0"), server)
-    outcome = harness(*ASKED, *servers, code=None)
-    kinds_found = results("recovery").query("check == 'kind'").set_index("sampling")
-    assert kinds_found.index[kinds_found.verdict == "failed"].tolist() == ["JSON schema"]
-    assert "told to fail" in kinds_found.finding["JSON schema"]
-    assert kinds_found.verdict["n=2"] == "drafts"
-    assert "Requests of the kind JSON schema failed: " in outcome.stdout
-    assert "told to fail" in outcome.stdout
-    # The checks that decide were made.
-    assert "greedy" in set(results("recovery").check)
-
-
 def test_a_model_that_nobody_named_is_looked_up_nowhere(harness: Harness) -> None:
     server = EchoServer(models={"somebody/model": None}, num_draft_tokens=4)
     typed = [word for word in ASKED if not word.startswith("model=")]
     with serving(server) as address:
-        outcome = harness(*typed, f"engine.url={address}", "chat=false", "by_kind=false", code=3)
+        outcome = harness(*typed, f"engine.url={address}", "chat=false", code=3)
     assert "no exact distribution: model= names the weights" in outcome.stderr
     assert "cannot be loaded here" not in outcome.stderr
 
@@ -230,16 +156,3 @@ def test_a_server_that_takes_one_name_of_its_model(harness: Harness, serve: Serv
     typed = [word for word in ASKED if not word.startswith("model=")]
     outcome = harness(*typed, *servers, code=1)
     assert "served is a placeholder: engine.model= sets the name" in outcome.stderr
-
-
-def test_kinds_before_one_that_ends_the_server_have_their_rows(
-    harness: Harness, serve: Serve
-) -> None:
-    """Three kinds of four requests and one that finds out whether it is taken, after the question who it is."""
-    server = EchoServer(version="0.32.0", num_draft_tokens=4, die_after=18)
-    servers = serve(EchoServer(version="0.32.0"), server)
-    harness(*ASKED, *servers, code=1)
-    found = results("recovery").query("check == 'kind'").verdict.tolist()
-    assert found[-1] == "no answer"
-    assert set(found[:-1]) == {"drafts"}
-    assert 1 <= len(found) - 1 <= 3

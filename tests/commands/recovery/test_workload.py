@@ -24,7 +24,7 @@ PROMPTS = [list(TOKENIZER.encode(text)) for text in ("once upon a time", "2 + 2 
 
 def workload() -> Workload:
     settings: Any = SimpleNamespace(decoding=DECODING, seed=0)
-    return Workload(Asking(settings, PROMPTS, samplings(DECODING, [])[:4], frozenset()))
+    return Workload(Asking(settings, PROMPTS, samplings(DECODING), frozenset()))
 
 
 def test_the_requests_are_mixed() -> None:
@@ -77,7 +77,7 @@ def drawn_text(
     outcomes: Sequence[tuple[int, int]] = (),
 ) -> ScoredText:
     """A text with the outcomes of its iterations, where they are known."""
-    request = PlannedRequest(prompt, samplings(DECODING, [])[0], len(widths), 0)
+    request = PlannedRequest(prompt, samplings(DECODING)[0], len(widths), 0)
     record = RequestRecord(0, 1, num_tokens=len(widths), outcomes=list(outcomes))
     zeros = np.zeros(len(widths))
     tokens = tuple(range(len(widths)))

@@ -113,19 +113,6 @@ def test_acceptance_is_counted_as_in_our_loop(chain: Pair) -> None:
     }
 
 
-def test_log_probabilities_are_those_of_the_models_logits(
-    pair: Pair, engine: HuggingFaceEngine
-) -> None:
-    [request] = ask().requests
-    asked = dataclasses.replace(request, parameters={"logprobs": 0})
-    for arm in engine.arms:
-        [record] = arm.answer([asked], 1).requests
-        logits = pair.target.model(torch.tensor([[*PROMPT, *record.token_ids]])).logits
-        before = logits[0, len(PROMPT) - 1 : -1].log_softmax(-1)
-        exact = before[range(24), record.token_ids].tolist()
-        assert record.logprobs == pytest.approx(exact, abs=1e-4)
-
-
 def test_a_text_ends_with_a_stop_token(chain: Pair) -> None:
     question = ask(prompt=chain.tokenizer("a")["input_ids"], stop=chain.stop_tokens())
     for arm in HuggingFaceEngine(chain, Preparation(decoding=GREEDY)).arms:
