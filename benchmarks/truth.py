@@ -387,7 +387,8 @@ def drawn_world(rng: random.Random, *, loads: bool = False) -> World:
         engine |= {"acceptance": 0.0, "draft_ms": 0.0, "width_ms": 0.0}
     if rng.random() < 0.25:
         engine |= {"drift": rng.choice([0.0, 0.3]), "stall_every": 200, "stall_ms": 300}
-    num_prompts = 8 if loads else rng.choice([8, 10, 15, 30])
+    # As many as the largest load.
+    num_prompts = 16 if loads else rng.choice([8, 10, 15, 30])
     return World(engine, num_prompts, rng.choice([16, 32]), rng.randrange(10**6), **trouble)
 
 

@@ -295,7 +295,12 @@ class ServerArm(Arm):
         is_first = served.name == "regular" and self._settings.has_two
         model_setting = "engine.regular_model" if is_first else "engine.model"
         model = choose_model(
-            report, opening.settings.model, served.model, typed_model, model_setting, place
+            report,
+            opening.settings.model.repository,
+            served.model,
+            typed_model,
+            model_setting,
+            place,
         )
         max_new_tokens = opening.decoding.max_new_tokens
         num_tokens = opening.longest_prompt + max_new_tokens

@@ -1,5 +1,5 @@
 """Asks servers for their version, models and start time, and chooses the model that each is asked for: the
-one that the run names, or the only one.
+one that was typed, or the only one.
 
 A URL says nothing about the server behind it, which may have been restarted with other flags.
 """
@@ -7,15 +7,12 @@ A URL says nothing about the server behind it, which may have been restarted wit
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from harness.config.errors import SettingError, from_outside
-from harness.config.model_names import SERVED
-from harness.config.settings import ModelSettings
 from harness.engines.record import ServerIdentity
 from harness.servers.dialects import DIALECTS, Dialect, known_pages
 from harness.servers.http import KEY_REFUSED, RequestFailed, page, root_of
@@ -29,9 +26,6 @@ _START = "process_start_time_seconds"
 _MOST_SECONDS = 1e11
 # Statuses of a page that a server does not have, or not for GET.
 _NO_PAGE = (404, 405, 501)
-# `-Q4_K_M.gguf`, `.BF16-00001-of-00003.gguf`: llama.cpp serves a model by its file, whose name ends so.
-# `\w*+` goes back over nothing: a server's name of many `_q1` would take forever.
-_GGUF = re.compile(r"([-._](ud|i?q\d\w*+|b?f16|f32|mxfp4))*(-\d+-of-\d+)?\.gguf$")
 # The most models of a server that an error lists.
 _MOST_NAMED = 8
 
@@ -44,7 +38,6 @@ class ListedModel(NamedTuple):
         root: where its weights are; None where the server does not report it.
         owner: `owned_by`, by which the kind of server is known; None where the server does not report it.
         context: the most tokens of a prompt with its answer; None where the server does not report it.
-        parent: the model that it is an adapter of; None for a whole one.
         is_listed: False for a name that is not in the server's list, or of a server without one.
     """
 
@@ -52,7 +45,6 @@ class ListedModel(NamedTuple):
     root: str | None = None
     owner: str | None = None
     context: int | None = None
-    parent: str | None = None
     is_listed: bool = True
 
     def __str__(self) -> str:
@@ -194,11 +186,11 @@ def _models(body: str | None) -> list[ListedModel]:
     for entry in listed if isinstance(listed, list) else []:
         if not isinstance(entry, dict) or not isinstance(entry.get("id"), str):
             continue
-        texts = (entry.get(key) for key in ("root", "owned_by", "parent"))
-        root, owner, parent = (text if isinstance(text, str) else None for text in texts)
+        texts = (entry.get(key) for key in ("root", "owned_by"))
+        root, owner = (text if isinstance(text, str) else None for text in texts)
         context = entry.get("max_model_len")
         context = context if _is_count(context) else None
-        models.append(ListedModel(entry["id"], root, owner, context, parent))
+        models.append(ListedModel(entry["id"], root, owner, context))
     return models
 
 
@@ -209,17 +201,18 @@ def _is_count(value: object) -> bool:
 
 def choose_model(
     report: ServerReport | None,
-    model: ModelSettings,
+    repository: str,
     name: str | None,
     typed_model: str | None,
     model_setting: str,
     place: str,
 ) -> ListedModel:
-    """The model that a server is asked for.
+    """The model that a server is asked for: the one that was typed, else the only one in its list.
 
     Args:
         report: None for a server that does not describe itself.
-        name: under which it is served; None to look for the run's model.
+        repository: of the run's model, the name where nothing is typed and the server has no list.
+        name: under which it is served, as the user typed it.
         typed_model: that the server's command names; None where it is not known.
         model_setting: that sets the name, `engine.model` or `engine.regular_model`.
         place: the setting with the server's address, `engine.url=http://host:8000/v1`.
@@ -228,32 +221,22 @@ def choose_model(
         SettingError: the server lists its models, and this one is not among them, or which is meant cannot be told.
     """
     models = [] if report is None else report.models
-    wanted = name
-    if name is not None:
-        names = (name, str(Path(name).resolve()))
-        chosen = [served for served in models if served.name in names]
-    elif model.repository != SERVED:
-        wanted = model.name
-        chosen = [served for served in models if served.name in (model.repository, model.name)]
-        chosen += [served for served in models if _is_model(served, model)]
-    else:
-        # The one that its command names, or its only one.
-        name = typed_model
-        places = set() if name is None else {name, str(Path(name).resolve())}
-        chosen = [served for served in models if places & {served.name, served.root}]
-        # All may be names of one model, and adapters of it: these come last.
-        weights = {served.root or served.name for served in models if served.parent is None}
-        if len(weights) == 1:
-            chosen += sorted(models, key=lambda served: served.parent is not None)
-    if chosen:
-        return chosen[0]
+    typed = name or typed_model
+    if typed is not None:
+        places = {typed, str(Path(typed).resolve())}
+        for served in models:
+            if places & {served.name, served.root}:
+                return served
+    # A command may name a repository, of which the server lists the file.
+    if name is None and len(models) == 1:
+        return models[0]
     # Servers that nobody knows may serve what they do not list.
     lists_all = bool(models) and models[0].owner in DIALECTS.names()
-    if not models or (name is not None and not lists_all):
-        return ListedModel(name or model.repository, is_listed=False)
+    if not models or (typed is not None and not lists_all):
+        return ListedModel(typed or repository, is_listed=False)
     listed = ", ".join(str(served) for served in models[:_MOST_NAMED])
     rule = f"must name a model that {place} serves: {listed}"
-    raise SettingError(model_setting, rule, *filter(None, [wanted]))
+    raise SettingError(model_setting, rule, *filter(None, [typed]))
 
 
 def check_same_weights(models: Sequence[ListedModel]) -> None:
@@ -268,18 +251,3 @@ def check_same_weights(models: Sequence[ListedModel]) -> None:
         rule = f"the servers serve different weights, {' and '.join(map(str, models))}"
         names = f"engine.model={speculative.name} engine.regular_model={regular.name}"
         raise SettingError("engine.model", f"{rule}; to compare these, set {names}")
-
-
-def _is_model(served: ListedModel, model: ModelSettings) -> bool:
-    """Whether a served name or place is that of the model, wherever its files are there."""
-    directory = Path(model.repository)
-    places = [model.repository, model.name, model.gguf_file or model.name]
-    if directory.is_dir():
-        places.append(str(directory.resolve()))
-    wanted = {_bare(name) for name in places}
-    return any(_bare(name) in wanted for name in (served.name, served.root) if name)
-
-
-def _bare(place: str) -> str:
-    """`llama-3.1-8b` of `meta-llama/Llama-3.1-8B` and `/models/Llama-3.1-8B-Q4_K_M.gguf`."""
-    return _GGUF.sub("", PurePosixPath(place).name.lower())

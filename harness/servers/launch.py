@@ -77,7 +77,7 @@ class Served:
     Attributes:
         name: of the arm.
         setting: that has its address, `engine.url`, or `the regular command`.
-        model: the name under which it serves the model; None to look for that.
+        model: the name under which it serves the model, as typed; None for its only one.
         url: its address; None for one that is started here.
         pages: of its counters, where they are not below its address.
         launch: how it is started here.

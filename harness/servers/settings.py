@@ -51,8 +51,8 @@ class ServerSettings(EngineSettings):
             the names under `vary` are filled in.
         first_command: with two commands behind `--` the first one, which the second is compared with.
         vary: values for names in braces in the commands, by name; a sweep varies them: `-m vary.ubatch=512,1024`.
-        model: the name under which the server that speculates serves the model, where that is an
-            alias or an adapter; None looks in the server's list.
+        model: the name under which the server that speculates serves the model; None for the one in its command, or the
+            only one in its list.
         regular_model: as `model`, of the server that does not speculate; None for the same name.
         metrics_url: the page of the Prometheus counters of `url`, where it is not /metrics or
             /prometheus/metrics on the server itself (Dynamo: on the port of a worker); those of

@@ -13,8 +13,6 @@ from typing import Any
 import pytest
 
 from harness.config.errors import SettingError
-from harness.config.model_names import SERVED
-from harness.config.settings import ModelSettings
 from harness.servers.counters import read_counters
 from harness.servers.identity import (
     ListedModel,
@@ -74,17 +72,52 @@ def test_a_broken_page_takes_only_its_own_part_of_the_report() -> None:
         assert server_report(url, None) is None
 
 
-def test_a_model_is_known_by_where_its_link_leads(tmp_path: Path) -> None:
-    """A server that is started with the directory lists it by that, whatever the link is called."""
+@pytest.mark.parametrize(
+    ("listed", "name", "typed_model", "chosen"),
+    [
+        (["a", "b"], "b", "a", "b"),
+        (["a", "b"], None, "b", "b"),
+        (["a"], None, None, "a"),
+        # The command names a repository, and the list has its file.
+        (["a"], None, "org/a", "a"),
+        # Several, and nothing typed is among them.
+        (["a", "b"], None, None, None),
+        (["a", "b"], None, "c", None),
+        (["a"], "c", "a", None),
+        ([], None, "c", "c"),
+        ([], None, None, "org/x"),
+    ],
+)
+def test_the_model_is_the_typed_one_or_the_only_one(
+    listed: list[str], name: str | None, typed_model: str | None, chosen: str | None
+) -> None:
+    models = [ListedModel(each, owner="vllm") for each in listed]
+    report = ServerReport({}, None, models)
+    setting, place = "engine.model", "engine.url=U"
+    if chosen is None:
+        names = ", ".join(listed)
+        with pytest.raises(SettingError, match=f"must name a model that {place} serves: {names}$"):
+            choose_model(report, "org/x", name, typed_model, setting, place)
+        return
+    found = choose_model(report, "org/x", name, typed_model, setting, place)
+    assert (found.name, found.is_listed) == (chosen, bool(listed))
+
+
+def test_a_typed_model_is_also_known_by_where_its_link_leads(tmp_path: Path) -> None:
     directory = tmp_path / "Llama-8B"
     directory.mkdir()
     link = tmp_path / "mine"
     link.symlink_to(directory)
-    settings = ModelSettings(name="mine", repository=str(link))
     listed = [ListedModel("other", "/x/other"), ListedModel("served", str(directory))]
     report = ServerReport({}, None, listed)
-    chosen = choose_model(report, settings, None, None, "engine.model", "engine.url")
+    chosen = choose_model(report, "org/x", None, str(link), "engine.model", "engine.url")
     assert chosen.name == "served"
+
+
+def test_a_server_of_no_known_kind_may_serve_what_it_does_not_list() -> None:
+    report = ServerReport({}, None, [ListedModel("a", owner="somebody")])
+    chosen = choose_model(report, "org/x", "c", None, "engine.model", "engine.url")
+    assert (chosen.name, chosen.is_listed) == ("c", False)
 
 
 DIGITS = "1" * 400
@@ -108,17 +141,8 @@ def test_damaged_pages_of_counters_say_nothing() -> None:
 
 
 def test_a_list_of_models_is_believed_as_far_as_it_is_possible() -> None:
-    """Adapters come last, a context is a number, and no name takes forever."""
-    listed = [
-        {"id": "a" + 40 * "_q1", "parent": "base"},
-        {"id": "base", "max_model_len": True},
-    ]
+    listed = ["a", {"id": 3}, {"id": "base", "max_model_len": True, "owned_by": 1}]
     with pages(models={"data": listed}) as url:
         report = server_report(url, None)
     assert report is not None
-    assert [model.context for model in report.models] == [None, None]
-    settings = ModelSettings(name="served", repository=SERVED)
-    assert choose_model(report, settings, None, None, "engine.model", "engine.url").name == "base"
-    other = ModelSettings(name="x", repository="org/x")
-    with pytest.raises(SettingError):
-        choose_model(report, other, None, None, "engine.model", "engine.url")
+    assert report.models == [ListedModel("base")]

@@ -64,9 +64,7 @@ class EchoServer:
         redirect: sends completions on to this address.
     """
 
-    models: Mapping[str, str | None] = field(
-        default_factory=lambda: {"tiny": None, "tiny_draft": None}
-    )
+    models: Mapping[str, str | None] = field(default_factory=lambda: {"tiny": None})
     dialect: Literal["vllm", "vllm_histogram", "sglang", "llama.cpp", "openai"] = "vllm"
     refuses: Collection[str] = ()
     num_draft_tokens: int | None = None
@@ -384,9 +382,7 @@ async def _main() -> None:
     parser.add_argument("--delay", type=float, default=0.001)
     asked, _ = parser.parse_known_args()
     k = asked.k or asked.speculative_config.get("num_speculative_tokens")
-    server = EchoServer(
-        models={"tiny": None, "tiny_draft": "tiny"}, num_draft_tokens=k, delay_s=asked.delay
-    )
+    server = EchoServer(num_draft_tokens=k, delay_s=asked.delay)
     listening = await asyncio.start_server(server.serve, "127.0.0.1", asked.port)
     print(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}/v1", flush=True)
     await listening.serve_forever()
