@@ -86,3 +86,14 @@ def test_no_new_setting_takes_the_short_name_of_another() -> None:
             f"these could be typed alone with {command}, until a setting was added that ends so too: give it another"
             " name, or list the word in AMBIGUOUS and in the changelog"
         )
+
+
+@pytest.mark.parametrize(
+    ("page", "name"), [("served-pairs.md", "MINE"), ("losslessness.md", "EarlyBonus")]
+)
+def test_the_code_of_a_page_can_be_loaded(page: str, name: str) -> None:
+    """That of your-own-method.md is measured with, in tests/cli/menu/test_own_methods.py."""
+    _, _, rest = (DOCS / page).read_text(encoding="utf-8").partition("```python\n")
+    loaded: dict[str, object] = {}
+    exec(rest.partition("```")[0], loaded)
+    assert name in loaded
