@@ -125,21 +125,13 @@ SERVED = ["latency", "engine=server", "model=tiny", "decoding.max_new_tokens=8",
 
 
 @pytest.mark.parametrize(
-    ("num_prompts", "batch_size", "open_loop", "expected"),
-    [
-        (15, 1, False, 15),
-        (15, 16, False, 1),
-        (64, 4, False, 16),
-        (128, 4, False, 16),
-        (1000, 4, False, 62),
-        (15, 1, True, 1),
-        (160, 1, True, 20),
-    ],
+    ("num_prompts", "batch_size", "expected"),
+    [(15, 1, 15), (15, 16, 1), (64, 4, 16), (128, 4, 16), (1000, 4, 62)],
 )
 def test_laps_are_long_where_there_are_many(
-    num_prompts: int, batch_size: int, open_loop: bool, expected: int
+    num_prompts: int, batch_size: int, expected: int
 ) -> None:
-    number = choose_num_laps(num_prompts, batch_size, open_loop)
+    number = choose_num_laps(num_prompts, batch_size)
     assert number == expected
     sizes = [len(lap) for lap in in_laps(num_prompts, number)]
     assert sum(sizes) == num_prompts
