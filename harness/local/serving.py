@@ -22,7 +22,7 @@ from harness.engines.detokenizer import Detokenizer
 from harness.engines.door.serving import ENDING, Piece, Refusal
 from harness.engines.protocol import Engine, Request
 from harness.engines.tokenizer import Tokenizer
-from harness.local.decoding.loop import Iteration
+from harness.local.decoding.loop import RowStep
 from harness.local.engine.engine import LocalArm
 from harness.results.acceptance import outcome_until_end
 
@@ -222,7 +222,7 @@ class LocalService:
                 iteration = loop.step()
 
 
-def _piece(answer: ServedAnswer, iteration: Iteration) -> Piece:
+def _piece(answer: ServedAnswer, row_steps: list[RowStep]) -> Piece:
     """What an answer gained in an iteration of its row alone."""
-    [step] = iteration.row_steps
+    [step] = row_steps
     return answer.take(step.tokens, len(step.proposed), step.num_accepted)

@@ -12,7 +12,7 @@ from harness.engines.arrivals import Arrival, Origin
 from harness.engines.door.reference import Margin
 from harness.engines.protocol import Answered, Phases
 from harness.engines.requests import RequestRecord
-from harness.local.decoding.loop import Iteration, RowStep
+from harness.local.decoding.loop import RowStep
 from harness.local.engine.clock import LoopClock
 from harness.measuring import race
 from harness.measuring.race import comparison_columns, find_rejections
@@ -32,7 +32,7 @@ def speculative(tokens: list[int], proposed: list[int], num_accepted: int) -> Ar
     weights: Any = Weights()
     clock = LoopClock(QUESTION.requests, weights)
     with clock.running():
-        clock.note(Iteration([RowStep(0, tokens, proposed, num_accepted, rejection)]))
+        clock.note([RowStep(0, tokens, proposed, num_accepted, rejection)])
     [arrival] = clock.answered(Phases(), as_batch=True, drafts=True).arrivals
     return arrival
 

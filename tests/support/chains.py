@@ -11,7 +11,7 @@ from torch import Tensor
 
 from harness.engines import protocol
 from harness.local.decoding.iteration import Calls
-from harness.local.decoding.loop import Iteration, Loop, RowRequest, RowStep
+from harness.local.decoding.loop import Loop, RowRequest, RowStep
 from harness.local.decoding.protocols import Drafter, Runner
 from harness.local.decoding.randomness import uniforms
 from harness.local.decoding.warp import Warp
@@ -61,26 +61,26 @@ def requests(
     ]
 
 
-def texts(iterations: Iterable[Iteration], num_rows: int) -> list[list[int]]:
+def texts(iterations: Iterable[list[RowStep]], num_rows: int) -> list[list[int]]:
     rows: list[list[int]] = [[] for _ in range(num_rows)]
     for iteration in iterations:
-        for row_step in iteration.row_steps:
+        for row_step in iteration:
             rows[row_step.row] += row_step.tokens
     return rows
 
 
-def row_steps(iterations: Iterable[Iteration]) -> list[RowStep]:
-    return [row_step for iteration in iterations for row_step in iteration.row_steps]
+def row_steps(iterations: Iterable[list[RowStep]]) -> list[RowStep]:
+    return [row_step for iteration in iterations for row_step in iteration]
 
 
-def decoded(loop: Loop, requests: Sequence[RowRequest]) -> Iterator[Iteration]:
+def decoded(loop: Loop, requests: Sequence[RowRequest]) -> Iterator[list[RowStep]]:
     """Decode requests together, from their first tokens on, until all their rows have ended."""
     yield loop.add(requests)
     while loop.num_running:
         yield loop.step()
 
 
-def autoregressive(target: Runner, requests: Sequence[RowRequest]) -> Iterator[Iteration]:
+def autoregressive(target: Runner, requests: Sequence[RowRequest]) -> Iterator[list[RowStep]]:
     return decoded(Loop(Calls(target)), requests)
 
 
@@ -91,12 +91,12 @@ def speculative(
     num_draft_tokens: int,
     *options: Any,
     **named: Any,
-) -> Iterator[Iteration]:
+) -> Iterator[list[RowStep]]:
     """The options are those of `Calls`, behind K."""
     return decoded(Loop(Calls(target, drafter, num_draft_tokens, *options, **named)), requests)
 
 
-def records_of(arm: Any, requests: Sequence[protocol.Request]) -> Iterator[Iteration]:
+def records_of(arm: Any, requests: Sequence[protocol.Request]) -> Iterator[list[RowStep]]:
     """The records of requests that share their K and rule, as an arm of our engine decides them."""
     assert isinstance(arm, LocalArm)
     with arm.explained(requests):

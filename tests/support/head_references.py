@@ -90,7 +90,7 @@ def check_against(target: PreTrainedModel, drafter: Any, expected: Expected, k: 
     has_state = is_recurrent(target.config)
     runner = (SnapshotRunner if has_state else StaticRunner)(target, hidden_layers=drafter.layers)
     iterations = list(speculative(runner, checked, what, k))
-    assert len({len(iteration.row_steps) for iteration in iterations}) > 1
+    assert len({len(row_steps) for row_steps in iterations}) > 1
     assert len(checked.num_accepted) >= 3
     assert checked.error < 1e-4, checked.error
 

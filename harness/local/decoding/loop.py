@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -119,17 +119,6 @@ class RowStep:
         return origins(len(self.proposed), self.num_accepted, len(self.tokens))
 
 
-@dataclass(frozen=True, slots=True)
-class Iteration:
-    """The decisions of one iteration of a loop.
-
-    Attributes:
-        row_steps: of the rows that had not ended before it.
-    """
-
-    row_steps: list[RowStep]
-
-
 # Gets the phase that begins: `drafting`, `forward`, and `host` behind the calls of an iteration. Nothing waits for the
 # device.
 Watch = Callable[[str], None]
@@ -159,7 +148,7 @@ class Loop:
         """The rows that have not ended."""
         return sum(not row.has_ended for row in self._rows)
 
-    def add(self, requests: Sequence[RowRequest]) -> Iteration:
+    def add(self, requests: Sequence[RowRequest]) -> list[RowStep]:
         """Read the prompts of requests, whose rows join behind the others, and decide their first
         tokens. Their rows are numbered on from the last that was added.
 
@@ -193,12 +182,11 @@ class Loop:
         self._rows = [*self._rows, *added]
         self._set_warps()
         size = step.logits.shape[-1]
-        row_steps = [
+        return [
             row.take([0, token, 0], size) for row, token in zip(added, first_tokens, strict=True)
         ]
-        return Iteration(row_steps)
 
-    def step(self) -> Iteration:
+    def step(self) -> list[RowStep]:
         """Decide further tokens of all rows, at least one of each.
 
         Raises:
@@ -240,15 +228,7 @@ class Loop:
         elif self._drafter is not None:
             tokens = [row_step.tokens for row_step in row_steps]
             self._drafter.observe(num_accepted, tokens, step)
-        return Iteration(row_steps)
-
-    def drop(self, numbers: Collection[int]) -> None:
-        """End the rows with these numbers, those of them that are in the batch, even if their
-        requests go on.
-        """
-        for row in self._rows:
-            if row.number in numbers:
-                row.has_ended = True
+        return row_steps
 
     def _settle(self) -> None:
         """Let the drafter read the prompts that joined, and rows that have ended leave."""

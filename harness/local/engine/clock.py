@@ -17,7 +17,7 @@ import torch
 
 from harness.engines.arrivals import Arrival
 from harness.engines.protocol import Answered, BatchTimes, Phases, Request, Weights
-from harness.local.decoding.loop import Iteration, RowStep
+from harness.local.decoding.loop import RowStep
 from harness.results.acceptance import outcome_until_end
 
 
@@ -33,7 +33,7 @@ class LoopClock:
         self._requests = requests
         self._weights = weights
         # Each iteration, behind the seconds at which it was decided.
-        self._noted: list[tuple[float, Iteration]] = []
+        self._noted: list[tuple[float, list[RowStep]]] = []
         # When each row joined: as soon as the iteration before its first one was decided.
         self._joined: dict[int, float] = {}
         self._seconds = 0.0
@@ -48,16 +48,16 @@ class LoopClock:
         # What a drafter has queued behind the last verdict must not slow what is timed next.
         self._weights.synchronize()
 
-    def note(self, iteration: Iteration) -> None:
-        """Note what has just been decided.
+    def note(self, row_steps: list[RowStep]) -> None:
+        """Note what an iteration has just decided.
 
         Its tokens are numbers on the host, which has waited for the device to decide them, and for
         nothing that is queued after it.
         """
         before_s, _ = self._noted[-1] if self._noted else (0.0, None)
-        for row_step in iteration.row_steps:
+        for row_step in row_steps:
             self._joined.setdefault(row_step.row, before_s)
-        self._noted.append((time.perf_counter() - self._started, iteration))
+        self._noted.append((time.perf_counter() - self._started, row_steps))
 
     def answered(self, phases: Phases, *, as_batch: bool, drafts: bool) -> Answered:
         """The answers, once the block has ended.
@@ -91,7 +91,7 @@ class LoopClock:
         batch = None
         if as_batch:
             first_s, first = self._noted[0]
-            num_first = sum(len(row_step.tokens) for row_step in first.row_steps)
+            num_first = sum(len(row_step.tokens) for row_step in first)
             batch = BatchTimes(first_s, num_first, len(self._noted) - 1)
         return Answered(
             requests=records, seconds=self._seconds, arrivals=arrivals, batch=batch, phases=phases
@@ -99,8 +99,8 @@ class LoopClock:
 
     def _timed_steps(self) -> Iterator[tuple[float, RowStep]]:
         """Yield what each row gained from each iteration, with the seconds since it joined."""
-        for seconds, iteration in self._noted:
-            for row_step in iteration.row_steps:
+        for seconds, row_steps in self._noted:
+            for row_step in row_steps:
                 yield seconds - self._joined[row_step.row], row_step
 
 

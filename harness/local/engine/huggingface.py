@@ -30,7 +30,7 @@ from harness.engines.protocol import (
     Weights,
 )
 from harness.engines.record import Preparation
-from harness.local.decoding.loop import Iteration, RowStep
+from harness.local.decoding.loop import RowStep
 from harness.local.drafting.checked import method_of
 from harness.local.drafting.method import FOR_HUGGINGFACE, Pair
 from harness.local.engine.clock import LoopClock
@@ -221,7 +221,7 @@ class _Recorder(BaseStreamer):
 
     request: Request
     row: int
-    note: Callable[[Iteration], None]
+    note: Callable[[list[RowStep]], None]
     proposed: list[int] = field(default_factory=list)
     num_generated: int | None = None
 
@@ -237,7 +237,7 @@ class _Recorder(BaseStreamer):
         self.num_generated += len(tokens)
         self.proposed = []
         num_accepted = length_in_common(proposed, tokens)
-        self.note(Iteration([RowStep(self.row, tokens, proposed, num_accepted)]))
+        self.note([RowStep(self.row, tokens, proposed, num_accepted)])
         if self.num_generated >= (self.request.leave_after or math.inf):
             raise _LeftError
 

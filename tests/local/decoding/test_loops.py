@@ -27,7 +27,7 @@ from fakes import MarkovRunner, TableDrafter
 from harness.engines.arrivals import Origin
 from harness.local.decoding import reference
 from harness.local.decoding.iteration import Calls
-from harness.local.decoding.loop import Iteration, Loop, RowRequest
+from harness.local.decoding.loop import Loop, RowRequest, RowStep
 from harness.local.decoding.protocols import NonFiniteError, Proposal, Step
 from harness.local.decoding.randomness import Purpose, inverse_cdf, uniforms
 from harness.local.decoding.reference import speculative_reference
@@ -44,7 +44,7 @@ from harness.local.drafting.model import ModelDrafter
 
 def run_speculative(
     target: Tensor, draft: Tensor, what: list[RowRequest], k: int = 4
-) -> tuple[list[Iteration], MarkovRunner]:
+) -> tuple[list[list[RowStep]], MarkovRunner]:
     runner = MarkovRunner(target)
     drafter = ModelDrafter(MarkovRunner(draft), what[0].warp)
     return list(speculative(runner, drafter, what, k)), runner
@@ -66,7 +66,7 @@ def test_a_draft_that_is_always_wrong_changes_no_token() -> None:
     assert texts(iterations, 3) == [[(row[-1] + 1 + i) % SIZE for i in range(20)] for row in RAGGED]
     assert all(row_step.num_accepted == 0 for row_step in row_steps(iterations))
     assert all(row_step.origins == [Origin.RECOVERED] for row_step in row_steps(iterations[1:-1]))
-    assert [row_step.origins for row_step in iterations[-1].row_steps] == [[Origin.TARGET]] * 3, (
+    assert [row_step.origins for row_step in iterations[-1]] == [[Origin.TARGET]] * 3, (
         "the last token leaves room for no proposal"
     )
 
@@ -80,7 +80,7 @@ def test_rows_end_one_by_one_at_a_stop_token(decoder: str) -> None:
     else:
         iterations, _ = run_speculative(target, target, what, 3)
     assert texts(iterations, 4) == [[4, 5, 6, 7, 8, 9], [10, 11, 0], [0], [1, 2, 3, 4, 5, 6]]
-    assert [row_step.row for row_step in iterations[-1].row_steps] == [0, 3]
+    assert [row_step.row for row_step in iterations[-1]] == [0, 3]
 
 
 @pytest.mark.parametrize("length", [2, 7])

@@ -15,7 +15,7 @@ from architectures import random_model
 from chains import requests, row_steps, speculative
 from drafts import DRAFTS
 from harness.local.decoding.iteration import Calls
-from harness.local.decoding.loop import Iteration, Loop
+from harness.local.decoding.loop import Loop, RowStep
 from harness.local.decoding.protocols import Drafter, Runner
 from harness.local.decoding.warp import AnyWarp, BatchWarp, Warp
 from harness.local.runners.snapshot import SnapshotRunner
@@ -57,7 +57,7 @@ def compared() -> Callable[..., None]:
     if torch.cuda.is_available():
         pytest.skip("for machines without")
 
-    def compare(decode: Callable[[str, str], Iterator[Iteration]]) -> None:
+    def compare(decode: Callable[[str, str], Iterator[list[RowStep]]]) -> None:
         with pretended_gpus():
             expected = row_steps(decode("cpu", "cpu"))
             assert row_steps(decode("cuda:0", "cuda:1")) == expected
@@ -72,7 +72,7 @@ def on(device: str, warp: Warp = WARP, prompts: list[list[int]] = PROMPTS, lengt
 
 @pytest.mark.parametrize("kind", ["model", "EAGLE-3", "MTP", "recurrent", "spread, head"])
 def test_records_are_those_of_a_cpu(kind: str, compared: Callable[..., None]) -> None:
-    def decode(first: str, second: str) -> Iterator[Iteration]:
+    def decode(first: str, second: str) -> Iterator[list[RowStep]]:
         runner, drafter = drafting(kind, WARP, first, second)
         return speculative(runner, drafter, on(first), NUM_DRAFT_TOKENS)
 
@@ -83,7 +83,7 @@ def test_records_are_those_of_a_cpu(kind: str, compared: Callable[..., None]) ->
 def test_rows_that_differ_leave_and_join(drafts: bool, compared: Callable[..., None]) -> None:
     """Caches grow, too."""
 
-    def decode(first: str, second: str) -> Iterator[Iteration]:
+    def decode(first: str, second: str) -> Iterator[list[RowStep]]:
         warp = BatchWarp()
         runner, drafter = drafting("model", warp, first, second)
         loop = (
@@ -95,9 +95,9 @@ def test_rows_that_differ_leave_and_join(drafts: bool, compared: Callable[..., N
             *on(first, Warp(0.5, top_k=5), [[3, 4]], 8),
             *on(first, Warp(0.7, top_p=0.8), [[9] * 120], 20),
         ]
-        yield loop.add(on(first, Warp(0.9)))
+        one, *others = on(first, Warp(0.9))
+        yield loop.add([one, *(replace(other, max_new_tokens=2) for other in others)])
         yield loop.step()
-        loop.drop({1})
         yield loop.step()
         yield loop.add(joining)
         while loop.num_running:

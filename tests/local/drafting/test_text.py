@@ -22,7 +22,7 @@ from chains import (
     texts,
 )
 from fakes import MarkovRunner
-from harness.local.decoding.loop import Iteration, RowRequest
+from harness.local.decoding.loop import RowRequest, RowStep
 from harness.local.decoding.protocols import Proposal, Step
 from harness.local.decoding.verify import Verdict, verify
 from harness.local.decoding.warp import Warp
@@ -74,7 +74,7 @@ def test_lookup_finds_what_a_search_finds(ngrams: tuple[int, int]) -> None:
 
 def run(
     target: Tensor, drafter: TextDrafter, what: list[RowRequest], k: int = 4
-) -> list[Iteration]:
+) -> list[list[RowStep]]:
     return list(speculative(MarkovRunner(target), drafter, what, k))
 
 

@@ -14,7 +14,7 @@ from chains import SIZE, requests, speculative
 from fakes import MarkovRunner
 from harness.config.settings import DecodingSettings
 from harness.engines.protocol import Answered, Phases
-from harness.local.decoding.loop import Iteration, RowStep
+from harness.local.decoding.loop import RowStep
 from harness.local.drafting.model import ModelDrafter
 from harness.local.engine import clock
 from harness.local.engine.clock import LoopClock, PhaseTimer
@@ -32,7 +32,7 @@ class FakeWeights:
         self.calls += 1
 
 
-def run(records: Iterable[Iteration], num_rows: int, *, drafts: bool = True) -> Answered:
+def run(records: Iterable[list[RowStep]], num_rows: int, *, drafts: bool = True) -> Answered:
     """What a loop has answered. Checks that devices are synchronised at both ends."""
     weights: Any = FakeWeights()
     prompts = [[number + 1] for number in range(num_rows)]
@@ -45,13 +45,13 @@ def run(records: Iterable[Iteration], num_rows: int, *, drafts: bool = True) -> 
     return clock.answered(Phases(), as_batch=True, drafts=drafts)
 
 
-def records() -> Iterator[Iteration]:
+def records() -> Iterator[list[RowStep]]:
     """Two rows; the second ends first."""
     time.sleep(0.02)
-    yield Iteration([RowStep(0, [5]), RowStep(1, [6])])
+    yield [RowStep(0, [5]), RowStep(1, [6])]
     time.sleep(0.04)
-    yield Iteration([RowStep(0, [7], [3, 4]), RowStep(1, [8, 9], [8, 4], 1)])
-    yield Iteration([RowStep(0, [1], [1], 1)])
+    yield [RowStep(0, [7], [3, 4]), RowStep(1, [8, 9], [8, 4], 1)]
+    yield [RowStep(0, [1], [1], 1)]
 
 
 def test_an_answer_collects_rows_and_outcomes() -> None:
@@ -65,7 +65,7 @@ def test_an_answer_collects_rows_and_outcomes() -> None:
 
 @pytest.mark.parametrize("drafts", [True, False])
 def test_passes_behind_the_prompt_count_where_there_is_a_draft(drafts: bool) -> None:
-    undrafted = [Iteration([RowStep(0, [token])]) for token in (5, 6, 7)]
+    undrafted = [[RowStep(0, [token])] for token in (5, 6, 7)]
     [record] = run(undrafted, 1, drafts=drafts).requests
     assert record.outcomes == [(0, 0)] * (2 if drafts else 0)
 
@@ -95,8 +95,8 @@ def test_the_clock_marks_the_first_token_and_leaves_it_out_of_the_times_of_decod
 
 def test_a_row_that_joins_has_its_own_time() -> None:
     question = question_of([[1], [2]], DecodingSettings())
-    first = Iteration([RowStep(0, [5])])
-    second = Iteration([RowStep(1, [6])])
+    first = [RowStep(0, [5])]
+    second = [RowStep(1, [6])]
     clock = LoopClock(question.requests, FakeWeights())  # type: ignore[arg-type]
     with clock.running():
         time.sleep(0.02)

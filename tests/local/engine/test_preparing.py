@@ -19,7 +19,7 @@ from harness.config.acceptance_rules import RULES
 from harness.config.settings import DecodingSettings
 from harness.engines.record import Preparation
 from harness.local.decoding.iteration import Calls
-from harness.local.decoding.loop import Iteration, Loop, RowRequest, RowStep
+from harness.local.decoding.loop import Loop, RowRequest, RowStep
 from harness.local.decoding.randomness import uniforms
 from harness.local.decoding.verify import Offer, Verdict, verify
 from harness.local.decoding.warp import BatchWarp, Warp
@@ -66,7 +66,7 @@ def play(calls: Calls, asked: Sequence[RowRequest], num_rows: int = ROWS) -> lis
     """All that is decided where each request joins as soon as there is room for it."""
     loop = Loop(calls)
     waiting = list(asked)
-    iterations: list[Iteration] = []
+    iterations: list[list[RowStep]] = []
     while waiting or loop.num_running:
         room = num_rows - loop.num_running
         joining, waiting = waiting[:room], waiting[room:]
