@@ -62,10 +62,6 @@ def test_ports_are_ours_unless_the_user_places_them() -> None:
     )
     placed = read("sudo podman run -p {port}:8080 ghcr.io/x/llama.cpp:server -m X").prepared()
     assert "--port" not in placed.words
-    with pytest.raises(SettingError, match=r"docker run --rm -p \{port\}:8000"):
-        read("docker run vllm/vllm-openai --model A").prepared()
-    with pytest.raises(SettingError, match=r"write \{port\} where its port goes"):
-        read("./serve.sh").prepared()
     assert read("./serve.sh {port}").prepared().words == ("./serve.sh", "{port}")
 
 
@@ -117,7 +113,9 @@ def test_methods_that_learn_from_all_requests(typed: str, has_pool: bool) -> Non
     [
         ("vllm serve A", "no flag of it makes vLLM speculate: add --speculative-config"),
         ("llama-server -m X -md Y --spec-type draft-simple,none", "no flag of it makes llama.cpp speculate"),
-        ("llama-server -m X -md Y --spec-type none", "no flag of it makes llama.cpp speculate: add --spec-type"),
+        ("llama-server -m X --spec-type none --draft-max 8", "makes llama.cpp speculate: add --spec-type"),
+        ("docker run vllm/vllm-openai --model A", "docker run --rm -p {port}:8000"),
+        ("./serve.sh", "write {port} where its port goes"),
         ("llama-server -m X --spec-tipe draft-mtp", "--spec-tipe is not known here (did you mean --spec-type?)"),
         ("sglang serve --model A --speculative-draft-mod X", "(did you mean --speculative-draft-model?)"),
         ("llama-server -m X --spec-type", "--spec-type needs a value behind it"),
@@ -126,14 +124,6 @@ def test_methods_that_learn_from_all_requests(typed: str, has_pool: bool) -> Non
         ("vllm serve A --spec-tokens {k}", "{k} has no value: vary.k=VALUE sets one"),
         ("llama-server --fim-qwen-14b-spec --spec-default", "a preset that speculates"),
         ("HF_TOKEN=secret vllm serve A -sc {}", "HF_TOKEN: what is typed is written into files"),
-        ("vllm serve A --api-key secret -sc {}", "--api-key: what is typed is written into files"),
-        ("sh -c 'exec llama-server --port {port} --alias a#b --api-key X'", "--api-key: what is typed"),
-        ("bash -c '(sh -c \"HF_TOKEN=x vllm serve --port {port}\")'", "HF_TOKEN: what is typed"),
-        ("llama-server -mu https://user:word@hf.co/x -md Y --spec-type draft-simple", "a key or password: what"),
-        *(
-            (f"docker run {typed} -p {{port}}:8000 vllm/vllm-openai --model A -sc {{}}", "HF_TOKEN: what is typed")
-            for typed in ("-e HF_TOKEN=x", "--env=HF_TOKEN=x", "-eHF_TOKEN=x")
-        ),
         ("docker run -d -p {port}:80 vllm/vllm-openai --model A -sc {}", "-d: detaches: leave it out"),
         ("docker run --cidfile=f -p {port}:80 vllm/vllm-openai --model A -sc {}", "--cidfile: names the file by which"),
         ("docker run --name=v -p {port}:80 vllm/vllm-openai --model A -sc {}", "--name: cannot be both arms'"),
@@ -186,7 +176,3 @@ def test_two_servers_on_a_cpu_bind_no_threads_to_its_cores(monkeypatch: pytest.M
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0-3")
     for words in ("vllm serve B", "llama-server -m B", "./serve.sh"):
         assert read(words).without_core_binding() == read(words)
-
-
-def test_a_method_of_none_drafts_nothing_whatever_else_is_set() -> None:
-    assert not read("llama-server -m X --spec-type none --draft-max 8").drafts

@@ -39,10 +39,11 @@ vllm:time_to_first_token_seconds_count{engine="0",model_name="m"} 3.0
 vllm:spec_decode_num_drafts_created{engine="0",model_name="m"} 1.7e+09
 vllm:e2e_request_latency_seconds_bucket{le="0.3"} nan
 """
-OTHERS = {
-    "llamacpp:tokens_predicted_total 120\nllamacpp:spec_decode_num_drafts_total 40\n"
-    "llamacpp:spec_decode_num_draft_tokens_total 80\nllamacpp:spec_decode_num_accepted_tokens_total 50\n",
-}
+LLAMA_CPP = """llamacpp:tokens_predicted_total 120
+llamacpp:spec_decode_num_drafts_total 40
+llamacpp:spec_decode_num_draft_tokens_total 80
+llamacpp:spec_decode_num_accepted_tokens_total 50
+"""
 
 
 def requests(*num_tokens: int) -> list[RequestRecord]:
@@ -56,10 +57,9 @@ def test_names_of_vllm_are_summed_over_its_engines() -> None:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("page", sorted(OTHERS))
-def test_names_of_others(page: str) -> None:
-    counted = read_counters(page)
-    assert (counted.generated, counted.proposed, counted.accepted) == (120, 80, 50)
+def test_names_of_llama_cpp() -> None:
+    expected = Counts(generated=120, drafts=40, proposed=80, accepted=50)
+    assert read_counters(LLAMA_CPP) == expected
 
 
 def test_sglang_tells_verifications_and_tokens() -> None:

@@ -47,9 +47,7 @@ class EchoServer:
         stride: between the tokens that it counts up; another one than 1 is another model.
         scored_stride: that of the model whose log-probabilities it tells of answers to its prompts.
         delay_s: before each chunk.
-        slow_every: each chunk of this request and of every so many after it takes `slow_s`.
         stall: never end an answer after the first chunk.
-        stall_after: the same of requests behind so many.
         key: that requests must bring.
         silent: requests that get no drafts.
         breaks: requests whose answers end in an error after they have begun.
@@ -79,10 +77,7 @@ class EchoServer:
     stride: int = 1
     scored_stride: int | None = None
     delay_s: float = 0.0
-    slow_every: int = 0
-    slow_s: float = 0.0
     stall: bool = False
-    stall_after: int = 1_000_000
     key: str | None = None
     version: str | None = None
     started: int | None = None
@@ -231,7 +226,7 @@ class EchoServer:
                     break
                 if self.break_every and number % self.break_every == 0 and chunk_count == 2:
                     return False
-                while self.stall or number > self.stall_after:
+                while self.stall:
                     await asyncio.sleep(0.01)
                     if reader.at_eof():
                         raise ConnectionError
@@ -266,12 +261,9 @@ class EchoServer:
         stop_ids = body.get("stop_token_ids", ())
         tokens = tokens[: next((at for at, t in enumerate(tokens, 1) if t in stop_ids), None)]
         count = len(tokens)
-        number = len(self.bodies)
-        is_slow = self.slow_every and number % self.slow_every == 0
-        delay_s = self.slow_s if is_slow else self.delay_s
         steps = [tokens[:1], *(tokens[first : first + width] for first in range(1, count, width))]
         for step in steps:
-            await asyncio.sleep(delay_s)
+            await asyncio.sleep(self.delay_s)
             text = _text(step)
             choice: dict[str, Any] = {
                 "index": 0,
