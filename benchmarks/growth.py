@@ -41,7 +41,7 @@ from harness.local.decoding.protocols import Proposal, Runner, Step
 from harness.local.decoding.verify import Offer, verify
 from harness.local.decoding.warp import Warp
 from harness.local.drafting.model import ModelDrafter
-from harness.local.drafting.on_host import OnHost
+from harness.local.engine.reading import OnHost
 from harness.local.models.cache_names import cache_name
 from harness.local.runners.snapshot import SnapshotRunner
 from harness.local.runners.static import StaticRunner

@@ -19,7 +19,7 @@ from harness.local.drafting.heads.block import DFlash
 from harness.local.drafting.heads.checkpoint import KINDS, read_head
 from harness.local.drafting.heads.eagle import Eagle3
 from harness.local.drafting.heads.medusa import Medusa
-from harness.local.drafting.on_host import on_host
+from harness.local.engine.reading import on_host
 from harness.local.models.checkpoints import Checkpoint, is_recurrent
 from harness.local.runners.snapshot import SnapshotRunner
 from harness.local.runners.static import StaticRunner

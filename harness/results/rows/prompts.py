@@ -103,10 +103,9 @@ def share_prompts(places: Mapping[int, set[int]]) -> bool:
     return sum(map(len, places.values())) > len(set().union(*places.values()))
 
 
-def decoded_and_iterations(
-    rows: Sequence[LatencyPromptRow],
-) -> tuple[float, float] | None:
-    """Tokens after the first of each answer, and iterations; None where the iterations of one are unknown.
+def tokens_per_iteration(rows: Sequence[LatencyPromptRow]) -> float | None:
+    """Tokens per iteration of an arm over these answers, after the first of each; None where the iterations of one are
+    unknown, or none of them reports any.
 
     An answer that reports nothing, among others that do, drafted nothing: llama.cpp leaves zeros out.
     """
@@ -120,11 +119,5 @@ def decoded_and_iterations(
         else:
             num_tokens += max(0, (row.num_tokens or 0) - 1)
             num_iterations += max(0, (row.num_tokens or 0) - 1)
-    return num_tokens, num_iterations
-
-
-def tokens_per_iteration(rows: Sequence[LatencyPromptRow]) -> float | None:
-    """Tokens per iteration of an arm over these answers; None where these are unknown, or none of them reports any."""
-    totals = decoded_and_iterations(rows)
     is_reported = any(row.num_iterations for row in rows)
-    return totals[0] / totals[1] if totals and totals[1] and is_reported else None
+    return num_tokens / num_iterations if num_iterations and is_reported else None

@@ -18,7 +18,7 @@ from harness.local.decoding.protocols import Proposal
 from harness.local.decoding.warp import AnyWarp, Warp
 from harness.local.drafting.heads.head import Head
 from harness.local.drafting.model import ModelDrafter
-from harness.local.drafting.on_host import on_host
+from harness.local.engine.reading import on_host
 from harness.local.runners.snapshot import SnapshotRunner
 from harness.local.runners.static import StaticRunner
 from head_references import (

@@ -24,11 +24,11 @@ from harness.local.decoding.protocols import Drafter, NonFiniteError, Proposal, 
 from harness.local.decoding.warp import Warp
 from harness.local.drafting.method import Pair
 from harness.local.drafting.model import ModelDrafter
-from harness.local.drafting.on_host import on_host
 from harness.local.engine.reading import (
     PairReader,
     draft_probabilities_by_chunk,
     draft_probabilities_by_replay,
+    on_host,
 )
 from harness.local.engine.reference import (
     ModelReference,
