@@ -188,7 +188,9 @@ class RunRow(Row):
     runner: MaybeText = circumstance(
         "what ran the target, or both models", said_as={"static": "", "generate": ""}
     )
-    draft_runner: MaybeText = circumstance("what ran the draft, where that is another runner")
+    draft_runner: MaybeText = circumstance(
+        "what ran the draft, where that is another runner", in_csv=False
+    )
     setup_s: MaybeFloat = circumstance("time to compile", "s", in_csv=False)
     timestamp: MaybeText = circumstance("when the row was written, UTC")
     devices: MaybeText = circumstance(

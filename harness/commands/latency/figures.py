@@ -72,7 +72,7 @@ _REQUESTS = (
     _percentiles("ITL ms", "inter_token_latency", _ITL),
     Column("in\nflight", number(1), "mean_in_flight", optional=True),
     Column("answered\nrequests/s", number(), "requests_per_second"),
-    Column("tokens/s\nper user", number(1), "tokens_per_second_per_user"),
+    Column("tokens/s\nper user", number(1), "tokens_per_second_per_user", optional=True),
     Column("failed", of="num_failed"),
 )
 # Columns about a pair.

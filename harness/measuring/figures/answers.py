@@ -47,7 +47,10 @@ class AnswerFigures(Group):
         Ratio(of="num_tokens"), "tokens of all rows over total time", "tokens/s"
     )
     tokens_per_second_per_user: MaybeFloat = pooled(
-        Ratio(of="num_tokens"), "1000 / `ms_per_token`: what a row's reader gets", "tokens/s"
+        Ratio(of="num_tokens"),
+        "1000 / `ms_per_token`: what a row's reader gets",
+        "tokens/s",
+        in_csv=False,
     )
     time_to_first_token_ms: MaybeFloat = pooled(
         "mean",

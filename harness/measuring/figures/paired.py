@@ -45,6 +45,7 @@ class SpeedupFigures(Group, WithSpeedup):
     drift: MaybeFloat = pooled(
         "geometric mean",
         "speed-up in the second half of the run over that in the first",
+        in_csv=False,
     )
     drifted: MaybeBool = pooled(
         "mean",

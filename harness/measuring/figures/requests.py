@@ -61,6 +61,7 @@ class RequestFigures(Group):
         Ratio(over="seconds"),
         "mean requests in flight, with those that only keep up the load",
         "requests",
+        in_csv=False,
     )
     requests_per_second: MaybeFloat = pooled(
         Ratio(of="num_prompts"),

@@ -49,13 +49,16 @@ class ServerFigures(Group):
     unseen_tokens: MaybeInt = pooled(
         "largest", "tokens that arrived and that the server did not count", "tokens", in_csv=False
     )
-    num_restarts: MaybeInt = pooled("largest", "how often the server was restarted meanwhile")
+    num_restarts: MaybeInt = pooled(
+        "largest", "how often the server was restarted meanwhile", in_csv=False
+    )
     drafted: MaybeBool = pooled(
         "any", "whether the server drafted tokens, by its answers or its metrics"
     )
     impossible_counts: MaybeText = pooled(
         "same",
         "counts of the server that cannot be true, with its words; no figure follows from them",
+        in_csv=False,
     )
     num_preemptions: MaybeInt = pooled(
         "largest", "how often the server took a running request's cache for others", in_csv=False
