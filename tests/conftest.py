@@ -46,8 +46,8 @@ _PATHS = [_ROOT / "tests/support", _ROOT, *filter(None, [os.environ.get("PYTHONP
 os.environ["PYTHONPATH"] = os.pathsep.join(map(str, _PATHS))
 # One directory for all processes of pytest-xdist, which inherit it.
 _shared = tempfile.TemporaryDirectory(prefix="harness-tests-")
-_CRASHED = Path(os.environ.setdefault("HARNESS_TESTS_SHARED", _shared.name)) / "crashed"
-if _CRASHED.parent == Path(_shared.name):  # in the first process alone
+if os.environ.setdefault("HARNESS_TESTS_SHARED", _shared.name) == _shared.name:
+    # In the first process alone.
     from shipped_copies import ONE_LAYER, copy_shipped
 
     copy_shipped(ONE_LAYER, num_hidden_layers=1)
@@ -99,10 +99,8 @@ def pytest_collection_finish() -> None:
     garbage.exempt_imports()
 
 
-def pytest_runtest_setup(item: pytest.Item) -> None:
+def pytest_runtest_setup() -> None:
     """Leave what earlier tests made to no search of this one."""
-    if _CRASHED.exists() and item.nodeid in _CRASHED.read_text(encoding="utf-8").splitlines():
-        pytest.skip("has ended another process")
     garbage.exempt_what_is_left()
 
 
@@ -114,13 +112,6 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[Any]:
     if report.failed and harness is not None and harness.last is not None:
         report.sections.append(("Page of the last command", harness.last.stdout))
     return report
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_handlecrashitem(crashitem: str) -> None:
-    """Note a test that has ended its process. With the rest of its file it is given to another one."""
-    with _CRASHED.open("a", encoding="utf-8") as file:
-        file.write(f"{crashitem}\n")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
