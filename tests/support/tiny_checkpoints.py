@@ -170,16 +170,6 @@ def as_draft(model: ModelSettings | DraftSettings) -> DraftSettings:
     return model if isinstance(model, DraftSettings) else ModelDraftSettings(**vars(model))
 
 
-def spaced_tokenizer() -> PreTrainedTokenizerFast:
-    """Whole words alone, so that hardly a token is anybody else's."""
-    words = ["</s>", "<unk>", *(f"word{number}" for number in range(900)), "one", "two", "four"]
-    tokenizer = Tokenizer(
-        models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unk>")
-    )
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", unk_token="<unk>")
-
-
 def load(model: ModelSettings, draft: ModelSettings | DraftSettings | None = None) -> Pair:
     """A pair in float32."""
     return load_pair(model, draft, PlacementSettings(), "float32")

@@ -138,7 +138,7 @@ def test_texts_of_a_prompt_that_are_read_together_are_as_those_read_apart(
     apart = [lines[2], other, lines[0], other, lines[1]]
     for name, written in (("together", together), ("apart", apart)):
         (tmp_path / "logs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in written))
-        asked = [f"prompts={tmp_path}/logs.jsonl", "up_to=4", "T=1"]
+        asked = [f"prompts={tmp_path}/logs.jsonl", "up_to=4", "T=1", "tokens=8"]
         harness("acceptance", "draft=tiny_eagle3", *asked)
         read[name] = results("acceptance").tail(1)
         rows = texts_of(read[name]).query("prompt == 'The'")

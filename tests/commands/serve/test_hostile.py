@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
@@ -29,20 +25,6 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def expect_whole_requests_soon() -> None:
     pytest.MonkeyPatch().setattr("harness.commands.serve.command._REQUEST_S", 0.5)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(
-    importlib.util.find_spec("schemathesis") is None, reason="schemathesis is not installed"
-)
-def test_requests_around_the_schema(url: str, tmp_path: Path) -> None:
-    program = "from schemathesis.cli import schemathesis; schemathesis()"
-    arguments = ["--checks=not_a_server_error", "--max-examples=2", "--request-timeout=600", "--seed=1",
-                 "--generation-database=none", "--suppress-health-check=all"]  # fmt: skip
-    command = [sys.executable, "-c", program, "run", f"{url}/openapi.json", *arguments]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-5000:]
-    assert CLIENT.get(f"{url}/health").status_code == 200
 
 
 GOOD = {"prompt": "a", "max_tokens": 2}

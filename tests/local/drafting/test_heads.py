@@ -341,17 +341,6 @@ def test_another_target_or_format_is_one_line(
     check_line(caught.value, message)
 
 
-def test_the_weights_say_how_many_layers_there_are(tmp_path: Path) -> None:
-    """yuhuili's head of Vicuna 13B states the target's 40."""
-    where = write_head("SafeAILab", tmp_path)
-    file = tmp_path / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"num_hidden_layers": 40}))
-    head = read_head(where, target())
-    without_weights = read_head(where, target(), weights=False)
-    for config in (head.config, without_weights.config):
-        assert config.transformer.num_hidden_layers == 1
-
-
 BLOCKS = {"target_layer_ids": [1, 4], "mask_token_id": 319}
 DOMINO = BLOCKS | {"projector_type": "domino"}
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-import planted_faults
 from chains import records_of, row_steps, texts
 from harness.config.demand import Demand
 from harness.config.errors import RunError, SettingError
@@ -22,8 +21,6 @@ from harness.config.settings import (
     PromptSettings,
 )
 from harness.engines.record import Preparation
-from harness.local.decoding.verify import Offer, Verdict, verify, verify_block
-from harness.local.decoding.warp import BatchWarp, Warp
 from harness.local.drafting.method import Pair
 from harness.local.engine.engine import LocalEngine
 from harness.local.engine.pair import PlacedPair, plan_pair
@@ -31,11 +28,9 @@ from harness.local.engine.records import Local
 from harness.local.engine.reference import not_finite
 from harness.local.models.fit import fit
 from harness.measuring.prompts import sets
-from planted_faults import EVERYWHERE, IN_BATCHES, Fault, ResidualWarpedTwice, plant
 from some_questions import question_of
 from tiny_checkpoints import as_draft, load, on_gpu, shipped
 from traced import run_as_traced
-from verifiers import arguments
 
 DECODING = DecodingSettings(max_new_tokens=12, num_draft_tokens=3)
 PROMPTS = [[40, 50, 60], [70, 80, 90, 100, 110]]
@@ -267,49 +262,3 @@ def test_a_draft_that_reads_the_target_s_cache_is_refused_before_weights_load() 
             Local().check_pair(pair, run)
     with pytest.raises(SettingError, match=r"draft=aid: .* engine=huggingface"):
         Local().check_pair(pair, run)
-
-
-# Planted faults -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("rule", [verify, verify_block])
-@pytest.mark.parametrize("drawn", [True, False])
-@pytest.mark.parametrize("fault", ["Fault", "Lenience", *EVERYWHERE, *IN_BATCHES])
-def test_a_fault_takes_every_kind_of_draft(
-    fault: str, drawn: bool, rule: Callable[[Offer], Verdict]
-) -> None:
-    target, tokens, draft, *numbers = arguments(2000, 2)
-    lengths = torch.arange(2000) % 3
-    offer = Offer(target, tokens, draft if drawn else None, *numbers, lengths=lengths)
-    warp = BatchWarp()
-    warp.set_rows([Warp(0.5, 0, 1.0)])
-    verdict = getattr(planted_faults, fault)().verdict(rule, warp, offer)
-    honest = rule(offer)
-    assert (verdict.num_accepted <= lengths).all()
-    same = torch.equal(verdict.next_token, honest.next_token)
-    # These are mistakes elsewhere than in the verification.
-    elsewhere = {"Fault", "RollbackOffByOne", *IN_BATCHES}
-    assert same is (fault in elsewhere - {"ArgmaxBeyondTwoRows"})
-    if fault == "ResidualWarpedTwice" and not drawn:
-        recovered = verdict.num_accepted < lengths
-        rejected = tokens[recovered, verdict.num_accepted[recovered]]
-        assert (verdict.next_token[recovered] != rejected).all()
-
-
-def test_a_fault_is_in_each_row_by_its_own_settings(pair: Pair) -> None:
-    """At temperature 1 a residual that is warped twice stays as it is, in the first row."""
-    requests = [
-        dataclasses.replace(
-            request, decoding=dataclasses.replace(DECODING, temperature=temperature)
-        )
-        for request, temperature in zip(QUESTION.requests, (1.0, 0.02), strict=True)
-    ]
-    found = []
-    for fault in (Fault(), ResidualWarpedTwice()):
-        preparation = Preparation(decoding=DECODING, runner="eager", batch_size=2)
-        engine = LocalEngine(pair, preparation)
-        plant(engine, fault)
-        found.append(texts(records_of(engine.arms[1], requests), 2))
-    (first, second), (same, other) = found
-    assert first == same
-    assert second != other

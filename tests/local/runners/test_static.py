@@ -22,9 +22,6 @@ from harness.local.runners.base import UnsupportedModelError
 from harness.local.runners.snapshot import SnapshotRunner
 from harness.local.runners.static import StaticRunner
 
-# A token.
-BROKEN = 63
-
 
 @pytest.mark.parametrize("name", SERVED)
 def test_a_served_model_agrees_with_itself_and_is_left_alone(name: str) -> None:
