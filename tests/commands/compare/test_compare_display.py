@@ -116,15 +116,6 @@ def test_a_growing_lane_fits_its_screen(width: int) -> None:
         assert max(Text(line).cell_len for line in lines) <= width
 
 
-def test_without_a_terminal_only_the_end_is_printed(tokenizer: Any, lap: Answered) -> None:
-    screen = console(False)
-    lane = Lane(screen, "speculative", tokenizer, [1])
-    lane.show(lap)
-    print_lanes([lane])
-    assert printed(screen).count(MARKED) == 1
-    assert "12 tokens · 6.00 s · 2.0 tokens/s · first token 1000.0 ms" in printed(screen)
-
-
 def test_half_a_character_waits(tokenizer: Any, lap: Answered) -> None:
     """漢 is not whole after three arrivals; what there is of it shows when nothing follows."""
     screen = console(True, color_system=None)

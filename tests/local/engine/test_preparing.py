@@ -172,13 +172,13 @@ def test_rows_that_do_not_fit_are_decided_plainly(gpus: Any) -> None:
     asked = requests(DECODING, "cpu")
     longer = dataclasses.replace(asked[0], prompt=[7] * 30)
     greedy = dataclasses.replace(asked[1], warp=Warp(0))
-    for drafting in ("model", "EAGLE-3"):
+    cases = {
+        "model": [([*asked[:3], longer, *asked[3:]], ROWS), (asked, ROWS + 1)],
+        "EAGLE-3": [([greedy, *asked], ROWS)],
+    }
+    for drafting, batches in cases.items():
         calls = calls_of(drafting, DECODING, "cuda:0")
-        for among, num_rows in (
-            ([*asked[:3], longer, *asked[3:]], ROWS),
-            ([greedy, *asked], ROWS),
-            (asked, ROWS + 1),
-        ):
+        for among, num_rows in batches:
             moved = [dataclasses.replace(one, uniforms=one.uniforms.to("cuda:0")) for one in among]
             assert play(calls, moved, num_rows) == play(plain(drafting, DECODING), among)
 
