@@ -4,19 +4,39 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.commands.command import Command, CommandRecord, ConfiguredCommand
+from harness.commands.command import Command, CommandRecord, ConfiguredCommand, PathCommand
 from harness.config.methods import METHODS
 from harness.config.registry import Registry
 from harness.config.run import RunSettings
 from harness.engines.registry import engine_of
 from harness.results.row import Row
 
-_READING = "audit report"
+
+class Audit(PathCommand):
+    """Explains figures of a table, and checks them against each other."""
+
+    name = "audit"
+    summary = "what an iteration costs by published figures, and whether they are possible: exit code 0 yes, 1 no"
+    example = "baseline=22.7 speed=40.6 acceptance=73.9% K=3"
+    help_order = 11
+    program = "harness.commands.audit.command"
+
+
+class Report(PathCommand):
+    """Reads the files of what was measured."""
+
+    name = "report"
+    summary = "tables, Markdown and an HTML page with plots from the CSV files of what was measured"
+    example = "results"
+    help_order = 8
+    program = "harness.commands.report.command"
+
+
 _OTHERS = "acceptance compare eval latency plan recovery serve"
 COMMANDS: Registry[CommandRecord] = Registry(
     "command",
     CommandRecord,
-    {name: f"harness.commands.path_commands:{name.capitalize()}" for name in _READING.split()}
+    {"audit": Audit, "report": Report}
     | {name: f"harness.commands.{name}.record:{name.capitalize()}" for name in _OTHERS.split()},
     advice="; Command there is one that measures",
 )

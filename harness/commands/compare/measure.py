@@ -1,18 +1,18 @@
 """`compare`: type a prompt and watch both decoders race.
 
-`lines.py` reads the prompts, `display.py` draws the texts.
+`display.py` draws the texts.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from harness.commands.command import Experiment
 from harness.commands.compare.display import Lane, print_lanes, show_race
-from harness.commands.compare.lines import piped_lines, typed_lines
 from harness.commands.compare.record import NARROWEST_RACE, CompareSettings, View
 from harness.commands.compare.rows import CompareRow
 from harness.commands.compare.tables import rejections, verdict
@@ -238,3 +238,48 @@ def _answer(command: str) -> str:
         return _HELP
     rule = f"no such command{nearest(command, _COMMANDS)}; there are {', '.join(_COMMANDS)}"
     raise SettingError(command, rule)
+
+
+def piped_lines() -> Iterator[str]:
+    """Standard input, one prompt per line; invalid UTF-8 becomes replacement characters."""
+    for number, line in enumerate(sys.stdin.buffer):
+        yield line.decode("utf-8-sig" if number == 0 else "utf-8", errors="replace").rstrip("\r\n")
+
+
+def typed_lines(history_file: Path, examples: Sequence[str]) -> Iterator[str]:
+    """Lines typed on the terminal, with line editing, history and pastes of several lines.
+
+    Ctrl-D, or Ctrl-C on an empty line, ends; Ctrl-C on a line with text discards the text.
+
+    Args:
+        history_file: keeps typed lines for the next session.
+        examples: prompts that are the oldest of the history.
+    """
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.history import FileHistory
+    from prompt_toolkit.output import create_output
+
+    class History(FileHistory):
+        def load_history_strings(self) -> Iterator[str]:  # the newest first
+            yield from super().load_history_strings()
+            yield from examples
+
+    # The prompt goes to stderr where stdout is a file.
+    session: PromptSession[str] = PromptSession(
+        history=History(str(history_file)),
+        output=create_output(always_prefer_tty=True),
+        prompt_continuation="… ",
+    )
+    while True:
+        try:
+            line = session.prompt("> ")
+        except EOFError:
+            return
+        except KeyboardInterrupt as interrupt:
+            if interrupt.args:  # a signal to end, see `cli.signals`
+                raise
+            if not session.default_buffer.text:
+                return
+            continue
+        # A terminal in another encoding may deliver lone surrogates, which become `?`.
+        yield line.encode(errors="replace").decode()
