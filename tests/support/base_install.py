@@ -75,10 +75,8 @@ def check_commands(run: Run, directory: Path) -> list[dict[str, str]]:
         harness("latency", *servers, *_QUICK, "engine.chat=true")
         swept = harness("latency", "-m", *servers, *_QUICK, "seed=1,2")
         assert "2 of 2 jobs" in swept, swept
-    assert "predicted at K=4" in harness("plan", "costs=results/latency.csv", "acceptance=0.8")
     assert "report.html" in harness("report", "results")
-    (directory / "theirs.md").write_text("| K | tau |\n|---|---|\n| 4 | 5.3 |\n")
-    assert "K=4" in harness("audit", "theirs.md", code=3)
+    assert "steps" in harness("audit", "baseline=22.7", "speed=40.6", "acceptance=73.9%", "K=3")
     with (directory / "results" / "latency.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     assert {row["status"] for row in rows} == {"ok"}, rows
