@@ -139,12 +139,16 @@ class ServerCommand:
 
     @property
     def drafts(self) -> bool:
-        """Whether the server speculates, as far as its flags and its variables show."""
+        """Whether flags or variables ask for speculation. A flag that is repeated adds to itself, so that `none` takes
+        nothing back.
+        """
         names = self.startup.drafts_by
-        values = self.values(names).values()
-        if any("none" in value.split(",") for value in values):
-            return False
-        return bool(values) or not {*names}.isdisjoint(self._variables())
+        values = self.values(names)
+        asks: dict[str, bool] = {}
+        for flag in self.flags(names):
+            asks[flag.name] = asks.get(flag.name, False) or "none" not in flag.value.split(",")
+        is_variable = not {*names}.isdisjoint(self._variables())
+        return all(asks.values()) and (bool(values) or is_variable)
 
     @property
     def model(self) -> str | None:

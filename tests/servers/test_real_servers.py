@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import subprocess
 
@@ -29,20 +30,21 @@ def test_a_verdict_from_the_command_that_starts_the_server(harness: Harness) -> 
     outcome = harness("latency", *asked, "--", *drafting(), "--spec-draft-n-max", "4")
     regular, speculative = results().to_dict("records")
     assert (regular["arm"], speculative["arm"]) == ("regular", "speculative")
-    assert speculative["num_draft_tokens"] == 4
+    # Nothing of it is read from flags.
+    assert math.isnan(speculative["num_draft_tokens"])
     # What llama.cpp counted itself.
     assert 0.2 < speculative["acceptance_rate"] < 0.9
     assert 1.5 < speculative["mean_acceptance_length"] < 4
     assert 2 < speculative["mean_proposed"] <= 4
     assert mentions(outcome.stdout, "tiny.gguf", "llama.cpp", "tiny_draft.gguf")
     # Behind the name of the processor, however long that is.
-    assert mentions(outcome.stdout, "new tokens", "K=4")
+    assert mentions(outcome.stdout, "new tokens", "1 in flight")
     assert mentions(outcome.stderr, "--spec-type draft-simple --spec-draft-n-max 4")
 
 
-@pytest.mark.parametrize("flags", ["", "draft-simple", "none", "draft-simple none"])
+@pytest.mark.parametrize("flags", ["draft-simple", "none", "draft-simple none"])
 def test_llama_server_drafts_where_its_command_is_read_so(flags: str) -> None:
-    """A plain draft model alone is not used, and `none` takes no other way to draft back."""
+    """`none` takes no other way to draft back."""
     model, draft = gguf_pair()
     words = ["-md", draft, "-c", "512", "-np", "1"]
     for flag in flags.split():
@@ -62,9 +64,9 @@ def test_vllm_from_its_command(harness: Harness, monkeypatch: pytest.MonkeyPatch
     outcome = harness("latency", *SHORT, "--", *module, *model, *speculation)
     regular, speculative = results().to_dict("records")
     assert regular["server"] == speculative["server"]
-    assert speculative["num_draft_tokens"] == 3
+    assert math.isnan(speculative["num_draft_tokens"])
     assert 0 <= speculative["acceptance_rate"] < 0.5
-    assert mentions(outcome.stdout, "tiny", "vLLM", "ngram", "K=3")
+    assert mentions(outcome.stdout, "tiny", "vLLM", "ngram")
 
 
 _FLAG = re.compile(r"(?<![\w-])--?[A-Za-z][\w.-]*")
