@@ -290,10 +290,13 @@ async def _while_connected(request: Request, waiting: Any) -> Any:
     """Wait for a result; if the client goes away first, cancel it and raise Refusal."""
     result = asyncio.ensure_future(waiting)
     try:
-        while not (await asyncio.wait([result], timeout=1.0))[0]:
+        while True:
+            done, _ = await asyncio.wait([result], timeout=1.0)
+            # Also where pieces come quickly: others wait for this answer to end.
             if await request.is_disconnected():
                 raise Refusal(CLIENT_LEFT, _GONE)
-        return result.result()
+            if done:
+                return result.result()
     finally:
         result.cancel()
 
