@@ -38,7 +38,6 @@ COMMANDS: Registry[CommandRecord] = Registry(
     CommandRecord,
     {"audit": Audit, "report": Report}
     | {name: f"harness.commands.{name}.record:{name.capitalize()}" for name in _OTHERS.split()},
-    advice="; Command there is one that measures",
 )
 
 

@@ -12,7 +12,7 @@ from harness.measuring.rows import LatencyRow
 from harness.reporting.names import Name, distinct_names, name_of
 from harness.reporting.table import Line
 from harness.reporting.words import called
-from harness.results.judging.grid import for_vllm, in_words, schedule_of
+from harness.results.judging.grid import for_vllm, in_words, load_of, schedule_of
 from harness.results.judging.series import Member, Series, judged_at_once, series_of
 from harness.results.runs import Run, grouped
 from harness.results.statistics.interval import Interval
@@ -106,7 +106,7 @@ class RankedRun:
     @property
     def load(self) -> float:
         """Requests in flight, or rows of a batch."""
-        return self.row.batch_size or 1
+        return load_of(self.member)
 
     @property
     def curve(self) -> Sequence[str]:

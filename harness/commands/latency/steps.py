@@ -107,7 +107,7 @@ def _narrower(
 
 
 def _another_k(row: LatencyRow, verdict: Statement) -> NextStep | None:
-    """Several K beside each other; where this draft does not pay rather one that costs nothing."""
+    """Measure several K; where this draft does not pay, one that costs nothing."""
     if verdict.relation == "below" and (step := _free_draft([row], "it does not pay")):
         return step
     # K of a server is in its command.

@@ -34,8 +34,9 @@ def scored_checks(asking: Asking, arm: Arm, reference: Reference) -> Iterator[Co
     """Test an arm's answers by exact probabilities; before that the arm that is the reference."""
     if isinstance(reference, ReportedReference):
         regular = reference.arm
-        regular_scores = Scores(reference, asking)
-        _ask(replace(asking, with_logprobs=True), regular, reference, regular_scores)
+        asking_regular = replace(asking, with_logprobs=True)
+        regular_scores = Scores(reference, asking_regular)
+        _ask(asking_regular, regular, reference, regular_scores)
         yield _reference_check(regular, regular_scores.so_far)
         if is_lossy(regular_scores.so_far):
             return

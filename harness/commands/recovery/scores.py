@@ -302,7 +302,8 @@ class Scores:
                 explained=sampling.explained_by_rounding(logits, text, impossible, tolerances),
             )
             self.drawn.append(ScoredText(answer, drawn, entropies))
-            self._note_logprobs(answer.record, logits)
+            if self._asking.with_logprobs:
+                self._note_logprobs(answer.record, logits)
 
     def _note_logprobs(self, record: RequestRecord, logits: Floats) -> None:
         """Note how far log-probabilities that came with drawn tokens are from the reference's logits [n, V]."""

@@ -53,7 +53,7 @@ class ServeSettings(RunSettings):
 
     @property
     def most_prompts(self) -> int:
-        """The most prompts of a request, each of which gets an answer of its own."""
+        """How many prompts a request may have; each gets its own answer."""
         return 1 + self.max_waiting
 
     def check_engine(self, engine: Abilities) -> None:

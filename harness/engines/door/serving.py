@@ -1,4 +1,4 @@
-"""What `serve`, which speaks HTTP, gets of the thread that answers its requests (`local.serving`)."""
+"""What the HTTP side of `serve` gets from the thread that answers requests (`local.serving`)."""
 
 from __future__ import annotations
 

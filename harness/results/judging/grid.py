@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 from harness.results.judging.series import Member
@@ -79,14 +78,14 @@ def _chosen(members: Sequence[Member], smaller: int | None) -> int | None:
 
 def in_words(schedule: Sequence[Range]) -> str:
     """`K=3 at 1 to 4; 5 to 15 not measured; none at 16`."""
-    texts = []
-    for entry, following in pairwise([*schedule, None]):
-        assert entry is not None
-        texts.append(
-            f"{f'K={entry.k}' if entry.k else 'none'} at {_loads(entry.first, entry.last)}"
-        )
-        if following is not None and following.first > entry.last + 1:
-            texts.append(f"{_loads(entry.last + 1, following.first - 1)} not measured")
+    texts: list[str] = []
+    last = 0
+    for entry in schedule:
+        if texts and entry.first > last + 1:
+            texts.append(f"{_loads(last + 1, entry.first - 1)} not measured")
+        choice = f"K={entry.k}" if entry.k else "none"
+        texts.append(f"{choice} at {_loads(entry.first, entry.last)}")
+        last = entry.last
     return "; ".join(texts)
 
 

@@ -74,9 +74,10 @@ def _with_runs(over_units: RatioEstimate, tops: Floats, bottoms: Floats) -> Rati
     added -= bottoms / bottoms.mean(axis=(1, 2), keepdims=True)
     values = added.sum(axis=0)
     # The mean squares of values [num_runs, num_units], each a variance of single values.
-    runs = values.mean(axis=1, keepdims=True) - values.mean()
-    units = values.mean(axis=0) - values.mean()
-    rest = values - values.mean() - runs - units
+    centred = values - values.mean()
+    runs = centred.mean(axis=1, keepdims=True)
+    units = centred.mean(axis=0)
+    rest = centred - runs - units
     units_freedom = max(num_units - 1, 1)
     square_of_runs = num_units * float((runs**2).sum()) / (num_runs - 1)
     square_of_units = num_runs * float((units**2).sum()) / units_freedom
