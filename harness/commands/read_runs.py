@@ -152,8 +152,9 @@ class _Reader:
             findings.notes.append(f"{file} cannot be read: {error.strerror}")
             return True
         if contents.kind not in self._kinds:
-            findings.notes.append(f"{file} holds no rows of a command, and was left out")
-            return False
+            foreign = f"{file} holds no rows of a command, and was left out"
+            findings.notes += contents.torn or [foreign]
+            return bool(contents.torn)
         findings.notes += [*contents.torn, *contents.unread]
         findings.files[file] = len(contents.rows)
         findings.runs += group(contents.rows, file)

@@ -30,8 +30,9 @@ class Contents:
     Attributes:
         kind: of its rows; None for a file that is not ours.
         rows: those that are whole.
-        torn: a line about each other row: `results/latency.csv, line 7: 12 of 140 cells; left out`.
-        unread: a line about each whole row with cells that are not of their columns' types, and so are None.
+        torn: a line about each row that was left out, because cells are missing or a setting cannot be read:
+            `results/latency.csv, line 7: 12 of 140 cells; left out`; or about a whole file of ours in another form.
+        unread: a line about each row with figures that are not of their columns' types, and so are None.
     """
 
     kind: type[Row] | None
@@ -112,7 +113,7 @@ def read_file(path: Path, kinds: Iterable[type[Row]]) -> Contents:
     header: list[str] = next(reader, [])
     kind = kind_of(header, kinds)
     if kind is None:
-        return Contents(None, [], [])
+        return Contents(None, [], _saved_otherwise(path, text, kinds))
     columns = kind.columns()
     rows: list[Row] = []
     torn = []
@@ -125,18 +126,34 @@ def read_file(path: Path, kinds: Iterable[type[Row]]) -> Contents:
         if len(cells) == len(header):
             named = dict(zip(header, cells, strict=True))
             row = kind.parse(named)
-            rows.append(row)
             # Cells that are not empty, but have no value in the row.
             lost = [
                 name
                 for name, cell in named.items()
                 if cell not in ("", "nan") and name in columns and columns[name].of(row) is None
             ]
+            damage = f"{line}: {', '.join(lost)} cannot be read"
+            if any(columns[name].kind == "setting" for name in lost):
+                # Two rows without a K would be taken for the same setting.
+                torn.append(f"{damage}; left out")
+                continue
+            rows.append(row)
             if lost:
-                unread.append(f"{line}: {', '.join(lost)} cannot be read")
+                unread.append(damage)
         elif cells:
             torn.append(f"{line}: {len(cells)} of {len(header)} cells; left out")
     return Contents(kind, rows, torn, unread)
+
+
+def _saved_otherwise(path: Path, text: str, kinds: Iterable[type[Row]]) -> list[str]:
+    """A line about a file of ours that a spreadsheet saved in another form; [] for other files."""
+    # Of UTF-16 every other byte is zero, and the first two are no UTF-8.
+    first_line = text.replace("\0", "").partition("\n")[0].strip("\r\ufffd")
+    for separator in ";\t,":
+        header = [name.strip('"') for name in first_line.split(separator)]
+        if kind_of(header, kinds):
+            return [f"{path} was saved in another form: save it as CSV in UTF-8, with commas"]
+    return []
 
 
 def read_kind(path: Path, kinds: Iterable[type[Row]]) -> type[Row] | None:

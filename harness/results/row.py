@@ -31,8 +31,10 @@ _FIRST = (
 
 # A damaged file may hold a whole number of any length.
 _MOST = 2**64
-# Truth values as `csv` writes them.
-_IN_JSON = {"True": "true", "False": "false"}
+# Every whole number up to here is one float.
+_MOST_AS_FLOAT = 2**53
+# Truth values as `csv` and spreadsheets write them.
+_IN_JSON = {"True": "true", "False": "false", "TRUE": "true", "FALSE": "false"}
 
 
 @dataclass(frozen=True)
@@ -306,7 +308,8 @@ def _parsed_value(cell: str, column: ColumnDescription) -> Any:
     if cell.startswith("-") and column.unit not in ("", "nats") and column.part != "low":
         return None
     with suppress(ValueError, RecursionError):
-        value = json.loads(_IN_JSON.get(cell, cell), parse_int=_whole_number)
+        text = _IN_JSON.get(cell, cell)
+        value = json.loads(text, parse_int=_whole_number, parse_float=_number)
         return strict(column.hint).validate_python(value)
     return None
 
@@ -316,3 +319,10 @@ def _whole_number(digits: str) -> int:
     if abs(number) >= _MOST:
         raise ValueError(digits)
     return number
+
+
+def _number(digits: str) -> float:
+    """A number with a decimal point; a whole one is an integer, because pandas writes `4.0` in columns with gaps."""
+    number = float(digits)
+    is_whole = abs(number) < _MOST_AS_FLOAT and number.is_integer()
+    return int(number) if is_whole else number

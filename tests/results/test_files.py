@@ -421,6 +421,15 @@ def test_cells_that_cannot_be_read_are_noted(tmp_path: Path) -> None:
     write_rows(path, [dict.fromkeys(names) | cells])
     contents = read_file(path, row_kinds())
     assert contents.unread == [f"{path}, line 2: ms_per_token cannot be read"]
+    # Without its setting a row would be compared with rows of any other one.
+    write_rows(path, [dict.fromkeys(names) | cells | {"num_draft_tokens": "4.5"}])
+    contents = read_file(path, row_kinds())
+    assert (contents.rows, len(contents.torn)) == ([], 1)
+    assert contents.torn[0].endswith("num_draft_tokens, ms_per_token cannot be read; left out")
+    # A spreadsheet's other forms.
+    for saved in (path.read_text().replace(",", ";").encode(), path.read_text().encode("utf-16")):
+        path.write_bytes(saved)
+        assert read_file(path, row_kinds()).torn[0].endswith("save it as CSV in UTF-8, with commas")
     assert read_kind(tmp_path / "absent.csv", row_kinds()) is None
     with pytest.raises(OSError, match="device"):
         read_file(Path("/dev/zero"), row_kinds())
