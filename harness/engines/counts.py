@@ -164,8 +164,8 @@ class Counts:
 
     def in_words(self, *names: str) -> str:
         """These counters in the server's words."""
-        known = [(self.words[name], getattr(self, name)) for name in names if name in self.words]
-        return ", ".join(f"{word} {value:.0f}" for word, value in known)
+        known = [name for name in names if getattr(self, name) is not None and name in self.words]
+        return ", ".join(f"{self.words[name]} {getattr(self, name):.0f}" for name in known)
 
 
 # Counters of one number each that may be missing.

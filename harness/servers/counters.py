@@ -37,7 +37,10 @@ def read_counters(text: str) -> Counts:
     names = known_counters()
     for sample in samples(text):
         counter = names.get(sample.name.removesuffix("_total"))
-        if counter is None or not 0 <= sample.value < _MOST_COUNTED:
+        if counter is None:
+            continue
+        words[counter] = sample.name
+        if not 0 <= sample.value < _MOST_COUNTED:
             continue
         if counter == "accepted_at":
             position = sample.labels.get("position", "")
@@ -45,8 +48,9 @@ def read_counters(text: str) -> Counts:
                 accepted_at[int(position)] = accepted_at.get(int(position), 0.0) + sample.value
             continue
         totals[counter] = totals.get(counter, 0.0) + sample.value
-        words[counter] = sample.name
-    if "proposed" not in totals and would_show_drafts(text):
+    if words.keys().isdisjoint(("drafts", "proposed")) and would_show_drafts(
+        words.get("generated")
+    ):
         totals |= {"drafts": 0.0, "proposed": 0.0}
     return Counts(accepted_at=accepted_at, words=words, **totals)
 

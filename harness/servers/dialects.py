@@ -198,10 +198,10 @@ def known_pages() -> dict[str, tuple[str, ...]]:
     return pages
 
 
-def would_show_drafts(text: str) -> bool:
-    """Whether a page of counters, which has none of drafts, is of a server that has those if it speculates."""
-    counters = [dialect.counts_in_any_case for dialect in DIALECTS.all().values()]
-    return any(counter and counter in text for counter in counters)
+def would_show_drafts(generated: str | None) -> bool:
+    """Whether a server whose counter of generated tokens has this name also has counters of drafts if it speculates."""
+    counters = {dialect.counts_in_any_case for dialect in DIALECTS.all().values()}
+    return generated is not None and generated.removesuffix("_total") in counters
 
 
 def without_port(command: str) -> str:

@@ -57,6 +57,21 @@ def test_names_of_vllm_are_summed_over_its_engines() -> None:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    "damage",
+    ["my-metric 1", "x 1,5", "x 1ms", "x", 'x{a="1 2', "# TYPE x y", "</html>",
+     "vllm:spec_decode_num_draft_tokens_total NaN"],
+)  # fmt: skip
+def test_a_damaged_page_is_no_sign_that_nothing_was_drafted(damage: str) -> None:
+    regular = "vllm:generation_tokens_total 500\n"
+    speculative = f"{regular}vllm:spec_decode_num_drafts_total 100\n"
+    assert (read_counters(regular).drafts, read_counters(speculative).drafts) == (0, 100)
+    for page in (regular, speculative):
+        counts = read_counters(f"{page}{damage}\n")
+        assert counts.drafts in (None, 100)
+        assert counts.proposed is None
+
+
 def test_names_of_llama_cpp() -> None:
     expected = Counts(generated=120, drafts=40, proposed=80, accepted=50)
     assert read_counters(LLAMA_CPP) == expected
