@@ -137,10 +137,12 @@ class Counts:
         proposed, accepted: draft tokens.
         accepted_at: by position from 0, iterations in which the draft token there was accepted.
         preempted: requests that lost their place in the cache to others, and are read again.
+        read: tokens of prompts, with some servers without those from a cache.
         cached: tokens of prompts that were taken from a cache.
         first_tokens, first_token_s: requests that got their first token, and the sum of their times until then.
         restarts: number of restarts of the server. Each resets the counters, so that their growth is unknown.
-        running: requests that are answered or wait at this moment: a state, which is never added up.
+        running: requests that are answered or wait at this moment: a state, which is never added up. Of a growth, those
+            of other clients that did not end before it.
         words: the server's names of counters, by these.
     """
 
@@ -150,6 +152,7 @@ class Counts:
     accepted: float | None = None
     accepted_at: Mapping[int, float] = field(default_factory=dict)
     preempted: float | None = None
+    read: float | None = None
     cached: float | None = None
     first_tokens: float | None = None
     first_token_s: float | None = None
@@ -159,8 +162,8 @@ class Counts:
 
     @property
     def is_known(self) -> bool:
-        """Whether any is known; restarts always are."""
-        return replace(self, restarts=0.0) != Counts()
+        """Whether any counter is known; restarts always are."""
+        return replace(self, restarts=0.0, running=None) != Counts()
 
     def in_words(self, *names: str) -> str:
         """These counters in the server's words."""

@@ -86,6 +86,7 @@ class CounterPage:
         # Requests of the last question that nobody waits for any more, though the server may still answer them.
         self._num_left = 0
         self._is_always_busy = False
+        self._num_others = 0.0
 
     def read(self) -> Counts | None:
         """The counters now; None where they cannot be read. A server without any is soon not asked
@@ -139,15 +140,18 @@ class CounterPage:
         while counts is not None and counts.running and not self._is_always_busy:
             if time.monotonic() > until:
                 self._is_always_busy = True
-                number = round(counts.running)
-                whose = "this run" if number <= self._num_left else "others"
-                self._say(f"the server still answers {counted(number, 'request')} of {whose}")
+                whose = "this run"
+                if counts.running > self._num_left:
+                    whose = "others"
+                    self._num_others = counts.running
+                number = counted(round(counts.running), "request")
+                self._say(f"the server still answers {number} of {whose}")
             time.sleep(_DRAIN_LOOK_S)
             counts = self.read()
         self._before = counts and replace(counts, restarts=self._restarts_reported)
 
     def end(self, num_left: int) -> Counts | None:
-        """Return their growth since `begin`; None where the server has none.
+        """Return their growth since `begin`, with the running requests of others; None where the server has none.
 
         Args:
             num_left: requests that the server may still answer.
@@ -157,4 +161,4 @@ class CounterPage:
         if now is None or self._before is None:
             return None
         self._restarts_reported = now.restarts
-        return growth(now, self._before)
+        return replace(growth(now, self._before), running=self._num_others)

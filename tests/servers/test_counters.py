@@ -213,6 +213,14 @@ def test_traffic_of_others_is_what_is_not_ours() -> None:
         assert columns["server_tokens"] == generated
         assert (columns["foreign_tokens"], columns["unseen_tokens"]) == (foreign, unseen)
     assert traffic_columns(Counts(), ours) == {}
+    # Nobody knows what those did that were not waited for.
+    assert traffic_columns(Counts(generated=200, running=1.0), ours)["foreign_tokens"] is None
+    # Of prompts only those are compared that the server counted in its answers, too.
+    for read, foreign in (([50, 50], 500), ([50, None], 0), ([300, 300], 0)):
+        for request, number in zip(ours, read, strict=True):
+            request.num_read = number
+        columns = traffic_columns(Counts(generated=202, read=600), ours)
+        assert columns["foreign_tokens"] == foreign
     # A request that timed out may be answered on, and an answer that arrived is ours whatever it counts.
     late = RequestRecord(0, 1, num_tokens=10, max_new_tokens=50, error=RequestError(408, ""))
     halved = RequestRecord(0, 1, num_tokens=10, arrivals=[0.1] * 20)

@@ -410,7 +410,7 @@ def test_a_server_that_answers_others_is_waited_for(
     monkeypatch.setattr(counters, "_MOST_DRAINING_S", 0.1)
     monkeypatch.setattr(CounterPage, "read", lambda page: Counts(running=3.0))
     for _ in range(2):
-        timed_answer(engine, arm, ask(1))
+        assert timed_answer(engine, arm, ask(1)).counted == Counts(running=3.0)
     assert said == ["regular: the server still answers 3 requests of others"]
 
 
@@ -426,7 +426,8 @@ def test_a_request_that_timed_out_is_not_of_others(
     engine.say = said.append
     monkeypatch.setattr(counters, "_MOST_DRAINING_S", 0.1)
     monkeypatch.setattr(CounterPage, "read", lambda page: Counts(running=1.0))
-    timed_answer(engine, arm_of(engine), ask(1), allow_failures=True)
+    answered = timed_answer(engine, arm_of(engine), ask(1), allow_failures=True)
+    assert answered.counted == Counts(running=0.0)
     assert said == ["regular: the server still answers 1 request of this run"]
 
 

@@ -145,7 +145,9 @@ def checks_that_held(rows: Sequence[LatencyRow]) -> list[str]:
     }
     held = [check for check, is_held in checks.items() if is_held]
     null = row.regular_against_itself
-    if null is not None:
+    gain = row.speedup.estimate
+    # An interval that is wider than the effect would not show what else causes it.
+    if null is not None and null.high / null.low < max(gain, 1 / gain):
         held.append(f"regular arm against itself {null:.3f}")
     return [" · ".join(held)] if held else []
 

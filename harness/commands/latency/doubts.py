@@ -205,10 +205,10 @@ def _cached(row: LatencyRow) -> str | None:
 
 
 def _foreign_tokens(row: LatencyRow) -> str | None:
-    """The tokens that a server generated for others while it was measured."""
+    """The tokens that a server read and generated for others while it was measured."""
     if not row.foreign_tokens:
         return None
-    return f"{row.foreign_tokens} of {row.server_tokens} tokens during the {row.arm} arm"
+    return f"{counted(row.foreign_tokens, 'token')} during the {row.arm} arm"
 
 
 def _other_caches(run: _Run) -> str | None:
@@ -357,7 +357,7 @@ DOUBTS = (
     Doubt(
         "comparison",
         lambda run: _each_arm(run, _foreign_tokens),
-        "The server also answered other clients: {found} are theirs.",
+        "The server processed {found} for other clients.",
     ),
     Doubt(
         "against",

@@ -44,7 +44,9 @@ class ServerFigures(Group):
         "tokens",
     )
     foreign_tokens: MaybeInt = pooled(
-        "largest", "those of them that were not ours; 0 within a token a request and 1 %", "tokens"
+        "largest",
+        "tokens of other clients' prompts and answers; 0 within a token a request and 1 %, empty while others wait",
+        "tokens",
     )
     unseen_tokens: MaybeInt = pooled(
         "largest", "tokens that arrived and that the server did not count", "tokens", in_csv=False
@@ -171,11 +173,25 @@ def traffic_columns(counts: Counts, requests: Sequence[RequestRecord]) -> dict[s
         for each in requests
     )
     tolerated = len(requests) + _TOLERATED * ours + most - ours
+    num_foreign = _foreign_prompt_tokens(counts, requests)
+    if foreign > tolerated:
+        num_foreign += round(foreign)
     return {
         "server_tokens": round(counts.generated),
-        "foreign_tokens": round(foreign) if foreign > tolerated else 0,
+        # Of requests that were running before ours nobody knows how much was done meanwhile.
+        "foreign_tokens": None if counts.running and not num_foreign else num_foreign,
         "unseen_tokens": round(-foreign) if -foreign > tolerated else 0,
     }
+
+
+def _foreign_prompt_tokens(counts: Counts, requests: Sequence[RequestRecord]) -> int:
+    """Tokens of other clients' prompts; 0 where the server has no such counter, or has not counted one of ours."""
+    read = {request.index: request.num_read for request in requests if request.num_read}
+    if counts.read is None or any(request.index not in read for request in requests):
+        return 0
+    ours = sum(read[request.index] for request in requests)
+    foreign = counts.read - ours
+    return round(foreign) if foreign > len(requests) + _TOLERATED * ours else 0
 
 
 def counter_columns(counts: Counts) -> dict[str, Any]:

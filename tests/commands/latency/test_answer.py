@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from harness.commands.latency.answer import checks_that_held
 from harness.commands.latency.costs import StepCosts, held_back, main_limit
 from harness.commands.latency.page import latency_page
 from harness.commands.latency.table_row import table_rows
@@ -15,6 +16,7 @@ from harness.config.command_line import Words
 from harness.measuring.rows import LatencyRow
 from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.runs import Run
+from harness.results.statistics.interval import Interval
 from pages import full, short
 from report_files import latency_run, over, prompt_rows
 from wording import mentions
@@ -48,6 +50,28 @@ def test_it_fits_fourteen_lines_and_has_bars(width: int, share: float) -> None:
         assert "first token ms" in text
     regular, speculative = (line for line in text.splitlines() if "█" in line)
     assert regular.count("█") > 1.5 * speculative.count("█") > 0
+
+
+CHECKS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "regular arm drafted nothing": ({"drafted": False}, {"held_back": True}),
+    "no other client": ({"foreign_tokens": 0}, {"foreign_tokens": None}),
+    "regular arm against itself 0.996 (0.900 to 1.100)": (
+        {"regular_against_itself": Interval(0.996, 0.9, 1.1)},
+        {"regular_against_itself": Interval(0.995, 0.571, 1.733)},
+    ),
+}
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_only_a_check_that_could_fail_has_held(check: str) -> None:
+    held, not_held = CHECKS[check]
+    for regular, is_held in ((held, True), (held | not_held, False)):
+        rows = latency_run(**FIGURES, drafted=True, foreign_tokens=0)
+        rows[0] = dataclasses.replace(rows[0], **regular)
+        rows[1] = dataclasses.replace(
+            rows[1], regular_against_itself=rows[0].regular_against_itself
+        )
+        assert (check in " ".join(checks_that_held(rows))) == is_held
 
 
 def test_a_command_is_never_cut_in_two() -> None:
