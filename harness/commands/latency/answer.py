@@ -139,6 +139,7 @@ def checks_that_held(rows: Sequence[LatencyRow]) -> list[str]:
         and row.drafted,
         "machine quiet": is_quiet
         and are_gpus_quiet
+        and row.url is None
         and row.drifted is False
         and row.processor_share is not None,
         "clocks not lowered": row.lowest_gpu_clock_mhz and not were_throttled,

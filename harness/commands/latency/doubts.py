@@ -288,7 +288,7 @@ DOUBTS = (
     ),
     # It explains the figures below it.
     Doubt(
-        "comparison",
+        "against",
         _busy,
         "The machine was not quiet: this run got {found}.",
     ),
@@ -340,7 +340,7 @@ DOUBTS = (
         " `harness latency -- COMMAND` starts both on the same devices.",
     ),
     Doubt(
-        "comparison",
+        "against",
         _busy_gpus,
         "The GPUs were not quiet: {found}.",
     ),
@@ -355,7 +355,7 @@ DOUBTS = (
         "{found}: they cause most of the interval's width.",
     ),
     Doubt(
-        "comparison",
+        "against",
         lambda run: _each_arm(run, _foreign_tokens),
         "The server processed {found} for other clients.",
     ),
@@ -370,7 +370,7 @@ DOUBTS = (
         "The server's counts cannot be true: {found}. No figure follows from them.",
     ),
     Doubt(
-        "comparison",
+        "against",
         lambda run: _each_arm(run, _slow_here),
         "First tokens took {found}: this machine or the network was the bottleneck.",
     ),
@@ -422,6 +422,11 @@ DOUBTS = (
         "setting note",
         lambda run: run.last.salted is False,
         "This kind of server takes no cache salt: its prefix cache may have seen the prompts before.",
+    ),
+    Doubt(
+        "setting note",
+        lambda run: run.last.url,
+        "The servers ran already: whether they got the CPU time they wanted was not asked.",
     ),
     Doubt(
         "note",
