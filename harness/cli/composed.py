@@ -25,13 +25,13 @@ from harness.commands.registry import configured
 from harness.config.engines import check_settings_have_no_key
 from harness.config.errors import SettingError
 from harness.config.installation import is_installed, require_local
-from harness.config.machine import gpu_names, share_cores
+from harness.config.machine import share_cores
 from harness.config.methods import METHODS
 from harness.config.model_names import SERVED
 from harness.config.repositories import check_place
 from harness.config.run import PromptedSettings, RepeatedSettings, RunSettings
 from harness.engines.registry import ENGINES, engine_of
-from harness.measuring.progress import note, say
+from harness.measuring.progress import note
 from harness.measuring.prompts.sets import load_prompts
 from harness.results.files import SUMMARY_FILE
 from harness.results.locked_files import remove_locks
@@ -121,10 +121,6 @@ def _run(config: Any, servers: Sequence[Sequence[str]]) -> Sequence[Any]:
     if sweep is None:
         # A job of a sweep is refused alone, and leaves a row.
         _require_files(settings)
-    # In a sweep only before its first job.
-    if sweep is None or hydra.job.num == 0:
-        _note_crowding(command, settings)
-    if sweep is None:
         _note_imports(command, settings)
     # Slow to import: only for settings that are right.
     from harness.cli import jobs
@@ -132,7 +128,6 @@ def _run(config: Any, servers: Sequence[Sequence[str]]) -> Sequence[Any]:
     # A signal that came during the imports so far.
     signals.raise_postponed()
     if sweep is None:
-        share_cores(1)
         if isinstance(command, Service):
             signals.load(command.program).run(settings, signals.leaving)
             return []
@@ -177,17 +172,6 @@ def _check_machine(command: ConfiguredCommand[Any], settings: RunSettings) -> No
     elif command.measures:
         engine_of(settings).check_installed()
     command.check_installed()
-
-
-def _note_crowding(command: ConfiguredCommand[Any], settings: RunSettings) -> None:
-    """Show who else uses the cores of this machine, where a measurement computes on them."""
-    if not command.measures or not engine_of(settings).computes_here or gpu_names():
-        return
-    from harness.measuring.quietness import crowding
-
-    crowded = crowding()
-    if crowded is not None:
-        say(crowded)
 
 
 def _note_imports(command: ConfiguredCommand[Any], settings: RunSettings) -> None:

@@ -12,9 +12,10 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
+import psutil
 import pynvml
 
 # Exists where a GPU's driver runs.
@@ -24,10 +25,6 @@ import torch
 for index in range(torch.cuda.device_count()):
     print(torch.cuda.get_device_name(index))
 """
-
-# The OMP_NUM_THREADS that `share_cores` has set; None where it left it unset. Any other value is the
-# user's own.
-_shared: str | None = None
 
 
 @functools.cache
@@ -80,6 +77,16 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def num_free_cores() -> int:
+    """Usable cores that no program keeps busy at this moment, at least one; takes 0.2 s."""
+    busy_percent = psutil.cpu_percent(0.2, percpu=True)
+    visible: Iterable[int] = range(len(busy_percent))
+    if hasattr(os, "sched_getaffinity"):
+        visible = os.sched_getaffinity(0) & set(visible)
+    idle = sum(1 - busy_percent[core] / 100 for core in visible)
+    return max(1, min(num_usable_cores(), round(idle)))
+
+
 def share_cores(num_processes: int) -> None:
     """Limit the threads of this process, and of those it starts, to a share of the usable cores.
 
@@ -89,21 +96,13 @@ def share_cores(num_processes: int) -> None:
     Args:
         num_processes: that compute at the same time, each with the same share.
     """
-    global _shared
-    if threads_are_set():
-        return
-    os.environ.pop("OMP_NUM_THREADS", None)
-    share = max(1, num_usable_cores() // num_processes)
-    _shared = None
-    # Without a limit torch knows best: it leaves out the second thread of a core.
-    if share < _num_visible_cores():
-        _shared = str(share)
-        os.environ["OMP_NUM_THREADS"] = _shared
+    if num_processes > 1 and not threads_are_set():
+        os.environ["OMP_NUM_THREADS"] = str(max(1, num_usable_cores() // num_processes))
 
 
 def threads_are_set() -> bool:
-    """Whether the user has set the number of threads that compute on the CPU."""
-    return os.environ.get("OMP_NUM_THREADS") != _shared
+    """Whether it is decided how many threads compute on the CPU."""
+    return bool(os.environ.get("OMP_NUM_THREADS"))
 
 
 def terminal_width() -> int:

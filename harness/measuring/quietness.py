@@ -11,11 +11,7 @@ from typing import Any
 import psutil
 import pynvml
 
-from harness.config.machine import num_usable_cores, threads_are_set
-
-# A load above this many times the number of cores means that other programs compute: a run on all
-# cores that has just ended leaves a load of 1 for each core.
-_CROWDED = 1.25
+from harness.config.machine import num_usable_cores
 
 # NVML's bits for clocks that are lowered because of heat or power, not because the GPU idles.
 _REASONS = {
@@ -70,21 +66,6 @@ def throttle_reasons(gpu: str) -> list[str]:
     except pynvml.NVMLError:
         return []
     return [name for bit, name in _REASONS.items() if bits & bit]
-
-
-def crowding() -> str | None:
-    """A sentence about a machine on which threads would wait for other programs, before anything is measured there.
-
-    None where cores are free, and where the user has set the number of threads.
-    """
-    load = load_average()
-    num_cores = num_usable_cores()
-    if load is None or threads_are_set() or load <= _CROWDED * num_cores:
-        return None
-    return (
-        f"other programs use this machine (load {load:.1f} on {num_cores} cores): OMP_NUM_THREADS=1 may be many times"
-        " faster"
-    )
 
 
 def _num_others(pids: set[int]) -> int:

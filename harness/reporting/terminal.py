@@ -169,7 +169,7 @@ def _print_lines(rows: Sequence[Sequence[str]], console: Console) -> None:
         for line in visible(value).split("\n"):
             wrapped = textwrap.wrap(line, room, break_long_words=False, break_on_hyphens=False)
             # A command that is cut in two cannot be copied: the terminal breaks it.
-            is_command = line.removeprefix("OMP_NUM_THREADS=1 ").startswith("harness ")
+            is_command = line.startswith("harness ")
             lines += [line] if is_command or not line else wrapped
         for index, line in enumerate(lines):
             label = visible(name) if index == 0 else ""

@@ -61,7 +61,6 @@ def environment(devices: Sequence[str] = ()) -> dict[str, Any]:
         "cpu": cpu_name(),
         "num_cores": num_usable_cores(),
         "cpu_quota": cpu_quota(),
-        "num_threads": columns["num_threads"],
         "total_memory_bytes": psutil.virtual_memory().total,
     }
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pynvml
 import pytest
 
@@ -62,27 +63,26 @@ def test_a_quota_counts_like_missing_cores(
 
 
 def test_processes_side_by_side_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(machine, "_shared", None)
-    monkeypatch.setattr(machine, "_num_visible_cores", lambda: 16)
-    monkeypatch.setattr(machine, "cpu_quota", lambda: None)
-    for num_processes, expected in ((4, "4"), (32, "1"), (1, None)):
-        machine.share_cores(num_processes)
-        assert os.environ.get("OMP_NUM_THREADS") == expected
-    monkeypatch.setattr(machine, "cpu_quota", lambda: 8.0)
-    for num_processes, expected in ((2, "4"), (1, "8")):
+    monkeypatch.setattr(machine, "num_usable_cores", lambda: 16)
+    for typed, num_processes, expected in (
+        (None, 4, "4"),
+        (None, 32, "1"),
+        (None, 1, None),
+        ("3", 4, "3"),
+    ):
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+        if typed is not None:
+            monkeypatch.setenv("OMP_NUM_THREADS", typed)
         machine.share_cores(num_processes)
         assert os.environ.get("OMP_NUM_THREADS") == expected
 
 
-def test_threads_that_the_user_has_set_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_shared", None)
-    monkeypatch.setattr(machine, "num_usable_cores", lambda: 1)
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    machine.share_cores(4)
-    assert (os.environ["OMP_NUM_THREADS"], machine.threads_are_set()) == ("3", True)
-    monkeypatch.delenv("OMP_NUM_THREADS")
-    assert not machine.threads_are_set()
+def test_cores_that_other_programs_keep_busy_are_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "num_usable_cores", lambda: 4)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 5}, raising=False)
+    for busy, num_free in (([0, 3, 2, 99, 99, 0], 4), ([100, 0, 0, 0, 0, 97], 2), ([100] * 6, 1)):
+        monkeypatch.setattr(psutil, "cpu_percent", lambda *_, busy=busy, **__: busy)
+        assert machine.num_free_cores() == num_free
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,8 @@ from typing import Any
 
 import pytest
 
-from harness.config.machine import num_usable_cores
 from harness.measuring import quietness
-from harness.measuring.quietness import Quietness, crowding, processor_time
-from in_process import QUICKEST_PAIR, Harness
-from wording import mentions
+from harness.measuring.quietness import Quietness, processor_time
 
 
 def test_processor_time_is_that_of_all_threads(tmp_path: Path) -> None:
@@ -44,21 +41,6 @@ def test_threads_that_have_ended_take_their_times_with_them(
     watch = Quietness(())
     for share in (0.2, 1.0, None, None):
         assert watch.columns()["processor_share"] == share
-
-
-def test_a_crowded_machine_is_said_first(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    quick = ["latency", *QUICKEST_PAIR, "num_prompts=2", "decoding.max_new_tokens=4"]
-    monkeypatch.setattr(os, "getloadavg", lambda: (1000.0, 0.0, 0.0))
-    assert "OMP_NUM_THREADS" not in harness(*quick).stderr, "the user has set it"
-    monkeypatch.delenv("OMP_NUM_THREADS")
-    lines = harness(*quick).stderr.splitlines()
-    assert mentions(lines[0], "load 1000.0", "OMP_NUM_THREADS=1")
-    swept = harness(*quick, "-m", "seed=1,2").stderr
-    assert swept.count("OMP_NUM_THREADS=1") == 1
-    for load_per_core, is_crowded in ((1.2, False), (1.3, True)):
-        load = load_per_core * num_usable_cores()
-        monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 9000.0, 9000.0))
-        assert (crowding() is not None) == is_crowded
 
 
 class Nvml:

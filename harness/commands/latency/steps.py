@@ -61,9 +61,7 @@ def _better_interval(row: LatencyRow, verdict: Statement) -> NextStep | None:
     if has_bounds and verdict.why:
         # Such as on a busy machine.
         again = typed_again("resume=false", command="latency")
-        if row.server_command:
-            return NextStep("a quiet machine", command=again)
-        return NextStep("one thread, or a quiet machine", command=f"OMP_NUM_THREADS=1 {again}")
+        return NextStep("a quiet machine", command=again)
     if coverage is None:
         return None
     aim = "a narrower interval" if has_bounds else "an interval"

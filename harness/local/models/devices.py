@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import statistics
+import time
 from collections.abc import Iterable, Mapping, Sequence
 
 import psutil
 import pynvml
 import torch
+from transformers import PreTrainedModel
 
 from harness.config.errors import RunError, SettingError
 from harness.config.failures import as_run_error, first_line
+from harness.config.machine import num_free_cores, threads_are_set
 from harness.config.settings import ModelSettings, PlacementSettings
 from harness.local.models.sketch import Device
 
 # `segment_pool_id` of the memory that belongs to no captured graph.
 _SHARED_POOL = (0, 0)
+# Several threads are taken if their passes need less than this share of one thread's time: two runs choose alike.
+_FASTER = 0.9
+_MOST_PASSES = 9
+_MOST_PASSES_S = 1.0
 
 
 def visible_gpus() -> list[int]:
@@ -84,6 +92,34 @@ def free_memory(gpus: Iterable[int]) -> dict[Device, int]:
         free[gpu] = torch.cuda.mem_get_info(gpu)[0] + cached
     free["cpu"] = psutil.virtual_memory().available
     return free
+
+
+def choose_num_threads(model: PreTrainedModel) -> None:
+    """Have a model on the CPU compute with one thread, or with as many as cores are free where that is faster.
+
+    The threads of a pass wait for one another, so that beside another program several may be many times slower.
+    """
+    if threads_are_set():
+        return
+    num_threads = min(torch.get_num_threads(), num_free_cores())
+    if num_threads > 1:
+        is_faster = _pass_seconds(model, num_threads) < _FASTER * _pass_seconds(model, 1)
+        num_threads = num_threads if is_faster else 1
+    torch.set_num_threads(num_threads)
+
+
+def _pass_seconds(model: PreTrainedModel, num_threads: int) -> float:
+    """Median time of a pass of one token by so many threads, which stay."""
+    torch.set_num_threads(num_threads)
+    token = torch.zeros((1, 1), dtype=torch.long)
+    times: list[float] = []
+    with torch.inference_mode():
+        model(token)
+        while len(times) < _MOST_PASSES and sum(times) < _MOST_PASSES_S:
+            started = time.perf_counter()
+            model(token)
+            times.append(time.perf_counter() - started)
+    return statistics.median(times)
 
 
 def synchronize(devices: Sequence[torch.device]) -> None:

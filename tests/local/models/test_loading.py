@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from forked import begin_program
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import Dtype, ModelSettings, PlacementSettings, Quantization
+from harness.local.models import devices
 from harness.local.models.checkpoints import resolve_dtype, stored_quantization
 from harness.local.models.devices import (
     check_gpu_numbers,
@@ -62,6 +63,24 @@ def about(num_bytes: int) -> Any:
 
 def saved(settings: ModelSettings) -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(settings.repository, dtype=torch.float32).eval()
+
+
+@pytest.mark.parametrize(
+    ("num_free", "several_s", "chosen"), [(1, 0.1, 1), (2, 0.1, 2), (2, 0.95, 1), (2, 9.0, 1)]
+)
+def test_a_model_on_the_cpu_takes_the_faster_number_of_threads(
+    monkeypatch: pytest.MonkeyPatch, num_free: int, several_s: float, chosen: int
+) -> None:
+    passes = {1: 1.0, 2: several_s}
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(devices, "num_free_cores", lambda: num_free)
+    monkeypatch.setattr(devices, "_pass_seconds", lambda model, num_threads: passes[num_threads])
+    torch.set_num_threads(2)
+    try:
+        load(*shipped("tiny"))
+        assert torch.get_num_threads() == chosen
+    finally:
+        torch.set_num_threads(1)
 
 
 @pytest.mark.parametrize("model_type", ARCHITECTURES)
