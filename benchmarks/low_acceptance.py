@@ -8,6 +8,7 @@ and whether it names what was planted, and nothing where nothing was.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -39,7 +40,8 @@ _NAMING = (
     "Explained by",
     "More is accepted",
     "No better than",
-    "Cannot tell: Not",
+    "Cannot tell",
+    "Accepts",
     "From draft token",
     "None of the measured causes",
 )
@@ -86,15 +88,21 @@ def untrained(directory: Path) -> None:
     with_weights(directory, lambda name, tensor: 0.02 * torch.randn_like(tensor))
 
 
-def perturbed(directory: Path) -> None:
-    """Another target: weights of the same model, trained otherwise."""
+def noisy(directory: Path, *, noise: float = 0.15) -> None:
+    """Weights of the same model, trained otherwise."""
     torch.manual_seed(0)
     with_weights(
         directory,
         lambda name, tensor: (
-            tensor + 0.15 * tensor.float().std().nan_to_num() * torch.randn_like(tensor)
+            tensor + noise * tensor.float().std().nan_to_num() * torch.randn_like(tensor)
         ),
     )
+
+
+def windowed(directory: Path) -> None:
+    """A draft that sees the last tokens alone."""
+    mistral = {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
+    configured(directory, **mistral, sliding_window=12)
 
 
 def reduced(directory: Path, *, wrong: bool = False) -> None:
@@ -186,12 +194,19 @@ def worlds() -> dict[str, World]:
         "another target": World(
             "another target than tiny",
             DRAFT,
-            (f"model={copied('tiny', perturbed)}", "draft=tiny_draft"),
+            (f"model={copied('tiny', noisy)}", "draft=tiny_draft"),
         ),
         "last draft token": World(
             "last draft token left out", DRAFT, (*DRAFT, f"engine={planted('LastDropped')}")
         ),
     }
+    # Nothing measured explains these, but the engine is not as its weights say: by 3 to 6 %, which needs more texts.
+    many = (*DRAFT, "texts_per_prompt=4", "batch_size=40", "causes=none")
+    for name, change in {"noise": functools.partial(noisy, noise=0.12), "window": windowed}.items():
+        draft = copied("tiny_draft", change)
+        found[f"draft with {name}"] = World("its weights", many, ("model=tiny", f"draft={draft}"))
+    lenient = (*DRAFT, "decoding.rule=google", "decoding.lenience=0.6")
+    found["lenience 0.6"] = World("its weights", many, lenient)
     for name in ("tiny_draft", "tiny_eagle3", "tiny_dflash", "tiny_medusa", "lookup"):
         pair = ("model=tiny", f"draft={name}")
         found[f"sound {name}"] = World("", pair, pair)

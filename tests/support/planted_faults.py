@@ -261,10 +261,13 @@ class SamplesCompared(Fault):
 
 
 class LastDropped(Fault):
-    """The last draft token of a proposal never counts."""
+    """The last of K draft tokens never counts; at the end of a text there are fewer."""
+
+    k = 1
 
     def verdict(self, rule: Callable[[Offer], Verdict], warp: BatchWarp, offer: Offer) -> Verdict:
-        fewer = (offer.lengths - 1).clamp(min=0)
+        self.k = max(self.k, offer.draft_tokens.shape[1])
+        fewer = offer.lengths.clamp(max=self.k - 1)
         return rule(dataclasses.replace(offer, lengths=fewer))
 
 

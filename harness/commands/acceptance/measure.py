@@ -323,7 +323,13 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
             kind = local("engine.reading").LateReader
         settings = condition.settings
         is_greedy = settings.draft_sampling == "greedy"
-        reader: PairReader = kind(pair, settings.decoding, most, greedy_draft=is_greedy)
+        reader: PairReader = kind(
+            pair,
+            settings.decoding,
+            most,
+            greedy_draft=is_greedy,
+            with_rounding=self.source.kind == "served",
+        )
         read: list[ReadText] = []
         try:
             with progress("reading texts", len(readings)) as advance:

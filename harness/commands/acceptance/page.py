@@ -16,7 +16,9 @@ from harness.reporting.words import in_words, typed_again
 from harness.results.files import rows_in
 from harness.results.judging.acceptance import (
     AcceptanceFinding,
+    against_weights,
     believed,
+    excluded,
     finding_of,
 )
 from harness.results.judging.statement import Statement
@@ -136,12 +138,20 @@ def _finding(draft: Draft) -> AcceptanceFinding:
 
 
 def engine_in_words(engine: Statement) -> str:
-    """`as its weights say: the engine decides 3.96 tokens per iteration at K=4, its weights 4.05 (3.80 to 4.31)`."""
+    """`as its weights say, no difference above 8 %: the engine decides 3.96 tokens per iteration at K=4, its weights
+    4.05 (3.80 to 4.31)`.
+    """
     row = engine.subject
-    figures = engine.why
-    if not figures:
+    weights = row.weights_tokens_per_iteration or Interval()
+    words = engine.words
+    figures = row.engine_unknown
+    if figures is None:
         figures = f"the engine decides {believed(row):.2f} tokens per iteration at K={row.num_draft_tokens}"
-    return f"{engine.words}: {figures}, its weights {row.weights_tokens_per_iteration or Interval():.2f}"
+    if engine.is_judged_open:
+        words += f", {excluded(engine, weights)}"
+    elif engine.why and row.engine_unknown is None:
+        words += f" ({engine.why})"
+    return f"{words}: {figures}, its weights {weights:.2f}"
 
 
 # How a difference between answers of their own is said.
@@ -170,7 +180,10 @@ def _sentences(row: AcceptanceRow, found: AcceptanceFinding) -> list[str]:
         sentences.append(f"No better than {guess}: the draft is untrained, or another model's")
     if found.explaining:
         causes = [statement.subject for statement in found.explaining]
-        ways = " or ".join(f"{cause.condition} ({cause.weights:.2f})" for cause in causes)
+        ways = " or ".join(
+            f"{cause.condition} ({cause.weights:.2f}, {excluded(against_weights(cause), cause.weights)})"
+            for cause in causes
+        )
         sentences.append(f"Explained by {ways}")
     for statement in found.differing:
         cause = statement.subject

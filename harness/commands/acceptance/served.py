@@ -15,8 +15,10 @@ from harness.results.rows.acceptance import AcceptanceRow
 from harness.results.statistics.interval import Interval
 from harness.results.statistics.iterations import Cut
 
-# What rounding and ties may change, as a share of the tokens per iteration.
-_TOLERATED_ROUNDING = 0.03
+# The engine may be twice as far from the weights as two ways of reading them are apart.
+_ROUNDING_ALLOWANCE = 2.0
+# Of the iterations of an answer, at least: engines differ in how they draft at its end, and a tie may fall either way.
+_LEAST_VARIANCE = 0.25
 # Tokens in a row that repeat earlier ones.
 _REPEATED_TOKENS = 4
 
@@ -81,21 +83,28 @@ def limits(
     share = Share.total([expected(text.cut, num_draft_tokens, offset) for text in texts])
     if not share.whole:
         return Interval()
+    rate = share.part / share.whole
+    rounding = 0.0
+    for text in texts:
+        if text.rounded is not None:
+            exact = expected(text.cut, num_draft_tokens, offset)
+            rounded = expected(text.rounded, num_draft_tokens, offset)
+            moved = rounded.part - exact.part - rate * (rounded.whole - exact.whole)
+            rounding += _ROUNDING_ALLOWANCE * abs(moved) / share.whole
     if offset is None:
         variance = sum(float(text.cut.variance[num_draft_tokens - 1]) for text in texts)
+        variance = max(variance, _LEAST_VARIANCE * len(texts))
         spread = MOST_DEVIATIONS * math.sqrt(variance)
-        low = share.part / (share.whole + spread)
-        high = share.part / max(share.whole - spread, 1.0)
+        low = share.part / (share.whole + spread) - rounding
+        high = share.part / max(share.whole - spread, 1.0) + rounding
     else:
         # Not 0 or 1, whose deviation is none.
-        rate = (share.part + 1) / (share.whole + 2)
+        likely_rate = (share.part + 1) / (share.whole + 2)
         number = max(min(num_tested, share.whole), 1.0)
-        spread = MOST_DEVIATIONS * math.sqrt(rate * (1 - rate) / number)
-        low = max(0.0, share.part / share.whole - spread)
-        high = min(1.0, share.part / share.whole + spread)
-    return Interval(
-        share.part / share.whole, low * (1 - _TOLERATED_ROUNDING), high * (1 + _TOLERATED_ROUNDING)
-    )
+        spread = MOST_DEVIATIONS * math.sqrt(likely_rate * (1 - likely_rate) / number)
+        low = max(0.0, rate - spread - rounding)
+        high = min(1.0, rate + spread + rounding)
+    return Interval(rate, low, high)
 
 
 def likelihood_columns(texts: Sequence[ReadText]) -> dict[str, Any]:

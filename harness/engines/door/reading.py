@@ -54,6 +54,7 @@ class ReadText:
 
     Attributes:
         cut: into iterations, for every K.
+        rounded: the same after a change that is as small as rounding; None where nothing is compared with the weights.
         num_tokens: n.
         num_impossible: tokens that the target cannot draw.
         log_probability: of the others under the target, summed.
@@ -66,3 +67,4 @@ class ReadText:
     log_probability: float
     expected: float
     variance: float
+    rounded: Cut | None = None

@@ -12,6 +12,7 @@ import copy
 import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ from harness.local.decoding.transfer import padded
 from harness.local.decoding.warp import AnyWarp
 from harness.local.drafting.method import Pair, SampledDraftSettings
 from harness.local.drafting.model import ModelDrafter
-from harness.local.engine.reference import not_finite, steps_along
+from harness.local.engine.reference import changed_embeddings, not_finite, steps_along
 from harness.local.engine.runners import open_runners, warp_of
 from harness.results.statistics.iterations import acceptance_chances, cut
 
@@ -51,10 +52,17 @@ class PairReader:
         decoding: temperature, top-k, top-p and rule of acceptance.
         most: the largest K.
         greedy_draft: whether the draft proposes its likeliest tokens, whatever its settings say.
+        with_rounding: whether texts are read again after a change that is as small as rounding.
     """
 
     def __init__(
-        self, pair: Pair, decoding: DecodingSettings, most: int, *, greedy_draft: bool = False
+        self,
+        pair: Pair,
+        decoding: DecodingSettings,
+        most: int,
+        *,
+        greedy_draft: bool = False,
+        with_rounding: bool = False,
     ) -> None:
         if greedy_draft:
             assert isinstance(pair.draft_settings, SampledDraftSettings)
@@ -62,6 +70,7 @@ class PairReader:
             pair = dataclasses.replace(pair, draft_settings=greedy)
         self._pair = pair
         self._most = most
+        self._with_rounding = with_rounding
         self._is_block = decoding.rule == "block"
         self._warp = warp_of(decoding)
         self._runners = open_runners(pair, Preparation(decoding=decoding, runner="static"))
@@ -84,10 +93,30 @@ class PairReader:
             longest = max(len(transcript.token_ids) for transcript in same_prompt)
             for together in in_batches(same_prompt, num_together(longest)):
                 try:
-                    yield from self._read_together(together)
+                    read = [*self._read_together(together)]
+                    if self._with_rounding:
+                        read = self._rounded(together, read)
                 except NonFiniteError as error:
                     position = f"token {error.position} of a text"
                     raise not_finite(self._pair, error.role, position) from error
+                yield from read
+
+    def _rounded(
+        self, transcripts: Sequence[Transcript], read: Sequence[Sequence[ReadText]]
+    ) -> list[list[ReadText]]:
+        """The texts that were read, and how both models read them with slightly changed embeddings."""
+        with ExitStack() as changes:
+            changes.enter_context(changed_embeddings(self._pair.target.model))
+            if self._pair.draft is not None:
+                changes.enter_context(changed_embeddings(self._pair.draft.model))
+            again = [*self._read_together(transcripts)]
+        return [
+            [
+                dataclasses.replace(text, rounded=changed.cut)
+                for text, changed in zip(texts, texts_again, strict=True)
+            ]
+            for texts, texts_again in zip(read, again, strict=True)
+        ]
 
     @torch.inference_mode()
     def _read_together(self, transcripts: Sequence[Transcript]) -> Iterator[list[ReadText]]:

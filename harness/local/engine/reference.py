@@ -126,7 +126,7 @@ class ModelReference:
         """The model's own logits [n, V] before each token of a text, from one pass without a cache."""
         model = self._pair.target.model
         options: Options = {"vocabulary_size": self._pair.vocabulary_size}
-        with _changed_embeddings(model) if is_changed else nullcontext():
+        with changed_embeddings(model) if is_changed else nullcontext():
             [logits] = plain_outputs(model, options, [*prompt, *text[:-1]], len(text))
         return self._mask_never_drawn(logits).cpu().numpy()
 
@@ -246,7 +246,7 @@ def rounding_unit(logits: Floats, epsilon: float) -> Floats:
 
 
 @contextmanager
-def _changed_embeddings(model: Any) -> Iterator[None]:
+def changed_embeddings(model: Any) -> Iterator[None]:
     """Change what the model reads at random, by at most the epsilon of its format, relatively."""
     generator = torch.Generator().manual_seed(0)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from harness.config.amounts import percent
 from harness.results.judging.statement import Statement
 from harness.results.rows.acceptance import AcceptanceCauseRow, AcceptanceRow
 from harness.results.statistics.interval import Interval
@@ -13,6 +15,9 @@ from harness.results.statistics.multiplicity import widened
 # Standard deviations by which the log-probability of a model's own texts, or the number of iterations, may differ from
 # the expected one. Chance alone exceeds them, in either direction, twice in a million.
 MOST_DEVIATIONS = 4.75
+# An engine that is farther from its weights than this, and not beyond the limit above, may be like them or not: chance
+# alone exceeds it once in 370 runs.
+_DOUBTFUL_DEVIATIONS = 3.0
 # The share of tokens that a model cannot draw, which rounding and ties explain.
 MOST_IMPOSSIBLE = 0.005
 # Acceptance below this share of the draft tokens is little, whatever a card says.
@@ -84,7 +89,7 @@ def finding_of(
     ]
     engine, texts, card = engine_statement(row), texts_statement(row), _card(row)
     positions = [
-        _against_weights(place)
+        against_weights(place)
         for place in typed
         if place.position is not None and place.weights is not None
     ]
@@ -117,9 +122,7 @@ def engine_statement(row: AcceptanceRow) -> Statement | None:
     weights = row.weights_tokens_per_iteration
     if weights is None and row.engine_unknown is None:
         return None
-    difference = _difference(believed(row), weights)
-    why = row.engine_unknown or ""
-    return Statement.ordered("engine", difference, why, limit=0.0, subject=row, figure=_TOKENS)
+    return _as_weights(believed(row), weights, row, _TOKENS, row.engine_unknown or "")
 
 
 def believed(row: AcceptanceRow) -> float | None:
@@ -147,22 +150,38 @@ def texts_statement(row: AcceptanceRow) -> Statement | None:
 def explains(cause: AcceptanceCauseRow, causes: Sequence[AcceptanceCauseRow]) -> bool:
     """Whether an engine that is read under this condition accepts what its weights do, at every position."""
     places = [place for place in causes if place.condition == cause.condition]
-    differs = any(_against_weights(place).is_conclusion for place in places)
-    return bool(cause.own_texts) and _against_weights(cause).is_judged and not differs
+    compared = [against_weights(place) for place in places]
+    differs = any(place.interval.is_known and not place.is_judged_open for place in compared)
+    return bool(cause.own_texts) and against_weights(cause).is_judged_open and not differs
 
 
-def _against_weights(place: AcceptanceCauseRow) -> Statement:
+def against_weights(place: AcceptanceCauseRow) -> Statement:
     """The engine against its weights under a condition: as a whole, or at the position of the row."""
     figure = _TOKENS if place.position is None else f"acceptance at position {place.position}"
     served = None if place.served is None else place.served.estimate
-    difference = _difference(served, place.weights)
-    return Statement.ordered("engine", difference, limit=0.0, subject=place, figure=figure)
+    return _as_weights(served, place.weights, place, figure)
 
 
-def _difference(served: float | None, weights: Interval | None) -> Interval:
-    if served is None or weights is None:
-        return Interval()
-    return Interval(served - weights.estimate, served - weights.high, served - weights.low)
+def _as_weights(
+    served: float | None, weights: Interval | None, subject: Any, figure: str, why: str = ""
+) -> Statement:
+    """Whether a figure of an engine is what its weights expect, in limits of `MOST_DEVIATIONS`."""
+    difference = Interval()
+    if served is not None and weights is not None:
+        moved = served - weights.estimate
+        difference = Interval(moved, served - weights.high, served - weights.low)
+        limit = weights.high - weights.estimate if moved > 0 else weights.estimate - weights.low
+        deviations = MOST_DEVIATIONS * abs(moved) / limit if limit else 0.0
+        if _DOUBTFUL_DEVIATIONS < deviations <= MOST_DEVIATIONS:
+            why = why or f"{deviations:.1f} standard deviations apart; more texts decide"
+    return Statement.ordered("engine", difference, why, limit=0.0, subject=subject, figure=figure)
+
+
+def excluded(engine: Statement, weights: Interval | None) -> str:
+    """`no difference above 6 %`: what an engine that is as its weights say cannot lose or gain."""
+    expected = (weights or Interval()).estimate
+    largest = max(-engine.interval.low, engine.interval.high)
+    return f"no difference above {percent(largest / expected)}"
 
 
 def _cause(

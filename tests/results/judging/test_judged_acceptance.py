@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from harness.results.judging.acceptance import AcceptanceFinding, finding_of
+from harness.results.judging.acceptance import AcceptanceFinding, excluded, finding_of
 from harness.results.rows.acceptance import AcceptanceCauseRow, AcceptanceRow
 from harness.results.statistics.interval import Coverage, Interval
 from statements import incoherent
@@ -42,10 +42,12 @@ def test_a_position_is_the_first_that_is_below() -> None:
     ("served", "cause", "is_named"),
     [
         (2.0, LATE | {"served": Interval(2.0), "weights": Interval(2.1, 1.9, 2.3)}, True),
+        # Three standard deviations of the weights are 1.91: it may be like that or not.
+        (1.9, LATE | {"served": Interval(1.9), "weights": Interval(2.2, 1.9, 2.5)}, False),
         # The engine is not like that either.
         (2.0, LATE | {"served": Interval(2.0), "weights": Interval(3.0, 2.9, 3.1)}, False),
         # Nothing has to be explained.
-        (4.1, LATE | {"served": Interval(4.1), "weights": Interval(4.0, 3.7, 4.3)}, False),
+        (4.1, LATE | {"served": Interval(4.1), "weights": WEIGHTS}, False),
         (2.0, LATE | {"why": "needs bitsandbytes"}, False),
         (4.1, COLD | {"relative": Interval(1.5, 1.2, 1.9)}, True),
         (4.1, COLD | {"relative": Interval(1.1, 0.9, 1.4)}, False),
@@ -57,6 +59,22 @@ def test_a_cause_is_named_by_a_measured_difference(
 ) -> None:
     finding = found([cause], served_tokens_per_iteration=served)
     assert bool([*finding.explaining, *finding.differing]) == is_named
+
+
+@pytest.mark.parametrize(
+    ("served", "words", "is_open"),
+    [(4.18, "as its weights say", True), (4.2, "cannot tell", False), (3.69, "less", False)],
+)
+def test_between_three_and_five_deviations_it_cannot_be_told(
+    served: float, words: str, is_open: bool
+) -> None:
+    """The limits, 0.3 on each side, are 4.75 standard deviations: three of these are 0.19."""
+    engine = found([], served_tokens_per_iteration=served).engine
+    assert engine is not None
+    assert words in engine.words
+    assert engine.is_judged_open == is_open
+    # The farther limit is 0.48 away from it.
+    assert not is_open or excluded(engine, WEIGHTS) == "no difference above 12 %"
 
 
 def test_intervals_of_several_causes_hold_at_once() -> None:
