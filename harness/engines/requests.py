@@ -66,6 +66,7 @@ class RequestRecord:
         num_cached: of these, those that the server took from a cache; None where it does not report them.
         prompt_ms: from the prompt's turn to the first token by the server's clock, without the wait in its queue.
         drafts: the draft tokens that a server counts; None where it does not report them.
+        counts_within: whether no draft token behind the end counts as accepted where an answer has `max_new_tokens`.
         impossible: counts of the server that cannot be true, in its words; they are in no other field. Empty without
             any.
         max_new_tokens: the most that it was to have; None where nothing bounds it.
@@ -91,6 +92,7 @@ class RequestRecord:
     num_cached: int | None = None
     prompt_ms: float | None = None
     drafts: DraftCounts | None = None
+    counts_within: bool = True
     impossible: str = ""
     max_new_tokens: int | None = None
     leave_after: int | None = None
@@ -146,7 +148,7 @@ class RequestRecord:
         """Iterations behind the pass over the prompt, also those that drafted nothing; None where they are unknown.
 
         Servers count draft tokens as accepted that are behind the end of a text, so that totals give the iterations of
-        an answer only where it has all the tokens that were asked for.
+        an answer at most where it has all the tokens that were asked for.
         """
         if self.outcomes:
             return len(self.outcomes)
@@ -155,7 +157,8 @@ class RequestRecord:
         num_iterations = max(0, self.num_tokens - 1) - num_accepted
         if self.drafts is not None and self.drafts.iterations:
             return max(num_iterations, round(self.drafts.iterations))
-        if num_drafted and (self.num_tokens != self.max_new_tokens or num_iterations < 1):
+        is_whole = self.counts_within and self.num_tokens == self.max_new_tokens
+        if num_drafted and (not is_whole or num_iterations < 1):
             return None
         return num_iterations
 

@@ -55,13 +55,15 @@ def acceptance_columns(requests: Sequence[RequestRecord]) -> dict[str, Any]:
     else:
         num_accepted = sum(request.draft_tokens[1] for request in reported)
         columns["acceptance_rate"] = num_accepted / num_drafted
-        histograms = [request.drafts.histogram for request in reported if request.drafts]
+        counted = [request.drafts for request in reported if request.drafts]
+        num_drafting = [drafts.iterations or 0 for drafts in counted]
+        if all(num_drafting):
+            columns["mean_acceptance_length"] = 1 + num_accepted / sum(num_drafting)
+            columns["mean_proposed"] = num_drafted / sum(num_drafting)
+        histograms = [drafts.histogram for drafts in counted]
         if all(histograms):
             histogram = list(map(sum, itertools.zip_longest(*histograms, fillvalue=0)))
-            num_drafting = sum(histogram)
             columns["acceptance_histogram"] = histogram
-            columns["mean_acceptance_length"] = 1 + num_accepted / num_drafting
-            columns["mean_proposed"] = num_drafted / num_drafting
     num_decoded = sum(max(0, request.num_tokens - 1) for request in requests)
     num_iterations = [request.num_iterations for request in requests]
     known_numbers = [number for number in num_iterations if number is not None]

@@ -96,7 +96,7 @@ async def connect(
     settings = ServerSettings.of(opening.settings)
     tokenizer = opening.planned.tokenizer
     client = new_client(url, key, settings.timeout_s)
-    sender = Sender(client, tokenizer, settings)
+    sender = Sender(client, tokenizer, settings, asked.dialect.counts_within)
     decoding = DecodingSettings(max_new_tokens=_PROBE_TOKENS, temperature=0)
     probe = Request(tokenizer("a")["input_ids"], decoding, seed=0, index=0, salt="form")
     error: RequestError | None = None

@@ -43,6 +43,8 @@ class Dialect(Record):
             or `next_token`, one request per token; None where it is not known to have any.
         counters: fields of `engines.counts.Counts` by the names of its counters, without `_total`.
         counts_in_any_case: the counter that it has in any case, where it has those of drafts only if it speculates.
+        counts_within: whether it counts no draft token behind the end of an answer as accepted, where that has as many
+            tokens as were asked for.
         ended_by: sampling parameters that may end it, each with the program that it ended.
         startup: how its commands are read; `NOT_KNOWN` where the harness cannot change them.
     """
@@ -58,6 +60,7 @@ class Dialect(Record):
     scoring: Literal["prompt_logprobs", "next_token"] | None = None
     counters: Mapping[str, str] = field(default_factory=dict)
     counts_in_any_case: str = ""
+    counts_within: bool = False
     ended_by: Mapping[str, str] = field(default_factory=dict)
     startup: Startup = NOT_KNOWN
 
@@ -121,6 +124,7 @@ _BUILT_IN = {
                 "samplers": ["penalties", "temperature", "top_k", "top_p", "min_p"],
             },
             scoring="next_token",
+            counts_within=True,
             counters={  # ggml-org/llama.cpp, pull request 26389
                 "llamacpp:requests_processing": "running",
                 "llamacpp:requests_deferred": "running",

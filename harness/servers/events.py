@@ -106,6 +106,7 @@ class Event(Fields):
         num_read, num_cached: tokens of the prompt by the server's count, and those that it took from a cache.
         prompt_ms: from the prompt's turn to the first token, by llama.cpp's clock.
         num_drafted, num_accepted: draft tokens of the whole answer, in the words of vLLM, SGLang or llama.cpp.
+        num_iterations: that drafted, in the words of mlx_vlm.server.
         num_right, num_wrong: accepted ones and others in OpenAI's words, as SGLang's gateway has them. Both are 0 where
             nothing is known.
         drafted_by_step, accepted_by_step: those of each iteration.
@@ -129,6 +130,7 @@ class Event(Fields):
         f"{_SGLANG} spec_num_correct_drafts",
         "timings draft_n_accepted",
     )
+    num_iterations: Natural | None = _at("timings draft_rounds")
     num_right: Natural | None = _at(f"{_PREDICTIONS} accepted_prediction_tokens")
     num_wrong: Natural | None = _at(f"{_PREDICTIONS} rejected_prediction_tokens")
     drafted_by_step: Naturals = _at(f"{_VLLM} per_step_drafted")
@@ -205,18 +207,24 @@ def note_event(request: RequestRecord, event: Event, seconds: float) -> None:
 
 
 def note_reports(
-    request: RequestRecord, reports: Mapping[str, Any], max_tokens: int, num_answers: int = 1
+    request: RequestRecord,
+    reports: Mapping[str, Any],
+    max_tokens: int,
+    num_answers: int = 1,
+    counts_within: bool = True,
 ) -> None:
     """Note in a request's record what the server counted, of a whole answer.
 
     Args:
         reports: the last of each of `REPORTS` that came.
         max_tokens: that the answers may have in all.
+        counts_within: see `Dialect`.
 
     Raises:
         AnswerError: it counts other tokens than arrived, or than were asked for.
     """
     event = read_event(reports)
+    request.counts_within = counts_within
     request.num_read = event.num_read
     request.prompt_ms = event.prompt_ms
     if event.num_tokens is not None:
@@ -243,6 +251,7 @@ def note_reports(
 _DRAFTS = (
     "num_drafted",
     "num_accepted",
+    "num_iterations",
     "num_right",
     "num_wrong",
     "drafted_by_step",
@@ -269,10 +278,11 @@ def _drafts(event: Event, num_tokens: int, max_tokens: int, num_answers: int) ->
         raise ImpossibleCounts(f"{numbers}, and {len(accepted_by_step)} that accepted")
     steps = list(zip(drafted_by_step, accepted_by_step, strict=False))
     histogram = event.histogram or ()
+    by_iteration = sum(histogram) or sum(number > 0 for number, _ in steps)
     return DraftCounts(
         proposed=proposed,
         accepted=accepted,
-        iterations=sum(histogram) or sum(number > 0 for number, _ in steps) or None,
+        iterations=by_iteration or event.num_iterations or None,
         accepted_at=positions(histogram),
         steps=steps,
         num_tokens=num_tokens,

@@ -68,6 +68,7 @@ class Sender:
         client: of the server's API.
         tokenizer: of the model that is served.
         settings: of `engine=server`.
+        counts_within: see `Dialect`.
 
     Attributes:
         given_up: why no more requests are sent; None while they are.
@@ -80,8 +81,10 @@ class Sender:
         client: httpx2.AsyncClient,
         tokenizer: Tokenizer,
         settings: ServerSettings,
+        counts_within: bool = False,
     ) -> None:
         self._client = client
+        self._counts_within = counts_within
         self._tokenizer = tokenizer
         self._settings = settings
         self._num_unanswered = 0
@@ -181,7 +184,7 @@ class Sender:
             request.seconds = time.perf_counter() - started
         if not finished:
             raise RunError("the answer ended without a finish_reason")
-        note_reports(request, reports, max_tokens, num_answers)
+        note_reports(request, reports, max_tokens, num_answers, self._counts_within)
 
 
 class _Traffic:

@@ -91,6 +91,21 @@ def test_figures_are_those_of_what_the_server_did(
         assert found.acceptance_by_position[0] == pytest.approx(first, abs=1e-4)
 
 
+@pytest.mark.parametrize(("rounds", "tokens_per_iteration"), [(5, 17 / 5), (None, None)])
+def test_iterations_of_a_server_that_counts_behind_the_end_are_those_that_it_names(
+    rounds: int | None, tokens_per_iteration: float | None
+) -> None:
+    """As mlx_vlm.server does: 18 tokens, 4 a round, of which the last round's second to fourth are behind the end."""
+    request = RequestRecord(0, 3, num_tokens=18, max_new_tokens=18)
+    timings = {"draft_n": 35, "draft_n_accepted": 15, "draft_rounds": rounds}
+    note_reports(request, {"timings": timings}, 18, counts_within=False)
+    found = figures(AcceptanceFigures, [Answered(requests=[request], seconds=1.0)])
+    assert (found.acceptance_rate, found.tokens_per_iteration) == (15 / 35, tokens_per_iteration)
+    assert (found.mean_acceptance_length, found.mean_proposed) == (
+        (4, 7) if rounds else (None, None)
+    )
+
+
 @pytest.mark.parametrize(("most", "tokens_per_iteration"), [(30, 29 / 10), (31, None)])
 def test_counters_without_a_number_of_drafts_count_the_iterations_of_whole_answers(
     most: int, tokens_per_iteration: float | None
