@@ -254,9 +254,13 @@ def _otherwise_by_answer(run: _Run) -> str | None:
 
 
 def _same_prompts(run: _Run) -> str | None:
+    num_different = run.last.num_different_prompts
+    if num_different is None:
+        return None
     texts = Counter(prompt.prompt for prompt in run.prompt_rows if prompt.arm == "regular")
-    most = max(texts.values(), default=0)
-    return None if most < 2 or 2 * most <= texts.total() else f"{most} of {texts.total()}"
+    # Different conversations may end with the same message.
+    most = min(max(texts.values(), default=0), texts.total() - num_different + 1)
+    return None if 2 * most <= texts.total() else f"{most} of {texts.total()}"
 
 
 def _unseen(row: LatencyRow) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from harness.measuring.figures.measured import Group, MeasuredArm, MeasuredRun
 from harness.measuring.figures.requests import first_token_times
@@ -66,8 +66,10 @@ class AnswerFigures(Group):
         answered = arm.answered
         lengths = [request.num_tokens for request in answered]
         asked = [run.prompt_set.at(request.index) for request in arm.requests]
-        # Whatever line of the set they are on.
-        different = {str(replace(prompt, index=0, line=0)) for prompt in asked}
+        # As they were sent, whatever else their rows hold.
+        different = {
+            str((prompt.chat(), prompt.turns[: prompt.turn], prompt.num_tokens)) for prompt in asked
+        }
         num_different = len(different) if len(different) < len(asked) else None
         waits = [wait for generation in arm.generations for wait in generation.waits.values()]
         mean_ms = None

@@ -148,9 +148,19 @@ def test_a_run_that_is_not_compared_has_no_doubt_about_the_arms() -> None:
     assert doubts(Run([regular, replace(row, speedup=None)])) == []
 
 
-@pytest.mark.parametrize(("texts", "said"), [("ab", ""), ("aabb", ""), ("aab", "2 of 3 prompts")])
-def test_repeated_prompts_are_said(texts: str, said: str) -> None:
-    run = Run(latency_run())
+@pytest.mark.parametrize(
+    ("texts", "num_different", "said"),
+    [
+        ("ab", None, ""),
+        ("aabb", 2, ""),
+        ("aab", 2, "2 of 3 prompts"),
+        # Conversations that end with the same message, of which two are the same.
+        ("aaaaa", None, ""),
+        ("aaaaa", 4, ""),
+    ],
+)
+def test_repeated_prompts_are_said(texts: str, num_different: int | None, said: str) -> None:
+    run = Run(latency_run(num_different_prompts=num_different))
     run.prompt_rows = [
         replace(row, prompt=texts[row.prompt_index or 0])
         for row in prompt_rows(run.rows, [("a", 50.0)] * len(texts))

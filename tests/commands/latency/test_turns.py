@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -96,6 +98,20 @@ def test_the_prompt_is_the_unit_however_often_it_is_asked(harness: Harness) -> N
     assert (answers.unit == answers.prompt_place).all()
     # Greedy answers do not depend on the random numbers, which differ.
     assert answers.groupby("prompt").completion.nunique().eq(1).all()
+
+
+def test_prompts_are_the_same_where_the_same_is_sent(harness: Harness) -> None:
+    """Four conversations with the same last message, and twice the same text, in two categories."""
+    go_on = {"role": "user", "content": "Go on."}
+    rows: list[dict[str, Any]] = [{"prompt": "One", "category": name} for name in ("a", "b")]
+    for number in range(4):
+        asked = {"role": "user", "content": f"Story {number}"}
+        rows.append({"messages": [asked, {"role": "assistant", "content": "Once"}, go_on]})
+    Path("six.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    harness(
+        "latency", "engine=simulated", "prompts=./six.jsonl", "num_prompts=6", "chat_template=never"
+    )
+    assert results().iloc[-1]["num_different_prompts"] == 5
 
 
 @pytest.mark.parametrize(("dialect", "salted"), [("vllm", True), ("openai", False)])
