@@ -14,12 +14,12 @@ from harness.config.secrets import secrets_in, secrets_in_word
 COMMAND = "the command behind --"
 # The name in a setting as it is typed.
 _NAME = re.compile(r"[\w.+~]+(?==)")
-# `{K}`, and neither `{{name}}` of a format nor `${NAME}` of a shell.
-_PLACEHOLDER = re.compile(r"(?<![{$])\{([A-Za-z_]\w*)\}(?!\})")
+# `{K}` or `{K+1}`, and neither `{{name}}` of a format nor `${NAME}` of a shell.
+_PLACEHOLDER = re.compile(r"(?<![{$])\{([A-Za-z_]\w*(?:[-+*/]\w+)?)\}(?!\})")
 
 
 def placeholders(word: str) -> list[str]:
-    """The names in braces in a word of a command: `version` of `server:{version}`."""
+    """What is in braces in a word of a command: `version` of `server:{version}`."""
     return _PLACEHOLDER.findall(word)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -18,7 +19,7 @@ from harness.config.engines import COMMAND as SETTING
 from harness.config.engines import check_has_no_key, placeholders
 from harness.config.errors import SettingError, nearest
 from harness.servers.dialects import UNKNOWN_DIALECT, Dialect, known_programs
-from harness.servers.startup import Startup
+from harness.servers.startup import START_BOTH, Startup
 
 # `CUDA_VISIBLE_DEVICES=0` before a program.
 _VARIABLE = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
@@ -26,10 +27,16 @@ _VARIABLE = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 CONTAINERS = ("docker", "podman", "nerdctl")
 # Their flags under which a server cannot be measured, with the reason.
 _REFUSED_OF_CONTAINERS = {
-    **dict.fromkeys(("-d", "--detach"), "detaches: leave it out"),
+    "--detach": "detaches: leave it out",
     "--name": "cannot be both arms': leave it out",
     "--cidfile": "names the file by which the harness ends it: leave it out",
 }
+# `-d` of containers, also among other letters: `-itd`.
+_DETACHES = re.compile("-[a-z]*d[a-z]*")
+# Programs that start others on another machine.
+_ELSEWHERE = ("ssh", "kubectl")
+_SHELLS = ("bash", "sh", "zsh")
+_IN_SHELL = "a shell starts the server: type the server's own words behind --"
 # Their flags before a variable.
 _VARIABLE_FLAGS = ("-e", "--env")
 _BOTH = "harness latency -- COMMAND -- COMMAND compares any two commands"
@@ -85,6 +92,18 @@ class ServerCommand:
             elif word != "env" and not is_variable(word):
                 return self.words[0] if word.startswith("-") else word
         return self.words[0]
+
+    @property
+    def _launchers(self) -> list[str]:
+        """The names of programs that may stand before the server's, of an unknown one all words."""
+        words = self.words[: self.start] if self.is_known else self.words
+        return [PurePosixPath(word.rpartition("=")[2]).name for word in words]
+
+    @property
+    def _is_in_shell(self) -> bool:
+        """Whether the server's words are one, which a shell reads: `bash -c '…'`."""
+        has_shell = not set(_SHELLS).isdisjoint(self._launchers)
+        return has_shell and any(re.fullmatch("-[a-z]*c", word) for word in self.words)
 
     def flags(self, names: Sequence[str]) -> list[Flag]:
         """The flags that have one of these names, in their order, each with its value.
@@ -153,11 +172,14 @@ class ServerCommand:
     @property
     def model(self) -> str | None:
         """The model as it is typed: the name under which it is served, else its file or repository."""
-        startup = self.startup
         # The first of several names.
-        name = (self.value(startup.served_name) or "").partition(",")[0].strip()
-        if name:
-            return name
+        name = (self.value(self.startup.served_name) or "").partition(",")[0].strip()
+        return name or self._model_place
+
+    @property
+    def _model_place(self) -> str | None:
+        """The model's file or repository."""
+        startup = self.startup
         model = self.value(startup.model)
         if model is None and startup.model_follows and self.start < len(self.words):
             first = self.words[self.start]
@@ -186,9 +208,10 @@ class ServerCommand:
         """
         if not self.is_known:
             rule = f"{self.program} is not known here, nor what makes it speculate: {_BOTH}"
-            raise SettingError(SETTING, rule)
+            raise SettingError(SETTING, _IN_SHELL if self._is_in_shell else rule)
         startup = self.startup
         self._check_known()
+        self._check_model()
         if not self.drafts:
             rule = f"no flag of it makes {self.dialect.title} speculate"
             if startup.example:
@@ -226,9 +249,17 @@ class ServerCommand:
         """Raise a SettingError for a command whose server cannot be measured, or where its port is not known to go."""
         startup = self.startup
         for word in self.words[self.start :]:
-            name = _flag_name(word)
+            name = _flag_name(word).partition(".")[0]
             if name in startup.refused:
                 raise SettingError(SETTING, f"{name}: {startup.refused[name]}")
+        launchers = self._launchers
+        is_container = not set(CONTAINERS).isdisjoint(launchers)
+        if (is_container and "run" not in launchers) or not set(_ELSEWHERE).isdisjoint(launchers):
+            raise SettingError(
+                SETTING, f"its server runs on when the harness ends it: {START_BOTH}"
+            )
+        if self._is_in_shell and (self.is_known or not has_port):
+            raise SettingError(SETTING, _IN_SHELL)
         if not self.is_known and not has_port:
             meant = nearest(PurePosixPath(self.program).name, known_programs())
             known = meant or f" ({', '.join(known_programs())})"
@@ -237,15 +268,14 @@ class ServerCommand:
             raise SettingError(SETTING, f"{rule}; {advice}")
         # What is added must not pass for a value that is missing.
         self.flags([*startup.speculation, *startup.model, *startup.address])
-        if not any(PurePosixPath(word).name in CONTAINERS for word in self.words[:2]):
-            return
-        if not has_port:
+        if is_container and not has_port:
             rule = "write {port} where the container's port goes: docker run --rm -p {port}:8000"
             raise SettingError(SETTING, rule)
-        for word in self.words[: self.start]:
+        for word in self.words[: self.start] if is_container else ():
             name = word.partition("=")[0]
-            if name in _REFUSED_OF_CONTAINERS:
-                raise SettingError(SETTING, f"{name}: {_REFUSED_OF_CONTAINERS[name]}")
+            reason = _REFUSED_OF_CONTAINERS.get("--detach" if _DETACHES.fullmatch(name) else name)
+            if reason is not None:
+                raise SettingError(SETTING, f"{name}: {reason}")
 
     def without_core_binding(self) -> ServerCommand:
         """The command as it is started on a CPU where another server runs; what is typed in it counts."""
@@ -290,6 +320,22 @@ class ServerCommand:
                 rule = f"{name} is not known here{meant}: the command without speculation cannot be told; {_BOTH}"
                 raise SettingError(SETTING, rule)
 
+    def _check_model(self) -> None:
+        """Raise a SettingError for a model that speculates by itself, a checkpoint of vLLM's `speculators`."""
+        model = self._model_place
+        if not self.startup.speculators or model is None:
+            return
+        try:
+            config = json.loads(Path(model, "config.json").read_text(encoding="utf-8"))
+            target = config.get("speculators_config", {}).get("verifier", {}).get("name_or_path")
+        except (OSError, ValueError, AttributeError):
+            target = "VERIFIER" if "speculator" in model else None
+        if target is not None:
+            words = self._words_without(self.startup.address)
+            command = shlex.join(word for word in words if word not in self.startup.for_all)
+            both = f"harness latency -- {command.replace(model, target)} -- {command}"
+            raise SettingError(SETTING, f"{model} may speculate by its own configuration: type {both}")
+
     def _variables(self) -> list[str]:
         """The variables that set speculation, before the program or in this process's environment."""
         beginnings = self.startup.variables
@@ -314,6 +360,9 @@ def read_command(
         for name, value in values.items():
             word = word.replace(f"{{{name}}}", str(value))
         for name in placeholders(word):
+            if not name.isidentifier():
+                rule = f"{{{name}}} is no name: vary.NAME=VALUE fills in {{NAME}}"
+                raise SettingError(SETTING, rule)
             if name != "port":
                 rule = f"{{{name}}} has no value: vary.{name}=VALUE sets one; {{port}} and {{K}} have theirs"
                 raise SettingError(SETTING, rule)

@@ -40,6 +40,7 @@ class Startup:
             its salt is.
         model: flags that name the model; `model_follows` says that the first word after the program may do so.
         model_follows: see `model`.
+        speculators: whether it speculates where the configuration of its model says so, without a flag.
         served_name: flags with the name under which the model is served.
         sized_by: flags of which one bounds the memory that it takes of a GPU. Two servers share a GPU only if both
             have one.
@@ -69,6 +70,7 @@ class Startup:
     pools: tuple[str, ...] = ()
     model: tuple[str, ...] = ("--model",)
     model_follows: bool = False
+    speculators: bool = False
     served_name: tuple[str, ...] = ("--served-model-name",)
     sized_by: tuple[str, ...] = ()
     without_core_binding: tuple[str, ...] = ()
@@ -79,11 +81,10 @@ class Startup:
 # Of a program that is not known: nothing in its command means anything here.
 NOT_KNOWN = Startup(programs=(), address=(), model=(), served_name=())
 
-_TLS = "the harness asks a server that it starts without TLS: start it yourself and name url="
-_PREFIX = (
-    "the harness asks a server that it starts at /v1: start it yourself and name url=http://..."
-)
-_SEVERAL = "starts more than one server, or a part of one: start it yourself and name url="
+START_BOTH = "start both servers yourself, and name them by url= and regular_url="
+_TLS = f"the harness asks a server that it starts without TLS: {START_BOTH}"
+_PREFIX = f"the harness asks a server that it starts at /v1: {START_BOTH}"
+_SEVERAL = f"starts more than one server, or a part of one: {START_BOTH}"
 _PRESET = "a preset that speculates: type both commands"
 _CONFIG = "may set how the server speculates: type these settings as flags"
 
@@ -118,6 +119,7 @@ LLAMA_CPP = Startup(
         --spec-ckpt-mode --spec-draft-adaptive-length-threshold --spec-dflash-cross-ctx
         -lcs --lookup-cache-static -lcd --lookup-cache-dynamic
         --draft --draft-n --draft-max --draft-min --draft-n-min
+        -mtprot --mtp-requantize-output-tensor
         --spec-stage -draft --spec-synth-len --spec-synth-rates
         """.split()
     ),
@@ -197,6 +199,10 @@ VLLM = Startup(
         "--config": _CONFIG,
         "--uds": "it would listen on no port",
         "--headless": _SEVERAL,
+        "--nnodes": _SEVERAL,
+        "--node-rank": _SEVERAL,
+        "--data-parallel-size-local": _SEVERAL,
+        "--kv-transfer-config": _SEVERAL,
         "--ssl-keyfile": _TLS,
         "--root-path": _PREFIX,
     },
@@ -207,6 +213,7 @@ VLLM = Startup(
     draft=("--speculative-config.model", "--spec-model"),
     pools=("suffix",),
     model_follows=True,
+    speculators=True,
     sized_by=("--gpu-memory-utilization", "--kv-cache-memory-bytes", "--kv-cache-memory"),
     without_core_binding=("VLLM_CPU_OMP_THREADS_BIND=nobind",),
     note=(
@@ -258,6 +265,8 @@ SGLANG = Startup(
         "--ssl-keyfile": _TLS,
         "--fastapi-root-path": _PREFIX,
         "--disaggregation-mode": _SEVERAL,
+        "--nnodes": _SEVERAL,
+        "--node-rank": _SEVERAL,
     },
     argparse=True,
     for_all=("--enable-metrics", "--enable-cache-report"),

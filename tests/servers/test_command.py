@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shlex
+from pathlib import Path
 
 import pytest
 
@@ -28,6 +30,7 @@ def flags_of(command: ServerCommand) -> str:
     [
         ("llama-server -m X -ngl 9 --spec-type draft-mtp --spec-draft-n-max 2", "llama-server -m X -ngl 9"),
         ("/opt/llama-server-cuda -m X -md Y --spec_type draft-simple -cd 9 -t 4", "/opt/llama-server-cuda -m X -t 4"),
+        ("llama-server -m X -mtp -mtprot q8_0 -c 9", "llama-server -m X -c 9"),
         ("llama-server -m X -md Y -draft '--model Z -ot exps=CPU' --draft 4 -t 4", "llama-server -m X -t 4"),
         ("vllm serve A --speculative-config '{\"method\": \"ngram\"}' --dtype half", "vllm serve A --dtype half"),
         ("vllm serve A --speculative_config={} -sc.method x --speculative-config.model=y", "vllm serve A"),
@@ -114,7 +117,14 @@ def test_methods_that_learn_from_all_requests(typed: str, has_pool: bool) -> Non
         ("vllm serve A", "no flag of it makes vLLM speculate: add --speculative-config"),
         ("llama-server -m X -md Y --spec-type draft-simple,none", "no flag of it makes llama.cpp speculate"),
         ("llama-server -m X --spec-type none --draft-max 8", "makes llama.cpp speculate: add --spec-type"),
-        ("docker run vllm/vllm-openai --model A", "docker run --rm -p {port}:8000"),
+        ("srun -N1 docker run vllm/vllm-openai --model A", "docker run --rm -p {port}:8000"),
+        ("docker exec v vllm serve A -sc {} --port {port}", "its server runs on when the harness ends it: start both"),
+        ("A=1 ssh gpu1 ./serve.sh {port}", "its server runs on when the harness ends it: start both"),
+        ("bash -lc 'vllm serve A -sc {}'", "a shell starts the server: type the server's own words"),
+        ("docker run --entrypoint=/bin/bash -p {port}:80 vllm/vllm-openai -c 'vllm serve A'", "a shell starts"),
+        ("vllm serve A -sc {} --nnodes 2", "--nnodes: starts more than one server, or a part of one: start both"),
+        ("vllm serve A --kv_transfer_config.kv_role=kv_producer -sc {}", "--kv-transfer-config: starts more than one"),
+        ("vllm serve A --spec-tokens {K+1}", "{K+1} is no name: vary.NAME=VALUE fills in {NAME}"),
         ("./serve.sh", "write {port} where its port goes"),
         ("llama-server -m X --spec-tipe draft-mtp", "--spec-tipe is not known here (did you mean --spec-type?)"),
         ("sglang serve --model A --speculative-draft-mod X", "(did you mean --speculative-draft-model?)"),
@@ -124,7 +134,7 @@ def test_methods_that_learn_from_all_requests(typed: str, has_pool: bool) -> Non
         ("vllm serve A --spec-tokens {k}", "{k} has no value: vary.k=VALUE sets one"),
         ("llama-server --fim-qwen-14b-spec --spec-default", "a preset that speculates"),
         ("HF_TOKEN=secret vllm serve A -sc {}", "HF_TOKEN: what is typed is written into files"),
-        ("docker run -d -p {port}:80 vllm/vllm-openai --model A -sc {}", "-d: detaches: leave it out"),
+        ("sudo -E docker run -itd -p {port}:80 vllm/vllm-openai --model A -sc {}", "-itd: detaches: leave it out"),
         ("docker run --cidfile=f -p {port}:80 vllm/vllm-openai --model A -sc {}", "--cidfile: names the file by which"),
         ("docker run --name=v -p {port}:80 vllm/vllm-openai --model A -sc {}", "--name: cannot be both arms'"),
         ("vllm serve A --uds /s -sc {}", "--uds: it would listen on no port"),
@@ -135,6 +145,30 @@ def test_what_cannot_be_told_is_refused(typed: str, said: str) -> None:
         read(typed).prepared().regular()
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_a_model_that_speculates_by_its_configuration_is_typed_beside_its_target(
+    tmp_path: Path,
+) -> None:
+    """As checkpoints of `speculators` do, whatever flags are typed."""
+    asked = "vllm serve {} -sc {{}} --tp 2"
+    config = {"speculators_config": {"verifier": {"name_or_path": "Qwen/Qwen3-8B"}}}
+    for model, stored, target in (
+        ("RedHatAI/Qwen3-8B-speculator.eagle3", None, "VERIFIER"),
+        (f"{tmp_path}/best", config, "Qwen/Qwen3-8B"),
+        (f"{tmp_path}/speculator", {}, None),
+    ):
+        if stored is not None:
+            Path(model).mkdir()
+            Path(model, "config.json").write_text(json.dumps(stored))
+        command = read(asked.format(model)).prepared()
+        if target is None:
+            assert command.regular().model == model
+            continue
+        with pytest.raises(SettingError) as refused:
+            command.regular()
+        both = f"harness latency -- {asked.format(target)} -- {asked.format(model)}"
+        assert str(refused.value).replace("'", "").endswith(both)
 
 
 def test_variables_that_speculate_are_unset(monkeypatch: pytest.MonkeyPatch) -> None:
