@@ -120,8 +120,9 @@ def test_a_second_run_replaces_nothing_and_a_sweep_goes_on(harness: Harness) -> 
     assert Path("run/result.json").read_bytes() == before
     sweep = [*quick, "-m", "seed=1,2", "results.file=null"]
     assert "has a summary.txt already" in harness.refused(*sweep, "hydra.sweep.dir=run")
-    for _ in range(2):
-        harness(*sweep, "hydra.sweep.dir=sweep")
+    for num_before in (0, 2):
+        ended = harness(*sweep, "hydra.sweep.dir=sweep")
+        assert ended.stderr.count("measured before") == num_before
     assert len(Path("sweep/latency.csv").read_text().splitlines()) == 5
 
 

@@ -61,7 +61,8 @@ MISTAKES = {
     "latency format=yaml": "results.format=yaml: must be one of text, json",
     "latency model=1e3": "model=1e3: ",
     "plan gpus=0xA100": "gpus=0: must be from 1 to 1024",
-    "plan acceptance=[0.8,0.7]": "acceptance=[0.8,0.7]: must be text",
+    "latency results.file=./.bash_aliases": "results.file=./.bash_aliases: must name a file that ends in .csv",
+    "plan acceptance=[0.8,0.7]": "acceptance=[0.8,0.7]: must be a draft token's chance given those before it",
     "plan gpu_memory=40": "gpu_memory=40: must be an amount with its unit, such as 40GB or 80GiB, or a GPU: A100",
     # What has no meaning together
     "latency K=auto": "decoding.num_draft_tokens=auto: must be a number with engine=local; engine=huggingface has",

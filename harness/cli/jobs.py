@@ -129,10 +129,12 @@ def run_job(job: Job) -> Sequence[RunRow]:
 def _measured_before(job: Job) -> Sequence[RunRow]:
     """The rows of an earlier identical measurement, if there is one and the job may reuse it."""
     settings = job.settings
-    file = settings.results.file
-    if file is None or not settings.resume or not measurement(job.command).measures:
+    command = measurement(job.command)
+    if not settings.resume or not command.measures:
         return []
-    rows = measured_rows(file, measurement(job.command).row, identify(settings))
+    # Without a file for all runs the same job of this sweep may have rows from an earlier start.
+    file = settings.results.file or job.file
+    rows = measured_rows(file, command.row, identify(settings))
     is_repeat = isinstance(settings, RepeatedSettings) and settings.repeats > 1
     if rows and is_repeat and not Path(rows[0].directory or "", PROMPTS_FILE).is_file():
         # The interval over several runs needs the times of their prompts.

@@ -117,7 +117,7 @@ class _Reader:
                 run.prompt_rows = self._prompts[run.last.run]
 
     def _read_directory(self, directory: Path) -> None:
-        files = [file for file in _files(directory) if self._is_worth_reading(file, directory)]
+        files = [file for file in self._files(directory) if self._is_worth_reading(file, directory)]
         if not files:
             rule = f"holds no CSV file of {', '.join(self._run_kinds)}"
             raise SettingError(str(directory), rule)
@@ -125,9 +125,28 @@ class _Reader:
             if file not in self.findings.files:
                 self._read_file(file)
 
+    def _files(self, path: Path) -> Iterator[Path]:
+        """The files below a directory, but for hidden directories.
+
+        Raises:
+            SettingError: there are too many: it is no directory of results.
+        """
+        number = 0
+        for folder, inner, names in os.walk(path, onerror=self._note):
+            number += len(inner) + len(names)
+            if number > _MOST_FILES:
+                rule = f"has more than {_MOST_FILES:,} files below it: name a directory of results"
+                raise SettingError(str(path), rule)
+            inner[:] = sorted(name for name in inner if not name.startswith("."))
+            yield from (Path(folder, name) for name in sorted(names))
+
+    def _note(self, error: OSError) -> None:
+        self.findings.notes.append(f"{error.filename} cannot be read: {error.strerror}")
+
     def _is_worth_reading(self, file: Path, directory: Path) -> bool:
         """Whether a file below the directory may hold a measurement: by its name or contents."""
-        if not file.is_file():
+        # Not `Path.is_file`, which raises an error in a directory that may not be entered.
+        if not os.path.isfile(file):
             return False
         if self._file_name.fullmatch(file.name):
             return True
@@ -149,7 +168,8 @@ class _Reader:
         try:
             contents = read_file(file, [*row_kinds(), *self._kinds])
         except OSError as error:
-            findings.notes.append(f"{file} cannot be read: {error.strerror}")
+            error.filename = str(file)
+            self._note(error)
             return True
         if contents.kind not in self._kinds:
             foreign = f"{file} holds no rows of a command, and was left out"
@@ -161,19 +181,3 @@ class _Reader:
         prompts = [row for row in contents.rows if isinstance(row, LatencyPromptRow)]
         self._prompts |= grouped(prompts, attrgetter("run"))
         return True
-
-
-def _files(path: Path) -> Iterator[Path]:
-    """The files below a directory, but for hidden directories.
-
-    Raises:
-        SettingError: there are too many: it is no directory of results.
-    """
-    number = 0
-    for folder, inner, names in os.walk(path):
-        number += len(inner) + len(names)
-        if number > _MOST_FILES:
-            rule = f"has more than {_MOST_FILES:,} files below it: name a directory of results"
-            raise SettingError(str(path), rule)
-        inner[:] = sorted(name for name in inner if not name.startswith("."))
-        yield from (Path(folder, name) for name in sorted(names))

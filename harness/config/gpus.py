@@ -42,8 +42,8 @@ def known_gpu(device_name: str) -> Gpu | None:
 
 
 def gpus_named(name: str) -> list[Gpu]:
-    """The GPUs of the table with all words of a name, of several sizes the smallest: `A100`, `h100-sxm`, `4090`."""
-    words = set(re.split(r"[\s_-]+", name.lower()))
+    """The GPUs of the table with all words of a name, least memory first: `A100`, `h100-sxm`, `RTX4090`."""
+    words = set(re.split(r"[\s_-]+", re.sub(r"(?i)\b(rtx|gtx)(?=\d)", r"\1 ", name).lower()))
     named = [gpu for gpu in known_gpus() if words <= {*gpu.name.lower().split()}]
     own = [gpu for gpu in named if gpu.memory == "own"]
-    return [gpu for gpu in own if gpu.memory_gb == min(other.memory_gb for other in own)]
+    return sorted(own, key=lambda gpu: gpu.memory_gb)

@@ -414,5 +414,6 @@ class ResultSettings:
     format: Literal["text", "json"] = "text"
 
     def __post_init__(self) -> None:
-        is_named = self.file not in ("", "none", "None")
-        require(is_named, "file", "must name a file; null collects no rows", self.file)
+        is_named = self.file is None or self.file.endswith(".csv")
+        rule = "must name a file that ends in .csv; null collects no rows"
+        require(is_named, "file", rule, self.file)

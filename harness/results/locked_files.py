@@ -50,12 +50,9 @@ def read_whole(path: Path) -> bytes:
         OSError: when it cannot be read.
     """
     target = Path(os.path.realpath(path))
-    if target.is_char_device():
-        # /dev/zero has no end.
-        raise OSError(errno.EINVAL, "it is a device")
-    if not target.is_file():
-        # A pipe can be read only once.
-        return path.read_bytes()
+    if target.exists() and not target.is_file():
+        # /dev/zero has no end, and a pipe may never have one.
+        raise OSError(errno.EINVAL, "it is not a regular file")
     while True:
         before = target.stat()
         content = target.read_bytes()

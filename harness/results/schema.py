@@ -370,17 +370,18 @@ class ComparedRow(WithSpeedup, DecodedRow):
 
 
 def frame(rows: Sequence[Row]) -> pd.DataFrame:
-    """Rows as a DataFrame: the dozen columns that most questions need come first, and empty ones are left out.
+    """Rows as a DataFrame: first the dozen columns that most questions need, then all others that are not empty.
 
     A regular arm has the K of its run, so that `groupby` and `pivot` by K keep both arms.
     """
     import pandas as pd
 
-    whole = pd.DataFrame([row.values() for row in rows]).dropna(axis="columns", how="all")
+    whole = pd.DataFrame([row.values() for row in rows])
     if {"run", "arm", "num_draft_tokens"} <= {*whole.columns}:
         # The first one that is no empty cell.
         known_k = whole.groupby("run").num_draft_tokens.transform("first")
         k = whole.num_draft_tokens.mask(whole.arm == "regular", known_k)
         whole["num_draft_tokens"] = k if (k == "auto").any() else k.astype("Int64")
     first = [name for name in CORE_COLUMNS if name in whole.columns]
-    return whole[[*first, *whole.columns.difference(first, sort=False)]]
+    others = whole.drop(columns=first).dropna(axis="columns", how="all")
+    return whole[first].join(others)

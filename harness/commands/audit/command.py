@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import field, make_dataclass
-from typing import Any
+from typing import Any, Literal
 
 from harness.commands.arguments import read_arguments
 from harness.commands.audit.figures import NUMBERS
@@ -34,18 +34,24 @@ others? Nothing is run.
 
   NAME=VALUE     a NAME that is typed again is the next row's; one value holds for all rows
   baseline=      speed of the regular arm, in tokens/s or as 24.6ms (per token) or 41s (per answer)
+  tool=          llama.cpp, vllm or dflash, which printed the acceptance: of proposed tokens, or dflash of emitted ones
 
-A claim is consistent, impossible or unlikely (chance, or another average, definition or run may explain it). One that
-cannot be checked by the others is not counted.
+A claim is consistent (within 5 %), differs (by up to 35 %: another average or baseline), is unlikely (chance, or
+another definition or run may explain it) or impossible. One that cannot be checked by the others is not counted.
 
 NAME of a number: {" ".join(NUMBERS)}
 Short for some:   {" ".join(SHORT_NAMES)}
 
-Exit code 0: something was checked, and nothing is impossible or unlikely. 1: something is impossible. 2: a wrong
-argument, or no figures. 3: something is unlikely, or nothing could be checked."""
+Exit code 0: something was checked, and all is consistent. 1: something is impossible. 2: a wrong argument, or no
+figures. 3: something differs or is unlikely, or nothing could be checked."""
 _LISTS = dict.fromkeys((*SHORT_NAMES, *NUMBERS, "k"))
+_Tool = Literal["llama.cpp", "vllm", "dflash"]
 _ARGUMENTS: type[Any] = make_dataclass(
-    "AuditSettings", [(name, list[str], field(default_factory=list)) for name in _LISTS]
+    "AuditSettings",
+    [
+        *((name, list[str], field(default_factory=list)) for name in _LISTS),
+        ("tool", _Tool, field(default="")),
+    ],
 )
 
 
@@ -57,10 +63,12 @@ def main(words: Words) -> None:
         VerdictError: a claim is impossible (exit code 1), or unlikely, or none could be checked (3).
     """
     settings, paths = read_arguments(_ARGUMENTS, words, _HELP)
-    typed = {"K" if name == "k" else name: texts for name, texts in vars(settings).items() if texts}
+    texts_by_name = dict(vars(settings))
+    tool = texts_by_name.pop("tool")
+    typed = {"K" if name == "k" else name: texts for name, texts in texts_by_name.items() if texts}
     if paths or not typed:
         raise SettingError("audit", f"takes figures, as a table has them in a row: {_EXAMPLE}")
-    rows = stated_rows(typed)
+    rows = stated_rows(typed, tool)
     judged = [claim for row in rows for claim in judge(row)]
     print_document(in_full(audit_page(rows, judged)), plain_console(WIDE))
     if not judged:
@@ -118,8 +126,9 @@ def audit_page(stated: Sequence[PrintedRow], judged: Sequence[Check]) -> Page:
         finding.append(Line(f"checked against each other: {checked}; {unseen}", "strong"))
     accused = [claim for claim in judged if claim.verdict != "consistent"]
     finding += [Line(f"{claim.verdict}: {claim}") for claim in accused]
-    iterations = [iteration for row in rows for iteration in row.iterations]
-    table = Table.of("costs", "", iterations, _COLUMNS, look="plain")
+    iterations = [row.iterations[0] for row in rows]
+    others = [*filter(None, (row.other_readings for row in rows))]
+    table = Table.of("costs", "", iterations, _COLUMNS, notes=tuple(others), look="plain")
     steps = [_ON_SERVER]
     if rows and not any(iteration.steps.is_known for iteration in iterations):
         steps.insert(0, NextStep("with what is missing", command=line_to_type(rows)))

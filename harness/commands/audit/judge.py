@@ -1,7 +1,8 @@
 """Whether the figures of a row are possible, given the others.
 
 A claim is impossible if no value that rounds to it is possible, by any usual definition and whatever the noise; where
-another average, definition or run may explain it, it is unlikely.
+another average, definition or run may explain it, it is unlikely. A figure that others give too is consistent with them
+within 5 %, and differs up to 35 %.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Literal, NamedTuple, get_args
 from harness.commands.audit.figures import PrintedFigure
 from harness.commands.audit.rows import NOISE, PRINTED, PrintedRow
 
-Verdict = Literal["consistent", "unlikely", "impossible"]
+Verdict = Literal["consistent", "differs", "unlikely", "impossible"]
 # From the best to the worst.
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 # How far apart a mean of prompts' ratios and a ratio of sums may be, and a length that counts the short drafts at the
@@ -26,10 +27,12 @@ _MOST_STEPS = 100
 
 
 class Check(NamedTuple):
-    """A claim, `speed-up 1.95×`, with its least value, which is consistent up to `most` and unlikely up to `limit`.
+    """A claim, `speed-up 1.95×`, with its least value, which is consistent or differs up to `most`, and is unlikely up
+    to `limit`.
 
     Attributes:
         reason: why it is not consistent, in one sentence that follows the claim.
+        nearly: above this it differs from what the others give.
     """
 
     row: PrintedRow
@@ -38,6 +41,7 @@ class Check(NamedTuple):
     most: float
     limit: float
     reason: str
+    nearly: float = math.inf
 
     def __str__(self) -> str:
         return f"{self.row.place}: {self.claim} {self.reason}"
@@ -46,7 +50,9 @@ class Check(NamedTuple):
     def verdict(self) -> Verdict:
         if self.least > self.limit:
             return "impossible"
-        return "unlikely" if self.least > self.most else "consistent"
+        if self.least > self.most:
+            return "unlikely"
+        return "differs" if self.least > self.nearly else "consistent"
 
 
 def judge(row: PrintedRow) -> list[Check]:
@@ -76,7 +82,7 @@ def _checks(row: PrintedRow) -> Iterator[Check]:
                 " own token"
             )
             nearest = min(_apart(length, tokens) for tokens in row.readings.values())
-            yield Check(row, claim, nearest, _MEANS, math.inf, reason)
+            yield Check(row, claim, nearest, _MEANS, math.inf, reason, 1 + NOISE)
     for what, speedup in row.speedups.items():
         claim = f"speed-up {speedup:×} {what}"
         if what == PRINTED:
@@ -102,7 +108,7 @@ def _checks(row: PrintedRow) -> Iterator[Check]:
                 "one is of other requests, counts the prompt's time, or is a mean over few prompts"
             )
             reason = f"is not the ratio of both speeds, {ratio:×}, unless {why}"
-            yield Check(row, claim, _apart(speedup, ratio), _MEANS, math.inf, reason)
+            yield Check(row, claim, _apart(speedup, ratio), _MEANS, math.inf, reason, 1 + NOISE)
 
 
 def _apart(one: PrintedFigure, other: PrintedFigure) -> float:

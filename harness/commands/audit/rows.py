@@ -42,6 +42,8 @@ SHORT_NAMES = {
 }
 # Speeds that are typed as 24.6ms or 41s.
 _SPEEDS_BY_UNIT = {"ms": "ms_per_token", "s": "latency_s"}
+# Tokens that a tool's acceptance rate is a share of. Without its name the most usual ones are assumed.
+READINGS = {"llama.cpp": "proposed", "vllm": "proposed", "dflash": "emitted", "": "proposed"}
 
 
 class Iteration(NamedTuple):
@@ -94,10 +96,12 @@ class PrintedRow:
     Attributes:
         place: of the row: `row 3`.
         figures: by our names, as far as they are stated.
+        tool: that printed the acceptance rate, of `READINGS`.
     """
 
     place: str
     figures: dict[str, PrintedFigure] = field(default_factory=dict)
+    tool: str = ""
 
     def figure(self, name: str) -> PrintedFigure:
         return self.figures.get(name, UNKNOWN)
@@ -128,9 +132,13 @@ class PrintedRow:
 
     @property
     def yields(self) -> dict[str, PrintedFigure]:
-        """Tokens per iteration: the stated ones, or those of each reading of the rate, the usual one first."""
+        """Tokens per iteration: the stated ones, or those of each reading of the rate, the tool's first."""
         length = self.figures.get("tokens_per_iteration")
-        return {"": length} if length else self.readings
+        if length:
+            return {"": length}
+        readings = self.readings
+        usual = READINGS[self.tool]
+        return {usual: readings.pop(usual), **readings} if usual in readings else readings
 
     @property
     def iterations(self) -> list[Iteration]:
@@ -139,6 +147,15 @@ class PrintedRow:
             Iteration(self, reading, tokens)
             for reading, tokens in (self.yields or {"": UNKNOWN}).items()
         ]
+
+    @property
+    def other_readings(self) -> str:
+        """`row 3 by other readings: of emitted 6.74 tokens, 2.58 steps`; empty where there is one reading."""
+        others = [
+            f"of {iteration.reading} {iteration.tokens} tokens, {iteration.steps} steps"
+            for iteration in self.iterations[1:]
+        ]
+        return f"{self.place} by other readings: {'; '.join(others)}" if others else ""
 
     @property
     def accepts_little(self) -> bool:
@@ -160,8 +177,11 @@ class PrintedRow:
         return next(iter(self.speedups.values()), UNKNOWN)
 
 
-def stated_rows(typed: Mapping[str, Sequence[str]]) -> list[PrintedRow]:
+def stated_rows(typed: Mapping[str, Sequence[str]], tool: str = "") -> list[PrintedRow]:
     """Rows by arguments; what is typed once holds for all rows.
+
+    Args:
+        tool: that printed them, of `READINGS`.
 
     Raises:
         SettingError: one is no such number, or they are of different numbers of rows.
@@ -169,7 +189,7 @@ def stated_rows(typed: Mapping[str, Sequence[str]]) -> list[PrintedRow]:
     number = max(map(len, typed.values()), default=1)
     rows = []
     for place in range(number):
-        row = PrintedRow("the figure" if number == 1 else f"row {place + 1}")
+        row = PrintedRow("the figure" if number == 1 else f"row {place + 1}", tool=tool)
         for short, texts in typed.items():
             if len(texts) not in (1, number):
                 rule = f"must have one value, or one for each of {number} rows"

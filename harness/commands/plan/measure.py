@@ -53,17 +53,28 @@ class PlanExperiment(Experiment[PlanSettings, PlanRow]):
         if settings.bandwidth is not None:
             bandwidths = {"the given bandwidth": settings.bandwidth}
         self.figures |= plan.sizes
+        notes = list(filter(None, [settings.other_sizes, *(plan.sizes.get("note") or [])]))
         self.figures["bandwidths"] = bandwidths
         if plan.reads is not None:
             most = plan.reads.most_draft_tokens or LARGEST_K
+            k = min(num_draft_tokens, most)
             if num_draft_tokens > most:
-                note = f"K={num_draft_tokens} drafts no more tokens than K={most}: the head's block has no more"
-                self.figures["note"] = [*(self.figures["note"] or []), note]
+                notes.append(
+                    f"K={num_draft_tokens} drafts no more tokens than K={k}: the head's block has no more"
+                )
             self.figures |= _limits(plan.reads, num_draft_tokens)
             if settings.acceptance is not None:
-                tokens = _tokens_per_iteration(settings, min(num_draft_tokens, most))
+                tokens = _tokens_per_iteration(settings, k)
                 self.figures["predicted_tokens_per_iteration"] = tokens
                 self.figures["predicted_speedup"] = tokens / plan.reads.iteration_steps
+            if settings.rate is not None:
+                as_printed = (1 + k * settings.rate) / plan.reads.iteration_steps
+                notes.append(
+                    f"{settings.acceptance} is read as a draft token's chance given those before it; as the rate of"
+                    f" proposed tokens that engines print, acceptance={100 * settings.rate:g}%@{k}, it gives"
+                    f" {as_printed:.2f}×"
+                )
+        self.figures["note"] = notes or None
 
     def rows(self, session: Session) -> list[PlanRow]:
         return [session.row(PlanRow, **self.figures)]

@@ -35,14 +35,15 @@ class PlanSettings(RunSettings):
         bandwidth: of a GPU's memory, or of main memory, in GB/s.
         prompt_length: tokens of the longest prompt.
         acceptance: for a speed-up below the highest one: the chance that a draft token is accepted if those before it
-            were, `0.7` or `70%`; or tokens per iteration at one K, `3.2@4`.
+            were, `0.7` or `70%`; or as engines print it at one K, tokens per iteration, `3.2@4`, or the rate of
+            proposed tokens, `56%@4`.
     """
 
     gpus: int | str | None = None
     gpu_memory: str | None = None
     bandwidth: float | None = None
     prompt_length: int = 128
-    acceptance: str | None = None
+    acceptance: str | tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -65,28 +66,34 @@ class PlanSettings(RunSettings):
         if self.acceptance is not None:
             self._check_acceptance(self.acceptance)
 
-    def _check_acceptance(self, typed: str) -> None:
+    def _check_acceptance(self, typed: str | tuple[float, ...]) -> None:
         rule = "must be null without a draft: nothing is accepted"
         require(self.draft is not None, "acceptance", rule, typed)
         if self.length_at_k is not None:
             length, k = self.length_at_k
-            rule = f"must be from 1 to {k + 1} tokens per iteration at K={k}"
+            rule = f"must be from 1 to {k + 1} tokens per iteration at K={k}, or a rate of proposed tokens, 56%@{k}"
             require(k >= 1 and 1 <= length <= k + 1, "acceptance", rule, typed)
             return
-        rule = "must be a share above 0 and at most 1, such as 0.7 or 70%, or tokens per iteration at one K, 3.2@4"
+        rule = (
+            "must be a draft token's chance given those before it, 0.7 or 70%, or as engines print it at one K:"
+            " tokens per iteration, 3.24@4, or the rate of proposed tokens, 56%@4"
+        )
         rate = self.rate
         require(rate is not None and 0 < rate <= 1, "acceptance", rule, typed)
 
     @property
     def length_at_k(self) -> tuple[float, int] | None:
-        """The tokens per iteration and the K of `acceptance=3.2@4`; None for anything else."""
-        match = re.fullmatch(r"(\d+(?:\.\d*)?)@(\d+)", self.acceptance or "")
-        return None if match is None else (float(match[1]), int(match[2]))
+        """The tokens per iteration and the K of `acceptance=3.24@4` or `56%@4`; None for anything else."""
+        match = re.fullmatch(r"(\d+(?:\.\d*)?)(%?)@(\d+)", str(self.acceptance))
+        if match is None:
+            return None
+        number, k = float(match[1]), int(match[3])
+        return (1 + k * number / 100 if match[2] else number), k
 
     @property
     def rate(self) -> float | None:
         """The share that `acceptance` is; None for anything else."""
-        typed = self.acceptance or ""
+        typed = str(self.acceptance)
         try:
             share = quantity(typed, {"%": 0.01})
             return float(typed) if share is None else share
@@ -100,7 +107,17 @@ class PlanSettings(RunSettings):
             return None
         number, gpus = self._chosen_gpus
         size = None if gpus else self.gpu_memory
-        return PretendedGpus(number, self.gpu_memory_bytes, size, gpus)
+        smallest = [gpu for gpu in gpus if gpu.memory_gb == gpus[0].memory_gb]
+        return PretendedGpus(number, self.gpu_memory_bytes, size, smallest)
+
+    @property
+    def other_sizes(self) -> str:
+        """`A100 is planned with 40 GB; gpu_memory='A100 SXM 80GB' has more`; empty where one size has the name."""
+        _, gpus = self._chosen_gpus
+        if not gpus or gpus[-1].memory_gb == gpus[0].memory_gb:
+            return ""
+        planned = f"{self.gpu_memory} is planned with {gpus[0].memory_gb:g} GB each"
+        return f"{planned}; gpu_memory='{gpus[-1].name}' has {gpus[-1].memory_gb:g} GB"
 
     @property
     def _chosen_gpus(self) -> tuple[int, Sequence[Gpu]]:

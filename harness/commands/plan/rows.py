@@ -54,7 +54,7 @@ class PlanRow(RunRow):
         "tokens per iteration from which on speculation pays", "tokens"
     )
     predicted_speedup: MaybeFloat = figure(
-        "the same at `acceptance`, in place of all draft tokens; with `3.2@4` at that K"
+        "the same at `acceptance`, in place of all draft tokens; with `3.2@4` or `56%@4` at that K"
     )
     predicted_tokens_per_iteration: MaybeFloat = figure("of that speed-up", "tokens")
     bandwidths: dict[str, float] | None = figure("memory bandwidth by what has it", "GB/s")

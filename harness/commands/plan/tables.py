@@ -18,7 +18,7 @@ from harness.reporting.table import Column, Line, Table, TableRow, number, times
 from harness.reporting.words import typed_again
 from harness.results.runs import Run
 
-_NO_GPU = "No GPU here: planned for main memory; gpus=4 gpu_memory=40GB pretends GPUs."
+_NO_GPU = "Which GPU? None is here, so this is for main memory: type gpu_memory=4xA100, or 40GB."
 # A verification that costs at least this many steps costs noticeably more than one.
 _COSTLY_VERIFICATION = 1.2
 # A larger one reads further experts, whose number is an expectation: texts may agree on them.
@@ -106,7 +106,10 @@ def _why(row: PlanRow) -> Iterator[tuple[str, str]]:
         yield "Time", f"{least} ({name}, {rate:g} GB/s)"
     if num_gpus > 1:
         at_once = f"{least_ms(row.read_bytes, num_gpus * rates[0][1]):.2f} ms/token at least"
-        yield "Time", f"{at_once} with each layer split over all {num_gpus} (tensor parallelism)"
+        yield (
+            "Time",
+            f"{at_once} with each layer split over all {num_gpus} (tensor parallelism, {rates[0][0]})",
+        )
     most = "about" if is_mixture else "at most"
     if row.highest_speedup is not None:
         gains = f"{most} {times(row.highest_speedup)} at K={row.num_draft_tokens}{at_a_time}"

@@ -83,10 +83,13 @@ def audit(capsys: pytest.CaptureFixture[str]) -> Audit:
         # Of trees and fewer drafts than K, nobody knows what a rate gives.
         ("baseline=20 speed=40 K=8 p_min=0.75 acceptance=84%", 0, "8 84% 2.00× (1.93 to 2.08) Next with"),
         # A share of 15 draft tokens, or of all tokens: 1 ÷ (1 - 0.8516).
-        ("baseline=74.72 speed=194.80 K=15 acceptance=85.16%", 0, "85.16% of emitted 6.74 2.58 2.61× acceptance 6.19×"),
+        ("tool=dflash baseline=74.72 speed=194.80 K=15 acceptance=85.16%", 0, "of emitted 6.74 2.58 2.61×"),
         ("baseline=74.72 speed=194.80 K=15 acceptance=85.16%", 0, "85.16% of proposed 13.77 5.28 2.61× cost 3.03×"),
+        ("baseline=74.72 speed=194.80 K=15 acceptance=85.16%", 0, "by other readings: of emitted 6.74 tokens"),
+        ("tool=sglang K=15 acceptance=85.16%", 2, "tool=sglang: must be llama.cpp or vllm or dflash"),
         ("K=4 length=2.5", 0, "1 figure, 1 consistent"),
-        ("speed=365 baseline=187 speedup=2.70", 3, "is not the ratio of both speeds"),
+        ("speed=365 baseline=187 speedup=2.70", 3, "unlikely: the figure: speed-up 2.70 is not the ratio"),
+        ("speed=74.1 baseline=41.2 speedup=2.1x", 3, "speed-up 2.1x is not the ratio of both speeds, 1.80×"),
         # What cannot be heads no page.
         ("K=4 length=6.2 speed=20 baseline=10", 1, "2 figures"),
     ],

@@ -22,14 +22,15 @@ def test_planted_edits_are_found() -> None:
     """All speed-ups above the tokens per iteration, and some others."""
     found = benchmark.found_edits(25, seed=2)
     assert found["too_fast"] == 25
-    assert sum(found.values()) >= 30, found
+    assert sum(found.values()) >= 45, found
 
 
 def test_honest_figures_of_11_layouts_are_hardly_accused() -> None:
-    """Below 0.5 % unlikely, none impossible: means, medians and sums of short and long answers."""
+    """A twentieth differs, below 0.5 % unlikely, none impossible: means, medians and sums of short and long answers."""
     verdicts, accused = benchmark.judged_tables(480)
     assert verdicts["impossible"] == 0, accused
     assert verdicts["unlikely"] <= 2, accused
+    assert verdicts["differs"] <= 30, accused
 
 
 # What authors published of an iteration, three of whom timed it and a plain step: github.com, read in November 2026.

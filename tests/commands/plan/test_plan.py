@@ -168,13 +168,18 @@ def test_early_exit_has_no_bound_because_its_passes_are_of_transformers(plan: Pl
         (["acceptance=0.5", "K=3"], 3, 1.875),
         (["acceptance=50%", "K=3"], 3, 1.875),
         (["acceptance=3.2@6"], 6, 3.2),
+        (["acceptance=56%@4"], 4, 3.24),
     ],
 )
 def test_one_typed_acceptance_gives_a_speedup(
     plan: Plan, typed: list[str], k: int, tokens: float
 ) -> None:
     asked = ["model=7B", "draft=7B_4bit", "gpus=1", "gpu_memory=80GB"]
-    row = plan(*asked, *typed).row
+    planned = plan(*asked, *typed)
+    row = planned.row
+    as_printed = f"{(1 + 3 * 0.5) / row['break_even_tokens']:.2f}×"
+    is_share = "@" not in typed[0]
+    assert mentions(planned.stdout, "acceptance=50%@3", as_printed) == is_share
     assert row["num_draft_tokens"] == k
     assert row["predicted_tokens_per_iteration"] == pytest.approx(tokens)
     # Over what an iteration costs, which is K + 1 tokens of which all were accepted over the highest speed-up.
@@ -186,9 +191,11 @@ def test_one_typed_acceptance_gives_a_speedup(
     ("typed", "complaint"),
     [
         (["acceptance=7@4"], "acceptance=7@4: must be from 1 to 5 tokens per iteration at K=4"),
-        (["acceptance=1.5"], "acceptance=1.5: must be a share above 0 and at most 1"),
-        (["acceptance=0%"], "acceptance=0%: must be a share"),
-        (["acceptance=./run"], "acceptance=./run: must be a share"),
+        (["acceptance=0.56@4"], "acceptance=0.56@4: must be from 1 to 5 tokens per iteration at K=4, or a rate"),
+        (["acceptance=[0.8,0.7]"], "acceptance=[0.8,0.7]: must be a draft token's chance given those before it"),
+        (["acceptance=1.5"], "acceptance=1.5: must be a draft token's chance"),
+        (["acceptance=0%"], "acceptance=0%: must be a draft token's chance"),
+        (["acceptance=./run"], "acceptance=./run: must be a draft token's chance"),
         (["acceptance=3@4", "K=2"], "acceptance=3@4: is of another K than K=2: leave one of them out"),
         (["acceptance=0.7", "draft=none"], "acceptance=0.7: must be null without a draft"),
     ],
