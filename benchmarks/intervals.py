@@ -4,9 +4,10 @@
 
 Each line is a world, each column a number of prompts; runs of too few effective prompts have no interval, and do not
 count. Speed-ups: noise, prompts unlike each other, drift, stalls of both arms and of one, and answers of unequal length
-that are accepted more or less often the longer they are. Tokens per iteration: iterations are
-drawn, of answers of one length and of answers that end by themselves. `repeats=`: over runs and prompts. `precision=`:
-of runs that stopped by themselves. Then how many tables of equal alternatives have a difference. Needs no model.
+that are accepted more or less often the longer they are. Tokens per iteration: iterations are drawn, of answers of one
+length and of answers that end by themselves. Drafts that are hardly ever rejected: runs whose page says that few
+prompts had rejections count apart. `repeats=`: over runs and prompts. `precision=`: of runs that stopped by themselves.
+Then how many tables of equal alternatives have a difference. Needs no model.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import norm as normal
 
-from harness.results.statistics.interval import Interval
+from harness.results.statistics.interval import DASH, Interval
 from harness.results.statistics.multiplicity import relative_to
-from harness.results.statistics.ratios import ratio_of_totals
+from harness.results.statistics.ratios import Rejections, ratio_of_totals
 from harness.results.statistics.runs import ratio_over_runs
 from harness.results.statistics.stopping import CONFIDENCE_OF_LOOKS, is_precise, looks
 
@@ -108,6 +109,41 @@ def iterations(
     return np.stack([tokens, number])
 
 
+def rarely_rejected(
+    rng: np.random.Generator,
+    size: int,
+    *,
+    accepted: float,
+    num_draft_tokens: int,
+    rejecting: float = 0.0,
+) -> Floats:
+    """Times of both arms, for answers of 32 tokens, with the iterations of the speculative one and the fewest possible.
+
+    Args:
+        accepted: the chance of each draft token.
+        rejecting: the share of prompts in which it is 70 %.
+    """
+    chances = np.where(rng.random(size) < rejecting, 0.7, accepted)
+    decoded, number = np.zeros(size), np.zeros(size)
+    while (decoded < 31).any():
+        is_accepted = rng.random((num_draft_tokens, size)) < chances
+        number += decoded < 31
+        decoded += 1 + np.cumprod(is_accepted, axis=0).sum(axis=0)
+    regular, speculative = noisy(rng, size, noise=0.004)
+    fewest = np.full(size, math.ceil(31 / (num_draft_tokens + 1)))
+    return np.stack([31 * regular, number * speculative, number, fewest])
+
+
+RARE: dict[str, Draw] = {
+    f"{accepted:.1%} accepted, K={k}{', 1 of 20 prompts 70 %' if rejecting else ''}": partial(
+        rarely_rejected, accepted=accepted, num_draft_tokens=k, rejecting=rejecting
+    )
+    for accepted, rejecting in (
+        *((accepted, 0.0) for accepted in (0.9, 0.97, 0.99, 0.995, 0.998)),
+        (0.998, 0.05),
+    )
+    for k in (4, 8)
+}
 WORLDS: dict[str, Draw] = {
     "noise 2 %": partial(noisy, noise=0.02),
     "noise 15 %, prompts differ by 40 %": partial(noisy, noise=0.15, hardness=0.4),
@@ -151,6 +187,23 @@ def held(draw: Draw, num_repetitions: int, num_prompts: int) -> Iterator[bool]:
         lengths = unequal_lengths[0] if unequal_lengths else None
         interval = ratio_of_totals([top], [bottom], lengths=lengths)
         if interval.has_bounds:
+            yield holds(interval, truth)
+
+
+def held_where_rare(
+    draw: Draw, is_noted: bool, num_repetitions: int, num_prompts: int
+) -> Iterator[bool]:
+    """The same of drafts that are hardly ever rejected, where the coverage notes that rejections are rare, or does
+    not.
+    """
+    rng = np.random.default_rng(num_prompts)
+    tops, bottoms, *_ = draw(np.random.default_rng(99), MANY)
+    truth = tops.sum() / bottoms.sum()
+    for _ in range(num_repetitions):
+        top, bottom, *counts = draw(rng, num_prompts)
+        interval = ratio_of_totals([top], [bottom], rejections=Rejections(*counts))
+        assert interval.covers is not None
+        if is_noted == (interval.covers.num_rejecting is not None):
             yield holds(interval, truth)
 
 
@@ -211,9 +264,16 @@ def main() -> None:
     for lengths, runs, num_runs in ((0, 0.013, 2), (0, 0.05, 5), (0.8, 0.013, 2), (0.8, 0.05, 5)):
         name = f"{num_runs} runs that differ by {runs:.1%}, lengths {lengths}"
         lines[name] = partial(held_over_runs, lengths, runs, num_runs)
-    print(f"{'95 % intervals hold, prompts:':50}{''.join(f'{size:8}' for size in NUM_PROMPTS)}")
+    print(f"{'95 % intervals hold, prompts:':50}{''.join(f'{size:14}' for size in NUM_PROMPTS)}")
     with Pool() as pool:
         show(pool, lines, number)
+        for is_noted in (False, True):
+            noted = "is" if is_noted else "is not"
+            print(f"\nhardly ever rejected, where that {noted} on the page (share of the runs)")
+            rare: dict[str, Each] = {
+                name: partial(held_where_rare, draw, is_noted) for name, draw in RARE.items()
+            }
+            show(pool, rare, number)
         print("\ntables of six equal alternatives that have a difference (5 % are allowed)")
         tables = {
             f"lengths {lengths}": partial(false_table, lengths) for lengths in (0.0, 0.5, 0.8)
@@ -228,12 +288,16 @@ def main() -> None:
 def show(pool: ProcessPool, lines: Mapping[str, Each], number: int) -> None:
     """A line for each world, with the share for each number of prompts."""
     for name, each in lines.items():
-        shares = pool.starmap(mean_of, [(each, number, size) for size in NUM_PROMPTS])
-        print(f"{name:50}{''.join(f'{share:8.1%}' for share in shares)}", flush=True)
+        found = pool.starmap(found_by, [(each, number, size) for size in NUM_PROMPTS])
+        cells = []
+        for are_right in found:
+            share = "" if len(are_right) == number else f" ({len(are_right) / number:.0%})"
+            cells.append(f"{np.mean(are_right):.1%}{share}" if are_right else DASH)
+        print(f"{name:50}{''.join(f'{cell:>14}' for cell in cells)}", flush=True)
 
 
-def mean_of(each: Each, number: int, size: int) -> float:
-    return float(np.mean([*each(number, size)]))
+def found_by(each: Each, number: int, size: int) -> list[bool]:
+    return [*each(number, size)]
 
 
 if __name__ == "__main__":

@@ -154,3 +154,15 @@ def tokens_in_burst(requests: Sequence[RequestRecord]) -> float:
     num_bursts = sum(len(request.bursts) - 1 for request in requests)
     num_tokens = sum(request.num_tokens - 1 for request in requests)
     return num_tokens / num_bursts if num_bursts > 0 else 0.0
+
+
+def drafted_k(requests: Sequence[RequestRecord]) -> int | None:
+    """The K of an engine, as it reports iterations or as totals show it; None where neither does."""
+    reported = max((k for request in requests for k, _ in request.outcomes), default=None)
+    means = [
+        request.draft_tokens[0] / request.num_iterations
+        for request in requests
+        if request.num_iterations
+    ]
+    # Fewer are drafted where an answer ends.
+    return reported or math.ceil(max(means, default=0)) or None

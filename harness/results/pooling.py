@@ -191,13 +191,14 @@ def _speedup(runs: Sequence[Sequence[AnyRow]]) -> dict[str, Any]:
     unit_name = "prompt" if coverage is None else coverage.unit
     estimate = ratio_over_runs(regular, speculative, unit_name)
     covers = dataclasses.replace(
-        estimate.covers,
-        same_texts=coverage is not None and coverage.same_texts,
+        coverage or estimate.covers,
+        num_units=estimate.covers.num_units,
+        num_runs=estimate.covers.num_runs,
         # With each run the seed changes, so that what is drawn varies between runs too.
         own_seeds=bool(last.temperature),
-        num_effective=None if coverage is None else coverage.num_effective,
     )
-    speedup = dataclasses.replace(estimate.interval(), covers=covers)
+    estimate = dataclasses.replace(estimate, covers=covers)
+    speedup = estimate.interval()
     if (covers.num_effective or FEWEST_EFFECTIVE) < FEWEST_EFFECTIVE:
         speedup = Interval(speedup.estimate, covers=covers)
     return {"speedup": speedup, "visible_difference": estimate.visible_difference}

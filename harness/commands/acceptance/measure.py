@@ -18,7 +18,6 @@ from harness.commands.acceptance.record import AcceptanceSettings
 from harness.commands.acceptance.served import (
     Share,
     are_own,
-    drafted_k,
     likelihood_columns,
     limits,
     repeated_share,
@@ -31,7 +30,7 @@ from harness.config.errors import SettingError
 from harness.engines.door import local
 from harness.engines.door.reading import TOGETHER, ReadText
 from harness.engines.registry import engine_of
-from harness.measuring.acceptance import acceptance_columns, tokens_in_burst
+from harness.measuring.acceptance import acceptance_columns, drafted_k, tokens_in_burst
 from harness.measuring.progress import progress, say
 from harness.measuring.prompts.encoding import Encoder
 from harness.measuring.prompts.transcripts import Reading
@@ -52,7 +51,7 @@ from harness.results.rows.acceptance import (
 from harness.results.statistics import iterations
 from harness.results.statistics.interval import Interval
 from harness.results.statistics.proportions import wilson_interval
-from harness.results.statistics.ratios import ratio_of_totals
+from harness.results.statistics.ratios import Rejections, ratio_of_totals
 
 if TYPE_CHECKING:
     from harness.local.drafting.method import Pair
@@ -106,7 +105,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
             raise SettingError("prompts", rule, settings.prompts.name)
         if self.source.kind == "served":
             typed = engine_of(settings).columns(settings).get("num_draft_tokens")
-            drafted = drafted_k(self.answers.requests, typed)
+            drafted = typed or drafted_k(self.answers.requests)
             if drafted is None:
                 raise SettingError(
                     "K", "must be typed (K=4): the server does not count what it drafts"
@@ -246,7 +245,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         """Add the rows about a condition: one for all draft tokens, and one for each position."""
         k = self.compared_k
         if condition.cause == "command":
-            k = drafted_k(answers.requests, None) or k
+            k = drafted_k(answers.requests) or k
         num_used = k - condition.num_unused
         own_texts = are_own(answers.read) if answers.read else None
         for offset in (None, *range(k)):
@@ -381,9 +380,9 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         tokens = Interval()
         if shares := self.answers.shares(self.compared_k):
             num_tokens, num_iterations = np.array([*shares.values()]).T
-            lengths = (request.num_tokens - 1 for request in self.answers.requests)
-            fewest = iterations.fewest_iterations(lengths, self.compared_k)
-            tokens = iterations.tokens_over_iterations(num_tokens, num_iterations, fewest)
+            fewest = iterations.fewest_iterations(num_tokens, self.compared_k)
+            rejections = Rejections(num_iterations, fewest)
+            tokens = ratio_of_totals([num_tokens], [num_iterations], rejections=rejections)
         names = ("acceptance_rate", "mean_acceptance_length", "marginal_acceptance_by_position")
         return {name: columns.get(name) for name in names} | {
             "num_draft_tokens": self.compared_k,

@@ -139,18 +139,6 @@ def repeated_share(texts: Sequence[Sequence[int]]) -> float:
     return num_repeated / sum(map(len, texts))
 
 
-def drafted_k(requests: Sequence[RequestRecord], typed: int | None) -> int | None:
-    """The K of an engine: as it is typed, as it reports iterations, or as totals show it; None where none does."""
-    reported = max((k for request in requests for k, _ in request.outcomes), default=None)
-    means = [
-        request.draft_tokens[0] / request.num_iterations
-        for request in requests
-        if request.num_iterations
-    ]
-    # Fewer are drafted where an answer ends.
-    return typed or reported or math.ceil(max(means, default=0)) or None
-
-
 def served_columns(
     texts: Sequence[ReadText], requests: Sequence[RequestRecord], num_draft_tokens: int
 ) -> dict[str, Any]:

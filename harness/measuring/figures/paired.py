@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -16,6 +18,7 @@ from harness.results.statistics.interval import CONFIDENCE, Interval
 if TYPE_CHECKING:
     from harness.engines.protocol import Answered, Wait
     from harness.results.statistics.arrays import Floats
+    from harness.results.statistics.ratios import Rejections
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,12 +136,14 @@ class PairedTimes(NamedTuple):
     Attributes:
         unit: what a unit is called: `prompt`, `batch`, `lap` or `block`.
         lengths: tokens of both arms' answers, [num_units].
+        rejections: of the speculative arm; None where its iterations are not known.
     """
 
     regular: Floats
     speculative: Floats
     unit: str
     lengths: Floats
+    rejections: Rejections | None
 
     @property
     def arms(self) -> tuple[list[Floats], list[Floats]]:
@@ -149,7 +154,7 @@ class PairedTimes(NamedTuple):
         """The ratio of both arms' total times, with an interval over units."""
         from harness.results.statistics.ratios import ratio_of_totals
 
-        return ratio_of_totals(*self.arms, self.unit, confidence, self.lengths)
+        return ratio_of_totals(*self.arms, self.unit, confidence, self.lengths, self.rejections)
 
     def rare_in_words(self) -> str | None:
         """`1 of 8 prompts took 5.1 times as long as the others in the regular arm`; None where none hold most of the
@@ -212,4 +217,35 @@ def paired_times(
         name = "prompt"
     elif regular.was_sent:
         name = "lap"
-    return PairedTimes(regular_times, speculative_times, name, tokens[0] + tokens[1])
+    rejections = _rejections(speculative, by, units)
+    return PairedTimes(regular_times, speculative_times, name, tokens[0] + tokens[1], rejections)
+
+
+def _rejections(
+    arm: MeasuredArm, by: Literal["unit", "moment"], units: Sequence[int]
+) -> Rejections | None:
+    """Iterations of an arm by unit, and the fewest that its tokens need; None where they are not known."""
+    import numpy as np
+
+    from harness.measuring.acceptance import drafted_k
+    from harness.results.statistics.iterations import fewest_iterations
+    from harness.results.statistics.ratios import Rejections
+
+    k = drafted_k(arm.answered)
+    if k is None:
+        return None
+    iterations: Counter[int] = Counter()
+    fewest: Counter[int] = Counter()
+    for generation in arm.generations:
+        answered = [request for request in generation.requests if request.answered]
+        numbers = [request.num_iterations or 0 for request in answered]
+        if not all(numbers):
+            return None
+        least = fewest_iterations([request.num_tokens - 1 for request in answered], k)
+        # A batch goes on until its last row has ended.
+        together = sum if generation.has_request_times else max
+        unit = getattr(generation.question, by)
+        iterations[unit] += together(numbers)
+        fewest[unit] += together(least)
+    of_units = [(iterations[unit], fewest[unit]) for unit in dict.fromkeys(units)]
+    return Rejections(*np.array(of_units, dtype=np.float64).reshape(-1, 2).T)

@@ -20,7 +20,7 @@ from harness.results.prompt_times import common_times, waits_of_both_arms
 from harness.results.runs import Run, grouped
 from harness.results.schema import NO_VERDICT
 from harness.results.statistics.arrays import Floats
-from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Interval
+from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Coverage, Interval
 from harness.results.statistics.multiplicity import relative_to
 from harness.results.verdict import verdict_of, why_no_ranking
 
@@ -237,7 +237,9 @@ def _rank(series: Series, compared: Sequence[Member]) -> None:
     times = _common_times(ranked) if is_fair else None
     shares = [_share_of_bounds(member, first) for member in ranked]
     if times is not None:
-        shares = relative_to(0, *times, family)
+        coverages = [Coverage.of(member.run.last.speedup) for member in ranked]
+        unseen = [coverage.unseen if coverage else 0.0 for coverage in coverages]
+        shares = relative_to(0, *times, family, unseen)
     for member, share in zip(ranked[1:], shares[1:], strict=True):
         member.standing = Statement.ordered(
             "compared", share, subject=member.run.last, reference=first.run.last, family=family

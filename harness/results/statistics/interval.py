@@ -55,6 +55,9 @@ class Coverage:
         num_runs: None for one run.
         own_seeds: whether each run has another seed.
         num_effective: units of equal length that would vary as these do; None where that is half of them or more.
+        num_rejecting: units in which rejections added iterations, where these are fewer than half (`rare_rejections`);
+            None where they are not, or not known.
+        unseen: logarithm of how many times as many iterations the long run may then have.
     """
 
     num_units: int
@@ -63,6 +66,8 @@ class Coverage:
     num_runs: int | None = None
     own_seeds: bool = False
     num_effective: int | None = None
+    num_rejecting: int | None = None
+    unseen: float = 0.0
 
     def __str__(self) -> str:
         text = counted(self.num_units, self.unit)
@@ -74,6 +79,8 @@ class Coverage:
             text += f" and {counted(self.num_runs, 'run')}"
         if self.own_seeds:
             text += " with a seed each"
+        if self.num_rejecting is not None:
+            text += f" (holds if rejections in {self.num_rejecting} of these are typical)"
         return text
 
     @property

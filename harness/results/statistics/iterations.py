@@ -31,20 +31,16 @@ its texts are not the target's, and how likely each is depends on K.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from harness.results.statistics.arrays import Floats
-from harness.results.statistics.interval import CONFIDENCE, Interval
-from harness.results.statistics.ratios import ratio_of_totals, totals_by_unit
-
-# A draft is hardly ever rejected if rejections add at most this share of the iterations that they could.
-_HARDLY_EVER = 0.03
+from harness.results.statistics.interval import Interval
+from harness.results.statistics.ratios import Rejections, ratio_of_totals, totals_by_unit
 
 
 @dataclass(frozen=True)
@@ -147,35 +143,9 @@ def cut(chances: ArrayLike) -> Cut:
     )
 
 
-def tokens_over_iterations(
-    tokens: ArrayLike, iterations: ArrayLike, fewest: int, unit: str = "prompt"
-) -> Interval:
-    """Tokens per iteration with a 95 % interval over units.
-
-    Where a draft is hardly ever rejected, few units have a rejection, and a sample may have too few to show how they
-    vary. The lower bound then allows at least for Poisson's noise of the iterations beyond the fewest possible (Garwood
-    1936).
-
-    Args:
-        tokens, iterations: [num_units].
-        fewest: iterations that could give all of these tokens, `fewest_iterations`.
-    """
-    decided, counts = np.asarray(tokens, float), np.asarray(iterations, float)
-    interval = ratio_of_totals([decided], [counts], unit)
-    num_tokens = decided.sum()
-    num_beyond = max(counts.sum() - fewest, 0.0)
-    if not interval.has_bounds or num_beyond > _HARDLY_EVER * (num_tokens - fewest):
-        return interval
-    from scipy import special
-
-    # Quantiles of Poisson's distribution are those of the gamma distribution.
-    most_beyond = special.gammaincinv(num_beyond + 1, (1 + CONFIDENCE) / 2)
-    return replace(interval, low=min(interval.low, float(num_tokens / (fewest + most_beyond))))
-
-
-def fewest_iterations(num_tokens: Iterable[int], num_draft_tokens: int) -> int:
+def fewest_iterations(num_tokens: ArrayLike, num_draft_tokens: int) -> Floats:
     """The iterations that decide texts of these numbers of tokens if all draft tokens are accepted."""
-    return sum(math.ceil(number / (num_draft_tokens + 1)) for number in num_tokens)
+    return np.ceil(np.asarray(num_tokens) / (num_draft_tokens + 1))
 
 
 def expected_tokens_per_iteration(
@@ -192,13 +162,15 @@ def expected_tokens_per_iteration(
         prompts: [num_texts], what each text answers.
         unit: what these are called.
     """
-    tokens = totals_by_unit([text.num_tokens for text in cuts], prompts)
+    num_tokens = [text.num_tokens for text in cuts]
+    tokens = totals_by_unit(num_tokens, prompts)
     iterations = np.stack([text.iterations for text in cuts])
     intervals = []
     for k, iterations_at_k in enumerate(iterations.T, start=1):
+        fewest = fewest_iterations(num_tokens, k)
         totals = totals_by_unit(iterations_at_k, prompts)
-        fewest = fewest_iterations((text.num_tokens for text in cuts), k)
-        intervals.append(tokens_over_iterations(tokens, totals, fewest, unit))
+        rejections = Rejections(totals, totals_by_unit(fewest, prompts))
+        intervals.append(ratio_of_totals([tokens], [totals], unit, rejections=rejections))
     return intervals
 
 

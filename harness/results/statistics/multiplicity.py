@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -17,7 +18,11 @@ from harness.results.statistics.runs import product_ratio_over_runs
 
 
 def relative_to(
-    reference: int, numerators: ArrayLike, denominators: ArrayLike, family: int | None = None
+    reference: int,
+    numerators: ArrayLike,
+    denominators: ArrayLike,
+    family: int | None = None,
+    unseen: Sequence[float] | None = None,
 ) -> list[Interval]:
     """The ratio of totals of each alternative over that of one of them, with simultaneous intervals.
 
@@ -33,6 +38,7 @@ def relative_to(
             the ms of each regular arm on the same prompts.
         denominators: the same shape: the ms of each speculative arm.
         family: alternatives that are read together; None for these.
+        unseen: [num_alternatives], of the coverage of each one's speed-up (`Coverage.unseen`); None for zeros.
 
     Returns:
         [num_alternatives]; bounds are nan if there are too few units.
@@ -43,10 +49,13 @@ def relative_to(
     size = family or size
     num_pairs = max(1, size * (size - 1) // 2)
     confidence = CONFIDENCE ** (1 / num_pairs)
+    unseen = unseen or [0.0] * len(tops)
     intervals = []
-    for top, bottom in zip(tops, bottoms, strict=True):
+    for top, bottom, lowers in zip(tops, bottoms, unseen, strict=True):
         share = product_ratio_over_runs([top, bottoms[reference]], [bottom, tops[reference]])
-        intervals.append(share.interval(confidence))
+        interval = share.interval(confidence)
+        low, high = interval.low * math.exp(-lowers), interval.high * math.exp(unseen[reference])
+        intervals.append(replace(interval, low=low, high=high))
     return intervals
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -77,10 +78,12 @@ class RatioEstimate:
         return (self.unit_variance + self.run_variance) ** 2 / spread if spread else math.inf
 
     def interval(self, confidence: float = CONFIDENCE) -> Interval:
-        """The ratio with its interval by Student's t; bounds are nan where units are too few."""
+        """The ratio with its interval by Student's t; bounds are nan where units are too few. Rejections that were not
+        seen lower it, and never raise it.
+        """
         quantile = t_quantile((1 - confidence) / 2, self.degrees_of_freedom)
         half_width = quantile * self.standard_error
-        low = math.exp(self.log_ratio - half_width)
+        low = math.exp(self.log_ratio - math.hypot(half_width, self.covers.unseen))
         high = math.exp(self.log_ratio + half_width)
         return Interval(math.exp(self.log_ratio), low, high, self.covers)
 
@@ -113,12 +116,41 @@ class Rare:
     is_numerator: bool
 
 
+class Rejections(NamedTuple):
+    """Iterations of units, [num_units], and the fewest that could have given their tokens."""
+
+    iterations: Floats
+    fewest: Floats
+
+    def noted_in(self, covers: Coverage) -> Coverage:
+        """The coverage of these units, with what rejections that they do not show may add.
+
+        Where a draft is hardly ever rejected, few units have iterations beyond the fewest, and a sample may have too
+        few of them to show how they vary. The long run then has more such iterations, or more units with as many each,
+        up to Poisson's bound of their number (Garwood 1936). As units, those that vary as these do count (Kish 1965).
+        """
+        beyond = np.maximum(self.iterations - self.fewest, 0.0)
+        total = float(beyond.sum())
+        num_rejecting = effective_units(beyond) if total else 0.0
+        if 2 * num_rejecting >= beyond.size:
+            return covers
+        from scipy import special
+
+        # Quantiles of Poisson's distribution are those of the gamma distribution.
+        most = special.gammaincinv(np.array([total, num_rejecting]) + 1, (1 + CONFIDENCE) / 2)
+        mean = total / num_rejecting if total else 1.0
+        most_beyond = max(float(most[0]), float(most[1]) * mean)
+        unseen = math.log1p((most_beyond - total) / (float(self.fewest.sum()) + total))
+        return replace(covers, num_rejecting=round(num_rejecting), unseen=unseen)
+
+
 def ratio_of_totals(
     numerators: ArrayLike,
     denominators: ArrayLike,
     unit: str = "prompt",
     confidence: float = CONFIDENCE,
     lengths: Floats | None = None,
+    rejections: Rejections | None = None,
 ) -> Interval:
     """The product of some totals over the product of others, with the interval of `ratio_estimate`.
 
@@ -128,13 +160,16 @@ def ratio_of_totals(
     Returns:
         The ratio and its bounds; bounds are nan where units are too few, everything is nan without units.
     """
-    interval = ratio_estimate(numerators, denominators, unit, lengths).interval(confidence)
+    estimate = ratio_estimate(numerators, denominators, unit, lengths, rejections)
+    interval = estimate.interval(confidence)
     of_units = np.divide(numerators, denominators)
     num_totals, size = of_units.shape
     if num_totals > 1 or size < FEWEST_FOR_INTERVAL:
         return interval
-    # Rounding may put the ratio of equal units just outside of them.
-    low = min(max(interval.low, float(of_units.min())), interval.estimate)
+    low = interval.low
+    if not estimate.covers.unseen:
+        # Rounding may put the ratio of equal units just outside of them.
+        low = min(max(low, float(of_units.min())), interval.estimate)
     high = max(min(interval.high, float(of_units.max())), interval.estimate)
     return Interval(interval.estimate, low, high, interval.covers)
 
@@ -144,6 +179,7 @@ def ratio_estimate(
     denominators: ArrayLike,
     unit: str = "prompt",
     lengths: Floats | None = None,
+    rejections: Rejections | None = None,
 ) -> RatioEstimate:
     """The product of some totals over the product of others, and how far it is off for the choice of units.
 
@@ -169,12 +205,15 @@ def ratio_estimate(
         numerators, denominators: [num_totals, num_units], not negative; denominators positive.
         lengths: [num_units], how long the units' answers are, where that differs: with fewer than `FEWEST_EFFECTIVE`
             effective units there is no interval.
+        rejections: of the units, where the denominators are iterations, or times of them.
     """
     tops, bottoms = np.array([numerators, denominators], dtype=np.float64)
     size = tops.shape[1]
     if size < FEWEST_FOR_INTERVAL:
         return jackknife_estimate(tops, bottoms, unit)
     covers = Coverage(size, unit)
+    if rejections is not None:
+        covers = rejections.noted_in(covers)
     log_ratio = _log_ratio(tops, bottoms)
     num_effective = size if lengths is None else round(effective_units(lengths))
     if 2 * num_effective < size:

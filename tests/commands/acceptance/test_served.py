@@ -17,7 +17,6 @@ import pytest
 
 from echo_server import serving
 from harness.commands.acceptance.served import (
-    drafted_k,
     likelihood_columns,
     repeated_share,
     served_columns,
@@ -25,6 +24,7 @@ from harness.commands.acceptance.served import (
 from harness.engines.counts import DraftCounts
 from harness.engines.door.reading import ReadText
 from harness.engines.requests import RequestRecord
+from harness.measuring.acceptance import drafted_k
 from harness.results.judging.acceptance import engine_statement
 from harness.results.rows.acceptance import AcceptanceRow, row_in_question
 from harness.results.statistics.interval import Interval
@@ -203,21 +203,19 @@ def test_a_drafter_is_judged_by_what_its_server_reports(
 
 
 @pytest.mark.parametrize(
-    ("answer", "typed", "expected"),
+    ("answer", "expected"),
     [
-        ({"outcomes": [(2, 1), (1, 0)]}, None, 2),
-        ({"outcomes": [(2, 1), (1, 0)]}, 4, 4),
+        ({"outcomes": [(2, 1), (1, 0)]}, 2),
         # Fewer are drafted where an answer ends.
-        ({"drafts": DraftCounts(proposed=79, accepted=30)}, None, 8),
-        ({"drafts": DraftCounts(proposed=79, accepted=30)}, 9, 9),
-        ({}, None, None),
+        ({"drafts": DraftCounts(proposed=79, accepted=30)}, 8),
+        ({}, None),
     ],
 )
 def test_the_k_of_a_server_is_that_which_its_totals_show(
-    answer: dict[str, Any], typed: int | None, expected: int | None
+    answer: dict[str, Any], expected: int | None
 ) -> None:
     request = RequestRecord(0, 3, **{"num_tokens": 41, "max_new_tokens": 41} | answer)
-    assert drafted_k([request], typed) == expected
+    assert drafted_k([request]) == expected
 
 
 def test_the_k_that_was_served_is_in_the_headline() -> None:

@@ -7,18 +7,21 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 
+from harness.results.statistics.interval import Interval
 from harness.results.statistics.iterations import (
     Cut,
     acceptance_chances,
     cut,
     expected_acceptance,
     expected_tokens_per_iteration,
-    tokens_over_iterations,
 )
+from harness.results.statistics.multiplicity import relative_to
+from harness.results.statistics.ratios import Rejections, ratio_of_totals
 
 VOCABULARY = range(3)
 LENGTH = 5
@@ -195,15 +198,34 @@ def test_the_lower_bound_allows_for_rejections_that_hardly_any_text_has(
 ) -> None:
     """Of 15 texts in each of 500 samples, some without any rejection."""
     random = np.random.default_rng(0)
-    tokens = np.full(15, 100.0)
+    tokens, fewest = np.full(15, 100.0), np.full(15, 50.0)
+
+    def found(iterations: Any) -> Interval:
+        rejections = Rejections(iterations, fewest)
+        return ratio_of_totals([tokens], [iterations], rejections=rejections)
+
     samples = random.poisson(num_rejected, size=(500, 15))
-    found = [tokens_over_iterations(tokens, 50 + rejected, 15 * 50) for rejected in samples]
-    is_covered = [figure.low <= 100 / (50 + num_rejected) for figure in found]
+    is_covered = [found(50.0 + rejected).low <= 100 / (50 + num_rejected) for rejected in samples]
     assert np.mean(is_covered) > 0.96
-    whole = tokens_over_iterations(tokens, tokens / 2, 15 * 50)
+    whole = found(fewest)
     assert whole.low < whole.estimate == whole.high == 2
-    often = tokens_over_iterations(tokens, np.full(15, 53.0), 15 * 50)
+    assert str(whole.covers) == "15 prompts (holds if rejections in 0 of these are typical)"
+    often = found(np.full(15, 53.0))
     assert often.low == pytest.approx(often.estimate)
+
+
+def test_a_rare_text_with_many_rejections_may_have_others_like_it() -> None:
+    """One of 15 texts has 6 iterations beyond its 4: as many as five or six such texts may be in the long run."""
+    fewest = np.full(15, 4.0)
+    iterations = fewest + 6.0 * (np.arange(15) == 3)
+    found = ratio_of_totals(
+        [31.0 * np.ones(15)], [iterations], rejections=Rejections(iterations, fewest)
+    )
+    assert found.covers is not None
+    assert found.covers.num_rejecting == 1
+    assert found.low < 15 * 31 / (60 + 5.5 * 6)
+    alternatives = relative_to(0, np.ones((2, 15)), np.ones((2, 15)), unseen=[0.0, 0.3])
+    assert [share.low for share in alternatives] == pytest.approx([1, math.exp(-0.3)])
 
 
 def test_the_ends_of_short_answers_are_no_rejections() -> None:
