@@ -11,6 +11,7 @@ import pytest
 
 from documented import ROOT
 from harness.commands.registry import with_settings
+from harness.config.installation import install_command
 from in_process import Harness, only
 from processes import run
 from shipped_copies import copy_shipped
@@ -182,7 +183,7 @@ print("torch" in sys.modules)
         "draft=./absent: no such directory",
         "model=tony: no such preset (did you mean tiny?)",
         "decoding.top_p=0.0: must be in (0, 1]",
-        "serve: needs the fastapi package: pip install 'specharness[serve]'",
+        f"serve: needs the fastapi package: {install_command('serve')}",
         "False",
     ]
 

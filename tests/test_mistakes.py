@@ -35,7 +35,7 @@ MISTAKES = {
     "latency -m K=2,4 --cfg job": "-m: has no --cfg: leave one of them out",
     "latency -m 'seed=range(0,3,0)'": "settings: range() arg 3 must not be zero",
     "latency K=2,4": "decoding.num_draft_tokens=2,4: has several values: -m measures each",
-    "latency hydra/launcher=joblib -m K=2,4": "hydra/launcher=joblib: is not installed; pip install 'specharness[ray,",
+    "latency hydra/launcher=joblib -m K=2,4": "hydra/launcher=joblib: is not installed; pip install ",
     f"latency seed={5000 * '9'}": "seed: a number is too long, or brackets are nested too deeply",
     "latency -- llama-server -m a.gguf":
         "the command behind --: no flag of it makes llama.cpp speculate: "
@@ -57,7 +57,8 @@ MISTAKES = {
     "latency batch_size=two": "batch_size=two: must be a whole number",
     "latency weights=randm": "weights=randm: must be one of stored, random (did you mean random?)",
     "latency decoding.max_new_tokens=600": "decoding.max_new_tokens=600: leaves no room for a prompt: the context",
-    "latency precision=2% budget=soon": "budget=soon: must be a time, such as 10min, 90s or 2h",
+    "latency budget=10": "budget=10: must be a time with its unit",
+    "latency precision=2% budget=soon": "budget=soon: must be a time with its unit, such as 10min, 90s or 2h",
     "latency format=yaml": "results.format=yaml: must be one of text, json",
     "latency model=1e3": "model=1e3: ",
     "plan gpus=0xA100": "gpus=0: must be from 1 to 1024",

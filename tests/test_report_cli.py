@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.config.installation import install_command
 from in_process import Harness
 from processes import run
 from report_files import latency_run, write
@@ -23,7 +24,7 @@ def test_without_matplotlib_the_tables_remain(tmp_path: Path) -> None:
     )
     assert "2.00×" in result.stdout
     missing, written = result.stderr.splitlines()
-    assert "pip install 'specharness[report]'" in missing
+    assert install_command("report") in missing
     assert written == "written to results/report.md and results/report.html"
     page = (tmp_path / "results" / "report.html").read_text()
     assert "class=plot" not in page

@@ -33,7 +33,7 @@ from harness.config.errors import (
     in_one_line,
     nearest,
 )
-from harness.config.installation import missing_local
+from harness.config.installation import install_command, missing_local
 from harness.config.machine import terminal_width
 from harness.config.removed import REMOVED
 from harness.reporting import terminal
@@ -59,7 +59,8 @@ To begin, harness latency measures a tiny pair that comes with it: no GPU, no
 download, half a minute. harness latency -- llama-server ... measures your server."""
 _BEGIN_WITHOUT_MODELS = """\
 To begin, harness latency -- llama-server ... (or vllm serve ...) measures your
-server. Models on this machine need pip install 'specharness[local]'."""
+server. Models on this machine need more packages:
+{install}"""
 
 # What is typed to measure nothing.
 _DRY_RUN = "dry_run=true"
@@ -206,7 +207,9 @@ def _usage() -> str:
         summary = f"  {command.name}".ljust(margin) + command.summary
         lines += textwrap.wrap(summary, terminal_width(), subsequent_indent=" " * margin)
         lines.append(f"{' ' * margin}harness {command.name} {command.example}")
-    begin = _BEGIN_WITHOUT_MODELS if missing_local() else _BEGIN
+    begin = _BEGIN
+    if missing_local():
+        begin = _BEGIN_WITHOUT_MODELS.format(install=install_command("local"))
     return _USAGE.format(commands="\n".join(lines), begin=begin)
 
 

@@ -1,9 +1,13 @@
-"""This installation: where the package and its presets are, and what it lacks of `specharness[local]`."""
+"""This installation: where the package and its presets are, what it lacks of the extra `local`, and what brings it."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
+import json
+import shlex
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from harness.config.errors import SettingError
 
@@ -11,9 +15,21 @@ PACKAGE = Path(__file__).resolve().parents[1]
 # A wheel has conf/ inside the package, a checkout next to it.
 CONF = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"
 
-# What `specharness[local]` brings, and every use of a model here needs.
+# What the extra `local` brings, and every use of a model here needs.
 _LOCAL = ("torch", "transformers", "accelerate", "safetensors")
-INSTALL_LOCAL = "pip install 'specharness[local]'"
+
+
+def install_command(extras: str) -> str:
+    """The command that adds extras, `ray,slurm`, to this installation, of a checkout or of a wheel."""
+    if (PACKAGE.parent / "pyproject.toml").is_file():
+        return f"pip install -e {shlex.quote(f'{PACKAGE.parent}[{extras}]')}"
+    try:
+        # pip notes where a wheel came from that it did not find in an index.
+        noted = importlib.metadata.distribution("specharness").read_text("direct_url.json")
+        wheel = unquote(urlsplit(json.loads(noted or "{}")["url"]).path)
+    except (importlib.metadata.PackageNotFoundError, ValueError, KeyError):
+        wheel = "WHEEL_FILE"
+    return f"pip install {shlex.quote(f'{wheel}[{extras}]')}"
 
 
 def is_installed(package: str) -> bool:
@@ -25,7 +41,7 @@ def is_installed(package: str) -> bool:
 
 
 def missing_local() -> list[str]:
-    """The packages without which no model runs on this machine; none where `specharness[local]` is installed."""
+    """The packages without which no model runs on this machine; none where `local` is installed."""
     return [package for package in _LOCAL if not is_installed(package)]
 
 
@@ -39,5 +55,5 @@ def require_local(setting: str, value: object = ..., instead: str = "") -> None:
     missing = missing_local()
     if missing:
         verb = "is" if len(missing) == 1 else "are"
-        rule = f"needs {', '.join(missing)}, which {verb} not installed: {INSTALL_LOCAL}"
+        rule = f"needs {', '.join(missing)}, which {verb} not installed: {install_command('local')}"
         raise SettingError(setting, f"{rule}{instead}", value)

@@ -334,7 +334,9 @@ class ServerCommand:
             words = self._words_without(self.startup.address)
             command = shlex.join(word for word in words if word not in self.startup.for_all)
             both = f"harness latency -- {command.replace(model, target)} -- {command}"
-            raise SettingError(SETTING, f"{model} may speculate by its own configuration: type {both}")
+            raise SettingError(
+                SETTING, f"{model} may speculate by its own configuration: type {both}"
+            )
 
     def _variables(self) -> list[str]:
         """The variables that set speculation, before the program or in this process's environment."""

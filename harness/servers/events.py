@@ -15,7 +15,7 @@ from pydantic import AliasChoices, AliasPath, BaseModel, ConfigDict, Field, Vali
 from pydantic_core import PydanticUndefined
 
 from harness.config.errors import RunError, from_outside
-from harness.config.installation import INSTALL_LOCAL, missing_local
+from harness.config.installation import install_command, missing_local
 from harness.engines.counts import MOST_ACCEPTED, DraftCounts, ImpossibleCounts, positions
 from harness.engines.requests import EMPTY, RequestError, RequestRecord
 from harness.engines.tokenizer import TextTokenizer, Tokenizer
@@ -368,7 +368,7 @@ def settle(
             reason = (
                 "the server does not count its tokens, and no tokenizer is here: model= names one"
             )
-            remedy = f" ({INSTALL_LOCAL})" if missing_local() else ""
+            remedy = f" ({install_command('local')})" if missing_local() else ""
             request.error = RequestError(0, reason + remedy)
     elif is_chat is not True and request.num_tokens == len(request.shown_ids):
         # llama.cpp shows ids.

@@ -11,6 +11,7 @@ from subprocess import CompletedProcess
 import pandas as pd
 import pytest
 
+from harness.config.installation import install_command
 from harness.config.machine import num_usable_cores
 from in_process import Harness
 from processes import run, start
@@ -94,5 +95,5 @@ def test_ctrl_c_while_slurm_has_the_jobs_calls_none_a_failure(
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed")
 def test_a_launcher_that_is_not_installed_is_named_with_what_brings_it(harness: Harness) -> None:
     complaint = harness.refused("latency", "-m", "+launcher=ray", "seed=1,2")
-    absent = "hydra/launcher=ray: is not installed; pip install 'specharness[ray,slurm]'"
+    absent = f"hydra/launcher=ray: is not installed; {install_command('ray,slurm')}"
     assert complaint.startswith(absent)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pynvml
 import pytest
 
-from harness.config import machine
+from harness.config import installation, machine
 from harness.config.gpus import known_gpu, known_gpus
 
 
@@ -83,6 +85,25 @@ def test_cores_that_other_programs_keep_busy_are_not_free(monkeypatch: pytest.Mo
     for busy, num_free in (([0, 3, 2, 99, 99, 0], 4), ([100, 0, 0, 0, 0, 97], 2), ([100] * 6, 1)):
         monkeypatch.setattr(psutil, "cpu_percent", lambda *_, busy=busy, **__: busy)
         assert machine.num_free_cores() == num_free
+
+
+@pytest.mark.parametrize(
+    ("noted", "command"),
+    [
+        ('{"url": "file:///my%20files/specharness-0.3.0.whl"}', "'/my files/specharness-0.3.0.whl[gguf]'"),
+        (None, "'WHEEL_FILE[gguf]'"),
+    ],
+)  # fmt: skip
+def test_extras_come_from_where_the_package_did(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, noted: str | None, command: str
+) -> None:
+    assert f"pip install -e '{Path(__file__).parents[2]}[gguf]'" == installation.install_command(
+        "gguf"
+    )
+    monkeypatch.setattr(installation, "PACKAGE", tmp_path / "harness")
+    distribution = SimpleNamespace(read_text=lambda name: noted)
+    monkeypatch.setattr(importlib.metadata, "distribution", lambda name: distribution)
+    assert installation.install_command("gguf") == f"pip install {command}"
 
 
 @pytest.mark.parametrize(

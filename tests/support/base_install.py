@@ -20,7 +20,7 @@ Run = Callable[[Sequence[str], Mapping[str, str]], subprocess.CompletedProcess[s
 
 _QUICK = ["num_prompts=8", "tokens=4"]
 NAMES: Mapping[str, str | None] = {"tiny": None}
-_INSTALL = "pip install 'specharness[local]'"
+_INSTALL = "[local]"
 # These need models here: by their engine, or whatever the engine is.
 _LOCAL_COMMANDS = [
     ["latency"],

@@ -16,6 +16,7 @@ from harness.cli.menu import conversion, names
 from harness.commands.registry import configured
 from harness.config.command_line import INSTEAD
 from harness.config.errors import SettingError, did_you_mean, nearest
+from harness.config.installation import install_command
 
 
 def explained(error: Exception, command: str) -> SettingError | None:
@@ -63,7 +64,7 @@ def _no_such_preset(
 ) -> SettingError:
     """`model=7C: no such preset (did you mean 7B?); harness help latency presets lists them`."""
     if group == "hydra/launcher":
-        installing = "pip install 'specharness[ray,slurm]' brings the launchers of ray and submitit"
+        installing = f"{install_command('ray,slurm')} brings the launchers of ray and submitit"
         return SettingError(group, f"is not installed; {installing}", choice)
     # Hydra lists no presets where the missing one is that of a name with suffixes, `7C` of `7C_8bit`.
     names_of_group = list(error.options or names.presets(group))

@@ -42,7 +42,7 @@ class LatencySettings(PromptedSettings, RepeatedSettings):
 
     num_prompts: int | Literal["auto"] = "auto"
     precision: float | str | None = None
-    budget: float | str | None = None
+    budget: str | None = None
     num_warmup: int = 1
     laps: int | Literal["auto"] = "auto"
 
@@ -69,7 +69,11 @@ class LatencySettings(PromptedSettings, RepeatedSettings):
                 "precision",
                 "is that of the speed-up, which needs a draft",
             ),
-            (self.budget is None or is_time, "budget", "must be a time, such as 10min, 90s or 2h"),
+            (
+                self.budget is None or is_time,
+                "budget",
+                "must be a time with its unit, such as 10min, 90s or 2h",
+            ),
             (self.laps == "auto" or self.laps >= 1, "laps", "must be auto or at least 1"),
             # All of them are in memory at once.
             (self.num_asked <= 10**6, "num_prompts", "must be at most 10^6"),
@@ -91,8 +95,7 @@ class LatencySettings(PromptedSettings, RepeatedSettings):
     @property
     def budget_s(self) -> float | None:
         """Seconds after which no question is asked any more; None for no limit."""
-        asked = self.budget
-        return quantity(asked, SECONDS) if isinstance(asked, str) else asked
+        return None if self.budget is None else quantity(self.budget, SECONDS)
 
     def check_engine(self, engine: Abilities) -> None:
         rule = "needs engine=server"

@@ -19,6 +19,7 @@ from harness.commands.registry import measurement
 from harness.config.amounts import counted
 from harness.config.command_line import Words
 from harness.config.errors import RunError, SettingError
+from harness.config.installation import install_command
 from harness.config.settings import rule_of_paths
 from harness.reporting.files import ReportContents, html_page, markdown, on_terminal
 from harness.reporting.overview import days_of, environment_table, files_table
@@ -26,7 +27,6 @@ from harness.reporting.terminal import WIDE, plain_console, print_document
 from harness.reporting.words import common_settings
 from harness.results.runs import measured_of
 
-_INSTALL_PLOTS = "pip install 'specharness[report]'"
 _DEFAULT = Path("results")
 # How the ids of runs begin.
 _RUN_ID = re.compile(r"\d{8}(T[\w.-]*)?")
@@ -52,8 +52,8 @@ From CSV files to answers in the terminal, report.md, and report.html: one page 
   harness report 20261122T164306 format=row
 
 A run that is in several files counts once; repetitions of a measurement are shown as one, over all of its runs.
-Exit code 2: a path that does not exist, or without such a file. The plots need matplotlib:
-pip install 'specharness[report]'"""
+Exit code 2: a path that does not exist, or without such a file. The plots need matplotlib,
+which the extra `report` brings."""
 
 _MOST_NOTES = 20
 
@@ -157,7 +157,7 @@ def write(report: ReportContents, output: Path) -> list[Path]:
     """Write a report's files into a directory. Raises as `_write`."""
     drawn: dict[str, dict[str, list[tuple[str, str]]]] = {}
     drawing = _optional_plots()
-    note = f"Plots need matplotlib: {_INSTALL_PLOTS}"
+    note = f"Plots need matplotlib: {install_command('report')}"
     if drawing is not None:
         note = "The plots are in report.html."
         drawn = {question: drawing.as_svgs(page.plots) for question, page in report.pages.items()}
@@ -194,6 +194,8 @@ def _optional_plots() -> ModuleType | None:
     except ModuleNotFoundError as error:
         if error.name != "matplotlib":
             raise
-        print(f"no plots without matplotlib: {_INSTALL_PLOTS} brings it", file=sys.stderr)
+        print(
+            f"no plots without matplotlib: {install_command('report')} brings it", file=sys.stderr
+        )
         return None
     return drawing

@@ -138,6 +138,7 @@ def _generation(served: ServedModel, arm: str) -> APIRouter:
     router = APIRouter()
 
     async def tokens_of(prompts: Sequence[str | list[int]]) -> list[list[int]]:
+        served.check_number(prompts)
         # A long text takes seconds, in which others are answered.
         return [await run_in_threadpool(served.tokens_of, prompt) for prompt in prompts]
 

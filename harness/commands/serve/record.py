@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from harness.commands.command import Service
 from harness.config.engines import Abilities
 from harness.config.errors import SettingError
-from harness.config.installation import is_installed
+from harness.config.installation import install_command, is_installed
 from harness.config.machine import is_loopback
 from harness.config.run import RunSettings
 from harness.config.settings import require, require_at_least
@@ -85,5 +85,5 @@ Ctrl-C ends it. A question to it:
     def check_installed(self) -> None:
         for package in ("fastapi", "uvicorn"):
             if not is_installed(package):
-                rule = f"needs the {package} package: pip install 'specharness[serve]'"
+                rule = f"needs the {package} package: {install_command('serve')}"
                 raise SettingError("serve", rule)

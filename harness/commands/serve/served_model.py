@@ -86,6 +86,12 @@ class ServedModel:
             raise Refusal(400, f"messages: {first_line(error)}") from error
         return token_ids
 
+    def check_number(self, prompts: Sequence[object]) -> None:
+        """Raise a Refusal for more prompts than a request may have."""
+        most = self.settings.most_prompts
+        if len(prompts) > most:
+            raise Refusal(400, f"prompt: {len(prompts)} prompts; at most {most} in a request")
+
     def tokens_of(self, prompt: str | Sequence[int]) -> list[int]:
         """Token ids of a plain prompt.
 
@@ -116,9 +122,6 @@ class ServedModel:
         Raises:
             Refusal: beyond a limit.
         """
-        most = self.settings.most_prompts
-        if len(prompts) > most:
-            raise Refusal(400, f"prompt: {len(prompts)} prompts; at most {most} in a request")
         loop = asyncio.get_running_loop()
 
         def put(piece: Piece) -> None:

@@ -20,6 +20,7 @@ from transformers import (
 
 from harness.config.errors import RunError, SettingError
 from harness.config.failures import explain_configuration, first_line
+from harness.config.installation import install_command
 from harness.config.repositories import check_place
 from harness.config.settings import Dtype, ModelSettings
 from harness.local.models.cache_names import CACHE
@@ -87,7 +88,7 @@ def read_checkpoint(
     else:
         if settings.gguf_file is not None and importlib.util.find_spec("gguf") is None:
             reading = f"{role}: reading {settings.gguf_file}"
-            raise RunError(f"{reading} needs the gguf package: pip install 'specharness[gguf]'")
+            raise RunError(f"{reading} needs the gguf package: {install_command('gguf')}")
         _check_directory(role, settings, needs_weights)
         try:
             check_model_access(settings)

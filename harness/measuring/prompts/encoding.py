@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from harness.config.amounts import counted
 from harness.config.errors import SettingError
-from harness.config.installation import INSTALL_LOCAL, missing_local
+from harness.config.installation import install_command, missing_local
 from harness.config.run import PromptedSettings, RunSettings
 from harness.config.settings import PromptSettings, require
 from harness.engines.chat import Chat
@@ -108,7 +108,9 @@ class Encoder:
         """
         if _have_lengths(prompts) and isinstance(self.planned.tokenizer, TextTokenizer):
             remedy = (
-                f": {INSTALL_LOCAL}" if missing_local() else ", and there is none of this model"
+                f": {install_command('local')}"
+                if missing_local()
+                else ", and there is none of this model"
             )
             rule = f"needs the model's tokenizer to cut texts by tokens{remedy}"
             raise SettingError("prompts.lengths", rule)

@@ -13,7 +13,7 @@ from typing import Any
 
 from harness.config.errors import RunError, SettingError, nearest
 from harness.config.failures import explain, first_line
-from harness.config.installation import INSTALL_LOCAL, is_installed
+from harness.config.installation import install_command, is_installed
 from harness.config.settings import PROMPT_FILES, ModelSettings, PromptSettings
 from harness.engines.door import local
 
@@ -50,7 +50,7 @@ def _fetched(settings: PromptSettings, file: str) -> Path:
     revision = settings.revision
     assert repository is not None
     if not is_installed("huggingface_hub"):
-        rule = f"is on the hub, and huggingface_hub is not installed: {INSTALL_LOCAL}"
+        rule = f"is on the hub, and huggingface_hub is not installed: {install_command('local')}"
         raise SettingError("prompts", rule, settings.name)
     import huggingface_hub
 
@@ -153,7 +153,7 @@ def _table(content: bytes, suffix: str) -> list[dict[str, Any]]:
 
         rows: list[dict[str, Any]] = parquet.read_table(file).to_pylist()
     except ImportError:
-        raise BadFile("needs pyarrow: pip install 'specharness[parquet]'") from None
+        raise BadFile(f"needs pyarrow: {install_command('parquet')}") from None
     except (OSError, ValueError) as error:
         raise BadFile(f"cannot be read as {suffix} ({first_line(error)})") from None
     return rows
