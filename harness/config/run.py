@@ -22,6 +22,8 @@ from harness.config.settings import (
 
 WeightsSource = Literal["stored", "random"]
 RunnerName = Literal["auto", "eager", "static", "compiled"]
+# Behind the name of a runner, in rows: on a GPU the host launches its kernels one by one.
+NO_GRAPHS = ", no graphs"
 ChatTemplate = Literal["auto", "always", "never"]
 
 _LOCAL = EngineSettings()

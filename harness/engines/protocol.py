@@ -147,16 +147,19 @@ class Phases:
     Attributes:
         seconds: of each phase.
         calls: of each phase.
+        knows_host: whether the host is at work in no other phase than its own.
     """
 
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     calls: Counter[str] = field(default_factory=Counter)
+    knows_host: bool = True
 
     def add(self, others: Phases) -> None:
         """Add the phases of another answer."""
         for phase, seconds in others.seconds.items():
             self.seconds[phase] += seconds
         self.calls.update(others.calls)
+        self.knows_host &= others.knows_host
 
     def ms_per_iteration(self, phase: str) -> float | None:
         """A phase's milliseconds per iteration; None without such a phase or an iteration."""
@@ -411,6 +414,11 @@ class Engine:
     runner: str | None = None
     draft_runner: str | None = None
     setup_seconds: float | None = None
+
+    @property
+    def prepared_share(self) -> float | None:
+        """The share of the tokens so far that prepared calls decided, as those that are timed; None without any."""
+        return None
 
     def close(self) -> None:
         """Give back memory, threads and connections."""

@@ -36,6 +36,7 @@ class Preparation:
         gpu_runner: what `auto` is on a GPU.
         batch_size: the most prompts of a question; for an engine that queues, the most in flight.
         longest_prompt: the most tokens of a prompt.
+        samplings: settings of which requests of a question may have the temperature, top-k and top-p, too.
         say: shows a line to the user.
     """
 
@@ -44,6 +45,7 @@ class Preparation:
     gpu_runner: RunnerName = "static"
     batch_size: int = 1
     longest_prompt: int = 0
+    samplings: Sequence[DecodingSettings] = ()
     say: Callable[[str], None] = lambda message: None
 
     @property

@@ -207,12 +207,15 @@ class Session:
         write_environment(self.directory, self.devices)
         return self.placed
 
-    def open(self, batch_size: int, longest_prompt: int) -> Engine:
+    def open(
+        self, batch_size: int, longest_prompt: int, samplings: Sequence[DecodingSettings] = ()
+    ) -> Engine:
         """Open the engine, with the pair loaded if it needs one. It takes the place of one that is open.
 
         Args:
             batch_size: the most prompts of a question, or the most requests in flight.
             longest_prompt: the most tokens of a prompt.
+            samplings: as of `Preparation`.
         """
         decoding = self.settings.decoding
         # Its caches are freed before the next engine allocates its own.
@@ -223,6 +226,7 @@ class Session:
             gpu_runner=self.settings.GPU_RUNNER,
             batch_size=batch_size,
             longest_prompt=longest_prompt,
+            samplings=samplings,
             say=say,
         )
         self.engine = self._keeper.open(self.settings, preparation, self.directory)

@@ -103,7 +103,6 @@ def _members() -> dict[str, Any]:
     return {
         "current_device": lambda: 0,
         "device_count": lambda: 1,
-        "empty_cache": lambda: None,
         "get_device_name": lambda device=None: NAME,
         "get_device_properties": lambda device=None: properties,
         "init": lambda: None,

@@ -6,10 +6,13 @@ What runs on them gives the numbers of a CPU. Operations over several devices fa
 from __future__ import annotations
 
 import functools
+import inspect
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -71,10 +74,12 @@ class CudaGraph:
     the host has read or a tensor that it has made, is not.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, gpus: PretendedGpus) -> None:
         self.operations: list[tuple[Any, Any, Any, Any]] = []
+        self._gpus = gpus
 
     def replay(self) -> None:
+        self._gpus.counts["replay"] += 1
         for func, args, kwargs, results in self.operations:
             again = func(*args, **kwargs)
             for old, new in zip(_within(results), _within(again), strict=True):
@@ -88,17 +93,51 @@ class PretendedGpus(TorchDispatchMode):
 
     Attributes:
         graph: that captures what is called; None for none.
+        captures_underway: captures that have not ended as they should; torch then refuses to empty its cache.
+        refuses_waits: whether a call that waits for the device is an error.
+        streams: those that are current, the innermost last.
+        counts: how often since the last `clear` a graph was replayed, a kernel launched by itself, and something copied
+            from the host, to the host, or between GPUs.
     """
 
     graph: CudaGraph | None = None
+    captures_underway = 0
+    refuses_waits = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.streams = [_Stream()]
+        self.counts: Counter[str] = Counter()
 
     @contextmanager
-    def captured(self, graph: CudaGraph, pool: Any = None) -> Iterator[None]:
+    def captured(self, graph: CudaGraph, pool: Any = None, stream: Any = None) -> Iterator[None]:
+        """As torch does it: a capture that fails stays underway, and its stream the current one."""
+        self.empty_cache()
+        self.streams.append(stream)
         self.graph = graph
+        self.captures_underway += 1
+        try:
+            yield
+        except RuntimeError as error:
+            self.graph = None
+            message = "operation failed due to a previous error during capture"
+            raise RuntimeError(message) from error
+        self.graph = None
+        self.captures_underway -= 1
+        self.streams.pop()
+
+    @contextmanager
+    def on_stream(self, stream: Any) -> Iterator[None]:
+        num_before = len(self.streams)
+        self.streams.append(stream)
         try:
             yield
         finally:
-            self.graph = None
+            del self.streams[num_before:]
+
+    def empty_cache(self) -> None:
+        if self.captures_underway:
+            raise RuntimeError("captures_underway.empty() INTERNAL ASSERT FAILED")
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -119,7 +158,8 @@ class PretendedGpus(TorchDispatchMode):
         if packet in _INDEXING:
             tensors = [tensor for tensor in tensors if isinstance(tensor, _OnGpu)]
         if packet is _aten._local_scalar_dense:
-            self._refuse_capture(packet)
+            self._wait(packet)
+            self.counts["to host"] += 1
             return func(args[0].held)
         # A single number in main memory is an argument of a kernel.
         places = {
@@ -142,6 +182,8 @@ class PretendedGpus(TorchDispatchMode):
 
         args = _mapped(held, args)
         kwargs = {name: _mapped(held, value) for name, value in kwargs.items()}
+        if self.graph is None and not func.is_view and func is not _aten.copy_.default:
+            self.counts["launch"] += 1
         if func is _aten.histc.default:
             func = _histogram
         if func is _aten.scaled_dot_product_attention.default:
@@ -160,6 +202,15 @@ class PretendedGpus(TorchDispatchMode):
         into = func is _aten.copy_.default
         here, there = _place(args[into]), _place(args[0]) if into else wanted or _place(args[0])
         if here != there:
+            kinds = {here.type, there.type}
+            what = (
+                "between"
+                if kinds == {"cuda"}
+                else f"to {'host' if there.type == 'cpu' else 'device'}"
+            )
+            self.counts[what] += 1
+            if "cpu" in kinds and not kwargs.get("non_blocking"):
+                self._wait(func)
             self._refuse_capture(func)
         if here == there or there.type == "cuda" or not args[into].numel():
             return self._run(func, args, kwargs, there)
@@ -167,9 +218,25 @@ class PretendedGpus(TorchDispatchMode):
         kwargs = {name: value for name, value in kwargs.items() if name != "non_blocking"}
         return func(args[0].held, **{**kwargs, "device": there}).clone()
 
+    def _wait(self, what: Any) -> None:
+        if self.refuses_waits:
+            raise RuntimeError("called a synchronizing CUDA operation")
+        self._refuse_capture(what)
+
     def _refuse_capture(self, what: Any) -> None:
         if self.graph is not None:
             raise RuntimeError(f"{what}: operation not permitted when stream is capturing")
+
+
+def _within_torch(function: Any) -> None:
+    """Put a function into torch's own directory, as CUDA's calls have no lines outside it."""
+    file = str(Path(torch.__file__).with_name("cuda.py"))
+    function = inspect.unwrap(function)
+    function.__code__ = function.__code__.replace(co_filename=file)
+
+
+for _method in ("__torch_dispatch__", "_wait", "_copy"):
+    _within_torch(getattr(PretendedGpus, _method))
 
 
 class _Stream:
@@ -194,19 +261,23 @@ def _members(gpus: PretendedGpus) -> dict[str, Any]:
         def elapsed_time(self, end: Event) -> float:
             return 1000 * (end.recorded_s - self.recorded_s)
 
-    stream = _Stream()
+    def set_sync_debug_mode(mode: str) -> None:
+        gpus.refuses_waits = mode == "error"
+
     return {
-        "CUDAGraph": CudaGraph,
+        "CUDAGraph": functools.partial(CudaGraph, gpus),
         "Event": Event,
         "Stream": _Stream,
         "_lazy_init": lambda: None,
-        "current_stream": lambda device=None: stream,
+        "current_stream": lambda device=None: gpus.streams[-1],
         "device": nullcontext,
+        "empty_cache": gpus.empty_cache,
         "get_device_capability": lambda device=None: (9, 0),
         "graph": gpus.captured,
         "graph_pool_handle": lambda: None,
         "set_stream": lambda stream: None,
-        "stream": nullcontext,
+        "set_sync_debug_mode": set_sync_debug_mode,
+        "stream": gpus.on_stream,
         "synchronize": lambda device=None: None,
     }
 

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from harness.config.amounts import counted, percent
 from harness.config.machine import is_loopback
+from harness.config.run import NO_GRAPHS
 from harness.measuring.rows import LatencyRow
 from harness.reporting.words import (
     LOSSY,
@@ -311,6 +312,12 @@ DOUBTS = (
         "setting against",
         lambda run: run.last.synthetic and synthetic_value(run.last),
         "decoding.synthetic_acceptance={found}: draft tokens were accepted at random, this often.",
+    ),
+    Doubt(
+        "setting against",
+        lambda run: NO_GRAPHS in (run.last.runner or ""),
+        "No iteration is captured, in either arm (runner {row.runner}): the host launches each kernel by itself. A draft"
+        " then costs more, and the host's share is not known.",
     ),
     Doubt(
         "setting against",

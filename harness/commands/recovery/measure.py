@@ -16,6 +16,7 @@ from typing import Any
 from harness.commands.command import Experiment
 from harness.commands.recovery.record import RecoverySettings
 from harness.commands.recovery.rows import RecoveryRow
+from harness.commands.recovery.sampling import samplings
 from harness.commands.recovery.scored import scored_checks
 from harness.commands.recovery.scores import GreedyTexts, with_ends
 from harness.commands.recovery.workload import (
@@ -59,10 +60,13 @@ class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
     def rows(self, session: Session) -> list[RecoveryRow]:
         """One row per check, or one without a check."""
         arm = self.settings.arms[-1]
+        prepared_share = None
         if session.engine is not None:
             arm = session.engine.arms[-1].name  # of a server alone, known since it was asked
+            prepared_share = session.engine.prepared_share
         common: dict[str, Any] = {
             "arm": arm,
+            "prepared_share": prepared_share,
             "prompts_digest": self.prompt_set.digest,
             "refused": ", ".join(self.refused) or None,
             **self.num_too_long,
@@ -90,24 +94,24 @@ class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
         # A first prompt may have a token more (`Workload`), a second one goes on after an answer.
         longest = encoded.longest + 1 + most + FOLLOW_UP
         session.place(settings.batch_size, longest)
-        engine = session.open(settings.batch_size, longest)
+        tried = [sampling.decoding for sampling in samplings(settings.decoding)]
+        greedy = dataclasses.replace(settings.decoding, temperature=0)
+        engine = session.open(settings.batch_size, longest, [*tried, greedy])
         arm = engine.arms[-1]
-        samplings, self.refused = taken_samplings(arm, settings, prompts[0])
+        taken, self.refused = taken_samplings(arm, settings, prompts[0])
         references = References(settings, session.planned, engine)
         reference = self._reference(session, references, prompts)
         if isinstance(reference, ReportedReference):
             unknown = [
-                sampling
-                for sampling in samplings
-                if not sampling.is_known_by(settings.top_logprobs)
+                sampling for sampling in taken if not sampling.is_known_by(settings.top_logprobs)
             ]
             if unknown:
                 names = ", ".join(sampling.name for sampling in unknown)
                 shown = f"top_logprobs={settings.top_logprobs}"
                 say(f"not tested, because {shown} is not enough: {names}")
-            samplings = [sampling for sampling in samplings if sampling not in unknown]
+            taken = [sampling for sampling in taken if sampling not in unknown]
         can_end = all(each.traits.stops_at_tokens for each in engine.arms)
-        asking = Asking(settings, prompts, samplings, session.end_tokens(), can_end)
+        asking = Asking(settings, prompts, taken, session.end_tokens(), can_end)
         regular = engine.arms[0] if len(engine.arms) > 1 else None
         if reference is not None:
             yield from scored_checks(asking, arm, reference)
@@ -117,9 +121,9 @@ class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
             whose = "the weights write" if has_weights else "the regular server writes"
             say(f"greedy texts are compared with those that {whose}")
             yield greedy_check(asking, arm, regular, references)
-            if not samplings:
+            if not taken:
                 return
-        why = self._untested_draws(has_weights) if samplings else self._nothing_known()
+        why = self._untested_draws(has_weights) if taken else self._nothing_known()
         yield {"check": "reference", "verdict": "undecided", "finding": why}
 
     def _untested_draws(self, has_weights: bool) -> str:

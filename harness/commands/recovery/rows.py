@@ -18,6 +18,9 @@ class RecoveryRow(PromptedRow):
 
     seed: MaybeInt = setting("seed of the random numbers", "seed")
     arm: MaybeText = figure("the arm under test")
+    prepared_share: MaybeFloat = figure(
+        "share of its tokens that prepared calls decided, as those that `latency` times"
+    )
     check: MaybeText = figure(
         "`greedy` texts; `sampled`: drawn tokens; `reference`: both for a regular server as the reference, or that"
         " there is none; `kernels`: the passes that decode against the eager model"

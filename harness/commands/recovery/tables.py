@@ -131,6 +131,11 @@ def _notes(checks: Checks) -> list[str]:
         notes.append(f"Refused by the engine, or not asked for, so not tested: {row.refused}.")
     if checks.verdict in _STYLES and checks.findings not in checks.statement.reason:
         notes.append(f"{checks.findings}.")
+    if row.prepared_share is not None:
+        share = percent(row.prepared_share)
+        notes.append(
+            f"Calls that were prepared as those that `latency` times decided {share} of the tokens."
+        )
     if sampled is None or not sampled.num_draws or checks.verdict not in _STYLES:
         return notes
     chance = _share(sampled.power)

@@ -59,10 +59,12 @@ class Calls:
     Attributes:
         rows: the fixed state that the calls were prepared for; None where they were not.
         most_tokens: of a row, prompt and new ones, for which the caches of `rows` have room.
+        was_prepared: whether a prepared call has decided last.
     """
 
     rows: RowState | None = None
     most_tokens: int = 0
+    was_prepared: bool = False
 
     def __init__(
         self,
@@ -94,13 +96,13 @@ class Calls:
         Args:
             limits: how many each row can take. Only a drafter on the host is told; `decide` knows them.
         """
-        uniforms = rows.random(Purpose.DRAFT, self._drafting_places(rows), count)
         drafter = self.drafter
         assert drafter is not None
         if isinstance(drafter, TensorDrafter):
-            return drafter.draft(rows, uniforms)
+            return drafted(drafter, rows, self.drafting_uniforms(rows, count))
         num_running = len(limits)
-        proposal = drafter.propose(count, uniforms[:num_running])
+        uniforms = self.drafting_uniforms(rows.first(num_running), count if drafter.draws else 0)
+        proposal = drafter.propose(count, uniforms)
         tokens, probabilities = proposal.tokens, proposal.probabilities
         offered = proposal.lengths
         if offered is None:
@@ -125,13 +127,22 @@ class Calls:
         if proposal is not None:
             block = torch.cat([block, proposal.tokens], 1)
         step = read(self.target, rows, block, rows.numbers[Column.LENGTH])
-        logits = step.logits
-        packed = (
-            self._draw(rows, logits) if proposal is None else self._judge(rows, logits, proposal)
-        )
+        packed = self.judge(rows, step.logits, proposal)
         if isinstance(self.drafter, TensorDrafter) and step.hidden is not None:
             self.drafter.learn(step.hidden)
         return Decided(packed, step)
+
+    def drafting_uniforms(self, rows: RowState, count: int) -> Tensor:
+        """Return the random numbers [B, count] with which an iteration drafts."""
+        return rows.random(Purpose.DRAFT, self._drafting_places(rows), count)
+
+    def judge(self, rows: RowState, logits: Tensor, proposal: Proposal | None) -> Tensor:
+        """Judge the draft tokens of a proposal, if there is one, by logits [B, 1 + K, V], and let the rows move on;
+        returns `Decided.packed`.
+        """
+        if proposal is None:
+            return self._draw(rows, logits)
+        return self._verify(rows, logits, proposal)
 
     def _draw(self, rows: RowState, logits: Tensor) -> Tensor:
         """Draw the next token of each row by logits [B, 1, V], and let it move on; returns `Decided.packed`."""
@@ -143,8 +154,8 @@ class Calls:
         rows.advance(existing, nothing)
         return torch.stack([nothing, next_token[:, 0], nothing], 1).float()
 
-    def _judge(self, rows: RowState, logits: Tensor, proposal: Proposal) -> Tensor:
-        """Judge the draft tokens of a proposal by logits [B, 1 + K, V], and let the rows move on; returns
+    def _verify(self, rows: RowState, logits: Tensor, proposal: Proposal) -> Tensor:
+        """Accept draft tokens of a proposal by logits [B, 1 + K, V], and let the rows move on; returns
         `Decided.packed`.
         """
         tokens = proposal.tokens
@@ -190,6 +201,21 @@ class Calls:
         if not self._num_redrawn:
             return rows.numbers[Column.DECIDED]
         return rows.numbers[Column.MOST] + 1 + rows.numbers[Column.ITERATIONS] * self._num_redrawn
+
+
+def drafted(drafter: TensorDrafter, rows: RowState, uniforms: Tensor) -> Proposal:
+    """Let a drafter, which may be on another device, propose tokens for these rows with uniforms [B, K]."""
+    device = rows.numbers.device
+    there = drafter.device or device
+    return moved(drafter.draft(rows.on(there), uniforms.to(there)), device)
+
+
+def moved(proposal: Proposal, device: torch.device) -> Proposal:
+    """Return a proposal of tensors on a device."""
+    values: list[Any] = [
+        value.to(device) if isinstance(value, Tensor) else value for value in proposal
+    ]
+    return Proposal(*values)
 
 
 def read(runner: Runner, rows: RowState, tokens: Tensor, starts: Tensor) -> Step:

@@ -130,6 +130,10 @@ class Loop:
     Args:
         calls: of an iteration; loops that share them decode one after the other.
         watch: of its iterations.
+
+    Attributes:
+        num_decided: the tokens that iterations have decided.
+        num_prepared: those of them that prepared calls have.
     """
 
     def __init__(self, calls: Calls, watch: Watch = lambda phase: None) -> None:
@@ -140,6 +144,8 @@ class Loop:
         self._rows: list[BatchRow] = []
         self._state = RowState.resting(0, 0, "cpu")
         self._num_added = 0
+        self.num_decided = 0
+        self.num_prepared = 0
         # Lets the drafter read prompts that only the target has read.
         self._begin_drafting: Callable[[], None] | None = None
 
@@ -216,6 +222,10 @@ class Loop:
         row_steps = [
             row.take(numbers, size) for row, numbers in zip(rows, packed.tolist(), strict=False)
         ]
+
+        num_decided = sum(len(row_step.tokens) for row_step in row_steps)
+        self.num_decided += num_decided
+        self.num_prepared += num_decided if calls.was_prepared else 0
 
         # Roll back: the token before the proposal stays, and so do those accepted. The next one is
         # not read yet.

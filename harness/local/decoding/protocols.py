@@ -107,7 +107,13 @@ class AnyDrafter(Protocol):
 
 
 class Drafter(AnyDrafter, Protocol):
-    """A way to propose tokens that works on the host, such as one that reads the text alone, or one of a user's own."""
+    """A way to propose tokens that works on the host, such as one that reads the text alone, or one of a user's own.
+
+    Attributes:
+        draws: whether it reads random numbers; without, `propose` is given none.
+    """
+
+    draws: bool = True
 
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
         """Propose up to K >= 1 tokens per row, drawn with the random numbers `uniforms` [B, K]."""
@@ -127,7 +133,12 @@ class Drafter(AnyDrafter, Protocol):
 class TensorDrafter(AnyDrafter):
     """A way to propose tokens by a model, to inherit from: `draft` and `learn` are functions of tensors, of the
     rows' and of the drafter's own, which they write in place. Over rows that are fixed they read nothing on the host.
+
+    Attributes:
+        device: of all these tensors; None for the target's.
     """
+
+    device: torch.device | None = None
 
     def prepare(
         self, num_rows: int, num_draft_tokens: int, num_slots: int, device: torch.device

@@ -100,6 +100,14 @@ class RowState:
             decided=self.decided[:num_rows],
         )
 
+    def on(self, device: torch.device) -> RowState:
+        """Return what a draft on a device must know of these rows: there themselves, else a copy without the random
+        numbers.
+        """
+        if device == self.numbers.device:
+            return self
+        return replace(self, numbers=self.numbers.to(device), decided=self.decided.to(device))
+
     def enlarged(self, num_rows: int, num_positions: int) -> RowState:
         """Return a copy with at least as many rows and random numbers, which is not fixed."""
         num_positions = max(num_positions, self.uniforms.shape[1])
@@ -165,16 +173,15 @@ class RowState:
             decided: [B, 1 + K], the accepted tokens and the one that follows.
             num_accepted: [B].
         """
+        # In the order of `Column`; dynamo indexes no list by an enumeration.
+        _, last, length, num_decided, most, iterations, running, _ = self.numbers.unbind(0)
         place = num_accepted.unsqueeze(1)
-        columns = list(self.numbers.unbind(0))
-        gained = (num_accepted + 1) * columns[Column.RUNNING]
-        columns[Column.PREVIOUS] = torch.cat([self.last, decided], 1).gather(1, place)[:, 0]
-        columns[Column.LAST] = decided.gather(1, place)[:, 0]
-        columns[Column.LENGTH] = columns[Column.LENGTH] + gained
-        columns[Column.DECIDED] = columns[Column.DECIDED] + gained
-        columns[Column.ITERATIONS] = columns[Column.ITERATIONS] + 1
-        columns[Column.GAINED] = gained
-        self.numbers.copy_(torch.stack(columns))
+        gained = (num_accepted + 1) * running
+        new_previous = torch.cat([last.unsqueeze(1), decided], 1).gather(1, place)[:, 0]
+        new_last = decided.gather(1, place)[:, 0]
+        length, num_decided = length + gained, num_decided + gained
+        columns = [new_previous, new_last, length, num_decided, most, iterations + 1, running]
+        self.numbers.copy_(torch.stack([*columns, gained]))
         if self.is_fixed:
             self.decided[:, : decided.shape[1]] = decided
         else:

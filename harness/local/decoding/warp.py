@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -71,32 +71,42 @@ class BatchWarp:
 
     Args:
         num_rows: for which its tensors stay where they are, so that a captured call can read them.
+        devices: of these tensors, the target's first; a draft may be on another.
+        known: warps that rows may have. The work that these make together is then made for any of them.
 
     Attributes:
-        kind: the work that these rows make.
+        kind: the work that is made.
     """
 
     kind: WarpKind = kind_of([Warp()])
 
-    def __init__(self, num_rows: int = 0, device: torch.device | str = "cpu") -> None:
-        # Temperature, top-k and top-p of each row.
-        self._fixed = torch.ones(3, num_rows, device=device)
+    def __init__(
+        self,
+        num_rows: int = 0,
+        devices: Collection[torch.device | str] = (),
+        known: Sequence[Warp] = (),
+    ) -> None:
+        self._known = list(known)
+        # Temperature, top-k and top-p of each row, on each device.
+        self._fixed = [torch.ones(3, num_rows, device=device) for device in devices]
         self._numbers = self._fixed
 
     def set_rows(self, warps: Sequence[Warp], device: torch.device | str = "cpu") -> None:
-        """Take a warp for each row of logits on a device."""
+        """Take a warp for each row of logits, on the target's device."""
         self.kind = kind_of(warps)
-        numbers = self._fixed
-        if numbers.shape[1] < len(warps) or numbers.device != torch.device(device):
-            numbers = torch.ones(3, len(warps), device=device)
+        if kind_of([*self._known, *warps]) == kind_of(self._known):
+            self.kind = kind_of(self._known)
+        self._numbers = self._fixed
+        if not self._fixed or len(warps) > self._fixed[0].shape[1]:
+            self._numbers = [torch.ones(3, len(warps), device=device)]
         columns = [(warp.temperature, warp.top_k, warp.top_p) for warp in warps]
-        for tensor, values in zip(numbers, zip(*columns, strict=True), strict=True):
-            if len(set(values)) == 1:
-                # Filling waits for no device; and rows that only fill the batch up get a number, too.
-                tensor.fill_(values[0])
-            else:
-                tensor[: len(warps)] = torch.tensor(values, dtype=tensor.dtype)
-        self._numbers = numbers
+        for numbers in self._numbers:
+            for tensor, values in zip(numbers, zip(*columns, strict=True), strict=True):
+                if len(set(values)) == 1:
+                    # Filling waits for no device; and rows that only fill the batch up get a number, too.
+                    tensor.fill_(values[0])
+                else:
+                    tensor[: len(warps)] = torch.tensor(values, dtype=tensor.dtype)
 
     def __call__(self, logits: Tensor) -> Tensor:
         kind = self.kind
@@ -108,7 +118,7 @@ class BatchWarp:
         if kind.has_greedy:
             divisor = temperature.where(temperature > 0, 1)
         scaled = logits / divisor
-        if 0 < kind.most_top_k < logits.shape[-1]:
+        if kind.most_top_k:
             scaled = self._cut_top_k(scaled)
         probabilities = scaled.softmax(-1)
         if kind.has_top_p:
@@ -119,8 +129,10 @@ class BatchWarp:
 
     def _cut_top_k(self, logits: Tensor) -> Tensor:
         top_k = self._of_rows(1, logits).long()
-        likeliest = logits.topk(self.kind.most_top_k, dim=-1).values
-        place = (top_k - 1).clamp(min=0).expand(*logits.shape[:-1], 1)
+        most = min(self.kind.most_top_k, logits.shape[-1])
+        likeliest = logits.topk(most, dim=-1).values
+        # A greedy row may have a larger top-k, of no effect.
+        place = (top_k - 1).clamp(min=0, max=most - 1).expand(*logits.shape[:-1], 1)
         smallest_kept = likeliest.gather(-1, place)
         return logits.masked_fill((logits < smallest_kept) & (top_k > 0), -torch.inf)
 
@@ -137,7 +149,9 @@ class BatchWarp:
 
     def _of_rows(self, setting: int, logits: Tensor) -> Tensor:
         """Return a setting of each row, in a shape [B, 1, ...] that goes with logits [B, ..., V]."""
-        of_rows = self._numbers[setting, : len(logits)].to(logits.device)
+        here = [numbers for numbers in self._numbers if numbers.device == logits.device]
+        numbers = here[0] if here else self._numbers[0].to(logits.device)
+        of_rows = numbers[setting, : len(logits)]
         return of_rows.view(-1, *[1] * (logits.dim() - 1))
 
 

@@ -12,7 +12,7 @@ from harness.local.decoding.protocols import Proposal, Runner, Step, TensorDraft
 from harness.local.decoding.randomness import existing_index
 from harness.local.decoding.state import Column, RowState
 from harness.local.decoding.warp import AnyWarp
-from harness.local.runners.compiled import end_part
+from harness.local.runners.compiled import Part, end_part
 
 # The widths of a draft model's passes, in tokens.
 WIDTHS = (1, 2)
@@ -39,6 +39,7 @@ class ModelDrafter(TensorDrafter):
         self.runner = runner
         self.warp = warp
         self._has_rows = False
+        self._draw_part = Part(self._draw, key=lambda: self.warp.kind)
 
     def clear(self) -> None:
         self._has_rows = False
@@ -48,27 +49,31 @@ class ModelDrafter(TensorDrafter):
 
     def _read(self, prompts: TokenRows) -> None:
         read_prompts = self.runner.add if self._has_rows else self.runner.start
-        self._device = read_prompts(prompts).logits.device
+        self.device = read_prompts(prompts).logits.device
         self._has_rows = True
 
     def draft(self, rows: RowState, uniforms: Tensor) -> Proposal:
         tail = [rows.numbers[Column.PREVIOUS], rows.numbers[Column.LAST]]
-        tokens = torch.stack(tail, 1).to(self._device)
-        first = rows.numbers[Column.LENGTH].to(self._device) - 1
+        tokens = torch.stack(tail, 1)
+        first = rows.numbers[Column.LENGTH] - 1
         # The second pass begins behind the tail.
         starts = [first + (number + 1 if number else 0) for number in range(uniforms.shape[1])]
         drawn: list[Tensor] = []
         distributions: list[Tensor] = []
-        for start, numbers in zip(starts, uniforms.to(self._device).split(1, dim=1), strict=True):
+        for start, numbers in zip(starts, uniforms.split(1, dim=1), strict=True):
             logits = read(self.runner, rows, tokens, start).logits
-            probabilities = self.warp(logits[:, -1])
-            tokens = existing_index(probabilities, numbers)
+            tokens, probabilities = self._draw_part(logits, numbers)
             drawn.append(tokens)
             distributions.append(probabilities)
             end_part()
-        device = rows.numbers.device
-        # Proposals are returned on the target's device.
-        return Proposal(torch.cat(drawn, 1).to(device), torch.stack(distributions, 1).to(device))
+        return Proposal(torch.cat(drawn, 1), torch.stack(distributions, 1))
+
+    def _draw(self, logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+        """Draw behind the last of logits [B, n, V] with uniforms [B, 1] -> tokens [B, 1], and what they are drawn from,
+        [B, V].
+        """
+        probabilities = self.warp(logits[:, -1])
+        return existing_index(probabilities, uniforms), probabilities
 
     def keep(self, counts: Sequence[int]) -> None:
         self.runner.keep(counts)

@@ -34,6 +34,7 @@ class TextDrafter(Drafter):
     """
 
     layers = ()
+    draws = False
 
     def __init__(self, new_text: Callable[[], Text]) -> None:
         self.new_text = new_text

@@ -110,10 +110,12 @@ class PhaseTimer:
 
     Args:
         device: the target's, for which a draft on another one waits.
+        is_launched: whether the host launches the kernels of a call one by one: its time is then a part of the call's.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, is_launched: bool = False) -> None:
         self._device = device
+        self._is_launched = is_launched
         # Each phase, with the time, or the event, at which it began.
         self._marks: list[tuple[str, Any]] = []
 
@@ -133,7 +135,7 @@ class PhaseTimer:
     @property
     def phases(self) -> Phases:
         """The times, once the device has made all calls."""
-        phases = Phases()
+        phases = Phases(knows_host=not self._is_launched)
         for (phase, began), (_, ended) in itertools.pairwise(self._marks):
             is_event = self._device.type == "cuda"
             seconds = began.elapsed_time(ended) / 1000 if is_event else ended - began

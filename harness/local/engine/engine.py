@@ -98,6 +98,8 @@ class LocalArm(Arm):
                 clock.note(iteration)
                 if note_ended is not None:
                     note_ended(len(requests) - len(waiting) - loop.num_running)
+        self.runners.num_decided += loop.num_decided
+        self.runners.num_prepared += loop.num_prepared
         is_batch = len(requests) <= in_flight and not any(
             request.leave_after for request in requests
         )
@@ -182,12 +184,21 @@ class LocalEngine(Engine):
         if self.runners.draft_name != self.runner:
             self.draft_runner = self.runners.draft_name
         self.setup_seconds = self.runners.setup_seconds
-        timer = PhaseTimer(pair.target.input_device)
+        on_gpu = pair.target.input_device.type == "cuda"
+        is_launched = on_gpu and not self.runners.prepared
+        timer = PhaseTimer(pair.target.input_device, is_launched=is_launched)
         common = (self.runners, self.weights, timer)
         arms = [LocalArm("regular", *common)]
         if drafts:
             arms.append(LocalArm("speculative", *common, drafts=True))
         self.arms: Sequence[Arm] = arms
+
+    @property
+    def prepared_share(self) -> float | None:
+        runners = self.runners
+        if not runners.prepared or not runners.num_decided:
+            return None
+        return runners.num_prepared / runners.num_decided
 
     def close(self) -> None:
         """Free the runners; the pair is the caller's."""

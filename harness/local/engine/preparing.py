@@ -1,20 +1,21 @@
 """Prepares the calls of a pair's arms for the questions of a run: compiled, and captured where there is a GPU.
 
-What does not allow it runs plainly, of which the user is told: a model in 8 bit or on several devices, a recurrent
-state, a rule of one's own that reads a value on the host.
+Where one of them does not allow it both arms run plainly, of which the user is told: a model in 8 bit or on several
+devices, a recurrent state, a rule of one's own that reads a value on the host.
 """
 
 from __future__ import annotations
 
-import functools
 import gc
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from harness.config.run import NO_GRAPHS
 from harness.engines.record import Preparation
 from harness.local.decoding.iteration import Calls
 from harness.local.decoding.protocols import Proposal, TensorDrafter
@@ -27,14 +28,17 @@ from harness.local.models.loading import LoadedModel
 from harness.local.runners.base import UnsupportedModelError
 from harness.local.runners.checks import as_unsupported, require_close
 from harness.local.runners.compiled import compile_call, compiling
-from harness.local.runners.prepared import GraphPool, PreparedCalls, Preparer
+from harness.local.runners.prepared import Graphs, PreparedCalls, Preparer
 from harness.local.runners.static import StaticRunner
 
 
 @torch.inference_mode()
 def prepare(runners: PairRunners, preparation: Preparation) -> None:
-    """Prepare the calls of both arms, as far as the runner that was asked for and the models allow."""
-    on_gpu = runners.pair.target.input_device.type == "cuda"
+    """Prepare the calls of both arms, as the runner that was asked for has them, or of neither: arms that run by
+    different calls cannot be compared.
+    """
+    pair = runners.pair
+    on_gpu = pair.target.input_device.type == "cuda"
     runner = preparation.runner
     if runner == "auto":
         runner = preparation.gpu_runner if on_gpu else "static"
@@ -43,24 +47,22 @@ def prepare(runners: PairRunners, preparation: Preparation) -> None:
     if not compiles and not (on_gpu and runner == "static"):
         return
     started = time.perf_counter()
-    pair, demand = runners.pair, preparation.demand
-    num_draft_tokens = preparation.decoding.most_draft_tokens
     # A proposal is verified together with the token before it.
-    widths = [1] if pair.draft_settings is None else [1, num_draft_tokens + 1]
-    are_fixed = _fix(runners.target, pair.target, preparation, demand.slots, widths, compiles)
-    runners.target_name = runners.draft_name = runners.target.name
-    if are_fixed:
-        _prepare_arm(runners, preparation, compiles, drafts=False)
+    widths = [1]
     if pair.draft_settings is not None:
-        if pair.draft is not None and runners.draft is not None:
-            are_fixed &= _fix(
-                runners.draft, pair.draft, preparation, demand.slots, WIDTHS, compiles
-            )
-            runners.draft_name = runners.draft.name
-        if are_fixed and num_draft_tokens and len(pair.devices) == 1:
-            is_prepared = _prepare_arm(runners, preparation, compiles, drafts=True)
-            if pair.head is not None and not is_prepared:
-                runners.draft_name = "static"
+        widths.append(preparation.decoding.most_draft_tokens + 1)
+    are_fixed = _fix(runners.target, pair.target, preparation, widths, compiles)
+    runners.target_name = runners.draft_name = runners.target.name
+    if pair.draft is not None and runners.draft is not None:
+        are_fixed &= _fix(runners.draft, pair.draft, preparation, WIDTHS, compiles)
+        runners.draft_name = runners.draft.name
+    if are_fixed:
+        _prepare_arms(runners, preparation, compiles)
+    if not runners.prepared and pair.head is not None:
+        runners.draft_name = "static"
+    if on_gpu and not runners.prepared:
+        runners.target_name += NO_GRAPHS
+        runners.draft_name += NO_GRAPHS
     # Tracing leaves garbage with the caches in it, which would stay: `timing` freezes what exists.
     gc.collect()
     runners.setup_seconds = time.perf_counter() - started
@@ -70,7 +72,6 @@ def _fix(
     runner: object,
     loaded: LoadedModel,
     preparation: Preparation,
-    num_slots: int,
     widths: Sequence[int],
     compiles: bool,
 ) -> bool:
@@ -78,8 +79,9 @@ def _fix(
     if not isinstance(runner, StaticRunner):
         return False
     name = loaded.settings.name
+    size, num_slots = preparation.batch_size, preparation.demand.slots
     try:
-        runner.fix(preparation.batch_size, num_slots, widths)
+        runner.fix(size, num_slots, widths)
     except UnsupportedModelError as reason:
         preparation.say(f"{name} {reason}; it runs with runner=static")
         return False
@@ -93,53 +95,61 @@ def _fix(
         if loaded.input_device.type != "cuda":
             return False
         # Its own kernels can be captured all the same.
-        runner.fix(preparation.batch_size, num_slots, widths)
+        runner.fix(size, num_slots, widths)
     return True
 
 
-def _prepare_arm(
-    runners: PairRunners, preparation: Preparation, compiles: bool, *, drafts: bool
-) -> bool:
-    """Prepare the calls of an arm -> whether they are."""
+def _prepare_arms(runners: PairRunners, preparation: Preparation, compiles: bool) -> None:
+    """Prepare the calls of all arms; where one cannot be, of none."""
     pair = runners.pair
-    calls = runners.plain_calls(
-        preparation.decoding,
-        runners.target,
-        drafts=drafts,
-        warp=BatchWarp(preparation.batch_size, pair.target.input_device),
-        make=PreparedCalls,
-    )
-    assert isinstance(calls, PreparedCalls)
+    target, draft = pair.target.settings.name, pair.draft_settings
+    decoding = preparation.decoding
+    known = [warp_of(each) for each in (decoding, *preparation.samplings)]
+    devices = [pair.target.input_device]
     models: list[nn.Module] = [pair.target.model]
     if pair.draft is not None:
+        devices.append(pair.draft.input_device)
         models.append(pair.draft.model)
     if pair.head is not None:
         models.append(pair.head)
-    try:
-        with blaming_method(pair.draft_settings if drafts else None):
-            prepare_calls(calls, models, preparation, compiles=compiles)
-    except UnsupportedModelError as reason:
-        who = pair.target.settings.name
-        if drafts and pair.draft_settings is not None:
-            who = pair.draft_settings.name
-        preparation.say(f"{who} {reason}; its iterations run eagerly")
-        return False
-    runners.prepared[drafts] = calls
-    return True
+    prepared: dict[bool, Calls] = {}
+    graphs = Graphs()
+    for drafts in [False] if draft is None else [False, True]:
+        name = draft.name if drafts and draft is not None else target
+
+        def refused(reason: UnsupportedModelError, name: str = name) -> None:
+            preparation.say(f"{name} {reason}; what cannot be is captured as it is")
+            if pair.head is not None:
+                runners.draft_name = "static"
+
+        warp = BatchWarp(preparation.batch_size, devices, known)
+        calls = runners.plain_calls(
+            decoding, runners.target, drafts=drafts, warp=warp, make=PreparedCalls
+        )
+        assert isinstance(calls, PreparedCalls)
+        try:
+            with blaming_method(draft if drafts else None):
+                prepare_calls(calls, models, preparation, graphs, refused if compiles else None)
+        except UnsupportedModelError as reason:
+            preparation.say(f"{name} {reason}; the iterations of both arms run eagerly")
+            return
+        prepared[drafts] = calls
+    runners.prepared.update(prepared)
 
 
 def prepare_calls(
     calls: PreparedCalls,
     models: Sequence[nn.Module],
     preparation: Preparation,
-    *,
-    compiles: bool,
+    graphs: Preparer,
+    refused: Callable[[UnsupportedModelError], None] | None,
 ) -> None:
     """Prepare calls over fixed rows, which their runners have: compile them on a CPU, and capture them on a GPU.
 
     Args:
         models: that they run, the target first.
-        compiles: whether the runners compile their passes.
+        graphs: capture calls on a GPU.
+        refused: takes the reason why a part of a call is not compiled on a GPU; None to compile none there.
 
     Raises UnsupportedModelError if they cannot be, or then decide by other numbers.
     """
@@ -152,8 +162,7 @@ def prepare_calls(
         batch_size, num_random(decoding), device, num_decided=num_decided, is_fixed=True
     )
     calls.most_tokens = preparation.longest_prompt + decoding.max_new_tokens
-    warp = calls.warp
-    warp.set_rows([warp_of(decoding)] * batch_size, device)
+    calls.warp.set_rows([warp_of(decoding)] * batch_size, device)
     # A batch whose rows all only fill it up.
     prompts = [[0, 0]] * batch_size
     drafter = calls.drafter
@@ -165,19 +174,20 @@ def prepare_calls(
         drafter.start(prompts, [0] * batch_size, step)
     plain = _decode(calls)
     sizes = {batch_size}
-    preparer: Preparer
-    if device.type == "cuda":
-        if compiles:
-            with compiling(device):
-                compiled = _decode(calls)
-            require_close(compiled, plain, target, "compiled differ from the eager ones")
-        else:
-            sizes |= {2**power for power in range(batch_size.bit_length())}
-        preparer = GraphPool(device)
-        how = "captured"
-    else:
-        preparer = functools.partial(compile_call, models=models)
+    preparer: Preparer = graphs
+    how = "captured"
+    if device.type != "cuda":
         how = "compiled"
+
+        def preparer(call: Any, inputs: Sequence[torch.Tensor], device: torch.device) -> Any:
+            return compile_call(call, inputs, models)
+
+    elif refused is not None:
+        with compiling(device, refused):
+            compiled = _decode(calls)
+        require_close(compiled, plain, target, "compiled differ from the eager ones")
+    else:
+        sizes |= {2**power for power in range(batch_size.bit_length())}
     with as_unsupported(f"cannot be {how}"):
         calls.prepare(sorted(sizes), preparer)
     require_close(_decode(calls), plain, target, f"{how} differ from the eager ones")

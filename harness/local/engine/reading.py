@@ -23,6 +23,7 @@ from harness.config.settings import DecodingSettings
 from harness.engines.door.reading import DraftMistake, ReadText, Transcript, num_together
 from harness.engines.protocol import in_batches
 from harness.engines.record import Preparation
+from harness.local.decoding.iteration import drafted
 from harness.local.decoding.protocols import (
     Drafter,
     NonFiniteError,
@@ -342,7 +343,7 @@ class OnHost(Drafter):
             self._rows.begin(row, prompt, token, most=1, uniforms=self._rows.uniforms[row])
 
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
-        return self._drafter.draft(self._rows, uniforms)
+        return drafted(self._drafter, self._rows, uniforms)
 
     def observe(self, num_accepted: Sequence[int], decided: TokenRows, step: Step) -> None:
         tokens = torch.tensor(padded(decided, least=step.logits.shape[1]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 
 import psutil
 import pynvml
@@ -156,7 +157,9 @@ def peak_memory_bytes(devices: Sequence[torch.device]) -> int | None:
 def release_memory(devices: Iterable[torch.device]) -> None:
     """Give memory that is no longer used back to the GPUs among `devices`."""
     if _gpus(devices):
-        torch.cuda.empty_cache()
+        # torch refuses to after a capture that failed.
+        with suppress(RuntimeError):
+            torch.cuda.empty_cache()
 
 
 def gpu_uuids(devices: Sequence[torch.device]) -> list[str]:

@@ -23,6 +23,7 @@ from torch.fx.node import map_arg
 from torch.fx.passes.split_module import split_module
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from harness.local.runners.base import UnsupportedModelError
 from harness.local.runners.checks import as_unsupported
 
 # A product of more rows than this is left to a library.
@@ -52,19 +53,19 @@ class Part:
 
     Args:
         function: of tensors; returns new tensors, never an input, and may write to those that it is given or holds.
-        model: whose layers it runs.
+        models: whose layers it runs.
         key: what it depends on besides the shapes of its inputs; by default nothing.
     """
 
     def __init__(
         self,
         function: Callable[..., Any],
-        model: nn.Module,
+        models: Sequence[nn.Module] = (),
         key: Callable[[], Hashable] = lambda: None,
     ) -> None:
         self._function = function
         self._key = key
-        self._model = model
+        self._models = models
         self._versions: dict[Hashable, Callable[..., Any]] = {}
 
     def __call__(self, *inputs: Tensor) -> Any:
@@ -77,7 +78,7 @@ class Part:
         if version is None:
             version = self._function
             if _compilers:
-                version = _compilers[-1](self._function, inputs, [self._model])
+                version = _compilers[-1](self._function, inputs, self._models)
                 self._versions[key] = version
         return version(*inputs)
 
@@ -90,16 +91,34 @@ _compilers: list[Compiler] = []
 
 
 @contextmanager
-def compiling(device: torch.device) -> Iterator[None]:
+def compiling(
+    device: torch.device, refused: Callable[[UnsupportedModelError], None] | None = None
+) -> Iterator[None]:
     """In this block every part is compiled for the inputs that it is called with, on a GPU by `torch.compile`.
 
+    Args:
+        refused: takes the reason why a part cannot be compiled, which then stays as it is.
+
     Raises:
-        UnsupportedModelError: a part cannot be compiled.
+        UnsupportedModelError: a part cannot be compiled, and there is no `refused`.
     """
-    _compilers.append(_compile_for_gpu if device.type == "cuda" else compile_call)
+    compiler: Compiler = _compile_for_gpu if device.type == "cuda" else compile_call
+
+    def compiled(
+        function: Callable[..., Any], inputs: Sequence[Tensor], models: Sequence[nn.Module]
+    ) -> Callable[..., Any]:
+        try:
+            with as_unsupported("cannot be compiled"):
+                return compiler(function, inputs, models)
+        except UnsupportedModelError as reason:
+            if refused is None:
+                raise
+            refused(reason)
+            return function
+
+    _compilers.append(compiled)
     try:
-        with as_unsupported("cannot be compiled"):
-            yield
+        yield
     finally:
         _compilers.pop()
 

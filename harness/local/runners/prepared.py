@@ -7,18 +7,25 @@ So what it reads is in tensors that stay where they are, and what it returns is 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Sequence
+import traceback
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from harness.local.decoding.iteration import Calls, Decided
+from harness.local.decoding.iteration import Calls, Decided, moved
 from harness.local.decoding.protocols import Proposal, Step, TensorDrafter
 from harness.local.decoding.state import RowState
+from harness.local.runners.base import UnsupportedModelError
+from harness.local.runners.compiled import Part
 
-# Makes a function that does what a call does, with tensors of the same shapes as its inputs; it may make the call.
-Preparer = Callable[[Callable[..., Any], Sequence[Tensor]], Callable[..., Any]]
+# Makes a function that does what a call on a device does, with tensors of the same shapes as its inputs; it may make
+# the call.
+Preparer = Callable[[Callable[..., Any], Sequence[Tensor], torch.device], Callable[..., Any]]
 
 
 class PreparedCalls(Calls):
@@ -28,6 +35,8 @@ class PreparedCalls(Calls):
         super().__init__(*arguments, **named)
         self._sizes: Sequence[int] = ()
         self._prepared: dict[Hashable, Callable[..., Any]] = {}
+        # What decides by the logits, for each size and kind of proposal: on a GPU compiled apart from the pass.
+        self._judging: dict[Hashable, Part] = {}
 
     def num_rows(self, num_running: int) -> int:
         return min(size for size in self._sizes if size >= num_running)
@@ -41,17 +50,18 @@ class PreparedCalls(Calls):
         assert self.rows is not None
         self._sizes = sizes
         count = self.num_draft_tokens
+        device = self.rows.numbers.device
         # The largest first: the others find room in its memory.
         for size in sorted(sizes, reverse=True):
             rows = self.rows.first(size)
             kind = self.warp.kind
             step = functools.partial(super().decide, rows, None)
             # Decisions are found by the fields of the proposal: without one there are none.
-            self._prepared[(), size, kind] = preparer(step, [])
+            self._prepared[(), size, kind] = preparer(step, [], device)
             if not count:
                 continue
             if isinstance(self.drafter, TensorDrafter):
-                propose = preparer(functools.partial(super().propose, rows, count, ()), [])
+                propose = self._prepared_proposal(rows, preparer)
                 self._prepared["propose", size, kind] = propose
                 proposal: Proposal = propose()
             else:
@@ -59,7 +69,53 @@ class PreparedCalls(Calls):
                 proposal = Proposal(tokens, lengths=tokens[:, 0].clone())
             given = _given(proposal)
             decide = functools.partial(self._decide_given, rows, list(given))
-            self._prepared[tuple(given), size, kind] = preparer(decide, list(given.values()))
+            inputs = list(given.values())
+            self._prepared[tuple(given), size, kind] = preparer(decide, inputs, device)
+
+    def _prepared_proposal(self, rows: RowState, preparer: Preparer) -> Callable[[], Proposal]:
+        """Prepare a proposal for these rows. A drafter on another device has a call there: before it what it must know
+        of the rows is copied, and what it proposes behind it.
+        """
+        drafter, count = self.drafter, self.num_draft_tokens
+        assert isinstance(drafter, TensorDrafter)
+        device = rows.numbers.device
+        there = drafter.device or device
+        if there == device:
+            return preparer(functools.partial(super().propose, rows, count, ()), [], device)
+        uniforms = preparer(functools.partial(self.drafting_uniforms, rows, count), [], device)
+        rows_there = rows.on(there)
+
+        def draft(numbers: Tensor, decided: Tensor, uniforms: Tensor) -> Proposal:
+            return drafter.draft(replace(rows_there, numbers=numbers, decided=decided), uniforms)
+
+        inputs = [rows_there.numbers, rows_there.decided, uniforms().to(there)]
+        draft_there = preparer(draft, inputs, there)
+        proposal = moved(draft_there(*inputs), device)
+
+        def propose() -> Proposal:
+            drawn = draft_there(rows.numbers, rows.decided, uniforms())
+            for here, tensor in zip(_given(proposal).values(), _given(drawn).values(), strict=True):
+                here.copy_(tensor)
+            return proposal
+
+        return propose
+
+    def judge(self, rows: RowState, logits: Tensor, proposal: Proposal | None) -> Tensor:
+        if not rows.is_fixed:
+            return super().judge(rows, logits, proposal)
+        given = {} if proposal is None else _given(proposal)
+        key = (rows.num_rows, *given)
+        if key not in self._judging:
+            judge = functools.partial(self._judge_given, rows, list(given))
+            self._judging[key] = Part(judge, key=lambda: self.warp.kind)
+        packed: Tensor = self._judging[key](logits, *given.values())
+        return packed
+
+    def _judge_given(
+        self, rows: RowState, names: Sequence[str], logits: Tensor, *tensors: Tensor
+    ) -> Tensor:
+        """Judge the proposal that has these fields, if any."""
+        return super().judge(rows, logits, _proposal(names, tensors) if names else None)
 
     def propose(self, rows: RowState, count: int, limits: Sequence[int]) -> Proposal | None:
         prepared = self._find("propose", rows)
@@ -71,18 +127,20 @@ class PreparedCalls(Calls):
     def decide(self, rows: RowState, proposal: Proposal | None) -> Decided:
         given = {} if proposal is None else _given(proposal)
         prepared = self._find(tuple(given), rows)
+        self.was_prepared = prepared is not None
         if prepared is None:
             return super().decide(rows, proposal)
         packed, step = prepared(*given.values())
         hidden = step.hidden
-        if hidden is not None and not isinstance(self.drafter, TensorDrafter):
-            # One on the host may keep them for longer than to the next replay.
+        is_on_host = self.drafter is not None and not isinstance(self.drafter, TensorDrafter)
+        if hidden is not None and is_on_host:
+            # It may keep them for longer than to the next replay.
             hidden = hidden.clone()
         return Decided(packed, Step(step.logits, hidden))
 
     def _decide_given(self, rows: RowState, names: Sequence[str], *tensors: Tensor) -> Decided:
         """Decide about the proposal that has these fields."""
-        return super().decide(rows, Proposal(**dict(zip(names, tensors, strict=True))))
+        return super().decide(rows, _proposal(names, tensors))
 
     def _find(self, call: Hashable, rows: RowState) -> Callable[..., Any] | None:
         if not rows.is_fixed:
@@ -95,26 +153,39 @@ def _given(proposal: Proposal) -> dict[str, Tensor]:
     return {name: value for name, value in proposal._asdict().items() if value is not None}
 
 
-class GraphPool:
-    """Captures calls on a device as CUDA graphs, which share their memory: they run one after the other."""
+def _proposal(names: Sequence[str], tensors: Sequence[Tensor]) -> Proposal:
+    """The proposal that has these fields."""
+    return Proposal(**dict(zip(names, tensors, strict=True)))
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._pool = torch.cuda.graph_pool_handle()
 
-    def __call__(self, call: Callable[..., Any], inputs: Sequence[Tensor]) -> Callable[..., Any]:
-        """Capture a call over these inputs, into which a replay copies others."""
+class Graphs:
+    """Captures calls as CUDA graphs. Those on a device share their memory: they run one after the other."""
+
+    def __init__(self) -> None:
+        self._pools: dict[torch.device, Any] = {}
+
+    def __call__(
+        self, call: Callable[..., Any], inputs: Sequence[Tensor], device: torch.device
+    ) -> Callable[..., Any]:
+        """Capture a call over these inputs, into which a replay copies others.
+
+        Raises UnsupportedModelError for a call that waits for the device.
+        """
+        if device not in self._pools:
+            self._pools[device] = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.device(self._device):
-            # Libraries make plans and workspaces in the first calls, which a capture must not see.
-            stream = torch.cuda.Stream()
+        stream = _capture_stream(device)
+        with torch.cuda.device(device):
             stream.wait_stream(torch.cuda.current_stream())
+            # A capture that fails does not leave its stream: this block does.
             with torch.cuda.stream(stream):
-                for _ in range(2):
+                # Libraries make plans and workspaces in the first calls, which a capture must not see.
+                call(*inputs)
+                with _waits_refused():
                     call(*inputs)
+                with torch.cuda.graph(graph, pool=self._pools[device], stream=stream):
+                    outputs = call(*inputs)
             torch.cuda.current_stream().wait_stream(stream)
-            with torch.cuda.graph(graph, pool=self._pool):
-                outputs = call(*inputs)
 
         def replay(*given: Tensor) -> Any:
             for captured, tensor in zip(inputs, given, strict=True):
@@ -124,3 +195,32 @@ class GraphPool:
             return outputs
 
         return replay
+
+
+@functools.cache
+def _capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream of a device on which calls are captured: cuBLAS keeps a workspace for each that it has met."""
+    return torch.cuda.Stream(device)
+
+
+@contextmanager
+def _waits_refused() -> Iterator[None]:
+    """In this block a line that waits for a device ends with an UnsupportedModelError that names it, before a capture
+    would fail there without a name.
+    """
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    except Exception as error:
+        wait: BaseException = error
+        while wait.__cause__ is not None:  # an error in a rule of the user's names the rule
+            wait = wait.__cause__
+        if "synchronizing" not in str(wait):
+            raise
+        torchs = str(Path(torch.__file__).parent)
+        frames = traceback.extract_tb(wait.__traceback__)
+        line = [frame for frame in frames if not frame.filename.startswith(torchs)][-1]
+        where = f"{Path(line.filename).name}, line {line.lineno}: {line.line}"
+        raise UnsupportedModelError(f"cannot be captured: it reads a value ({where})") from error
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

@@ -62,7 +62,7 @@ class StaticRunner(Runner):
         self._num_extended = 0  # since the last keep
         # Those of fixed rows, a pass over them, and its widths, ascending.
         self._fixed_slots = _NO_SLOTS
-        self._pass = Part(self._forward, self._model)
+        self._pass = Part(self._forward, [self._model])
         self._widths: Sequence[int] = ()
         self.name: RunnerName = "static"
 
@@ -181,7 +181,7 @@ class StaticRunner(Runner):
         states, _ = self._read_prompts([[0]])
         slots = Slots.like(states, batch_size, round_up(num_slots))
         self._fixed_slots = slots
-        self._pass = Part(functools.partial(self._forward, slots, slots.num_slots), self._model)
+        self._pass = Part(functools.partial(self._forward, slots, slots.num_slots), [self._model])
         self._widths = sorted(set(widths))
 
     def compile(self) -> None:
@@ -205,7 +205,7 @@ class StaticRunner(Runner):
             raise
 
     def close(self) -> None:
-        self._pass = Part(self._forward, self._model)
+        self._pass = Part(self._forward, [self._model])
         self._widths = ()
         self.name = "static"
         self._fixed_slots = _NO_SLOTS

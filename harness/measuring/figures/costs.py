@@ -80,10 +80,10 @@ def _iteration_ms(arm: MeasuredArm) -> float | None:
 
 
 def _host_share(arm: MeasuredArm) -> float | None:
-    """The share of the time after the prompts' pass that is no call; None where phases were not timed."""
+    """The share of the time after the prompts' pass that is no call; None where that is not known."""
     whole_ms = _iteration_ms(arm)
     forward_ms = arm.phases.ms_per_iteration("forward")
-    if not whole_ms or forward_ms is None:
+    if not whole_ms or forward_ms is None or not arm.phases.knows_host:
         return None
     drafting_ms = arm.phases.ms_per_iteration("drafting") or 0.0
     return max(0.0, 1 - (forward_ms + drafting_ms) / whole_ms)

@@ -79,6 +79,72 @@ def test_a_gpu_writes_the_same(pair: Pair, gpus: Any) -> None:
     assert found[0][1] == pytest.approx(found[1][1], abs=1e-3)
 
 
+def hold_in_8_bit(pair: Pair, gpus: Any) -> None:
+    pair.target.model.is_loaded_in_8bit = True
+
+
+def spread(pair: Pair, gpus: Any) -> None:
+    pair.target.model.hf_device_map = {"model": 0, "lm_head": 1}
+
+
+def read(*_: Any) -> None:
+    float(torch.ones(1, device="cuda:0"))
+
+
+def read_in_the_target(pair: Pair, gpus: Any) -> None:
+    pair.target.model.register_forward_hook(read)
+
+
+def read_in_the_draft(pair: Pair, gpus: Any) -> None:
+    pair.draft.model.register_forward_hook(read)
+
+
+def fail_in_a_capture(pair: Pair, gpus: Any) -> None:
+    def fail(*_: Any) -> None:
+        if gpus.graph is not None:
+            raise RuntimeError("operation not permitted")
+
+    pair.draft.model.register_forward_hook(fail)
+
+
+def let_the_draft_make_positions(pair: Pair, gpus: Any) -> None:
+    pair.draft.model.config.alibi = True
+
+
+FAILURES: dict[str, tuple[Callable[[Pair, Any], None], str]] = {
+    "8 bit": (hold_in_8_bit, "is held in 8 bit"),
+    "several GPUs": (spread, "is on several devices"),
+    "target": (
+        read_in_the_target,
+        "llama cannot be captured: it reads a value (test_local.py, line",
+    ),
+    "draft": (read_in_the_draft, "gpt2 cannot be captured: it reads a value (test_local.py, line"),
+    "in a capture": (fail_in_a_capture, "gpt2 cannot be captured: RuntimeError: operation failed"),
+    "eager draft": (let_the_draft_make_positions, "it runs with runner=eager"),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_what_one_arm_cannot_have_neither_has(
+    name: str, pair: Pair, gpus: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if gpus is None:
+        pytest.skip("fails as a pretended GPU can")
+    spoil, words = FAILURES[name]
+    expected = texts_of(open_engine(pair, "eager"))
+    moved = on_gpu(pair)
+    spoil(moved, gpus)
+    engine = open_engine(moved, "static")
+    assert words in capsys.readouterr().out
+    assert engine.runner == "static, no graphs"
+    assert texts_of(engine) == expected
+    gpus.counts.clear()
+    answered = engine.arms[-1].answer(QUESTION.requests, 2)
+    assert not gpus.counts["replay"]
+    assert not answered.phases.knows_host
+    engine.close()
+
+
 def test_a_model_that_cannot_have_the_runner_gets_the_eager_one(
     save_model: Callable[..., ModelSettings], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -29,7 +29,7 @@ from harness.local.engine.preparing import prepare_calls
 from harness.local.engine.runners import verification_of
 from harness.local.runners.base import UnsupportedModelError
 from harness.local.runners.forward import SlotForward
-from harness.local.runners.prepared import PreparedCalls
+from harness.local.runners.prepared import Graphs, PreparedCalls
 from harness.local.runners.static import StaticRunner
 from traced import run_as_traced
 
@@ -78,13 +78,22 @@ def calls_of(
     name: str,
     decoding: DecodingSettings,
     device: str = "cpu",
+    second: str = "",
     *,
     compiles: bool = False,
+    drafts: bool = True,
     rule: Any = None,
+    known: Sequence[Warp] = (),
 ) -> Calls:
-    """Calls over a pair with fixed rows; on a GPU they are captured."""
-    warp = BatchWarp(ROWS, device)
-    target, drafter = DRAFTS[name](warp, device, device)
+    """Calls over a pair with fixed rows; on a GPU they are captured.
+
+    Args:
+        second: the device of the draft, where that is another.
+        known: as of `BatchWarp`.
+    """
+    second = second or device
+    warp = BatchWarp(ROWS, {device, second}, known)
+    target, drafter = DRAFTS[name](warp, device, second)
     runner = StaticRunner(target, hidden_layers=drafter.layers)
     preparation = dataclasses.replace(PREPARATION, decoding=decoding)
     runners = [(runner, [1, K + 1])]
@@ -96,7 +105,7 @@ def calls_of(
             one.compile()
     calls = PreparedCalls(
         runner,
-        drafter,
+        drafter if drafts else None,
         K,
         verification=rule or verification_of(decoding),
         redraw=RULES[decoding.rule].redraws,
@@ -107,7 +116,7 @@ def calls_of(
         models.append(drafter.runner._model)  # type: ignore[attr-defined]
     if isinstance(drafter, HeadDrafter):
         models.append(drafter.head)
-    prepare_calls(calls, models, preparation, compiles=compiles)
+    prepare_calls(calls, models, preparation, Graphs(), pytest.fail if compiles else None)
     return calls
 
 
@@ -156,6 +165,44 @@ def test_captured_calls_decide_what_plain_calls_decide(
         assert play(calls, requests(decoding, "cuda:0"), num_rows) == expected
 
 
+# Of an iteration: its parts on GPUs and between them, and the one wait of the host.
+ITERATIONS = {
+    "model on another GPU": {"replay": 3, "between": 5, "to host": 1},
+}
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+@pytest.mark.parametrize(
+    "name", [*sorted({*DRAFTS} - {"model that agrees", "lookup"}), *ITERATIONS]
+)
+def test_an_iteration_is_a_few_replays_and_one_wait(
+    name: str, compiles: bool, monkeypatch: pytest.MonkeyPatch, gpus: Any
+) -> None:
+    if gpus is None:
+        pytest.skip("counts what a pretended GPU does")
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    decoding = dataclasses.replace(DECODING, max_new_tokens=30)
+    draft = name.removesuffix(" on another GPU")
+    second = "" if draft == name else "cuda:1"
+    calls = calls_of(draft, decoding, "cuda:0", second, compiles=compiles)
+    regular = calls_of(draft, decoding, "cuda:0", compiles=compiles, drafts=False)
+    asked = [
+        dataclasses.replace(each, prompt=[5, 6, 7] * 3, max_new_tokens=30, stop_tokens=frozenset())
+        for each in requests(decoding, "cuda:0")[:ROWS]
+    ]
+    expected = ITERATIONS.get(name, {"replay": 2, "to host": 1})
+    for arm, counts in ((calls, expected), (regular, {"replay": 1, "to host": 1})):
+        loop = Loop(arm)
+        loop.add(asked)
+        loop.step()
+        for _ in range(3):
+            gpus.counts.clear()
+            loop.step()
+            assert gpus.counts == counts
+    what = requests(DECODING, "cuda:0")
+    assert play(calls, what) == play(plain(draft, DECODING), requests(DECODING, "cpu"))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["model", "EAGLE-3"])
 def test_captured_compiled_calls_decide_what_plain_calls_decide(name: str) -> None:
@@ -183,6 +230,25 @@ def test_rows_that_do_not_fit_are_decided_plainly(gpus: Any) -> None:
             assert play(calls, moved, num_rows) == play(plain(drafting, DECODING), among)
 
 
+def test_calls_for_several_samplings_decide_rows_of_each(
+    monkeypatch: pytest.MonkeyPatch, gpus: Any
+) -> None:
+    """Alone and beside each other, as `recovery` asks them; one of them was not prepared."""
+    warps = [Warp(0), Warp(0.8), Warp(1.0, top_k=5), Warp(0.7, top_p=0.8)]
+    batches = [[warp] for warp in warps] + [warps, [*warps, Warp(1.0, top_k=4)]]
+
+    def rows(batch: list[Warp], device: str) -> list[RowRequest]:
+        return [
+            dataclasses.replace(each, warp=batch[number % len(batch)])
+            for number, each in enumerate(requests(DECODING, device))
+        ]
+
+    expected = [play(plain("EAGLE-3", DECODING), rows(batch, "cpu")) for batch in batches]
+    calls = calls_of("EAGLE-3", DECODING, "cuda:0", known=warps)
+    forbid_eager_passes(monkeypatch)
+    assert [play(calls, rows(batch, "cuda:0")) for batch in batches] == expected
+
+
 def reading(offer: Offer) -> Verdict:
     """A rule of one's own that reads a value on the host."""
     assert float(offer.target_probabilities.sum()) > 0
@@ -191,7 +257,9 @@ def reading(offer: Offer) -> Verdict:
 
 def test_a_rule_that_reads_a_value_is_refused(monkeypatch: pytest.MonkeyPatch, gpus: Any) -> None:
     run_as_traced(monkeypatch)
-    with pytest.raises(UnsupportedModelError, match=r"cannot be captured: .*capturing"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"reads a value \(test_preparing.py, line \d+: assert float"
+    ):
         calls_of("model", DECODING, "cuda:0", rule=reading)
     with pytest.raises(UnsupportedModelError, match="cannot be compiled"):
         calls_of("model", DECODING, compiles=True, rule=reading)

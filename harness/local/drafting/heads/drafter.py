@@ -78,18 +78,20 @@ class HeadDrafter(TensorDrafter):
         cache: the batch's.
     """
 
+    device: torch.device
+
     def __init__(self, head: Head, warp: AnyWarp) -> None:
         self.head = head
         self.layers = head.config.layers
         self.warp = warp
         self.cache = SlotCache()
-        self._device = next(head.parameters()).device
+        self.device = next(head.parameters()).device
         self._draw = HeadSampler(head, warp)
         self._num_rows = 0
         size = len(head.config.layers) * head.config.target_size
         parameter = next(head.parameters())
         # [B, n, L * D], of the token before each of `RowState.decided`.
-        self._features = torch.zeros(0, 1, size, device=self._device, dtype=parameter.dtype)
+        self._features = torch.zeros(0, 1, size, device=self.device, dtype=parameter.dtype)
         self._prepared = (self._features, self.cache)
         self._propose_fixed: Callable[..., list[Tensor]] = self._proposer(self.cache)
 
@@ -102,7 +104,7 @@ class HeadDrafter(TensorDrafter):
         self.cache.num_slots = round_up(num_slots + self.head.num_written(width, num_draft_tokens))
         self._prepared = (self._features, self.cache)
         warp = self.warp
-        self._propose_fixed = Part(self._proposer(self.cache), self.head, lambda: warp.kind)
+        self._propose_fixed = Part(self._proposer(self.cache), [self.head], lambda: warp.kind)
 
     def clear(self) -> None:
         self._features, self.cache = self._prepared
@@ -118,7 +120,7 @@ class HeadDrafter(TensorDrafter):
         rows = zip(step.hidden, lengths, strict=True)
         states = pad_sequence([row[-length:] for row, length in rows], batch_first=True)
         features = states.flatten(2).to(self._features)
-        last = to_device(lengths, self._device) - 1
+        last = to_device(lengths, self.device) - 1
         if max(lengths) > 1:
             # All but the last, with which the first proposal begins.
             following = padded([prompt[1:] for prompt in prompts], least=max(lengths))
@@ -126,7 +128,7 @@ class HeadDrafter(TensorDrafter):
             self.cache.first_row = first
             with WithoutCudnn():
                 starts = torch.zeros_like(last)
-                unread = Unread(features, to_device(following, self._device), last, starts)
+                unread = Unread(features, to_device(following, self.device), last, starts)
                 self.head.read(unread, self.cache)
             self.cache.first_row = 0
         self._features[first : self._num_rows, 0] = gather_rows(features, last)
@@ -134,12 +136,12 @@ class HeadDrafter(TensorDrafter):
     def draft(self, rows: RowState, uniforms: Tensor) -> Proposal:
         num_rows, num_draft_tokens = uniforms.shape
         width = rows.decided.shape[1]
-        counts = rows.numbers[Column.GAINED].to(self._device)
+        counts = rows.numbers[Column.GAINED]
         unread = (
             self._features[:num_rows, :width],
-            rows.decided.to(self._device),
+            rows.decided,
             counts,
-            rows.numbers[Column.LENGTH].to(self._device) - counts,
+            rows.numbers[Column.LENGTH] - counts,
         )
         proposer = self._propose_fixed
         if not rows.is_fixed:
@@ -147,9 +149,8 @@ class HeadDrafter(TensorDrafter):
             self._reserve(rows.longest - 1 + self.head.num_written(width, num_draft_tokens))
             proposer = self._proposer(self.cache)
         with WithoutCudnn():
-            tokens, probabilities = proposer(*unread, uniforms.to(self._device))
-        device = rows.numbers.device
-        return Proposal(tokens.to(device), probabilities.to(device))
+            tokens, probabilities = proposer(*unread, uniforms)
+        return Proposal(tokens, probabilities)
 
     def _proposer(self, cache: SlotCache) -> Callable[..., list[Tensor]]:
         """Return a function that drafts by the fields of an `Unread` and uniforms [B, K], over this cache."""
@@ -161,7 +162,7 @@ class HeadDrafter(TensorDrafter):
         self._features[:num_rows, :width] = hidden.flatten(2)
 
     def select(self, rows: Sequence[int]) -> None:
-        index = to_device(rows, self._device)
+        index = to_device(rows, self.device)
         self.cache.select(index, self._num_rows)
         self._features[: len(rows)] = self._features[index]
         self._num_rows = len(rows)
