@@ -316,8 +316,8 @@ DOUBTS = (
     Doubt(
         "setting against",
         lambda run: NO_GRAPHS in (run.last.runner or ""),
-        "No iteration is captured, in either arm (runner {row.runner}): the host launches each kernel by itself. A draft"
-        " then costs more, and the host's share is not known.",
+        "No iteration is captured, in either arm (runner {row.runner}): the host launches each kernel by itself. A"
+        " draft then costs more, and the host's share is not known.",
     ),
     Doubt(
         "setting against",

@@ -7,6 +7,7 @@ what runs plainly. Without a proposal `decide` is a step of regular decoding.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -81,9 +82,7 @@ class Calls:
         self.drafter = drafter if num_draft_tokens else None
         self.num_draft_tokens = num_draft_tokens if drafter is not None else 0
         self.warp = warp or BatchWarp()
-        self._verification = verification
-        # Numbers that an iteration takes for itself alone.
-        self._num_redrawn = num_draft_tokens if redraw else 0
+        self.judge = Judge(self.warp, verification, num_draft_tokens if redraw else 0)
 
     def num_rows(self, num_running: int) -> int:
         """Return how many of the prepared rows a call takes for this many that run."""
@@ -127,19 +126,36 @@ class Calls:
         if proposal is not None:
             block = torch.cat([block, proposal.tokens], 1)
         step = read(self.target, rows, block, rows.numbers[Column.LENGTH])
-        packed = self.judge(rows, step.logits, proposal)
+        packed = self.judged(rows, step.logits, proposal)
         if isinstance(self.drafter, TensorDrafter) and step.hidden is not None:
             self.drafter.learn(step.hidden)
         return Decided(packed, step)
 
     def drafting_uniforms(self, rows: RowState, count: int) -> Tensor:
         """Return the random numbers [B, count] with which an iteration drafts."""
-        return rows.random(Purpose.DRAFT, self._drafting_places(rows), count)
+        return rows.random(Purpose.DRAFT, self.judge.drafting_places(rows), count)
 
-    def judge(self, rows: RowState, logits: Tensor, proposal: Proposal | None) -> Tensor:
-        """Judge the draft tokens of a proposal, if there is one, by logits [B, 1 + K, V], and let the rows move on;
-        returns `Decided.packed`.
-        """
+    def judged(self, rows: RowState, logits: Tensor, proposal: Proposal | None) -> Tensor:
+        """Let the target decide by logits [B, 1 + K, V]; returns `Decided.packed`."""
+        return self.judge(rows, logits, proposal)
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Decides by the target's logits: draws a token of each row, or judges a proposal.
+
+    Attributes:
+        warp: of the rows.
+        verification: the rule of acceptance.
+        num_redrawn: random numbers that an iteration takes for itself alone.
+    """
+
+    warp: BatchWarp
+    verification: Callable[[Offer], Verdict]
+    num_redrawn: int
+
+    def __call__(self, rows: RowState, logits: Tensor, proposal: Proposal | None) -> Tensor:
+        """Decide by logits [B, 1 + K, V], and let the rows move on; returns `Decided.packed`."""
         if proposal is None:
             return self._draw(rows, logits)
         return self._verify(rows, logits, proposal)
@@ -168,8 +184,8 @@ class Calls:
         if proposal.lengths is not None:
             assert isinstance(proposal.lengths, Tensor)
             offered = torch.minimum(offered, proposal.lengths)
-        accept_places = self._drafting_places(rows)
-        verdict = self._verification(
+        accept_places = self.drafting_places(rows)
+        verdict = self.verification(
             Offer(
                 target_probabilities=self.warp(logits),
                 draft_tokens=tokens,
@@ -194,13 +210,13 @@ class Calls:
         rows.advance(decided.scatter(1, num_accepted.unsqueeze(1), next_token), num_accepted)
         return packed
 
-    def _drafting_places(self, rows: RowState) -> Tensor:
+    def drafting_places(self, rows: RowState) -> Tensor:
         """Return where the random numbers begin [B] with which an iteration drafts and accepts: at the row's position,
         or behind those by position where each iteration takes its own.
         """
-        if not self._num_redrawn:
+        if not self.num_redrawn:
             return rows.numbers[Column.DECIDED]
-        return rows.numbers[Column.MOST] + 1 + rows.numbers[Column.ITERATIONS] * self._num_redrawn
+        return rows.numbers[Column.MOST] + 1 + rows.numbers[Column.ITERATIONS] * self.num_redrawn
 
 
 def drafted(drafter: TensorDrafter, rows: RowState, uniforms: Tensor) -> Proposal:

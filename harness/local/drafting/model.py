@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -39,7 +40,7 @@ class ModelDrafter(TensorDrafter):
         self.runner = runner
         self.warp = warp
         self._has_rows = False
-        self._draw_part = Part(self._draw, key=lambda: self.warp.kind)
+        self._draw = Part(functools.partial(_draw, warp), key=lambda: warp.kind)
 
     def clear(self) -> None:
         self._has_rows = False
@@ -62,21 +63,22 @@ class ModelDrafter(TensorDrafter):
         distributions: list[Tensor] = []
         for start, numbers in zip(starts, uniforms.split(1, dim=1), strict=True):
             logits = read(self.runner, rows, tokens, start).logits
-            tokens, probabilities = self._draw_part(logits, numbers)
+            tokens, probabilities = self._draw(logits, numbers)
             drawn.append(tokens)
             distributions.append(probabilities)
             end_part()
         return Proposal(torch.cat(drawn, 1), torch.stack(distributions, 1))
-
-    def _draw(self, logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-        """Draw behind the last of logits [B, n, V] with uniforms [B, 1] -> tokens [B, 1], and what they are drawn from,
-        [B, V].
-        """
-        probabilities = self.warp(logits[:, -1])
-        return existing_index(probabilities, uniforms), probabilities
 
     def keep(self, counts: Sequence[int]) -> None:
         self.runner.keep(counts)
 
     def select(self, rows: Sequence[int]) -> None:
         self.runner.select(rows)
+
+
+def _draw(warp: AnyWarp, logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """Draw behind the last of logits [B, n, V] with uniforms [B, 1] -> tokens [B, 1], and what they are drawn from, [B,
+    V].
+    """
+    probabilities = warp(logits[:, -1])
+    return existing_index(probabilities, uniforms), probabilities

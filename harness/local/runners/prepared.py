@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.local.decoding.iteration import Calls, Decided, moved
+from harness.local.decoding.iteration import Calls, Decided, Judge, moved
 from harness.local.decoding.protocols import Proposal, Step, TensorDrafter
 from harness.local.decoding.state import RowState
 from harness.local.runners.base import UnsupportedModelError
@@ -100,22 +100,16 @@ class PreparedCalls(Calls):
 
         return propose
 
-    def judge(self, rows: RowState, logits: Tensor, proposal: Proposal | None) -> Tensor:
+    def judged(self, rows: RowState, logits: Tensor, proposal: Proposal | None) -> Tensor:
         if not rows.is_fixed:
-            return super().judge(rows, logits, proposal)
+            return super().judged(rows, logits, proposal)
         given = {} if proposal is None else _given(proposal)
         key = (rows.num_rows, *given)
         if key not in self._judging:
-            judge = functools.partial(self._judge_given, rows, list(given))
-            self._judging[key] = Part(judge, key=lambda: self.warp.kind)
+            judge, warp = functools.partial(_judge, self.judge, rows, list(given)), self.warp
+            self._judging[key] = Part(judge, key=lambda: warp.kind)
         packed: Tensor = self._judging[key](logits, *given.values())
         return packed
-
-    def _judge_given(
-        self, rows: RowState, names: Sequence[str], logits: Tensor, *tensors: Tensor
-    ) -> Tensor:
-        """Judge the proposal that has these fields, if any."""
-        return super().judge(rows, logits, _proposal(names, tensors) if names else None)
 
     def propose(self, rows: RowState, count: int, limits: Sequence[int]) -> Proposal | None:
         prepared = self._find("propose", rows)
@@ -156,6 +150,13 @@ def _given(proposal: Proposal) -> dict[str, Tensor]:
 def _proposal(names: Sequence[str], tensors: Sequence[Tensor]) -> Proposal:
     """The proposal that has these fields."""
     return Proposal(**dict(zip(names, tensors, strict=True)))
+
+
+def _judge(
+    judge: Judge, rows: RowState, names: Sequence[str], logits: Tensor, *tensors: Tensor
+) -> Tensor:
+    """Judge the proposal that has these fields, if any."""
+    return judge(rows, logits, _proposal(names, tensors) if names else None)
 
 
 class Graphs:
