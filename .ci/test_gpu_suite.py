@@ -78,9 +78,9 @@ def arm(name: str, seconds: float, decode_ms: float, **more: Any) -> dict[str, A
 def test_a_case_that_was_cut_off_runs_once_more(suite: ModuleType, tmp_path: Path) -> None:
     save(tmp_path, "tests", [], done=False)
     save(tmp_path, "commands", [], done=False, attempts=2)
-    found = suite.gpu_report.read(tmp_path, ["tests", "commands", "prices"])
-    due = [name for name in (*found, "prices") if suite.is_due(name, found)]
-    assert due == ["tests", "prices"]
+    found = suite.gpu_report.read(tmp_path, ["tests", "commands", "recovery"])
+    due = [name for name in (*found, "recovery") if suite.is_due(name, found)]
+    assert due == ["tests", "recovery"]
 
 
 def test_tests_are_found_where_plugins_and_servers_are_missing(suite: ModuleType) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import common
@@ -29,15 +29,18 @@ from harness.engines.timing import timed_answer
 from harness.local.drafting.method import Pair
 from harness.local.engine.engine import LocalEngine
 from harness.local.engine.planning import roofs
+from harness.local.runners.prepared import Graphs
 from harness.reporting.table import Table
 from harness.results.acceptance import Acceptance
 from harness.results.statistics.interval import Interval
 
 AGREEMENT = 0.8
 PROMPT_TOKENS = 64
+# Of a pass that is timed by itself.
+REPLAYS = 20
 HEADINGS = (
     "arm", "ms/token", "over eager\nregular", "95 % interval", "first\ntoken ms", "decode\nms/token",
-    "decode\nspeed-up", "our\nhost", "setup s",
+    "decode\nspeed-up", "our\nhost", "over its\npasses", "setup s",
 )  # fmt: skip
 
 Contender = Callable[[Question], float]
@@ -78,7 +81,7 @@ class Case:
         return common.settings(
             f"model={self.model}",
             f"draft={self.draft}",
-            "placement.gpus=1",
+            *(["placement.gpus=1"] if on_gpu else []),
             f"weights={'random' if self.linked else 'stored'}",
             f"dtype={'bfloat16' if on_gpu and '8bit' not in self.model else 'auto'}",
             f"batch_size={self.batch_size}",
@@ -115,6 +118,8 @@ class Arms:
     contenders: dict[str, Contender]
     setup_seconds: dict[str, float]
     generations: dict[str, list[Answered]]  # by contender, the warm-up first
+    # Of an iteration's passes of the models, each captured by itself and replayed; None where none is captured.
+    passes_ms: dict[str, float | None] = field(default_factory=dict)
 
     def decode_seconds(self, name: str) -> list[float]:
         """Return the seconds of each question after its first token."""
@@ -161,7 +166,34 @@ def our_arms(case: Case, pair: Pair, decoding: DecodingSettings, on_gpu: bool) -
             name = f"{engine.runner} {arm.name}"
             arms.contenders[name] = functools.partial(ours, name, engine, arm)
             arms.setup_seconds[name] = engine.setup_seconds
+            arms.passes_ms[name] = _passes_ms(engine, case, arm.name == "speculative")
     return arms
+
+
+def _passes_ms(engine: LocalEngine, case: Case, drafts: bool) -> float | None:
+    """The time of the passes of an iteration, each in a graph of its own: the least that an iteration can take."""
+    runners = engine.runners
+    if not runners.prepared or runners.pair.target.input_device.type != "cuda":
+        return None
+    passes = [(runners.target, case.num_draft_tokens + 1 if drafts else 1)]
+    if drafts and runners.draft is not None:
+        passes += [(runners.draft, 2), *[(runners.draft, 1)] * (case.num_draft_tokens - 1)]
+    device = runners.pair.target.input_device
+    graphs = Graphs()
+    total = 0.0
+    with torch.inference_mode():
+        for runner, width in passes:
+            tokens = torch.zeros(case.batch_size, width, dtype=torch.long, device=device)
+            inputs = [tokens, tokens[:, 0].clone()]
+            replay = graphs(runner.extend_at, inputs, device)
+            began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            began.record()
+            for _ in range(REPLAYS):
+                replay(*inputs)
+            ended.record()
+            ended.synchronize()
+            total += began.elapsed_time(ended) / REPLAYS
+    return total
 
 
 def measure(case: Case, options: argparse.Namespace, save: Save) -> None:
@@ -231,9 +263,13 @@ def _decoding_columns(arms: Arms, name: str, num_tokens: int) -> dict[str, Any]:
         "decode_ms_per_token": 1000 * sum(own) / (len(own) * (num_tokens - 1)),
     }
     timed = arms.generations[name][1:]
-    in_calls = sum(sum(one.phases.seconds.values()) for one in timed)
-    if in_calls:
+    in_calls = sum(one.phases.seconds["forward"] + one.phases.seconds["drafting"] for one in timed)
+    if in_calls and all(one.phases.knows_host for one in timed):
         columns["host_share"] = max(0.0, 1 - in_calls / sum(own))
+    passes_ms = arms.passes_ms.get(name)
+    if passes_ms:
+        num_iterations = sum(one.batch.num_iterations for one in timed if one.batch is not None)
+        columns["over_passes"] = 1000 * sum(own) / num_iterations / passes_ms
     if name.endswith(" speculative"):
         regular = arms.decode_seconds(name.replace("speculative", "regular"))
         columns["decode_speedup"] = common.ratio(regular, own).estimate
@@ -253,7 +289,8 @@ def table(about: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> Table
             ("first_token_ms", ".2f"),
             ("decode_ms_per_token", ".2f"),
             ("decode_speedup", ".2f"),
-            ("host_share", ".0%"),
+            ("host_share", ".1%"),
+            ("over_passes", ".2f"),
             ("setup_s", ".0f"),
         )
         rows.append(

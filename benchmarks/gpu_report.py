@@ -34,7 +34,7 @@ def _commands_table(about: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]
 # By case; the others are pairs.
 TABLES: dict[str, Callable[[Mapping[str, Any], Sequence[Mapping[str, Any]]], Table]] = {
     "tests": _tests_table,
-    **dict.fromkeys(("prices", "eagle3", "sharded"), _commands_table),
+    **dict.fromkeys(("recovery", "eagle3", "sharded"), _commands_table),
 }
 # On a GPU, and without one.
 MAIN_PAIRS = ("7B+llama_68m-batch1-k4", "tiny+tiny_draft-batch1-k4")
@@ -157,7 +157,7 @@ def decisions(results: Mapping[str, Result]) -> Table:
         lines = {line["arm"]: line for line in with_peers(name, results).lines}
         rows = [*_worth(lines)]
     for case, question, sign in (
-        ("prices", "a pass by width and rows", "×"),
+        ("recovery", "what is timed", "loss"),
         ("eagle3", "an EAGLE-3 head", "ms/token"),
         ("sharded", "a target over two GPUs", "ms/token"),
     ):

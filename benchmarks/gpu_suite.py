@@ -7,7 +7,7 @@ With one 80 GB GPU, these calls; nothing needs to be exported:
     python benchmarks/gpu_suite.py --report DIR               # the targets, and all tables, ready for RESULTS.md
     python benchmarks/gpu_suite.py --readme DIR               # fills the GPU table of README.md
 
-The order is that of what one wants to know first: the main pair and its peers, the price of a pass, a head, number
+The order is that of what one wants to know first: the main pair and its peers, whether it is lossless, a head, number
 formats, tests. A machine that is lent for minutes comes back bare. Then bring the wheels
 of `scripts/collect_gpu_wheels.sh`, and carry two directories from call to call, without which every call begins with
 the first case: DIR, and DIR.inductor beside it, the compiler's cache (2 to 3 minutes of tuning for each pair). Take
@@ -171,7 +171,7 @@ def _run_command(command: str) -> dict[str, Any]:
         "command": command,
         "exit_code": process.wait(),
         "seconds": time.perf_counter() - began,
-        "fallbacks": [line for line in said if "it runs with runner=" in line],
+        "fallbacks": [line for line in said if any(words in line for words in FALLBACKS)],
         "end": said[-120:],
     }
 
@@ -184,14 +184,10 @@ def with_project() -> dict[str, str]:
     }
 
 
+# What a run says that does not prepare its calls as it was asked to.
+FALLBACKS = ("it runs with runner=", "run eagerly", "captured as it is")
 RANDOM = "weights=random decoding.synthetic_acceptance=0.8 dtype=bfloat16"
 MAIN = f"latency model=7B draft=llama_68m {RANDOM}"
-# A pass by its width and rows: is it a line, or has it steps? Not compiled: each shape would take seconds.
-PRICES = tuple(
-    f"map model={model} draft=llama_68m {RANDOM} runner=static batch_sizes=[1,32]"
-    " draft_tokens=[1,4,15] num_prompts=8 tokens=16"
-    for model in ("7B", "7B_4bit")
-)
 EAGLE = f"latency model=llama3.1_8B-instruct draft=llama3.1_8B-eagle3 {RANDOM} num_prompts=4"
 SHARDED = f"latency model=7B_2GPUs draft=llama_68m {RANDOM} num_prompts=4"
 # Each with the question that it answers.
@@ -200,8 +196,8 @@ GPU_JOBS: list[Job] = [
     Case("7B", "llama_68m", 5),
     # Whether our loop is faster than transformers' own, with a draft and without, compiled in the same way.
     *(Case("7B", "llama_68m", 2, peer=name) for name in PEERS),
-    # What a pass costs by its width from 1 to 16, in bfloat16 and in 4 bit.
-    Other("prices", 5, partial(run_commands, PRICES)),
+    # Whether what is timed is lossless.
+    Other("recovery", 2, partial(run_commands, ["recovery"])),
     # What a head costs at the sizes of an 8B model.
     Other("eagle3", 5, partial(run_commands, [EAGLE])),
     # Whether quantized targets draft and verify as fast as planned.
@@ -213,7 +209,7 @@ GPU_JOBS: list[Job] = [
     Other("sharded", 3, partial(run_commands, [SHARDED])),
 ]
 CPU_JOBS: list[Job] = [
-    Other("prices", 1, partial(run_commands, ["map draft_tokens=[1,2] batch_sizes=[1,2]"])),
+    Other("recovery", 1, partial(run_commands, ["recovery num_draws=1000"])),
     Other("tests", 1, partial(run_tests, "gpu and not slow")),
     Other("eagle3", 1, partial(run_commands, ["latency draft=tiny_eagle3 n=2 tokens=16"])),
     Case("tiny", "tiny_draft", 2, linked=False),
