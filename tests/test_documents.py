@@ -22,7 +22,7 @@ from report_files import latency_run
 
 DOCS = Path(__file__).parents[1] / "docs"
 DRAFTED_BY = [f"`{name}`" for name, record in METHODS.all().items() if record.named]
-STARTED = [dialect for dialect in DIALECTS.all().values() if dialect.startup is not None]
+STARTED = [dialect for dialect in DIALECTS.all().values() if dialect.startup.programs]
 
 # Below a heading of a page each of these has a row of a table, or stands in a sentence.
 NAMED = {

@@ -41,7 +41,8 @@ class Dialect(Record):
         parameters: further entries of every request's body.
         scoring: how it is asked for log-probabilities of a given text: `prompt_logprobs` as in vLLM,
             or `next_token`, one request per token; None where it is not known to have any.
-        counters: fields of `engines.counts.Counts` by the names of its counters, without `_total`.
+        counters: fields of `engines.counts.Counts` by the names of its counters, without `_total`; `drafted_at` for
+            draft tokens by position.
         counts_in_any_case: the counter that it has in any case, where it has those of drafts only if it speculates.
         counts_within: whether it counts no draft token behind the end of an answer as accepted, where that has as many
             tokens as were asked for.
@@ -154,6 +155,22 @@ _BUILT_IN = {
                 "sglang:cached_tokens": "cached",
                 "sglang:time_to_first_token_seconds_count": "first_tokens",
                 "sglang:time_to_first_token_seconds_sum": "first_token_s",
+            },
+        ),
+        Dialect(
+            name="tensorrt_llm",
+            title="TensorRT-LLM",
+            about={"/version": ("version",)},
+            version="/version version",
+            counters={  # tensorrt_llm/metrics/collector.py; draft tokens by position, or in all
+                "trtllm_num_requests_running": "running",
+                "trtllm_num_requests_waiting": "running",
+                "trtllm_generation_tokens": "generated",
+                "trtllm_prompt_tokens": "read",
+                "trtllm_spec_decode_num_draft_tokens": "proposed",
+                "trtllm_spec_decode_num_accepted_tokens": "accepted",
+                "trtllm_spec_decode_drafted_tokens": "drafted_at",
+                "trtllm_spec_decode_accepted_tokens": "accepted_at",
             },
         ),
         # It names no owner of its models, and is asked as an unknown server.

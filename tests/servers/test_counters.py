@@ -57,6 +57,23 @@ def test_names_of_vllm_are_summed_over_its_engines() -> None:
     )  # fmt: skip
 
 
+def test_names_of_tensorrt_llm() -> None:
+    """Of 10 iterations, which drafted 3, 2 and 2 tokens, by position; older pages have totals alone."""
+    page = "trtllm_generation_tokens_total 18\n"
+    for name, numbers in (("drafted", (10, 10, 4)), ("accepted", (5, 2, 0))):
+        for position, number in enumerate(numbers):
+            page += (
+                f'trtllm_spec_decode_{name}_tokens_total{{token_position="{position}"}} {number}\n'
+            )
+    expected = Counts(
+        generated=18, drafts=10, proposed=24, accepted=7, accepted_at={0: 5, 1: 2, 2: 0}
+    )
+    assert read_counters(page) == expected
+    totals = "trtllm_spec_decode_num_draft_tokens_total 24\ntrtllm_spec_decode_num_accepted_tokens_total 7\n"
+    assert read_counters(page + totals) == expected
+    assert read_counters(totals) == Counts(proposed=24, accepted=7)
+
+
 @pytest.mark.parametrize(
     "damage",
     ["my-metric 1", "x 1,5", "x 1ms", "x", 'x{a="1 2', "# TYPE x y", "</html>",
@@ -242,6 +259,26 @@ def test_a_server_without_counters_is_soon_not_asked_again(
     assert [page.read() for _ in range(num_missed)] == [None] * num_missed
     file.write_text(VLLM)
     assert (page.read() is not None) == is_asked
+
+
+def test_a_page_that_takes_long_is_read_once_a_question(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[str] = []
+    file = tmp_path / "metrics"
+    monkeypatch.setattr(counters, "page", lambda url, key: reads.append(url) or read_file(url, key))
+    monkeypatch.setattr(counters, "_SLOW_S", -1.0)
+    said: list[str] = []
+    page = CounterPage("http://localhost/v1", None, [file.as_posix()], said.append)
+    file.write_text("llamacpp:tokens_predicted_total 2\n")
+    page.show_drafts()
+    for number in (5, 9):
+        page.begin()
+        file.write_text(f"llamacpp:tokens_predicted_total {number}\n")
+        grown = page.end(0)
+        assert grown is not None
+        assert grown.generated == (3 if number == 5 else 4)
+    assert (len(reads), len(said)) == (3, 1)
 
 
 def test_counters_of_several_pages_are_added_up(tmp_path: Path) -> None:

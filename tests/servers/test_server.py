@@ -240,13 +240,14 @@ def test_an_unknown_yield_is_below_the_whole_answer() -> None:
 
 def test_requests_are_counted() -> None:
     failures = [RequestRecord(0, 3, error=RequestError(code, "")) for code in (408, 500)]
-    answered = [RequestRecord(1, 3, arrivals=[0.1], num_tokens=1)] * 36
+    answered = [RequestRecord(1, 3, arrivals=[0.1], seconds=0.4, num_tokens=1)] * 36
     load = Load(seconds=10.0, request_seconds=30.0, share=0.5)
     lap = Answered(requests=[*failures, *answered], seconds=5.0, load=load)
     found = figures(RequestFigures, [lap])
     assert found.num_failed == 2
     assert found.requests_per_second == 36 / 5
     assert found.mean_in_flight == 3
+    assert found.share_after_last_token == pytest.approx(0.75)
 
 
 @pytest.mark.parametrize("dialect", ["llama.cpp", "openai", "vllm"])

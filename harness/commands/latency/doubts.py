@@ -34,6 +34,8 @@ _NEAR_MS = 10
 _OTHERWISE_BY_ANSWER = 1.2
 # These run the models unchanged; other runners take less time for the same step.
 _SLOW_RUNNERS = ("eager", "static")
+# The share of answers' time that may pass after their last token.
+_MOST_AFTER_LAST_TOKEN = 0.05
 # The share of an iteration that this program's host may take.
 _MOST_OF_HOST = 0.1
 
@@ -196,6 +198,11 @@ def _outside(row: LatencyRow) -> str | None:
     if not here or there is None or row.foreign_tokens:
         return None
     return f"{percent(max(0.0, 1 - there / here))} in the {row.arm} arm"
+
+
+def _late_end(row: LatencyRow) -> str | None:
+    share = row.share_after_last_token or 0.0
+    return f"{percent(share)} in the {row.arm} arm" if share > _MOST_AFTER_LAST_TOKEN else None
 
 
 def _cached(row: LatencyRow) -> str | None:
@@ -384,6 +391,12 @@ DOUBTS = (
         "against",
         lambda run: _each_arm(run, _slow_here),
         "First tokens took {found}: this machine or the network was the bottleneck.",
+    ),
+    Doubt(
+        "against",
+        lambda run: _each_arm(run, _late_end),
+        "Of the answers' time {found} passed after their last token: a server or gateway that ends an answer late takes"
+        " longer per token.",
     ),
     Doubt("comparison", _other_caches, "The arms took different shares of the {found}."),
     Doubt(

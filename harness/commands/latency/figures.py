@@ -60,14 +60,22 @@ def _known_verdict(pair: RankedRun) -> Statement | None:
     return verdict if verdict.interval.is_known else None
 
 
+def _sent_at_once(row: LatencyRow) -> LatencyRow | None:
+    """The row, or None where tokens were held back: then the first came late."""
+    return None if row.held_back else row
+
+
 # Columns about a row of `latency`.
+FIRST_TOKEN = Column("first token ms", number(1), "time_to_first_token_ms", optional=True).at(
+    _sent_at_once
+)
 _ACCEPTED = Column("accepted", share, "acceptance_rate")
 _NAME = Column("arm", text=True, of=arm_name)
 _TPOT = "time per output token after the first, a mean for each request; AIPerf calls it inter-token latency"
 _ITL = "time between two arrivals, each of one or more tokens; AIPerf has single events (inter-chunk latency)"
 _REQUESTS = (
     _NAME,
-    _percentiles("first token ms", "time_to_first_token"),
+    _percentiles("first token ms", "time_to_first_token").at(_sent_at_once),
     _percentiles("TPOT ms", "time_per_output_token", _TPOT),
     _percentiles("ITL ms", "inter_token_latency", _ITL),
     Column("in\nflight", number(1), "mean_in_flight", optional=True),
@@ -210,7 +218,7 @@ _ARMS = (
     _NAME.at("arm"),
     Column("ms/token", of=_time, meaning="± standard deviation over prompts or batches").at("arm"),
     Column("tokens/s", number(1), "arm.tokens_per_second"),
-    Column("first token ms", number(1), "arm.time_to_first_token_ms"),
+    FIRST_TOKEN.at("arm"),
     Column(
         "peak memory GB", lambda size: f"{size / 1e9:.2f}", "arm.peak_memory_bytes", optional=True
     ),

@@ -11,6 +11,7 @@ from harness.commands.latency.answer import checks_that_held, end, has_verdict, 
 from harness.commands.latency.costs import times_table
 from harness.commands.latency.doubts import doubts
 from harness.commands.latency.figures import (
+    FIRST_TOKEN,
     arms_table,
     divided_tables,
     pairs_table,
@@ -160,6 +161,6 @@ def _bars(rows: Sequence[LatencyRow]) -> Table:
         Column("", lambda ms: "█" * round(_BAR * ms / longest), "ms_per_token", text=True),
         Column("ms/token", number(), "ms_per_token"),
         Column("tokens/s", number(1), "tokens_per_second", optional=True),
-        Column("first token ms", number(1), "time_to_first_token_ms", optional=True),
+        FIRST_TOKEN,
     )
     return Table.of("bars", "", rows, columns, look="bare")

@@ -57,6 +57,9 @@ class RequestFigures(Group):
         "any",
         "whether more tokens arrived together than an iteration yields",
     )
+    share_after_last_token: MaybeFloat = pooled(
+        "largest", "share of the answers' time after their last token", in_csv=False
+    )
     mean_in_flight: MaybeFloat = pooled(
         Ratio(over="seconds"),
         "mean requests in flight, with those that only keep up the load",
@@ -90,12 +93,16 @@ class RequestFigures(Group):
         load_s = sum(load.seconds for load in loads)
         is_held_back = were_held_back(run, arm)
         per_output_token = [request.time_per_output_token_ms for request in answered]
+        arrived = [request for request in answered if request.arrivals]
+        late_s = sum(request.seconds - request.arrivals[-1] for request in arrived)
+        all_s = sum(request.seconds for request in arrived)
         return cls(
             requests_per_second=len(answered) / arm.seconds,
             num_failed=sum(request.has_failed for request in requests),
             num_empty=sum(request.error == EMPTY for request in requests),
             tokens_per_arrival=arm.tokens_per_arrival,
             held_back=is_held_back,
+            share_after_last_token=late_s / all_s if all_s else None,
             mean_in_flight=sum(load.request_seconds for load in loads) / load_s if loads else None,
             **percentile_columns(
                 time_to_first_token=first_token_times(run, arm),

@@ -87,6 +87,8 @@ SAID: list[tuple[Changes, Changes, str]] = [
     ({}, SLOW | {"time_to_first_token_ms": 80.0}, "the network took 0 % in the speculative arm,"),
     (SLOW, {}, "this client and the network took 41 % in the regular arm,"),
     ({}, SLOW | {"foreign_tokens": 1, "speedup": None}, "The server processed 1 token during"),
+    ({"share_after_last_token": 0.051}, {}, "Of the answers' time 5 % in the regular arm passed after their last"),
+    ({}, {"share_after_last_token": 0.05}, ""),
     ({"cached_tokens": 10, "read_prompt_tokens": 1000} | READ, {}, "from a cache 1 % in the regular arm."),
     ({}, SLOW | {"server_time_to_first_token_ms": None}, ""),
     ({"cached_tokens": 20} | READ, {"cached_tokens": 0}, ""),
