@@ -70,11 +70,6 @@ def notes(run: _Run) -> list[str]:
     return _said([run], ("setting note", "note"))
 
 
-def shared_doubts(runs: Iterable[Run[Any]]) -> list[str]:
-    """Reasons not to believe the figures of runs with the same settings, each once."""
-    return _said(runs, ("setting against",))
-
-
 def caveats(runs: Iterable[_Run]) -> list[str]:
     """Sentences about the settings of these runs and their servers, each once."""
     return _said(runs, ("setting note", "setting against"))

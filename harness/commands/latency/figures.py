@@ -175,7 +175,10 @@ _REASONS = (
     .at(_tested)
     .at("row"),
     Column(
-        "of all\niterations, %", _positions, "row.marginal_acceptance_by_position", optional=True
+        "of iterations\nthat drafted, %",
+        _positions,
+        "row.marginal_acceptance_by_position",
+        optional=True,
     ),
 )
 

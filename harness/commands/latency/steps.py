@@ -154,12 +154,19 @@ def steps_after_runs(pairs: Sequence[RankedRun]) -> list[NextStep]:
         if all(pair.member.verdict.relation == "below" for pair in pairs if pair.member.is_judged):
             step = _free_draft([pair.row for pair in pairs], "none pays")
         return [step] if step else []
+    loads = {pair.load for pair in pairs}
+    paying = {pair.load for pair in pairs if pair.member.verdict.pays}
+    at_loads = ""
+    if paying != loads:
+        at_loads = " batch_size=" + ",".join(f"{load:g}" for load in sorted(paying))
     ks = {pair.name.k_order for pair in pairs if pair.name.group == best.name.group}
     is_bounded = any(member.is_same_setting for member in best.series.members)
     if isinstance(best.k, int) and len(ks) > 1 and best.k == max(ks) and not is_bounded:
-        return [NextStep(f"K={best.k} is the largest measured", f"K={2 * best.k}")]
+        return [NextStep(f"K={best.k} is the largest measured", f"K={2 * best.k}{at_loads}")]
     is_repeated = any((pair.row.repeats or 1) > 1 or pair.run.times > 1 for pair in pairs)
-    return [] if is_repeated else [NextStep("how far off other runs may be", "repeats=5")]
+    return (
+        [] if is_repeated else [NextStep("how far off other runs may be", f"repeats=5{at_loads}")]
+    )
 
 
 def steps_without_interval(pairs: Sequence[RankedRun]) -> list[NextStep]:

@@ -24,7 +24,7 @@ class AcceptanceFigures(Group, Accepted):
     )
     marginal_acceptance_by_position: list[float | None] | None = pooled(
         Ratio(over="num_iterations"),
-        "accepted / iterations at each draft position (marginal), as vLLM and llama.cpp print it",
+        "accepted / iterations that drafted, at each draft position (marginal), as vLLM and llama.cpp print it",
     )
     acceptance_histogram: list[int] | None = pooled(
         "sum", "iterations with 0, 1, ... accepted draft tokens"

@@ -20,6 +20,7 @@ from harness.reporting.files import html_page
 from harness.results.files import append_rows
 from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.runs import Run, group
+from in_process import Harness
 from pages import findings
 from report_files import all_tables, latency_run, over, prompt_rows, write
 
@@ -155,3 +156,11 @@ def test_a_category_is_over_all_of_its_tokens() -> None:
     others = [replace(row, prompt_place=8 + row.place) for row in prompts]
     [in_laps] = by_category([*prompts, *others])
     assert str(in_laps.speedup.covers) == "8 laps"
+
+
+def test_what_is_typed_next_is_for_loads_at_which_something_pays(harness: Harness) -> None:
+    sweep = ["engine=simulated", "engine.width_ms=3.0", "K=2,4", "batch_size=1,8"]
+    page = harness("latency", "-m", *sweep).stdout
+    assert page.rstrip().endswith(
+        "harness latency engine=simulated engine.width_ms=3.0 K=8 batch_size=1"
+    )
