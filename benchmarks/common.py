@@ -14,8 +14,8 @@ import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from harness.cli.menu import config_source, names
-from harness.cli.menu.conversion import from_config
+from harness.cli import names
+from harness.cli.conversion import from_config
 from harness.commands.latency.record import LatencySettings
 from harness.config.demand import Demand
 from harness.config.machine import cpu_name
@@ -58,7 +58,7 @@ def add_numbers(parser: argparse.ArgumentParser, **numbers: float) -> None:
 
 def settings(*overrides: str) -> LatencySettings:
     """The settings of `latency` with these overrides."""
-    config_source.register()
+    names.register()
     with initialize_config_dir(str(names.CONF), version_base="1.3"):
         plain: Any = OmegaConf.to_container(compose("latency", list(overrides)), resolve=True)
     plain.pop("command")

@@ -27,7 +27,7 @@ from typing import NamedTuple
 import pyte
 from pyte.screens import Char
 
-from harness.cli.menu.names import CONF
+from harness.config.installation import CONF
 
 # The first of the shipped set, of about its mean acceptance.
 PROMPT = "Paul was a shy hedgehog who lived near the village. In"

@@ -6,12 +6,17 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from harness.cli.menu import names
-from harness.cli.menu.columns import columns_by_topic
-from harness.cli.menu.conversion import value_types
-from harness.cli.menu.documentation import (
+from harness.cli import names
+from harness.cli.conversion import value_types
+from harness.commands.registry import configured, row_kinds, with_settings
+from harness.config.errors import as_typed
+from harness.config.methods import METHODS
+from harness.config.run import RunSettings
+from harness.engines.registry import ENGINES
+from recipes.described import (
     GROUPS,
     Setting,
+    columns_by_topic,
     command_settings,
     described,
     engine_settings,
@@ -19,11 +24,6 @@ from harness.cli.menu.documentation import (
     method_settings,
     sentence,
 )
-from harness.commands.registry import configured, row_kinds, with_settings
-from harness.config.errors import as_typed
-from harness.config.methods import METHODS
-from harness.config.run import RunSettings
-from harness.engines.registry import ENGINES
 
 
 def columns_page() -> str:

@@ -24,7 +24,7 @@ from urllib.request import urlopen
 
 from PIL import Image
 
-from harness.cli.menu.names import CONF
+from harness.config.installation import CONF
 
 ROOT = CONF.parent
 sys.path.insert(0, str(ROOT / "tests" / "support"))

@@ -64,7 +64,6 @@ def test_users_bring_their_own_presets(harness: Harness) -> None:
     shown = harness(*shlex.split(quantized), "--cfg", "job").stdout
     assert "name: our8b_8bit" in shown
     assert "quantization: 8bit" in shown
-    assert "our8b" in harness("latency", "--config-dir", "mine", "--help", "presets").stdout
     damaged = Path("mine/model/damaged.yaml")
     damaged.write_text("name: x\nrepository: [a\n")
     refused = harness.refused("latency", "-cd", "mine", "model=damaged")

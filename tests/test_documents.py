@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli.menu.conversion import setting_hints
-from harness.cli.menu.typed import settings_meant_by
+from harness.cli.conversion import setting_hints
+from harness.cli.typed import settings_meant_by
 from harness.commands.registry import COMMANDS, configured, with_settings
 from harness.config.acceptance_rules import PARAMETERS, RULES
 from harness.config.methods import METHODS
@@ -92,7 +92,7 @@ def test_no_new_setting_takes_the_short_name_of_another() -> None:
     ("page", "name"), [("served-pairs.md", "MINE"), ("losslessness.md", "EarlyBonus")]
 )
 def test_the_code_of_a_page_can_be_loaded(page: str, name: str) -> None:
-    """That of your-own-method.md is measured with, in tests/cli/menu/test_own_methods.py."""
+    """That of your-own-method.md is measured with, in tests/cli/test_own_methods.py."""
     _, _, rest = (DOCS / page).read_text(encoding="utf-8").partition("```python\n")
     loaded: dict[str, object] = {}
     exec(rest.partition("```")[0], loaded)

@@ -31,7 +31,6 @@ from typing import IO, TYPE_CHECKING
 import psutil
 
 from harness.cli import signals
-from harness.cli.manifest import Manifest
 from harness.commands.registry import measurement
 from harness.config.errors import HarnessError, RunError, in_one_line
 from harness.config.run import RunSettings
@@ -58,10 +57,8 @@ class Job:
     Attributes:
         command: `latency` and the like.
         directory: of the run's own files.
-        sweep: the directory of the job's sweep; the job's output then goes to `log.txt`. None for a
-            run alone, whose output goes to the terminal.
-        number: of the job in its sweep, from 0.
-        overrides: the job's settings, as typed.
+        label: of a job of a sweep, whose output goes to `log.txt`; empty for a run alone, whose output goes to the
+            terminal.
         run_id: in all its rows, to distinguish them from those of an earlier run in the same
             directory.
     """
@@ -69,9 +66,7 @@ class Job:
     command: str
     settings: RunSettings
     directory: Path
-    sweep: Path | None = None
-    number: int = 0
-    overrides: Sequence[str] = ()
+    label: str = ""
     run_id: str = field(default_factory=new_run_id)
 
     @property
@@ -290,10 +285,9 @@ def _run(job: Job, keeper: PairKeeper, terminal: IO[str] | None) -> HarnessError
         terminal: shows the line about progress; None if stderr is no terminal.
     """
     job.directory.mkdir(parents=True, exist_ok=True)
-    if job.sweep:
+    if job.label:
         if terminal is not None:
-            label = Manifest.read(job.sweep).label(job.overrides, job.settings.engine)
-            live_on(terminal, f"[{job.number + 1}] {label}: ")
+            live_on(terminal, f"{job.label}: ")
         with (job.directory / "log.txt").open("ab") as log:
             # The file descriptors below Python's streams, so that output of crashing libraries is logged, too.
             os.dup2(log.fileno(), 1)
@@ -309,7 +303,7 @@ def _run(job: Job, keeper: PairKeeper, terminal: IO[str] | None) -> HarnessError
         error.add_note(traceback.format_exc())
     finally:
         sys.stdout.flush()
-    if job.sweep and error is not None:
+    if job.label and error is not None:
         lines = [f"harness: {error}", *getattr(error, "__notes__", ())]
         print("\n".join(lines), file=sys.stderr, flush=True)
     return error

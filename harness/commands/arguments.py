@@ -14,12 +14,8 @@ Settings = TypeVar("Settings")
 _BOOLEANS = {"true": True, "false": False}
 
 
-def read_arguments(
-    kind: type[Settings],
-    words: Words,
-    usage: str,
-) -> tuple[Settings, list[str]]:
-    """Read the typed settings, and return them and all other words. `-h` and `--help` print the usage and end.
+def read_arguments(kind: type[Settings], words: Words) -> tuple[Settings, list[str]]:
+    """Read the typed settings, and return them and all other words.
 
     Args:
         kind: a dataclass of texts, numbers, booleans or literals with defaults; a field of type `list[str]` collects
@@ -28,9 +24,6 @@ def read_arguments(
     Raises:
         SettingError: no such setting or option, or a value of another type.
     """
-    if not {"-h", "--help"}.isdisjoint(words.typed):
-        print(usage)
-        raise SystemExit(0)
     if words.servers:
         raise SettingError("--", "no such argument; --help lists them")
     names = [field.name for field in fields(kind)]  # type: ignore[arg-type]

@@ -1,6 +1,6 @@
 """The parts of a run's settings: models, placement, decoding, prompts. Frozen dataclasses that hold no wrong value.
 
-`cli/menu/conversion.py` makes them from a composed configuration. Each class checks itself in `__post_init__`; an error
+`cli/conversion.py` makes them from a composed configuration. Each class checks itself in `__post_init__`; an error
 names setting, rule and value, and the conversion adds the group that the setting is in.
 """
 

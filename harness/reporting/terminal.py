@@ -53,20 +53,6 @@ class LastingConsole(Console):
         discard(self.file)
 
 
-def prepare_streams() -> None:
-    """Make the standard streams usable: closed ones lead nowhere, and what stdout cannot encode becomes `?`."""
-    # Occupies closed descriptors: else the next file that is opened would get that of stdout.
-    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
-        pass
-    os.close(descriptor)
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        if getattr(sys, name) is None:
-            mode = "w" if number else "r"
-            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
-
-
 def discard(stream: IO[str]) -> None:
     """Discard any further output of a stream, without an error."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from pathlib import Path
 
 import pytest
 
-from harness.cli.jobs import pool
-from harness.cli.manifest import Manifest, round_overrides
+from harness.cli.manifest import Manifest
+from harness.cli.sweep import pool
+from harness.cli.typed import read
+from harness.config.command_line import Words
+from harness.config.errors import SettingError
 from harness.measuring.rows import LatencyRow
 from harness.results.files import read_rows
-from harness.results.locked_files import replace_file
 from in_process import Harness, covered, results
 from report_files import latency_run
 from wording import mentions
@@ -28,22 +29,22 @@ QUICK = [
 
 
 def test_rounds_vary_slowest() -> None:
-    assert round_overrides("latency", ["model=7B", "repeats=3"]) == ["repeat=1,2,3"]
-    assert round_overrides("latency", ["repeats=1"]) == []
-    assert round_overrides("latency", ["model=7B"]) == []
-    assert round_overrides("eval", ["repeats=3"]) == []
+    typed = ["repeat=1,2,3", "model=7B", "repeats=3"]
+    assert read(Words(typed[1:]), "latency").settings == typed
+    assert read(Words(["repeats=1"]), "latency").settings == ["repeats=1"]
+    with pytest.raises(SettingError):
+        read(Words(["repeats=3"]), "eval")
 
 
 def test_only_rounds_of_the_same_job_are_pooled(tmp_path: Path) -> None:
     """Also where the sweep was interrupted: after two of three rounds here, of two jobs each."""
     choices = {"repeat": ["1", "2", "3"], "draft": ["lookup", "tiny_draft"]}
-    manifest = Manifest(6, 0.0, choices, "repeat")
-    replace_file(tmp_path / "sweep.json", json.dumps(dataclasses.asdict(manifest)).encode())
+    manifest = Manifest(choices)
     rows = []
     for number, draft in enumerate(["lookup", "tiny_draft", "lookup", "tiny_draft"]):
         columns = {"job": str(number), "draft": draft, "repeats": 3, "repeat": 1 + number // 2}
         rows += [dataclasses.replace(row, **columns) for row in latency_run(run=str(number))]
-    pooled = pool(tmp_path, rows)
+    pooled = pool(manifest, rows)
     assert [rows_of_job[-1].draft for rows_of_job in pooled] == ["lookup", "tiny_draft"]
     assert [rows_of_job[-1].pooled_runs for rows_of_job in pooled] == [["0", "2"], ["1", "3"]]
 

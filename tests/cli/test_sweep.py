@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from harness.cli.manifest import Manifest
-from harness.cli.tables import exit_code, job_line, print_sweep
+from harness.cli.sweep import exit_code, job_line, print_sweep
 from harness.commands.recovery.rows import RecoveryRow
 from harness.measuring.rows import LatencyRow
 from harness.servers.settings import ServerSettings
@@ -72,7 +72,7 @@ def test_the_command_of_a_job_is_known_where_no_command_line_is(
 ) -> None:
     """Such as on another machine of a Ray cluster."""
     monkeypatch.delenv("HARNESS_COMMAND_LINE", raising=False)
-    manifest = Manifest(2, 0.0, {"server": ["1", "2"]}, False, None, False)
+    manifest = Manifest({"server": ["1", "2"]})
     engine = ServerSettings(start_command=("b", "-m", "x y"), first_command=("a",))
     assert manifest.label(["engine=server", "+server=2"], engine) == "-- b -m 'x y'"
 
@@ -87,11 +87,8 @@ def test_pairs_and_failures_are_printed(tmp_path: Path, capsys: pytest.CaptureFi
         "latency",
         rows,
         tmp_path / "multirun/latency.csv",
-        6,
+        Manifest({"seed": [*"123456"]}),
         [],
-        is_refused=False,
-        details=False,
-        as_json=False,
     )
     out, error = capsys.readouterr()
     assert (

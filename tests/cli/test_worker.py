@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.cli import jobs
+from harness.cli import sweep
 from harness.cli.manifest import SweepFile
 from harness.commands.latency.record import LatencySettings
 from harness.config.errors import HarnessError, RunError
@@ -33,12 +33,12 @@ class SlowLoader:
 
 
 @pytest.fixture
-def crew(monkeypatch: pytest.MonkeyPatch) -> jobs.Crew:
-    monkeypatch.setattr(jobs, "Worker", SlowLoader)
-    return jobs.Crew()
+def crew(monkeypatch: pytest.MonkeyPatch) -> sweep.Crew:
+    monkeypatch.setattr(sweep, "Worker", SlowLoader)
+    return sweep.Crew()
 
 
-def test_a_pair_that_loads_too_slowly_is_tried_again_with_more_time(crew: jobs.Crew) -> None:
+def test_a_pair_that_loads_too_slowly_is_tried_again_with_more_time(crew: sweep.Crew) -> None:
     errors = []
     for timeout_s in (10.0, 10.0, 600.0):
         job: Any = SimpleNamespace(settings=settings_of(LatencySettings, job_timeout_s=timeout_s))

@@ -16,10 +16,10 @@ from hydra.types import RunMode
 
 from composing import composed, composed_line, composing
 from documented import ROOT, typed_lines, words_of
-from harness.cli.manifest import Manifest, SweepCallback
-from harness.cli.menu import documentation
-from harness.cli.menu.names import CONF
+from harness.cli.manifest import Manifest
+from harness.cli.names import CONF
 from harness.commands.registry import COMMANDS, with_settings
+from recipes import described
 from recipes.reference_pages import departures
 
 # model/ has its own test, launchers are tried in tests/cli/test_launchers.py; hydra/ is no menu for users.
@@ -117,12 +117,10 @@ def test_what_is_typed_replaces_the_list_of_an_experiment(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(SweepCallback, "directory", None)
     overrides = ["+experiment=tiny", f"hydra.sweep.dir={tmp_path}", *typed]
     loader = GlobalHydra.instance().config_loader()
     config = loader.load_configuration("latency", overrides, run_mode=RunMode.MULTIRUN)
-    SweepCallback().on_multirun_start(config)
-    manifest = Manifest.read(tmp_path)
+    manifest = Manifest.of(config, loader)
     assert (list(manifest.choices), manifest.num_jobs) == (varying, num_jobs)
     # Hydra has this many.
     arguments = [f"{key}={value}" for key, value in config.hydra.sweeper.params.items()] + typed
@@ -149,9 +147,9 @@ def test_every_command_composes_with_its_defaults(command: str) -> None:
 def test_a_setting_that_is_not_typed_has_the_default_of_its_class(command: str) -> None:
     chosen = composed(command)
     differing = {**departures("common"), **departures(command)}
-    settings = documentation.described(type(chosen))
+    settings = described.described(type(chosen))
     for group in ("decoding", "placement"):
-        settings += documentation.group_settings(group)
+        settings += described.group_settings(group)
     for setting in settings:
         default = differing.get(setting.name, setting.value)
         assert attrgetter(setting.name)(chosen) == default, setting.name

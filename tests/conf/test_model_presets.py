@@ -14,7 +14,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from harness.cli.menu.conversion import from_config
+from harness.cli.conversion import from_config
 from harness.config.settings import ModelSettings
 from harness.local.drafting.heads.checkpoint import KINDS, read_head
 from harness.local.models.checkpoints import Checkpoint

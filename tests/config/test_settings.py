@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from harness.cli.menu.conversion import from_config
+from harness.cli.conversion import from_config
 from harness.commands.latency.record import LatencySettings
 from harness.commands.recovery.record import RecoverySettings
 from harness.config.acceptance_rules import AcceptanceRule

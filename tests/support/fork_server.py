@@ -33,7 +33,7 @@ _IMPORTED = (
     "harness.commands.latency.measure",
     "harness.commands.recovery.measure",
     "harness.commands.serve.command",
-    "harness.cli.jobs",
+    "harness.cli.sweep",
     "harness.local.engine.engine",
     "harness.local.engine.planning",
     "hydra.main",

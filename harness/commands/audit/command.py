@@ -25,25 +25,6 @@ from harness.reporting.table import Column, Line, Table
 from harness.reporting.terminal import WIDE, plain_console, print_document
 
 _EXAMPLE = "audit baseline=22.7 speed=40.6 acceptance=73.9% K=3"
-_HELP = f"""\
-usage: harness {_EXAMPLE}
-       harness audit baseline=130.9 speed=161.2 acceptance=73.9% K=3 speed=118.8 acceptance=52.1% K=4
-
-What does an iteration cost by published figures, what holds the speed-up back, and is each figure possible, given the
-others? Nothing is run.
-
-  NAME=VALUE     a NAME that is typed again is the next row's; one value holds for all rows
-  baseline=      speed of the regular arm, in tokens/s or as 24.6ms (per token) or 41s (per answer)
-  tool=          llama.cpp, vllm or dflash, which printed the acceptance: of proposed tokens, or dflash of emitted ones
-
-A claim is consistent (within 5 %), differs (by up to 35 %: another average or baseline), is unlikely (chance, or
-another definition or run may explain it) or impossible. One that cannot be checked by the others is not counted.
-
-NAME of a number: {" ".join(NUMBERS)}
-Short for some:   {" ".join(SHORT_NAMES)}
-
-Exit code 0: something was checked, and all is consistent. 1: something is impossible. 2: a wrong argument, or no
-figures. 3: something differs or is unlikely, or nothing could be checked."""
 _LISTS = dict.fromkeys((*SHORT_NAMES, *NUMBERS, "k"))
 _Tool = Literal["llama.cpp", "vllm", "dflash"]
 _ARGUMENTS: type[Any] = make_dataclass(
@@ -62,7 +43,7 @@ def main(words: Words) -> None:
         SettingError: a wrong argument, or none.
         VerdictError: a claim is impossible (exit code 1), or unlikely, or none could be checked (3).
     """
-    settings, paths = read_arguments(_ARGUMENTS, words, _HELP)
+    settings, paths = read_arguments(_ARGUMENTS, words)
     texts_by_name = dict(vars(settings))
     tool = texts_by_name.pop("tool")
     typed = {"K" if name == "k" else name: texts for name, texts in texts_by_name.items() if texts}

@@ -31,29 +31,6 @@ _DEFAULT = Path("results")
 # How the ids of runs begin.
 _RUN_ID = re.compile(r"\d{8}(T[\w.-]*)?")
 
-_HELP = """\
-usage: harness report [PATH ...] [RUN ...] [output=DIR] [format=row|json]
-
-From CSV files to answers in the terminal, report.md, and report.html: one page with plots that needs nothing else.
-
-  PATH        a CSV file of latency, eval, recovery or compare, with any name, or a directory, which is
-              searched with its subdirectories: results/, the directory of a run (outputs/...) or of a sweep
-              (multirun/...). Default: results/
-  RUN         the id of a run (column `run`), or its beginning: only such runs are shown
-  format=row  instead prints a Markdown table with a row for each run of latency: pair, device, prompts, settings,
-              speed-up, tokens per iteration, the run's id and the command (without keys)
-  format=json instead prints what each page says, as values: relation, subject, reference, interval, family
-  output=DIR  where report.md and report.html go; by default the first PATH if that is a directory, else here
-
-  harness report
-  harness report multirun/latency/2026-11-20 output=paper
-  harness report results outputs            prompts by category need the runs' own directories
-  harness report a100.csv h100.csv
-  harness report 20261122T164306 format=row
-
-A run that is in several files counts once; repetitions of a measurement are shown as one, over all of its runs.
-Exit code 2: a path that does not exist, or without such a file. The plots need matplotlib,
-which the extra `report` brings."""
 
 _MOST_NOTES = 20
 
@@ -98,7 +75,7 @@ def main(words: Words) -> None:
         SettingError: a wrong argument, a path without a CSV file of ours, or an output that cannot be written to.
         RunError: a disk that fails or is full.
     """
-    settings, named = read_arguments(ReportSettings, words, _HELP)
+    settings, named = read_arguments(ReportSettings, words)
     for word in (*named, settings.output):
         if mistake := rule_of_paths(word):
             raise SettingError(word, mistake)

@@ -12,7 +12,7 @@ import pytest
 
 from forked import run, start
 from halting import HALTED, halting
-from harness.cli.menu.conversion import from_config
+from harness.cli.conversion import from_config
 from harness.commands.eval.record import EvalSettings
 from harness.commands.eval.rows import stored_answers
 from harness.commands.run import record_failure, run_command

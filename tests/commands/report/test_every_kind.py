@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from harness.cli.tables import exit_code, job_line, print_sweep
+from harness.cli.manifest import Manifest
+from harness.cli.sweep import exit_code, job_line, print_sweep
 from harness.commands.command import Command
 from harness.commands.plan.rows import PlanRow
 from harness.commands.registry import commands, row_kinds
@@ -67,8 +68,7 @@ def test_a_sweep_has_tables(
     kind: type[RunRow], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [row for run in runs(kind).values() for row in run]
-    asked = {"is_refused": False, "details": False, "as_json": False}
-    print_sweep(kind.kind, rows, tmp_path / "rows.csv", 4, [], **asked)
+    print_sweep(kind.kind, rows, tmp_path / "rows.csv", Manifest({"seed": [*"1234"]}), [])
     printed = capsys.readouterr().out
     assert "text" in printed
     assert "killed" in printed

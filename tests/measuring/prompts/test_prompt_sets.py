@@ -16,8 +16,8 @@ import pytest
 from huggingface_hub import constants
 from omegaconf import OmegaConf
 
-from harness.cli.menu import config_source, names
-from harness.cli.menu.conversion import from_config
+from harness.cli import names
+from harness.cli.conversion import from_config
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import PromptSettings
 from harness.measuring.prompts.sets import PromptSet, load_prompts
@@ -32,8 +32,8 @@ needs_parquet = pytest.mark.skipif(
 
 def preset(name: str, **changes: object) -> PromptSettings:
     """The settings that `prompts=NAME` stands for."""
-    config_source.register()
-    source = config_source.NameSource("harness", "harness-names://")
+    names.register()
+    source = names.NameSource("harness", "harness-names://")
     config: Any = OmegaConf.to_container(source.load_config(f"prompts/{name}").config, resolve=True)
     return from_config(PromptSettings, config | changes)
 

@@ -1,9 +1,9 @@
-"""Configurations for names that have no file in `conf/`: `configuration("model/7B_8bit")`.
+"""Configurations for names that have no file in `conf/`, and the source in which Hydra finds them.
 
-Hydra looks up `latency`, `model/7B_8bit` or `draft/./my-model` when it reads overrides, sweeps,
-experiments or a word to complete, and asks here first (`config_source`). A configuration is what a
-YAML file of `conf/` would hold: settings, and under `defaults` the configurations it begins with,
-of which later ones win; `_self_` is the place of its own settings among them. For `7B_8bit` it is
+Hydra looks up `latency`, `model/7B_8bit` or `draft/./my-model` when it reads overrides, sweeps or experiments, and asks
+here first. A configuration is what a YAML file of `conf/` would hold: settings, and under `defaults` the
+configurations it begins with, of which later ones win; `_self_` is the place of its own settings among them. For
+`7B_8bit` it is
 
     {"defaults": ["7B", "_self_"], "name": "7B_8bit", "quantization": "8bit"}
 
@@ -21,23 +21,27 @@ There are configurations for
 from __future__ import annotations
 
 import dataclasses
-import typing
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.object_type import ObjectType
+from hydra.core.plugins import Plugins
+from hydra.plugins.config_source import ConfigResult, ConfigSource
+from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
-from harness.cli.menu.conversion import fixed_groups, value_types
+from harness.cli.conversion import fixed_groups, value_types
 from harness.commands.command import ConfiguredCommand
 from harness.commands.registry import COMMANDS
-from harness.config.installation import CONF
+from harness.config.installation import CONF, PACKAGE
+from harness.config.machine import gpu_names
 from harness.config.methods import METHODS
 from harness.config.model_names import SERVED, split_suffixes, without_suffixes
 from harness.config.run import PromptedSettings, RunSettings
 from harness.config.settings import PROMPT_FILES, PromptSettings
-from harness.engines.registry import ENGINES
-
-# Lists of names -----------------------------------------------------------------------------------
+from harness.engines.registry import ENGINES, default_draft
 
 
 def drafts() -> list[str]:
@@ -55,22 +59,17 @@ def presets(group: str) -> list[str]:
 
 def _model(name: str) -> dict[str, Any] | None:
     """The configuration of a path, a GGUF file or a preset with suffixes; a preset is a file."""
-    if name == SERVED:
-        return {"name": name, "repository": name}
     path = Path(name)
     if path.suffix == ".gguf":
         return {"name": name, "repository": str(path.parent), "gguf_file": path.name}
-    if "/" in name or name in (".", ".."):
+    if "/" in name or name in (".", "..", SERVED):
         return {"name": name, "repository": name}
-    parts = split_suffixes(name)
-    if parts.base == name:
+    base, bits, gpus = split_suffixes(name)
+    if base == name:
         return None
-    config: dict[str, Any] = {"defaults": [parts.base, "_self_"], "name": name}
-    if parts.quantization is not None:
-        config["quantization"] = parts.quantization
-    if parts.num_gpus is not None:
-        config["gpus"] = parts.num_gpus
-    return config
+    chosen = {"quantization": bits, "gpus": gpus}
+    suffixes = {setting: value for setting, value in chosen.items() if value is not None}
+    return {"defaults": [base, "_self_"], "name": name} | suffixes
 
 
 def _draft(name: str) -> dict[str, Any] | None:
@@ -144,13 +143,13 @@ def _command(name: str) -> dict[str, Any] | None:
     kind = record.settings
     defaults: list[Any] = ["common", "_self_"]
     if issubclass(kind, PromptedSettings):
-        # `config_source` registers this resolver: the set `tiny` for our tiny models, else `english`.
+        # A resolver, see below: the set `tiny` for our tiny models, else `english`.
         defaults.insert(1, {"prompts": "${default_prompts:${model}}"})
     defaults += [{f"override hydra/{part}_logging": "stderr"} for part in ("job", "hydra")]
     # OmegaConf's mark of a value that must be set; those with a default follow.
     must_be_set = dict.fromkeys(value_types(kind), "???")
-    config = {"defaults": defaults, "command": name} | must_be_set | _defaults(kind)
-    return config | load_preset(name)
+    config = {"defaults": defaults, "command": name} | must_be_set
+    return config | _defaults(kind) | load_preset(name)
 
 
 # Defaults from classes and files ------------------------------------------------------------------
@@ -174,18 +173,11 @@ def load_preset(path: str) -> dict[str, Any]:
     file = CONF / f"{path}.yaml"
     if not file.is_file():
         return {}
-    return typing.cast(dict[str, Any], OmegaConf.to_container(OmegaConf.load(file)))
+    preset: Any = OmegaConf.to_container(OmegaConf.load(file))
+    return dict(preset)
 
 
-# All of them --------------------------------------------------------------------------------------
-
-
-_GROUPS = {
-    "model": _model,
-    "draft": _draft,
-    "engine": _engine,
-    "prompts": _prompts,
-}
+_GROUPS = {"model": _model, "draft": _draft, "engine": _engine, "prompts": _prompts}
 
 
 def configuration(path: str) -> dict[str, Any] | None:
@@ -199,7 +191,80 @@ def configuration(path: str) -> dict[str, Any] | None:
         common = load_preset("common")
         groups["results"] |= common.pop("results")
         return _defaults(RunSettings) | groups | common
-    if COMMANDS.is_built_in(path):
-        return _command(path)
     group, _, name = path.partition("/")
-    return _GROUPS[group](name) if name and group in _GROUPS else None
+    if not name:
+        return _command(path) if path in COMMANDS.names() else None
+    return _GROUPS[group](name) if group in _GROUPS else None
+
+
+# Hydra's plug-ins, with the methods that these have ------------------------------------------------
+
+
+class NameSource(ConfigSource):
+    """A source of Hydra's whose configurations `configuration` makes."""
+
+    @staticmethod
+    def scheme() -> str:
+        return "harness-names"
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        config = OmegaConf.create(configuration(config_path) or {})
+        # Hydra is to take any key in a group, because a sweep sets what only some drafts or engines have:
+        # `conversion` refuses what none has.
+        # As written: a value that must be set, ???, cannot be read.
+        for name, part in [(config_path, config), *config.items_ex(resolve=False)]:
+            if OmegaConf.is_dict(part) and name != "hydra":
+                OmegaConf.set_struct(part, False)
+        path = f"{self.scheme()}://{config_path}"
+        return ConfigResult(self.provider, path, config, {"package": None})
+
+    def is_group(self, config_path: str) -> bool:
+        # Groups that have no directory in `conf/`, where Hydra finds the others.
+        return config_path in ("", "draft", "engine")
+
+    def is_config(self, config_path: str) -> bool:
+        return configuration(config_path) is not None
+
+    def available(self) -> bool:
+        return True
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+        """Names in a group, for `glob(*)`."""
+        listed = {"draft": [*drafts(), *presets("model")], "engine": [*ENGINES.names()]}
+        return listed.get(config_path, []) if results_filter is not ObjectType.GROUP else []
+
+
+class NameSearchPath(SearchPathPlugin):
+    """Puts `NameSource` first: `model=./tiny` is a directory although `conf/model/tiny.yaml` exists."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        search_path.prepend("harness", f"{NameSource.scheme()}://")
+
+
+def _default_draft(model: str, engine: str) -> str:
+    """The tiny pair is a pair; other models are measured alone unless a draft is named."""
+    of_model = "tiny_draft" if without_suffixes(model) == "tiny" else "none"
+    return default_draft(engine) or of_model
+
+
+# `${shipped:tiny}` in a configuration is what `shipped` here returns for `tiny`.
+_RESOLVERS: dict[str, Callable[..., Any]] = {
+    "default_draft": _default_draft,
+    "default_prompts": lambda model: (
+        "tiny" if without_suffixes(model) in ("tiny", "tiny_draft") else "english"
+    ),
+    # The number of GPUs here, for launchers, within bounds.
+    "num_gpus": lambda least=0, most=1024: min(most, max(least, len(gpu_names()))),
+    "shipped": lambda name: str(PACKAGE / "local" / "models" / "shipped" / name),
+    "prompt_set": lambda name: str(
+        PACKAGE / "measuring" / "prompts" / "prompt_sets" / f"{name}.jsonl"
+    ),
+}
+
+
+def register() -> None:
+    """Make `NameSource` known to Hydra, and the resolvers that `conf/` uses. May be called again."""
+    Plugins.instance().register(NameSource)
+    Plugins.instance().register(NameSearchPath)
+    for name, resolver in _RESOLVERS.items():
+        OmegaConf.register_new_resolver(name, resolver, replace=True)

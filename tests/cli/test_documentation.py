@@ -4,37 +4,40 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from documented import ROOT, typed_lines
-from harness.cli.menu import documentation
-from harness.cli.menu.columns import columns_by_topic
-from harness.cli.menu.documentation import Setting
-from harness.cli.menu.names import load_preset
+from harness.cli.help import TEXTS
+from harness.cli.names import load_preset
+from harness.commands.audit.figures import NUMBERS
 from harness.commands.command import ConfiguredCommand
 from harness.commands.registry import commands, configured, with_settings
 from harness.config.methods import METHODS
 from harness.config.run import RunSettings
 from harness.engines.registry import ENGINES
 from in_process import Harness
+from recipes import described
+from recipes.described import Setting
+from recipes.help_texts import help_texts
 from recipes.reference_pages import PAGES
 
 WITH_SETTINGS = [command for command in commands() if isinstance(command, ConfiguredCommand)]
 
 
 def every_setting() -> list[Setting]:
-    found = documentation.described(RunSettings)
-    for group in documentation.GROUPS:
-        found += documentation.group_settings(group)
+    found = described.described(RunSettings)
+    for group in described.GROUPS:
+        found += described.group_settings(group)
     for command in WITH_SETTINGS:
-        found += documentation.described(command.settings)
+        found += described.described(command.settings)
     for method in METHODS.all().values():
-        found += documentation.method_settings(method.settings)
+        found += described.method_settings(method.settings)
     for engine in ENGINES.all().values():
-        found += documentation.engine_settings(engine.settings)
+        found += described.engine_settings(engine.settings)
     return found
 
 
@@ -55,10 +58,47 @@ def test_the_page_has_every_setting_below_one_heading() -> None:
     assert {row for _, row in placed} == {f"| `{setting.name}` |" for setting in every_setting()}
 
 
-def test_help_names_every_column(harness: Harness) -> None:
-    shown = harness("help", "columns").stdout
-    for columns in columns_by_topic().values():
-        assert [column.name for column in columns if f"\n  {column.name}" not in shown] == []
+def test_texts_of_help_are_as_settings_and_columns_are() -> None:
+    """After a change of a setting, a column or a preset: `python -m recipes.help_texts`."""
+    texts = help_texts()
+    by_hand = {"audit.txt", "report.txt"}
+    assert {file.name for file in TEXTS.iterdir()} == {*texts, *by_hand}
+    for name, text in texts.items():
+        assert (TEXTS / name).read_text(encoding="utf-8") == text, name
+    for name in NUMBERS:
+        assert name in (TEXTS / "audit.txt").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("typed", "shown"),
+    [
+        ("", "harness COMMAND --help shows"),
+        ("help", "harness COMMAND --help shows"),
+        ("--help", "harness COMMAND --help shows"),
+        ("latency --help", "--cfg job prints the"),
+        ("latency K=4 -m -h", "--cfg job prints the"),
+        ("help latency all", "\nengine=server\n"),
+        ("latency help presets", "model="),
+        ("help presets", "model="),
+        ("help columns", "speedup ±"),
+        ("report --help", "usage: harness report"),
+        ("help audit all", "usage: harness audit"),
+    ],
+)
+def test_help_is_found(harness: Harness, typed: str, shown: str) -> None:
+    assert shown in harness(*typed.split()).stdout
+
+
+def test_help_needs_neither_hydra_nor_pandas() -> None:
+    program = (
+        "import sys; from harness.cli.main import main\n"
+        "try: main()\n"
+        "finally: print({'hydra', 'pandas', 'pydantic', 'rich', 'numpy'} & sys.modules.keys())"
+    )
+    for words in (["--help"], ["latency", "--help"], ["help", "columns"], ["report", "-h"]):
+        line = [sys.executable, "-c", program, *words]
+        done = subprocess.run(line, capture_output=True, text=True, check=True, cwd=ROOT)
+        assert done.stdout.endswith("\nset()\n"), words
 
 
 def test_commands_can_be_typed_in_bash_and_zsh() -> None:
@@ -76,22 +116,12 @@ def test_no_default_is_written_twice(file: str) -> None:
     """The classes have the defaults; files of `conf/` hold what differs from them."""
     kind = RunSettings if file == "common" else configured(file).settings
     config = load_preset(file)
-    groups = {group: config[group] for group in documentation.GROUPS if group in config}
+    groups = {group: config[group] for group in described.GROUPS if group in config}
     for group, values in [("", config), *groups.items()]:
-        own = documentation.GROUPS[group] if group else kind
+        own = described.GROUPS[group] if group else kind
         defaults = {field.name: field.default for field in dataclasses.fields(own)}
         for name in values.keys() & defaults.keys():
             assert values[name] != defaults[name], (file, group, name)
-
-
-@pytest.mark.parametrize("command", WITH_SETTINGS, ids=lambda command: command.name)
-def test_help_has_the_meaning_and_the_value_of_each_setting(
-    harness: Harness, command: ConfiguredCommand[Any]
-) -> None:
-    shown = harness(command.name, "temperature=0.7", "--help", "all").stdout
-    for setting in documentation.described(command.settings):
-        assert f"\n  {setting.name}" in shown
-    assert "decoding.temperature      0 is greedy [0.7]" in shown
 
 
 @pytest.mark.parametrize("page", sorted([*ROOT.glob("*.md"), *ROOT.glob("benchmarks/*.md")]))

@@ -11,17 +11,17 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from harness.cli.menu.conversion import setting_hints
-from harness.cli.menu.server_words import server_settings
-from harness.cli.menu.typed import for_hydra, from_keywords
+from harness.cli.conversion import setting_hints
+from harness.cli.typed import from_keywords, read
 from harness.commands.latency.record import LatencySettings
+from harness.config.command_line import Words
 
 KNOWN = setting_hints(LatencySettings) | {"prompt": str}
 
 
 def overrides(*words: str) -> list[str]:
-    _, settings, _ = for_hydra(words, "latency", KNOWN)
-    return settings
+    command = "compare" if words[0].startswith("prompt=") else "latency"
+    return read(Words(words), command).settings
 
 
 def value_of(argument: str) -> Any:
@@ -52,19 +52,18 @@ def test_a_word_becomes_a_setting(typed: str, expected: str) -> None:
 
 
 def test_an_address_is_that_of_a_server() -> None:
-    address = overrides("url=http://h/v1")
-    assert address == ["engine.url=http://h/v1"]
-    assert server_settings([], address, "latency") == ["engine=server", "model=served"]
-    assert server_settings([], [*address, "model=7B"], "latency") == ["engine=server"]
-    assert server_settings([], [*address, "engine=local"], "latency") == []
+    address = "url=http://h/v1"
+    full = "engine.url=http://h/v1"
+    assert overrides(address) == [full, "engine=server", "model=served"]
+    assert overrides(address, "model=7B") == [full, "model=7B", "engine=server"]
+    assert overrides(address, "engine=local") == [full, "engine=local"]
 
 
 def test_options_of_hydra_stay_beside_the_settings() -> None:
-    words = "seed=1 -m K=2 --config-dir mine -c job --help trees".split()
-    options, settings, topic = for_hydra(words, "latency", KNOWN)
-    assert options == "-m --config-dir mine -c job --help".split()
-    assert topic == "trees"
-    assert settings == ["seed=1", "decoding.num_draft_tokens=2"]
+    words = "seed=1 --config-dir mine K=2 -c job dry_run=true".split()
+    line = read(Words(words), "latency")
+    assert line.options == {"presets": "mine", "cfg": "job", "dry_run": "true"}
+    assert line.settings == ["seed=1", "decoding.num_draft_tokens=2"]
 
 
 @pytest.mark.parametrize(

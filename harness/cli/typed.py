@@ -1,4 +1,4 @@
-"""The words that a user typed, made readable for Hydra: short names of settings, names, paths and free text.
+"""The words of a command line, read once: options, settings with their short names, paths and texts, and servers.
 
 latency n=30 K=8 draft=~/my head
 ["num_prompts=30", "decoding.num_draft_tokens=8", "draft='/home/me/my head'"]
@@ -10,6 +10,7 @@ import os
 import re
 import typing
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from numbers import Number
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,22 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import HydraException
 
-from harness.cli import hydra_app
-from harness.cli.menu.conversion import alternatives
-from harness.config.command_line import SYNONYMS
-from harness.config.engines import check_settings_have_no_key
+from harness.cli.conversion import alternatives, setting_hints
+from harness.commands.registry import configured
+from harness.config.command_line import SYNONYMS, Words
+from harness.config.engines import check_has_no_key, check_settings_have_no_key
 from harness.config.errors import SettingError, as_typed, did_you_mean, nearest
 from harness.config.removed import REMOVED
+from harness.config.run import MOST_REPEATS
 from harness.config.settings import require_possible_path
+from harness.measuring.progress import say
 
+# Hydra's options that are offered, and those that a word follows. The others compose another configuration or print
+# what is Hydra's own, and `--experimental-rerun` runs code from a pickle.
+_FLAGS = {"-m": "multirun", "--multirun": "multirun", "--resolve": "resolve"}
+_FOLLOWED = {"-c": "cfg", "--cfg": "cfg", "-p": "package", "--package": "package"}
+_FOLLOWED |= {"-cd": "presets", "--config-dir": "presets"}
+_CFG = ("job", "hydra", "all")
 # Groups, of which the name of a preset, a method or an engine chooses one.
 _GROUPS = ("model", "draft", "decoding", "placement", "prompts", "engine")
 # Values that Hydra reads as a number, a boolean or a list, where a setting needs a name.
@@ -37,45 +46,49 @@ _NAMES_OR_PATHS = ("model", "draft", "engine", "prompts", "pair")
 _UNDIVIDED = ("results.file", "hydra.run.dir", "hydra.sweep.dir", "causes")
 # Stands for a value that Hydra's grammar does not have.
 _UNREADABLE = object()
+# The settings with the number of a round, and of a job's command among those behind `--`.
+ROUND = "repeat"
+SERVER = "server"
 
 
-def for_hydra(
-    words: Sequence[str], command: str, known: Mapping[str, Any]
-) -> tuple[list[str], list[str], str]:
-    """Divide the words that were typed after a command.
+@dataclass
+class Typed:
+    """A command line.
 
-    Args:
-        known: every setting of the command, with its type.
+    Attributes:
+        settings: as overrides of Hydra's.
+        options: Hydra's, by their long names, with the word that follows; also `dry_run`.
+    """
 
-    Returns:
-        Hydra's own options, the settings as its overrides, and the word that `--help` is about, "" for none.
+    settings: list[str] = field(default_factory=list)
+    options: dict[str, str] = field(default_factory=dict)
+
+
+def read(words: Words, command: str) -> Typed:
+    """The words after the name of a command.
 
     Raises:
         SettingError: for the first word that cannot be understood.
     """
-    check_settings_have_no_key(words)
-    options: list[str] = []
+    record = configured(command)
+    known = setting_hints(record.settings)
+    check_settings_have_no_key(words.typed)
+    options: dict[str, str] = {}
     settings: list[str] = []
-    topic = ""
-    hydra_options = hydra_app.options()
-    asks_for_help = not {"-h", "--help"}.isdisjoint(words)
-    # The user makes up the names behind `vary.`, so that none is known.
-    remaining = [f"engine.{word}" if word.startswith("vary.") else word for word in words]
+    remaining = list(words.typed)
     while remaining:
         word = remaining.pop(0)
         name, equals, value = word.partition("=")
-        action = hydra_options.get(name)
-        if action is not None:
-            options.append(word)
-            if action.nargs == 0:
-                continue
+        if name in _FLAGS:
+            options[_FLAGS[name]] = ""
+        elif name in _FOLLOWED:
+            option = _FOLLOWED[name]
             if not equals and remaining:
                 value = remaining.pop(0)
-                options.append(value)
-            is_possible = value in action.choices if action.choices else bool(value)
-            if not is_possible:
-                rule = f"one of {', '.join(action.choices)}" if action.choices else "a value"
+            if not value or (option == "cfg" and value not in _CFG):
+                rule = f"one of {', '.join(_CFG)}" if option == "cfg" else "a value"
                 raise SettingError(name, f"is followed by {rule}", *filter(None, [value]))
+            options[option] = value
         elif word.startswith("-"):
             plain = name.lstrip("-").replace("-", "_")
             if settings_meant_by(plain, known):
@@ -83,16 +96,40 @@ def for_hydra(
             else:
                 rule = f"no such option{nearest(plain, known)}; harness help {command} all lists settings"
             raise SettingError(word, rule)
+        elif name == "dry_run":
+            if value not in ("true", "false"):
+                raise SettingError(name, "must be true or false", value)
+            if value == "true":
+                options[name] = value
         elif equals or word.startswith("~"):
-            setting = _setting_meant_by(name, known) if equals else None
-            settings.append(word if setting is None else f"{setting}={value}")
-        elif asks_for_help:
-            topic = word
+            # The user makes up the names behind `vary.`, so that none is known.
+            full = f"engine.{name}" if name.startswith("vary.") else _meant_by(name, known)
+            settings.append(f"{full}={value}" if equals else word)
         else:
             rule = "cannot be read as setting=value; a server's command is typed behind --"
             raise SettingError(word, rule)
+    if "cfg" in options and "multirun" in options:
+        raise SettingError("-m", "has no --cfg: leave one of them out")
+    if "resolve" in options and "cfg" not in options:
+        raise SettingError("--resolve", "needs --cfg job")
     _check(settings, command, known)
-    return options, [_quoted_for_hydra(setting) for setting in settings], topic
+    values: dict[str, str] = {}
+    for setting in settings:
+        name, _, value = setting.partition("=")
+        name = name.lstrip("+")
+        if values.get(name, value) != value:
+            say(f"{name} is typed twice: {value} counts, and not {values[name]}")
+        values[name] = value
+    rounds = []
+    repeats = values.get("repeats", "")
+    # A larger number is not made into a sweep: the settings refuse it.
+    if record.repeats and repeats.isdecimal() and 1 < int(repeats) <= MOST_REPEATS:
+        rounds = [f"{ROUND}={','.join(map(str, range(1, int(repeats) + 1)))}"]
+    if (rounds and "cfg" not in options) or len(words.servers) > 2:
+        options.setdefault("multirun", "")
+    quoted = [_quoted_for_hydra(setting) for setting in settings]
+    servers = _server_settings(words.servers, values, command)
+    return Typed([*(rounds if "cfg" not in options else []), *quoted, *servers], options)
 
 
 def literal(text: str) -> str:
@@ -109,8 +146,8 @@ def settings_meant_by(name: str, known: Collection[str]) -> list[str]:
     return [last] if last in known else [full for full in known if full.endswith(f".{last}")]
 
 
-def _setting_meant_by(name: str, known: Collection[str]) -> str | None:
-    """The setting that a name means, `decoding.temperature` for `decoding.T`; None where it means none.
+def _meant_by(name: str, known: Collection[str]) -> str:
+    """The setting that a name means, `decoding.temperature` for `decoding.T`; the name where it means none.
 
     Raises:
         SettingError: it may mean several.
@@ -119,7 +156,7 @@ def _setting_meant_by(name: str, known: Collection[str]) -> str | None:
     settings = [full for full in settings_meant_by(name, known) if full.startswith(group + dot)]
     if len(settings) > 1:
         raise SettingError(name, f"may be {' or '.join(settings)}: type one of them")
-    return settings[0] if settings else None
+    return settings[0] if settings else name
 
 
 def _check(settings: Sequence[str], command: str, known: Mapping[str, Any]) -> None:
@@ -136,7 +173,6 @@ def _check(settings: Sequence[str], command: str, known: Mapping[str, Any]) -> N
     for setting in settings:
         key, _, value = setting.partition("=")
         name = key.lstrip("+~")
-        is_added = key.startswith("+")
         if not name:
             raise SettingError(setting, "is a value without its setting: setting=value")
         if name in _GROUPS and not value.startswith("{"):
@@ -151,7 +187,7 @@ def _check(settings: Sequence[str], command: str, known: Mapping[str, Any]) -> N
         removed = f"{name}={value}" if name in known else name
         if removed in REMOVED:
             raise SettingError(removed, f"is gone: {REMOVED[removed]}")
-        if name not in known and not is_added and not name.startswith(tuple(takes_any_key)):
+        if name not in known and key[0] != "+" and not name.startswith(tuple(takes_any_key)):
             names = [*known, "+experiment", "+launcher", "+pair"]
             suggestion = did_you_mean(settings_meant_by(name, known)[:3]) or nearest(name, names)
             unknown[name] = f"no such setting{suggestion}"
@@ -159,6 +195,46 @@ def _check(settings: Sequence[str], command: str, known: Mapping[str, Any]) -> N
         first, *others = unknown
         rules = [unknown[first], *(f"{name}: {unknown[name]}" for name in others)]
         raise SettingError(first, f"{'; '.join(rules)}; harness help {command} all lists them")
+
+
+def _server_settings(
+    servers: Sequence[Sequence[str]], typed: Mapping[str, str], command: str
+) -> list[str]:
+    """The settings that commands behind `--`, or an address, stand for. Three and more commands are a sweep over the
+    numbers of all but the first, which each of them is compared with.
+
+    Args:
+        typed: the values of settings before them.
+
+    Raises:
+        SettingError: there is no command, or one that leaves a setting without effect.
+    """
+    engine = typed.get("engine", "server")
+    has_address = "engine.url" in typed and engine == "server"
+    # An experiment names its own engine and model.
+    if not servers and (not has_address or "experiment" in typed):
+        return []
+    added = ["engine=server", *([] if typed.keys() & {"model", "pair"} else ["model=served"])]
+    if not servers:
+        return added
+    if not all(any(server) for server in servers):
+        rule = "is followed by the command of a server, and a second -- by another one to compare"
+        raise SettingError("--", f"{rule}: harness {command} -- llama-server -m MODEL.gguf ...")
+    if engine != "server":
+        raise SettingError("--", f"is for engine=server, and engine={engine} is typed")
+    words = [word for server in servers for word in server]
+    names = {name: name.partition("engine.vary.")[2] for name in typed if "engine.vary." in name}
+    # One K says what a command without {K} drafts with.
+    if "," in typed.get("decoding.num_draft_tokens", ""):
+        names["decoding.num_draft_tokens"] = "K"
+    for setting, name in names.items():
+        if not any(f"{{{name}}}" in word for word in words):
+            rule = f"the command behind -- has no {{{name}}} that it would replace"
+            raise SettingError(name, rule, typed[setting])
+    check_has_no_key(words)
+    if len(servers) > 2:
+        added.append(f"+{SERVER}={','.join(map(str, range(1, len(servers))))}")
+    return added
 
 
 # Values in Hydra's grammar ------------------------------------------------------------------------
@@ -238,13 +314,18 @@ def from_keywords(settings: Mapping[str, Any], known: Collection[str]) -> list[s
             words += from_keywords({f"{name}.{key}": part for key, part in value.items()}, known)
         elif name == "draft" and value is None:
             words.append("draft=none")
+        elif isinstance(value, str):
+            words.append(f"{name}={value}")
         else:
-            words.append(f"{name}={value if isinstance(value, str) else _in_grammar(name, value)}")
+            try:
+                words.append(f"{name}={as_typed(_in_grammar(name, value))}")
+            except ValueError:  # Python writes integers of at most 4300 digits
+                raise SettingError(name, "a number is too long") from None
     return words
 
 
-def _in_grammar(setting: str, value: Any) -> str:
-    """A Python value in Hydra's grammar: `[1,2]`, `{top_p:0.9}`.
+def _in_grammar(setting: str, value: Any) -> Any:
+    """A Python value with texts as Hydra's grammar has them.
 
     Raises:
         SettingError: for a value of a type that no setting has.
@@ -253,10 +334,7 @@ def _in_grammar(setting: str, value: Any) -> str:
     if hasattr(value, "item") and not getattr(value, "shape", ()):
         value = value.item()
     if value is None or isinstance(value, Number):  # a bool is a number
-        try:
-            return as_typed(value)
-        except ValueError:  # Python writes integers of at most 4300 digits
-            raise SettingError(setting, "a number is too long") from None
+        return value
     if isinstance(value, str):
         return in_quotes(value)
     if isinstance(value, os.PathLike):
@@ -264,9 +342,8 @@ def _in_grammar(setting: str, value: Any) -> str:
         # With a slash it is a path and no preset.
         return in_quotes(path if "/" in path else f"./{path}")
     if isinstance(value, Mapping):
-        pairs = [f"{key}:{_in_grammar(setting, part)}" for key, part in value.items()]
-        return "{" + ",".join(pairs) + "}"
+        return {key: _in_grammar(setting, part) for key, part in value.items()}
     if isinstance(value, list | tuple | range):
-        return "[" + ",".join(_in_grammar(setting, item) for item in value) + "]"
+        return [_in_grammar(setting, item) for item in value]
     rule = "must be text, a number, true or false, None, a path, a list or a mapping"
     raise SettingError(setting, rule, f"<{type(value).__name__}>")

@@ -78,16 +78,14 @@ def from_config(
 
 def setting_hints(kind: type) -> dict[str, Any]:
     """Every setting of `kind` as it is typed on the command line, `decoding.top_p` and the like, with its type."""
-    hints: dict[str, Any] = {}
+    hints = dict(_hints(kind))
     for name, hint in _hints(kind).items():
-        hints[name] = hint
         group = _group_of(hint)
+        classes = [group] if group else []
         if group in _REGISTRIES:
-            for record in _REGISTRIES[group].all().values():
-                record_hints = _hints(record.settings)
-                hints |= {f"{name}.{key}": key_hint for key, key_hint in record_hints.items()}
-        elif group is not None:
-            hints |= {f"{name}.{key}": key_hint for key, key_hint in _hints(group).items()}
+            classes = [record.settings for record in _REGISTRIES[group].all().values()]
+        for part in classes:
+            hints |= {f"{name}.{key}": key_hint for key, key_hint in _hints(part).items()}
     return hints
 
 

@@ -1,0 +1,63 @@
+"""Help, as texts that `python -m recipes.help_texts` writes: printing one needs neither Hydra nor any command."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness.config.errors import SettingError, nearest
+from harness.config.installation import install_command, missing_local
+
+# `latency.txt` and `latency_all.txt` of each command, and those about all of them.
+TEXTS = Path(__file__).with_name("texts")
+_WORDS = ("-h", "--help", "help")
+_TOPICS = ("all", "presets", "columns")
+_BEGIN = """\
+To begin, harness latency measures a tiny pair that comes with it: no GPU, no
+download, half a minute. harness latency -- llama-server ... measures your server."""
+_BEGIN_WITHOUT_MODELS = """\
+To begin, harness latency -- llama-server ... (or vllm serve ...) measures your
+server. Models on this machine need more packages:
+{install}"""
+
+
+def asked_for(typed: Sequence[str]) -> str:
+    """The help that a command line asks for: `help`, `latency --help`, `help latency all`; empty for none.
+
+    Args:
+        typed: the words before any `--`.
+
+    Raises:
+        SettingError: there is no help on it.
+    """
+    if not {"-h", "--help"}.intersection(typed) and "help" not in typed[:2]:
+        return ""
+    subjects = [word for word in typed if word not in _WORDS and "=" not in word and word[0] != "-"]
+    if not subjects:
+        return (
+            f"{_text('commands')}\n\n{_begin()}\nharness COMMAND --help shows a command's settings."
+        )
+    command, *topics = subjects
+    topic = topics[0] if topics else command
+    if topic in ("presets", "columns"):
+        return _text(topic)
+    commands = [file.stem for file in TEXTS.glob("*.txt") if "_" not in file.stem]
+    if command not in commands:
+        raise SettingError(command, f"no such command{nearest(command, commands)}")
+    if not topics:
+        return _text(command)
+    if topic != "all":
+        rule = f"is not in the help of {command}, which has: {', '.join(_TOPICS)}"
+        raise SettingError(topic, rule)
+    has_more = (TEXTS / f"{command}_all.txt").is_file()
+    return _text(f"{command}_all" if has_more else command)
+
+
+def _text(name: str) -> str:
+    return (TEXTS / f"{name}.txt").read_text(encoding="utf-8").rstrip("\n")
+
+
+def _begin() -> str:
+    if missing_local():
+        return _BEGIN_WITHOUT_MODELS.format(install=install_command("local"))
+    return _BEGIN

@@ -1,0 +1,196 @@
+"""From a configuration that Hydra composed to settings, and to a run or one job of a sweep."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+
+from harness.cli import conversion, signals
+from harness.cli.manifest import Manifest
+from harness.cli.names import method_name
+from harness.cli.typed import ROUND, SERVER
+from harness.cli.worker import Job
+from harness.commands.command import ConfiguredCommand, Service
+from harness.commands.registry import configured, measurement
+from harness.config.engines import check_settings_have_no_key
+from harness.config.errors import SettingError, VerdictError
+from harness.config.installation import is_installed, require_local
+from harness.config.methods import METHODS
+from harness.config.model_names import SERVED
+from harness.config.repositories import check_place
+from harness.config.run import PromptedSettings, RunSettings
+from harness.engines.registry import ENGINES, engine_of
+from harness.measuring.progress import note
+from harness.measuring.prompts.sets import load_prompts
+from harness.results.files import SUMMARY_FILE
+from harness.results.locked_files import remove_locks
+
+Servers = Sequence[Sequence[str]]
+
+
+def is_of_sweep(hydra: Any) -> bool:
+    """Whether what Hydra has composed is a sweep, or a job of one."""
+    return hydra.mode is RunMode.MULTIRUN
+
+
+def run(config: Any, servers: Servers) -> tuple[Sequence[Any], VerdictError | None]:
+    """Run a command alone.
+
+    Args:
+        config: the configuration that Hydra composed, with the command's name as `command`.
+        servers: the commands behind `--`.
+
+    Returns:
+        Its rows, and its bad answer.
+
+    Raises:
+        HarnessError: a setting is wrong, or the run failed.
+    """
+    hydra = HydraConfig.get()
+    directory = Path(hydra.runtime.output_dir)
+    try:
+        command, settings = settings_of(config, servers, None)
+        # A job of a sweep is refused alone, and leaves a row.
+        _require_files(settings)
+        _note_imports(command, settings)
+        # A signal that came during the imports so far.
+        signals.raise_postponed()
+        if isinstance(command, Service):
+            signals.load(command.program).run(settings, signals.leaving)
+            return [], None
+        rows = Job(command.name, settings, directory).run()
+        return rows, measurement(command.name).bad_answer(rows) if rows else None
+    except SettingError:
+        _remove_unused(directory, Path(hydra.run.dir))
+        raise
+
+
+def settings_of(
+    config: Any, servers: Servers, manifest: Manifest | None
+) -> tuple[ConfiguredCommand[Any], RunSettings]:
+    """The command and its settings, see `run`.
+
+    Args:
+        manifest: of the sweep that the job belongs to.
+    """
+    plain = _resolved(config)
+    command = configured(plain.pop("command"))
+    put_servers(servers, plain)
+    choices = {} if manifest is None else manifest.choices
+    # `-m draft=lookup,tiny draft.max_ngram=2`: a job leaves out what only other jobs' methods or engines have.
+    # `pair=7B+lookup` sets both models.
+    pair_drafts = [pair.partition("+")[2] for pair in choices.get("pair", ())]
+    methods = {method_name(draft) for draft in [*choices.get("draft", ()), *pair_drafts]}
+    plain["draft"] = METHODS.without_others(plain["draft"], methods)
+    plain["engine"] = ENGINES.without_others(plain["engine"], choices.get("engine", ()))
+    settings = conversion.from_config(command.settings, plain)
+    limit = settings.job_timeout_s
+    if manifest is None and limit is not None:
+        raise SettingError("job_timeout_s", "needs -m: it ends jobs of a sweep", limit)
+    for name in choices if settings.engine.url is not None else ():
+        if name in ("draft", "decoding.num_draft_tokens") or name.startswith("draft."):
+            rule = (
+                f"cannot vary with engine={settings.engine.name}: how a server drafts is set "
+                "when it starts, so that all jobs would measure the same"
+            )
+            raise SettingError(name, rule)
+    # If typed as `typed.read` knows it, it is a sweep over `repeat` by now.
+    repeats = getattr(settings, "repeats", 1)
+    if repeats > 1 and ROUND not in choices:
+        raise SettingError("repeats", "must be typed as repeats=NUMBER", repeats)
+    if command.needs_local(settings):
+        require_local(command.name)
+    elif command.measures:
+        engine_of(settings).check_installed()
+    command.check_installed()
+    return command, settings
+
+
+def put_servers(servers: Servers, plain: dict[str, Any]) -> None:
+    """Put the commands behind `--` into a configuration: their words never pass through Hydra. In a sweep over servers
+    it has the number of its job's.
+    """
+    if not servers:
+        return
+    number = plain.pop(SERVER) if len(servers) > 2 else len(servers) - 1
+    plain["engine"]["start_command"] = servers[number]
+    if number:
+        # What it is compared with.
+        plain["engine"]["first_command"] = servers[0]
+
+
+def _resolved(config: DictConfig) -> dict[str, Any]:
+    """The composed configuration as dictionaries and lists.
+
+    Raises:
+        SettingError: a value is missing, cannot be looked up, or has a key in it.
+    """
+    try:
+        plain: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    except MissingMandatoryValue as error:
+        raise SettingError(str(error.full_key), "must be set") from error
+    except OmegaConfBaseException as error:
+        raise SettingError(str(error.full_key or "settings"), str(error).splitlines()[0]) from error
+    # Presets and `${oc.env:NAME}` may have brought one.
+    checked = json.loads(json.dumps(plain))
+    prompts = checked.get("prompts") or {}
+    texts = [f"prompt={checked.pop('prompt', '')}"]
+    texts += [f"prompts.{name}={prompts.pop(name, '')}" for name in ("system", "template")]
+    check_settings_have_no_key([json.dumps(checked, ensure_ascii=False), *texts])
+    return dict(plain)
+
+
+def _remove_unused(directory: Path, typed: Path) -> None:
+    """Remove what a run that measured nothing has written; Hydra makes its directory before settings are checked.
+
+    Args:
+        typed: the same as it is set; of a relative path empty parents go, too.
+    """
+    if (directory / SUMMARY_FILE).exists():
+        return
+    for name in ("log.txt", "environment.json"):
+        (directory / name).unlink(missing_ok=True)
+    shutil.rmtree(directory / ".hydra", ignore_errors=True)
+    remove_locks(directory)
+    with suppress(OSError):
+        if directory != Path.cwd():
+            directory.rmdir()
+        for parent in [] if typed.is_absolute() else typed.parents[:-1]:
+            parent.rmdir()
+
+
+def _note_imports(command: ConfiguredCommand[Any], settings: RunSettings) -> None:
+    """Show what is going to be measured, before libraries are imported that take seconds."""
+    is_known = settings.model.repository != SERVED and command.uses_models(settings)
+    if not is_known or not is_installed("transformers") or "torch" in sys.modules:
+        return
+    draft = "" if settings.draft is None else f" with draft {settings.draft.name}"
+    computes_here = engine_of(settings).computes_here
+    libraries = "torch and transformers" if computes_here else "transformers"
+    note(f"{settings.model.name}{draft}: importing {libraries}")
+
+
+def _require_files(settings: RunSettings) -> None:
+    """Raise a SettingError for the directory of a model or a file of prompts that is not there, before anything is
+    imported that takes seconds.
+    """
+    if engine_of(settings).computes_here:
+        for role, model in settings.models.items():
+            is_built_here = settings.weights == "random" and model.architecture is not None
+            if not is_built_here:
+                check_place(role, model.repository)
+    if not isinstance(settings, PromptedSettings) or settings.prompts.repository is not None:
+        return
+    prompts = settings.prompts
+    if not all(Path(file).expanduser().exists() for file in prompts.files):
+        load_prompts(prompts)

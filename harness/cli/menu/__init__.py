@@ -1,1 +1,0 @@
-"""From what a user types to typed settings: commands, names and help. OmegaConf ends in `conversion.py`."""

@@ -1,0 +1,425 @@
+"""A sweep: the rows of each job, measured before or by a worker, however it ends, and what is printed at the end."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import itertools
+import json
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from datetime import datetime, timedelta
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+
+from harness.cli import signals
+from harness.cli.job import Servers, is_of_sweep, settings_of
+from harness.cli.manifest import Manifest, SweepFile, overrides_of
+from harness.cli.worker import Job, Worker
+from harness.commands.pages import pages_about
+from harness.commands.registry import measurement
+from harness.config.amounts import counted
+from harness.config.errors import HarnessError, RunError, SettingError, UnreachableError
+from harness.config.machine import share_cores
+from harness.config.model_names import SERVED
+from harness.config.run import RepeatedSettings, RunSettings
+from harness.engines.registry import pair_key
+from harness.measuring.measurement import identify, measured_rows
+from harness.measuring.progress import say, show
+from harness.measuring.rows import LatencyRow
+from harness.reporting.page import below_each_other, in_full, in_short
+from harness.reporting.table import Line
+from harness.reporting.terminal import WIDE, as_text, plain_console, print_document, stderr_console
+from harness.reporting.words import labels
+from harness.results.files import SUMMARY_FILE, read_rows, write_rows
+from harness.results.locked_files import replace_file
+from harness.results.pooling import merge, pooled_rows
+from harness.results.result_file import NAME
+from harness.results.rows.prompts import PROMPTS_FILE
+from harness.results.runs import Run, group, grouped
+from harness.results.schema import NO_VERDICT, REFUSED, ComparedRow, RunRow
+from harness.results.statistics.interval import FEWEST_FOR_INTERVAL
+
+# Rows of any command, as its sweep's file holds them.
+Rows = Sequence[Any]
+
+
+def begin(command: str, config: DictConfig, loader: ConfigLoader) -> Manifest:
+    """Write the manifest, before the first job, and remove the rows of an earlier sweep there."""
+    directory = Path(config.hydra.sweep.dir)
+    manifest = Manifest.of(config, loader)
+    if not manifest.num_jobs:
+        rule = "there are no jobs, because glob(...) matches no preset"
+        raise SettingError("-m", f"{rule}; directories are listed, with commas between them")
+    manifest.write(directory)
+    SweepFile(directory, measurement(command).row).remove_jobs()
+    print(f"{counted(manifest.num_jobs, 'job')} in {directory}", file=sys.stderr)
+    if config.hydra.launcher._target_.endswith((".SlurmLauncher", ".RayLauncher")):
+        # From now on this process only waits for jobs that run elsewhere: a signal ends that with the sweep's table.
+        signals.raise_postponed()
+    return manifest
+
+
+class Crew:
+    """The worker of this process's sweep, which is kept from job to job, and the pairs that failed to load."""
+
+    def __init__(self) -> None:
+        # With the last job's pair; None before the first job, and after a failure.
+        self._worker: Worker | None = None
+        # The text of all settings that decide which pair the worker loads. The number of a repeat is among them, so
+        # that each repeat has a new process.
+        self._pair = ""
+        # Errors of pairs that failed to load, by pair and limit of time: with more time one may load.
+        self._failures: dict[tuple[str, float | None], HarnessError] = {}
+
+    def run(self, job: Job) -> HarnessError | None:
+        """Run a job in the worker that has loaded its pair, or in a new one.
+
+        Returns:
+            The error that ended the job early; None otherwise.
+        """
+        settings = job.settings
+        pair = repr(pair_key(settings))
+        earlier = self._failures.get((pair, settings.job_timeout_s))
+        if isinstance(earlier, SettingError):
+            return earlier
+        if earlier is not None:
+            return RunError(f"not tried, because the pair failed to load before: {earlier}")
+        if self._worker is None or pair != self._pair:
+            self.dismiss()
+            self._worker = Worker()
+            self._pair = pair
+        worker = self._worker
+        error = worker.run(job, settings.job_timeout_s)
+        if error is not None and worker.loading and not isinstance(error, UnreachableError):
+            self._failures[pair, settings.job_timeout_s] = error
+        if worker.has_ended or error is not None:
+            # A failure may have left something behind.
+            self.dismiss()
+        return error
+
+    def dismiss(self) -> None:
+        """End the worker, and free its GPUs."""
+        if self._worker is not None:
+            self._worker.close()
+        self._worker = None
+
+
+_crew = Crew()
+
+
+def run_job(config: Any, servers: Servers) -> Sequence[RunRow]:
+    """The rows of the job that Hydra composed, measured now or before; they are also put into the sweep's file.
+
+    Raises:
+        SettingError: a wrong setting, or a directory where no file can be written.
+    """
+    hydra = HydraConfig.get()
+    directory = Path(hydra.runtime.cwd, hydra.sweep.dir)
+    manifest = Manifest.read(directory)
+    command, settings = settings_of(config, servers, manifest)
+    number = int(hydra.job.num)
+    signals.raise_postponed()
+    # Jobs of submitit's `LocalLauncher` run side by side here, `max_batch_size` at once. Ray limits the
+    # threads of its jobs itself; Hydra's own launcher runs one after the other.
+    is_side_by_side = "LocalLauncher" in hydra.launcher._target_
+    share_cores(hydra.sweeper.get("max_batch_size") or 1 if is_side_by_side else 1)
+    label = manifest.label(hydra.overrides.task, settings.engine)
+    output = Path(hydra.runtime.output_dir)
+    job = Job(command.name, settings, output, f"[{number + 1}] {label}")
+    file = SweepFile(directory, measurement(command.name).row)
+
+    def record(rows: Rows, note: str) -> None:
+        _print_line(manifest, file.put(number, rows), label, job_line(command.name, rows), note)
+
+    rows = _measured_before(job)
+    if rows:
+        write_rows(job.file, rows)
+        record(rows, "measured before")
+        return rows
+    started = time.monotonic()
+    error: HarnessError | None = None
+    if not sys.stderr.isatty():
+        # A terminal has the job's line about progress.
+        say(f"job {number + 1} of {manifest.num_jobs}: {label}")
+    try:
+        if command.measures:
+            error = _crew.run(job)
+        else:
+            # Such as `plan`, which loads nothing that could end this process.
+            with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+                try:
+                    job.run()
+                except HarnessError as failure:
+                    error = failure
+        rows = job.ensure_rows(error or RunError("its process wrote no row"))
+    except KeyboardInterrupt as interrupt:
+        rows = job.rows()
+        if not rows and isinstance(interrupt, signals.TimeLimit):
+            rows = job.ensure_rows(RunError(str(interrupt)))
+        if rows:
+            record(rows, _duration(time.monotonic() - started))
+        raise
+    # Where an error came after complete rows were written, the run's own file keeps them, and the sweep's has them as
+    # failed.
+    if error is not None and all(row.status == "ok" for row in rows):
+        rows = [dataclasses.replace(row, status="failed", error=str(error)) for row in rows]
+    record(rows, _duration(time.monotonic() - started))
+    return rows
+
+
+def _measured_before(job: Job) -> Sequence[RunRow]:
+    """The rows of an earlier identical measurement, if there is one and the job may reuse it."""
+    settings = job.settings
+    record = measurement(job.command)
+    if not settings.resume or not record.measures:
+        return []
+    # Without a file for all runs the same job of this sweep may have rows from an earlier start.
+    file = settings.results.file or job.file
+    rows = measured_rows(file, record.row, identify(settings))
+    is_repeat = isinstance(settings, RepeatedSettings) and settings.repeats > 1
+    if rows and is_repeat and not Path(rows[0].directory or "", PROMPTS_FILE).is_file():
+        # The interval over several runs needs the times of their prompts.
+        return []
+    return rows
+
+
+def _print_line(manifest: Manifest, ended: Rows, label: str, result: str, note: str) -> None:
+    """Print a line about a job: `[3/12] draft=lookup: 1.31× (0:00:08; 9 left, about 0:01:15)`.
+
+    Args:
+        ended: the rows of all jobs that have ended.
+        note: how long the job took, or that it was measured before.
+    """
+    num_ended = len({row.job for row in ended})
+    num_left = manifest.num_jobs - num_ended
+    notes = [note]
+    if num_left > 0:
+        began = datetime.fromtimestamp(manifest.started).astimezone()
+        measured_here = {
+            row.job
+            for row in ended
+            if row.timestamp and datetime.fromisoformat(row.timestamp) >= began
+        }
+        notes.append(f"{num_left} left")
+        if measured_here:
+            seconds_per_job = (time.time() - manifest.started) / len(measured_here)
+            notes[-1] += f", about {_duration(num_left * seconds_per_job)}"
+    words = ": ".join(filter(None, [label, result]))
+    # The line about progress may still be on the terminal.
+    show("")
+    # One write, so that lines of jobs side by side do not mix.
+    sys.stderr.write(f"[{num_ended}/{manifest.num_jobs}] {words} ({'; '.join(notes)})\n")
+    sys.stderr.flush()
+
+
+def _duration(seconds: float) -> str:
+    """Hours, minutes and seconds: `0:01:15`."""
+    return str(timedelta(seconds=round(seconds)))
+
+
+def job_line(command: str, rows: Rows) -> str:
+    """The result of a job, in a few words."""
+    record = measurement(command)
+    failed = [row for row in rows if row.status != "ok"]
+    if failed:
+        return record.failure(failed[0])
+    result = record.line(rows) if rows else ""
+    return ", ".join([result, *labels(rows[-1])]) if result else "done"
+
+
+def finish(
+    command: str, directory: Path, manifest: Manifest, *, is_refused: bool, is_interrupted: bool
+) -> tuple[Sequence[RunRow], int]:
+    """End this process's sweep: print its table, and return its rows and exit code.
+
+    Args:
+        is_refused: whether jobs have no rows because of a wrong setting.
+        is_interrupted: whether jobs may have no rows because they were not waited for.
+    """
+    global _crew
+    _crew.dismiss()
+    _crew = Crew()
+    file = SweepFile(directory, measurement(command).row)
+    rows = file.job_rows()
+    pooled = pool(manifest, rows)
+    pooled_of_all = [row for rows_of_job in pooled for row in rows_of_job]
+    file.append_summaries(pooled_of_all, manifest.results_file)
+    print_sweep(command, rows, file.path, manifest, pooled, is_refused=is_refused)
+    num_missing = manifest.num_jobs - len({row.job for row in rows})
+    messages = directory / ".submitit"
+    if num_missing and messages.is_dir() and not is_interrupted:
+        missing = counted(num_missing, "job")
+        print(f"harness: {missing} wrote no row; see the messages in {messages}", file=sys.stderr)
+    code = exit_code(command, rows, pooled)
+    if num_missing and not code:
+        code = 2 if is_refused else 1
+    return [*rows, *pooled_of_all], code
+
+
+def pool(manifest: Manifest, rows: Sequence[RunRow]) -> list[list[ComparedRow]]:
+    """Pool the rows of each job over its rounds.
+
+    With draft=lookup,tiny_draft and repeats=2 there are four jobs: the first round's have numbers 0 and 1, the second
+    round's 2 and 3. So 0 and 2 are pooled, and 1 and 3.
+
+    Args:
+        rows: the rows of all jobs.
+
+    Returns:
+        The pooled rows, one list for each job of a round that succeeded at least twice.
+    """
+    if manifest.jobs_per_round == manifest.num_jobs:
+        return []
+    compared = [row for row in rows if isinstance(row, ComparedRow)]
+    runs = grouped(compared, lambda row: int(row.job or 0))
+    jobs = grouped(runs, lambda number: number % manifest.jobs_per_round)
+    pooled = [pooled_rows([runs[number] for number in numbers]) for numbers in jobs.values()]
+    return [*filter(None, pooled)]
+
+
+def print_sweep(
+    command: str,
+    rows: Rows,
+    file: Path,
+    manifest: Manifest,
+    pooled: Sequence[Rows],
+    *,
+    is_refused: bool = False,
+) -> None:
+    """Print the answer on stdout, and on stderr where the rows are. `summary.txt` gets the answer with all tables.
+
+    Args:
+        is_refused: whether jobs have no rows because of a wrong setting.
+        pooled: rows over all runs of each job that was repeated. The tables have them in place of
+            the rows of single runs.
+    """
+    record = measurement(command)
+    failures: Sequence[Run] = []
+    if len(pooled) == 1:
+        # One job, repeated: printed like a single run.
+        runs = [Run(list(pooled[0]))]
+    else:
+        runs = group([*rows, *itertools.chain.from_iterable(pooled)])
+        if record.measures:
+            # Each measurement once, without the runs that a pooled row names.
+            runs, failures = merge(runs)
+    pages = pages_about([record], runs, failures)
+    # What is swept needs no heading.
+    short, full = (
+        below_each_other(pages, part)[1:-1] if pages else [Line("Nothing was measured.")]
+        for part in (in_short, in_full)
+    )
+    if manifest.format == "json":
+        # Of rows that were taken over that of their own run.
+        for directory in dict.fromkeys(row.directory for row in rows):
+            result = Path(directory or file.parent, NAME)
+            if result.is_file():
+                print(json.dumps(json.loads(result.read_text(encoding="utf-8"))))
+    elif rows:
+        print_document(full if manifest.details else short, plain_console(WIDE))
+
+    num_done = len({row.job for row in rows})
+    line = f"  Saved  {num_done} of {counted(manifest.num_jobs, 'job')} in {file}"
+    again = "the same command again"
+    # Figures of a server that may be another one by now are reused only if the user says so. One row with its start
+    # is enough: jobs that reached no server have none.
+    server_rows = [row for row in rows if row.engine == "server"]
+    if server_rows and not any(row.server_started for row in server_rows):
+        why = "the server does not report when it was started"
+        if any(getattr(row, "server_command", None) for row in server_rows):
+            why = "files that the server's command does not name may have changed"
+        again = f"the same command with resume=always ({why})"
+    is_unfinished = num_done < manifest.num_jobs and not is_refused
+    # A command that measures nothing, such as `plan`, would fail again.
+    if is_unfinished or (_any_failed(rows) and record.measures):
+        line += f"\n         {again} measures what is missing or failed"
+    stderr_console().print(line, style="dim")
+    if rows:
+        # Last, because the disk may be full.
+        replace_file(file.with_name(SUMMARY_FILE), as_text(full, WIDE).encode())
+
+
+def exit_code(command: str, rows: Rows, pooled: Sequence[Rows]) -> int:
+    """1 if a job failed or has a bad answer, else 2 after a wrong setting, else 3 if one could not decide, else 0. Of
+    times one answer is enough.
+
+    Args:
+        pooled: rows over all runs of each job that was repeated, which count in place of those of single runs.
+    """
+    if _any_failed(rows):
+        return 1
+    if any(row.status == REFUSED for row in rows):
+        return 2
+    record = measurement(command)
+    jobs = pooled or [*grouped(rows, attrgetter("job")).values()]
+    bad_answers = [record.bad_answer(job) for job in jobs]
+    if record.settings.COMPARES_TIMES and None in bad_answers:
+        return 0
+    return min((answer.exit_code for answer in bad_answers if answer is not None), default=0)
+
+
+def _any_failed(rows: Rows) -> bool:
+    return any(row.status not in ("ok", NO_VERDICT, REFUSED) for row in rows)
+
+
+# Before a sweep -------------------------------------------------------------------------------------
+
+
+def preview(config: DictConfig, loader: ConfigLoader, servers: Servers) -> str:
+    """What a run or a sweep would measure, how long by earlier runs, and whether it can tell: a line for each job, and
+    one for all of them. No launcher is asked.
+    """
+    jobs: list[Any] = [(config.hydra.overrides.task, config)]
+    manifest = None
+    if is_of_sweep(config.hydra):
+        manifest = Manifest.of(config, loader)
+        (chosen,) = BasicSweeper.split_arguments(overrides_of(config, loader), None)
+        jobs = [(words, loader.load_sweep_config(config, words)) for words in chosen]
+    lines = []
+    known = []
+    for number, (words, composed) in enumerate(jobs, start=1):
+        HydraConfig.instance().set_config(composed)
+        own = OmegaConf.masked_copy(composed, [key for key in composed if key != "hydra"])
+        _, settings = settings_of(own, servers, manifest)
+        label = " ".join(words) if manifest is None else manifest.label(words, settings.engine)
+        num_prompts: int = getattr(settings, "num_asked", 0)
+        notes = [counted(num_prompts, "prompt")] if num_prompts else []
+        seconds = _decoding_seconds(settings, num_prompts)
+        if seconds is not None:
+            known.append(seconds)
+            notes.append(f"about {_duration(seconds)}")
+        fewest = FEWEST_FOR_INTERVAL * settings.batch_size
+        if settings.COMPARES_TIMES and settings.draft is not None and 0 < num_prompts < fewest:
+            notes.append(f"no interval below num_prompts={fewest}")
+        text = ": ".join(filter(None, [label, ", ".join(notes)]))
+        lines.append(f"  [{number}/{len(jobs)}] {text}")
+    times = [f"about {_duration(sum(known))} of decoding"] if known else []
+    if unknown := len(jobs) - len(known):
+        times.append(f"{unknown} of unknown time: no earlier run is of its model and load")
+    lines.append(f"{counted(len(jobs), 'job')}: {', '.join(times)}. Nothing was measured.")
+    return "\n".join(lines)
+
+
+def _decoding_seconds(settings: RunSettings, num_prompts: int) -> float | None:
+    """Time of both arms by the newest run of this model at this load; None without one."""
+    if settings.results.file is None:
+        return None
+    ms_by_arm = {}
+    for row in read_rows(settings.results.file, LatencyRow):
+        is_same_model = settings.model.repository == SERVED or row.model == settings.model.name
+        is_same_load = (row.engine, row.batch_size) == (settings.engine.name, settings.batch_size)
+        if is_same_model and is_same_load and row.ms_per_token is not None:
+            ms_by_arm[row.arm] = row.ms_per_token
+    if not num_prompts or not ms_by_arm.keys() >= {*settings.arms}:
+        return None
+    ms = sum(ms_by_arm[arm] for arm in settings.arms)
+    return ms * num_prompts * settings.decoding.max_new_tokens / 1000
